@@ -49,10 +49,11 @@ FLOORS = {
     ],
     "megatron_ext/engine": [
         *(
-            "channels course feed flat halves learning_rate messages pace precision running stopwatch update_rules",
+            "channels course feed flat halves learning_rate messages pace precision results running stopwatch "
+            "update_rules",
             "executor optimizer reduce",
         ),
-        *("workers", "engine", "evaluation", "log", "streams", "adaptation rehearsal"),
+        *("executors first_pass gradients workers", "engine", "evaluation", "log", "streams", "adaptation rehearsal"),
     ],
     "megatron_ext/tasks": [
         *("task", "cut linear dropout initial_weights repeatable running", "stage", "language"),

@@ -195,7 +195,7 @@ def learn(plan: Plan, metric: str) -> Curve:
     import torch
 
     from megatron_ext.contract.errors import EngineError
-    from megatron_ext.engine.engine import NotFinite
+    from megatron_ext.engine.results import NotFinite
     from megatron_ext.learning import learn as learning
 
     torch.set_num_threads(1)  # as on the ranks

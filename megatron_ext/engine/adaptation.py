@@ -17,8 +17,9 @@ from megatron_ext.contract.goal import SAMPLES
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.engine.course import record
-from megatron_ext.engine.engine import Engine, StepResult
+from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.log import keep_lines
+from megatron_ext.engine.results import StepResult
 from megatron_ext.parallel.comm import exchange
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 from megatron_ext.contract.adaptive.config import lr_factor
 from megatron_ext.contract.adaptive.noise import Halves
-from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.check import actions_of
@@ -22,57 +20,29 @@ from megatron_ext.contract.schedule.deal import dealt_to
 from megatron_ext.contract.schedule.schedules import Action, Kind, schedule
 from megatron_ext.data.samples import BEGINNING, Position, Samples
 from megatron_ext.engine.channels import channels, warm_up
-from megatron_ext.engine.executor import LOSS, Chunk, Executor, Factor, Sizes
+from megatron_ext.engine.executor import Executor, Factor
+from megatron_ext.engine.executors import Executors
 from megatron_ext.engine.feed import Feed
+from megatron_ext.engine.first_pass import pass_both, pass_forward
 from megatron_ext.engine.flat import FlatWeights
-from megatron_ext.engine.halves import HalfGradients
+from megatron_ext.engine.gradients import Gradients
 from megatron_ext.engine.learning_rate import learning_rate
-from megatron_ext.engine.messages import Message, message_of
 from megatron_ext.engine.optimizer import DataGroup, Optimizer
-from megatron_ext.engine.pace import Pace
-from megatron_ext.engine.reduce import GradientReducer
+from megatron_ext.engine.results import Progress, StepResult, not_finite
 from megatron_ext.engine.running import RunningStatistics
 from megatron_ext.engine.stopwatch import Stopwatch
 from megatron_ext.engine.workers import Worker, Workers
 from megatron_ext.parallel.comm import all_reduce
-from megatron_ext.parallel.groups import Groups, TiedPart
+from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.cut import cut, ties
+from megatron_ext.tasks.cut import cut
 from megatron_ext.tasks.linear import WeightGradients
-from megatron_ext.tasks.stage import Stage, backward, threads_for
+from megatron_ext.tasks.stage import Stage, threads_for
 from megatron_ext.tasks.task import DTYPES, Micro, Task, Tensors
 from megatron_ext.timeline.progress import Wait, iterates
 from megatron_ext.timeline.recorder import NOTHING, Recorder
 
 FORWARD = (Kind.RECV_FORWARD, Kind.FORWARD, Kind.SEND_FORWARD)
-
-
-class StepResult(NamedTuple):
-    """What one iteration gave."""
-
-    loss: Optional[float]
-    """Over the global batch; nan on all but the last stage, None in a rehearsal, which has none."""
-    grad_norm: Optional[float]
-    """Norm of the whole model's gradient before clipping; None in a rehearsal."""
-    loss_scale: float
-    skipped: bool
-    """Whether an overflow under fp16's loss scale kept the weights as they were."""
-    metrics: Mapping[str, float] = {}
-    """Over the global batch, as the loss; on the last stage."""
-    sizes: Sequence[Mapping[str, int]] = ()
-    """Of all micro-batches of the global batch, where each has its own; on the last stage."""
-    halves: Optional[Halves] = None
-    """Of the gradient, where they were asked for; their weights are known on the last stage alone."""
-
-
-class Progress(NamedTuple):
-    """Where a run stands after an iteration."""
-
-    consumed_samples: int
-    global_batch_size: int
-    """Of that iteration."""
-    learning_rate: float
-    """Of the next update."""
 
 
 class Engine:
@@ -127,34 +97,19 @@ class Engine:
         for stage in self._stages:
             stage.place(self._device, dtype)
         self.flat = FlatWeights(named, dtype, self._device, replicas if plan.sharded_optimizer else 1)
-        used = Counter(id(parameter) for stage in self._stages for parameter in stage.parameters())
-        uses = {name: used[id(parameter)] for name, parameter in named}
         streams = plan.stream is not None  # and stages update by themselves
-        self._reducer = GradientReducer(self.flat, groups.data, BUCKET_BYTES, recorder, uses)
-        common = [p for name, p in named if task.shard(name) is None]
-        self._common = [self.flat.gradient(p) for p in common]
-        """Gradients of the weights that every rank of the tensor group has."""
-        self._tied: List[Tuple[Tensor, TiedPart]] = []
-        """Parts of gradients of parameters of which other stages have copies, too."""
-        elsewhere = {id(p): self.flat.gradient(p) for p in common} if place.tp > 0 else {}
-        """Gradients that another rank has, too, and counts in the norm."""
-        for (owner, stages), parts_here in zip(ties(task, plan.partition, plan.pipeline), groups.tied):
-            if place.stage in stages:
-                gradient = self.flat.gradient(owned[owner])
-                self._tied += [(gradient.chunk(part.parts)[part.part], part) for part in parts_here]
-                if place.stage != stages[0]:
-                    elsewhere[id(owned[owner])] = gradient
+        self._gradients = Gradients(plan, task, place, groups, self._stages, owned, self.flat, recorder, BUCKET_BYTES)
         self.optimizer = Optimizer(
             self.flat,
             plan.train,
             groups.tensor if streams else groups.model,
             DataGroup(replicas, place.dp, groups.data),
             plan.sharded_optimizer,
-            list(elsewhere.values()),
+            self._gradients.elsewhere,
             groups.tensor,
             {name for name, _ in named if task.shard(name) is not None},
             copies=1 if layout.even or streams else replicas,
-            cuts=self._reducer.ends if plan.train.overlap_optimizer else (),
+            cuts=self._gradients.ends if plan.train.overlap_optimizer else (),
         )
         self._actions: Sequence[Action] = [] if streams else actions_of(plan, place.stage, place.dp)
         later = WeightGradients(self.flat.add, self.flat.add_rows)
@@ -164,27 +119,7 @@ class Engine:
             for stage in self._stages:
                 stage.put_off(later, shared, lambda parameter: splits or self.flat.adds(parameter))
 
-        def message(wires: Sequence[str], other: int, size: int, sizes: Sizes) -> Message:
-            whole = plan.sequence_parallel and layout.tensors[other % plan.pipeline] != tensor_size
-            fixed_for = plan.micro_batch_size
-            return message_of(task, wires, size, self.tensor, dtype, self._device, whole, fixed_for, sizes)
-
-        def chunks(stages: Sequence[Stage], size: int, sizes: Sizes = ()) -> List[Chunk]:
-            return [
-                Chunk(
-                    stage,
-                    message(parts[virtual].enters, virtual - 1, size, sizes),
-                    message(parts[virtual].leaves if not stage.last else (), virtual + 1, size, sizes),
-                )
-                for stage, virtual in zip(stages, virtual_stages)
-            ]
-
-        def executor(
-            size: int, recorder: Recorder, stages: Sequence[Stage] = self._stages, later: WeightGradients = later
-        ) -> Executor:
-            pace = Pace(self._device, plan.train.comm_timeout_s)
-            resized = partial(chunks, stages, size)
-            return self._executes(resized(), peers, later, recorder, self._loss, pace, resized)
+        executors = Executors(plan, task, parts, virtual_stages, self.tensor, peers, self._loss, self._executes)
 
         def copy() -> Worker:
             """Of the one stage that a plan with streams has; events are those of the first copy alone."""
@@ -193,25 +128,22 @@ class Engine:
             flat = FlatWeights(stage.parameters_by_name(), dtype, self._device, of=self.flat)
             later = WeightGradients(flat.add, flat.add_rows)
             stage.put_off(later, stage.shared, flat.adds)
-            return Worker(executor(plan.micro_batch_size, Recorder(None), [stage], later), flat)
+            return Worker(executors.of([stage], plan.micro_batch_size, Recorder(None), later), flat)
 
         self._running = RunningStatistics(self._stages, groups.data)
-        self._half_gradients = HalfGradients(
-            self.flat.grad, list(elsewhere.values()), groups.model, 1 if layout.even else replicas
-        )
         self.stopwatch = None if plan.adapt is None else Stopwatch(self._device)
         self._has_metrics = getattr(task.metrics, "__func__", None) is not Task.metrics
         self._metrics: List[Tuple[int, Tensors]] = []
         """Of the iteration's micro-batches, each with the number of its first sample."""
-        self._chunks = chunks(self._stages, plan.micro_batch_size)
-        self._executor = executor(plan.micro_batch_size, recorder)
+        self._chunks = executors.chunks(self._stages, plan.micro_batch_size)
+        self._executor = executors.of(self._stages, plan.micro_batch_size, recorder, later)
         copies = 1 if plan.streams is None else plan.streams[place.dp]
         self._workers: Optional[Workers] = None
         """Where this replica has several."""
         if copies > 1:
             workers = [Worker(self._executor, self.flat), *[copy() for _ in range(copies - 1)]]
             self._workers = Workers(workers, self._scheduled, self._device)
-        self._executor_of = lru_cache(maxsize=2)(lambda size: executor(size, Recorder(None)))
+        self._executor_of = lru_cache(maxsize=2)(lambda size: executors.of(self._stages, size, Recorder(None), later))
         """For evaluations, by the size of their micro-batches."""
 
     @property
@@ -291,7 +223,7 @@ class Engine:
         if watch is not None:
             watch.begin()
         scale = self.optimizer.scaler.scale
-        self._reducer.begin(len(self._taken), at_once=halves or self._plan.streams is not None)
+        self._gradients.begin(len(self._taken), at_once=halves or self._plan.streams is not None)
         with NOTHING if watch is None else watch.working():
             micros = self._batch(iteration)
         factor = self._factor(list(micros.values()), scale)
@@ -307,7 +239,7 @@ class Engine:
             raise not_finite(iteration, "loss", own / scale)
         lr = self._learning_rate(self.consumed(iteration - 1))
         early = self._plan.train.overlap_optimizer and not halves  # which are compared before the update
-        self._reduce_gradients(partial(self.optimizer.step_early, self._recorder, lr=lr) if early else None)
+        self._gradients.reduce(partial(self.optimizer.step_early, self._recorder, lr=lr) if early else None)
         mean, metrics = math.nan, {}
         if loss is not None:
             found = [metrics for _, metrics in sorted(self._metrics, key=lambda one: one[0])]
@@ -337,13 +269,13 @@ class Engine:
             if held:
                 losses.append(self._executor.run(self._scheduled(len(held)), dict(enumerate(held)), factor))
             if half == 0:
-                self._half_gradients.keep()
+                self._gradients.keep_even()
         known = [loss for loss in losses if loss is not None]
         return torch.stack(known).sum() if known else None
 
     def _compared(self, micros: Mapping[int, Optional[Micro]], scale: float) -> Halves:
         """The gradients of both halves, without the loss scale; all ranks call it when the whole one is reduced."""
-        even, whole, product = (value / scale**2 for value in self._half_gradients.compared(self._reduce_gradients))
+        even, whole, product = self._gradients.compared(scale)
         count = sum(self._shares)
         weight = (count + 1) // 2 / count
         weighed = [micro is not None and micro.weight is not None for micro in micros.values()]
@@ -369,21 +301,12 @@ class Engine:
         plan = self._plan
         if not (plan.train.compile or (self._device.type == "cuda" and plan.pipeline > 1)):
             return
-        self._reducer.begin(2)  # more than come: nothing is summed
+        self._gradients.begin(2)  # more than come: nothing is summed
         micro = self.task.example(plan.micro_batch_size, torch.Generator()).to(self._device)
-        for stage, entering, _ in self._chunks:
-            entered = entering.unpack([torch.zeros_like(like) for like in entering.likes])
-            for content in entering.contents:
-                entered[content.name].requires_grad_(content.gradient)
-            left = stage({**entered, **{name: micro.inputs[name] for name in stage.inputs}})
-            if stage.last:
-                left = {LOSS: self._loss(left, micro)}
-            backward(left, {name: torch.zeros_like(tensor) for name, tensor in left.items()})
+        pass_both(self._chunks, micro, self._loss)
         if plan.train.eval_interval is not None:
             with self.evaluating():
-                for stage, entering, _ in self._chunks:
-                    entered = entering.unpack([torch.zeros_like(like) for like in entering.likes])
-                    stage({**entered, **{name: micro.inputs[name] for name in stage.inputs}})
+                pass_forward(self._chunks, micro)
 
     def forward(
         self, samples: Samples, first: int, size: int, count: int, take: Callable[[Tensors, Micro], None]
@@ -452,33 +375,3 @@ class Engine:
     def _keys(self, count: int) -> Sequence[int]:
         """The numbers that actions give this replica's first micro-batches of an iteration."""
         return range(count) if self._plan.layout.even else self._taken[:count].tolist()
-
-    def _reduce_gradients(self, summed: Optional[Callable[[int], None]] = None) -> None:
-        """Over the replicas; then what the ranks of a tensor group, or first and last stage, have in common."""
-        self._reducer.finish(summed)
-        if self._plan.sequence_parallel and self._common:
-            with self._recorder.span("layernorm-grads-all-reduce"):
-                together = torch.cat([gradient.flatten() for gradient in self._common])
-                all_reduce(together, self._groups.tensor, "all-reduce of the norms' gradients")
-                self._recorder.traffic.all_reduced(together, self._groups.tensor)
-                sizes = [gradient.numel() for gradient in self._common]
-                for gradient, total in zip(self._common, torch.split(together, sizes)):
-                    gradient.copy_(total.view_as(gradient))
-        for gradient, part in self._tied:
-            with self._recorder.span("embedding-grads-all-reduce"):
-                if not part.gives:  # another rank of the group has the same, and gives it
-                    gradient.zero_()
-                all_reduce(gradient, part.group, "all-reduce of the gradient of a tied parameter")
-                self._recorder.traffic.all_reduced(gradient, part.group)
-
-
-class NotFinite(EngineError):
-    """A loss or a gradient is no number, which ends a run."""
-
-
-def not_finite(iteration: int, what: str, value: float) -> NotFinite:
-    """What ends a run."""
-    return NotFinite(
-        f"iteration {iteration}: the {what} is {value}; nothing after it would mean anything. "
-        "A smaller train.lr, a longer train.lr_warmup_iterations or a smaller train.clip_grad may help"
-    )

@@ -16,8 +16,8 @@ from megatron_ext.contract.goal import SPLIT
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.operations import flops_per_sample
 from megatron_ext.engine.course import Spending
-from megatron_ext.engine.engine import Progress, StepResult
 from megatron_ext.engine.evaluation import Evaluation
+from megatron_ext.engine.results import Progress, StepResult
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE
 
 

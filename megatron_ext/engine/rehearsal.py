@@ -23,9 +23,9 @@ from megatron_ext.contract.schedule.check import actions_of
 from megatron_ext.contract.schedule.replay import AnyAction
 from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.engine.channels import RECEIVES, by_way, channels
-from megatron_ext.engine.engine import Progress, StepResult
 from megatron_ext.engine.learning_rate import learning_rate
 from megatron_ext.engine.log import TrainingLog
+from megatron_ext.engine.results import Progress, StepResult
 from megatron_ext.engine.streams.steps import StreamSteps
 from megatron_ext.parallel.comm import Inbox, Outbox, told
 from megatron_ext.parallel.groups import Groups

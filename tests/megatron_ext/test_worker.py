@@ -23,7 +23,8 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.worker import SAVED, die_with_parent
 from megatron_ext.data.indexed_dataset import write_indexed
-from megatron_ext.engine.engine import Engine, StepResult
+from megatron_ext.engine.engine import Engine
+from megatron_ext.engine.results import StepResult
 from megatron_ext.node import ranks
 from megatron_ext.parallel import interruption
 from megatron_ext.parallel.store import AuthenticatedStore, StoreError

@@ -19,8 +19,9 @@ from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.schedules import Action, Kind, exists
 from megatron_ext.contract.schedule.streams import LATEST, PIPEDREAM, Step, Stream
 from megatron_ext.data.samples import Samples
-from megatron_ext.engine.engine import FORWARD, Engine, StepResult, not_finite
+from megatron_ext.engine.engine import FORWARD, Engine
 from megatron_ext.engine.learning_rate import learning_rate
+from megatron_ext.engine.results import StepResult, not_finite
 from megatron_ext.engine.streams.executor import ScaledExecutor, StreamingExecutor
 from megatron_ext.engine.streams.scaling import StageScale
 from megatron_ext.engine.streams.steps import StreamSteps
@@ -167,7 +168,7 @@ class StreamingEngine(Engine):
         stage, stream = self._place.stage, self._stream
         learned = stream.learned(stage, self._versions.newest + 1, self._steps.micro_batches)
         is_whole = len(learned) == stream.update_every * stream.replicas[stage]
-        self._reducer.begin(stream.update_every, at_once=not is_whole)
+        self._gradients.begin(stream.update_every, at_once=not is_whole)
 
     def _update(self, step: Step) -> None:
         """Averages what the replicas learned, and makes the next version of the weights.
@@ -177,7 +178,7 @@ class StreamingEngine(Engine):
         place, stream = self._place, self._stream
         learned = stream.learned(place.stage, step.version, self._steps.micro_batches)
         iteration = self._steps.first + learned[-1] // self._steps.window
-        self._reduce_gradients()
+        self._gradients.reduce()
         if len(learned) > 1:
             self.flat.grad.mul_(1.0 / len(learned))
         self._log(learned, iteration)

@@ -18,7 +18,8 @@ from megatron_ext.checkpoints import safetensors, saving
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.data.gpt_samples import GptSamples
-from megatron_ext.engine.engine import Engine, StepResult
+from megatron_ext.engine.engine import Engine
+from megatron_ext.engine.results import StepResult
 from megatron_ext.tasks.language import next_token
 from tests.support.full_disk import largest_file
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run

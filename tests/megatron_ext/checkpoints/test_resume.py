@@ -24,8 +24,9 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.worker import SAVED
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.samples import Position, Split
-from megatron_ext.engine.engine import Engine, StepResult
+from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.log import keep_lines
+from megatron_ext.engine.results import StepResult
 from megatron_ext.parallel import interruption
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from megatron_ext.checkpoints.meta import Checkpoint
-from megatron_ext.engine.engine import Engine, StepResult
+from megatron_ext.engine.engine import Engine
+from megatron_ext.engine.results import StepResult
 from tests.launch.commands.test_bleu_while_training import trained
 from tests.launch.commands.test_translate import write_text
 from tests.megatron_ext.engine.test_evaluation_of_families import made

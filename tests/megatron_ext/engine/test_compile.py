@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from megatron_ext.engine.engine import Engine, StepResult
+from megatron_ext.engine.engine import Engine
+from megatron_ext.engine.results import StepResult
 from tests.support.megatron_ext.engine_run import EngineRun
 
 TINY = (

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from conf.run_folder.log_lines import iteration_line
-from megatron_ext.engine.engine import Progress, StepResult
 from megatron_ext.engine.log import TrainingLog
+from megatron_ext.engine.results import Progress, StepResult
 from tests.support.megatron_ext.engine_run import EngineRun
 
 

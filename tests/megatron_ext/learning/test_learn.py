@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.engine.engine import NotFinite
+from megatron_ext.engine.results import NotFinite
 from megatron_ext.learning.learn import learn
 from tests.megatron_ext.engine.streams.test_streams_agree import ADAM, FULL, SGD, Case
 from tests.megatron_ext.engine.streams.test_streams_of_families import STREAM

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch._dynamo.utils import counters
 
-from megatron_ext.engine.engine import StepResult
+from megatron_ext.engine.results import StepResult
 from megatron_ext.engine.streams.streaming import StreamingEngine
 from tests.megatron_ext.engine.streams.test_streams_agree import SGD, Case, assert_as_delayed
 from tests.support.megatron_ext.engine_run import EngineRun

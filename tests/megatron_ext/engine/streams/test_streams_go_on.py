@@ -14,7 +14,7 @@ import torch
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.worker import SAVED
 from megatron_ext.engine import engine
-from megatron_ext.engine.engine import StepResult
+from megatron_ext.engine.results import StepResult
 from megatron_ext.engine.streams.streaming import StreamingEngine
 from megatron_ext.parallel import interruption
 from megatron_ext.parallel.comm import Outbox

@@ -1,0 +1,72 @@
+"""Makes what runs a rank's passes, for micro-batches of any size: its chunks, their messages, an executor."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Callable, List, Sequence, Type
+
+import torch
+from torch import Tensor
+
+from megatron_ext.contract.plan import Plan
+from megatron_ext.engine.channels import Channels
+from megatron_ext.engine.executor import Chunk, Executor, Sizes
+from megatron_ext.engine.messages import Message, message_of
+from megatron_ext.engine.pace import Pace
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.cut import Part
+from megatron_ext.tasks.linear import WeightGradients
+from megatron_ext.tasks.stage import Stage
+from megatron_ext.tasks.task import DTYPES, Micro, Task, Tensors
+from megatron_ext.timeline.recorder import Recorder
+
+
+class Executors:
+    """Of one rank."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        task: Task,
+        parts: Sequence[Part],
+        virtual_stages: Sequence[int],
+        tensor: TensorGroup,
+        peers: Channels,
+        loss: Callable[[Tensors, Micro], Tensor],
+        kind: Type[Executor],
+    ) -> None:
+        """`parts` are those of all virtual stages, `virtual_stages` the numbers of the rank's own."""
+        self._plan = plan
+        self._task = task
+        self._parts = parts
+        self._virtual_stages = virtual_stages
+        self._tensor = tensor
+        self._peers = peers
+        self._loss = loss
+        self._kind = kind
+        self._device = torch.device(plan.device)
+
+    def of(self, stages: Sequence[Stage], size: int, recorder: Recorder, later: WeightGradients) -> Executor:
+        """One for micro-batches of `size` samples; `stages` are the rank's own, or copies of them."""
+        pace = Pace(self._device, self._plan.train.comm_timeout_s)
+        resized = partial(self.chunks, stages, size)
+        return self._kind(resized(), self._peers, later, recorder, self._loss, pace, resized)
+
+    def chunks(self, stages: Sequence[Stage], size: int, sizes: Sizes = ()) -> List[Chunk]:
+        """With the messages of micro-batches of `size` samples, or of one that has `sizes` of its own."""
+        return [
+            Chunk(
+                stage,
+                self._message(self._parts[virtual].enters, virtual - 1, size, sizes),
+                self._message(self._parts[virtual].leaves if not stage.last else (), virtual + 1, size, sizes),
+            )
+            for stage, virtual in zip(stages, self._virtual_stages)
+        ]
+
+    def _message(self, wires: Sequence[str], other: int, size: int, sizes: Sizes) -> Message:
+        """To or from the virtual stage `other`."""
+        plan = self._plan
+        other_tensor = plan.layout.tensors[other % plan.pipeline]
+        whole = plan.sequence_parallel and other_tensor != self._tensor.size
+        dtype, fixed_for = DTYPES[plan.train.precision], plan.micro_batch_size
+        return message_of(self._task, wires, size, self._tensor, dtype, self._device, whole, fixed_for, sizes)

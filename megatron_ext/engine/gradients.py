@@ -1,0 +1,101 @@
+"""From what a rank's backward passes leave to the gradients of the whole global batch, and of half of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Place
+from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.engine.halves import HalfGradients
+from megatron_ext.engine.reduce import GradientReducer
+from megatron_ext.parallel.comm import all_reduce
+from megatron_ext.parallel.groups import Groups, TiedPart
+from megatron_ext.tasks.cut import ties
+from megatron_ext.tasks.stage import Stage
+from megatron_ext.tasks.task import Task
+from megatron_ext.timeline.recorder import Recorder
+
+
+class Gradients:
+    """Of one rank's stages."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        task: Task,
+        place: Place,
+        groups: Groups,
+        stages: Sequence[Stage],
+        owned: Mapping[str, nn.Parameter],
+        flat: FlatWeights,
+        recorder: Recorder,
+        bucket_bytes: int,
+    ) -> None:
+        """`owned` has the parameters of all `stages`, by the owner's name where they are tied."""
+        self._groups = groups
+        self._recorder = recorder
+        named = [pair for stage in stages for pair in stage.parameters_by_name()]
+        used = Counter(id(parameter) for stage in stages for parameter in stage.parameters())
+        uses = {name: used[id(parameter)] for name, parameter in named}
+        self._reducer = GradientReducer(flat, groups.data, bucket_bytes, recorder, uses)
+        common = [parameter for name, parameter in named if task.shard(name) is None]
+        self._common = [flat.gradient(parameter) for parameter in common] if plan.sequence_parallel else []
+        """Those of the weights that every rank of the tensor group has, where each computes a part of them."""
+        self._tied: List[Tuple[Tensor, TiedPart]] = []
+        """Parts of those of parameters of which other stages have copies, too."""
+        elsewhere: Dict[int, Tensor] = {id(p): flat.gradient(p) for p in common} if place.tp > 0 else {}
+        for (owner, of_stages), parts_here in zip(ties(task, plan.partition, plan.pipeline), groups.tied):
+            if place.stage in of_stages:
+                gradient = flat.gradient(owned[owner])
+                self._tied += [(gradient.chunk(part.parts)[part.part], part) for part in parts_here]
+                if place.stage != of_stages[0]:
+                    elsewhere[id(owned[owner])] = gradient
+        self.elsewhere = list(elsewhere.values())
+        """Those that another rank has, too, and counts in the norm."""
+        copies = 1 if plan.layout.even else plan.layout.replicas[place.stage]
+        self._halves = HalfGradients(flat.grad, self.elsewhere, groups.model, copies)
+
+    @property
+    def ends(self) -> List[int]:
+        """Of what is summed over the replicas in messages of its own, but the last one, in the flat weights."""
+        return self._reducer.ends
+
+    def begin(self, micro_batches: int, at_once: bool = False) -> None:
+        """Starts an iteration of this many micro-batches on this rank; `at_once`: all are summed in `reduce`."""
+        self._reducer.begin(micro_batches, at_once)
+
+    def reduce(self, summed: Optional[Callable[[int], None]] = None) -> None:
+        """Sums them over the replicas; then what the ranks of a tensor group, or several stages, have in common.
+
+        `summed` is as that of `GradientReducer.finish`.
+        """
+        self._reducer.finish(summed)
+        if self._common:
+            with self._recorder.span("layernorm-grads-all-reduce"):
+                together = torch.cat([gradient.flatten() for gradient in self._common])
+                all_reduce(together, self._groups.tensor, "all-reduce of the norms' gradients")
+                self._recorder.traffic.all_reduced(together, self._groups.tensor)
+                sizes = [gradient.numel() for gradient in self._common]
+                for gradient, total in zip(self._common, torch.split(together, sizes)):
+                    gradient.copy_(total.view_as(gradient))
+        for gradient, part in self._tied:
+            with self._recorder.span("embedding-grads-all-reduce"):
+                if not part.gives:  # another rank of the group has the same, and gives it
+                    gradient.zero_()
+                all_reduce(gradient, part.group, "all-reduce of the gradient of a tied parameter")
+                self._recorder.traffic.all_reduced(gradient, part.group)
+
+    def keep_even(self) -> None:
+        """When this rank's even micro-batches have added to them, and no others."""
+        self._halves.keep()
+
+    def compared(self, scale: float) -> Tuple[float, float, float]:
+        """After `reduce`: the squared norms of the even micro-batches' part and of the whole, and their dot product,
+        over the whole model and without the loss scale. All ranks call it."""
+        even, whole, product = (value / scale**2 for value in self._halves.compared(self.reduce))
+        return even, whole, product
