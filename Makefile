@@ -1,12 +1,13 @@
 # make demo: train a small GPT over four ranks on this machine and write its report
-# make test: everything the project promises, in about 30 minutes on two cores; make test-fast: most of it, in 12
+# make test: everything the project promises, in about 30 minutes on two cores; make test-fast: most of it, in 12;
+# make test-thorough: every case of the products from which make test draws some
 # make test-megatron: BERT, T5 and their samples beside megatron-core's own, which it installs
 # make lint: style and types
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-fast test-megatron lint browser slurm hosts corpora constraints clean
+.PHONY: demo test test-fast test-thorough test-megatron lint browser slurm hosts corpora constraints clean
 
 demo: .venv/train.installed
 	$(BIN)/tdpp data prepare --source stdlib --output data/stdlib
@@ -14,14 +15,14 @@ demo: .venv/train.installed
 	@echo "The report of this run:"
 	@$(BIN)/tdpp report
 
-PARALLEL = $(BIN)/pytest --dist=worksteal --numprocesses
+PARALLEL = $(BIN)/pytest $(THOROUGH) --dist=worksteal --numprocesses
 
 # $(call tested,NAME,ARGUMENTS): runs tests beside each other. Those that fail are run once more, one after another: on an
 # overloaded machine a process that waits for another may give up, and CI must tell that from a fault. Both results are shown.
 CACHE = build/pytest-cache-$(1)
 define tested
 { rm -rf $(CACHE); $(PARALLEL)=$(2) -o cache_dir=$(CACHE); code=$$?; test $$code != 1 || { \
-  echo "run once more, alone:" && $(BIN)/pytest --exitfirst -v --last-failed --last-failed-no-failures=none -o cache_dir=$(CACHE) \
+  echo "run once more, alone:" && $(BIN)/pytest $(THOROUGH) --exitfirst -v --last-failed --last-failed-no-failures=none -o cache_dir=$(CACHE) \
   && echo "PASSED ALONE, failed beside others above: what do these tests race with?"; code=$$?; }; (exit $$code); }
 endef
 
@@ -32,6 +33,9 @@ test: .venv/dev.installed browser slurm hosts corpora
 	@$(call tested,slurm,3 tests/slurm) > build/slurm-tests.txt 2>&1 & on_slurm=$$!; \
 	$(call tested,others,auto --maxprocesses=8 --ignore=tests/slurm); others=$$?; \
 	wait $$on_slurm; on_slurm=$$?; cat build/slurm-tests.txt; exit $$((others | on_slurm))
+
+test-thorough: THOROUGH = --thorough
+test-thorough: test
 
 # Without those marked `slow`: tests on Slurm, in a browser, and what repeats a quicker test under more conditions.
 test-fast: .venv/dev.installed

@@ -11,7 +11,7 @@ from hypothesis import settings
 from conf import compose
 from conf.reading import own_folders
 from conf.run_folder import run_folders
-from tests.support import composing
+from tests.support import cases, composing
 from tests.support.slurm.login_node import OF_A_JOB
 
 # A machine that does other things, too, makes a test slow, not wrong. A random failure prints what reproduces it on any
@@ -35,6 +35,14 @@ compose._composed = composing.composed
 
 SLOW = {"slurm", "fleet", "browser", "engine_run", "runs"}
 """Fixtures."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="run all cases where else a few are drawn")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    cases.thorough = config.getoption("thorough")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,59 @@
+"""Which of many cases a run tries: a few that a seed draws, or with `--thorough` all of them.
+
+The draw is the same in every run and process, so that a failing case has the same name when it is run again.
+`TDPP_SEED=…` makes another one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+Case = TypeVar("Case")
+
+thorough = False
+"""Set by tests/conftest.py, before any test is collected."""
+
+
+def drawn(cases: Iterable[Case], count: int, always: Iterable[Case] = ()) -> list[Case]:
+    """`always`, and `count` of the other cases, in the order of the cases."""
+    cases, kept = list(cases), list(always)
+    if absent := [case for case in kept if case not in cases]:
+        raise ValueError(f"no cases of the product: {absent}")
+    others = [number for number, case in enumerate(cases) if case not in kept]
+    if thorough or len(others) <= count:
+        return cases
+    left_out = set(others) - set(_random().sample(others, count))
+    return [case for number, case in enumerate(cases) if number not in left_out]
+
+
+def pairwise(*axes: Sequence[Any], always: Iterable[tuple[Any, ...]] = ()) -> list[tuple[Any, ...]]:
+    """Cases of the product of the axes, `always` among them: any two values of two axes occur together in one."""
+    product = list(itertools.product(*axes))
+    if thorough:
+        return product
+    kept = list(always)
+    if absent := [case for case in kept if case not in product]:
+        raise ValueError(f"no cases of the product: {absent}")
+    open_pairs = set().union(*map(_pairs, product)).difference(*map(_pairs, kept))
+    shuffled = _random().sample(product, len(product))
+    while open_pairs:
+        kept.append(max(shuffled, key=lambda case: len(open_pairs & _pairs(case))))
+        open_pairs -= _pairs(kept[-1])
+    return [case for case in product if case in kept]
+
+
+def fewer(quick: int, all_of_them: int) -> int:
+    """How many of a row of random cases are tried."""
+    return all_of_them if thorough else quick
+
+
+def _pairs(case: tuple[Any, ...]) -> set[tuple[Any, ...]]:
+    return set(itertools.combinations(enumerate(case), 2))
+
+
+def _random() -> random.Random:
+    return random.Random(int(os.environ.get("TDPP_SEED", "0")))
