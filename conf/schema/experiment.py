@@ -431,12 +431,6 @@ def _check_gpu_streams(experiment: Experiment) -> None:
     streams = experiment.parallel.streams
     if max(experiment.parallel.streams_of) == 1:
         return
-    model = experiment.model
-    if model.measured:
-        raise ConfigError(
-            f"parallel.streams={streams} does not go with model.family={model.family}: its blocks may keep statistics "
-            "or draw random numbers, which copies in several threads would mix up; use parallel.streams=null"
-        )
     for key, value, allowed in (
         ("train.compile", str(experiment.train.compile).lower(), "false"),
         ("engine.kind", str(experiment.engine.kind), str(EngineKind.tdpp)),

@@ -128,7 +128,7 @@ class Engine:
             flat = FlatWeights(stage.parameters_by_name(), dtype, self._device, of=self.flat)
             later = WeightGradients(flat.add, flat.add_rows)
             stage.put_off(later, stage.shared, flat.adds)
-            return Worker(executors.of([stage], plan.micro_batch_size, Recorder(None), later), flat)
+            return Worker(executors.of([stage], plan.micro_batch_size, Recorder(None), later), flat, stage)
 
         self._running = RunningStatistics(self._stages, groups.data)
         self.stopwatch = None if plan.adapt is None else Stopwatch(self._device)
@@ -141,7 +141,7 @@ class Engine:
         self._workers: Optional[Workers] = None
         """Where this replica has several."""
         if copies > 1:
-            workers = [Worker(self._executor, self.flat), *[copy() for _ in range(copies - 1)]]
+            workers = [Worker(self._executor, self.flat, self._stages[0]), *[copy() for _ in range(copies - 1)]]
             self._workers = Workers(workers, self._scheduled, self._device)
         self._executor_of = lru_cache(maxsize=2)(lambda size: executors.of(self._stages, size, Recorder(None), later))
         """For evaluations, by the size of their micro-batches."""

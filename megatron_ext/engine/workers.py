@@ -2,19 +2,24 @@
 
 All copies have the same weights in memory; each sums gradients in a buffer of its own, for two backward passes that add
 to one at a time would lose some. A thread runs each copy, on a GPU on a CUDA stream of its own.
+
+So do running statistics: each copy gathers its own, and the first one gets those of all. Other buffers, which a user's
+module may change in a pass, are the first copy's when an iteration begins, as replicas have those of the first one.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from megatron_ext.contract.schedule.schedules import Action
 from megatron_ext.engine.executor import Executor, Factor
 from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.tasks.running import Running
+from megatron_ext.tasks.stage import Stage
 from megatron_ext.tasks.task import Micro
 
 
@@ -24,6 +29,7 @@ class Worker(NamedTuple):
     executor: Executor
     flat: FlatWeights
     """Its gradients; the weights are those of the first copy."""
+    stage: Stage
 
 
 class Workers:
@@ -34,6 +40,15 @@ class Workers:
     ) -> None:
         """`schedule` gives the actions for so many micro-batches."""
         self._workers = workers
+        pairs = [pair for _, _, stage in workers[1:] for pair in zip(workers[0].stage.modules(), stage.modules())]
+        self._running = [(of, to) for of, to in pairs if isinstance(of, Running) and isinstance(to, Running)]
+        self._with_buffers: List[Tuple[nn.Module, nn.Module]] = [
+            (of, to) for of, to in pairs if not isinstance(of, Running) and any(True for _ in of.buffers(recurse=False))
+        ]
+        for of, to in pairs:
+            for theirs, own in zip(of.parameters(recurse=False), to.parameters(recurse=False)):
+                if not theirs.requires_grad:
+                    own.data = theirs.data
         self._schedule = schedule
         self._device = device
         self._pool = ThreadPoolExecutor(len(workers) - 1, "worker")
@@ -43,6 +58,7 @@ class Workers:
     def run(self, micros: Mapping[int, Optional[Micro]], factor: Factor) -> Optional[Tensor]:
         """As `Executor.run`: workers take micro-batches in turn, and the first one gets the gradients of all."""
         dealt = [list(micros.values())[number :: len(self._workers)] for number in range(len(self._workers))]
+        self._begin()
         main = torch.cuda.current_stream(self._device) if self._streams else None
         others = [
             self._pool.submit(self._beside, number, main, held, factor) for number, held in enumerate(dealt) if number
@@ -51,11 +67,25 @@ class Workers:
         for stream in self._streams:
             assert main is not None
             main.wait_stream(stream)
-        (_, total), *rest = self._workers
-        for _, flat in rest:
+        self._add_up()
+        return torch.stack([loss for loss in losses if loss is not None]).sum()
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        for of, to in self._with_buffers:
+            for name, buffer in of.named_buffers(recurse=False):
+                setattr(to, name, buffer.clone())
+        for _, to in self._running:
+            to.gathered.zero_()
+
+    @torch.no_grad()
+    def _add_up(self) -> None:
+        (_, total, _), *rest = self._workers
+        for _, flat, _ in rest:
             total.grad.add_(flat.grad)
             flat.grad.zero_()
-        return torch.stack([loss for loss in losses if loss is not None]).sum()
+        for of, to in self._running:
+            of.gathered += to.gathered
 
     def _beside(
         self, number: int, main: Optional[torch.cuda.Stream], held: List[Optional[Micro]], factor: Factor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
@@ -9,6 +10,9 @@ from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+_DRAWING = threading.RLock()
+"""A device has one generator for all threads, of which each may run a copy of the model (`parallel.streams`)."""
 
 
 def repeatable(module: nn.Module, name: str, seed: Optional[int], recompute: bool) -> nn.Module:
@@ -69,6 +73,6 @@ class Runs:
 def _seeded(seed: int, tensors: Sequence[Tensor]) -> Iterator[None]:
     """Random numbers of the block's own; afterwards all goes on as if none had been drawn."""
     devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
-    with torch.random.fork_rng(devices):
+    with _DRAWING, torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         yield

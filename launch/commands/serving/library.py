@@ -123,16 +123,22 @@ def _pages(run: RunDir) -> _Pages:
 
 
 def _outcome(run: RunDir) -> tuple[Outcome, bool]:
+    from reports.facts.side_by_side import busy
+    from reports.facts.statistics import statistics
     from reports.pages.comparison import outcome
     from reports.readers.megatron_log import Sizes
     from reports.sources import Source
 
-    found, findings = Source.find(run.runs, str(run.path), Sizes()).read(), None
+    found = Source.find(run.runs, str(run.path), Sizes()).read()
+    plan, verdict, over = found.record.plan, None, True
     try:
         findings = all_findings(run)
     except TdppError:  # its own page says why
-        return outcome(found.record, None, link(run), found.prediction), True
-    return outcome(found.record, findings.verdict, link(run), found.prediction), findings.over
+        pass
+    else:
+        verdict, over = findings.verdict, findings.over
+    at_work = busy(statistics(found.timeline, plan.ranks), plan)
+    return outcome(found.record, verdict, link(run), found.prediction, at_work), over
 
 
 def _line(run: Listed) -> RunLine:

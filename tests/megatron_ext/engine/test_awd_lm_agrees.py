@@ -51,6 +51,7 @@ LAYOUTS: list[tuple[str, Layout, str]] = [
     ("untied", Layout(1, 1, 2, "2-2", 2, replicas="2-1"), ""),
     ("plain", Layout(1, 1, 2, "2-2", 4), ""),
     ("plain", Layout(1, 2, 2, "3-1", 1), ""),
+    ("tied", Layout(1, 1, 1, "4", 2, streams="2"), ""),
 ]
 
 

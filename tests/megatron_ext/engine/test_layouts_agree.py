@@ -46,6 +46,7 @@ class Layout(NamedTuple):
     schedule: str = "one_f_one_b"
     chunks: int = 1
     replicas: str = "null"
+    streams: str = "null"
 
     def __str__(self) -> str:
         options = "-sequence" * self.sequence_parallel + "-sharded" * self.sharded_optimizer
@@ -55,6 +56,8 @@ class Layout(NamedTuple):
             options += f"-{self.schedule}"
         if self.replicas != "null":
             options += f"-replicas-{self.replicas}"
+        if self.streams != "null":
+            options += f"-streams-{self.streams}"
         return f"t{self.tensor}-d{self.data}-p{self.pipeline}-{self.partition}-micro{self.micro_batch_size}{options}"
 
 

@@ -40,6 +40,7 @@ LAYOUTS: dict[str, list[tuple[Layout, str]]] = {
     "gnmt": [
         (Layout(1, 1, 1, "6", 8), ""),
         (Layout(1, 2, 2, "1-5", 2), ""),
+        (Layout(1, 2, 1, "6", 2, streams="2-1"), "2-1"),
         (Layout(1, 2, 2, "4-2", 1, sharded_optimizer=True), "2-1"),
         (Layout(1, 1, 3, "2-3-1", 2, recompute="full"), ""),
         (Layout(1, 2, 3, "3-1-2", 1, recompute="selective", schedule="gpipe"), ""),

@@ -138,6 +138,7 @@ def test_dropout_does_not_depend_on_the_layout(tmp_path: Path, name: str) -> Non
                 ("parallel.pipeline=3", "parallel.recompute=full"),
                 ("parallel.pipeline=2", "parallel.data=2", "parallel.schedule=gpipe"),
                 ("parallel.pipeline=2", "parallel.chunks=2", "parallel.schedule=interleaved"),
+                ("parallel.streams=2", "parallel.recompute=full"),
             ]
         )
     ]
