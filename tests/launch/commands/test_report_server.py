@@ -96,6 +96,7 @@ def test_the_list_leads_to_each_run_and_to_their_comparison(served: Served) -> N
     status, page, _ = served.ask(f"compare?{chosen}")
     assert status == HTTPStatus.OK
     assert "2 runs compared" in page
+    assert re.search(r">[^<]+ busy<", page), "as in a comparison that is written"
     assert set(links) <= set(re.findall(r'href="([^"]*)"', page))
 
 
