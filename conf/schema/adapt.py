@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from enum import StrEnum
 
 from conf.errors import ConfigError
@@ -65,6 +66,9 @@ class Adapt:
     lr_scaling: LrScaling = LrScaling.sqrt
     rebalance: bool = False
     """Solve the shares of replicas again, from measured times, where that gains more than 3 %."""
+    micro_batch_sizes: list[int] = field(default_factory=list)
+    """With rebalance, sizes that micro-batches may have beside parallel.micro_batch_size, which they are multiples of:
+    each replica takes the fastest one that fits its memory, as a profile or a prediction knows it."""
 
     def __post_init__(self) -> None:
         ranges.check("adapt", self)
@@ -80,6 +84,11 @@ class Adapt:
                     f"adapt.{key}={value} does nothing with adapt.rule={self.rule}; use adapt.rule="
                     f"{' or '.join(rules)}, or leave it out"
                 )
+        if self.micro_batch_sizes and not self.rebalance:
+            raise ConfigError(
+                f"adapt.micro_batch_sizes={self.micro_batch_sizes} are chosen by measured times, which "
+                "adapt.rebalance=false leaves alone; use adapt.rebalance=true, or leave them out"
+            )
         if not self.on and self.every != type(self).every:
             raise ConfigError(
                 f"adapt.every={self.every} does nothing with adapt.rule=none and adapt.rebalance=false; give one of "
@@ -96,8 +105,8 @@ class Adapt:
         lower = global_batch_size if self.lower is None else self.lower
         return lower, global_batch_size if self.upper is None else self.upper
 
-    def planned(self, global_batch_size: int) -> AdaptConfig | None:
-        """What plan.json says of it."""
+    def planned(self, global_batch_size: int, micro_batch_sizes: list[list[int]] | None = None) -> AdaptConfig | None:
+        """What plan.json says of it; `micro_batch_sizes` are those that fit into memory, by replica."""
         if not self.on:
             return None
         lower, upper = self.bounds(global_batch_size)
@@ -112,6 +121,7 @@ class Adapt:
             smoothing=usual if self.smoothing is None else self.smoothing,
             lr_scaling=str(self.lr_scaling),
             rebalance=self.rebalance,
+            micro_batch_sizes=micro_batch_sizes,
         )
 
 
@@ -140,14 +150,19 @@ def check(adapt: Adapt, parallel: Parallel, train: Train) -> None:
             f"parallel.replicas={parallel.replicas} does not go with {wrong}, which gives each replica shares of its "
             f"own; use as many replicas on each stage: parallel.replicas=null parallel.data={most}"
         )
-    if parallel.pipeline > 1 and (adapt.rebalance or adapt.rule is Rule.goodput):
-        key = "adapt.rebalance=true" if adapt.rebalance else "adapt.rule=goodput"
+    if adapt.rebalance and parallel.data == 1 and not adapt.micro_batch_sizes:
         raise ConfigError(
-            f"{key} takes the times of whole replicas, but with parallel.pipeline={parallel.pipeline} stages wait for "
-            "each other; use parallel.pipeline=1, or adapt.rule=noise and adapt.rebalance=false"
+            "adapt.rebalance=true: parallel.data=1 leaves nothing to share; use adapt.rebalance=false, or give "
+            "adapt.micro_batch_sizes"
         )
-    if adapt.rebalance and parallel.data == 1:
-        raise ConfigError("adapt.rebalance=true: parallel.data=1 leaves nothing to share; use adapt.rebalance=false")
+    size = parallel.micro_batch_size
+    for other in adapt.micro_batch_sizes:
+        if other <= size or other % size:
+            raise ConfigError(
+                f"adapt.micro_batch_sizes={adapt.micro_batch_sizes}: {other} must be a multiple of "
+                f"parallel.micro_batch_size={size}, and larger, for together micro-batches make every batch; use "
+                f"{max(2, -(-other // size)) * size}, or a smaller parallel.micro_batch_size"
+            )
     if adapt.rule is not Rule.none:
         _check_batch(adapt, parallel, train)
 

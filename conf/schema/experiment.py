@@ -478,6 +478,11 @@ def _check_adapt(experiment: Experiment) -> None:
         if experiment.adapt.on and value != allowed:
             changes = "adapt.rebalance=true" if experiment.adapt.rebalance else f"adapt.rule={experiment.adapt.rule}"
             raise ConfigError(f"{key}={value} does not go with {changes}; use {key}={allowed}, or leave adapt out")
+    if experiment.adapt.micro_batch_sizes and experiment.elastic.enabled:
+        raise ConfigError(
+            f"adapt.micro_batch_sizes={experiment.adapt.micro_batch_sizes} go with the replicas of the plan, which "
+            "elastic.enabled=true replaces by others; leave them out, or use elastic.enabled=false"
+        )
 
 
 def _check_notify(experiment: Experiment) -> None:

@@ -181,6 +181,7 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "every": _COUNT,
         "rate": Part(),
         "smoothing": Range(1, 1000),
+        "micro_batch_sizes": Range(1, 2**20),
     },
     "train": {
         **dict.fromkeys(("iterations", "epochs"), _COUNT),

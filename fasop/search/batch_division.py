@@ -12,12 +12,13 @@ from math import gcd
 
 from conf.errors import ConfigError
 from conf.schema.experiment import EngineKind, Experiment
-from conf.schema.parallel import Parallel, Recompute
+from conf.schema.parallel import Parallel
 from conf.schema.partition import Shares
 from fasop.costs.layers import Basis
 from fasop.costs.training import PlacedTraining
 from fasop.errors import SearchError
 from fasop.search.candidates import MOST_MICRO_BATCHES, divisors
+from fasop.search.micro_batch_memory import fits, rooms_of_replicas
 from fasop.simulation.predict import Prediction, planned, predict_plan
 from fasop.simulation.ranks.replicas import Replicas
 from fasop.simulation.ranks.shares import Replica, best_shares
@@ -81,7 +82,8 @@ def best_division(experiment: Experiment, undecided: Parallel) -> Division:
         SearchError: nothing fits into memory, a profile has no costs for the tensor size, or does not know the model.
     """
     placed = planned(experiment)
-    room = _room(placed)
+    rooms = rooms_of_replicas(placed, experiment.ranks_per_node())
+    room = None if None in rooms else min(one for one in rooms if one is not None)
     found: list[tuple[float, dict[str, int | str | None], Basis]] = []
     even: list[tuple[float, int]] = []
     too_large: list[str] = []
@@ -97,13 +99,13 @@ def best_division(experiment: Experiment, undecided: Parallel) -> Division:
         if SHARES in values:
             if parallel.shares is None:
                 equal = predict_plan(one)
-                if _fits(equal) if room is None else parallel.micro_batch_size <= room:
+                if fits(equal) if room is None else parallel.micro_batch_size <= room:
                     even.append((equal.iteration_s, parallel.micro_batch_size))
             if experiment.engine.kind is EngineKind.tdpp:
                 values = {**values, SHARES: _best_shares(one)}
                 one = _with(placed, values)
         predicted = predict_plan(one)
-        if SIZE in values and not (_fits(predicted) if room is None else parallel.micro_batch_size <= room):
+        if SIZE in values and not (fits(predicted) if room is None else parallel.micro_batch_size <= room):
             too_large.append(_needs(predicted, parallel.micro_batch_size))
             continue
         found.append((predicted.iteration_s, values, predicted.basis))
@@ -141,21 +143,6 @@ def _best_shares(placed: PlacedTraining) -> str | None:
     counts = best_shares(replicas, parallel.global_batch_size // parallel.micro_batch_size).counts
     common = gcd(*counts)
     return None if len({*counts}) == 1 else str(Shares(tuple(count // common for count in counts)))
-
-
-def _fits(predicted: Prediction) -> bool:
-    return all(stage.memory_gib <= stage.limit_gib for stage in predicted.stages)
-
-
-def _room(placed: PlacedTraining) -> int | None:
-    """The largest micro-batch that all GPUs were seen to train the whole model with; None: not known of this plan."""
-    training, parallel = placed.training, placed.training.parallel
-    if parallel.world_size != parallel.data or parallel.recompute is not Recompute.none:
-        return None
-    profiles = [kind.profile for kind in placed.kinds]
-    known = [None if one is None else one.room_for(training.model, training.precision) for one in profiles]
-    found = [one for one in known if one is not None]
-    return min(found) if len(found) == len(known) else None
 
 
 def _needs(predicted: Prediction, size: int) -> str:

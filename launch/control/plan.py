@@ -56,7 +56,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         tensors=list(layout.tensors) if len(set(layout.tensors)) > 1 else None,
         replicas=None if layout.even else list(layout.replicas),
         streaming=_streaming(parallel.stream),
-        adapt=experiment.adapt.planned(parallel.global_batch_size),
+        adapt=experiment.adapt.planned(parallel.global_batch_size, _micro_batch_sizes(experiment)),
         elastic=_elastic(experiment),
         master_port=experiment.executor.master_port,
         meeting_timeout_s=math.ceil(experiment.executor.meet_min * 60),
@@ -122,6 +122,16 @@ def _decay(experiment: Experiment) -> int:
         return train.last_iteration
     assert train.samples is not None, "checked by conf.schema.adapt"
     return max(1, train.samples // experiment.parallel.global_batch_size)
+
+
+def _micro_batch_sizes(experiment: Experiment) -> list[list[int]] | None:
+    """By replica, those that the run may have: its own, and as many others as fit into memory."""
+    if not experiment.adapt.micro_batch_sizes:
+        return None
+    from fasop.search.micro_batch_memory import that_fit  # numpy is slow to import
+
+    own = experiment.parallel.micro_batch_size
+    return [[own, *sizes] for sizes in that_fit(experiment, sorted({*experiment.adapt.micro_batch_sizes}))]
 
 
 def _streaming(stream: Stream | None) -> Streaming | None:

@@ -169,6 +169,8 @@ class Plan(Content):
         for key in MAY_LACK:
             if content[key] is None:
                 del content[key]
+        if self.adapt is not None and self.adapt.micro_batch_sizes is None:
+            del content["adapt"]["micro_batch_sizes"]
         if self.engine == TDPP:
             del content["engine"]
         return content

@@ -161,6 +161,7 @@ def _adapt(plan: Values) -> Faults:
         yield "replicas", plan["replicas"], f"null {with_adapt}"
     if plan.get("rehearsal") is not None:
         yield "adapt", adapt, "null in a rehearsal"
+    yield from _micro_batch_sizes(plan, adapt)
     if adapt.get("rule", NONE) == NONE:
         return
     if plan["train"].get("samples") is None:
@@ -171,6 +172,18 @@ def _adapt(plan: Values) -> Faults:
         Rungs.between(adapt["lower"], adapt["upper"], plan["micro_batch_size"], plan["data"])
     except ValueError as error:
         yield "adapt.upper", adapt["upper"], f"larger: {error}"
+
+
+def _micro_batch_sizes(plan: Values, adapt: Values) -> Faults:
+    key, sizes, size = "adapt.micro_batch_sizes", adapt.get("micro_batch_sizes"), plan["micro_batch_size"]
+    if sizes is None:
+        return
+    if len(sizes) != plan["data"]:
+        yield key, sizes, f"of data={plan['data']} lists"
+    if any(size not in of_replica or any(one % size for one in of_replica) for of_replica in sizes):
+        yield key, sizes, f"lists of micro_batch_size={size} and multiples of it"
+    if not adapt.get("rebalance"):
+        yield key, sizes, "null without adapt.rebalance"
 
 
 def _elastic(plan: Values) -> Faults:

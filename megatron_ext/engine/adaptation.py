@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from typing import Any, Mapping, Optional, Sequence, Tuple
+from typing import Any, Mapping, Optional, Sequence
 
 import torch
 
@@ -16,10 +16,12 @@ from megatron_ext.contract.adaptive.shares import Times
 from megatron_ext.contract.goal import SAMPLES
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
+from megatron_ext.contract.schedule.deal import Division
 from megatron_ext.engine.course import record
 from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.log import keep_lines
 from megatron_ext.engine.results import StepResult
+from megatron_ext.engine.stopwatch import Seconds
 from megatron_ext.parallel.comm import exchange
 
 
@@ -47,7 +49,9 @@ class Adaptation:
     def state(self) -> Adapted:
         """For a checkpoint; rank 0 has all of it."""
         window = [list(measured) for measured in self._controller.window]
-        return Adapted(self._plan.micro_batch_size, list(self._engine.shares), window)
+        shares, sizes = self._engine.division
+        size = self._plan.micro_batch_size
+        return Adapted(size, list(shares), window, None if {*sizes} == {size} else list(sizes))
 
     def measures(self, iteration: int) -> bool:
         """Whether the gradients of the halves are to be looked at in this iteration."""
@@ -71,12 +75,19 @@ class Adaptation:
         """Writes down that the run ends here, for its samples have been trained."""
         record(self._plan, iteration, SAMPLES, str(self._plan.train.samples), self._engine.consumed(iteration))
 
-    def _fitted(self, before: Adapted) -> Tuple[int, ...]:
-        """The shares that an earlier start had or, in another layout, others of the same batch."""
+    def _fitted(self, before: Adapted) -> Division:
+        """How an earlier start divided its batch or, in another layout or with other micro-batches, the same batch."""
         plan = self._plan
-        if before.micro_batch_size == plan.micro_batch_size and len(before.shares) == plan.data:
-            return tuple(before.shares)
-        return self._controller.fitted(sum(before.shares) * before.micro_batch_size)
+        sizes = before.sizes or [before.micro_batch_size] * len(before.shares)
+        division = Division(tuple(before.shares), tuple(sizes))
+        may_have = self._config.micro_batch_sizes or [[plan.micro_batch_size]] * plan.data
+        if len(may_have) == len(sizes) and all(size in of_replica for size, of_replica in zip(sizes, may_have)):
+            return division
+        return self._in_micro_batches(self._controller.fitted(division.samples))
+
+    def _in_micro_batches(self, shares: Sequence[int], sizes: Sequence[int] = ()) -> Division:
+        """Of the plan's size, where nothing else is said."""
+        return Division(tuple(shares), tuple(sizes) or (self._plan.micro_batch_size,) * len(shares))
 
     def _left(self, iteration: int) -> float:
         """Samples; without end where the length of the training is in iterations."""
@@ -104,30 +115,40 @@ class Adaptation:
         if self._place.rank == 0:
             halves = found[-1]["halves"]  # of the last stage
             times = self._times(found)
-            decision = self._controller.decide(self._engine.shares, None if halves is None else Halves(*halves), times)
+            measured = None if halves is None else Halves(*halves)
+            shares, sizes = self._engine.division
+            decision = self._controller.decide(shares, measured, times, sizes)
             self._note(iteration, decision, times)
-        shares, *why = exchange(decision, self._plan.world_size, device, "telling what was decided")[0]
-        return Decision(tuple(shares), *why)
+        told = exchange(decision, self._plan.world_size, device, "telling what was decided")[0]
+        shares, reason, similarity, noise_scale, sizes = told
+        return Decision(tuple(shares), reason, similarity, noise_scale, tuple(sizes))
 
-    def _times(self, found: Sequence[Mapping[str, Any]]) -> Optional[Times]:
-        """By replica, from what all ranks measured; None where stages wait for each other."""
-        if self._plan.pipeline > 1:
-            return None
+    def _times(self, found: Sequence[Mapping[str, Any]]) -> Times:
+        """By replica, from what all ranks measured: its slowest stage sets the pace of a pipeline, and what its ranks
+        wait beside that is the time in which it fills and empties."""
         shares = self._engine.shares
-        work = [max(one["seconds"][0] for one in found if one["dp"] == dp) for dp in range(len(shares))]
-        return Times([w / n for w, n in zip(work, shares)], max(one["seconds"][1] for one in found))
+        of_replicas = [[Seconds(*one["seconds"]) for one in found if one["dp"] == dp] for dp in range(len(shares))]
+        work = [max(seconds.work for seconds in ranks) for ranks in of_replicas]
+        passes = [max(seconds.passes for seconds in ranks) for ranks in of_replicas]
+        return Times(
+            [seconds / count for seconds, count in zip(work, shares)],
+            max(seconds.whole for ranks in of_replicas for seconds in ranks),
+            [whole - own for whole, own in zip(passes, work)] if self._plan.pipeline > 1 else (),
+        )
 
     def _follow(self, iteration: int, decision: Decision) -> None:
-        engine = self._engine
-        if decision.shares == engine.shares:
+        engine, before = self._engine, self._engine.division
+        division = self._in_micro_batches(decision.shares, decision.sizes)
+        if division == before:
             return
-        before, shares = engine.global_batch_size, engine.shares
-        engine.divide(iteration, decision.shares)
+        engine.divide(iteration, division)
         if self._place.rank == self._plan.world_size - 1:  # whose lines are the log
+            shares, sizes = (" -> ".join("-".join(map(str, one)) for one in both) for both in zip(before, division))
             print(
-                f" after iteration {iteration}: global batch size {before} -> {engine.global_batch_size}, shares "
-                f"{_dashed(shares)} -> {_dashed(decision.shares)}, learning rate times {self._factor():.4g} "
-                f"({self._config.lr_scaling}); {decision.reason}",
+                f" after iteration {iteration}: global batch size {before.samples} -> {division.samples}, "
+                f"shares {shares}, "
+                + (f"micro-batches of {sizes}, " if division.sizes != before.sizes else "")
+                + f"learning rate times {self._factor():.4g} ({self._config.lr_scaling}); {decision.reason}",
                 flush=True,
             )
 
@@ -139,16 +160,18 @@ class Adaptation:
         """A line of decisions.jsonl (docs/formats.md), by rank 0."""
         if self._place.rank != 0:
             return
-        size = sum(decision.shares) * self._plan.micro_batch_size
+        before, after = self._engine.division, self._in_micro_batches(decision.shares, decision.sizes)
         line = {
             "iteration": iteration,
             "unix": time.time(),
             "consumed_samples": self._engine.consumed(iteration),
-            "before": self._engine.global_batch_size,
-            "global_batch_size": size,
-            "shares_before": list(self._engine.shares),
-            "shares": list(decision.shares),
-            "learning_rate_factor": lr_factor(self._config, size, self._plan.global_batch_size),
+            "before": before.samples,
+            "global_batch_size": after.samples,
+            "shares_before": list(before.shares),
+            "shares": list(after.shares),
+            "micro_batch_sizes_before": list(before.sizes),
+            "micro_batch_sizes": list(after.sizes),
+            "learning_rate_factor": lr_factor(self._config, after.samples, self._plan.global_batch_size),
             "similarity": decision.similarity,
             "noise_scale": decision.noise_scale,
             "micro_batch_ms": None if times is None else [seconds * 1e3 for seconds in times.micro_batch_s],
@@ -157,7 +180,3 @@ class Adaptation:
         }
         with self._plan.files.decisions.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-
-
-def _dashed(shares: Sequence[int]) -> str:
-    return "-".join(map(str, shares))

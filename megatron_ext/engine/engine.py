@@ -16,7 +16,7 @@ from megatron_ext.contract.adaptive.noise import Halves
 from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.check import actions_of
-from megatron_ext.contract.schedule.deal import dealt_to
+from megatron_ext.contract.schedule.deal import Division, dealt_to, firsts
 from megatron_ext.contract.schedule.schedules import Action, Kind, schedule
 from megatron_ext.data.samples import BEGINNING, Position, Samples
 from megatron_ext.engine.channels import channels, warm_up
@@ -70,7 +70,7 @@ class Engine:
         self._device = torch.device(plan.device)
         layout = plan.layout
         tensor_size, replicas = layout.tensors[place.stage], layout.replicas[place.stage]
-        self._shares = tuple(plan.micro_batches)
+        self._division = Division(tuple(plan.micro_batches), (plan.micro_batch_size,) * len(plan.micro_batches))
         self._taken = np.array(plan.taken_by(place.stage, place.dp))
         """The numbers of this replica's micro-batches among those of the iteration."""
         peers = channels(layout, place, plan.chunks, groups)
@@ -119,7 +119,9 @@ class Engine:
             for stage in self._stages:
                 stage.put_off(later, shared, lambda parameter: splits or self.flat.adds(parameter))
 
-        executors = Executors(plan, task, parts, virtual_stages, self.tensor, peers, self._loss, self._executes)
+        self._executors = executors = Executors(
+            plan, task, parts, virtual_stages, self.tensor, peers, self._loss, self._executes
+        )
 
         def copy() -> Worker:
             """Of the one stage that a plan with streams has; events are those of the first copy alone."""
@@ -135,8 +137,8 @@ class Engine:
         self._has_metrics = getattr(task.metrics, "__func__", None) is not Task.metrics
         self._metrics: List[Tuple[int, Tensors]] = []
         """Of the iteration's micro-batches, each with the number of its first sample."""
-        self._chunks = executors.chunks(self._stages, plan.micro_batch_size)
         self._executor = executors.of(self._stages, plan.micro_batch_size, recorder, later)
+        self._executor.watch = self.stopwatch
         copies = 1 if plan.streams is None else plan.streams[place.dp]
         self._workers: Optional[Workers] = None
         """Where this replica has several."""
@@ -147,6 +149,11 @@ class Engine:
         """For evaluations, by the size of their micro-batches."""
 
     @property
+    def _size(self) -> int:
+        """Samples of each of this replica's micro-batches."""
+        return self._division.sizes[self._place.dp]
+
+    @property
     def updates(self) -> int:
         """How far the learning rate's policy has come."""
         return self.optimizer.updates
@@ -154,12 +161,17 @@ class Engine:
     @property
     def shares(self) -> Tuple[int, ...]:
         """Micro-batches of each replica, in the iterations to come."""
-        return self._shares
+        return self._division.shares
+
+    @property
+    def division(self) -> Division:
+        """How replicas share the samples of each of these."""
+        return self._division
 
     @property
     def global_batch_size(self) -> int:
         """Samples of each of these."""
-        return sum(self._shares) * self._plan.micro_batch_size
+        return self._division.samples
 
     def consumed(self, iteration: int) -> int:
         """Samples that were taken up to the end of an iteration, the last one or one with these shares."""
@@ -170,12 +182,13 @@ class Engine:
         consumed, size = self.consumed(iteration), self.global_batch_size
         return Progress(consumed, size, self._learning_rate(consumed))
 
-    def divide(self, iteration: int, shares: Sequence[int]) -> None:
-        """Has the iterations after this one, the last one so far, take these micro-batches, by replica."""
+    def divide(self, iteration: int, division: Division) -> None:
+        """Has the iterations after this one, the last one so far, be divided like this."""
         self._start = Position(iteration, self.consumed(iteration))
-        self._shares = tuple(shares)
-        self._taken = np.array(dealt_to(self._place.dp, self._shares))
+        self._division = division
+        self._taken = np.array(dealt_to(self._place.dp, division.shares))
         self._actions = self._scheduled(len(self._taken))
+        self._executor.resize(self._executors.chunks_of(self._stages, self._size))
 
     def _scheduled(self, micro_batches: int) -> Sequence[Action]:
         """What this rank does with so many, by the plan's schedule."""
@@ -199,7 +212,7 @@ class Engine:
     @property
     def at_once(self) -> int:
         """Micro-batches that `forward` takes at most."""
-        return sum(self._shares)
+        return sum(self._division.shares)
 
     @property
     def apart(self) -> int:
@@ -255,7 +268,7 @@ class Engine:
         skipped = not math.isfinite(norm)
         if skipped and not self.optimizer.scaler.dynamic:
             raise not_finite(iteration, "gradient's norm", norm)
-        self._running.finish(sum(self._shares), skipped)
+        self._running.finish(sum(self._division.shares), skipped)
         if watch is not None:
             watch.end()
         sizes = self._sizes(iteration) if loss is not None else ()
@@ -276,8 +289,9 @@ class Engine:
     def _compared(self, micros: Mapping[int, Optional[Micro]], scale: float) -> Halves:
         """The gradients of both halves, without the loss scale; all ranks call it when the whole one is reduced."""
         even, whole, product = self._gradients.compared(scale)
-        count = sum(self._shares)
-        weight = (count + 1) // 2 / count
+        samples, begins = self._division.samples, firsts(self._division)
+        evens = sum(end - begin for begin, end in zip(begins[::2], [*begins[1::2], samples]))
+        weight = evens / samples
         weighed = [micro is not None and micro.weight is not None for micro in micros.values()]
         if any(weighed) and any(stage.last for stage in self._stages):
             sums = torch.zeros(2, dtype=torch.float64, device=self._device)
@@ -286,8 +300,7 @@ class Engine:
                 sums[number % 2] += micro.weight.reshape(()).double()
             all_reduce(sums, self._groups.data, "all-reduce of the weights of micro-batches")
             weight = float(sums[0] / sums.sum())
-        size = self._plan.micro_batch_size
-        return Halves(even, whole, product, weight, (count + 1) // 2 * size, count // 2 * size)
+        return Halves(even, whole, product, weight, evens, samples - evens)
 
     def pass_once(self) -> None:
         """Where the first pass takes long, runs each chunk once with gradients that are zero.
@@ -301,12 +314,15 @@ class Engine:
         plan = self._plan
         if not (plan.train.compile or (self._device.type == "cuda" and plan.pipeline > 1)):
             return
-        self._gradients.begin(2)  # more than come: nothing is summed
-        micro = self.task.example(plan.micro_batch_size, torch.Generator()).to(self._device)
-        pass_both(self._chunks, micro, self._loss)
+        self._gradients.begin(1 << 30)  # more than come: nothing is summed
+        of_replicas = None if plan.adapt is None else plan.adapt.micro_batch_sizes
+        for size in [plan.micro_batch_size] if of_replicas is None else of_replicas[self._place.dp]:
+            micro = self.task.example(size, torch.Generator()).to(self._device)
+            pass_both(self._executors.chunks_of(self._stages, size)(), micro, self._loss)
         if plan.train.eval_interval is not None:
+            micro = self.task.example(plan.micro_batch_size, torch.Generator()).to(self._device)
             with self.evaluating():
-                pass_forward(self._chunks, micro)
+                pass_forward(self._executors.chunks_of(self._stages, plan.micro_batch_size)(), micro)
 
     def forward(
         self, samples: Samples, first: int, size: int, count: int, take: Callable[[Tensors, Micro], None]
@@ -352,15 +368,15 @@ class Engine:
         """Of the losses: `scale`, divided by the weight of the global batch, of which other replicas have a part."""
         weights = [micro.weight for micro in micros if micro is not None and micro.weight is not None]
         if not weights or not any(stage.last for stage in self._stages):
-            return scale / sum(self._shares)
+            return scale * self._size / self._division.samples
         total = torch.stack([weight.reshape(()).double() for weight in weights]).sum()
         all_reduce(total, self._groups.data, "all-reduce of the weights of micro-batches")
         return torch.where(total > 0, scale / total, 0.0).float()
 
     def _batch(self, iteration: int) -> Dict[int, Optional[Micro]]:
         """This replica's micro-batches, by number; what they hold, where the rank has a use for it."""
-        plan = self._plan
-        own = self._start.share(iteration, self._taken, self.global_batch_size, plan.micro_batch_size)
+        begins = self._start.consumed(iteration - 1, self.global_batch_size) + np.array(firsts(self._division))
+        own = begins[self._taken][:, None] + np.arange(self._size)
         with self._recorder.span("batch-generator") if self._feed.looks_at_samples else NOTHING:
             return self._feed.micros(self._samples, own, self._keys(len(own)))
 
@@ -368,9 +384,10 @@ class Engine:
         """Of the micro-batches of all replicas."""
         if not self._samples.varying:
             return ()
-        every = np.arange(sum(self._shares))
-        rows = self._start.share(iteration, every, self.global_batch_size, self._plan.micro_batch_size)
-        return [self._samples.sizes(row) for row in rows]
+        first = self._start.consumed(iteration - 1, self.global_batch_size)
+        begins = firsts(self._division)
+        ends = [*begins[1:], self._division.samples]
+        return [self._samples.sizes(first + np.arange(begin, end)) for begin, end in zip(begins, ends)]
 
     def _keys(self, count: int) -> Sequence[int]:
         """The numbers that actions give this replica's first micro-batches of an iteration."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, ContextManager, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -14,11 +14,12 @@ from megatron_ext.contract.traffic import ACTIVATIONS, GRADIENTS
 from megatron_ext.engine.channels import Channels, by_way
 from megatron_ext.engine.messages import Content, Message
 from megatron_ext.engine.pace import Pace
+from megatron_ext.engine.stopwatch import Stopwatch
 from megatron_ext.parallel.comm import Inbox, Outbox
 from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.tasks.stage import Stage, backward
 from megatron_ext.tasks.task import Micro, Tensors
-from megatron_ext.timeline.recorder import Recorder
+from megatron_ext.timeline.recorder import NOTHING, Recorder
 
 Key = Tuple[int, int]
 """A micro-batch in a chunk."""
@@ -40,6 +41,10 @@ class Chunk(NamedTuple):
     leaving: Message
 
 
+ChunksOf = Callable[..., Sequence[Chunk]]
+"""Gives a rank's chunks, of micro-batches with the `Sizes` that it is given; of the usual ones without."""
+
+
 class Executor:
     """The forward and backward passes of one rank's chunks, and the messages to its neighbours.
 
@@ -54,30 +59,29 @@ class Executor:
 
     _beside_gradients: Sequence[Content] = ()
     """What is sent back with them."""
+    watch: Optional[Stopwatch] = None
+    """What is to know when it waits for other stages."""
 
     def __init__(
         self,
-        chunks: Sequence[Chunk],
+        chunks_of: ChunksOf,
         peers: Channels,
         later: WeightGradients,
         recorder: Recorder,
         loss: Callable[[Tensors, Micro], Tensor],
         pace: Pace,
-        resized: Optional[Callable[[Sizes], Sequence[Chunk]]] = None,
     ) -> None:
-        """`peers` is what `channels` gives; `resized` gives the chunks for micro-batches that have sizes of their own.
+        """`chunks_of` gives the chunks; for micro-batches that have sizes of their own, from these. `peers` is what
+        `channels` gives.
 
         `later` is where the chunks' blocks leave what a backward pass of the inputs alone puts off. `loss` takes what
         leaves the last stage.
         """
-        self._chunks = chunks
         self._later = later
         self._recorder = recorder
         self._loss = loss
         self._pace = pace
-        self._messages = self._by_kind(chunks)
-        if resized is not None:
-            self._messages_of = lru_cache(maxsize=_SIZES_KEPT)(lambda sizes: self._by_kind(resized(sizes)))
+        self.resize(chunks_of)
         self._sizes: Dict[int, Sizes] = {}
         """Of the micro-batches that have their own."""
         self._inboxes = {
@@ -101,6 +105,12 @@ class Executor:
         self._gradients_entered: Dict[Key, Tensors] = {}
         """Of what entered it, to be sent."""
         self._losses: List[Tensor] = []
+
+    def resize(self, chunks_of: ChunksOf) -> None:
+        """Between two iterations: micro-batches have another number of samples from now on. The stages are the same."""
+        self._chunks = chunks_of()
+        self._messages = self._by_kind(self._chunks)
+        self._messages_of = lru_cache(maxsize=_SIZES_KEPT)(lambda sizes: self._by_kind(chunks_of(sizes)))
 
     def run(
         self, actions: Sequence[Action], micro_batches: Mapping[int, Optional[Micro]], loss_factor: Factor
@@ -193,8 +203,9 @@ class Executor:
 
     def _flush(self) -> None:
         """Waits until all was sent."""
-        for outbox in (outbox for ways in self._outboxes.values() for way in ways for outbox in way):
-            outbox.flush()
+        with self._waiting():
+            for outbox in (outbox for ways in self._outboxes.values() for way in ways for outbox in way):
+                outbox.flush()
         if self._inboxes or self._outboxes:
             self._pace.finished()
 
@@ -244,7 +255,12 @@ class Executor:
         ways, message = self._inboxes[kind], self._message(kind, key)
         (inbox,) = ways[m % len(ways)]
         with self._recorder.span(kind.value, m, inbox.peer.rank, chunk):
-            return message.unpack([inbox.take() for _ in message.likes])
+            with self._waiting():
+                received = [inbox.take() for _ in message.likes]
+            return message.unpack(received)
+
+    def _waiting(self) -> ContextManager[object]:
+        return NOTHING if self.watch is None else self.watch.waiting()
 
     def _send(self, kind: Kind, key: Key, tensors: Tensors) -> None:
         m, chunk = key

@@ -49,11 +49,13 @@ class Executors:
     def of(self, stages: Sequence[Stage], size: int, recorder: Recorder, later: WeightGradients) -> Executor:
         """One for micro-batches of `size` samples; `stages` are the rank's own, or copies of them."""
         pace = Pace(self._device, self._plan.train.comm_timeout_s)
-        resized = partial(self.chunks, stages, size)
-        return self._kind(resized(), self._peers, later, recorder, self._loss, pace, resized)
+        return self._kind(self.chunks_of(stages, size), self._peers, later, recorder, self._loss, pace)
 
-    def chunks(self, stages: Sequence[Stage], size: int, sizes: Sizes = ()) -> List[Chunk]:
-        """With the messages of micro-batches of `size` samples, or of one that has `sizes` of its own."""
+    def chunks_of(self, stages: Sequence[Stage], size: int) -> Callable[..., List[Chunk]]:
+        """What gives the chunks for micro-batches of `size` samples, or for one of them that has `sizes` of its own."""
+        return partial(self._chunks, stages, size)
+
+    def _chunks(self, stages: Sequence[Stage], size: int, sizes: Sizes = ()) -> List[Chunk]:
         return [
             Chunk(
                 stage,

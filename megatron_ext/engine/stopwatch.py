@@ -1,13 +1,24 @@
-"""How long a rank works in an iteration, beside how long the iteration takes."""
+"""How long a rank works and waits in an iteration, beside how long the iteration takes."""
 
 from __future__ import annotations
 
 import time
 from contextlib import contextmanager
 from statistics import median
-from typing import Iterator, List, Optional, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
+
+
+class Seconds(NamedTuple):
+    """Medians over iterations."""
+
+    work: float
+    """What the rank does by itself."""
+    passes: float
+    """That, and its waits for other stages of its replica."""
+    whole: float
+    """The iteration."""
 
 
 class Stopwatch:
@@ -16,15 +27,17 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._began = 0.0
-        self._work: List[float] = []
-        self._queued: List[Tuple[int, torch.cuda.Event, torch.cuda.Event]] = []
-        """Of which iteration; what a GPU has begun is read when it is asked for."""
+        self._passes: List[float] = []
+        self._waits: List[float] = []
+        self._queued: List[Tuple[List[float], int, torch.cuda.Event, torch.cuda.Event]] = []
+        """Where to add it, and of which iteration: what a GPU has begun is read when it is asked for."""
         self._whole: List[float] = []
 
     def begin(self) -> None:
         """An iteration."""
         self._began = time.monotonic()
-        self._work.append(0.0)
+        self._passes.append(0.0)
+        self._waits.append(0.0)
 
     def end(self) -> None:
         """The iteration, all of whose results are there."""
@@ -32,24 +45,36 @@ class Stopwatch:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """What this rank does by itself: nothing in it waits for another replica."""
+        """What this rank does for its replica: nothing in it waits for another replica."""
+        with self._adding(self._passes):
+            yield
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While it works: it waits for another stage."""
+        with self._adding(self._waits):
+            yield
+
+    def take(self) -> Optional[Seconds]:
+        """From then on it counts anew; None of no iteration."""
+        for to, number, first, last in self._queued:
+            last.synchronize()
+            to[number] += first.elapsed_time(last) / 1e3
+        work = [passes - waits for passes, waits in zip(self._passes, self._waits)]
+        found = Seconds(median(work), median(self._passes), median(self._whole)) if self._whole else None
+        self._passes, self._waits, self._queued, self._whole = [], [], [], []
+        return found
+
+    @contextmanager
+    def _adding(self, to: List[float]) -> Iterator[None]:
         if self._cuda:
             first = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             last = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             first.record()
             yield
             last.record()
-            self._queued.append((len(self._work) - 1, first, last))
+            self._queued.append((to, len(to) - 1, first, last))
         else:
             began = time.monotonic()
             yield
-            self._work[-1] += time.monotonic() - began
-
-    def take(self) -> Optional[Tuple[float, float]]:
-        """Seconds of work and of the whole, medians over iterations; from then on it counts anew. None of none."""
-        for number, first, last in self._queued:
-            last.synchronize()
-            self._work[number] += first.elapsed_time(last) / 1e3
-        found = (median(self._work), median(self._whole)) if self._whole else None
-        self._work, self._queued, self._whole = [], [], []
-        return found
+            to[-1] += time.monotonic() - began

@@ -31,11 +31,19 @@ class Decision:
     similarity: float | None = None
     noise_scale: float | None = None
     """In samples."""
+    micro_batch_sizes_before: tuple[Count, ...] = ()
+    """By replica, in samples; empty in runs of earlier versions, where all are alike."""
+    micro_batch_sizes: tuple[Count, ...] = ()
+
+    @property
+    def resizes(self) -> bool:
+        """Whether micro-batches have other sizes afterwards."""
+        return self.micro_batch_sizes_before != self.micro_batch_sizes
 
     @property
     def changes(self) -> bool:
         """Whether anything is another afterwards."""
-        return (self.before, self.shares_before) != (self.global_batch_size, self.shares)
+        return (self.before, self.shares_before) != (self.global_batch_size, self.shares) or self.resizes
 
 
 @dataclass(frozen=True, kw_only=True)

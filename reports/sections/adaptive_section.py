@@ -62,12 +62,16 @@ def _row(one: Decision) -> Row:
         str(one.iteration),
         f"{one.consumed_samples:,}",
         f"{one.before} → {one.global_batch_size}" if one.before != one.global_batch_size else str(one.before),
-        f"{_dashed(one.shares_before)} → {_dashed(one.shares)}",
+        f"{_dashed(one.shares_before)} → {_dashed(one.shares)}" + (f" of {_sizes(one)} samples" if one.resizes else ""),
         number(one.learning_rate_factor, ".4g"),
         number(one.similarity, ".3f"),
         number(one.noise_scale, ",.4g"),
         one.reason,
     )
+
+
+def _sizes(one: Decision) -> str:
+    return f"{_dashed(one.micro_batch_sizes_before)} → {_dashed(one.micro_batch_sizes)}"
 
 
 def _dashed(shares: Sequence[int]) -> str:

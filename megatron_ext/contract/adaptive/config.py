@@ -35,6 +35,9 @@ class AdaptConfig:
     """One of `LR_SCALINGS`."""
     rebalance: bool
     """Whether shares follow measured times."""
+    micro_batch_sizes: Optional[List[List[int]]] = None
+    """By replica, the sizes that its micro-batches may have where these follow measured times, too: the plan's, and
+    multiples of it that fit into memory."""
 
     @property
     def measures(self) -> bool:
@@ -55,6 +58,8 @@ class Adapted:
     """Of the iterations to come, by replica."""
     window: List[List[float]]
     """The newest measurements (`noise.Measurement`)."""
+    sizes: Optional[List[int]] = None
+    """Samples of a micro-batch, by replica; None where all have `micro_batch_size`."""
 
 
 def lr_factor(config: Optional[AdaptConfig], samples: int, reference: int) -> float:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from megatron_ext.contract.adaptive import sizes as of_sizes
 from megatron_ext.contract.adaptive.config import GOODPUT, NONE, SIMILARITY, AdaptConfig
 from megatron_ext.contract.adaptive.noise import Halves, Measurement, measurement, noise_scale, similarity, sought_batch
 from megatron_ext.contract.adaptive.rules import GAIN, Rungs, by_goodput, by_noise, by_similarity
 from megatron_ext.contract.adaptive.shares import Times, fastest, longest, overhead
+from megatron_ext.contract.adaptive.sizes import Measured, Replica
+from megatron_ext.contract.schedule.deal import Division
 
 
 class Decision(NamedTuple):
@@ -21,6 +24,8 @@ class Decision(NamedTuple):
     """That was measured, of several batches; None where it was not, or is not a number."""
     noise_scale: Optional[float] = None
     """In samples; also None where it is infinite."""
+    sizes: Tuple[int, ...] = ()
+    """Samples of a micro-batch, by replica; empty: of all what the plan says."""
 
 
 class Controller:
@@ -48,27 +53,34 @@ class Controller:
         self._rungs = (
             None if config.rule == NONE else Rungs.between(config.lower, config.upper, micro_batch_size, len(weights))
         )
+        sizes = config.micro_batch_sizes
+        self._measured = None if sizes is None else [Measured(of_replica) for of_replica in sizes]
         self.window: List[Measurement] = list(window)
         """The newest measurements, as many as decisions take together."""
 
     def decide(
-        self, shares: Tuple[int, ...], halves: Optional[Halves] = None, times: Optional[Times] = None
+        self,
+        shares: Tuple[int, ...],
+        halves: Optional[Halves] = None,
+        times: Optional[Times] = None,
+        sizes: Tuple[int, ...] = (),
     ) -> Decision:
-        """`shares` are those of the iterations since the last decision, of which `times` are."""
+        """`shares` and `sizes` are those of the iterations since the last decision, of which `times` are."""
         self._note(halves)
-        seconds = self._seconds
+        now = Division(shares, sizes or (self._size,) * len(shares))
+        replicas = None
         if times is not None and self._config.rebalance and min(times.micro_batch_s) > 0.0:
-            seconds = times.micro_batch_s
-        count, reason = self._next(shares, times)
+            replicas = self._replicas(now, times)
+        count, reason = self._next(now, times)
         known = {"similarity": _finite(similarity(self.window)), "noise_scale": _finite(noise_scale(self.window))}
         if not self.window:
             known = {}
-        if count == sum(shares):
-            shares, balance = self._rebalanced(shares, seconds, times)
+        if count * self._size != now.samples:
+            now = self._divided(replicas, count)
+        elif replicas is not None and times is not None:
+            now, balance = self._rebalanced(now, replicas, times)
             reason = "; ".join(part for part in (reason, balance) if part)
-        else:
-            shares = fastest(seconds, count)
-        return Decision(shares, reason, **known)
+        return Decision(now.shares, reason, sizes=() if {*now.sizes} == {self._size} else now.sizes, **known)
 
     @property
     def least_samples(self) -> int:
@@ -85,9 +97,9 @@ class Controller:
         if found is not None:
             self.window = [*self.window, found][-self._config.smoothing :]
 
-    def _next(self, shares: Sequence[int], times: Optional[Times]) -> Tuple[int, str]:
-        """Micro-batches of the next global batch, and why."""
-        config, count = self._config, sum(shares)
+    def _next(self, now: Division, times: Optional[Times]) -> Tuple[int, str]:
+        """Micro-batches of the plan's size that the next global batch has, and why."""
+        config, count = self._config, now.samples // self._size
         if self._rungs is None:
             return count, ""
         if len(self.window) < config.smoothing:
@@ -103,32 +115,53 @@ class Controller:
         if config.rule == GOODPUT:
             if times is None:
                 return count, f"{known}; no times"
-            return self._by_goodput(shares, scale, times), known
+            return self._by_goodput(now, scale, times), known
         sought = sought_batch(config.target, scale)
         return by_noise(count, scale, config.target, self._rungs), f"{known}, sought batch {sought:.4g}"
 
-    def _by_goodput(self, shares: Sequence[int], scale: float, times: Times) -> int:
+    def _by_goodput(self, now: Division, scale: float, times: Times) -> int:
         assert self._rungs is not None
-        rest = overhead(times, shares)
-        split = times.micro_batch_s if self._config.rebalance else self._seconds
+        rest = overhead(times, now.shares)
+        own = [seconds * self._size / size for seconds, size in zip(times.micro_batch_s, now.sizes)]
+        split, fixed = (own, times.fixed_s) if self._config.rebalance else (self._seconds, ())
 
         def seconds(count: int) -> float:
-            return longest(times.micro_batch_s, fastest(split, count)) + rest
+            return longest(own, fastest(split, count, fixed), times.fixed_s) + rest
 
-        return by_goodput(sum(shares), scale, self._reference, seconds, self._rungs)
+        return by_goodput(now.samples // self._size, scale, self._reference, seconds, self._rungs)
 
-    def _rebalanced(
-        self, shares: Tuple[int, ...], seconds: Sequence[float], times: Optional[Times]
-    ) -> Tuple[Tuple[int, ...], str]:
+    def _replicas(self, now: Division, times: Times) -> List[Replica]:
+        """What each takes, by what was measured."""
+        seconds: Sequence[Dict[int, float]] = [{self._size: known} for known in times.micro_batch_s]
+        if self._measured is not None:
+            for measured, size, known in zip(self._measured, now.sizes, times.micro_batch_s):
+                measured.note(size, known)
+            seconds = [measured.expected() for measured in self._measured]
+        return [Replica(*known) for known in zip(seconds, times.fixed_s or [0.0] * len(seconds))]
+
+    def _divided(self, replicas: Optional[Sequence[Replica]], count: int) -> Division:
+        """The fastest division of so many micro-batches of the plan's size; None of `replicas`: by the first shares."""
+        size = self._size
+        if replicas is not None and self._measured is not None:
+            least = 2 if self._config.measures and len(replicas) == 1 else 1  # for there are two halves
+            found = of_sizes.fastest(replicas, count * size, least)
+            assert found is not None, "micro-batches of the plan's size give every batch"
+            return found
+        if replicas is None:
+            shares = fastest(self._seconds, count)
+        else:
+            shares = fastest([of.seconds[size] for of in replicas], count, [of.fixed for of in replicas])
+        return Division(shares, (size,) * len(shares))
+
+    def _rebalanced(self, now: Division, replicas: Sequence[Replica], times: Times) -> Tuple[Division, str]:
         """At a constant batch."""
-        if times is None or seconds is not times.micro_batch_s:
-            return shares, ""
-        better = fastest(seconds, sum(shares))
-        rest = overhead(times, shares)
-        before, after = longest(seconds, shares) + rest, longest(seconds, better) + rest
+        better = self._divided(replicas, now.samples // self._size)
+        rest = overhead(times, now.shares)
+        before, after = of_sizes.longest(replicas, now) + rest, of_sizes.longest(replicas, better) + rest
         if before <= (1.0 + GAIN) * after:
-            return shares, "the shares fit the measured times"
-        return better, f"other shares: {before * 1e3:.4g} -> {after * 1e3:.4g} ms expected"
+            return now, "the shares fit the measured times"
+        what = "other shares" if better.sizes == now.sizes else "other micro-batches"
+        return better, f"{what}: {before * 1e3:.4g} -> {after * 1e3:.4g} ms expected"
 
 
 def _finite(value: float) -> Optional[float]:

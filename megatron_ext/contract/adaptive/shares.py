@@ -10,35 +10,43 @@ class Times(NamedTuple):
     """What was measured."""
 
     micro_batch_s: Sequence[float]
-    """Of each replica, seconds that one micro-batch takes."""
+    """Of each replica, seconds that one micro-batch takes: in a pipeline, its slowest stage."""
     iteration_s: float
     """Of a whole iteration."""
+    fixed_s: Sequence[float] = ()
+    """Of each replica, seconds beside these until its last pass: in a pipeline, until it is full and while it empties.
+    Empty: none."""
 
 
-def fastest(seconds: Sequence[float], count: int) -> Tuple[int, ...]:
+def fastest(seconds: Sequence[float], count: int, fixed: Sequence[float] = ()) -> Tuple[int, ...]:
     """The shares of `count` micro-batches, one at least for each replica, whose slowest replica ends soonest.
 
-    `seconds` are of one micro-batch, by replica. No other shares are faster: whoever takes one micro-batch more is the
-    one who is ready with it first. Of replicas that are equally long the lower one takes it.
+    `seconds` are of one micro-batch, by replica, `fixed` what each takes beside them. No other shares are faster:
+    whoever takes one micro-batch more is the one who is ready with it first. Of replicas that are equally long the
+    lower one takes it.
     """
     assert count >= len(seconds), "a replica would have no micro-batch"
-    speed = sum(1.0 / s for s in seconds)
-    # Nobody takes less than the part that is due to its speed, but for the last micro-batches, which are dealt.
-    shares = [max(1, int((count - len(seconds)) / speed / s)) for s in seconds]
-    queue: List[Tuple[float, int]] = [((n + 1) * s, r) for r, (n, s) in enumerate(zip(shares, seconds))]
+    fixed = fixed or (0.0,) * len(seconds)
+    level = count - len(seconds) + sum(f / s for f, s in zip(fixed, seconds))
+    until = level / sum(1.0 / s for s in seconds)
+    # Nobody takes less than what it is ready with until then, but for the last micro-batches, which are dealt.
+    shares = [max(1, int((until - f) / s)) for f, s in zip(fixed, seconds)]
+    if sum(shares) > count:  # somebody is not ready with one micro-batch until then
+        shares = [1] * len(seconds)
+    queue: List[Tuple[float, int]] = [((n + 1) * s + f, r) for r, (n, s, f) in enumerate(zip(shares, seconds, fixed))]
     heapq.heapify(queue)
     for _ in range(count - sum(shares)):
         _, replica = queue[0]
         shares[replica] += 1
-        heapq.heapreplace(queue, ((shares[replica] + 1) * seconds[replica], replica))
+        heapq.heapreplace(queue, ((shares[replica] + 1) * seconds[replica] + fixed[replica], replica))
     return tuple(shares)
 
 
-def longest(seconds: Sequence[float], shares: Sequence[int]) -> float:
+def longest(seconds: Sequence[float], shares: Sequence[int], fixed: Sequence[float] = ()) -> float:
     """When the slowest replica is ready."""
-    return max(n * s for n, s in zip(shares, seconds))
+    return max(n * s + f for n, s, f in zip(shares, seconds, fixed or (0.0,) * len(seconds)))
 
 
 def overhead(times: Times, shares: Sequence[int]) -> float:
     """Seconds of an iteration with these shares that do not depend on them, as far as they were measured."""
-    return max(0.0, times.iteration_s - longest(times.micro_batch_s, shares))
+    return max(0.0, times.iteration_s - longest(times.micro_batch_s, shares, times.fixed_s))

@@ -1,9 +1,11 @@
-"""Which replica takes which micro-batch of an iteration, where replicas take unequal numbers of them."""
+"""Which replica takes which micro-batch of an iteration, where replicas take unequal numbers of them, and which samples
+these are."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Sequence, Tuple
+from itertools import accumulate
+from typing import NamedTuple, Sequence, Tuple
 
 
 def dealt(shares: Sequence[int]) -> Tuple[int, ...]:
@@ -21,3 +23,24 @@ def dealt(shares: Sequence[int]) -> Tuple[int, ...]:
 def dealt_to(replica: int, shares: Tuple[int, ...]) -> Tuple[int, ...]:
     """The numbers of a replica's micro-batches among those of the iteration, rising."""
     return tuple(m for m, taker in enumerate(dealt(shares)) if taker == replica)
+
+
+class Division(NamedTuple):
+    """How the replicas of a stage share the samples of an iteration."""
+
+    shares: Tuple[int, ...]
+    """Micro-batches of each replica."""
+    sizes: Tuple[int, ...]
+    """Samples of each of its micro-batches, by replica."""
+
+    @property
+    def samples(self) -> int:
+        """Of the global batch."""
+        return sum(count * size for count, size in zip(self.shares, self.sizes))
+
+
+@lru_cache(maxsize=64)
+def firsts(division: Division) -> Tuple[int, ...]:
+    """Where each micro-batch begins among the samples of its iteration, which follow each other as they are dealt."""
+    sizes = [division.sizes[replica] for replica in dealt(division.shares)]
+    return tuple(accumulate([0, *sizes[:-1]]))

@@ -70,8 +70,14 @@ ADAPTING = [
             "parallel.pipeline=2 parallel.data=2 parallel.replicas=2-1",
             "parallel.replicas=2-1 does not go with adapt.rul",
         ),
-        ("parallel.pipeline=2 adapt.rule=goodput", "adapt.rule=goodput takes the times of whole replicas, but with pa"),
-        ("parallel.pipeline=2 adapt.rebalance=true", "adapt.rebalance=true takes the times of whole replicas, but wi"),
+        ("parallel.pipeline=2 adapt.rule=goodput adapt.rebalance=true", None),
+        ("parallel.data=1 adapt.rebalance=true adapt.micro_batch_sizes=[8]", None),
+        ("adapt.micro_batch_sizes=[8]", "adapt.micro_batch_sizes=[8] are chosen by measured times, which adapt.rebala"),
+        (
+            "adapt.rebalance=true adapt.micro_batch_sizes=[8,10]",
+            "adapt.micro_batch_sizes=[8, 10]: 10 must be a multiple of parallel.micro_batch_size=4, and larger, for "
+            "together micro-batches make every batch; use 12, or a smaller parallel.micro_batch_size",
+        ),
         ("parallel.data=1 adapt.rebalance=true", "parallel.data=1 leaves nothing to share; use adapt.rebalance=false"),
         ("executor.rehearse=virtual", "executor.rehearse=virtual does not go with adapt.rule=noise; use executor.rehe"),
     ],
@@ -96,6 +102,8 @@ def test_a_plan_has_what_adapts_and_as_many_iterations_as_the_smallest_batch_mak
     assert plan.train.lr_policy == COSINE
     assert (plan.train.iterations, plan.train.lr_decay_iterations) == (500, 250)
     assert Plan.parse(content, plan.folder) == plan
+    sized = make_plan(compose([*ADAPTING, "adapt.rebalance=true", "adapt.micro_batch_sizes=[16,8]"]), "test/run")
+    assert sized.as_json()["adapt"]["micro_batch_sizes"] == [[4, 8, 16]] * 2
     rebalanced = make_plan(compose([*ADAPTING[:5], "train.iterations=9", "adapt.rebalance=true"]), "test/run").as_json()
     assert rebalanced["adapt"]["rule"] == "none"
     assert "adapt" not in make_plan(compose([*ADAPTING[:5], "train.iterations=9"]), "test/run").as_json()
@@ -105,12 +113,13 @@ def test_a_plan_has_what_adapts_and_as_many_iterations_as_the_smallest_batch_mak
     ("changes", "message"),
     [
         ({"adapt": {"rule": "some"}}, 'adapt.rule="some" must be one of none, similarity, noise, goodput'),
+        ({"adapt": {"micro_batch_sizes": [[4], [4, 6]]}}, "must be lists of micro_batch_size=4 and multiples of it"),
         ({"adapt": {"upper": 9}}, "adapt.upper=9 must be larger: no even number of micro-batches of 4 samples"),
         ({"schedule": "interleaved", "chunks": 2, "pipeline": 1}, "must be"),
         ({"micro_batch_size": 16, "data": 1}, "must be of two micro-batches at least with adapt.rule"),
         ({"train": {"samples": None}}, "train.samples=null must be given with adapt.rule"),
     ],
-    ids=["rule", "upper", "schedule", "micro-batches", "samples"],
+    ids=["rule", "sizes", "upper", "schedule", "micro-batches", "samples"],
 )
 def test_a_plan_that_cannot_adapt_is_refused_by_its_ranks(changes: dict, message: str) -> None:
     content = make_plan(with_length(compose(ADAPTING)), "test/run").as_json()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from megatron_ext.engine.adaptation import Adaptation
 from megatron_ext.engine.engine import Engine
 from megatron_ext.parallel import interruption
 from tests.megatron_ext.engine.test_adaptive_agrees import GROWING, LAYOUTS, batches, decisions
+from tests.megatron_ext.engine.test_micro_batch_sizes_agree import DIVISIONS, decide_in_turn
 from tests.megatron_ext.test_worker import alive, pids
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 
@@ -27,6 +29,8 @@ OWN = [
     *("train.save_interval=2", "train.save_async=true", "adapt.rule=noise", "adapt.smoothing=2"),
 ]
 """Its decisions come from measurements of two iterations, of which a checkpoint has to keep some."""
+SIZES = "micro-batches of other sizes"
+SIZED = ["parallel.data=2", "parallel.micro_batch_size=2", "adapt.rebalance=true", "adapt.micro_batch_sizes=[4,6]"]
 CHANGE = 4
 """After this iteration the batch changes, which every uninterrupted run here is asserted to do; it is saved, too."""
 KILLED = {
@@ -42,14 +46,19 @@ thing that the start does, or the last but one."""
 
 
 @pytest.fixture(scope="module", params=list(ASKED))
-def uninterrupted(request: pytest.FixtureRequest, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineRun:
-    own = [*OWN, *LAYOUTS[request.param]]
+def uninterrupted(
+    request: pytest.FixtureRequest, corpus: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EngineRun]:
+    own = [*OWN, *LAYOUTS.get(request.param, SIZED)]
     run = make_run(tmp_path_factory.mktemp("uninterrupted") / "run", corpus, *own)
-    assert run.go() == 0, run.stderr()
-    sizes = batches(run)
-    assert sizes[CHANGE] != sizes[CHANGE - 1]
-    assert len(sizes) > CHANGE + 2
-    return run
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == SIZES:
+            decide_in_turn(patch, DIVISIONS)
+        assert run.go() == 0, run.stderr()
+        sizes = batches(run)
+        assert sizes[CHANGE] != sizes[CHANGE - 1]
+        assert len(sizes) > CHANGE + 2
+        yield run
 
 
 @pytest.fixture
@@ -100,7 +109,7 @@ def assert_same(run: EngineRun, expected: EngineRun) -> None:
     assert not any(alive(pid) for pid in pids(run).values())
 
 
-@pytest.mark.parametrize("uninterrupted", ["shares 3-1"], indirect=True)
+@pytest.mark.parametrize("uninterrupted", [SIZES], indirect=True)
 def test_ranks_killed_in_the_iteration_of_a_change_leave_no_trace(
     uninterrupted: EngineRun, again: EngineRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

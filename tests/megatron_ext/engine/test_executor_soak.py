@@ -9,6 +9,7 @@ import traceback
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from random import Random
@@ -179,7 +180,7 @@ def run_one(seed: int, rank: int, groups: dict[int, Groups]) -> None:
     )
     activations = torch.empty(batch, SEQUENCE, HIDDEN, dtype=torch.float64)
     pace = Pace(torch.device("cpu"), 30.0)
-    executor = Executor(chunks_of(own, activations), peers, later, Recorder(None), squares, pace)
+    executor = Executor(partial(chunks_of, own, activations), peers, later, Recorder(None), squares, pace)
     for _ in range(iterations):
         loss = executor.run(lists[rank], dict(enumerate(micros(tokens))), 0.5)
 

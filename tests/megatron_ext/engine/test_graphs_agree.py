@@ -114,8 +114,9 @@ def run_one(seed: int, rank: int, groups: dict[int, Groups]) -> None:
         if stages > 1
         else {}
     )
+    own_chunks = [Chunk(one, message(one.part.enters), message(() if one.last else one.part.leaves)) for one in own]
     executor = Executor(
-        [Chunk(one, message(one.part.enters), message(() if one.last else one.part.leaves)) for one in own],
+        lambda: own_chunks,
         peers,
         later,
         Recorder(None),

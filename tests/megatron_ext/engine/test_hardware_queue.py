@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -116,7 +117,7 @@ def launched(actions: list[Actions], chunks: int, monkeypatch: pytest.MonkeyPatc
         peers = channels(Layout.grid(1, 1, stages), Place(rank, 0, rank, rank, 0, 0), chunks, GROUPS)
         later = WeightGradients(lambda weight, left, right: None)
         pace = Pace(torch.device("cpu"), 0.0)
-        executor = Executor(chunks_of(own, activations), peers, later, Passes(queue), squares, pace)  # type: ignore[arg-type]
+        executor = Executor(partial(chunks_of, own, activations), peers, later, Passes(queue), squares, pace)  # type: ignore[arg-type]
         for _ in range(2):
             executor.run(actions[rank], dict(enumerate(micro_batches)), 1.0)
     return queues

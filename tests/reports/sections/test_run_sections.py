@@ -268,14 +268,30 @@ def test_what_a_run_decided_about_its_batch_is_drawn_over_samples_and_listed_wit
     report(run)
     assert "<h2>Adaptation</h2>" not in (run / "report/index.html").read_text()
     one = {"iteration": 2, "consumed_samples": 16, "before": 8, "shares_before": [1, 1], "learning_rate_factor": 1.4142}
-    grown = {"global_batch_size": 16, "shares": [5, 1], "noise_scale": 33.3, "similarity": 0.11, "reason": "a < b"}
+    sizes = {"micro_batch_sizes_before": [2, 2], "micro_batch_sizes": [2, 6]}
+    grown = sizes | {
+        "global_batch_size": 16,
+        "shares": [5, 1],
+        "noise_scale": 33.3,
+        "similarity": 0.11,
+        "reason": "a < b",
+    }
     kept = {"iteration": 3, "global_batch_size": 8, "shares": [1, 1], "noise_scale": None, "reason": "1 of 4"}
     (run / "decisions.jsonl").write_text(
         "".join(f"{json.dumps(line)}\n" for line in (one | grown, one | kept, {"iteration": 4}))
     )
     report(run)
     page = (run / "report/index.html").read_text()
-    assert row(run, "Adaptation", "2") == ["2", "16", "8 → 16", "1-1 → 5-1", "1.414", "0.110", "33.3", "a &lt; b"]
+    assert row(run, "Adaptation", "2") == [
+        "2",
+        "16",
+        "8 → 16",
+        "1-1 → 5-1 of 2-2 → 2-6 samples",
+        "1.414",
+        "0.110",
+        "33.3",
+        "a &lt; b",
+    ]
     assert "1 of 2 decisions changed nothing." in page
     assert Source.find(run.parent, str(run), Sizes()).read().record.micro_batch_numbers == 5 > SHAPE.micro_batches
     assert "decisions.jsonl: line 3 is damaged, or of another version of tdpp: it lacks consumed_samples" in page

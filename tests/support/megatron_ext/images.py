@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from megatron_ext.checkpoints.meta import part_name
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.schedule.deal import Division, dealt
 from megatron_ext.data.images import ImageSamples
 from megatron_ext.data.samples import Split
 from megatron_ext.tasks.images.batch_norm import BatchNorm
@@ -53,8 +54,11 @@ def make_images(folder: Path, size: int, channels: int = 1, count: int = 24) -> 
     return write_images(folder / f"images-{size}", images, labels)
 
 
-def plainly_trained(plan: Plan) -> tuple[np.ndarray, dict[str, Tensor]]:
-    """Losses and final state of a plan's model, as a loop over its micro-batches on one process has them."""
+def plainly_trained(plan: Plan, divisions: Sequence[Division] | None = None) -> tuple[np.ndarray, dict[str, Tensor]]:
+    """Losses and final state of a plan's model, as a loop over its micro-batches on one process has them.
+
+    `divisions` say what these are in each iteration, where they change.
+    """
     model = Ours(plan)
     norms = {name: module for name, module in model.stage.named_modules() if isinstance(module, BatchNorm)}
     found: dict[str, list[Tensor]] = {name: [] for name in norms}
@@ -67,9 +71,13 @@ def plainly_trained(plan: Plan) -> tuple[np.ndarray, dict[str, Tensor]]:
         plan.data_augment,
     )
 
+    of_iterations = iter(divisions or ())
+
     def loss(model: Ours, numbers: Tensor) -> Tensor:
         total = torch.zeros(())
-        for micro in numbers.reshape(-1, plan.micro_batch_size).numpy():
+        division = next(of_iterations, None)
+        sizes = plan.micro_batch_size if division is None else [division.sizes[dp] for dp in dealt(division.shares)]
+        for micro in (part.numpy() for part in numbers.split(sizes)):
             batch = {name: torch.from_numpy(one) for name, one in samples.batch(micro).items()}
             model.stage.begin(int(micro[0]))
             logits = model({"images": batch["images"]})["logits"]
@@ -86,7 +94,8 @@ def plainly_trained(plan: Plan) -> tuple[np.ndarray, dict[str, Tensor]]:
             found[name].clear()
         return total / len(numbers)
 
-    losses, state = trained(plan, loss, model)
+    batches = None if divisions is None else [division.samples for division in divisions]
+    losses, state = trained(plan, loss, model, batches)
     for block, name, tensor in model.stage.state:
         state[f"state/{part_name(block)}.{name}"] = tensor.detach().clone()
     return losses, state

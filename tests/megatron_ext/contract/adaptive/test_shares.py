@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 from random import Random
 
 import numpy as np
@@ -41,3 +41,13 @@ def test_replicas_of_one_speed_take_turns() -> None:
     assert fastest([2.0] * 3, 8) == (3, 3, 2)
     assert fastest([1.0, 3.0], 8) == (6, 2)
     assert fastest([1.0, 1e9], 2) == (1, 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_replica_takes_beside_its_micro_batches_counts(seed: int) -> None:
+    random = Random(seed)
+    seconds = [random.uniform(0.5, 2.0) for _ in range(3)]
+    fixed = [random.choice([0.0, random.uniform(0.0, 6.0)]) for _ in range(3)]
+    every = [one for one in product(range(1, 10), repeat=3) if sum(one) == 9]
+    best = min(longest(seconds, one, fixed) for one in every)
+    assert longest(seconds, fastest(seconds, 9, fixed), fixed) == pytest.approx(best)

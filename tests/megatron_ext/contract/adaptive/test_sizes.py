@@ -1,0 +1,78 @@
+"""Which micro-batches replicas take where each may have several sizes: against all divisions that there are."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+from megatron_ext.contract.adaptive.config import NONE, AdaptConfig
+from megatron_ext.contract.adaptive.controller import Controller, Decision
+from megatron_ext.contract.adaptive.shares import Times
+from megatron_ext.contract.adaptive.sizes import NEAR, TRIAL, Measured, Replica, fastest, longest
+from megatron_ext.contract.schedule.deal import Division
+
+CONFIG = AdaptConfig(NONE, 0.3, 16, 16, 100, 0.1, 1, "sqrt", rebalance=True, micro_batch_sizes=[[2, 4, 8], [2, 4]])
+
+
+def random_replica(source: random.Random, unit: int) -> Replica:
+    sizes = [unit, *source.sample([2 * unit, 3 * unit, 4 * unit], source.randint(0, 2))]
+    return Replica(
+        {size: source.uniform(0.5, 1.0) * size + source.uniform(0.0, 2.0) for size in sizes}, source.random()
+    )
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_no_division_of_the_samples_ends_sooner(seed: int) -> None:
+    source = random.Random(seed)
+    unit, least = source.choice([1, 2]), source.choice([1, 2])
+    replicas = [random_replica(source, unit) for _ in range(source.randint(1, 3))]
+    samples = unit * source.randint(1, 10)
+    taken = [[(n, size) for size in of.seconds for n in range(least, samples // size + 1)] for of in replicas]
+    every = [Division(*map(tuple, zip(*one, strict=True))) for one in itertools.product(*taken)]
+    ends = [longest(replicas, one) for one in every if one.samples == samples]
+    found = fastest(replicas, samples, least)
+    assert (found is None) == (not ends)
+    if found is not None:
+        assert found.samples == samples
+        assert min(found.shares) >= least
+        assert longest(replicas, found) <= (1.0 + 2 * NEAR) * min(ends)
+
+
+def test_a_larger_size_is_tried_once_and_kept_where_it_is_faster() -> None:
+    known = Measured([2, 4, 8])
+    known.note(2, 1.0)
+    assert known.expected() == {2: 1.0, 4: 2.0 * (1.0 - TRIAL)}
+    known.note(4, 3.0)
+    assert known.expected() == {2: 1.0, 4: 3.0, 8: 6.0 * (1.0 - TRIAL)}, "8 is dearer than 2 even so"
+    known.note(2, 2.0)
+    assert known.expected()[4] == 6.0, "the replica is half as fast"
+    later = Measured([2, 4, 8])
+    later.note(4, 3.0)  # where a run goes on
+    assert later.expected() == {2: 1.5, 4: 3.0, 8: 6.0 * (1.0 - TRIAL)}
+
+
+def test_a_run_finds_the_micro_batches_that_are_fastest_for_each_replica() -> None:
+    """Replica 0 gains by every larger size; replica 1 loses by 4, and is slower by half later on."""
+    takes = [{2: 1.0, 4: 1.4, 8: 2.0}, {2: 1.0, 4: 2.5}]
+    controller, now, seen = Controller(CONFIG, 2, 16, [1, 1]), Division((4, 4), (2, 2)), []
+    for slower in (1.0, 1.0, 1.0, 1.0, 2.0, 2.0):
+        seconds = [takes[0][now.sizes[0]], slower * takes[1][now.sizes[1]]]
+        took = max(count * one for count, one in zip(now.shares, seconds, strict=True))
+        decision = controller.decide(now.shares, times=Times(seconds, took + 0.5), sizes=now.sizes)
+        now = Division(decision.shares, decision.sizes or (2, 2))
+        assert now.samples == 16
+        seen.append(now)
+    assert seen[0].sizes == (4, 4)
+    assert seen[2:4] == [Division((1, 4), (8, 2))] * 2
+    assert seen[-1] == Division((3, 2), (4, 2)), "4.2 seconds, not 8"
+    assert decision.reason == "the shares fit the measured times"
+
+
+def test_a_pipeline_is_charged_for_the_time_in_which_it_fills() -> None:
+    controller = Controller(replace(CONFIG, micro_batch_sizes=None), 2, 16, [1, 1])
+    assert controller.decide((4, 4), times=Times([0.1, 0.1], 0.9, [0.0, 0.4])) == Decision(
+        (6, 2), "other shares: 900 -> 700 ms expected"
+    )
