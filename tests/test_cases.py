@@ -33,9 +33,15 @@ def test_what_is_drawn_is_the_same_again_and_in_order(monkeypatch: pytest.Monkey
     assert found != cases.drawn(PRODUCT, 10, always=PRODUCT[:2])
 
 
+def test_every_option_of_any_case_occurs_in_a_few_cases() -> None:
+    found = cases.covering(PRODUCT, enumerate, always=[(3, "d", False, "z")])
+    assert {option for case in found for option in enumerate(case)} == {o for case in PRODUCT for o in enumerate(case)}
+    assert (3, "d", False, "z") in found and len(found) == 4 and found == sorted(found, key=PRODUCT.index)
+
+
 def test_thorough_is_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "thorough", True)
-    assert cases.drawn(PRODUCT, 1) == cases.pairwise(*AXES) == PRODUCT
+    assert cases.drawn(PRODUCT, 1) == cases.pairwise(*AXES) == cases.covering(PRODUCT, enumerate) == PRODUCT
     assert cases.fewer(1, 5) == 5
 
 

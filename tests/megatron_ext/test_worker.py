@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from megatron_ext.engine.results import StepResult
 from megatron_ext.node import ranks
 from megatron_ext.parallel import interruption
 from megatron_ext.parallel.store import AuthenticatedStore, StoreError
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, cases
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 
 FOUR_RANKS = ("parallel.data=2", "parallel.pipeline=2", "parallel.partition=1-2", "parallel.micro_batch_size=1")
@@ -108,8 +109,7 @@ def test_ranks_that_cannot_prove_themselves_say_so(engine_run: Callable[..., Eng
     assert f"others can read the run's secret (mode 644); chmod 600 {run.run.secret}" in run.stderr()
 
 
-@pytest.mark.parametrize("when", ["while-starting", "while-training"])
-@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize(("rank", "when"), cases.covering(product(range(4), ("while-starting", "while-training")), set))
 def test_a_killed_rank_is_named_first_and_takes_the_others_along(
     long_run: tuple[EngineRun, int], rank: int, when: str
 ) -> None:
@@ -291,8 +291,11 @@ def a_child_from_before(seconds: float, code: int) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("code", [0, 3], ids=["well", "failed"])
-@pytest.mark.parametrize("seconds", [0.0, 0.5, 60.0], ids=["at-once", "while-ranks-run", "later"])
+@pytest.mark.parametrize(
+    ("seconds", "code"),
+    [(0.0, 3), (0.5, 0), (0.5, 3), (60.0, 3)],
+    ids=["failed-at-once", "ended-well-while-ranks-run", "failed-while-ranks-run", "failed-later"],
+)
 def test_a_child_that_it_did_not_start_says_nothing_of_its_ranks(
     engine_run: Callable[..., EngineRun], seconds: float, code: int
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 Case = TypeVar("Case")
@@ -44,6 +44,24 @@ def pairwise(*axes: Sequence[Any], always: Iterable[tuple[Any, ...]] = ()) -> li
         kept.append(max(shuffled, key=lambda case: len(open_pairs & _pairs(case))))
         open_pairs -= _pairs(kept[-1])
     return [case for case in product if case in kept]
+
+
+def covering(
+    cases: Iterable[Case], options: Callable[[Case], Iterable[Hashable]], always: Iterable[Case] = ()
+) -> list[Case]:
+    """A few of the cases, `always` among them, which together have every option that any case has."""
+    cases, kept = list(cases), list(always)
+    if absent := [case for case in kept if case not in cases]:
+        raise ValueError(f"not among the cases: {absent}")
+    if thorough:
+        return cases
+    shuffled = [(case, set(options(case))) for case in _random().sample(cases, len(cases))]
+    left = set().union(*(found for _, found in shuffled)).difference(*(options(case) for case in kept))
+    while left:
+        case, found = max(shuffled, key=lambda one: len(left & one[1]))
+        kept.append(case)
+        left -= found
+    return [case for case in cases if case in kept]
 
 
 def fewer(quick: int, all_of_them: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from megatron_ext.contract.models.parameters import parameter_count
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
 from megatron_ext.tasks.stage import Stage
-from tests.support.megatron_ext.engine_run import VOCAB, EngineRun
+from tests.support import cases
+from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 
 ONE = ("parallel.data=1", "parallel.pipeline=1", "parallel.partition=3", "parallel.micro_batch_size=4")
 LLAMA = (
@@ -36,36 +39,55 @@ MODELS = {
 TOKENS = torch.randint(VOCAB, (2, 24), generator=torch.Generator().manual_seed(1))
 
 
-def trained(engine_run: Callable[..., EngineRun], model: str) -> tuple[EngineRun, Stage]:
-    """A run, and the engine's whole model with its last weights."""
-    run = engine_run(*ONE, *MODELS[model], "train.lr=0.05", "train.min_lr=0.05")
-    assert run.go() == 0, run.stderr()
+@pytest.fixture(scope="module")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], EngineRun]:
+    """A run of each model, which tests only read."""
+
+    @cache
+    def of(model: str) -> EngineRun:
+        folder = tmp_path_factory.mktemp("trained") / "run"
+        run = make_run(folder, corpus, *ONE, *MODELS[model], "train.lr=0.05", "train.min_lr=0.05")
+        assert run.go() == 0, run.stderr()
+        return run
+
+    return of
+
+
+def whole_model(run: EngineRun) -> Stage:
+    """The engine's, with the run's last weights."""
     stage = stage_of(run.plan, 0, TensorGroup())
     weights = run.weights()
     for name, parameter in stage.parameters_by_name():
         block, inner = stage.places[name]
         part = block if "." not in block else f"layer-{int(block.split('.')[1]):05d}"
         parameter.data = weights[f"{part}.{inner}"]
-    return run, stage
+    return stage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_what_is_exported_computes_the_same_in_transformers(
-    engine_run: Callable[..., EngineRun], tmp_path: Path, model: str
+    trained: Callable[[str], EngineRun], tmp_path: Path, model: str
 ) -> None:
-    run, stage = trained(engine_run, model)
+    run = trained(model)
+    stage = whole_model(run)
     assert hf.main(["export", str(run.run.path), str(tmp_path / "theirs")]) == 0
     theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "theirs")
     assert sum(p.numel() for p in theirs.parameters()) == parameter_count(run.plan.model)
     torch.testing.assert_close(stage({"tokens": TOKENS})["logits"], theirs(TOKENS).logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("shards", [False, True], ids=["whole", "shards"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "shards"), cases.covering(product(MODELS, (False, True)), set, always=[("llama-3", True)])
+)
 def test_exported_saved_by_transformers_and_imported_again_it_is_the_same(
-    engine_run: Callable[..., EngineRun], tmp_path: Path, model: str, shards: bool
+    trained: Callable[[str], EngineRun],
+    engine_run: Callable[..., EngineRun],
+    tmp_path: Path,
+    model: str,
+    shards: bool,
 ) -> None:
-    run, _ = trained(engine_run, model)
+    run = trained(model)
     assert hf.main(["export", str(run.run.path), str(tmp_path / "ours")]) == 0
     theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "ours")
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB" if shards else "5GB")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from megatron_ext.engine.results import StepResult
 from tests.launch.commands.test_bleu_while_training import trained
 from tests.launch.commands.test_translate import write_text
 from tests.megatron_ext.engine.test_evaluation_of_families import made
+from tests.support import cases
 from tests.support.megatron_ext.engine_run import EngineRun
 
 TIMED = ("unix", "elapsed_ms", "samples_per_s", "tokens_per_s", "tflops_per_rank", "evaluation_s")
@@ -60,8 +62,7 @@ def assert_same(found: EngineRun, expected: EngineRun) -> None:
     assert metas[0].evaluation is not None
 
 
-@pytest.mark.parametrize("fatal", [5, 8])
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize(("family", "fatal"), cases.covering(product(KINDS, (5, 8)), set))
 def test_killed_and_started_again_it_trains_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, fatal: int
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from megatron_ext import worker
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from reports.readers.record import read
+from tests.support import cases
 
 Steps = tuple[str | int, ...]
 """Where a value lies in a plan: keys and places in lists."""
@@ -201,6 +203,9 @@ def test_a_worker_trains_nothing_of_such_a_plan(tmp_path: Path, capfd: pytest.Ca
     assert not list(tmp_path.glob("*/*"))
 
 
+GONE = object()
+
+
 def readers(tmp_path: Path) -> dict[str, tuple[Callable[[], object], type[Exception]]]:
     run = RunDir(tmp_path)
     run.write_json(run.jobs, {"token": "t", "executor": "local", "submission": 0, "jobs": []})
@@ -215,15 +220,12 @@ def readers(tmp_path: Path) -> dict[str, tuple[Callable[[], object], type[Except
 def test_all_who_read_a_plan_say_what_is_wrong_with_it(tmp_path: Path, reader: str, plan: dict[str, Any]) -> None:
     """Whatever value is replaced by whatever: either nobody needs it, or there is one message."""
     look, error = readers(tmp_path)[reader]
-    for steps in places(plan):
-        if any(isinstance(step, int) and step > 1 for step in steps):
-            continue
-        for broken in (
-            *(changed(plan, steps, value) for value in (None, -1, 10**400, 1.5, "x", [], {}, [1], [[]])),
-            without(plan, steps),
-        ):
-            (tmp_path / "plan.json").write_text(json.dumps(broken))
-            try:
-                look()
-            except error as told:
-                assert "plan.json" in str(told), (steps, told)
+    at = [steps for steps in places(plan) if not any(isinstance(step, int) and step > 1 for step in steps)]
+    values = (None, -1, 10**400, 1.5, "x", [], {}, [1], [[]], GONE)
+    for steps, value in cases.drawn(product(at, values), 300):
+        broken = without(plan, steps) if value is GONE else changed(plan, steps, value)
+        (tmp_path / "plan.json").write_text(json.dumps(broken))
+        try:
+            look()
+        except error as told:
+            assert "plan.json" in str(told), (steps, told)

@@ -16,6 +16,7 @@ from megatron_ext.contract.adaptive.config import lr_factor
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine import engine
 from tests.megatron_ext.engine.test_layouts_agree import DROPOUT, assert_equal
+from tests.support import cases
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 from tests.support.megatron_ext.images import make_images
 from tests.support.megatron_ext.pairs import PairLoss, write_pairs
@@ -75,12 +76,14 @@ def halves_in_one_process(plan: Plan, sizes: list[int], found: list[tuple[float,
     return look
 
 
-@pytest.mark.parametrize("layout", [pytest.param(words, id=name) for name, words in LAYOUTS.items()])
+@pytest.mark.parametrize(
+    "layout", cases.drawn(LAYOUTS, 1, always=["shares 3-1", "three replicas", "sharded", "zb_h1", "tensor"])
+)
 def test_a_batch_that_grows_trains_what_one_process_does(
-    engine_run: Callable[..., EngineRun], corpus: Path, monkeypatch: pytest.MonkeyPatch, layout: list[str]
+    engine_run: Callable[..., EngineRun], corpus: Path, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
     monkeypatch.setattr(engine, "BUCKET_BYTES", 4096)  # so that gradients are summed during the backward pass
-    run = engine_run(*GROWING, *layout)
+    run = engine_run(*GROWING, *LAYOUTS[layout])
     assert run.go() == 0, run.stderr()
     sizes = batches(run)
     assert sizes[0] == sizes[1] == 8

@@ -20,8 +20,9 @@ from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.dropout import dropout, key_of, rows_of
 from megatron_ext.tasks.families import stage_of
 from tests.megatron_ext.engine.streams.test_streams_agree import ADAM, SGD, assert_as_delayed, stream_words
-from tests.megatron_ext.engine.test_layouts_agree import Layout
+from tests.megatron_ext.engine.test_layouts_agree import Layout, options
 from tests.megatron_ext.engine.test_translation_agrees import Found, assert_equal
+from tests.support import cases
 from tests.support.megatron_ext.engine_run import VOCAB, make_run
 from tests.support.megatron_ext.textbook import trained
 
@@ -53,6 +54,8 @@ LAYOUTS: list[tuple[str, Layout, str]] = [
     ("plain", Layout(1, 2, 2, "3-1", 1), ""),
     ("tied", Layout(1, 1, 1, "4", 2, streams="2"), ""),
 ]
+FIRST = [LAYOUTS[1], LAYOUTS[4]]
+"""`make test-fast` tries these."""
 
 
 class Defined(nn.Module):
@@ -143,7 +146,12 @@ def overrides(model: str, layout: Layout, shares: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("model", "layout", "shares"),
-    [pytest.param(*each, marks=[pytest.mark.fast] * (place in (1, 4))) for place, each in enumerate(LAYOUTS)],
+    [
+        pytest.param(*each, marks=[pytest.mark.fast] * (each in FIRST))
+        for each in cases.covering(
+            LAYOUTS, lambda each: {*options(each[1]), each[0], ("shares", each[2])}, always=FIRST
+        )
+    ],
     ids=str,
 )
 def test_losses_weights_and_moments_equal_the_definition(

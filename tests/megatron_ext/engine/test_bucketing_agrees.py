@@ -10,8 +10,9 @@ import pytest
 from torch import Tensor
 
 from megatron_ext.contract.schedule.operations import flops_per_sample
-from tests.megatron_ext.engine.test_layouts_agree import Layout
+from tests.megatron_ext.engine.test_layouts_agree import Layout, options
 from tests.megatron_ext.engine.test_translation_agrees import Found, assert_equal, overrides
+from tests.support import cases
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 from tests.support.megatron_ext.pairs import PairLoss, write_pairs
 from tests.support.megatron_ext.textbook import trained
@@ -95,7 +96,10 @@ def made(folder: Path, pairs: Path, model: str, layout: Layout, shares: str, *wo
 
 @pytest.mark.parametrize(
     ("model", "layout", "shares"),
-    [(model, *one) for model, layouts in LAYOUTS.items() for one in layouts],
+    cases.covering(
+        [(model, *one) for model, layouts in LAYOUTS.items() for one in layouts],
+        lambda case: {*options(case[1]), (case[0], case[1].pipeline)},
+    ),
     ids=str,
 )
 def test_losses_and_weights_equal_the_single_process(

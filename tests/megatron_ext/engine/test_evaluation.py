@@ -62,6 +62,14 @@ def alone(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineRun:
     return run
 
 
+@pytest.fixture(scope="module")
+def still(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineRun:
+    """Whose weights hardly move: what layouts round differently does not grow."""
+    run = make_run(tmp_path_factory.mktemp("still") / "run", corpus, *ONE, *EVALUATED, "train.lr=1e-4")
+    assert run.go() == 0, run.stderr()
+    return run
+
+
 def test_it_is_the_loss_of_all_samples_of_the_split_without_dropout(alone: EngineRun, corpus: Path) -> None:
     plan = alone.plan
     count = samples_in_epoch(corpus, plan.data_split, "valid", plan.model.sequence_length)
@@ -92,12 +100,10 @@ def test_training_does_not_notice_it(alone: EngineRun, engine_run: Callable[...,
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_every_layout_gives_the_same(layout: list[str], alone: EngineRun, engine_run: Callable[..., EngineRun]) -> None:
+def test_every_layout_gives_the_same(layout: list[str], still: EngineRun, engine_run: Callable[..., EngineRun]) -> None:
     run = engine_run(*layout, *EVALUATED, "train.lr=1e-4", "train.best=loss")
     assert run.go() == 0, run.stderr()
-    one = engine_run(*ONE, *EVALUATED, "train.lr=1e-4", name="one")
-    assert one.go() == 0, one.stderr()
-    found, expected = evaluations(run), evaluations(one)
+    found, expected = evaluations(run), evaluations(still)
     assert found.keys() == expected.keys()
     for iteration, values in expected.items():
         assert found[iteration] == pytest.approx(values, rel=1e-6, abs=1e-6)

@@ -34,8 +34,9 @@ from megatron_ext.tasks.linear import WeightGradients, linear
 from megatron_ext.tasks.stage import Stage
 from megatron_ext.tasks.task import Micro, Tensors
 from megatron_ext.timeline.recorder import Recorder
+from tests.support import cases
 
-SCHEDULES = 1000
+SCHEDULES = cases.fewer(240, 1000)
 RANKS = 4
 HANGS_AFTER_S = 300.0
 BATCH, SEQUENCE, HIDDEN = 2, 3, 4
@@ -215,7 +216,7 @@ def soak(folder: Path, rank: int, progress: Synchronized) -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_random_schedules_end_with_the_right_gradients(tmp_path: Path) -> None:
+def test_random_schedules_end_with_the_right_gradients(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     progress = [context.Value("i", -1) for _ in range(RANKS)]
     ranks = [context.Process(target=soak, args=(tmp_path, rank, progress[rank])) for rank in range(RANKS)]

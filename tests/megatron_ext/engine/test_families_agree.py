@@ -13,7 +13,8 @@ from megatron_ext.engine import engine, flat
 from megatron_ext.parallel import tensor_parallel
 from megatron_ext.tasks.language.bert import BertTask
 from megatron_ext.tasks.language.t5 import T5Task
-from tests.megatron_ext.engine.test_layouts_agree import Layout
+from tests.megatron_ext.engine.test_layouts_agree import Layout, options
+from tests.support import cases
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 from tests.support.megatron_ext.masked import MaskedLoss, masked_samples
 from tests.support.megatron_ext.textbook import trained
@@ -64,6 +65,15 @@ LAYOUTS = {
 }
 
 
+FIRST = [(model, layout) for model, layouts in LAYOUTS.items() for layout in layouts[1:3]]
+"""`make test-fast` tries these."""
+TRIED = cases.covering(
+    [(model, layout) for model, layouts in LAYOUTS.items() for layout in layouts],
+    lambda case: {*options(case[1]), (case[0], case[1].tensor != 1, case[1].pipeline > 1)},
+    always=FIRST[:4],
+)
+
+
 @pytest.fixture(autouse=True)
 def samples(monkeypatch: pytest.MonkeyPatch) -> None:
     for task in (BertTask, T5Task):
@@ -88,11 +98,7 @@ def reference(
 
 @pytest.mark.parametrize(
     ("model", "layout"),
-    [
-        pytest.param(model, layout, marks=[pytest.mark.fast] * (layout in layouts[1:3]))
-        for model, layouts in LAYOUTS.items()
-        for layout in layouts
-    ],
+    [pytest.param(model, layout, marks=[pytest.mark.fast] * ((model, layout) in FIRST)) for model, layout in TRIED],
     ids=str,
 )
 def test_losses_and_weights_equal_the_single_process(

@@ -28,9 +28,10 @@ from megatron_ext.tasks.stage import Stage
 from megatron_ext.tasks.task import Block, Held, Micro, Wire
 from megatron_ext.timeline.recorder import Recorder
 from tests.megatron_ext.engine.test_executor_soak import random_schedule
+from tests.support import cases
 from tests.support.megatron_ext.tasks import WIDTH, GraphTask
 
-TASKS = 150
+TASKS = cases.fewer(60, 150)
 RANKS = 3
 BATCH = 2
 CPU = torch.device("cpu")

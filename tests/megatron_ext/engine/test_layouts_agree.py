@@ -18,12 +18,13 @@ from megatron_ext.contract.schedule.schedules import NAMES, as_json
 from megatron_ext.engine import engine, flat
 from megatron_ext.parallel import tensor_parallel
 from tests.megatron_ext.engine.test_executor_soak import random_schedule
+from tests.support import cases
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 from tests.support.megatron_ext.textbook import textbook
 
 LAYERS = 3
 BATCH = 8
-MOST_RANKS = 8
+MOST_RANKS = cases.fewer(4, 8)
 DROPOUT = ["model.hidden_dropout=0.3", "model.attention_dropout=0.2"]
 
 
@@ -59,6 +60,20 @@ class Layout(NamedTuple):
         if self.streams != "null":
             options += f"-streams-{self.streams}"
         return f"t{self.tensor}-d{self.data}-p{self.pipeline}-{self.partition}-micro{self.micro_batch_size}{options}"
+
+
+def options(layout: Layout) -> set[object]:
+    """What must occur: each option with a value, stages without layers at each end and between, and all at once."""
+    empty = [layers == "0" for layers in layout.partition.split("-")]
+    tensor = max(map(int, str(layout.tensor).split("-")))
+    named = layout._replace(partition="", micro_batch_size=0, chunks=0, replicas=layout.replicas != "null")._asdict()
+    sizes = (tensor > 1, layout.data > 1, layout.pipeline > 1)
+    return {
+        *named.items(),
+        ("empty", empty[0], any(empty[1:-1]), empty[-1]),
+        ("unlike", "-" in str(layout.tensor)),
+        sizes,
+    }
 
 
 GRID = [
@@ -143,7 +158,7 @@ def with_dropout(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return textbook(make_run(tmp_path_factory.mktemp("dropout") / "run", corpus, *ONE, *DROPOUT).plan, corpus)
 
 
-@pytest.mark.parametrize("layout", GRID, ids=str)
+@pytest.mark.parametrize("layout", cases.covering(GRID, options), ids=str)
 def test_losses_and_weights_equal_the_single_process(
     engine_run: Callable[..., EngineRun],
     reference: tuple[np.ndarray, dict[str, torch.Tensor]],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 
 from megatron_ext.engine import engine
 from tests.megatron_ext.engine.test_layouts_agree import DROPOUT, assert_equal
+from tests.support import cases
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 from tests.support.megatron_ext.textbook import textbook
 
@@ -81,7 +83,17 @@ def reference(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[n
     return textbook(make_run(tmp_path_factory.mktemp("reference") / "run", corpus, *BATCH, *ONE).plan, corpus)
 
 
-@pytest.mark.parametrize("case", [*REPLICAS, *TENSOR, *BOTH], ids=str)
+def options(case: Case) -> set[object]:
+    """Sizes that grow and that shrink from stage to stage, and every other option beside them."""
+    sizes = [map(int, (given or "1").split("-")) for given in (case.tensor, case.replicas)]
+    steps = [[(b > a) - (b < a) for a, b in pairwise(each)] for each in sizes]
+    unlike = tuple(any(each) for each in steps)
+    return {(number, step) for number, each in enumerate(steps) for step in each} | {
+        (unlike, other) for other in case.others
+    }
+
+
+@pytest.mark.parametrize("case", cases.covering([*REPLICAS, *TENSOR, *BOTH], options), ids=str)
 def test_losses_weights_and_moments_equal_the_single_process(
     engine_run: Callable[..., EngineRun],
     reference: tuple[np.ndarray, dict[str, torch.Tensor]],

@@ -11,7 +11,8 @@ import torch
 
 from megatron_ext.engine import engine
 from megatron_ext.parallel import tensor_parallel
-from tests.megatron_ext.engine.test_layouts_agree import Layout
+from tests.megatron_ext.engine.test_layouts_agree import Layout, options
+from tests.support import cases
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 from tests.support.megatron_ext.pairs import PairLoss, write_pairs
 from tests.support.megatron_ext.textbook import trained
@@ -54,6 +55,11 @@ LAYOUTS: dict[str, list[tuple[Layout, str]]] = {
 }
 SHARED = ("parallel.global_batch_size=6",)
 """Three micro-batches of two, so that replicas can have unequal shares."""
+
+
+ALL = [(model, layout, shares) for model, layouts in LAYOUTS.items() for layout, shares in layouts]
+FIRST = [case for case in ALL if case[1] in (LAYOUTS[case[0]][-1][0], LAYOUTS[case[0]][:2][-1][0])]
+"""`make test-fast` tries these."""
 
 
 @pytest.fixture(scope="module")
@@ -101,11 +107,10 @@ def assert_equal(run: EngineRun, expected: Found) -> None:
 @pytest.mark.parametrize(
     ("model", "layout", "shares"),
     [
-        pytest.param(model, layout, shares, marks=[pytest.mark.fast] * (layout in (layouts[1][0], layouts[-1][0])))
-        for model, layouts in (
-            (model, layouts if len(layouts) > 1 else layouts * 2) for model, layouts in LAYOUTS.items()
+        pytest.param(*case, marks=[pytest.mark.fast] * (case in FIRST))
+        for case in cases.covering(
+            ALL, lambda case: {*options(case[1]), (case[0], case[1].pipeline), ("shares", case[2])}, always=FIRST
         )
-        for layout, shares in dict.fromkeys(layouts)
     ],
     ids=str,
 )

@@ -13,6 +13,7 @@ from megatron_ext.contract.schedule.schedules import Kind, schedule
 from megatron_ext.contract.schedule.stream_check import Proof, check_stream, prove, versions_alive
 from megatron_ext.contract.schedule.streams import LATEST, SEMANTICS, STASHING, TWO, VERTICAL, Step, Stream, end_of
 from megatron_ext.schedule import main
+from tests.support import cases
 
 COUNTS = (1, 7, 24, 37)
 
@@ -40,9 +41,10 @@ def lists_of(stream: Stream, count: int) -> list[list[list[Step]]]:
 
 
 @pytest.mark.parametrize("semantics", SEMANTICS)
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5, *(pytest.param(n, marks=pytest.mark.slow) for n in (6, 7, 8))])
+@pytest.mark.parametrize("ranks", range(2, 9))
 def test_every_layout_runs_to_its_end_with_the_right_weights(ranks: int, semantics: str) -> None:
-    for replicas in compositions(ranks):
+    layouts = cases.drawn(compositions(ranks), 16, always=[(1,) * ranks, (ranks - 1, 1), (1, ranks - 1)])
+    for replicas in layouts:
         for count in COUNTS:
             for every in (1, 3) if ranks < 5 else (1,):
                 stream = stream_of(replicas, semantics, every)

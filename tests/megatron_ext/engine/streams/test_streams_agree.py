@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from megatron_ext.tasks.families import task_of
 from tests.megatron_ext.contract.schedule.test_streams import compositions, stream_of
 from tests.megatron_ext.engine.test_layouts_agree import DROPOUT
 from tests.megatron_ext.engine.test_rehearsal import events
+from tests.support import cases
 from tests.support.megatron_ext.engine_run import EngineRun
 
 LAYERS = 5
@@ -59,7 +60,7 @@ class Case(NamedTuple):
 
 
 def covering() -> Iterator[Case]:
-    """Every layout of up to 5 ranks, with the other options in turn."""
+    """Layouts of up to 5 ranks, with the other options in turn."""
     options = cycle(
         [
             SGD,
@@ -104,7 +105,15 @@ def assert_as_delayed(run: EngineRun, tolerance: float = 1e-5) -> None:
         )
 
 
-@pytest.mark.parametrize("case", [*covering()], ids=str)
+def options(case: Case) -> set[object]:
+    """Stages of as many and of other numbers of replicas, and everything else."""
+    steps = {(b > a) - (b < a) for a, b in pairwise(case.replicas)}
+    return {len(case.replicas), *(("step", one) for one in steps), case.semantics, case.window, case.update_every} | {
+        (case.semantics, other) for other in case.others
+    }
+
+
+@pytest.mark.parametrize("case", cases.covering(covering(), options), ids=str)
 def test_every_layout_learns_as_one_process_with_delays(engine_run: Callable[..., EngineRun], case: Case) -> None:
     run = engine_run(*case.overrides())
     assert run.go() == 0, run.stderr()

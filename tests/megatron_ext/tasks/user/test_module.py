@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,23 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.learning_rate import learning_rate
 from megatron_ext.tasks.families import task_of
 from reports.readers.record import read, stage_contents
+from tests.support import cases
 from tests.support.megatron_ext import user_models
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 from tests.support.megatron_ext.users_files import MODELS, imported, users_file
 
 RANDOM = ("convnet", "Residual", "Translator", "Recurrent")
 """Those with dropout, which one plain process without micro-batches' seeds draws otherwise."""
+LAYOUTS = {
+    "pp2": ("parallel.pipeline=2",),
+    "pp3-zb": ("parallel.pipeline=3", "parallel.schedule=zb_h1"),
+    "pp2-dp2": ("parallel.pipeline=2", "parallel.data=2"),
+    "pp3-recompute": ("parallel.pipeline=3", "parallel.recompute=full"),
+    "pp2-dp2-gpipe": ("parallel.pipeline=2", "parallel.data=2", "parallel.schedule=gpipe"),
+    "pp2-interleaved": ("parallel.pipeline=2", "parallel.chunks=2", "parallel.schedule=interleaved"),
+    "streams": ("parallel.streams=2", "parallel.recompute=full"),
+}
+DROPPING = ("pp3-recompute", "pp2-dp2-gpipe", "pp2-interleaved", "streams")
 
 
 def module_run(folder: Path, name: str, *overrides: str, code: str = "", capture: bool | None = None) -> EngineRun:
@@ -95,18 +107,16 @@ def users_names(run: EngineRun) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in RANDOM])
 @pytest.mark.parametrize(
-    "layout",
-    [
-        ("parallel.pipeline=2",),
-        ("parallel.pipeline=3", "parallel.schedule=zb_h1"),
-        ("parallel.pipeline=2", "parallel.data=2"),
-    ],
-    ids=["pp2", "pp3-zb", "pp2-dp2"],
+    ("name", "layout"),
+    cases.covering(
+        product([name for name in MODELS if name not in RANDOM], LAYOUTS),
+        set,
+        always=[("Seq2Seq", "pp3-zb"), ("SharedEmbedding", "pp2-dp2")],
+    ),
 )
-def test_a_module_trains_on_stages_as_in_one_plain_process(tmp_path: Path, name: str, layout: tuple[str, ...]) -> None:
-    run = module_run(tmp_path / "run", name, *layout)
+def test_a_module_trains_on_stages_as_in_one_plain_process(tmp_path: Path, name: str, layout: str) -> None:
+    run = module_run(tmp_path / "run", name, *LAYOUTS[layout])
     assert run.go() == 0, run.stderr()
     losses, weights = plain(run.plan, name, dropout=True)
     np.testing.assert_allclose(run.losses(), losses, rtol=1e-5)
@@ -128,19 +138,11 @@ def test_each_rank_makes_the_task_once(tmp_path: Path) -> None:
     assert (tmp_path / "made").read_text() == "made\n" * 2
 
 
-@pytest.mark.parametrize("name", RANDOM)
-def test_dropout_does_not_depend_on_the_layout(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "layout"), cases.covering(product(RANDOM, DROPPING), set))
+def test_dropout_does_not_depend_on_the_layout(tmp_path: Path, name: str, layout: str) -> None:
     runs = [
-        module_run(tmp_path / str(number), name, *layout)
-        for number, layout in enumerate(
-            [
-                ("parallel.pipeline=1",),
-                ("parallel.pipeline=3", "parallel.recompute=full"),
-                ("parallel.pipeline=2", "parallel.data=2", "parallel.schedule=gpipe"),
-                ("parallel.pipeline=2", "parallel.chunks=2", "parallel.schedule=interleaved"),
-                ("parallel.streams=2", "parallel.recompute=full"),
-            ]
-        )
+        module_run(tmp_path / "one", name, "parallel.pipeline=1"),
+        module_run(tmp_path / "other", name, *LAYOUTS[layout]),
     ]
     for run in runs:
         assert run.go() == 0, run.stderr()
