@@ -91,7 +91,7 @@ def with_known_keys(cfg: DictConfig, words: Sequence[str] | None) -> DictConfig:
         ConfigError: a key is unknown.
     """
     try:
-        known = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Experiment), OmegaConf.to_container(cfg)))
+        known = cast(DictConfig, OmegaConf.unsafe_merge(OmegaConf.structured(Experiment), OmegaConf.to_container(cfg)))
     except ConfigKeyError as error:
         raise ConfigError(unknown_key(str(error.full_key))) from error
     if words is not None:

@@ -14,6 +14,7 @@ from launch.commands.preflight import preflight
 from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints.meta import Checkpoint
 from tests.launch.commands.test_translate import FAMILIES, TRAINED, said, write_text
+from tests.support import cases
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 
 EVALUATED = ("train.eval_interval=20", "train.best=bleu", "train.keep_checkpoints=9", "train.save_interval=20")
@@ -48,7 +49,15 @@ def bleus(run: EngineRun) -> list[float]:
 
 @pytest.mark.parametrize(
     ("family", "layout"),
-    [("transformer", layout) for layout in LAYOUTS] + [("gnmt", "stages and replicas"), ("gnmt", "single")],
+    cases.drawn(
+        [*(("transformer", layout) for layout in LAYOUTS), ("gnmt", "stages and replicas"), ("gnmt", "single")],
+        0,
+        always=[
+            ("transformer", "replicas with a sharded optimizer"),
+            ("transformer", "a tensor group"),
+            ("gnmt", "stages and replicas"),
+        ],
+    ),
 )
 def test_it_is_what_evaluate_says_of_the_checkpoint(
     tmp_path: Path, text: tuple[Path, int], family: str, layout: str, capsys: pytest.CaptureFixture[str]

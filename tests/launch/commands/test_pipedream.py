@@ -61,7 +61,7 @@ def test_a_division_of_a_model_is_exported_and_read_back(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["data", "images", "--source", "digits", "--output", "data/digits"]) == 0
     given = ["model=vgg-tiny", "data=digits", "parallel.micro_batch_size=2"]
-    assert cli.main(["profile", *given[:2], "micro_batches=2", "profile=vgg.yaml"]) == 0
+    assert cli.main(["profile", *given[:2], "micro_batches=2", "seconds=0.02", "profile=vgg.yaml"]) == 0
     machine = ["cluster.groups.local.gpus_per_node=4", "parallel.global_batch_size=8", "profile=vgg.yaml"]
     words = [*given, *machine, "parallel.schedule=pipedream", "straight=true"]
     capsys.readouterr()

@@ -25,7 +25,7 @@ def video(folder: Path) -> list[str]:
 
 
 MODELS: dict[str, Callable[[Path], list[str]]] = {"awd-lm-tiny": language, "s2vt-tiny": video}
-QUICK = ("micro_batches=1,2", "seconds=0.1", "profile=mine")
+QUICK = ("micro_batches=1,2", "seconds=0.02", "profile=mine")
 
 
 @pytest.mark.parametrize("model", MODELS)

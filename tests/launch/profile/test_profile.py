@@ -52,7 +52,7 @@ def test_this_machine_is_measured_and_a_search_reads_what_was_written(
 ) -> None:
     """Two nodes of two ranks: tensor groups and links within nodes, and links between them."""
     nodes = ("cluster.groups.local.count=2", "cluster.groups.local.gpus_per_node=2")
-    assert main(["profile", *SMALL, *nodes, "micro_batches=2", "seconds=0.1", "profile=mine"]) == 0
+    assert main(["profile", *SMALL, *nodes, "micro_batches=2", "seconds=0.02", "profile=mine"]) == 0
     told = capsys.readouterr()
     written = read_profile("mine")
     assert [(one.tensor, one.micro_batch_size) for one in written.costs] == [(1, 2), (2, 2)]
@@ -78,7 +78,7 @@ def test_a_module_is_measured_by_kind_of_block_and_its_plan_is_one_that_launch_t
 ) -> None:
     """An LSTM encoder and decoder, captured: states and a mask cross its cuts."""
     module = ["model=module", f"model.code={users_file(folder, 'Seq2Seq')}:Seq2Seq", "model.capture=true"]
-    assert main(["profile", *module, "micro_batches=1,2", "seconds=0.1", "profile=mine"]) == 0
+    assert main(["profile", *module, "micro_batches=1,2", "seconds=0.02", "profile=mine"]) == 0
     shown = capsys.readouterr().out
     written = read_profile("mine")
     found = written.modules["module"]
@@ -107,7 +107,7 @@ def test_a_model_of_images_is_measured_by_kind_of_block_and_its_plan_is_one_that
 ) -> None:
     data = make_images(folder, 8)
     model = ["model=vgg-tiny", f"data.prefix={data}"]
-    assert main(["profile", *model, "micro_batches=1,2", "seconds=0.1", "profile=mine"]) == 0
+    assert main(["profile", *model, "micro_batches=1,2", "seconds=0.02", "profile=mine"]) == 0
     shown = capsys.readouterr().out
     found = read_profile("mine").modules["vgg-tiny"]
     assert [block.name for block in found.blocks] == compose([*model, "parallel=single"]).model.block_names()

@@ -62,7 +62,7 @@ def wait_for(condition: Callable[[], object], seconds: float = PATIENCE_S) -> No
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 def wait_until_running(run: RunDir) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo  # torch.optim needs it: once here, not in every process that is forked
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
