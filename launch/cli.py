@@ -73,7 +73,15 @@ def usage() -> str:
     """The commands, a line each."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name.ljust(width)}  {purpose}" for name, purpose in COMMANDS.items()]
-    return "\n".join(["usage: tdpp COMMAND ...", "", *lines, "", "tdpp COMMAND --help tells more; tdpp --version."])
+    return "\n".join(
+        [
+            "usage: tdpp COMMAND ...",
+            "",
+            *lines,
+            "",
+            "'tdpp COMMAND --help' shows its options; 'tdpp --version'.",
+        ]
+    )
 
 
 def _unknown(verb: str) -> str:

@@ -13,4 +13,4 @@ if __name__ == "__main__":
     try:
         tell_end(RunDir(Path(sys.argv[1])))
     except TdppError as error:
-        sys.exit(f"the run's end was not told: {error}")
+        sys.exit(f"the run's end could not be reported: {error}")

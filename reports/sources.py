@@ -76,7 +76,7 @@ class Source:
         return cls(run=run, log=run.path, sizes=sizes, report=run.report)
 
     def make_folder(self) -> None:
-        """Makes the folder for the pages. One in a run is made and used by the run's owner alone, and is no link.
+        """Makes the folder for the pages. One in a run is made and used by the run's owner alone, and is not a link.
 
         Raises:
             ReportError: it is in another user's run, or leads elsewhere.
@@ -99,7 +99,7 @@ class Source:
         """All that is known at this moment.
 
         Raises:
-            ReportError: the run has no usable plan, or it is no log.
+            ReportError: the run has no usable plan, or it is not a log.
         """
         if self.run is None:
             known, timeline = megatron_log.read(self.log, self.sizes)
@@ -146,7 +146,7 @@ def _several_names(wanted: str) -> NeitherError:
 
 
 def _neither(wanted: str | None, error: RunFolderError) -> TdppError:
-    """What to say of something that is no run and no log; of a path it is where to look, of a name which runs exist."""
+    """What to say of what is neither a run nor a log: where to look, for a path; which runs exist, for a name."""
     path = Path(wanted or "")
     if wanted is not None and path.is_dir():
         return NeitherError(f"{wanted} has no plan.json of a run, no runs, and no .out files of a job's nodes")

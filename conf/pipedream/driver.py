@@ -97,7 +97,7 @@ def read(path: Path) -> Driver:
         config_file=keys.text("config_file", "a JSON file") if keys.left.get("config_file") is not None else None,
         batch_size=keys.whole("batch_size", 1, 256 if images else 128),
         learning_rate=keys.number("learning_rate", 0.1),
-        learning_rate_policy=keys.choice("learning_rate_policy", policies, "it is no policy", str(Policy.step)),
+        learning_rate_policy=keys.choice("learning_rate_policy", policies, "it is not a policy", str(Policy.step)),
         weight_decay=keys.number("weight_decay", 1e-4),
         epochs=keys.whole("epochs", 1, 90 if images else 8),
         print_frequency=keys.whole("print_frequency", 1, 10),

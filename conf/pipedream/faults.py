@@ -19,7 +19,7 @@ def content_of(path: Path, said: str) -> dict[Any, Any]:
     """The keys of a YAML or JSON file, which `said` names. JSON is YAML; keys without quotes are read too.
 
     Raises:
-        ConfigError: it is not there, or is no such file.
+        ConfigError: it is not there, or is not such a file.
     """
     try:
         require_small(path)
@@ -27,7 +27,7 @@ def content_of(path: Path, said: str) -> dict[Any, Any]:
     except OSError as error:
         raise ConfigError(f"{said}: cannot be read: {error.strerror}; give the path of a file") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{said}: {NOT_TEXT}: byte {error.start} is no UTF-8") from error
+        raise ConfigError(f"{said}: {NOT_TEXT}: byte {error.start} is not UTF-8") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{said}: neither YAML nor JSON: {yaml_fault(error)}") from error
     except (ConfigError, RecursionError, ValueError) as error:

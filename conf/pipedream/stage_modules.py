@@ -26,7 +26,7 @@ def layers_of(package: Path) -> list[list[Layer]]:
     """By module, the loss left out.
 
     Raises:
-        ConfigError: it is no package of stages, or what a module holds would be known only by running it.
+        ConfigError: it is not a package of stages, or what a module holds would be known only by running it.
     """
     tree = _parsed(package / "__init__.py")
     files = {
@@ -47,7 +47,7 @@ def _layers(entry: ast.expr, files: dict[str, Path], package: Path) -> list[Laye
     made = entry.elts[0] if isinstance(entry, ast.Tuple) and entry.elts else entry
     name = made.func.id if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) else None
     if name is None or name not in files:
-        raise ConfigError(f"{package / '__init__.py'}: line {entry.lineno}: this is no module of a file of its own")
+        raise ConfigError(f"{package / '__init__.py'}: line {entry.lineno}: this is not a module of a file of its own")
     tree = _parsed(files[name])
     found = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
     methods = found.body if found else []
@@ -89,4 +89,4 @@ def _parsed(path: Path) -> ast.Module:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: this is no Python file ({error})") from error
+        raise ConfigError(f"{path}: this is not a Python file ({error})") from error

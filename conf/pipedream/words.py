@@ -80,7 +80,7 @@ def _model(path: Path, reading: Reading, model_of: ModelOf) -> Model:
         own = [choice for choice in choices("model", reading.given) if re.sub(r"\W", "_", choice) == name]
         if name not in MODELS and len(own) != 1:
             raise ConfigError(
-                f"{WORD}{path}: module={driver.module}: {name} is no model that is known by that name "
+                f"{WORD}{path}: module={driver.module}: {name} is not a model that is known by that name "
                 f"({', '.join(MODELS)}); give model=… and parallel.partition=…"
             )
         words["model"] = MODELS[name] if name in MODELS else own[0]

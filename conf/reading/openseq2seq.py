@@ -44,7 +44,7 @@ class _Part:
 
     def __init__(self, name: str, content: Any, reading: _Reading) -> None:
         if not isinstance(content, dict):
-            reading.refused.append(f"{name or 'base_params'} is no dictionary whose content is certain: {content}")
+            reading.refused.append(f"{name or 'base_params'} is not a dictionary whose content is certain: {content}")
         self._left = dict(content) if isinstance(content, dict) else {}
         self._prefix, self._reading = f"{name}." if name else "", reading
 
@@ -97,11 +97,13 @@ def read(path: Path, given: tuple[str, ...] = ()) -> tuple[list[str], list[str]]
     except OSError as error:
         raise ConfigError(f"openseq2seq={path}: cannot be read: {error.strerror}; give the path of a file") from error
     except (SyntaxError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"openseq2seq={path}: this is no Python file ({error}); give a configuration file") from error
+        raise ConfigError(
+            f"openseq2seq={path}: this is not a Python file ({error}); give a configuration file"
+        ) from error
     except Unread as unread:
         raise ConfigError(f"openseq2seq={path}: {unread}; tdpp reads a file, and runs none of it") from unread
     if "base_params" not in known:
-        raise ConfigError(f"openseq2seq={path}: it has no base_params, so it is no configuration of OpenSeq2Seq")
+        raise ConfigError(f"openseq2seq={path}: it has no base_params, so it is not a configuration of OpenSeq2Seq")
     reading = _Reading()
     base = {**known["base_params"], **_dict(known, "train_params")} if isinstance(known["base_params"], dict) else None
     whole = _Part("", base, reading)

@@ -51,7 +51,7 @@ def values(text: str) -> dict[str, Any]:
 
     Raises:
         Unread: the file does more than to give values to names.
-        SyntaxError: it is no Python.
+        SyntaxError: it is not Python.
     """
     known: dict[str, Any] = {}
     for statement in ast.parse(text).body:
@@ -81,7 +81,7 @@ def _item(place: ast.Subscript, known: Mapping[str, Any]) -> dict[Any, Any]:
 def _dict(node: ast.expr, known: Mapping[str, Any]) -> dict[Any, Any]:
     found = _value(node, known)
     if not isinstance(found, dict):
-        raise Unread(node, f"{ast.unparse(node)[:60]!r} is no dictionary")
+        raise Unread(node, f"{ast.unparse(node)[:60]!r} is not a dictionary")
     return found
 
 

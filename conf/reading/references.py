@@ -11,7 +11,7 @@ from conf.errors import ConfigError
 
 
 def require_shapes(node: Any, kind: Any, key: str = "") -> None:
-    """Raises ConfigError where what stands at `key` is no group of keys, no list, or one of another kind."""
+    """Raises ConfigError where what stands at `key` is not a group of keys, no list, or one of another kind."""
     origin = get_origin(kind)
     if not (is_dataclass(kind) or origin in (dict, list)):
         if isinstance(node, DictConfig | ListConfig) and kind is not Any:

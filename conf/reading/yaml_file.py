@@ -39,7 +39,7 @@ def load_yaml(path: Path) -> DictConfig:
         require_small(path)
         loaded = OmegaConf.load(path)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{NOT_TEXT}: byte {error.start} is no UTF-8") from error
+        raise ConfigError(f"{NOT_TEXT}: byte {error.start} is not UTF-8") from error
     except YAMLError as error:
         raise ConfigError(f"not YAML: {yaml_fault(error)}") from error
     except OmegaConfBaseException as error:
@@ -120,7 +120,7 @@ def _require_few(events: Iterable[yaml.Event]) -> None:
 
 
 def yaml_fault(error: YAMLError) -> str:
-    """Why a text is no YAML, and where."""
+    """Why a text is not YAML, and where."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return " ".join(str(error).split())

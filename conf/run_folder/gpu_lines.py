@@ -190,14 +190,14 @@ def _gpu(line: str) -> GpuSample | None:
 
 
 def _number(text: str) -> int | None:
-    """Raises ValueError for what is no number of such a line."""
+    """Raises ValueError for what is not a number of such a line."""
     if text != _UNKNOWN and not re.fullmatch(r"-?[0-9]{1,9}", text):
         raise ValueError(text)
     return None if text == _UNKNOWN else int(text)
 
 
 def _processes_of(text: str) -> tuple[GpuProcess, ...] | None:
-    """Raises ValueError for what is no list of processes."""
+    """Raises ValueError for what is not a list of processes."""
     if text == _UNKNOWN:
         return None
     found = []

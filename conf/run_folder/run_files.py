@@ -32,7 +32,7 @@ def opened(path: Path, most: int | None = None) -> BinaryIO:
     Raises:
         FileNotFoundError: it is not there.
         ClosedError: this user may not read it.
-        RunFolderError: it is no regular file, is too large, or cannot be opened.
+        RunFolderError: it is not a regular file, is too large, or cannot be opened.
     """
     try:
         file = files.opened(path)
@@ -68,11 +68,11 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: Path, errors: str = "strict") -> str:
-    """The same as text; raises RunFolderError for what is no UTF-8, unless `errors` is such as `replace`."""
+    """The same as text; raises RunFolderError for what is not UTF-8, unless `errors` is such as `replace`."""
     try:
         return read_bytes(path).decode(errors=errors)
     except UnicodeDecodeError as error:
-        raise RunFolderError(f"{path} is not text: byte {error.start} is no UTF-8") from error
+        raise RunFolderError(f"{path} is not text: byte {error.start} is not UTF-8") from error
 
 
 def read_tail(path: Path, size: int, begin: int = 0) -> tuple[bytes, bool]:
@@ -107,7 +107,7 @@ def parse_json(text: str, where: str) -> Any:
     """The value of a JSON text.
 
     Raises:
-        RunFolderError: it is no JSON, or nested deeper than anything of tdpp's; it names `where`.
+        RunFolderError: it is not JSON, or nested deeper than anything of tdpp's; it names `where`.
     """
     try:
         value = json.loads(text)

@@ -138,7 +138,7 @@ def _at(path: Path) -> Path | None:
         resolved = path.resolve(strict=True)
     except PermissionError as error:
         raise RunFolderError(f"{path}: you may not look there ({error.strerror}: {error.filename})") from error
-    except (OSError, RuntimeError, ValueError):  # it is no path, but a name; or a link to itself, or holds a byte 0
+    except (OSError, RuntimeError, ValueError):  # it is not a path, but a name; or a link to itself, or holds a byte 0
         return None
     if _is_either(resolved):
         return resolved

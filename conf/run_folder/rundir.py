@@ -271,7 +271,7 @@ class RunDir(RunFiles):
         """What plan.json says.
 
         Raises:
-            RunFolderError: it is not there, or is no plan.
+            RunFolderError: it is not there, or is not a plan.
         """
         content = self.read_object(self.plan, KEYS)
         if content is None:

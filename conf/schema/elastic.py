@@ -39,7 +39,7 @@ def check(elastic: Elastic, parallel: Parallel, train: Train, ranks: Sequence[in
     with_elastic = "elastic.enabled=true"
     if len(ranks) < 2:
         raise ConfigError(
-            f"{with_elastic}: the run has a single node, so that none could go on without another; give it more "
+            f"{with_elastic}: the run has a single node, so no other node could continue; give it more "
             "(cluster.groups.<group>.count, parallel.node_order), or leave elastic out"
         )
     if elastic.min_nodes > len(ranks):

@@ -87,7 +87,7 @@ def only(links: Mapping[str, Any], groups: Collection[str]) -> dict[str, dict[st
 def _check_group(key: str, name: object, groups: Collection[str]) -> None:
     if name not in groups:
         raise ConfigError(
-            f"{key}: {name!r} is no node group; cluster.groups has: {', '.join(groups)}; correct the name, or leave "
+            f"{key}: {name!r} is not a node group; cluster.groups has: {', '.join(groups)}; correct the name, or leave "
             "the entry out"
         )
 

@@ -84,7 +84,7 @@ def can_run(
     if train.last_iteration % train.log_interval:
         raise ConfigError(
             f"train.iterations={train.iterations} must be a multiple of train.log_interval={train.log_interval}: "
-            "Megatron-LM logs no other iteration, and the last one in the log is what tells that a run is complete"
+            "Megatron-LM logs no other iteration, and the last one in the log is what shows that a run is complete"
         )
 
 

@@ -35,7 +35,7 @@ class Range:
 
     def check(self, key: str, value: float) -> None:
         """Raises ConfigError where the value of `key` lies outside."""
-        if not self.least <= value:  # nor is what is no number at all
+        if not self.least <= value:  # nor is what is not a number at all
             raise ConfigError(f"{key}={value} must be at least {_plain(self.least)}")
         if value > self.most:
             raise ConfigError(f"{key}={value} must be at most {_plain(self.most)}")

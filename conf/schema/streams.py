@@ -79,7 +79,7 @@ def depth_in(text: str) -> tuple[int, ...]:
     """
     if not re.fullmatch(r"[0-9]{1,4}(-[0-9]{1,4})*", text):
         raise ConfigError(
-            f"parallel.depth={text!r} is no depth: write the forward passes that each stage takes before its first "
+            f"parallel.depth={text!r} is not a depth: write the forward passes that each stage takes before its first "
             "backward pass, joined by dashes, such as 3-1-0"
         )
     return tuple(int(part) for part in text.split("-"))

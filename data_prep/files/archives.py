@@ -128,7 +128,7 @@ def _data_of_package(path: Path) -> tuple[str, bytes]:
     """
     with path.open("rb") as file:
         if file.read(len(_AR)) != _AR:
-            raise ValueError("it is no Debian package: it does not begin with !<arch>")
+            raise ValueError("it is not a Debian package: it does not begin with !<arch>")
         while header := file.read(_AR_HEADER):
             name, size = header[:16].decode("latin-1").strip().rstrip("/"), int(header[48:58])
             if name.startswith("data.tar"):

@@ -57,8 +57,8 @@ def in_order(function: Callable[[T], R], items: Iterable[T], workers: int) -> Ge
             yield pending.popleft().result()
     except BrokenProcessPool as error:
         raise DataPrepError(
-            f"one of {workers} processes was killed, perhaps for want of memory; run the same command again, it goes "
-            "on where it was, with fewer --workers"
+            f"one of {workers} processes was killed, perhaps because memory ran out; run the same command "
+            "again with fewer --workers: it continues where it was"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

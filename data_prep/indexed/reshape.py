@@ -97,7 +97,7 @@ def split(prefix: Path, weights: Sequence[float], output: Path) -> list[Path]:
     outputs = [_free(output.with_name(f"{output.name}-{number}"), prefix) for number in range(len(weights))]
     for weight, documents in zip(weights, shares, strict=True):
         if not documents:
-            raise DataPrepError(f"--weights: {weight:g} of {sum(weights):g} is no document of {data.documents}")
+            raise DataPrepError(f"--weights: {weight:g} of {sum(weights):g} is not a document of {data.documents}")
     with _all_or_nothing(outputs):
         for path, documents in zip(outputs, shares, strict=True):
             boundaries = data.boundaries[documents.start : documents.stop + 1]

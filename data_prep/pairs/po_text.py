@@ -18,7 +18,7 @@ def po_messages(content: bytes) -> dict[str, str]:
     Fuzzy translations and obsolete messages are left out; of a message with several numbers the singular is taken.
 
     Raises:
-        ValueError: it is no such text; it names the line.
+        ValueError: it is not such a text; it names the line.
         LookupError: its character set is not known.
     """
     found = _CHARSET.search(content)

@@ -136,7 +136,7 @@ def _value(line: str, key: str) -> str:
         raise BadDocument(0, f"no key {key!r}; its keys are {found}; choose one with --key")
     value = record[key]
     if not isinstance(value, str):
-        raise BadDocument(0, f"{key!r} is no text, but {json.dumps(value)[:40]}; choose another key with --key")
+        raise BadDocument(0, f"{key!r} is not text, but {json.dumps(value)[:40]}; choose another key with --key")
     try:
         value.encode()
     except UnicodeEncodeError as error:

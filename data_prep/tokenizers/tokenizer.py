@@ -84,7 +84,7 @@ class JsonTokenizer:
     Texts are tokenised as they are: what looks like a special token in them is text, and none is added.
 
     Raises:
-        DataPrepError: when made: the content is no tokeniser, or has no such end of a document.
+        DataPrepError: when made: the content is not a tokeniser, or has no such end of a document.
     """
 
     content: str
@@ -314,4 +314,4 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise DataPrepError(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        raise DataPrepError(f"{path}: not UTF-8, so it is no tokenizer") from error
+        raise DataPrepError(f"{path}: not UTF-8, so it is not a tokenizer") from error

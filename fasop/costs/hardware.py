@@ -12,7 +12,7 @@ from fasop.costs.profile import LayerProfile, read_profile
 from fasop.errors import SearchError
 
 LEAST, MOST = 0.01, 100.0
-"""A factor beyond is no calibration: something else is wrong."""
+"""A factor beyond is not a calibration: something else is wrong."""
 
 
 @config

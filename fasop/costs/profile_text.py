@@ -16,7 +16,7 @@ from fasop.costs.profile import LayerProfile
 
 UNITS = (
     "Times of a part are milliseconds of one micro-batch on one rank; spread is half of the median's 95 % confidence\n"
-    "interval. docs/profile.md tells every key."
+    "interval. docs/profile.md explains every key."
 )
 
 

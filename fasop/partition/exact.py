@@ -2,7 +2,7 @@
 
 An iteration takes as long as its longest path of waits. Every path takes a time that is linear in the layers, so each
 one gives a lower bound of all partitions, a cut (`Pipelines.longest`). A linear program over many of them bounds all
-partitions of a box, and boxes are halved where its solution is no partition (Kelley 1960, Land and Doig 1960, Gomory
+partitions of a box, and boxes are halved where its solution is not a partition (Kelley 1960, Land and Doig 1960, Gomory
 1960). What is done is counted in boxes, not seconds, so that the same search says the same everywhere.
 
 HiGHS 1.15 was tried in its place (highspy, 12 MiB installed): a mixed-integer program over the same cuts, of at most
@@ -30,7 +30,7 @@ EXACT = 1e-6
 NEAR = 1e-3
 """A solution whose longest path is known but for this needs no further cut."""
 CUTS = (20, 2)
-"""At the solutions of the first box, one after another: at first, and after what is no partition was excluded."""
+"""At the solutions of the first box, one after another: at first, and after what is not a partition was excluded."""
 EXCLUDED = 10
 """How often that is."""
 TRIED = 8

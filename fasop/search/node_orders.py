@@ -13,7 +13,7 @@ from fasop.costs.arrays import Integers
 MOST = 100
 """Orders that are all searched. Of more, a search begins with `starts` and goes on to `neighbours`."""
 OF_LAYERS = 10_000
-"""Orders times layers: of a small model so many more orders are all searched. There moving nodes is no good guide,
+"""Orders times layers: of a small model so many more orders are all searched. There moving nodes is not a good guide,
 since a stage may have all layers, and an order costs little.
 """
 KINDS = 4

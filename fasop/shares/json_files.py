@@ -18,15 +18,15 @@ def text_in(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SearchError(f"cannot read {file}: {getattr(error, 'strerror', None) or 'it is no text'}") from error
+        raise SearchError(f"cannot read {file}: {getattr(error, 'strerror', None) or 'it is not text'}") from error
 
 
 def object_in(file: Path) -> dict[str, Any]:
-    """Raises SearchError where it is no object."""
+    """Raises SearchError where it is not an object."""
     try:
         content = json.loads(text_in(file))
     except (json.JSONDecodeError, RecursionError) as error:
-        raise SearchError(f"{file}: is no JSON: {error}") from error
+        raise SearchError(f"{file}: is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise SearchError(f"{file}: must be a JSON object, {{…}}")
     return content

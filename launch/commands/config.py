@@ -72,4 +72,4 @@ def _unknown(key: str) -> str:
         name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]
     ]
     meant = f"did you mean {near[0]}? " if near else ""
-    return f"{key} is no key of a configuration; {meant}'tdpp config' lists its parts"
+    return f"{key} is not a configuration key; {meant}'tdpp config' lists its parts"

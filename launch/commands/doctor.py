@@ -1,7 +1,7 @@
 """`tdpp doctor`: whether an experiment could be launched, found out with a short job on its own nodes.
 
 The job goes the way of every launch (plan, executor, container, node agents), but its workers are megatron_ext.doctor.
-It has a folder of its own below `<runs_dir>/doctor`, and is no run among the others.
+It has a folder of its own below `<runs_dir>/doctor`, and is not a run among the others.
 """
 
 from __future__ import annotations

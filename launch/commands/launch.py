@@ -178,7 +178,7 @@ def _resume(argv: Sequence[str], worker: str) -> int:
     wanted, _ = own_words(argv, {"resume": str, "runs_dir": path}, LaunchError)
     if len(wanted) != len(argv) or not wanted["resume"]:
         raise LaunchError(
-            f"{' '.join(argv)}: resume=RUN goes on with a run as it was configured, and takes nothing but runs_dir=… "
+            f"{' '.join(argv)}: resume=RUN continues a run as it was configured, and takes nothing but runs_dir=… "
             "beside it; for another configuration start a new run with train.load=FOLDER of that run"
         )
     run = RunDir.find(wanted.get("runs_dir", usual_runs_dir()), wanted["resume"])

@@ -121,7 +121,7 @@ def tail_begin(path: Path, lines: int) -> int:
     further back than lines of a sensible length reach.
 
     Raises:
-        RunFolderError: it is no regular file, or cannot be read.
+        RunFolderError: it is not a regular file, or cannot be read.
     """
     try:
         with opened(path) as file:
@@ -176,7 +176,7 @@ class _End:
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of lines, such as --tail 20")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines, such as --tail 20")
     return int(text)
 
 

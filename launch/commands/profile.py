@@ -290,7 +290,7 @@ def _import(arguments: Arguments, comment: str) -> int:
 def _print_profile(name: str, profile: LayerProfile, groups: Sequence[str]) -> None:
     """On stdout: the times, what the links give for the cluster's configuration, and where it is written."""
     for what, table in tables(profile):
-        print(f"{profile.gpu} ({profile.device or 'device not told'}), {what}: forward + backward")
+        print(f"{profile.gpu} ({profile.device or 'device unknown'}), {what}: forward + backward")
         print_table(*table)
     for precision, nanoseconds in profile.optimizer_ns_per_parameter.items():
         print(f"optimizer, {precision}: {nanoseconds:g} ns a parameter")

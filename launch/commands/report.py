@@ -39,8 +39,8 @@ def main(argv: Sequence[str], judge: Judge | None = all_findings) -> int:
     """Writes `report/index.html` and `report/timeline.html` of each run, of several a comparison; prints their paths.
 
     Raises:
-        TdppError: a run cannot be found or has no usable plan, or a file is no log; of several files and folders those
-            that are neither are left out, and named on stderr, unless all are.
+        TdppError: a run cannot be found or has no usable plan, or a file is not a log; of several files and folders,
+            those that are neither are left out and named on stderr, unless all are.
     """
     arguments = _parser().parse_args(argv)
     if arguments.serve or arguments.port is not None:

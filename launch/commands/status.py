@@ -19,7 +19,7 @@ from launch.screen.watch import View, watch
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser(prog="tdpp status", description="Judge a run; the exit code tells the verdict.")
+    parser = Parser(prog="tdpp status", description="Judge a run; the exit code follows the verdict.")
     add_run(parser)
     parser.add_argument("--json", action="store_true", help="everything, as one JSON object; a line for each change")
     add_watch(parser, "until it is over")

@@ -145,7 +145,7 @@ class Log:
         """The next lines completed since the last call, some megabytes of them; none while there is no file.
 
         Raises:
-            RunFolderError: it is no regular file, or cannot be read.
+            RunFolderError: it is not a regular file, or cannot be read.
         """
         text = self._read()
         whole = text[: text.rfind(b"\n") + 1] or (text if len(text) == PART_BYTES else b"")

@@ -152,4 +152,4 @@ def tell_end_if_possible(run: RunDir) -> None:
     try:
         tell_end(run)
     except (TdppError, OSError) as error:
-        print(visible(f"{run.name}: its end was not told: {error}"), file=sys.stderr, flush=True)
+        print(visible(f"{run.name}: its end could not be reported: {error}"), file=sys.stderr, flush=True)

@@ -29,7 +29,7 @@ def rehearsal_times(experiment: Experiment) -> list[RankTimes]:
 
 
 def doubts(experiment: Experiment) -> list[str]:
-    """What is hard to believe of the times that a rehearsal takes, or is no measurement, in words.
+    """What is hard to believe of the times that a rehearsal takes, or is not a measurement, in words.
 
     Raises:
         ConfigError: a profile cannot be read.

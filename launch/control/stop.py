@@ -121,7 +121,7 @@ def _stop_on_hosts(run: RunDir, submitted: Submitted) -> str:
         failed = {name: error for name, error in failed.items() if name in still}
     if failed:
         raise LaunchError(
-            f"{'; '.join(map(str, failed.values()))}; whether anything of {run.name} is left there is not known: "
+            f"{'; '.join(map(str, failed.values()))}; whether anything of {run.name} is left there is unknown: "
             "an agent that lives has the request, and ends its node when it sees it"
         )
     return f"nothing of it is left on {', '.join(names)}" + (

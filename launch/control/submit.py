@@ -125,7 +125,7 @@ def resume(run: RunDir, worker: str = WORKER) -> None:
     """
     check_may_resume(run)
     if (verdict := verdict_without_plan(run)) is not None:
-        raise LaunchError(f"resume={run.name}: {verdict.reason}; there is nothing to go on with, so launch it anew")
+        raise LaunchError(f"resume={run.name}: {verdict.reason}; there is nothing to resume; launch it again")
     with launching(run):
         require_own(run.config)  # it says whether the run's folder may be its group's to write
         if run.submitit.is_dir():
@@ -147,7 +147,7 @@ def _resume(run: RunDir, experiment: Experiment, worker: str) -> None:
     plan = run.read_plan()
     if not resumable(plan):
         raise LaunchError(
-            f"resume={run.name}: cannot be gone on with, for it saves no checkpoints that tdpp reads "
+            f"resume={run.name}: cannot be resumed, because it saves no checkpoints that tdpp reads "
             "(train.checkpoint=false, a rehearsal, or engine=megatron_lm); start it anew"
         )
     if verdict.state is State.succeeded:

@@ -59,7 +59,7 @@ def evidence_of(seen: Observation, judged: State, later: Iterable[str]) -> Itera
         yield Evidence("evaluation", f"{_evaluation(evaluated)}, after iteration {evaluated.iteration}{_wanted(seen)}")
     for node in seen.nodes:
         if node.ended:
-            how = f", told to end by {node.stopped}" if node.stopped else ""
+            how = f", ended by {node.stopped}" if node.stopped else ""
             how += f": it {first_line(node.reason)}" if node.reason else ""
             yield Evidence(OF_NODE, f"ended with {node.exit_code}{how}", node.name)
         else:

@@ -160,16 +160,16 @@ def _success(seen: Observation) -> Finding | None:
     if _has_finished(seen):
         consumed = seen.log[-1].consumed_samples
         terms = "" if consumed is None else seen.plan.train.progress(consumed)
-        reason = f"{_ranks(seen)} ended well, and iteration {seen.iterations} of {seen.iterations} is in the log"
+        reason = f"{_ranks(seen)} exited with 0; iteration {seen.iterations} of {seen.iterations} logged"
         reason += f": {terms}" if terms else ""
         if seen.goal is not None and seen.goal.ended_by == UNTIL:
             reason = (
-                f"{_ranks(seen)} ended well after iteration {seen.iterations}, where train.until={seen.goal.limit} was "
-                f"reached: {seen.goal.value:.6g}"
+                f"{_ranks(seen)} exited with 0 after iteration {seen.iterations}, where "
+                f"train.until={seen.goal.limit} was reached: {seen.goal.value:.6g}"
             )
         return State.succeeded, "finished", reason
     last = seen.log[-1].iteration if seen.log else 0
-    reason = f"all ranks ended with 0, but the log ends at iteration {last} of {seen.of_iterations}"
+    reason = f"all ranks exited with 0, but the log ends at iteration {last} of {seen.of_iterations}"
     return State.incomplete, "iterations-missing", reason
 
 
@@ -185,7 +185,7 @@ def _unknown(seen: Observation) -> Finding | None:
     for node in seen.nodes:
         silent_s = seen.now_unix - node.seen_unix
         if node.state == "absent":
-            how = "has not told anything yet"
+            how = "has not reported yet"
         elif node.ended and node.stopped and not node.reason:
             how = f"was ended by {node.stopped} from outside, and may be started again"
         elif not node.ended and silent_s > SILENCE_S:
@@ -200,7 +200,7 @@ def _unwatched(seen: Observation) -> Finding | None:
     node = next((node for node in seen.nodes if node.alive and node.halted), None)
     if node is None:
         return None
-    reason = f"{node.halted} of node {node.name} was stopped by SIGSTOP or Ctrl-Z, and nobody looks after its ranks"
+    reason = f"{node.halted} of node {node.name} was stopped by SIGSTOP or Ctrl-Z, and nothing watches its ranks"
     return State.stalled, "process-stopped", reason
 
 
@@ -214,7 +214,7 @@ def _failing(seen: Observation) -> Finding | None:
         return State.failing, "rank-or-node", reason
     if symptoms := [error for error in seen.errors if error.symptom]:
         if held := held_up_by(seen):
-            reason = f"{': '.join(held_up_words(seen, held))}; not all nodes have told yet"
+            reason = f"{': '.join(held_up_words(seen, held))}; not all nodes have reported yet"
             return State.failing, "rank-stood-still", reason
         reason = f"{symptoms[0].place} {what(symptoms[0])}; the cause is not known yet"
         return State.failing, "rank-lost-another", reason

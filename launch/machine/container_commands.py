@@ -74,8 +74,8 @@ class Command:
     environment: Mapping[str, str]
     """Of the runtime itself, over what it inherits."""
     apart: bool = False
-    """Whether the worker is no child of this command: srun, which ends it by force when it has to end, or docker, which
-    leaves it to its daemon."""
+    """Whether the worker is not a child of this command: srun, which ends it by force when it has to end, or docker,
+    which leaves it to its daemon."""
     remove: tuple[str, ...] = ()
     """A command that ends it, if it still lives, when this one has ended."""
 

@@ -100,7 +100,9 @@ def job_states(ids: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, Jo
         except LaunchError:
             if any(job not in found for job in unanswered):
                 raise
-            accounts = {job: replace(found[job], detail="nobody tells by whom: sacct fails") for job in unanswered}
+            accounts = {
+                job: replace(found[job], detail="by whom is unknown, because sacct fails") for job in unanswered
+            }
         for job, state in accounts.items():
             if job not in found or found[job].state == state.state:  # the accounting lags behind
                 found[job] = state

@@ -41,7 +41,7 @@ class Iteration:
 
 
 def read_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
-    """The last lines of metrics.jsonl. A line that is no logged iteration is a fault, and the others count."""
+    """The last lines of metrics.jsonl. A line that is not a logged iteration is a fault, and the others count."""
     found, bad = [], list[tuple[int, str]]()
     lines = faults.tail(path, TAIL_BYTES, decisive=True).split(b"\n")[
         :-1
@@ -56,7 +56,7 @@ def read_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
         whole = _lines(path)
         named = [f"line {whole + number + 1} {why}" for number, why in bad[-_NAMED:]]
         more = f", and {len(bad) - _NAMED} other lines" if len(bad) > _NAMED else ""
-        faults.add(f"{path} holds what is no logged iteration: {'; '.join(named)}{more}")
+        faults.add(f"{path} has lines that are not logged iterations: {'; '.join(named)}{more}")
     return tuple(found)
 
 
@@ -93,5 +93,5 @@ def read_text_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
 
 
 def _trained(line: IterationLine) -> float | None:
-    """The loss of a line; Megatron-LM leaves it out where it is no number, and where everything was skipped."""
+    """The loss of a line; Megatron-LM leaves it out where it is not a number, and where everything was skipped."""
     return None if math.isnan(line.loss) and line.skipped and not line.nan else line.loss

@@ -43,7 +43,7 @@ class Node:
     image: str | None = None
     """The ID of docker's image that its worker runs in."""
     halted: str | None = None
-    """Which of its processes somebody has stopped, so that nobody looks after its ranks."""
+    """Which of its processes somebody has stopped, so that nothing watches its ranks any more."""
     reason: str | None = None
     """Why it ended, in its agent's words, where its exit code does not say it."""
     withdrew: tuple[str, ...] = ()

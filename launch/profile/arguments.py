@@ -120,7 +120,7 @@ def _import(given: Mapping[str, Any]) -> Import:
         raise LaunchError(
             f"{', '.join(f'{key}={value}' for key, value in given.items())}: an import needs "
             f"{', '.join(f'{key}=…' for key in missing)}, too: the files do not tell, and nothing is assumed"
-            + (f" ({given['import']} is no folder of profiles of IIDP or JABAS)" if [*given] == ["import"] else "")
+            + (f" ({given['import']} is not a folder of profiles of IIDP or JABAS)" if [*given] == ["import"] else "")
         )
     return Import(files=Path(given["import"]), **{key: value for key, value in given.items() if key != "import"})
 

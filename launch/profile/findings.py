@@ -59,7 +59,7 @@ def read_found(run: RunDir, experiment: Experiment) -> Found:
     for place in plan.ranks:
         content = run.read_json(run.profile_rank(place.rank))
         if content is None or not content.get("done"):
-            raise LaunchError(f"{run.path}: rank {place.rank} ended without having told what it measured")
+            raise LaunchError(f"{run.path}: rank {place.rank} ended without reporting what it measured")
         ranks[place.rank] = content
     groups = experiment.cluster.groups
     nodes = tuple((groups[node.group].gpu, tuple(node.ranks)) for node in plan.nodes)

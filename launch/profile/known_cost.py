@@ -46,7 +46,7 @@ def imported(arguments: Import, model: Model) -> LayerProfile:
     return LayerProfile(
         gpu=arguments.gpu,
         source=f"imported from {prefix}_{'|'.join(map(str, sorted(files)))}.npy, forward only; backward = "
-        f"{arguments.backward_ratio:g} x forward, as told to the import",
+        f"{arguments.backward_ratio:g} x forward, as given to the import",
         models={model.name: Shape.of(model)},
         costs=[_costs(path, tensor, arguments, model) for tensor, path in sorted(files.items())],
     )

@@ -102,7 +102,7 @@ def budget(experiments: Sequence[Experiment]) -> str | None:
         parts.append(f"{plural(len(known), 'run')} of up to {_hours(sum(known))} (GPUs x time limit, without restarts)")
     if unknown:
         keys = ", ".join(dict.fromkeys(key for experiment in experiments for key in _without_limit(experiment)))
-        parts.append(f"{plural(unknown, 'run')} of unknown GPU-hours, for want of a time limit ({keys})")
+        parts.append(f"{plural(unknown, 'run')} of unknown GPU-hours, because there is no time limit ({keys})")
     return " and ".join(parts) or None
 
 

@@ -20,7 +20,7 @@ class MetricsFile:
     def new_lines(self) -> tuple[list[dict[str, Any]], bool]:
         """The lines since the last call, and whether the file has been cut back since: then they are all of its lines.
 
-        What is no metrics line, or not whole yet, is left out.
+        What is not a metrics line, or not whole yet, is left out.
         """
         try:
             with self._path.open("rb") as file:

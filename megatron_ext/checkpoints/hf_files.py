@@ -77,7 +77,7 @@ def _weight_map(index: Path) -> Dict[str, str]:
         raise EngineError(f"{index}: expected a JSON object with weight_map, the shard of each tensor; found none")
     for tensor, name in places.items():
         if not isinstance(name, str) or not _lies_beside(name):
-            raise EngineError(f"{index}: the shard of tensor {tensor} is {name!r}, which is no file in its folder")
+            raise EngineError(f"{index}: the shard of tensor {tensor} is {name!r}, which is not a file in its folder")
     return places
 
 

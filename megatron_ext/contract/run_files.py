@@ -132,5 +132,5 @@ def checkpoint_name(iteration: int) -> str:
 
 
 def checkpoint_iteration(name: str) -> Optional[int]:
-    """None for what is no name of a checkpoint."""
+    """None for what is not a name of a checkpoint."""
     return int(name[len("iter_") :]) if re.fullmatch(r"iter_[0-9]{1,12}", name) else None

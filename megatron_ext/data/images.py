@@ -58,7 +58,7 @@ def read_manifest(prefix: Union[str, Path]) -> Manifest:
             f"{path}: cannot be read: {why(error)}; data.prefix must name data made by 'tdpp data images'"
         ) from error
     if not isinstance(content, dict) or (content.get("kind"), content.get("version")) != (KIND, VERSION):
-        raise DataError(f"{path}: is no manifest of images, version {VERSION}; make them with 'tdpp data images'")
+        raise DataError(f"{path}: is not a manifest of images, version {VERSION}; make them with 'tdpp data images'")
     try:
         height, width, channels = (content[key] for key in ("height", "width", "channels"))
         mean, std = (np.array(content[key], dtype=np.float32) for key in ("mean", "std"))

@@ -72,7 +72,7 @@ class IndexedDataset:
         if size != expected:
             raise DataError(
                 f"{self.idx}: expected {expected} bytes for the {sequences} sequences and {boundaries} document "
-                f"boundaries its header tells of, found {size}; the file is damaged or was not copied whole"
+                f"boundaries in its header, found {size}; the file is damaged or was not copied whole"
             )
         index = _map(self.idx, size)
         lengths_end = HEADER.size + sequences * LENGTH.itemsize

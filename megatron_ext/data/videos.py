@@ -63,7 +63,7 @@ def open_videos(prefix: Union[str, Path], split: str) -> Videos:
             f"{path}: cannot be read: {why(error)}; data.prefix must name data made by 'tdpp data videos'"
         ) from error
     if features < 1:
-        raise DataError(f"{path}: is no manifest of videos, version {VERSION}; {REMEDY}")
+        raise DataError(f"{path}: is not a manifest of videos, version {VERSION}; {REMEDY}")
     frames, lengths, videos = (_array(prefix, split, what) for what in ("frames", "lengths", "videos"))
     captions = IndexedDataset(f"{prefix}-{split}.captions")
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])

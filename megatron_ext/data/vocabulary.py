@@ -85,7 +85,7 @@ class Vocabulary:
                 raise _damaged(path, f"{key} is {value!r}")
             for token in value if listed else [] if key == "size" or value is None else [value]:
                 if type(token) is not int or not 0 <= token < size:
-                    raise _damaged(path, f"{key} has {token!r}, which is no id below size={size}")
+                    raise _damaged(path, f"{key} has {token!r}, which is not an id below size={size}")
         return cls(**values)
 
     def require(self, prefix: Union[str, Path], *names: str) -> List[int]:

@@ -35,7 +35,7 @@ def read(path: Path) -> Exported:
     """The same of a file.
 
     Raises:
-        EngineError: it cannot be read, is damaged, or is no export.
+        EngineError: it cannot be read, is damaged, or is not an export.
     """
     weights = safetensors.read(path)
     metadata = safetensors.metadata(path)

@@ -82,7 +82,7 @@ def table(
     kind: str = "",
     row_attributes: Iterable[str] = repeat(""),
 ) -> str:
-    """A table; what is no Cell is plain text.
+    """A table; what is not a Cell is plain text.
 
     Args:
         kind: classes of the style sheet.
@@ -134,7 +134,7 @@ def emulated(rehearsal: RehearsalConfig | None) -> str:
         '<aside class="emulated"><h2>Rehearsal: all times are emulated</h2>'
         "<p>Nothing was computed. Every duration comes from the profiles of the GPUs and the speeds of the links "
         f"in the configuration; clock <b>{escape(rehearsal.clock)}</b>{escape(means)}. No data were read, and there "
-        "is no loss.</p></aside>"
+        "is not a loss.</p></aside>"
     )
 
 

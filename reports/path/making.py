@@ -50,7 +50,7 @@ def make_graph(timeline: Timeline, ranks: Sequence[Place], iteration: int) -> Gr
     """The graph of an iteration that has events.
 
     A rank begins when it was done with the iteration before, but not before the first event of any rank in this one:
-    what all ranks do in between, such as an evaluation, is no part of it.
+    what all ranks do in between, such as an evaluation, is not a part of it.
 
     Raises:
         ReportError: its events contradict each other, as where two messages were taken before either was sent.

@@ -18,7 +18,7 @@ def gpu_of(node: Node, experiment: Experiment) -> Gpu:
 def peak_tflops(plan: Plan, experiment: Experiment) -> float | None:
     """TFLOP/s that the GPUs of all ranks together can reach in the run's precision; None on CPUs.
 
-    What `conf/gpu` says of a CPU is no data sheet.
+    What `conf/gpu` says of a CPU is not a data sheet.
     """
     gpus = [(gpu_of(node, experiment), len(node.ranks)) for node in plan.planned_nodes]
     if any(gpu.name == "CPU" for gpu, _ in gpus):

@@ -105,7 +105,7 @@ class Facts:
         if key is None or not value.isdecimal() or len(value) > 9 or (int(value) == 0 and key != "node_rank"):
             return
         before = self.numbers.setdefault(key, int(value))
-        if key == "node_rank" and before != int(value):  # the output of several nodes: it is no single one's
+        if key == "node_rank" and before != int(value):  # the output of several nodes: it is not a single one's
             self.numbers[key] = MANY
             return
         if before != int(value) and key != "global_batch_size":  # that may grow while it trains

@@ -26,7 +26,7 @@ from reports.readers.log_facts import Facts
 from reports.readers.record import LINE_LIMIT, UNKNOWN, Record, metrics_frame
 
 STRANGE_LIMIT = 1 << 26
-"""Characters before the first line that is known, from which a file is no log: nobody waits for data of many GB."""
+"""Characters before the first line that is known, from which a file is not a log: nobody waits for data of many GB."""
 RANK_LIMIT = 1 << 14
 MOST_NOTES = 20
 """Of what was left out of the times; a badly damaged log has thousands."""
@@ -61,7 +61,7 @@ def read(path: Path, given: Sizes) -> tuple[Record, Timeline]:
     """Reads a log, or those in a folder of a job: one of them, that of the last rank, has the iterations.
 
     Raises:
-        NeitherError: it is no log, or cannot be read.
+        NeitherError: it is not a log, or cannot be read.
         ReportError: its ranks do not fit the parallel sizes.
     """
     paths = sorted(path.glob("*.out")) if path.is_dir() else [path]
@@ -138,10 +138,10 @@ def _no_log(path: Path, main: _File) -> NeitherError:
         found = f"it makes no sense from line {number} on, which begins {text!r}"
     where = "" if main.path == path else f"; {main.path}"
     return NeitherError(
-        f"{path} is no log of Megatron-LM: expected lines such as ' iteration       10/      50 | consumed samples: … "
-        f"| elapsed time per iteration (ms): … |', which its last rank prints{where}: {found}. Give a run of tdpp, the "
-        ".out file of a job's last node, or the folder with the .out files of all its nodes",
-        brief=f"{main.path} is no log of Megatron-LM: {found}",
+        f"{path} is not a log of Megatron-LM: expected lines such as ' iteration       10/      50 | consumed samples: "
+        f"… | elapsed time per iteration (ms): … |', which its last rank prints{where}: {found}. Give a run of tdpp, "
+        "the .out file of a job's last node, or the folder with the .out files of all its nodes",
+        brief=f"{main.path} is not a log of Megatron-LM: {found}",
     )
 
 
@@ -185,7 +185,7 @@ def _layout(blocks: Blocks, facts: Facts, given: Sizes, notes: list[str]) -> Lay
     product = f"tensor {layout.tensor} x data {layout.data} x pipeline {layout.pipeline} = {layout.ranks} ranks"
     if layout.ranks != (world or layout.ranks):
         raise ReportError(
-            f"{product}, but the log tells of {world}: give --tensor, --data and --pipeline whose product is {world}"
+            f"{product}, but the log shows {world}: give --tensor, --data and --pipeline whose product is {world}"
         )
     if layout.ranks > RANK_LIMIT:
         raise ReportError(f"{product}: a page shows at most {RANK_LIMIT}")

@@ -136,7 +136,7 @@ def read(run: RunDir) -> Record:
 
     Raises:
         ReportError: there is no `plan.json`.
-        RunFolderError: `plan.json` is no plan.
+        RunFolderError: `plan.json` is not a plan.
     """
     if not run.plan.exists():
         raise ReportError(f"{run.path} has no plan.json: its launch is under way, or was cut off before it wrote one")

@@ -27,7 +27,7 @@ def gpu_section(report: GpuReport) -> str:
             f"{lowest['index']} of {lowest['node']} with {lowest['utilisation']:.0f} %."
         )
     else:
-        said = "No GPU told how much it was utilised."
+        said = "No GPU reported its utilisation."
     troubles = f'<div class="bad">{bullets(report.troubles)}</div>' if report.troubles else ""
     head = ("node", "GPU", "name", "utilisation %", "power W", "most memory MiB", "hottest °C", "fault")
     shown = f'<p class="note">the {MOST} least utilised of {len(uses)}</p>' if len(uses) > MOST else ""

@@ -141,7 +141,7 @@ def test_a_message_is_readable_however_long_what_it_quotes(length: int) -> None:
         ("name: ${\n", "{path}: name: no viable alternative at input '${'"),
         ("name: a\0b\n", "{path}: not YAML: unacceptable character #x0000"),
         (MODEL.replace("4", "9" * 5000, 1), "{path}: a value cannot be read: Exceeds the limit (4300 digits)"),
-        (b"name: \xff\n", "{path}: not a text file: byte 6 is no UTF-8"),
+        (b"name: \xff\n", "{path}: not a text file: byte 6 is not UTF-8"),
         ("5\n", "{path}: it has no keys"),
         ("- a\n", "{path}: Invalid type assigned: list is not a subclass of Model"),
         ("defaults: [nope]\n" + MODEL, "{path}: Could not find 'model/nope'"),

@@ -81,5 +81,5 @@ def test_without_a_key_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_key_that_is_not_there(capsys: pytest.CaptureFixture[str], key: str, meant: str | None) -> None:
     assert main(["config", key]) != 0
     error = capsys.readouterr().err
-    assert f"{key} is no key of a configuration" in error
+    assert f"{key} is not a configuration key" in error
     assert (f"did you mean {meant}" in error) == (meant is not None)

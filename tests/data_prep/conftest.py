@@ -14,7 +14,7 @@ TEXTS = {"a.py": "x = 1\n", "b.py": "# Grüße, 世界\n", "pkg/__init__.py": ""
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
-    """A library of four files, one of them empty, and of what is no library."""
+    """A library of four files, one of them empty, and of what is not a library."""
     for name, text in {**TEXTS, "test/test_a.py": "no", "site-packages/z.py": "no", "data.txt": "no"}.items():
         path = tmp_path / "library" / name
         path.parent.mkdir(parents=True, exist_ok=True)

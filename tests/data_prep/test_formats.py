@@ -125,7 +125,7 @@ BROKEN = {
         JSONL + b'{"id": 1, "body": "x"}',
         r"b\.jsonl:4: no key 'text'; its keys are 'id', 'body'; ch",
     ),
-    "no text": ("b.jsonl", b'{"text": null}', r"b\.jsonl:1: 'text' is no text, but null; choose another key with"),
+    "no text": ("b.jsonl", b'{"text": null}', r"b\.jsonl:1: 'text' is not text, but null; choose another key with"),
     "half a character": ("b.jsonl", rb'{"text": "\ud83d"}', r"b\.jsonl:1: 'text' has half a character \(\\ud83d\)"),
     "a gz cut short": ("b.txt.gz", gzip.compress(b"x\n" * 9)[:-9], r"b\.txt\.gz:\d+: cannot be .* ends in the middle"),
     "a bz2 cut short": ("b.txt.bz2", bz2.compress(b"x\n" * 9)[:-9], r"b\.txt\.bz2:\d+: cannot be .* ends in the mid"),

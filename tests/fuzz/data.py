@@ -122,7 +122,7 @@ def _maps(random: Random, folder: Path) -> list[str]:
 
 
 def _text(random: Random, folder: Path) -> list[str]:
-    """A source that is no text, or not of the kind that its name says."""
+    """A source that is not text, or not of the kind that its name says."""
     lines = [
         b'{"text": "some words"}\n',
         b'{"text": 5}\n',

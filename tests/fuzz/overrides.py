@@ -1,4 +1,4 @@
-"""Words of a command line: any key of the schema with any value, and what is no key at all."""
+"""Words of a command line: any key of the schema with any value, and what is not a key at all."""
 
 from __future__ import annotations
 

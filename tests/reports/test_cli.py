@@ -99,7 +99,7 @@ def test_of_all_files_in_a_folder_the_logs_are_read_and_the_others_named(output:
 
 
 def test_where_none_of_several_can_be_read_that_is_an_error(output: Path):
-    with pytest.raises(ReportError, match=r"n0\.err is no log of Megatron-LM"):
+    with pytest.raises(ReportError, match=r"n0\.err is not a log of Megatron-LM"):
         main([str(output / "n0.err"), str(output / "n0.gpu"), "--runs-dir", str(output)])
 
 

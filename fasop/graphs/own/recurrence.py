@@ -38,7 +38,7 @@ PAIRS = 300_000_000
 BLOCK = 2**21
 """Pairs at a time."""
 EQUAL = 1e-9
-"""A part of the time that is no difference."""
+"""A part of the time that is not a difference."""
 STAGE = 1e15
 """Fewer stages count more than fewer bytes."""
 

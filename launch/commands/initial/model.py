@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 def _content(file: Path) -> object:
     try:
         if file.stat().st_size > MOST_BYTES:
-            raise LaunchError(f"{file}: has more than {MOST_BYTES >> 20} MiB, and is no config.json")
+            raise LaunchError(f"{file}: has more than {MOST_BYTES >> 20} MiB, and is not a config.json")
         return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise LaunchError(f"{file}: {error.strerror}; give a config.json, or the folder that has it") from error

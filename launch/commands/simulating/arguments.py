@@ -109,4 +109,4 @@ OF_PUBLIC: Mapping[str, Reader[Any]] = {
 }
 """Keys that servers of IIDP or JABAS are simulated with, beside those of adapt."""
 NUMBERS = re.compile(r"[0-9.eE+,\s-]+")
-"""What is no name of a run or file."""
+"""What is not a name of a run or file."""

@@ -28,7 +28,7 @@ def read(path: Path, stages: int, chunks: int, micro_batches: int) -> List[Actio
     """A schedule from its file.
 
     Raises:
-        EngineError: the file is no schedule, is one for other sizes, or does not run to its end.
+        EngineError: the file is not a schedule, is one for other sizes, or does not run to its end.
     """
     try:
         content = json.loads(read_regular(path))

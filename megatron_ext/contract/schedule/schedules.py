@@ -112,7 +112,7 @@ def _flushing(name: str, ahead: int, lag: int, micro_batches: int) -> Actions:
     """
     if name == "gpipe":
         return _gpipe(micro_batches)
-    if name in ("one_f_one_b", MODEL_PARALLEL):  # which is no pipeline: a micro-batch after the other
+    if name in ("one_f_one_b", MODEL_PARALLEL):  # which is not a pipeline: a micro-batch after the other
         return _one_f_one_b(0 if name == MODEL_PARALLEL else ahead, micro_batches)
     return _zb_h1(ahead, lag, micro_batches)
 

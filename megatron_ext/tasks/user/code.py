@@ -36,7 +36,7 @@ class UserCode(NamedTuple):
         """The function beside the model that has this name; None if the file has none.
 
         Raises:
-            EngineError: it is no function.
+            EngineError: it is not a function.
         """
         found = getattr(self.module, name, None)
         if found is not None and not callable(found):

@@ -22,7 +22,7 @@ class Slot(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What is no tensor."""
+    """What is not a tensor."""
 
     value: Any
 
@@ -56,7 +56,7 @@ def closed(nest: Nest) -> Any:
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A value with another in the place of each leaf: of what is no tuple, list or dictionary."""
+    """A value with another in the place of each leaf: of what is not a tuple, list or dictionary."""
     nest = opened(value)
     if nest is None:
         return change(value)
@@ -64,7 +64,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def leaves(value: Any) -> List[Any]:
-    """What is no tuple, list or dictionary, in its order."""
+    """What is not a tuple, list or dictionary, in its order."""
     nest = opened(value)
     return [value] if nest is None else [leaf for part in nest.parts for leaf in leaves(part)]
 

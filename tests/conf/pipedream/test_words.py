@@ -242,7 +242,7 @@ def test_other_keys_have_their_place(
         ({"learning_rate": "fast"}, "learning_rate=fast: it must be a number from 0 on"),
         ({"recompute": "yes"}, "recompute=yes: it must be True or False"),
         ({"distributed_backend": "mpi"}, "distributed_backend=mpi: ranks send through NCCL or gloo; it must be nccl"),
-        ({"learning_rate_policy": "cosine"}, "learning_rate_policy=cosine: it is no policy; it must be step"),
+        ({"learning_rate_policy": "cosine"}, "learning_rate_policy=cosine: it is not a policy; it must be step"),
         ({"learning_rate_policy": "step"}, "learning_rate_policy=step: it falls after each 30 epochs; give"),
         ({"lr_warmup": True}, "lr_warmup=True: it lasts 5 epochs; give train.lr_warmup_iterations"),
         ({"log_directory": None}, "log_directory is missing: the folder of all runs"),
@@ -306,7 +306,7 @@ def test_another_models_stages_are_refused(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_known_is_named(tmp_path: Path) -> None:
     word = one_file(tmp_path, HYBRID, module="models.inception_v3.gpus=4")
-    with pytest.raises(ConfigError, match=r"inception_v3 is no model that is known by that name \(vgg16, resnet50"):
+    with pytest.raises(ConfigError, match=r"inception_v3 is not a model that is known by that name \(vgg16, resnet50"):
         compose([word])
     made = compose([word, "model=vgg-tiny", "parallel.partition=3-3"])
     assert (made.model.name, str(made.partition)) == ("vgg-tiny", "3-3")

@@ -120,7 +120,7 @@ def test_each_fault_has_a_line(file: Path) -> None:
     [
         ("print('x')", "tdpp reads a file, and runs none of it"),
         ("for k in range(3):\n    pass", "tdpp reads a file, and runs none of it"),
-        ("a = (", "this is no Python file"),
+        ("a = (", "this is not a Python file"),
         ("a = 1", "it has no base_params"),
     ],
     ids=["call", "loop", "syntax", "other"],

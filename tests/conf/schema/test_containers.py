@@ -75,7 +75,7 @@ BROKEN = {
         [ENROOT, "container.image='docker://nvcr.io/nvidia/pytorch'"],
         "container.image='docker://nvcr.io/nvidia/pytorch' is neither",
     ),
-    "a reference is no option": ([ENROOT, "container.image=-x"], "container.image='-x' is neither"),
+    "a reference is not an option": ([ENROOT, "container.image=-x"], "container.image='-x' is neither"),
     "enroot takes no SIF": (
         [ENROOT, "container.image=/images/it.sif"],
         "container.image=/images/it.sif is not an image file of enroot, whose name ends in .sqsh",

@@ -40,17 +40,17 @@ def test_a_runs_own_configuration_has_the_table(tmp_path: Path) -> None:
 
 
 BROKEN = {
-    "a row that is no group": ("hxg: {gpu2: {gbit_per_s: 5}}", "cluster.links.hxg: 'hxg' is no node group; "),
-    "a column that is no group": (
+    "a row that is not a group": ("hxg: {gpu2: {gbit_per_s: 5}}", "cluster.links.hxg: 'hxg' is not a node group; "),
+    "a column that is not a group": (
         "gpu2: {hgx: {gbit_per_s: 5}, gpu3: {gbit_per_s: 5}}",
-        "cluster.links.gpu2.gpu3: 'gpu3' is no node group; cluster.groups has: hgx, gpu2; correct the name",
+        "cluster.links.gpu2.gpu3: 'gpu3' is not a node group; cluster.groups has: hgx, gpu2; correct the name",
     ),
     "one direction alone": (
         BACK,
         "cluster.links.gpu2.hgx has no counterpart cluster.links.hgx.gpu2: a table gives both directions of a pair; "
         "add cluster.links.hgx.gpu2",
     ),
-    "a row that is no table": (
+    "a row that is not a table": (
         "hgx: 5",
         "cluster.links.hgx=5 must be a group of keys, such as {hgx: {gbit_per_s: 10}}",
     ),

@@ -336,7 +336,7 @@ BROKEN = {
         "parallel.tensor=2-x must be a whole number, or whole numbers by stage joined by dashes, with *N for a run of "
         "N stages, such as 2-1 or 2*2-1*4",
     ),
-    "a tensor size that is no whole number": (
+    "a tensor size that is not a whole number": (
         ["parallel.tensor=1.5"],
         "parallel.tensor=1.5 must be a whole number, or",
     ),
@@ -501,7 +501,7 @@ BROKEN = {
             ["container.image_dir"],
         )
     },
-    "a blank is no folder": (["runs_dir='  '"], "runs_dir='  ' names no file or folder"),
+    "a blank is not a folder": (["runs_dir='  '"], "runs_dir='  ' names no file or folder"),
     "every corpus has a place": (["data.blend=[{weight:2}]"], "data.blend[0].prefix has no value"),
     "a name is not a path": (["name=a/b"], "name='a/b' cannot name a run folder"),
     "a name is not an option": (["name='-x'"], "name='-x' cannot name a run folder"),

@@ -32,7 +32,7 @@ PIPEDREAM = [
         ("parallel.chunks=2 parallel.pipeline=2", "parallel.chunks=2"),
         ("parallel.pipeline=2 parallel.tensor=2-1 parallel.replicas=1-2", "parallel.tensor=2-1 does not go with"),
         ("parallel.pipeline=2 parallel.depth=3", "parallel.depth=3 is for 1 stage, but parallel.pipeline=2"),
-        ("parallel.pipeline=2 parallel.depth=a", "parallel.depth='a' is no depth"),
+        ("parallel.pipeline=2 parallel.depth=a", "parallel.depth='a' is not a depth"),
         ("parallel.pipeline=3 parallel.depth=0-1-0", "never comes to its end (deadlock: "),
         ("parallel.pipeline=4 parallel.semantics=two", "parallel.update_every=1 must be at least 3 with"),
         ("parallel.pipeline=3 parallel.partition=2-0-2", "use parallel.pipeline=2 parallel.partition=2-2"),

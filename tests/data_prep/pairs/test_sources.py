@@ -226,7 +226,7 @@ def test_of_words_that_differ_by_system_the_default_is_taken() -> None:
         ({"a.mo": b"not one"}, ["a.mo"], r"a\.mo: not a catalogue of gettext"),
         ({"a.po": b"msgid unquoted\n"}, ["a.po"], r"a\.po: not a catalogue of gettext \(line 1 is"),
         ({"a.po": PO.replace("Datei", "\\ud800").encode("latin-1")}, ["a.po"], r"a\.po: not a catalogue .*line 10"),
-        ({"a.deb": b"not one"}, ["a.deb"], r"a\.deb: cannot be read as an archive \(it is no Debian package"),
+        ({"a.deb": b"not one"}, ["a.deb"], r"a\.deb: cannot be read as an archive \(it is not a Debian package"),
         ({"a.deb": package({"x/de.mo": b"x" * 5000})[:-300]}, ["a.deb"], r"a\.deb: cannot be read as an archive"),
         ({"a.deb": package({"x/de.mo": b"x"}, "zst").replace(b"\x28\xb5\x2f\xfd", b"\x28\xb5\x2f\xfe")}, ["a.deb"],
          r"a\.deb:1: cannot be decompressed any further"),

@@ -1,4 +1,4 @@
-"""Searches of a user's module: against every partition of random small ones, and what is no profile of it."""
+"""Searches of a user's module: against every partition of random small ones, and what is not a profile of it."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ CONFIG, CLUSTER = "config.json", "cluster.json"
 STEP = "comp/32/server-V100/resnet50_32_2_comp_profile.json"
 FAULTS = [
     (CONFIG, {"comp_profile_dir": None}, "config.json: comp_profile_dir is missing"),
-    (CONFIG, {"comp_profil_dir": "x"}, "comp_profil_dir is no key of a configuration"),
+    (CONFIG, {"comp_profil_dir": "x"}, "comp_profil_dir is not a configuration key"),
     (CONFIG, {"comp_profile_dir": "there"}, "comp_profile_dir=there: there is no such folder"),
     (CONFIG, {"gpu_cluster_info": 3}, "gpu_cluster_info=3 must be a path"),
     (CONFIG, {"available_servers": []}, "must be a list of at least one server's name"),

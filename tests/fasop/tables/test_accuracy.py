@@ -183,7 +183,7 @@ def test_a_calibration_is_for_the_nodes_that_it_was_made_on() -> None:
         ("[1]", "is none: it has no keys"),
         ("3", "is none: it has no keys"),
         ("runs: a: b", "is none: not YAML: mapping values are not allowed here"),
-        (b"\xff", "is none: not a text file: byte 0 is no UTF-8"),
+        (b"\xff", "is none: not a text file: byte 0 is not UTF-8"),
         ("runs: [a]", "groups has no value"),
         ("runs: [a]\ngroups: {gpu2: {speed: 2}}", "is none: groups.gpu2.speed: Key 'speed'"),
         ("runs: [a]\ngroups: {gpu2: {forwrd: 2}}", "did you mean forward?"),

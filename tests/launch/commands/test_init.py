@@ -170,7 +170,7 @@ def test_a_person_is_asked_for_prices_and_the_network_and_may_say_nothing() -> N
     assert questions[-1] == "network between nodes, Gbit/s [10]: "
     priced = prices.priced(found, {"a100": 12.24, "gpu2": 3})
     assert {group.name: group.price_per_hour for group in priced.groups} == {"hgx": 12.24, "gpu2": 3}
-    assert prices.answered(priced, lambda _: "").groups == priced.groups  # the end of input is no endless loop
+    assert prices.answered(priced, lambda _: "").groups == priced.groups  # the end of input is not an endless loop
 
 
 def test_the_fastest_way_out_of_a_node_is_read(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_run_is_followed_to_its_verdict(tmp_path: Path) -> None:
     launched = done("launch", *SHORT, "name='my ${model.name}'", cwd=tmp_path)
     run = RunDir.find(tmp_path / "runs", None)
     assert launched.returncode == 0
-    assert launched.stdout == (f"{run.name}: succeeded, 4 ranks ended well, and iteration 6 of 6 is in the log\n")
+    assert launched.stdout == (f"{run.name}: succeeded, 4 ranks exited with 0; iteration 6 of 6 logged\n")
     first, *lines = launched.stderr.splitlines()
     assert first == f"run {run.path}"
     assert [int(line.split()[1].rstrip("/")) for line in lines] == [1, 2, 3, 4, 5, 6]

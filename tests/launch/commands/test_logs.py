@@ -64,7 +64,7 @@ def test_the_tail_is_that_of_each_node(finished: RunDir, capsys: pytest.CaptureF
 def test_a_tail_that_is_no_number_of_lines_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["logs", f"--tail={word}"])
-    assert "is no number of lines" in capsys.readouterr().err
+    assert "is not a number of lines" in capsys.readouterr().err
 
 
 CONTENTS = {

@@ -55,7 +55,7 @@ DAMAGE: dict[str, tuple[Callable[[RunDir], object], str]] = {
     "plan of something else": (lambda run: run.plan.write_text("{}"), "it lacks version, run, tensor"),
     "a list for an object": (lambda run: run.jobs.write_text("[]"), "jobs.json is damaged: it holds no JSON object"),
     "a node without keys": (drop_key, "local-1.json is damaged, or of another version of tdpp: it lacks start, pid"),
-    "no text": (lambda run: run.jobs.write_bytes(b"\xff"), "jobs.json is not text: byte 0 is no UTF-8"),
+    "no text": (lambda run: run.jobs.write_bytes(b"\xff"), "jobs.json is not text: byte 0 is not UTF-8"),
     "another type": (
         lambda run: run.jobs.write_text(run.jobs.read_text().replace("[]", '[{"id": 1, "nodes": [0]}]')),
         "jobs.json is damaged: jobs[0].id=1 must be a text",
@@ -356,7 +356,9 @@ def test_a_damaged_line_is_noted_beside_the_verdict(tmp_path: Path, capsys: pyte
     heading, row = table(tmp_path, capsys, code=0)
     assert heading.split() == [*HEADING, "note"]
     assert row.split()[1] == "succeeded"
-    assert row.endswith("metrics.jsonl holds what is no logged iteration: line 11 is damaged: it holds no JSON object")
+    assert row.endswith(
+        "metrics.jsonl has lines that are not logged iterations: line 11 is damaged: it holds no JSON object"
+    )
 
 
 def test_a_node_whose_file_is_damaged_leaves_the_rest_of_the_status(

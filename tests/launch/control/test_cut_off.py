@@ -93,7 +93,7 @@ def assert_is_settled_by_stop(
     run: RunDir, experiment: Experiment, capsys: pytest.CaptureFixture[str], *, waiting: bool
 ) -> None:
     """`waiting`: whether jobs of it are in the queue."""
-    assert cli.main(["runs", "--runs-dir", str(run.runs)]) == 0, "a launch that was cut off is no damage"
+    assert cli.main(["runs", "--runs-dir", str(run.runs)]) == 0, "a launch that was cut off is not damage"
     assert existing(replace(experiment, skip_existing=True)) is None or waiting
     begun = time.monotonic()
     assert cli.main(["stop", str(run.path)]) == 0

@@ -207,7 +207,7 @@ def test_launch_status_and_report_serve_a_run_of_megatron_lm(tmp_path: Path) -> 
     launched = done("launch", *STAND_IN, *SHORT, cwd=tmp_path)
     run = RunDir.find(tmp_path / "runs", None)
     assert launched.returncode == 0, run.node_err("local-0").read_text()
-    assert launched.stdout == f"{run.name}: succeeded, 2 ranks ended well, and iteration 6 of 6 is in the log\n"
+    assert launched.stdout == f"{run.name}: succeeded, 2 ranks exited with 0; iteration 6 of 6 logged\n"
     assert [line.split("iteration")[1].split()[0] for line in launched.stderr.splitlines()[1:]] == [
         "1/",
         "2/",

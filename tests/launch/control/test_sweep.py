@@ -108,7 +108,7 @@ def test_a_combination_that_has_succeeded_is_not_run_again(here: Path, capsys: p
     assert (new[2], old[0], old[2]) == ("succeeded", first.name, "succeeded (skipped)")
     assert len(list(RunDir.all(here))) == 2
     assert launch(*SHORT, "parallel.global_batch_size=4", "skip_existing=true") == 0
-    assert "iteration 6 of 6 is in the log (skipped: there already)" in capsys.readouterr().out
+    assert "iteration 6 of 6 logged (skipped: there already)" in capsys.readouterr().out
     assert launch(*SHORT, "parallel.global_batch_size=4") == 0
     assert len(list(RunDir.all(here))) == 3
 
@@ -238,7 +238,7 @@ def test_gpu_hours_are_told_and_so_is_what_is_not_known() -> None:
     limited = composed(*LIMITS)
     assert sweep.budget([limited] * 3) == "3 runs of up to 138 GPU-hours (GPUs x time limit, without restarts)"
     assert sweep.budget([limited, composed(LIMITS[1])]) == (
-        "1 run of up to 46 GPU-hours (GPUs x time limit, without restarts) and 1 run of unknown GPU-hours, for want of "
+        "1 run of up to 46 GPU-hours (GPUs x time limit, without restarts) and 1 run of unknown GPU-hours, because "
         "a time limit (cluster.groups.hgx.time_min)"
     )
     assert sweep.budget([compose()]) is None

@@ -80,7 +80,7 @@ def test_a_run_of_one_node_ends_soon_when_its_ranks_only_lost_each_other(runs: P
 def test_a_run_that_has_saved_nothing_is_not_said_to_be_a_start_for_others(runs: Path) -> None:
     run = start(runs, "train.checkpoint=false")
     end(run)
-    with pytest.raises(LaunchError, match="cannot be gone on with, for it saves no checkpoints"):
+    with pytest.raises(LaunchError, match="cannot be resumed, because it saves no checkpoints"):
         resume(run, WORKER)
 
 

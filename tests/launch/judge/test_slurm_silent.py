@@ -52,7 +52,7 @@ def made(case: Case, tmp_path: Path) -> RunDir:
             id="a-node-that-is-silent-too",
         ),
         pytest.param(
-            Case([Node(), None]), State.unknown, "node local-1 has not told anything yet", id="a-node-that-never-came"
+            Case([Node(), None]), State.unknown, "node local-1 has not reported yet", id="a-node-that-never-came"
         ),
         pytest.param(
             Case([ended(143, "SIGTERM")] * 2, last=20), State.unknown, "may be started again", id="ended-from-outside"

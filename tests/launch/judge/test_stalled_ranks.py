@@ -133,7 +133,7 @@ def test_while_nodes_still_end_it_is_named_as_far_as_it_is_known(tmp_path: Path)
     verdict = judged(Still([ended(1), Node()], [gave_up()], ranks={0: Does(process="T")}), tmp_path)
     assert (verdict.state, verdict.rule) == (State.failing, "rank-stood-still")
     assert verdict.reason.startswith("rank 0 (stage 0, dp 0, tp 0, node local-0) stood still: its process 100 was")
-    assert verdict.reason.endswith("; not all nodes have told yet")
+    assert verdict.reason.endswith("; not all nodes have reported yet")
 
 
 def test_while_a_node_ends_no_rank_of_another_is_blamed_for_its_work(tmp_path: Path) -> None:

@@ -153,15 +153,15 @@ SPEED = "200.0 ms per iteration, 80.0 samples/s, logged"
 CASES = {
     "a-goal-that-was-reached-is-a-success": (
         Case([OK, OK], last=20, goal=REACHED, train=(*EVALUATING, "train.until=loss<=3.5")),
-        State.succeeded, "4 ranks ended well after iteration 20, where train.until=loss<=3.5 was reached: 3.25",
+        State.succeeded, "4 ranks exited with 0 after iteration 20, where train.until=loss<=3.5 was reached: 3.25",
     ),
     "all-epochs-are-a-success": (
         Case([OK, OK], last=50, length={"epochs": 3, "samples": 810}),
-        State.succeeded, "4 ranks ended well, and iteration 50 of 50 is in the log: epoch 2.96 of 3",
+        State.succeeded, "4 ranks exited with 0; iteration 50 of 50 logged: epoch 2.96 of 3",
     ),
     "all-samples-are-a-success": (
         Case([OK, OK], last=50, length={"samples": 1810}),
-        State.succeeded, "iteration 50 of 50 is in the log: 800 of 1,810 samples",
+        State.succeeded, "iteration 50 of 50 logged: 800 of 1,810 samples",
     ),
     "a-part-of-the-epochs-is-none": (
         Case([OK, OK], last=45, length={"epochs": 3, "samples": 810}),
@@ -203,7 +203,7 @@ CASES = {
     ),
     "all-ended-well-and-the-last-iteration-is-logged": (
         Case([OK, OK], last=50),
-        State.succeeded, "4 ranks ended well, and iteration 50 of 50 is in the log",
+        State.succeeded, "4 ranks exited with 0; iteration 50 of 50 logged",
     ),
     "exit-code-0-is-not-enough": (
         Case([OK, OK], last=45),
@@ -506,9 +506,9 @@ def test_damaged_lines_of_the_log_are_reported_by_number_and_the_others_count(tm
     assert (found.verdict.state, found.seen.log[-1].iteration) == (State.succeeded, 50)
     (fault,) = found.faults
     assert fault.endswith(
-        "metrics.jsonl holds what is no logged iteration: line 4 is damaged, or of another version of tdpp: it lacks "
-        "iteration, unix, elapsed_ms, loss, nan; line 12 is damaged: it holds no JSON object; line 13 is damaged, or "
-        "of another version of tdpp: it lacks unix, elapsed_ms, loss, nan"
+        "metrics.jsonl has lines that are not logged iterations: line 4 is damaged, or of another version of tdpp: it "
+        "lacks iteration, unix, elapsed_ms, loss, nan; line 12 is damaged: it holds no JSON object; line 13 is "
+        "damaged, or of another version of tdpp: it lacks unix, elapsed_ms, loss, nan"
     )
     assert f"fault: {fault}" in as_text(found)
 

@@ -120,4 +120,4 @@ def test_a_run_whose_first_node_is_lost_before_anything_was_saved_ends_well(runs
     follow(run)
     verdict = judge(run)
     assert (verdict.state, verdict.rule) == (State.succeeded, "finished"), verdict
-    assert verdict.reason.startswith("1 rank ended well, and iteration 20 of 20 is in the log")
+    assert verdict.reason.startswith("1 rank exited with 0; iteration 20 of 20 logged")

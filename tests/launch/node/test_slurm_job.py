@@ -122,7 +122,7 @@ def test_without_the_accounting_the_queue_still_tells_what_it_knows(squeue: Path
     says(squeue.with_name("sacct"), "echo 'sacct: error: Connection refused' >&2; exit 1")
     states = slurm_commands.job_states(["1", "2"])
     assert states["1"].state == "RUNNING"
-    assert str(states["2"]) == "job 2 is CANCELLED (nobody tells by whom: sacct fails)"
+    assert str(states["2"]) == "job 2 is CANCELLED (by whom is unknown, because sacct fails)"
     with pytest.raises(LaunchError, match="Connection refused"):
         slurm_commands.job_states(["1", "3"])
 

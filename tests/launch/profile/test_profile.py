@@ -353,7 +353,7 @@ def test_published_costs_are_imported_with_the_ratio_that_was_given(folder: Path
     one, two = old.points(xl, Precision.fp16)
     assert (one.tensor, one.head.forward, two.tensor) == (1, 2.118, 2)
     assert (two.parts["layer"].forward, two.parts["layer"].backward) == (1.645, 2.632)
-    assert "backward = 1.6 x forward, as told to the import" in old.source
+    assert "backward = 1.6 x forward, as given to the import" in old.source
     assert one.layer.forward_spread is None
 
 

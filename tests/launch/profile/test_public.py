@@ -116,7 +116,7 @@ def test_two_profiles_that_say_different_things_are_not_exported_together(folder
         (["export=ours"], "name the profiles to be written, profile=NAME,NAME"),
         (["import=theirs,nowhere", "export=ours"], "nowhere: there is no such folder"),
         (["import=empty", "export=ours"], "empty: there is no profile of IIDP or JABAS in it"),
-        (["import=nowhere", "profile=q"], "nowhere is no folder of profiles of IIDP or JABAS"),
+        (["import=nowhere", "profile=q"], "nowhere is not a folder of profiles of IIDP or JABAS"),
         (["import=theirs", "profile=a,b", "export=ours"], "profile=a,b: only export=DIR takes several"),
         (["export=ours", "profile=cpu"], "profile cpu: has no steps of IIDP or JABAS"),
         (["export=ours", "profile=./none.yaml"], "there is no profile './none.yaml'"),

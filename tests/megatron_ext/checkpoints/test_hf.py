@@ -292,7 +292,7 @@ def test_a_shards_name_stays_in_the_folder(
     tensor = next(iter(places))
     index(tmp_path / "sharded", {**places, tensor: name})
     told = refused(tmp_path / "sharded", capsys)
-    assert f"the shard of tensor {tensor} is {name!r}, which is no file in its folder" in told
+    assert f"the shard of tensor {tensor} is {name!r}, which is not a file in its folder" in told
 
 
 def test_a_tensor_is_in_one_shard(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -163,7 +163,7 @@ def change(prefix: Path, **content: object) -> None:
     ("spoil", "message"),
     [
         (lambda prefix: Path(f"{prefix}.json").unlink(), "must name data made by 'tdpp data images'"),
-        (lambda prefix: change(prefix, kind="pairs"), "is no manifest of images"),
+        (lambda prefix: change(prefix, kind="pairs"), "is not a manifest of images"),
         (lambda prefix: change(prefix, std=[0.1, 0.0, 0.1]), "std above 0"),
         (lambda prefix: change(prefix, mean="x"), "is damaged"),
         (lambda prefix: change(prefix, height=9), "but its manifest says [9, 8, 3] uint8"),

@@ -189,7 +189,7 @@ def test_data_without_sentences_say_how_to_make_some(tmp_path: Path) -> None:
         (lambda path: path.write_text("{"), "not a description of a vocabulary, or damaged"),
         (lambda path: path.write_text('{"version": 2}'), "expected version 1"),
         (lambda path: edit(path, size=0), "size is 0"),
-        (lambda path: edit(path, cls=VOCAB), "cls has 120, which is no id below size=120"),
+        (lambda path: edit(path, cls=VOCAB), "cls has 120, which is not an id below size=120"),
         (lambda path: edit(path, continues=[1, -1]), "continues has -1"),
         (lambda path: edit(path, sentinels=3), "sentinels is 3"),
         (lambda path: edit(path, mask=None), "the tokenizer has no token for 'mask'"),

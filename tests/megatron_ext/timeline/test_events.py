@@ -101,7 +101,7 @@ def test_each_message_of_a_tensor_group_lies_in_its_pass(
     assert run.go(pretended_gpus(tmp_path / "waits") if gpu else nullcontext()) == 0, run.stderr()
     for rank in (0, 1):
         read = read_rank(run.run.rank_events(rank))
-        assert set(read.records["iteration"]) == {1, 2}, "what warms up is no event"
+        assert set(read.records["iteration"]) == {1, 2}, "what warms up is not an event"
         inside = Counter[tuple[str, str]]()
         for record in read.records:
             name = read.names[record["name"]]

@@ -123,7 +123,7 @@ def test_what_landed_inside_is_read_as_well(tmp_path: Path):
 def test_a_log_that_is_cut_off_shows_what_is_whole(tmp_path_factory, at: int):
     folder = tmp_path_factory.mktemp("log")
     if "elapsed time per iteration" not in TEXT[:at].rpartition("\n")[0]:
-        with pytest.raises(ReportError, match="is no log of Megatron-LM"):
+        with pytest.raises(ReportError, match="is not a log of Megatron-LM"):
             shown(folder, TEXT[:at])
         return
     _, timeline = shown(folder, TEXT[:at])

@@ -242,7 +242,7 @@ def test_a_gpu_that_tells_nothing_or_is_lost_is_listed(run: Path):
     lost = GpuSample.lost(index=0, uuid="GPU-0", name="NVIDIA A10", fault="GPU is lost")
     (run / "nodes/g0-0.gpu").write_text(readings((lost,)))
     said, _ = report(run)
-    assert "No GPU told how much it was utilised." in said
+    assert "No GPU reported its utilisation." in said
     assert row(run, "GPUs", "g0-0")[1:] == ["0", "NVIDIA A10", "–", "– of –", "– of –", "–", "GPU is lost"]
 
 
