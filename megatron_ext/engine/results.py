@@ -37,7 +37,7 @@ class Progress(NamedTuple):
 
 
 class NotFinite(EngineError):
-    """A loss or a gradient is no number, which ends a run."""
+    """A loss or a gradient is not a number, which ends a run."""
 
 
 def not_finite(iteration: int, what: str, value: float) -> NotFinite:

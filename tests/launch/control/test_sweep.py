@@ -239,7 +239,7 @@ def test_gpu_hours_are_told_and_so_is_what_is_not_known() -> None:
     assert sweep.budget([limited] * 3) == "3 runs of up to 138 GPU-hours (GPUs x time limit, without restarts)"
     assert sweep.budget([limited, composed(LIMITS[1])]) == (
         "1 run of up to 46 GPU-hours (GPUs x time limit, without restarts) and 1 run of unknown GPU-hours, because "
-        "a time limit (cluster.groups.hgx.time_min)"
+        "there is no time limit (cluster.groups.hgx.time_min)"
     )
     assert sweep.budget([compose()]) is None
     assert sweep.budget([]) is None
