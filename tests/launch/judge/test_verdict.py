@@ -360,7 +360,7 @@ CASES = {
     "errors-after-the-stop-follow-from-it": (
         Case([ended(1)] * 2, [Error(0, NOW - 8)], stop=NOW - 9), State.stopped, "ended on request"
     ),
-    "it-had-finished-when-it-was-stopped": (Case([OK, OK], last=50, stop=NOW - 4), State.succeeded, "4 ranks exited with 0"),
+    "it-had-finished-when-it-was-stopped": (Case([OK, OK], last=50, stop=NOW - 4), State.succeeded, "4 ranks exited"),
     "ended-by-somebody-else": (
         Case([ended(143, "SIGTERM", NOW - 6), ended(143, "SIGTERM")]),
         State.failed, "node local-0 was ended by SIGTERM from outside",
