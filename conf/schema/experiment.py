@@ -501,10 +501,12 @@ def _check_elastic(experiment: Experiment) -> None:
     ):
         if experiment.elastic.enabled and value != allowed:
             raise ConfigError(f"{key}={value} does not go with elastic.enabled=true; use {key}={allowed}")
-    if experiment.elastic.enabled and experiment.executor.kind is ExecutorKind.slurm:
+    executor, groups = experiment.executor, set(experiment.node_order.groups)
+    on_slurm = executor.kind is ExecutorKind.slurm
+    if experiment.elastic.enabled and on_slurm and executor.het is Het.hetjob and len(groups) > 1:
         raise ConfigError(
-            "executor.kind=slurm does not go with elastic.enabled=true: Slurm ends a job that loses a node; use "
-            "executor=hosts or executor=local, or leave elastic out"
+            "executor.het=hetjob does not go with elastic.enabled=true: Slurm ends the whole of a heterogeneous job "
+            "with a part that has lost its nodes; use executor.het=jobs"
         )
 
 

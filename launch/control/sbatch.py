@@ -26,6 +26,8 @@ class Submission:
     """Seconds before a time limit at which the job gets SIGUSR2."""
     requeue: bool
     """Whether Slurm may start a job again after a failure of a node."""
+    keep: bool = False
+    """Whether Slurm is to leave a job that loses a node its others, and what runs there."""
     group: bool = False
     """Whether the run's folder may be one that its group can write."""
     mail: str | None = None
@@ -55,7 +57,7 @@ def _options(submission: Submission, component: Component) -> dict[str, str | No
         "constraint": component.constraint,
         "time": component.time_min,
     }
-    always = {
+    always: dict[str, str | None] = {
         "nodes": str(len(component.nodes)),
         "ntasks-per-node": "1",
         "comment": submission.comment,
@@ -63,6 +65,8 @@ def _options(submission: Submission, component: Component) -> dict[str, str | No
         "signal": f"USR2@{submission.save_s}",
         "requeue" if submission.requeue else "no-requeue": None,
     }
+    if submission.keep:
+        always["no-kill"] = None
     return always | {name: str(value) for name, value in given.items() if value is not None}
 
 
@@ -98,7 +102,9 @@ def _srun(submission: Submission, request: JobRequest) -> str:
     mode = " group" if submission.group else ""
     agent = f'{shlex.quote(submission.python)} -u -m launch.start_agent "$FOLDER"{mode}'
     inner = f'exec {agent} >>"$FOLDER/${{SLURM_JOB_ID}}_${{SLURM_PROCID}}_log.out" 2>&1'
-    return shlex.join(["srun", "--unbuffered", *_srun_words(request, ["bash", "-c", inner])])
+    # Some sites have srun end all tasks when one ends badly, or some time after it (KillOnBadExit, WaitTime).
+    keep = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"] if submission.keep else []
+    return shlex.join(["srun", "--unbuffered", *keep, *_srun_words(request, ["bash", "-c", inner])])
 
 
 def _srun_words(request: JobRequest, task: Sequence[str]) -> Iterator[str]:

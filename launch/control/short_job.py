@@ -15,6 +15,7 @@ from pathlib import Path
 
 from conf.run_folder.rundir import RunDir
 from conf.schema.adapt import Rule
+from conf.schema.elastic import Elastic
 from conf.schema.experiment import Engine, ExecutorKind, Experiment
 from launch.control.follow import tidy
 from launch.control.stop import is_over, stop
@@ -43,7 +44,7 @@ def short_job(experiment: Experiment, folder: str, wait_min: float, run_min: int
     }
     train = replace(experiment.train, best=None, max_cost=None, checkpoint=False, save_interval=None)
     return replace(
-        without_goal(replace(experiment, train=train)),
+        without_goal(replace(experiment, train=train, elastic=Elastic())),
         runs_dir=str(Path(experiment.runs_dir) / folder),
         cluster=replace(experiment.cluster, groups=groups),
         engine=Engine(),

@@ -128,7 +128,7 @@ def _node_failure(node: Node, seen: Observation, ranks_told: bool) -> tuple[str,
     job = seen.job_of(node)
     if node.alive or (job is not None and job.withdrawn and node.state == "absent"):
         return None
-    if job is not None and job.state is not None:
+    if job is not None and job.state is not None and job.over:
         when = "before it had started" if node.state == "absent" else "and left no result"
         return JOB_RULES.get(job.state.state, "job-ended"), f"node {node.name} is gone, {when}: {job}"
     if node.state == "absent" and job is None and seen.cut_off:

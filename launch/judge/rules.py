@@ -37,11 +37,14 @@ def _unreadable(seen: Observation) -> Finding | None:
 
 
 def _regroups(seen: Observation) -> Finding | None:
-    """An elastic run goes on without what was lost, as long as a node lives and no rank has an error of its own."""
-    if seen.plan.elastic is None or seen.over or seen.stop_unix is not None:
+    """An elastic run goes on without what was lost, as long as a node lives and no rank has an error of its own, or
+    would have, had its time not run out."""
+    if seen.plan.elastic is None or seen.stop_unix is not None:
         return None
     if any(not error.symptom and error.type != KILLED for error in seen.errors):
         return None
+    if seen.over:
+        return _interrupted(seen)
     found, waiting = causes(seen), [node.name for node in seen.nodes if node.state == REGROUPS]
     if any(cause.rule not in _SURVIVED for cause in found) or not (found or waiting or undecided(seen)):
         return None

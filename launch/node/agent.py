@@ -166,6 +166,7 @@ class _Node:
             self.following = self._regrouped(self._company, code)
             if self.following is not None:
                 return code
+            code = self._saved_before(code)
         # A node that is the whole run has nobody who could know the reason.
         others = len(self._plan.nodes) > 1 and self._company is None and self._finding is None and not self._signals.end
         if others and code not in (0, SAVED) and self._only_lost_others():
@@ -188,6 +189,8 @@ class _Node:
         if self._slurm is not None and for_good:
             self._slurm.cancel_waiting()
         tell_if_last(self._run, self._name, self._start, code)
+        if self._slurm is not None and self._company is not None:
+            self._slurm.end_without_script()
         return code
 
     def _work(self) -> int:
@@ -224,15 +227,12 @@ class _Node:
 
     def _regrouped(self, company: Company, code: int) -> tuple[Start, Plan] | None:
         """The start that follows, once the nodes have agreed on it; None where this node ends for good."""
-        lost = self._finding.reason if self._finding is not None and self._finding.again else None
-        if code in (0, SAVED) or self._signals.end is not None or (self._finding is not None and lost is None):
-            return None
-        if lost is None and (self.reason is not None or not self._lost_a_rank(code)):
+        if code in (0, SAVED) or self._signals.end is not None or self._signals.save or self._failed_by_itself(code):
             return None
         self._state.publish(state=REGROUPS)
-        while self._signals.end is None:
+        while self._signals.end is None and not self._signals.save:
             try:
-                following = company.next_plan()
+                following = None if company.out_of_time else company.next_plan()
             except LaunchError as error:
                 self.reason = str(error)
                 return None
@@ -241,8 +241,27 @@ class _Node:
             self._state.beat()
             if self._run.stop_request.exists():
                 self._signals.note_end(signal.SIGTERM)
+            if company.out_of_time or self._run.save_request(str(self._start)).exists():
+                self._signals.save = True
             time.sleep(_POLL_S)
         return None
+
+    def _saved_before(self, code: int) -> int:
+        """The exit code of a node of an elastic run whose time ran out where its ranks did not save: between two plans,
+        while they started, or because some of them were lost. What was saved before is gone on from."""
+        ended = code in (0, SAVED) or self._signals.end is not None
+        if ended or not self._signals.save or self._failed_by_itself(code):
+            return code
+        for start in (self._start, self._start.next):  # to which others may have gone on
+            self._ask_all_to_save(start)
+        self.reason = None
+        return SAVED if self._has_saved() else code
+
+    def _failed_by_itself(self, code: int) -> bool:
+        """Whether the same would come again."""
+        if self._finding is not None:
+            return not self._finding.again
+        return self.reason is not None or not (code == _TOLD_TO_END or self._lost_a_rank(code))
 
     def _lost_a_rank(self, code: int) -> bool:
         """Whether something was killed, or lost others; an error of a rank's own would come again."""
@@ -362,9 +381,9 @@ class _Node:
                 return
             time.sleep(_POLL_S)
 
-    def _ask_all_to_save(self) -> None:
+    def _ask_all_to_save(self, start: Start | None = None) -> None:
         """All nodes, since the signal may have come to this one, or this job, alone."""
-        request = self._run.save_request(str(self._start))
+        request = self._run.save_request(str(start or self._start))
         if not request.exists():
             self._run.write_json(request, {"node": self._name, "unix": time.time()})
 
@@ -403,7 +422,7 @@ class _Node:
         unfinished = code != 0 and not self._signals.end
         behind = unfinished and self._finding is not None and self._finding.again
         out_of_time = unfinished and self._finding is None and self._signals.save
-        if not (behind or out_of_time) or self._run.stop_request.exists():
+        if not (behind or out_of_time) or self._run.stop_request.exists() or self._company is not None:
             return False
         if not self._agent.resumable:
             self.reason = "cannot go on later, for it saves no checkpoints (train.checkpoint=false)"

@@ -31,10 +31,15 @@ class Standing(StrEnum):
     waits = "waits"
     """For the next plan."""
     done = "done"
-    """Its ranks have ended well, or saved because they were asked to."""
+    """Its ranks have ended well."""
+    saved = "saved"
+    """It ended because time runs out, and goes on from a checkpoint when the run is resumed."""
     failed = "failed"
     """By an error of its own ranks, which would come again."""
     gone = "gone"
+
+
+_ENDED_WELL = {0: Standing.done, SAVED: Standing.saved}
 
 
 def standing(record: NodeRecord | None, start: Start) -> Standing:
@@ -42,13 +47,16 @@ def standing(record: NodeRecord | None, start: Start) -> Standing:
     if record is None:
         return Standing.coming
     if record.state == "ended":
-        if record.exit_code in (0, SAVED):
-            return Standing.done
+        if record.exit_code in _ENDED_WELL:
+            return _ENDED_WELL[record.exit_code]
         by_itself = record.stopped is None and record.reason is None and (record.exit_code or 0) > 0
         return Standing.failed if by_itself else Standing.gone
     if record.of < start:
         return Standing.coming
     return {REGROUPS: Standing.waits, PARKED: Standing.parked}.get(record.state, Standing.working)
+
+
+_FINAL = (Standing.done, Standing.saved, Standing.failed)
 
 
 class Fellow:
@@ -72,7 +80,7 @@ class Fellow:
         found = standing(self._record, start)
         most = DOUBTED_S if doubted else SILENCE_S
         late = time.monotonic() - self._began > self._meet_s if self._record is None else self._silent_s > most
-        return Standing.gone if late and found not in (Standing.done, Standing.failed) else found
+        return Standing.gone if late and found not in _FINAL else found
 
     def _read(self, since: float) -> None:
         record = self._run.read(self._run.node_state(self.name), NodeRecord)

@@ -80,7 +80,12 @@ class Company:
     def over(self) -> bool:
         """Whether all that take part have done so."""
         found = self._standings()
-        return all(found.get(rank) is Standing.done for rank in self._plan.used)
+        return all(found.get(rank) in (Standing.done, Standing.saved) for rank in self._plan.used)
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether a node has ended because time runs out; the others are to end, too."""
+        return Standing.saved in self._standings().values()
 
     def next_plan(self) -> tuple[Start, Plan] | None:
         """The next start and its plan, once there is one.

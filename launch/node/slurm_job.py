@@ -36,7 +36,7 @@ class SlurmJob:
         self._plan = run.read_plan()
         names = self._plan.node_names
         own = [names[rank] for rank in nodes]
-        self._own = set(own)
+        self._own = own
         self._before = own[:task]
         self._names = names
         self._job_of: dict[str, str] = {}
@@ -123,6 +123,32 @@ class SlurmJob:
             slurm_commands.cancel(self.waiting(), only_pending=True)
         except LaunchError as error:  # printed, and the job that starts later finds the failure itself
             print(f"could not take the run's other jobs out of the queue: {error}", flush=True)
+
+    def end_without_script(self) -> None:
+        """Ends the job of an elastic run once none of its nodes is at work, where the first was lost and with it the
+        job's script: nobody else would.
+
+        To be called when this node has written its end. Where another is still at work, that one does so later.
+        """
+        if not self._before or self._ended(self._own[0]):
+            return
+        before = self._beats()
+        time.sleep(SILENCE_S)
+        if any(beat != before.get(name) for name, beat in self._beats().items()):
+            return
+        try:
+            slurm_commands.cancel([self.id])
+        except LaunchError as error:
+            print(f"the job could not be ended: {error}", flush=True)
+
+    def _beats(self) -> dict[str, float]:
+        """The last signs of life of this job's nodes, but of those that have ended."""
+        states = {name: self._run.read(self._run.node_state(name), NodeRecord) for name in self._own}
+        return {name: state.beat_unix for name, state in states.items() if state and state.state != "ended"}
+
+    def _ended(self, name: str) -> bool:
+        state = self._run.read(self._run.node_state(name), NodeRecord)
+        return state is not None and state.job == self.id and state.state == "ended"
 
     def _speaks(self) -> bool:
         return all(self._ended_well(self._run.read(self._run.node_state(name), NodeRecord)) for name in self._before)

@@ -118,11 +118,15 @@ def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Ob
     for name, state in states.items():
         current = state if state is not None and state.of == start else None
         job = next((job for job in jobs if name in job.nodes), None)
+        beats = plan.elastic is not None and state is not None and now - state.beat_unix < SILENCE_S
         if submitted.on_slurm:
-            nodes.append(_slurm_node(name, current, job, submitting, now))
+            node = _slurm_node(name, current, job, submitting, now)
+            # The job of an elastic run outlives nodes of it.
+            here_once = state is not None and state.of.submission == submitted.submission
+            silent = plan.elastic is not None and here_once and not beats
+            nodes.append(replace(node, alive=False) if silent else node)
         else:
             seen = living if name in here else None
-            beats = plan.elastic is not None and state is not None and now - state.beat_unix < SILENCE_S
             starting = submitting or bool(seen) or beats or (name in launched and young)
             nodes.append(_node(name, current, seen, starting, now, submitted_unix))
     if jobs and start.restarts == 0:  # what was said then may stand there still

@@ -16,6 +16,7 @@ from conf.compose import compose
 from conf.errors import TdppError
 from conf.run_folder.rundir import RunDir
 from launch.commands import doctor
+from launch.control.short_job import short_job
 from launch.doctor.checks import Check, Level
 from launch.doctor.login import SLURM_COMMANDS, file_system, login_checks
 from launch.machine import processes
@@ -127,6 +128,13 @@ def test_what_is_odd_about_the_data_is_a_warning() -> None:
 
     assert data() == (Level.ok, "data/stdlib_text_document can feed model tiny")
     assert data("a", "b") == (Level.warning, "a; b")
+
+
+def test_an_elastic_run_is_examined_with_all_its_nodes() -> None:
+    """A node that fails is what the examination is to find; none goes on without it."""
+    settings = ["elastic.enabled=true", "train.save_interval=5", "parallel=single", "parallel.data=2"]
+    settings += ["cluster.groups.local.count=2", "cluster.groups.local.gpus_per_node=1"]
+    assert not short_job(compose(settings), ".doctor", 1, 5).elastic.enabled
 
 
 def test_a_dry_run_shows_the_short_job_and_writes_nothing(

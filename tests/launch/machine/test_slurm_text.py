@@ -59,6 +59,12 @@ def test_a_run_that_saves_nothing_is_never_requeued() -> None:
     assert "#SBATCH --requeue" not in text
 
 
+def test_a_job_of_an_elastic_run_is_kept_when_it_loses_a_node_or_a_task() -> None:
+    text = sbatch_text(replace(SUBMISSION, requeue=False, keep=True), requests("executor=slurm")["job"], None)
+    assert "#SBATCH --no-kill\n" in text
+    assert "\nsrun --unbuffered --no-kill --kill-on-bad-exit=0 --wait=0 " in text
+
+
 @pytest.mark.parametrize("folder", ["/a\ntouch /tmp/x/submitit", "/a\r/submitit"])
 def test_no_line_of_a_script_comes_from_a_path_or_a_value(folder: str) -> None:
     with pytest.raises(LaunchError, match="Slurm takes no line breaks"):

@@ -19,6 +19,7 @@ from launch.control.submit import submit
 from launch.judge.state import State
 from launch.judge.verdict import judge
 from megatron_ext.data.indexed_dataset import write_indexed
+from tests.support.launch import live
 from tests.support.launch.live import ranks, wait_for
 
 
@@ -121,3 +122,20 @@ def test_a_run_whose_first_node_is_lost_before_anything_was_saved_ends_well(runs
     verdict = judge(run)
     assert (verdict.state, verdict.rule) == (State.succeeded, "finished"), verdict
     assert verdict.reason.startswith("1 rank exited with 0; iteration 20 of 20 logged")
+
+
+@pytest.mark.slow
+def test_a_run_whose_time_runs_out_while_it_has_no_plan_is_interrupted_as_any_other(runs: Path) -> None:
+    """It is resumed from what was saved before."""
+    layout = ["parallel=single", "parallel.global_batch_size=12", "parallel.micro_batch_size=1", *elastic(2)]
+    run = live.start(runs, *live.FOREVER, "train.save_interval=2", *layout)
+    live.wait_until_running(run)
+    run.latest_checkpoint.write_text("iter_0000002")
+    os.kill(agent(run, 0), signal.SIGKILL)
+    os.kill(ranks(run)[1], signal.SIGKILL)
+    wait_for(lambda: run.read_json(run.node_state("local-1"))["state"] == "regroups")
+    os.kill(agent(run, 1), signal.SIGUSR2)
+    follow(run)
+    verdict = judge(run)
+    assert (verdict.state, verdict.rule) == (State.interrupted, "time-limit"), verdict
+    assert not run.plan_of("0.1").exists()

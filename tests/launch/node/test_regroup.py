@@ -18,6 +18,7 @@ from launch.node.fellows import DOUBTED_S, PARKED, REGROUPS, SILENCE_S
 from launch.node.peers import LOOK_S
 from launch.node.regroup import MOST_IN_VAIN, Company, newest
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.worker import SAVED
 from tests.launch.node.test_peers import Clock
 from tests.launch.node.test_replan import ELASTIC
 
@@ -147,6 +148,15 @@ def test_an_error_of_a_rank_ends_all(run: RunDir, clock: Clock) -> None:
     assert not found.again
     with pytest.raises(LaunchError, match="node local-1 failed"):
         company(run, 0).next_plan()
+
+
+def test_one_whose_time_ran_out_is_not_gone_on_without(run: RunDir, clock: Clock) -> None:
+    """The others' has, too, and they are to go on together when the run is resumed."""
+    tell(run, 1, "ended", exit_code=SAVED, stopped="SIGUSR2")
+    tell(run, 2, PARKED)
+    node = company(run, 0)
+    assert node.out_of_time
+    assert company(run, 2).out_of_time
 
 
 def test_too_few_nodes_end(run: RunDir, clock: Clock) -> None:

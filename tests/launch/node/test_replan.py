@@ -65,3 +65,11 @@ def test_a_plan_that_cannot_lose_a_node_is_refused(override: str, named: str) ->
     more["train.checkpoint=false"] = ["train.save_interval=null"]
     with pytest.raises(ConfigError, match=named):
         compose([*ELASTIC, override, *more.get(override, [])])
+
+
+def test_a_heterogeneous_job_is_refused() -> None:
+    """Slurm ends all of it when one of its groups has no node left."""
+    there = ["executor=slurm", "cluster=a100x1_a10x7", "parallel.node_order=hgx+gpu2*2", "parallel.data=12"]
+    settings = [word for word in ELASTIC if not word.startswith(("cluster", "parallel.data", "parallel.shares"))]
+    with pytest.raises(ConfigError, match=r"executor\.het=hetjob"):
+        compose([*settings, *there, "executor.het=hetjob"])

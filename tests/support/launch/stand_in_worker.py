@@ -40,7 +40,8 @@ DEAF = "DEAF" in os.environ
 
 
 def main(plan_path: Path, node_rank: int) -> int:
-    run, plan = plan_path.parent, json.loads(plan_path.read_text())
+    run = plan_path.parent.parent if plan_path.parent.name == "plans" else plan_path.parent
+    plan = json.loads(plan_path.read_text())
     node = plan["nodes"][node_rank]
     die_with_parent(signal.SIGTERM)
     ranks: dict[int, int] = {}

@@ -1,0 +1,75 @@
+"""Elastic runs on a real Slurm cluster: nodes are lost, and the others train on in what is left of the jobs (see
+conftest)."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from conf.run_folder.rundir import RunDir
+from launch.judge.state import State
+from tests.support.slurm.cluster import Cluster
+from tests.support.slurm.seed import MASTER, SLAVE, endless, ids, verdict_of, wait_for
+
+ELASTIC = (
+    "elastic.enabled=true",
+    "train.save_interval=10",
+    "parallel.pipeline=1",
+    "parallel.partition=null",
+    "parallel.global_batch_size=12",
+)
+
+
+def trains_on(run: RunDir, start: str, nodes: list[str]) -> None:
+    """Waits until it has logged more in a start with these nodes."""
+    wait_for(run.plan_of(start).exists)
+    plan = run.read_json(run.plan_of(start))
+    assert [node["name"] for node in plan["nodes"] if node["ranks"]] == nodes
+    wait_for(lambda: all(run.read_json(run.node_state(name))["state"] == "running" for name in nodes))
+    before = run.metrics.read_text().count("\n")
+    wait_for(lambda: run.metrics.read_text().count("\n") > before + 3)
+
+
+def host(run: RunDir, node: str) -> str:
+    return run.read_json(run.node_state(node))["host"]
+
+
+def test_a_job_goes_on_without_its_first_node_and_with_one_that_lost_a_rank(slurm: Cluster, tmp_path: Path) -> None:
+    """Its script dies with its first node: nothing but its own nodes ends the job then."""
+    run = endless(tmp_path, "parallel.node_order=gpu2*3", "parallel.data=3", *ELASTIC)
+    lost = host(run, "gpu2-0")
+    slurm.kill_node(lost)
+    began = time.monotonic()
+    try:
+        trains_on(run, "0.1", ["gpu2-1", "gpu2-2"])
+        print(f"training again after {time.monotonic() - began:.1f} s")
+        (job,) = ids(run)
+        pid = run.read_json(run.node_ranks("gpu2-2"))[0]["pid"]
+        there = ["srun", "--overlap", "--mem=0", f"--jobid={job}", "--nodes=1", "--ntasks=1"]
+        done = slurm.run(*there, f"--nodelist={host(run, 'gpu2-2')}", "kill", "-KILL", str(pid))
+        assert done.returncode == 0, done.stderr
+        trains_on(run, "0.2", ["gpu2-1", "gpu2-2"])
+        assert slurm.run("scancel", "--signal=USR2", job).returncode == 0
+        verdict = verdict_of(run)
+    finally:
+        slurm.start_node(lost)
+    assert (verdict.state, verdict.rule) == (State.interrupted, "time-limit"), verdict
+
+
+def test_of_two_jobs_each_goes_on_without_the_other(slurm: Cluster, tmp_path: Path) -> None:
+    """The master's only node is lost, and then a node of the slave."""
+    run = endless(tmp_path, "parallel.node_order=hgx+gpu2*2", "parallel.data=3", *ELASTIC)
+    lost = [host(run, "hgx-0"), host(run, "gpu2-1")]
+    master, slave = ids(run)[MASTER], ids(run)[SLAVE]
+    slurm.set_node(lost[0], "down")
+    try:
+        trains_on(run, "0.1", ["gpu2-0", "gpu2-1"])
+        assert master not in [job.id for job in slurm.jobs()]
+        slurm.kill_node(lost[1])
+        trains_on(run, "0.2", ["gpu2-0"])
+        assert slurm.run("scancel", "--signal=USR2", slave).returncode == 0
+        verdict = verdict_of(run)
+    finally:
+        slurm.start_node(lost[1])
+        slurm.resume(*lost)
+    assert (verdict.state, verdict.rule) == (State.interrupted, "time-limit"), verdict
