@@ -120,7 +120,7 @@ def spent(one: Played) -> str:
 
 def elastic_words(one: Played) -> str:
     """What it uses when."""
-    used = [f"{leg.node_set.name} from {leg.stretches[0].consumed:,.0f} samples on" for leg in one.legs]
+    used = [f"{leg.node_set.name} from {leg.course.consumed[0]:,.0f} samples on" for leg in one.legs]
     return f"elastic: {spent(one)}, on {', '.join(used)}"
 
 
@@ -174,7 +174,7 @@ def _facts(one: Played, span: float) -> dict[str, Any]:
                 "nodes": leg.node_set.name,
                 "gpus": leg.node_set.gpus,
                 "price_per_hour": leg.node_set.price_per_hour,
-                "from_samples": leg.stretches[0].consumed,
+                "from_samples": float(leg.course.consumed[0]),
                 "restart_s": leg.restart_s,
                 "seconds": leg.seconds,
             }

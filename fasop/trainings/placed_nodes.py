@@ -34,6 +34,9 @@ class PlacedNodes:
             kinds.setdefault(id(of), Replica(str(parallel.schedule), parallel.chunks, of))
             for of in Replicas(placed).of(placed.partition.layers)
         ]
+        self._alike: dict[Replica, list[int]] = {}
+        for place, replica in enumerate(self._replicas):
+            self._alike.setdefault(replica, []).append(place)
         self._micro_batch_s: list[float] | None = None
         if parallel.pipeline == 1:
             self._micro_batch_s = [replica.seconds(2) - replica.seconds(1) for replica in self._replicas]
@@ -43,10 +46,9 @@ class PlacedNodes:
 
     def seconds(self, shares: tuple[int, ...]) -> float:
         if shares not in self._known:
-            most: dict[Replica, int] = {}
-            for replica, count in zip(self._replicas, shares, strict=True):
-                most[replica] = max(most.get(replica, 0), count)
-            self._known[shares] = max(replica.seconds(count) for replica, count in most.items())
+            self._known[shares] = max(
+                [kind.seconds(max([shares[place] for place in places])) for kind, places in self._alike.items()]
+            )
         return self._known[shares]
 
     def times(self, shares: tuple[int, ...]) -> Times | None:

@@ -85,13 +85,15 @@ class Player:
         self._training, self._nodes = training, nodes
         adapt = training.adapt
         self._config = adapt if adapt is not None else _fixed(training.global_batch_size)
-        self._controller = Controller(
+        self.controller = Controller(
             self._config, training.micro_batch_size, training.global_batch_size, nodes.weights, start.window
         )
         self._every = self._config.every if adapt is not None else None
+        self.fitted = False
+        """Whether the batch is what is left of the samples."""
         self.iteration, self.consumed = start.iteration, start.consumed
         as_planned = sum(nodes.weights) * training.micro_batch_size == start.batch
-        self.shares = tuple(nodes.weights) if as_planned else self._controller.fitted(start.batch)
+        self.shares = tuple(nodes.weights) if as_planned else self.controller.fitted(start.batch)
         self._fit_to_end()
 
     @property
@@ -100,12 +102,12 @@ class Player:
 
     @property
     def state(self) -> State:
-        return State(self.iteration, self.consumed, self.batch, tuple(self._controller.window))
+        return State(self.iteration, self.consumed, self.batch, tuple(self.controller.window))
 
     @property
     def over(self) -> bool:
         """Whether fewer samples are left than a batch has at least."""
-        least = self._controller.least_samples if self._config.measures else self.batch
+        least = self.controller.least_samples if self._config.measures else self.batch
         return self._training.samples - self.consumed < least
 
     def play(self, until: float = math.inf) -> Iterator[Stretch]:
@@ -124,10 +126,11 @@ class Player:
 
     def _fit_to_end(self) -> None:
         """The last batch has no more samples than are left."""
-        left, least = self._training.samples - self.consumed, self._controller.least_samples
+        left, least = self._training.samples - self.consumed, self.controller.least_samples
         if self._config.measures and least <= left < self.batch:
             size = self._training.micro_batch_size
-            self.shares = self._controller.fitted(int(left) // size * size)
+            self.shares = self.controller.fitted(int(left) // size * size)
+            self.fitted = True
 
     def _to_change(self, most: int) -> tuple[int, Decision | None]:
         """Iterations until the shares change, `most` of them at most, and to what."""
@@ -136,7 +139,7 @@ class Player:
             return most, None
         first = every - self.iteration % every
         decisions = 0 if most < first else (most - first) // every + 1
-        known = list(self._controller.window)
+        known = list(self.controller.window)
         number = 0
         while number < decisions:
             decision = self._decided(known, first, number)
@@ -150,7 +153,7 @@ class Player:
             if decision.shares != self.shares:
                 return first + number * every, decision
             number += 1
-        self._controller.window = self._window(known, first, decisions)
+        self.controller.window = self._window(known, first, decisions)
         return most, None
 
     def _first_change(self, known: Sequence[Measurement], first: int, unchanged: int, changed: int) -> int:
@@ -163,7 +166,7 @@ class Player:
 
     def _decided(self, known: Sequence[Measurement], first: int, number: int) -> Decision:
         """By the decision of this number from now on."""
-        controller, training = self._controller, self._training
+        controller, training = self.controller, self._training
         controller.window = self._window(known, first, number)
         found = None
         if self._config.measures:

@@ -16,6 +16,31 @@ from fasop.trainings.play import Stretch
 HOUR = 3600.0
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Course:
+    """Stretches of iterations with the same batch; arrays have a value for each of them."""
+
+    consumed: Floats
+    """Samples before it."""
+    iterations: Floats
+    batches: Floats
+    """Samples of an iteration."""
+    seconds: Floats
+    """Of an iteration."""
+
+    @classmethod
+    def of(cls, stretches: Sequence[Stretch], micro_batch_size: int) -> Course:
+        return cls(
+            consumed=np.array([one.consumed for one in stretches], float),
+            iterations=np.array([one.iterations for one in stretches], float),
+            batches=np.array([sum(one.shares) for one in stretches], float) * micro_batch_size,
+            seconds=np.array([one.seconds for one in stretches], float),
+        )
+
+    def __bool__(self) -> bool:
+        return len(self.consumed) > 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Leg:
     """What is trained on the same nodes without a restart."""
@@ -23,11 +48,11 @@ class Leg:
     node_set: NodeSet
     restart_s: float
     """Before it."""
-    stretches: Sequence[Stretch]
+    course: Course
 
-    @property
+    @cached_property
     def seconds(self) -> float:
-        return self.restart_s + sum(one.iterations * one.seconds for one in self.stretches)
+        return self.restart_s + float(self.course.iterations @ self.course.seconds)
 
     @property
     def dollars(self) -> float | None:
@@ -54,7 +79,7 @@ class Played:
 
     name: str
     legs: Sequence[Leg]
-    micro_batch_size: int
+    """Each has a stretch at least."""
 
     @cached_property
     def seconds(self) -> float:
@@ -68,7 +93,7 @@ class Played:
 
     @property
     def iterations(self) -> int:
-        return sum(one.iterations for leg in self.legs for one in leg.stretches)
+        return int(self._cumulated[2][-1])
 
     @property
     def consumed(self) -> float:
@@ -77,19 +102,18 @@ class Played:
 
     @property
     def first_batch(self) -> int:
-        return self._batch(self.legs[0].stretches[0])
+        return int(self.legs[0].course.batches[0])
 
     @property
     def largest_batch(self) -> int:
-        return max(self._batch(one) for leg in self.legs for one in leg.stretches)
+        return int(max(leg.course.batches.max() for leg in self.legs))
 
     def steps(self) -> list[tuple[float, int]]:
         """Consumed samples and the global batch from there on, wherever it changes, and the last one at the end."""
-        found = list[tuple[float, int]]()
-        for leg in self.legs:
-            for one in leg.stretches:
-                if not found or found[-1][1] != self._batch(one):
-                    found.append((one.consumed, self._batch(one)))
+        consumed = np.concatenate([leg.course.consumed for leg in self.legs])
+        batches = np.concatenate([leg.course.batches for leg in self.legs])
+        changes = np.flatnonzero(np.diff(batches, prepend=0.0))
+        found = [(float(consumed[place]), int(batches[place])) for place in changes]
         return [*found, (self.consumed, found[-1][1])]
 
     def course(self) -> tuple[list[float], list[float]]:
@@ -103,8 +127,8 @@ class Played:
         count = max(1, math.ceil(self.consumed / samples - 1e-9))
         ends = np.minimum(np.arange(count + 1) * samples, self.consumed)
         took, updates = np.diff(np.interp(ends, consumed, seconds)), np.diff(np.interp(ends, consumed, iterations))
-        begun = np.array([leg.stretches[0].consumed for leg in self.legs if leg.stretches])
-        names = [leg.node_set.name for leg in self.legs if leg.stretches]
+        begun = np.array([leg.course.consumed[0] for leg in self.legs])
+        names = [leg.node_set.name for leg in self.legs]
         at = np.searchsorted(begun, ends[1:], side="left") - 1
         return [
             Epoch(
@@ -116,22 +140,19 @@ class Played:
             for number in range(count)
         ]
 
-    def _batch(self, stretch: Stretch) -> int:
-        return sum(stretch.shares) * self.micro_batch_size
-
     @cached_property
     def _cumulated(self) -> tuple[Floats, Floats, Floats]:
         """Samples, seconds and iterations, at the beginning and behind each stretch. A restart counts with the stretch
         behind it."""
-        samples, seconds, iterations = [0.0], [0.0], [0.0]
+        samples, took, counts = [np.zeros(1)], [np.zeros(1)], [np.zeros(1)]
         for leg in self.legs:
-            waited = leg.restart_s
-            for one in leg.stretches:
-                samples.append(one.consumed + one.iterations * self._batch(one))
-                seconds.append(seconds[-1] + waited + one.iterations * one.seconds)
-                iterations.append(iterations[-1] + one.iterations)
-                waited = 0.0
-        return np.array(samples), np.array(seconds), np.array(iterations)
+            course = leg.course
+            seconds = course.iterations * course.seconds
+            seconds[0] += leg.restart_s
+            samples.append(course.consumed + course.iterations * course.batches)
+            took.append(seconds)
+            counts.append(course.iterations)
+        return np.concatenate(samples), np.cumsum(np.concatenate(took)), np.cumsum(np.concatenate(counts))
 
 
 def quickest(trainings: Sequence[Played]) -> Played:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fasop.errors import SearchError
+from fasop.trainings.courses import Courses
 from fasop.trainings.node_set import NodeSet
-from fasop.trainings.play import Nodes, Player, State, Training
-from fasop.trainings.played import Leg, Played
+from fasop.trainings.play import Nodes, Player, State, Stretch, Training
+from fasop.trainings.played import Course, Leg, Played
 from megatron_ext.contract.adaptive.config import NONE
 from megatron_ext.contract.adaptive.forecast import GOALS, TIME, Candidate, choose, forecast
 from megatron_ext.contract.adaptive.shares import fastest
@@ -32,16 +33,15 @@ class Elastic:
 
 def simulate(training: Training, node_sets: Sequence[NodeSet]) -> tuple[list[Played], dict[str, str]]:
     """The training on each set of nodes alone, and of those that cannot train it why not."""
-    found, refused = list[Played](), dict[str, str]()
+    found, refused, courses = list[Played](), dict[str, str](), Courses(training)
     for one in node_sets:
         try:
-            player = Player(training, one.nodes, State(0, 0.0, training.global_batch_size))
+            course = courses.on(one.nodes)
         except ValueError as error:
             refused[one.name] = str(error)
             continue
-        leg = Leg(node_set=one, restart_s=0.0, stretches=[*player.play()])
-        if leg.stretches:
-            found.append(Played(name=one.name, legs=[leg], micro_batch_size=training.micro_batch_size))
+        if course:
+            found.append(Played(name=one.name, legs=[Leg(node_set=one, restart_s=0.0, course=course)]))
         else:
             refused[one.name] = f"{training.samples:,.0f} samples are less than a batch"
     return found, refused
@@ -58,7 +58,7 @@ def simulate_elastic(training: Training, node_sets: Sequence[NodeSet], how: Elas
     bounds = (training.global_batch_size,) * 2 if adapt is None or adapt.rule == NONE else (adapt.lower, adapt.upper)
     candidates = [Candidate(_Seconds(training, one.nodes).of_batch, one.price_per_hour) for one in node_sets]
     state, history = State(0, 0.0, training.global_batch_size), [(0.0, float(training.global_batch_size))]
-    legs, now = list[Leg](), None
+    legs, now = list[tuple[NodeSet, float, list[Stretch]]](), None
     player: Player | None = None
     while player is None or not player.over:
         end = (math.floor(state.consumed / how.epoch) + 1) * how.epoch
@@ -71,17 +71,19 @@ def simulate_elastic(training: Training, node_sets: Sequence[NodeSet], how: Elas
         if player is None or choice.number != now:
             player = Player(training, node_sets[choice.number].nodes, state)
             restart_s = 0.0 if now is None else how.restart_s
-            legs.append(Leg(node_set=node_sets[choice.number], restart_s=restart_s, stretches=[]))
+            legs.append((node_sets[choice.number], restart_s, list[Stretch]()))
             now = choice.number
         played = [*player.play(end)]
-        legs[-1] = Leg(
-            node_set=legs[-1].node_set, restart_s=legs[-1].restart_s, stretches=[*legs[-1].stretches, *played]
-        )
+        legs[-1][2].extend(played)
         history += [(one.consumed, float(sum(one.shares) * training.micro_batch_size)) for one in played]
         state = player.state
         history.append((state.consumed, float(state.batch)))
-    kept = [leg for leg in legs if leg.stretches]
-    return Played(name="elastic", legs=kept, micro_batch_size=training.micro_batch_size)
+    kept = [
+        Leg(node_set=one, restart_s=restart_s, course=Course.of(stretches, training.micro_batch_size))
+        for one, restart_s, stretches in legs
+        if stretches
+    ]
+    return Played(name="elastic", legs=kept)
 
 
 class _Seconds:

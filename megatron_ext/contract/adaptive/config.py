@@ -44,6 +44,11 @@ class AdaptConfig:
         """Whether it needs the gradients of the halves."""
         return self.rule != NONE
 
+    @property
+    def follows_times(self) -> bool:
+        """Whether the batch depends on how long an iteration takes."""
+        return self.rule == GOODPUT
+
     def due(self, iteration: int) -> bool:
         """Whether a decision follows this iteration."""
         return iteration % self.every == 0

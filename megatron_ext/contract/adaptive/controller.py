@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from megatron_ext.contract.adaptive import sizes as of_sizes
 from megatron_ext.contract.adaptive.config import GOODPUT, NONE, SIMILARITY, AdaptConfig
 from megatron_ext.contract.adaptive.noise import Halves, Measurement, measurement, noise_scale, similarity, sought_batch
 from megatron_ext.contract.adaptive.rules import GAIN, Rungs, by_goodput, by_noise, by_similarity
-from megatron_ext.contract.adaptive.shares import Times, fastest, longest, overhead
+from megatron_ext.contract.adaptive.shares import Longest, Times, dealt, fastest, overhead
 from megatron_ext.contract.adaptive.sizes import Measured, Replica
 from megatron_ext.contract.schedule.deal import Division
 
@@ -57,6 +57,9 @@ class Controller:
         self._measured = None if sizes is None else [Measured(of_replica) for of_replica in sizes]
         self.window: List[Measurement] = list(window)
         """The newest measurements, as many as decisions take together."""
+        self._timed: Tuple[Sequence[float], Sequence[float]] = (), ()
+        self._longest: Optional[Longest] = None
+        """By the seconds of micro-batches, and beside them, in `_timed`."""
 
     def decide(
         self,
@@ -69,7 +72,7 @@ class Controller:
         self._note(halves)
         now = Division(shares, sizes or (self._size,) * len(shares))
         replicas = None
-        if times is not None and self._config.rebalance and min(times.micro_batch_s) > 0.0:
+        if times is not None and self._rebalances(times):
             replicas = self._replicas(now, times)
         count, reason = self._next(now, times)
         known = {"similarity": _finite(similarity(self.window)), "noise_scale": _finite(noise_scale(self.window))}
@@ -83,6 +86,11 @@ class Controller:
         return Decision(now.shares, reason, sizes=() if {*now.sizes} == {self._size} else now.sizes, **known)
 
     @property
+    def rungs(self) -> Optional[Rungs]:
+        """The batches that there are; None where the batch stays."""
+        return self._rungs
+
+    @property
     def least_samples(self) -> int:
         """Of a batch that may be."""
         count = len(self._seconds) if self._rungs is None else self._rungs.least
@@ -91,6 +99,15 @@ class Controller:
     def fitted(self, samples: int) -> Tuple[int, ...]:
         """The shares of about so many samples, before anything was measured."""
         return fastest(self._seconds, max(len(self._seconds), round(samples / self._size)))
+
+    def order(self, times: Optional[Times]) -> Iterator[int]:
+        """In which the micro-batches of the plan's size are dealt (`shares.dealt`), if `times` are always measured."""
+        if times is not None and self._rebalances(times):
+            return dealt(times.micro_batch_s, times.fixed_s)
+        return dealt(self._seconds)
+
+    def _rebalances(self, times: Times) -> bool:
+        return self._config.rebalance and min(times.micro_batch_s) > 0.0
 
     def _note(self, halves: Optional[Halves]) -> None:
         found = None if halves is None else measurement(halves)
@@ -123,10 +140,14 @@ class Controller:
         assert self._rungs is not None
         rest = overhead(times, now.shares)
         own = [seconds * self._size / size for seconds, size in zip(times.micro_batch_s, now.sizes)]
-        split, fixed = (own, times.fixed_s) if self._config.rebalance else (self._seconds, ())
+        if self._longest is None or self._timed != (own, times.fixed_s):  # they are the same throughout a simulation
+            self._timed = own, times.fixed_s
+            order = dealt(own, times.fixed_s) if self._config.rebalance else dealt(self._seconds)
+            self._longest = Longest(order, own, times.fixed_s)
+        slowest = self._longest
 
-        def seconds(count: int) -> float:
-            return longest(own, fastest(split, count, fixed), times.fixed_s) + rest
+        def seconds(counts: Sequence[int]) -> List[float]:
+            return [found + rest for found in slowest.of(counts)]
 
         return by_goodput(now.samples // self._size, scale, self._reference, seconds, self._rungs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, NamedTuple
+from typing import Callable, List, NamedTuple, Sequence
 
 from megatron_ext.contract.adaptive.noise import sought_batch
 
@@ -72,19 +72,24 @@ def by_noise(count: int, scale: float, target: float, rungs: Rungs) -> int:
     return rungs.clamped(2 * round(count * growth / 2.0))
 
 
-def by_goodput(count: int, scale: float, reference: int, seconds: Callable[[int], float], rungs: Rungs) -> int:
+def by_goodput(
+    count: int, scale: float, reference: int, seconds: Callable[[Sequence[int]], List[float]], rungs: Rungs
+) -> int:
     """To the batch of the largest goodput (Qiao et al. 2021): samples a second, each worth what it would be in the
-    `reference` batch; `seconds` says how long an iteration of so many micro-batches takes."""
+    `reference` batch; `seconds` says how long iterations of so many micro-batches take, for ascending numbers."""
 
-    def goodput(n: int) -> float:
-        samples = n * rungs.micro_batch_size
-        efficiency = 1.0 if math.isinf(scale) else (scale + reference) / (scale + samples)
-        return samples / seconds(n) * efficiency
+    def goodput(numbers: Sequence[int]) -> List[float]:
+        samples = [n * rungs.micro_batch_size for n in numbers]
+        rates = [of / took for of, took in zip(samples, seconds(numbers))]
+        if math.isinf(scale):
+            return rates
+        return [rate * ((scale + reference) / (scale + of)) for rate, of in zip(rates, samples)]
 
     low, high = rungs.clamped(math.ceil(count / MOST)), rungs.clamped(math.floor(count * MOST))
-    step = 2 * max(1, (high - low) // LOOKED_AT // 2)
-    best = max(range(low, high + 1, step), key=goodput)
-    return best if goodput(best) > (1.0 + GAIN) * goodput(count) else count
+    compared = range(low, high + 1, 2 * max(1, (high - low) // LOOKED_AT // 2))
+    found = goodput(compared)
+    best = max(found)
+    return compared[found.index(best)] if best > (1.0 + GAIN) * goodput([count])[0] else count
 
 
 def _even_below(count: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from typing import List, NamedTuple, Sequence, Tuple
+from typing import Iterator, List, NamedTuple, Sequence, Tuple
 
 
 class Times(NamedTuple):
@@ -40,6 +40,43 @@ def fastest(seconds: Sequence[float], count: int, fixed: Sequence[float] = ()) -
         shares[replica] += 1
         heapq.heapreplace(queue, ((shares[replica] + 1) * seconds[replica] + fixed[replica], replica))
     return tuple(shares)
+
+
+def dealt(seconds: Sequence[float], fixed: Sequence[float] = ()) -> Iterator[int]:
+    """The replica that takes each micro-batch behind the first one of everybody, without end: the shares that so many
+    of them make are those of `fastest`."""
+    shares, fixed = [1] * len(seconds), fixed or (0.0,) * len(seconds)
+    queue: List[Tuple[float, int]] = [(2 * s + f, r) for r, (s, f) in enumerate(zip(seconds, fixed))]
+    heapq.heapify(queue)
+    while True:
+        _, replica = queue[0]
+        shares[replica] += 1
+        heapq.heapreplace(queue, ((shares[replica] + 1) * seconds[replica] + fixed[replica], replica))
+        yield replica
+
+
+class Longest:
+    """When the slowest replica is ready, by the micro-batches of all replicas, which are dealt in an order."""
+
+    def __init__(self, order: Iterator[int], seconds: Sequence[float], fixed: Sequence[float] = ()) -> None:
+        """By replica: `seconds` are of one micro-batch, `fixed` what each takes beside them."""
+        self._order = order
+        self._seconds = seconds
+        self._fixed = fixed or (0.0,) * len(seconds)
+        self._shares = [1] * len(seconds)
+        self._known = [longest(seconds, self._shares, fixed)]
+        """By the micro-batches behind the first one of everybody."""
+
+    def of(self, counts: Sequence[int]) -> List[float]:
+        """Seconds that so many micro-batches take, by their number; these ascend, and each replica has one at least."""
+        everybody = len(self._shares)
+        assert counts[0] >= everybody, "a replica would have no micro-batch"
+        while counts[-1] - everybody >= len(self._known):
+            replica = next(self._order)
+            self._shares[replica] += 1
+            ready = self._shares[replica] * self._seconds[replica] + self._fixed[replica]
+            self._known.append(max(self._known[-1], ready))
+        return [self._known[count - everybody] for count in counts]
 
 
 def longest(seconds: Sequence[float], shares: Sequence[int], fixed: Sequence[float] = ()) -> float:

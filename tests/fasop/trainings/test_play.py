@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from random import Random
 
 import pytest
 
+from fasop.trainings.courses import Courses
 from fasop.trainings.noise import Noise, growing, halves
 from fasop.trainings.play import Player, State, Stretch, Training
+from fasop.trainings.played import Course
 from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.adaptive.controller import Controller
 from megatron_ext.contract.adaptive.noise import measurement, noise_scale, similarity
@@ -119,6 +121,29 @@ def test_a_training_that_is_played_in_parts_is_the_same(seed: int) -> None:
     player = Player(training, nodes, State(0, 0.0, training.global_batch_size))
     parts = [one for end in (0.25, 0.5, 0.9, 2.0) for one in player.play(end * training.samples)]
     assert flat(parts, training.micro_batch_size) == whole
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nodes_that_share_a_course_take_what_each_would_alone(seed: int) -> None:
+    """With replicas of other speeds and shares, also with more of them, for which the smallest batch is larger."""
+    training, nodes = drawn(seed)
+    random = Random(seed)
+    sets = [nodes]
+    for _ in range(4):
+        replicas = random.choice([len(nodes.weights), random.randint(1, 6)])
+        weights = nodes.weights if replicas == len(nodes.weights) else [random.randint(1, 5) for _ in range(replicas)]
+        sets.append(Linear(weights, [random.uniform(0.01, 0.1) for _ in weights], random.uniform(0, 0.2)))
+    courses, size = Courses(training), training.micro_batch_size
+    for one in sets:
+        try:
+            alone = Course.of([*Player(training, one, State(0, 0.0, training.global_batch_size)).play()], size)
+        except ValueError:
+            with pytest.raises(ValueError, match="no even number"):
+                courses.on(one)
+            continue
+        shared = courses.on(one)
+        for field in fields(Course):
+            assert getattr(shared, field.name).tolist() == getattr(alone, field.name).tolist(), (field.name, training)
 
 
 def test_halves_say_on_average_what_the_noise_scale_is() -> None:

@@ -90,10 +90,10 @@ def test_goodput_weighs_speed_against_what_a_sample_is_worth() -> None:
         count, seen = 8, []
         while count not in seen:
             seen.append(count)
-            count = by_goodput(count, scale, 64, seconds, rungs)
+            count = by_goodput(count, scale, 64, lambda counts: [seconds(n) for n in counts], rungs)
         best = max(range(2, 514, 2), key=lambda n, scale=scale: goodput(n, scale))
         assert goodput(count, scale) > goodput(best, scale) / 1.031
-    assert by_goodput(8, math.inf, 64, lambda count: float(count), rungs) == 8, "nothing is gained"
+    assert by_goodput(8, math.inf, 64, lambda counts: [float(n) for n in counts], rungs) == 8, "nothing is gained"
 
 
 def test_decisions_wait_for_as_many_measurements_as_they_take_together() -> None:

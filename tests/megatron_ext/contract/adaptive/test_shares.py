@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fasop.shares.solver import Units, least_time
-from megatron_ext.contract.adaptive.shares import fastest, longest
+from megatron_ext.contract.adaptive.shares import Longest, dealt, fastest, longest
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -35,6 +35,21 @@ def test_they_take_as_long_as_those_of_the_search() -> None:
         solved = least_time(units, count)
         assert solved is not None
         assert longest(seconds, fastest(seconds, count)) == pytest.approx(solved.seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_micro_batches_dealt_one_by_one_are_the_fastest_shares(seed: int) -> None:
+    random = Random(seed)
+    seconds = [random.choice([0.5, 1.0, 1.5, random.uniform(0.1, 9)]) for _ in range(random.randint(1, 9))]
+    others = [random.uniform(0.1, 9) for _ in seconds]
+    fixed = random.choice([[], [random.uniform(0, 20) for _ in seconds]])
+    shares, order, counts = [1] * len(seconds), dealt(seconds, fixed), range(len(seconds), 300)
+    for count in counts:
+        assert tuple(shares) == fastest(seconds, count, fixed)
+        shares[next(order)] += 1
+    slowest = Longest(dealt(seconds, fixed), others, fixed)
+    for some in (counts[100:], counts[:9]):
+        assert slowest.of(some) == [longest(others, fastest(seconds, count, fixed), fixed) for count in some]
 
 
 def test_replicas_of_one_speed_take_turns() -> None:
