@@ -7,7 +7,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-fast test-thorough test-megatron lint browser slurm hosts corpora constraints clean
+.PHONY: demo test test-fast test-thorough test-megatron lint browser slurm hosts shells corpora constraints clean
 
 demo: .venv/train.installed
 	$(BIN)/tdpp data prepare --source stdlib --output data/stdlib
@@ -27,7 +27,7 @@ define tested
 endef
 
 # Tests on Slurm wait more than they compute, and so run beside all others: three at a time, each on its own cluster.
-test: .venv/dev.installed browser slurm hosts corpora
+test: .venv/dev.installed browser slurm hosts shells corpora
 	@mkdir -p build
 	@echo "the tests on Slurm write to build/slurm-tests.txt, and are shown when the others are done"
 	@$(call tested,slurm,3 tests/slurm) > build/slurm-tests.txt 2>&1 & on_slurm=$$!; \
@@ -66,6 +66,11 @@ slurm:
 	@{ PATH="$$PATH:/usr/sbin:/sbin"; command -v sbatch && command -v slurmctld && command -v slurmd \
 	  && command -v slurmdbd && command -v munged && command -v mariadbd && command -v ip; } >/dev/null \
 	  || $(call install,slurm-wlm slurmdbd munge mariadb-server iproute2,the tests on Slurm)
+
+# Tab is pressed in the shells that complete tdpp's words.
+shells:
+	@{ command -v bash && command -v zsh && command -v fish; } >/dev/null \
+	  || $(call install,bash zsh fish,the tests of completion in those shells)
 
 # And on hosts that ssh reaches. The package's own sshd is not started where it is installed for the tests.
 hosts:

@@ -164,7 +164,7 @@ def compose_unchecked(words: Sequence[str] = (), config_name: str = "config") ->
 def _composed(words: Sequence[str], config_name: str) -> DictConfig:
     register()
     with command_line(words) as found, initialize_config_module("conf", version_base="1.3"):
-        if options := [word for word in found.overrides if word.startswith("-") or "hydra." in word.partition("=")[0]]:
+        if options := [word for word in found.overrides if word.startswith("-") or re.match(r"[+~]*hydra[./]", word)]:
             raise ConfigError(f"{' '.join(options)}: only 'tdpp launch' takes such a word")
         return hydra_compose(config_name, found.all)
 

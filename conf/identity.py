@@ -17,6 +17,7 @@ NOT_OF_THE_RUN = (
     "max_jobs",
     "confirm_gpu_hours",
     "yes",
+    "sweep_metric",
     "log",
     "notify",
     "cluster.groups.*.account",

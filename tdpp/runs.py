@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,16 +11,14 @@ from conf.run_folder.rundir import RunDir
 from launch.commands.decided import decided
 from launch.commands.launch import settle
 from launch.commands.preflight import Preflight, preflight
+from launch.control import follow
 from launch.control import stop as control
-from launch.control.follow import tidy
 from launch.control.notify import tell_end_if_possible
 from launch.control.submit import start
 from launch.errors import LaunchError
 from launch.judge.verdict import Verdict, judge
 from launch.machine.provenance import read_source
 from launch.node.worker_command import WORKER
-from launch.observe.look import observe
-from launch.screen.watch import LOCAL_S, SLURM_S
 from launch.sweep.combinations import Combination
 from launch.sweep.start import Outcomes, confirm
 from reports import notebook
@@ -56,13 +53,8 @@ class Run(notebook.Run):
         Raises:
             TimeoutError: it is not over after `timeout_s` seconds.
         """
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        while not (seen := observe(self._run)).over:
-            if until is not None and time.monotonic() > until:
-                raise TimeoutError(f"{self.name} is not over after {timeout_s:g} s: {self.verdict.reason}")
-            time.sleep(SLURM_S if seen.jobs else LOCAL_S)
-        tidy(self._run)
-        tell_end_if_possible(self._run)
+        if not follow.wait(self._run, timeout_s):
+            raise TimeoutError(f"{self.name} is not over after {timeout_s:g} s: {self.verdict.reason}")
         return self.reload()
 
     def stop(self) -> Run:

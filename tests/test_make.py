@@ -16,6 +16,7 @@ MAKE = shutil.which("make")
 WANTED = {
     "browser": "chromium",
     "slurm": "slurm-wlm slurmdbd munge mariadb-server iproute2",
+    "shells": "bash zsh fish",
     "hosts": "openssh-server openssh-client iproute2",
 }
 

@@ -17,7 +17,9 @@ MOST_VALUES = 10_000
 """Of a range in a sweep."""
 _PACKAGE, _PRINTED = re.compile(r"-p|--p"), re.compile(r"(-c|--cfg)(=|$)")
 _OF_HYDRA = re.compile(r"(?:[+~]*hydra(?:[./@][^=]*)?=|~hydra(?:[./@]|$))")
-_OF_SWEEPER = re.compile(r"[+~]*hydra\.sweeper\.max_batch_size=")
+_OF_SWEEPER = re.compile(r"[+~]*hydra(?:/sweeper(?:/\w+)?|\.sweeper(?:\.\w+)+)=")
+_UNSEEN = re.compile(r"_target_|sweeper\.(?:custom_search_space|search_space|params)\b")
+"""In a word of the sweeper: a function that would be called here, or words that nobody would check."""
 _NUMBER = r"\s*(?:start\s*=|stop\s*=|step\s*=)?\s*(?P<{}>[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?)\s*"
 _RANGE = re.compile(
     rf"range\({_NUMBER.format('a')}(?:,{_NUMBER.format('b')})?(?:,{_NUMBER.format('c')})?\)", re.IGNORECASE
@@ -35,10 +37,11 @@ def check_words(words: Sequence[str]) -> None:
             raise ConfigError(
                 f"{word.encode(errors='backslashreplace').decode()}: this is not UTF-8; write it in UTF-8"
             )
-        if _OF_HYDRA.match(word) and not _OF_SWEEPER.match(word):
+        if _OF_HYDRA.match(word) and (not _OF_SWEEPER.match(word) or _UNSEEN.search(word)):
             raise ConfigError(
                 f"{word}: tdpp sets Hydra's own configuration itself; leave it out (a run has a folder of its own, "
-                "<runs_dir>/<name>). Of hydra only hydra.sweeper.max_batch_size can be given"
+                "<runs_dir>/<name>). Of hydra only a sweeper can be chosen, with hydra/sweeper=NAME, and set, with "
+                "hydra.sweeper.KEY=…, such as n_trials; it varies words, such as 'train.lr=interval(1e-4,1e-2)'"
             )
         if digits := re.search(rf"[0-9_]{{{MOST_DIGITS + 1},}}", word):
             raise ConfigError(

@@ -115,6 +115,8 @@ class Experiment:
     """Ask before more than this is submitted to Slurm: the GPUs of the nodes times their time limits, over a sweep."""
     yes: bool = False
     """Submit without asking."""
+    sweep_metric: str | None = None
+    """What a sweeper (hydra/sweeper=NAME) minimises or maximises, such as valid/loss, iteration_ms or cost."""
     log: list[Tracker] = field(default_factory=list)
     """Where metrics.jsonl is carried to while the run goes on: any of tensorboard, wandb and mlflow."""
     cluster: Cluster = MISSING
@@ -255,6 +257,8 @@ def _check_paths(experiment: Experiment) -> None:
 
 
 def _check_sweep(experiment: Experiment) -> None:
+    if experiment.sweep_metric is not None:
+        _check_sweep_metric(experiment, experiment.sweep_metric)
     if experiment.max_jobs is None:
         return
     if experiment.executor.kind != "slurm" and not experiment.executor.wait:
@@ -262,6 +266,31 @@ def _check_sweep(experiment: Experiment) -> None:
         raise ConfigError(
             f"max_jobs={experiment.max_jobs} cannot hold with executor.wait=false, which starts all runs on {where} "
             "at once; use executor.wait=true, which runs them one after another, or max_jobs=null"
+        )
+
+
+def _check_sweep_metric(experiment: Experiment, metric: str) -> None:
+    """That a run of this experiment gives it; its name is looked up when the run is launched."""
+    if experiment.dry_run:
+        raise ConfigError(
+            f"sweep_metric={metric} is measured in runs, and dry_run=true starts none; leave one of them out"
+        )
+    if experiment.engine.kind is EngineKind.megatron_lm:
+        raise ConfigError(
+            f"sweep_metric={metric}: a run with engine.kind=megatron_lm has no metrics.jsonl, where it is read; use "
+            "engine=tdpp, or leave it out"
+        )
+    if metric.startswith("valid/") and experiment.train.eval_interval is None:
+        raise ConfigError(
+            f"sweep_metric={metric} is measured in evaluations, and there are none without train.eval_interval; give "
+            "it a number of iterations"
+        )
+    if metric == "cost" and experiment.price_per_hour() is None:
+        groups = dict.fromkeys(experiment.node_order.groups)
+        unknown = [name for name in groups if experiment.cluster.groups[name].price_per_hour is None]
+        raise ConfigError(
+            f"sweep_metric=cost needs the price of every node, and cluster.groups.{unknown[0]}.price_per_hour is not "
+            "known; give it, in dollars for a node"
         )
 
 

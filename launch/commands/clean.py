@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         LaunchError: something could not be removed; what could be, is.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     found = list(_found(arguments))
     if not found:
         print("nothing to remove")
@@ -43,31 +43,31 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
+def parser() -> argparse.ArgumentParser:
+    made = Parser(
         prog="tdpp clean",
         description="List what your runs have left behind, and remove it after asking: launches that were cut off, "
         "jobs of tdpp doctor and profile, dead links by job id, images that tdpp has fetched, and enroot's containers "
         "and their locks on this machine. Runs that have started, and things of other users, are never touched.",
     )
-    add_runs_dir(parser)
-    parser.add_argument(
+    add_runs_dir(made)
+    made.add_argument(
         "--image-dir", type=Path, help="container.image_dir of the runs (default: images beside the folder of runs)"
     )
-    parser.add_argument(
+    made.add_argument(
         "--scratch",
         type=Path,
         default=Path(Cluster.__dataclass_fields__["scratch"].default),
         help="cluster.scratch of the runs (default: %(default)s)",
     )
-    parser.add_argument(
+    made.add_argument(
         "--older-than",
         metavar="DAYS",
         type=option(not_negative),
         help=f"only what has not been used for so many days (default: {DAYS:g} for containers and images, else 0)",
     )
-    parser.add_argument("--yes", action="store_true", help="remove it all without asking")
-    return parser
+    made.add_argument("--yes", action="store_true", help="remove it all without asking")
+    return made
 
 
 def _found(arguments: argparse.Namespace) -> Iterator[Leftover]:

@@ -15,15 +15,17 @@ from conf.reading.values import Parser
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from launch.commands import COMMANDS
+from launch.commands.options import offered
 from launch.errors import LaunchError
 
 CONFIGURED = ("launch", "doctor", "search", "profile", "simulate", "rehearse")
 """Commands that take groups and keys."""
 OF_RUNS = ("status", "logs", "stop", "report", "evaluate", "translate")
 """Commands that take a RUN."""
-DATA = ("prepare", "pairs", "images", "videos", "inspect", "check", "merge", "split")
-"""What `tdpp data` does."""
-RUN_WORDS = ("resume", "validate")
+RUN_WORDS = ("resume", "validate", "noise")
+OF_LAUNCH = ("resume", "openseq2seq", "pipedream")
+MODEL, LEARNING = "model", "learning"
+"""What may come first after `tdpp init` and `tdpp rehearse`."""
 MOST_RUNS = 50
 """So many, the latest, are offered."""
 
@@ -69,22 +71,26 @@ in ~/.config/fish/config.fish:  tdpp completion fish | source"""
 
 def main(argv: Sequence[str]) -> int:
     """Runs `tdpp completion <argv>`."""
-    parser = Parser(
-        prog="tdpp completion",
-        description="Print what lets a shell complete commands, groups, keys, values and runs.",
-        epilog=HOW,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("shell", nargs="?", choices=list(SCRIPTS))
-    which.add_argument("--line", help="print what the last word of this line may become; for the scripts")
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     if arguments.line is None:
         print(SCRIPTS[arguments.shell])
     else:
         for word in completed(arguments.line):
             print(word)
     return 0
+
+
+def parser() -> Parser:
+    made = Parser(
+        prog="tdpp completion",
+        description="Print what lets a shell complete commands, groups, keys, values and runs.",
+        epilog=HOW,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    which = made.add_mutually_exclusive_group(required=True)
+    which.add_argument("shell", nargs="?", choices=list(SCRIPTS))
+    which.add_argument("--line", help="print what the last word of this line may become; for the scripts")
+    return made
 
 
 def hydra_option(argv: Sequence[str]) -> int:
@@ -110,15 +116,19 @@ def completed(line: str) -> list[str]:
     if len(words) < 2:
         return [name for name in COMMANDS if name.startswith(word)] if words else []
     _, command, *others = words
-    if command == "completion":
-        return [shell for shell in SCRIPTS if shell.startswith(word)]
+    if command not in COMMANDS:
+        return []
+    if (known := offered(command, others, word)) is not None:
+        return known
+    if command == "init":
+        return [name for name in (MODEL,) if not others and name.startswith(word)]
     if command == "config":
         from conf.reference import parts
 
         names = (name for part in parts() for name in (part.name, *(key.name for key in part.keys)) if name)
         return [name for name in dict.fromkeys(names) if name.startswith(word)]
-    if command == "data" and not others:
-        return [name for name in DATA if name.startswith(word)]
+    if command == "rehearse" and not others:
+        return [name for name in (LEARNING,) if name.startswith(word)]
     key, equals, value = word.partition("=")
     if (equals and key in RUN_WORDS) or command in OF_RUNS:
         start, what = (f"{key}=", value) if equals else ("", word)
@@ -140,17 +150,25 @@ def _own_words(command: str) -> tuple[str, ...]:
     if command == "search":
         from fasop.graphs.arguments import WORDS as OF_GRAPH
         from fasop.search.arguments import WORDS as OF_SEARCH
+        from launch.commands.searching.shares import WORDS as OF_SHARES
+        from launch.commands.searching.stages import WORDS as OF_STAGES
 
-        return tuple(dict.fromkeys((*OF_SEARCH, "runs_dir", *OF_GRAPH)))
+        found = (*OF_SEARCH, "runs_dir", *OF_GRAPH, *OF_STAGES, *OF_SHARES)
+        return tuple(dict.fromkeys(word for word in found if "." not in word))
     if command == "profile":
+        from launch.profile.arguments import OF_IMPORT
         from launch.profile.arguments import WORDS as OF_PROFILE
 
-        return tuple(OF_PROFILE)
+        return (*OF_PROFILE, *OF_IMPORT)
     if command == "simulate":
         from launch.commands.simulating.arguments import WORDS as OF_SIMULATION
 
         return tuple(OF_SIMULATION)
-    return ("resume",) if command == "launch" else ()
+    if command == "rehearse":
+        from launch.commands.rehearse import WORDS as OF_REHEARSAL
+
+        return tuple(OF_REHEARSAL)
+    return OF_LAUNCH if command == "launch" else ()
 
 
 def _runs(words: Sequence[str]) -> list[str]:

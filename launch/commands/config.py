@@ -22,13 +22,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: there is no such key.
     """
-    parser = Parser(
-        prog="tdpp config",
-        description="Shows what the keys of a configuration mean, what they take, and their defaults.",
-        epilog="'tdpp launch --cfg job' prints every key with the value that a command line gives it.",
-    )
-    parser.add_argument("key", nargs="?", help="a key, such as train.lr, or a part of the configuration, such as train")
-    key = parser.parse_args(argv).key
+    key = parser().parse_args(argv).key
     if key is None:
         print_table(["part", "keys", "meaning"], [[*_name_and_size(part), part.meaning] for part in parts()])
         print("\ntdpp config PART lists its keys, tdpp config KEY explains one.")
@@ -44,6 +38,16 @@ def main(argv: Sequence[str]) -> int:
             [[one.name, one.values, one.default, shortened(one.meaning)] for one in keys],
         )
     return 0
+
+
+def parser() -> Parser:
+    made = Parser(
+        prog="tdpp config",
+        description="Shows what the keys of a configuration mean, what they take, and their defaults.",
+        epilog="'tdpp launch --cfg job' prints every key with the value that a command line gives it.",
+    )
+    made.add_argument("key", nargs="?", help="a key, such as train.lr, or a part of the configuration, such as train")
+    return made
 
 
 def explained(key: Key) -> str:

@@ -35,7 +35,7 @@ FAMILIES = (GPT, BERT, T5)
 
 def main(argv: Sequence[str]) -> int:
     """Runs `tdpp data <argv>`; returns its exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     command: str = arguments.command
     if command == "prepare":
         options.run(arguments)
@@ -59,11 +59,11 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
+def parser() -> argparse.ArgumentParser:
+    made = Parser(
         prog="tdpp data", description="Turn text, pairs of sentences, images and videos into data for training."
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     options.add_options(commands.add_parser("prepare", help="write indexed data from a source of text"))
     pairs_options.add_options(commands.add_parser("pairs", help="write sentences in two languages, side by side"))
     images_options.add_options(commands.add_parser("images", help="write images and their classes, packed into arrays"))
@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     part.add_argument("--weights", type=_weights, required=True, metavar="W,W", help="such as 969,31")
     for command, names in ((join, "<output>_text_document"), (part, "<output>-0_text_document and so on")):
         command.add_argument("--output", type=Path, required=True, help=f"the prefix is {names}")
-    return parser
+    return made
 
 
 def _weights(text: str) -> list[float]:

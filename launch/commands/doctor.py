@@ -53,7 +53,7 @@ def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str =
         TdppError: the configuration cannot be composed.
         KeyboardInterrupt: by Ctrl-C, SIGTERM or SIGHUP; the job has been ended.
     """
-    arguments = _parser().parse_intermixed_args(argv)
+    arguments = parser().parse_intermixed_args(argv)
     arguments.overrides += [f"--config-dir={folder}" for folder in arguments.config_dir]
     experiment = _experiment(arguments.overrides)
     checkup = short_job(experiment, FOLDER, arguments.wait_min, RUN_MIN)
@@ -73,23 +73,23 @@ def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str =
     return int(any(check.level is Level.error for check in checks))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
+def parser() -> argparse.ArgumentParser:
+    made = Parser(
         prog="tdpp doctor",
         description="Check the machines that an experiment would run on, with a short job on them. Takes what "
         "'tdpp launch' takes; dry_run=true prints what would be submitted.",
     )
-    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="as for 'tdpp launch'")
-    parser.add_argument("-cd", "--config-dir", metavar="DIR", action="append", default=[], help="as for 'tdpp launch'")
-    parser.add_argument(
+    made.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="as for 'tdpp launch'")
+    made.add_argument("-cd", "--config-dir", metavar="DIR", action="append", default=[], help="as for 'tdpp launch'")
+    made.add_argument(
         "--wait-min",
         metavar="N",
         type=option(above_0),
         default=WAIT_MIN,
         help="give up when not all nodes have started after so many minutes (default: %(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="the checks as one JSON object")
-    return parser
+    made.add_argument("--json", action="store_true", help="the checks as one JSON object")
+    return made
 
 
 def _experiment(overrides: Sequence[str]) -> Experiment:

@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         TdppError: the run has no checkpoint or no data of the split, or they cannot be used.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     run = chosen_run(arguments)
     require_torch("tdpp evaluate")
     from megatron_ext.contract.errors import EngineError
@@ -115,14 +115,14 @@ def _bleu(
     return bleu_of(model, Sentences(source, target), scoring, arguments.device), None
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="tdpp evaluate", description="Measure a trained run on held-out data.")
-    add_run(parser)
-    add_checkpoint(parser)
-    parser.add_argument("--split", choices=SPLITS, default="test", help="default: %(default)s")
-    parser.add_argument(
+def parser() -> Parser:
+    made = Parser(prog="tdpp evaluate", description="Measure a trained run on held-out data.")
+    add_run(made)
+    add_checkpoint(made)
+    made.add_argument("--split", choices=SPLITS, default="test", help="default: %(default)s")
+    made.add_argument(
         "--samples", type=option(whole), metavar="N", help="only the first N (default: the whole split once)"
     )
-    parser.add_argument("--json", action="store_true", help="what is written into the run's folder, for programs")
-    add_scoring(parser)
-    return parser
+    made.add_argument("--json", action="store_true", help="what is written into the run's folder, for programs")
+    add_scoring(made)
+    return made

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     """
     if argv[:1] == [MODEL]:
         return model.main(argv[1:])
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     name = checked_name(arguments.name)
     paths = {group: free_path(name, group, arguments.force) for group in ("cluster", "parallel", "experiment")}
     given = dict(arguments.price)
@@ -59,19 +59,19 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
+def parser() -> argparse.ArgumentParser:
+    made = Parser(
         prog="tdpp init",
         description="Writes your cluster, a plan and a first experiment into your folder of configurations, from what "
         "Slurm and the nodes say; without Slurm, from this machine. Asks on a terminal for what no machine knows.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", metavar="NAME", nargs="?", default=NAME, help="of both (default: %(default)s)")
-    where = parser.add_mutually_exclusive_group()
+    made.add_argument("name", metavar="NAME", nargs="?", default=NAME, help="of both (default: %(default)s)")
+    where = made.add_mutually_exclusive_group()
     where.add_argument("--hosts", metavar="HOST:RANKS,...", help="these machines, as executor.hosts takes them")
     where.add_argument("--local", action="store_true", help="this machine alone, also where there is Slurm")
-    parser.add_argument(
+    made.add_argument(
         "--price",
         metavar="NAME=DOLLARS",
         type=option(_price),
@@ -79,16 +79,16 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="an hour of one node, of a group of nodes or a type of GPU; again for others",
     )
-    parser.add_argument("--network", metavar="GBIT", type=option(above_0), help="between nodes, Gbit/s out of each")
-    parser.add_argument(
+    made.add_argument("--network", metavar="GBIT", type=option(above_0), help="between nodes, Gbit/s out of each")
+    made.add_argument(
         "--wait",
         metavar="SECONDS",
         type=option(_seconds),
         default=WAIT_S,
         help="for a free node of each group, which is asked for its GPUs (default: %(default)s)",
     )
-    parser.add_argument("--force", action="store_true", help="replace files that are there")
-    return parser
+    made.add_argument("--force", action="store_true", help="replace files that are there")
+    return made
 
 
 def _found(arguments: argparse.Namespace) -> Found:

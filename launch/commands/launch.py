@@ -6,14 +6,18 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -22,6 +26,7 @@ from conf.compose import command_line, read_experiment, register
 from conf.defaults_taken import TRAINED, defaults_taken
 from conf.errors import TdppError
 from conf.pipedream import words as pipedream
+from conf.reading.own_folders import SUFFIX
 from conf.reading.user_files import config_dirs
 from conf.reading.values import own_words, path
 from conf.run_folder.run_folders import usual_runs_dir
@@ -42,13 +47,13 @@ from launch.node.worker_command import WORKER
 from launch.sweep.combinations import Combination, Outcome, check_sweep_wide
 from launch.sweep.outcomes import report_single, report_sweep
 from launch.sweep.start import Outcomes, confirm, existing, start_all
+from launch.sweep.values import NoValue, value_of
 from megatron_ext.contract.files import write_atomic
 
 RESUME = "resume="
 COMPLETION = ("-sc", "--shell-completion")
 """Hydra's own."""
-SWEEP_RECORD = "multirun.yaml"
-"""As Hydra calls it."""
+SWEEPER, METRIC = "hydra/sweeper=", "sweep_metric="
 CONFIG_FOLDER = Path(conf.__file__).resolve().parent
 
 
@@ -61,9 +66,13 @@ class Session:
     mode: RunMode | None = None
     """Unknown until the first task begins."""
     combinations: list[Combination] = field(default_factory=list)
-    record: str = ""
-    """Of a sweep, as Hydra writes it."""
+    record: dict[str, str] = field(default_factory=dict)
+    """Of a sweep, the files that Hydra and its sweeper write."""
     outcomes: Outcomes = field(default_factory=dict)
+    metric: str | None = None
+    """By which a sweeper chooses."""
+    experiments: list[Experiment] = field(default_factory=list)
+    """All that were to be started so far."""
 
     def task(self, cfg: DictConfig) -> None:
         """Hydra calls this with each composed configuration. Nothing is started before all are known.
@@ -71,6 +80,7 @@ class Session:
         What a user can mend is noted, not raised: Hydra would print it in its own way, and end a sweep.
         """
         self.mode = HydraConfig.get().mode
+        self.metric = cfg.get("sweep_metric")
         # Unresolved: an override such as name='${model.name}-2' is text here, not a reference.
         read = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False) or ()
         overrides = tuple(self.as_given(str(override)) for override in read)
@@ -96,16 +106,20 @@ def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str =
     if any(argument in COMPLETION for argument in argv):
         return hydra_option(argv)
     session = Session()
+
+    def run_batch(returns: Sequence[JobReturn]) -> None:
+        if session.mode is not RunMode.MULTIRUN or session.metric is None:
+            return  # nothing is started before all combinations are known
+        wanted = _agreed(argv, session, preflight)
+        start_all(session.combinations, wanted, session.outcomes, worker)
+        _give_values(session, returns, session.metric)
+
     try:
         with interruptible():
-            _run_hydra(argv, session)
-            data_later = any(argument.startswith(pipedream.WORD) for argument in argv)
-            wanted = settle(session.combinations, session.outcomes, preflight, data_later)
-            for number in sorted(wanted)[:1]:  # of a sweep its first run: all choose values for the same keys
-                _print_defaults(argv, session.combinations[number].overrides, wanted[number])
-            confirm(list(wanted.values()))
+            _run_hydra(argv, session, run_batch)
+            wanted = _agreed(argv, session, preflight)
             if session.mode is RunMode.MULTIRUN:
-                _record(session.record, list(wanted.values()))
+                _record(session.record, session.experiments)
             start_all(session.combinations, wanted, session.outcomes, worker)
     except (KeyboardInterrupt, LaunchError):
         _report(session)
@@ -113,10 +127,41 @@ def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str =
     return _report(session)
 
 
+def _agreed(argv: Sequence[str], session: Session, preflight: Preflight) -> dict[int, Experiment]:
+    """Of the combinations that are not settled yet, those to be started, by their number.
+
+    Raises:
+        LaunchError: GPU-hours, with those of the batches before, are not confirmed.
+    """
+    data_later = any(argument.startswith(pipedream.WORD) for argument in argv)
+    wanted = settle(session.combinations, session.outcomes, preflight, data_later)
+    if not session.experiments:
+        for number in sorted(wanted)[:1]:  # of a sweep its first run: all choose values for the same keys
+            _print_defaults(argv, session.combinations[number].overrides, wanted[number])
+    if wanted:
+        session.experiments += wanted.values()
+        confirm(session.experiments)
+    return wanted
+
+
+def _give_values(session: Session, returns: Sequence[JobReturn], metric: str) -> None:
+    """Waits for the runs of a sweeper's batch, the latest combinations, and gives it their values."""
+    first = len(session.combinations) - len(returns)
+    for number, returned in enumerate(returns, first):
+        try:
+            value = value_of(session.outcomes[number], metric)
+        except NoValue as error:  # the sweeper meets it where it reads the value, and decides whether to go on
+            returned.status, returned.return_value = JobStatus.FAILED, error
+        else:
+            session.outcomes[number] = replace(session.outcomes[number], value=value)
+            returned.return_value = value
+
+
 def settle(
     combinations: Sequence[Combination], outcomes: Outcomes, preflight: Preflight, data_later: bool = False
 ) -> dict[int, Experiment]:
     """Notes what is wrong, or there already; returns what is left to be started, by the combination's number.
+    What has an outcome stays as it is.
 
     A dry run is shown although its data are not there, with any length if they alone know it: both are noted, and where
     the data are to be made later (`data_later`) as a doubt.
@@ -124,6 +169,8 @@ def settle(
     wanted = {}
     doubts: dict[str, None] = {}
     for number, combination in enumerate(combinations):
+        if number in outcomes:
+            continue
         composed, overrides = combination.composed, combination.overrides
         if combination.chosen is not None:
             doubts[combination.chosen] = None
@@ -169,7 +216,7 @@ def _print_defaults(argv: Sequence[str], overrides: Sequence[str], experiment: E
 def _report(session: Session) -> int:
     outcomes = [outcome for _, outcome in sorted(session.outcomes.items())]
     if session.mode is RunMode.MULTIRUN:
-        return report_sweep(outcomes, len(session.combinations))
+        return report_sweep(outcomes, len(session.combinations), session.metric)
     return report_single(outcomes)
 
 
@@ -192,7 +239,27 @@ def _resume(argv: Sequence[str], worker: str) -> int:
     return verdict.exit_code
 
 
-def _run_hydra(argv: Sequence[str], session: Session) -> None:
+def _run_hydra(argv: Sequence[str], session: Session, run_batch: Callable[[Sequence[JobReturn]], None]) -> None:
+    """Has Hydra call the session's task for each combination, and `run_batch` once a batch of a sweeper is complete.
+
+    Raises:
+        LaunchError: a sweeper that is no part of Hydra gave up.
+    """
+    try:
+        _compose_all(argv, session, run_batch)
+    except TdppError:
+        raise
+    except Exception as error:
+        chosen = [word for word in argv if word.startswith(SWEEPER)]
+        if not chosen:
+            raise
+        hint = (
+            "" if session.metric else f"; most sweepers choose by results: give {METRIC}…, such as {METRIC}valid/loss"
+        )
+        raise LaunchError(f"{chosen[0]}: the sweeper ended: {str(error).rstrip('.')}{hint}") from error
+
+
+def _compose_all(argv: Sequence[str], session: Session, run_batch: Callable[[Sequence[JobReturn]], None]) -> None:
     register()
     task = hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name="config")(session.task)
     with (
@@ -200,6 +267,7 @@ def _run_hydra(argv: Sequence[str], session: Session) -> None:
         command_line(argv) as words,
         _arguments(words.all),
         _errors_raised(),
+        _batches(run_batch),
     ):
         OmegaConf.register_new_resolver("sweep_dir", lambda: scratch, replace=True)
         session.as_given = words.as_given
@@ -207,18 +275,22 @@ def _run_hydra(argv: Sequence[str], session: Session) -> None:
             print(f"({note})", file=sys.stderr, flush=True)
         task()
         if session.mode is RunMode.MULTIRUN:
-            session.record = words.as_given((Path(scratch) / SWEEP_RECORD).read_text(encoding="utf-8"))
+            files = sorted(file for file in Path(scratch).iterdir() if file.suffix == SUFFIX)
+            session.record = {file.name: words.as_given(file.read_text(encoding="utf-8")) for file in files}
 
 
-def _record(text: str, wanted: Sequence[Experiment]) -> None:
-    """Keeps what Hydra writes of a sweep, if any of it is to be started: <runs_dir>/sweeps/<time>/multirun.yaml."""
+def _record(files: Mapping[str, str], wanted: Sequence[Experiment]) -> None:
+    """Keeps what Hydra writes of a sweep, if any of it is to be started: <runs_dir>/sweeps/<time>/multirun.yaml, or
+    what a sweeper writes instead."""
     runs_dir = next((experiment.runs_dir for experiment in wanted if not experiment.dry_run), None)
-    if runs_dir is None:
+    if runs_dir is None or not files:
         return
     sweeps, stamp = Path(runs_dir) / "sweeps", datetime.now().strftime("%Y%m%d-%H%M%S")
     try:
         sweeps.mkdir(parents=True, exist_ok=True)
-        write_atomic(_new_folder(sweeps, stamp) / SWEEP_RECORD, text)
+        folder = _new_folder(sweeps, stamp)
+        for name, text in files.items():
+            write_atomic(folder / name, text)
     except OSError as error:
         raise LaunchError(
             f"cannot record the sweep: {error.strerror}: {error.filename}; choose another runs_dir, where you may write"
@@ -262,6 +334,27 @@ def _errors_raised() -> Iterator[None]:
         del os.environ["HYDRA_FULL_ERROR"]
         if before is not None:
             os.environ["HYDRA_FULL_ERROR"] = before
+
+
+@contextmanager
+def _batches(run_batch: Callable[[Sequence[JobReturn]], None]) -> Iterator[None]:
+    """Whatever sweeper there is has Hydra's launcher call the task function for a batch of combinations, and then reads
+    what each returned: `run_batch` comes between the two."""
+    (basic,) = (cast(Any, one) for one in Plugins.instance().discover(Launcher) if one.__name__ == "BasicLauncher")
+    launch: Callable[..., Sequence[JobReturn]] = basic.launch
+
+    def launched(
+        launcher: Launcher, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        returns = launch(launcher, job_overrides, initial_job_idx)
+        run_batch(returns)
+        return returns
+
+    basic.launch = launched
+    try:
+        yield
+    finally:
+        basic.launch = launch
 
 
 def _raised(handler: logging.Handler, record: logging.LogRecord) -> None:

@@ -39,17 +39,7 @@ _FAULTS = 3
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser(prog="tdpp logs", description="Print what the nodes of a run wrote.")
-    add_run(parser)
-    parser.add_argument("--node", help="only this node, such as local-0")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--err", action="store_true", help="stderr instead of stdout")
-    which.add_argument("--gpu", action="store_true", help="the readings of its GPUs (docs/gpus.md)")
-    which.add_argument("--agent", action="store_true", help="what its node agent printed, and the job's script")
-    parser.add_argument("--tail", type=_count, metavar="N", help="of each file only the last N lines, and what follows")
-    parser.add_argument("--raw", action="store_true", help="control characters as they are, also a terminal's orders")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on printing until the run has ended")
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     run = chosen_run(arguments)
     plan = read_run_files(run).plan
     names = plan.node_names
@@ -79,6 +69,20 @@ def main(argv: Sequence[str]) -> int:
         if over:
             return 0
         time.sleep(LINE_S)
+
+
+def parser() -> Parser:
+    made = Parser(prog="tdpp logs", description="Print what the nodes of a run wrote.")
+    add_run(made)
+    made.add_argument("--node", help="only this node, such as local-0")
+    which = made.add_mutually_exclusive_group()
+    which.add_argument("--err", action="store_true", help="stderr instead of stdout")
+    which.add_argument("--gpu", action="store_true", help="the readings of its GPUs (docs/gpus.md)")
+    which.add_argument("--agent", action="store_true", help="what its node agent printed, and the job's script")
+    made.add_argument("--tail", type=_count, metavar="N", help="of each file only the last N lines, and what follows")
+    made.add_argument("--raw", action="store_true", help="control characters as they are, also a terminal's orders")
+    made.add_argument("-f", "--follow", action="store_true", help="go on printing until the run has ended")
+    return made
 
 
 def _first(errors: Sequence[RunFolderError]) -> list[object]:

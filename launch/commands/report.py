@@ -42,7 +42,7 @@ def main(argv: Sequence[str], judge: Judge | None = all_findings) -> int:
         TdppError: a run cannot be found or has no usable plan, or a file is not a log; of several files and folders,
             those that are neither are left out and named on stderr, unless all are.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     if arguments.serve or arguments.port is not None:
         return _serve(arguments)
     # What draws pages takes a while to import, which help does not wait for.
@@ -126,44 +126,42 @@ def _tracked(trackers: Sequence[Tracker], written: Written) -> Iterator[str]:
         yield write(tracker, written.run, record.lines())
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
+def parser() -> argparse.ArgumentParser:
+    made = Parser(
         prog="tdpp report", description="Write the pages of a run or of a Megatron-LM log: summary and timeline."
     )
-    parser.add_argument(
+    made.add_argument(
         "runs",
         nargs="*",
         metavar="RUN",
         help="run folder, name, job id or latest; a folder of runs: all of them; or a log of Megatron-LM, or the "
         "folder with the .out files of a job's nodes; without any, the latest run; several are also compared",
     )
-    parser.add_argument("--runs-dir", type=Path, default=usual_runs_dir(), metavar="DIR", help="default: runs")
-    parser.add_argument(
+    made.add_argument("--runs-dir", type=Path, default=usual_runs_dir(), metavar="DIR", help="default: runs")
+    made.add_argument(
         "--watch",
         action="store_true",
         help="write the pages again and again until the run is over; open ones load themselves anew",
     )
-    parser.add_argument(
+    made.add_argument(
         "--serve",
         action="store_true",
         help="write nothing, and show the runs of --runs-dir, or only RUNs, to a browser on this machine until Ctrl-C",
     )
-    parser.add_argument("--port", type=option(port), metavar="N", help="of --serve (8000); 0 for a free one")
-    parser.add_argument(
-        "--open", action="store_true", help="also open the page, of several the comparison, in a browser"
-    )
-    parser.add_argument(
+    made.add_argument("--port", type=option(port), metavar="N", help="of --serve (8000); 0 for a free one")
+    made.add_argument("--open", action="store_true", help="also open the page, of several the comparison, in a browser")
+    made.add_argument(
         "--output",
         type=Path,
         metavar="FOLDER",
         help="write there, not into the run's folder; of several runs, each into a folder of its own there",
     )
-    parser.add_argument("--trace", action="store_true", help="also a trace for Perfetto, trace.json.gz")
-    parser.add_argument("--csv", action="store_true", help="also tables, events.csv and metrics.csv")
-    parser.add_argument("--png", action="store_true", help="also a picture of the timeline; needs Chromium or Chrome")
+    made.add_argument("--trace", action="store_true", help="also a trace for Perfetto, trace.json.gz")
+    made.add_argument("--csv", action="store_true", help="also tables, events.csv and metrics.csv")
+    made.add_argument("--png", action="store_true", help="also a picture of the timeline; needs Chromium or Chrome")
     for tracker, where in TRACKERS.items():
-        parser.add_argument(f"--{tracker}", action="store_true", help=f"also {where} (docs/trackers.md)")
-    sizes = parser.add_argument_group("parallel sizes of a log that does not say them")
+        made.add_argument(f"--{tracker}", action="store_true", help=f"also {where} (docs/trackers.md)")
+    sizes = made.add_argument_group("parallel sizes of a log that does not say them")
     for name in SIZES:
         sizes.add_argument(f"--{name}", type=option(whole), metavar="N")
-    return parser
+    return made

@@ -61,12 +61,7 @@ class Listed:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser(prog="tdpp runs", description="List the runs, oldest first, with their verdicts.")
-    add_filter(parser)
-    add_runs_dir(parser)
-    parser.add_argument("--json", action="store_true", help="a JSON list, an object for each run as in 'tdpp status'")
-    add_watch(parser, "until all are over")
-    arguments = parsed(parser, argv)
+    arguments = parsed(parser(), argv)
     folder, wanted = runs_folder(arguments), filter_of(arguments)
     closed = len(run_folders.closed_in(folder))
     reported = False
@@ -92,6 +87,15 @@ def main(argv: Sequence[str]) -> int:
     if code:
         raise LaunchError(f"{folder}: some runs could not be judged; what is noted with them says why")
     return code
+
+
+def parser() -> Parser:
+    made = Parser(prog="tdpp runs", description="List the runs, oldest first, with their verdicts.")
+    add_filter(made)
+    add_runs_dir(made)
+    made.add_argument("--json", action="store_true", help="a JSON list, an object for each run as in 'tdpp status'")
+    add_watch(made, "until all are over")
+    return made
 
 
 def listed(runs: Path, wanted: Filter = EVERY) -> list[Listed]:

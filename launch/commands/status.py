@@ -19,11 +19,7 @@ from launch.screen.watch import View, watch
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser(prog="tdpp status", description="Judge a run; the exit code follows the verdict.")
-    add_run(parser)
-    parser.add_argument("--json", action="store_true", help="everything, as one JSON object; a line for each change")
-    add_watch(parser, "until it is over")
-    arguments = parsed(parser, argv)
+    arguments = parsed(parser(), argv)
     run = chosen_run(arguments)
 
     def look() -> View:
@@ -37,6 +33,14 @@ def main(argv: Sequence[str]) -> int:
     view = look()
     view.show()
     return view.exit_code
+
+
+def parser() -> Parser:
+    made = Parser(prog="tdpp status", description="Judge a run; the exit code follows the verdict.")
+    add_run(made)
+    made.add_argument("--json", action="store_true", help="everything, as one JSON object; a line for each change")
+    add_watch(made, "until it is over")
+    return made
 
 
 def _view_without_plan(run: RunDir, verdict: Verdict, as_object: bool) -> View:

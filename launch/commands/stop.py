@@ -30,10 +30,7 @@ def confirm(run: RunDir) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser(prog="tdpp stop", description="End a run, and everything that belongs to it.")
-    add_run(parser)
-    parser.add_argument("--yes", action="store_true", help="without RUN: end the latest run and do not ask")
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     run = chosen_run(arguments)
     try:
         over = is_over(run)
@@ -56,6 +53,13 @@ def main(argv: Sequence[str]) -> int:
     if not is_over(run):
         raise LaunchError(f"{run.name} was asked to stop, but has not ended yet; {_who_ends_it(run)}")
     return 0
+
+
+def parser() -> Parser:
+    made = Parser(prog="tdpp stop", description="End a run, and everything that belongs to it.")
+    add_run(made)
+    made.add_argument("--yes", action="store_true", help="without RUN: end the latest run and do not ask")
+    return made
 
 
 def _who_ends_it(run: RunDir) -> str:

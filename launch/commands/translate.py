@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         TdppError: the run has no checkpoint of a model that translates, or a file cannot be read or written.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     run = chosen_run(arguments)
     require_bleu(arguments)
     require_torch("tdpp translate")
@@ -99,18 +99,18 @@ def add_checkpoint(parser: Parser) -> None:
     add_weights(parser)
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="tdpp translate", description="Translate lines with a trained run.")
-    add_run(parser)
-    add_checkpoint(parser)
-    parser.add_argument("--input", type=Path, metavar="FILE", help="text, a sentence a line (default: stdin)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="default: stdout")
-    parser.add_argument(
+def parser() -> Parser:
+    made = Parser(prog="tdpp translate", description="Translate lines with a trained run.")
+    add_run(made)
+    add_checkpoint(made)
+    made.add_argument("--input", type=Path, metavar="FILE", help="text, a sentence a line (default: stdin)")
+    made.add_argument("--output", type=Path, metavar="FILE", help="default: stdout")
+    made.add_argument(
         "--export", type=Path, metavar="FILE", help="write the model to FILE, for python -m megatron_ext.translate"
     )
-    add_bleu(parser)
-    add_scoring(parser)
-    return parser
+    add_bleu(made)
+    add_scoring(made)
+    return made
 
 
 @contextmanager

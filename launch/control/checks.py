@@ -13,6 +13,7 @@ from launch.machine.container_commands import found_image
 from launch.node.container_setup import check_program
 from launch.node.image_file import check_found
 from launch.tracking.ready import require_ready
+from launch.tracking.series import require_known
 
 _SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
 
@@ -23,6 +24,8 @@ def check(experiment: Experiment) -> None:
     require_exported(experiment, os.environ)
     require_ready(experiment.log, {**os.environ, **experiment.cluster.environment})
     check_image(experiment)
+    if experiment.sweep_metric is not None:
+        require_known(experiment.sweep_metric)
     if experiment.executor.kind is ExecutorKind.local:
         local.check_port(experiment.executor.master_port)
         profilers.check(experiment)

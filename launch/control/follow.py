@@ -23,6 +23,7 @@ from launch.files.run_files import read_run_files
 from launch.machine import processes
 from launch.node.worker_command import GRACE_S
 from launch.observe.look import observe
+from launch.screen.watch import LOCAL_S, SLURM_S
 
 LINE_S = 0.2
 """Between two looks at the logs."""
@@ -125,6 +126,18 @@ def _watch(run: RunDir) -> None:
             while lines := log.new_lines():
                 for line in (line for line in lines if is_iteration_line(line) or is_evaluation_line(line)):
                     print(visible(line), file=sys.stderr, flush=True)
+
+
+def wait(run: RunDir, timeout_s: float | None = None) -> bool:
+    """Whether a run is over, within `timeout_s` seconds where they are given. Ending the wait does not end the run."""
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    while not (seen := observe(run)).over:
+        if until is not None and time.monotonic() > until:
+            return False
+        time.sleep(SLURM_S if seen.jobs else LOCAL_S)
+    tidy(run)
+    tell_end_if_possible(run)
+    return True
 
 
 def tidy(run: RunDir) -> None:

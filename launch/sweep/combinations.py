@@ -16,7 +16,7 @@ from launch.observe.observation import Observation
 from launch.screen.text import plural
 
 T = TypeVar("T")
-_SWEEP_WIDE = ("max_jobs", "confirm_gpu_hours", "yes")
+_SWEEP_WIDE = ("max_jobs", "confirm_gpu_hours", "yes", "sweep_metric")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,8 @@ class Outcome:
     skipped: bool = False
     dry_run: str | None = None
     error: TdppError | None = None
+    value: float | None = None
+    """Of the sweep's metric, once the run is over."""
 
     @property
     def started(self) -> RunDir | None:

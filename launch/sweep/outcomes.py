@@ -34,7 +34,7 @@ def report_single(outcomes: Sequence[Outcome]) -> int:
     return code
 
 
-def report_sweep(outcomes: Sequence[Outcome], combinations: int) -> int:
+def report_sweep(outcomes: Sequence[Outcome], combinations: int, metric: str | None = None) -> int:
     """A table of the runs, then each combination that could not be tried; 0 only if none failed in any way."""
     rows, wrong = [], False
     seen_of = iter(observe_all(outcome.run for outcome in outcomes if outcome.run is not None))
@@ -46,10 +46,11 @@ def report_sweep(outcomes: Sequence[Outcome], combinations: int) -> int:
             seen = next(seen_of)
             name, verdict, *rest = run_row(outcome.run.name, seen)
             skipped = " (skipped)" if outcome.skipped else ""
-            rows.append([name, overrides, verdict + skipped, *rest])
+            value = "-" if outcome.value is None else f"{outcome.value:.6g}"
+            rows.append([name, overrides, verdict + skipped, *rest, *([value] if metric else [])])
             wrong = wrong or decide(seen).exit_code != 0
     if rows:
-        print_table([COLUMNS[0], "overrides", *COLUMNS[1:]], rows)
+        print_table([COLUMNS[0], "overrides", *COLUMNS[1:], *([metric] if metric else [])], rows)
     sys.stdout.flush()
     for outcome, overrides in named:
         if outcome.error is not None:

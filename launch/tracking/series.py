@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from conf.run_folder.spent import Spent
+from launch.errors import LaunchError
 
 NAMES = {
     "loss": "train/loss",
@@ -27,6 +29,8 @@ NAMES = {
     "global_batch_size": "global_batch_size",
 }
 """Of the keys of metrics.jsonl. Others are a task's own metrics: train/<name>, or valid/<name> of an evaluation."""
+OF_TASKS = ("train/", "valid/")
+"""What the names of a task's own metrics begin with."""
 _EVALUATED = "valid_"
 _NO_SERIES = ("iteration", "unix")
 
@@ -70,6 +74,17 @@ class Points:
         if self._scale.price_per_hour is not None:
             values.setdefault("cost", hours * self._scale.price_per_hour)
         return Point(iteration=iteration, unix=float(line.get("unix") or 0.0), values=values)
+
+
+def require_known(series: str) -> None:
+    """Raises LaunchError for a name that no series has."""
+    names = [*dict.fromkeys((*NAMES.values(), "tokens"))]
+    if series not in names and not series.startswith(OF_TASKS):
+        near = difflib.get_close_matches(series, [*names, "valid/loss"], n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise LaunchError(
+            f"sweep_metric={series}: no run logs that; {meant}There are valid/METRIC, train/METRIC, {', '.join(names)}"
+        )
 
 
 def _name(key: str) -> str:

@@ -78,6 +78,8 @@ def test_a_word_that_cannot_be_is_one_line(word: str, told: str) -> None:
                     "hydra/launcher=basic",
                     "hydra.callbacks.a._target_=os.getcwd",
                     "hydra.sweeper._target_=a",
+                    "hydra.sweeper.sampler={_target_:os.getcwd}",
+                    "hydra.sweeper.custom_search_space=os.getcwd",
                 ),
                 *(
                     "hydra/output=default",
@@ -110,11 +112,15 @@ def test_a_word_that_hydra_must_not_see_is_one_short_line(word: str, told: str) 
     assert len(str(caught.value)) < 1000
 
 
-def test_what_is_of_the_sweeper_is_for_launch() -> None:
-    with pytest.raises(ConfigError, match=r"^hydra.sweeper.max_batch_size=1: only 'tdpp launch' takes such a word"):
-        compose(["hydra.sweeper.max_batch_size=1"])
-    with command_line(["hydra.sweeper.max_batch_size=1"]) as found:
-        assert found.overrides == ("hydra.sweeper.max_batch_size=1",)
+@pytest.mark.parametrize(
+    "word",
+    ["hydra.sweeper.max_batch_size=1", "hydra/sweeper=basic", "hydra/sweeper/sampler=tpe", "hydra.sweeper.a.b=1"],
+)
+def test_what_is_of_the_sweeper_is_for_launch(word: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{re.escape(word)}: only 'tdpp launch' takes such a word"):
+        compose([word])
+    with command_line([word]) as found:
+        assert found.overrides == (word,)
 
 
 @pytest.mark.parametrize("length", [999, 100_000])

@@ -26,18 +26,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         TdppError: the file describes no model that could be trained here, or cannot be read, or the model written.
     """
-    parser = Parser(
-        prog="tdpp init model",
-        description="Writes a model into your folder of configurations, from a config.json of Hugging Face's: GPT-2, "
-        "Llama, Mistral, BERT, T5, ViT, ResNet. What would be another model here is refused.",
-    )
-    parser.add_argument("source", metavar="FILE_OR_DIR", type=Path, help="config.json, or the folder that has it")
-    parser.add_argument("name", metavar="NAME", nargs="?", help="of the model (default: the folder's)")
-    parser.add_argument(
-        "--sequence-length", metavar="N", type=option(whole), help="tokens of a sample (default: the longest)"
-    )
-    parser.add_argument("--force", action="store_true", help="replace a file that is there")
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     file = arguments.source / CONFIG if arguments.source.is_dir() else arguments.source
     named = file.resolve().parent.name if file.name == CONFIG else file.stem
     name = checked_name(arguments.name or named)
@@ -51,6 +40,21 @@ def main(argv: Sequence[str]) -> int:
     print(f"written: {paths['model']}: {model.family}, {model.parameters():,} parameters")
     print(f"\nnext:\n  tdpp search experiment=mine model={name}")
     return 0
+
+
+def parser() -> Parser:
+    made = Parser(
+        prog="tdpp init model",
+        description="Writes a model into your folder of configurations, from a config.json of Hugging Face's: GPT-2, "
+        "Llama, Mistral, BERT, T5, ViT, ResNet. What would be another model here is refused.",
+    )
+    made.add_argument("source", metavar="FILE_OR_DIR", type=Path, help="config.json, or the folder that has it")
+    made.add_argument("name", metavar="NAME", nargs="?", help="of the model (default: the folder's)")
+    made.add_argument(
+        "--sequence-length", metavar="N", type=option(whole), help="tokens of a sample (default: the longest)"
+    )
+    made.add_argument("--force", action="store_true", help="replace a file that is there")
+    return made
 
 
 def _content(file: Path) -> object:

@@ -235,6 +235,25 @@ BROKEN = {
         "parallel.chunks=2 needs parallel.pipeline of at least 2, not 1: one stage holds the whole model; "
         "use parallel.chunks=1 and another parallel.schedule, such as one_f_one_b",
     ),
+    "a dry run has no metric": (
+        ["sweep_metric=train/loss", "dry_run=true"],
+        "sweep_metric=train/loss is measured in runs, and dry_run=true starts none; leave one of them out",
+    ),
+    "Megatron-LM's runs have no metrics file": (
+        ["sweep_metric=train/loss", "engine=megatron_lm", "engine.checkout=x"],
+        "sweep_metric=train/loss: a run with engine.kind=megatron_lm has no metrics.jsonl, where it is read; use "
+        "engine=tdpp, or leave it out",
+    ),
+    "a metric of evaluations needs evaluations": (
+        ["sweep_metric=valid/loss"],
+        "sweep_metric=valid/loss is measured in evaluations, and there are none without train.eval_interval; give "
+        "it a number of iterations",
+    ),
+    "a sweep by cost needs prices": (
+        ["sweep_metric=cost"],
+        "sweep_metric=cost needs the price of every node, and cluster.groups.local.price_per_hour is not known; give "
+        "it, in dollars for a node",
+    ),
     "a sweep runs one run at a time at least": (["max_jobs=0"], "max_jobs=0 must be at least 1"),
     "runs of this machine that nobody waits for have no limit": (
         ["max_jobs=2", "executor.wait=false"],

@@ -10,12 +10,15 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from launch import cli
+from launch.commands import COMMANDS
 from launch.commands.completion import SCRIPTS
+from launch.commands.options import OF_WORDS
 from tests.support.launch.live import ENVIRONMENT
 
 START = {
@@ -23,7 +26,8 @@ START = {
     "zsh": ["zsh", "-f", "-i"],
     "fish": ["fish", "--no-config", "-i"],
 }
-ENOUGH_S = 60.0
+ENOUGH_S = 300.0
+DATA = ("prepare", "pairs", "images", "videos", "inspect", "check", "merge", "split")
 
 
 class Terminal:
@@ -81,7 +85,8 @@ def run_of(folder: Path) -> str:
 @pytest.mark.parametrize("shell", START)
 def test_tab_completes_in_a_shell_that_runs(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
-        pytest.skip(f"no {shell} on this machine")
+        no_shell = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        no_shell(f"no {shell} on this machine; 'make shells' installs it")
     install = "tdpp completion fish | source" if shell == "fish" else f'eval "$(tdpp completion {shell})"'
     run = run_of(tmp_path)
     (tmp_path / "data").mkdir()
@@ -97,6 +102,8 @@ def test_tab_completes_in_a_shell_that_runs(shell: str, tmp_path: Path) -> None:
         assert terminal.completed("search parallel.schedule=gpipe,inter") == [
             *("search", "parallel.schedule=gpipe,interleaved", "_")
         ]
+        assert terminal.completed("init model --seq") == ["init", "model", "--sequence-length", "_"]
+        assert terminal.completed("data inspect --family=b") == ["data", "inspect", "--family=bert", "_"]
         assert terminal.completed(f"status {run[:8]}") == ["status", run, "_"]
         assert terminal.completed("launch data.prefix=data/std") == ["launch", "data.prefix=data/stdlib.bin", "_"]
     finally:
@@ -131,8 +138,26 @@ def offered(line: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
         ("tdpp search pl", ["plan="]),
         ("tdpp profile tens", ["tensor_sizes="]),
         ("tdpp data p", ["prepare", "pairs"]),
+        ("tdpp data prepare --outp", ["--output"]),
+        ("tdpp data inspect --family ", ["gpt", "bert", "t5"]),
+        ("tdpp data inspect --family=b", ["--family=bert"]),
+        ("tdpp report --wa", ["--watch", "--wandb"]),
+        ("tdpp report mine --runs-d", ["--runs-dir"]),
+        ("tdpp status --watch m", ["mine", "mine/20260101-120000-0123abcd"]),
+        ("tdpp init ", ["model"]),
+        ("tdpp init --ho", ["--hosts"]),
+        ("tdpp init model --se", ["--sequence-length"]),
+        ("tdpp simulate --j", ["--json"]),
+        ("tdpp simulate noise=m", ["noise=mine", "noise=mine/20260101-120000-0123abcd"]),
+        ("tdpp rehearse ", ["learning"]),
+        ("tdpp rehearse learning se", ["seeds="]),
+        ("tdpp doctor --wait", ["--wait-min"]),
+        ("tdpp doctor experiment=bert-mi", []),
+        ("tdpp search iid", ["iidp="]),
+        ("tdpp launch --mul", ["--multirun"]),
+        ("tdpp launch sweep_m", ["sweep_metric="]),
         ("tdpp config train.lr_po", ["train.lr_policy", "train.lr_power"]),
-        ("tdpp data pairs --sou", []),
+        ("tdpp data pairs --sou", ["--source", "--source-lang"]),
         ("tdpp xyzzy a", []),
         ('tdpp launch model="ti', []),
         ("", []),
@@ -149,11 +174,35 @@ def test_a_word_becomes_what_the_command_takes(
     assert offered(line, capsys) == found
 
 
+OPTION = re.compile(r"(?<![^\s\[(|])--?[a-z][\w-]*")
+HELPED = [(command,) for command in COMMANDS] + [("init", "model"), *(("data", name) for name in DATA)]
+
+
+@pytest.mark.parametrize("words", HELPED, ids=" ".join)
+def test_no_option_and_no_word_of_a_help_is_missing(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with suppress(SystemExit):
+        cli.main([*words, "--help"])
+    shown = capsys.readouterr().out
+    usage, lines = shown.partition("\n\n")[0], [line for line in shown.splitlines() if line.startswith("  ")]
+    options = {*OPTION.findall(usage)} | {name for line in lines for name in OPTION.findall(line.partition("   ")[0])}
+    line = " ".join(("tdpp", *words))
+    assert options <= {*offered(f"{line} -", capsys), "-h", "-m"}
+    if words[0] in OF_WORDS:
+        own = {name for line in lines if (name := re.match(r"  ([a-z_0-9]+)=", line))}
+        behind = " learning" if words[0] == "rehearse" else ""
+        assert {f"{name[1]}=" for name in own} <= {*offered(f"{line}{behind} ", capsys)}
+
+
+@pytest.mark.parametrize("word", ["--shell", "-f"])
+def test_an_option_that_no_command_has_is_not_offered(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert offered(f"tdpp clean {word}", capsys) == []
+
+
 def test_all_that_tdpp_data_does_is_offered(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["data", "--help"])
     shown = re.findall(r"^    (\w+)", capsys.readouterr().out, re.MULTILINE)
-    assert offered("tdpp data ", capsys) == shown
+    assert offered("tdpp data ", capsys) == shown == [*DATA]
 
 
 @pytest.mark.parametrize("shell", SCRIPTS)

@@ -76,7 +76,7 @@ def test_a_run_that_cannot_be_found_by_its_job_is_not_left_running(runs: Path, m
 
 def test_sweeps_of_the_same_second_keep_a_record_each(tmp_path: Path) -> None:
     for text in ("one", "two", "three", "four"):
-        _record(text, [compose([f"runs_dir={tmp_path}"])])
+        _record({"multirun.yaml": text}, [compose([f"runs_dir={tmp_path}"])])
     assert {path.read_text() for path in tmp_path.glob("sweeps/*/multirun.yaml")} == {"one", "two", "three", "four"}
 
 
