@@ -11,7 +11,7 @@ import os
 import statistics
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks import sleeping
@@ -23,12 +23,15 @@ MICRO_BATCHES, SLOWER, EVERY, ITERATIONS, SLOW_FROM = 8, 3, 3, 14, 8
 """Replica 0 takes twice as long from iteration `SLOW_FROM` on."""
 FOLLOWING = ("adapt.rebalance=true", f"adapt.every={EVERY}")
 PASS = Pass(forward=0.07, backward=0.14)
-"""Of a micro-batch, on replica 0."""
+"""Of a micro-batch, on replica 0: in a pipeline on its last stage. Those before it take `FIRST`."""
+FIRST = Pass(forward=0.04, backward=0.08)
 
 
 @dataclass(frozen=True)
 class Phase:
     """Iterations with the same shares at the same speeds."""
+
+    stages: int
 
     shares: tuple[int, ...]
     speeds: tuple[float, ...]
@@ -39,13 +42,14 @@ class Phase:
     @property
     def ideal_ms(self) -> float:
         """Of nothing but sleep."""
-        longest = max(n * factor for n, factor in zip(self.shares, self.speeds, strict=True))
-        return longest * (PASS.forward + PASS.backward) * 1e3
+        filling = (self.stages - 1) * (FIRST.forward + FIRST.backward)
+        each = PASS.forward + PASS.backward
+        return max(factor * (n * each + filling) for n, factor in zip(self.shares, self.speeds, strict=True)) * 1e3
 
 
 def slowness(rank: int, iteration: int) -> float:
     """How many times as long a rank's passes take."""
-    return SLOWER if rank else 2.0 if iteration >= SLOW_FROM else 1.0
+    return SLOWER if rank % 2 else 2.0 if iteration >= SLOW_FROM else 1.0
 
 
 @dataclass(frozen=True)
@@ -58,16 +62,17 @@ class Ran:
     """Of its decisions."""
 
 
-def measured(folder: Path, *more: str) -> Ran:
-    """Runs with these overrides."""
+def measured(folder: Path, *more: str, stages: int = 1, iterations: int = ITERATIONS) -> Ran:
+    """Runs two replicas of so many stages with these overrides."""
     experiment = compose(
         [
             *(*SLEEPING, "parallel=single", "parallel.data=2", "parallel.micro_batch_size=1", "model.layers=2"),
-            *(f"parallel.global_batch_size={MICRO_BATCHES}", f"train.iterations={ITERATIONS}"),
+            *(f"parallel.global_batch_size={MICRO_BATCHES}", f"train.iterations={iterations}"),
+            f"parallel.pipeline={stages}",
             *more,
         ]
     )
-    run = sleeping.run(folder, experiment, [PASS], slowness)
+    run = sleeping.run(folder, experiment, [*[FIRST] * (stages - 1), PASS], slowness)
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     shares: Sequence[int] = (MICRO_BATCHES // 2,) * 2
     decisions = []
@@ -79,18 +84,25 @@ def measured(folder: Path, *more: str) -> Ran:
         iteration = line["iteration"]
         speeds = (slowness(0, iteration), slowness(1, iteration))
         if not found or (found[-1].shares, found[-1].speeds) != (tuple(shares), speeds):
-            found.append(Phase(tuple(shares), speeds, ()))
+            found.append(Phase(stages, tuple(shares), speeds, ()))
         before = found.pop()
-        found.append(Phase(before.shares, before.speeds, (*before.took_ms, line["elapsed_ms"])))
+        found.append(replace(before, took_ms=(*before.took_ms, line["elapsed_ms"])))
         shares = decided.get(iteration, shares)
     return Ran(found, [line["loss"] for line in lines], [one["reason"] for one in decisions])
 
 
 def main() -> None:
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; {MICRO_BATCHES} micro-batches")
-    with tempfile.TemporaryDirectory() as name:
-        even = measured(Path(name) / "even")
-        followed = measured(Path(name) / "followed", *FOLLOWING)
+    for stages in (1, 2):
+        print(f"two replicas of {stages} stage{'s' * (stages > 1)}")
+        with tempfile.TemporaryDirectory() as name:
+            even = measured(Path(name) / "even", stages=stages)
+            followed = measured(Path(name) / "followed", *FOLLOWING, stages=stages)
+        compare(even, followed)
+
+
+def compare(even: Ran, followed: Ran) -> None:
+    """Prints what the iterations of both took."""
     both = zip(even.losses, followed.losses, strict=True)
     print(f"largest difference of losses: {max(abs(a / b - 1) for a, b in both):.1e}")
     for title, one in (("shares stay even", even), ("shares follow", followed)):

@@ -50,7 +50,7 @@ FLOORS = {
     ],
     "megatron_ext/engine": [
         *(
-            "channels course feed flat halves learning_rate messages pace precision results running stopwatch "
+            "channels course dealing feed flat halves learning_rate messages pace precision results running stopwatch "
             "update_rules",
             "executor optimizer reduce",
         ),

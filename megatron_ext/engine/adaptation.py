@@ -126,7 +126,7 @@ class Adaptation:
     def _times(self, found: Sequence[Mapping[str, Any]]) -> Times:
         """By replica, from what all ranks measured: its slowest stage sets the pace of a pipeline, and what its ranks
         wait beside that is the time in which it fills and empties."""
-        shares = self._engine.shares
+        shares = self._engine.division.shares
         of_replicas = [[Seconds(*one["seconds"]) for one in found if one["dp"] == dp] for dp in range(len(shares))]
         work = [max(seconds.work for seconds in ranks) for ranks in of_replicas]
         passes = [max(seconds.passes for seconds in ranks) for ranks in of_replicas]

@@ -16,10 +16,11 @@ from megatron_ext.contract.adaptive.noise import Halves
 from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.check import actions_of
-from megatron_ext.contract.schedule.deal import Division, dealt_to, firsts
+from megatron_ext.contract.schedule.deal import Division
 from megatron_ext.contract.schedule.schedules import Action, Kind, schedule
 from megatron_ext.data.samples import BEGINNING, Position, Samples
 from megatron_ext.engine.channels import channels, warm_up
+from megatron_ext.engine.dealing import Dealing
 from megatron_ext.engine.executor import Executor, Factor
 from megatron_ext.engine.executors import Executors
 from megatron_ext.engine.feed import Feed
@@ -65,14 +66,11 @@ class Engine:
         self._place = place
         self._groups = groups
         self._samples = samples
-        self._start = start
         self._recorder = recorder
         self._device = torch.device(plan.device)
         layout = plan.layout
         tensor_size, replicas = layout.tensors[place.stage], layout.replicas[place.stage]
-        self._division = Division(tuple(plan.micro_batches), (plan.micro_batch_size,) * len(plan.micro_batches))
-        self._taken = np.array(plan.taken_by(place.stage, place.dp))
-        """The numbers of this replica's micro-batches among those of the iteration."""
+        self.dealing = Dealing(plan, place, start)
         peers = channels(layout, place, plan.chunks, groups)
         # Before anything takes its time: ranks wait here for each other, and no longer than for any message.
         warm_up(groups, peers, place, plan.pipeline, self._device)
@@ -149,33 +147,23 @@ class Engine:
         """For evaluations, by the size of their micro-batches."""
 
     @property
-    def _size(self) -> int:
-        """Samples of each of this replica's micro-batches."""
-        return self._division.sizes[self._place.dp]
-
-    @property
     def updates(self) -> int:
         """How far the learning rate's policy has come."""
         return self.optimizer.updates
 
     @property
-    def shares(self) -> Tuple[int, ...]:
-        """Micro-batches of each replica, in the iterations to come."""
-        return self._division.shares
-
-    @property
     def division(self) -> Division:
-        """How replicas share the samples of each of these."""
-        return self._division
+        """How replicas share the samples of the iterations to come."""
+        return self.dealing.division
 
     @property
     def global_batch_size(self) -> int:
         """Samples of each of these."""
-        return self._division.samples
+        return self.division.samples
 
     def consumed(self, iteration: int) -> int:
-        """Samples that were taken up to the end of an iteration, the last one or one with these shares."""
-        return self._start.consumed(iteration, self.global_batch_size)
+        """Samples that were taken up to the end of an iteration, the last one or one with this division."""
+        return self.dealing.consumed(iteration)
 
     def progress(self, iteration: int) -> Progress:
         """After the last iteration, with the shares that it had."""
@@ -184,11 +172,9 @@ class Engine:
 
     def divide(self, iteration: int, division: Division) -> None:
         """Has the iterations after this one, the last one so far, be divided like this."""
-        self._start = Position(iteration, self.consumed(iteration))
-        self._division = division
-        self._taken = np.array(dealt_to(self._place.dp, division.shares))
-        self._actions = self._scheduled(len(self._taken))
-        self._executor.resize(self._executors.chunks_of(self._stages, self._size))
+        self.dealing.divide(iteration, division)
+        self._actions = self._scheduled(len(self.dealing.taken))
+        self._executor.resize(self._executors.chunks_of(self._stages, self.dealing.size))
 
     def _scheduled(self, micro_batches: int) -> Sequence[Action]:
         """What this rank does with so many, by the plan's schedule."""
@@ -212,7 +198,7 @@ class Engine:
     @property
     def at_once(self) -> int:
         """Micro-batches that `forward` takes at most."""
-        return sum(self._division.shares)
+        return self.dealing.count
 
     @property
     def apart(self) -> int:
@@ -236,7 +222,7 @@ class Engine:
         if watch is not None:
             watch.begin()
         scale = self.optimizer.scaler.scale
-        self._gradients.begin(len(self._taken), at_once=halves or self._plan.streams is not None)
+        self._gradients.begin(len(self.dealing.taken), at_once=halves or self._plan.streams is not None)
         with NOTHING if watch is None else watch.working():
             micros = self._batch(iteration)
         factor = self._factor(list(micros.values()), scale)
@@ -263,22 +249,21 @@ class Engine:
             with Wait("reading the mean loss"):  # not after the optimizer: a GPU updates weights while the host goes on
                 mean, *others = [value / scale for value in logged.tolist()]
             metrics = dict(zip(names, others))
-        compared = self._compared(micros, scale) if halves else None
+        compared = self._compared(list(micros.values()), scale) if halves else None
         norm = self.optimizer.step(self._recorder, lr)
         skipped = not math.isfinite(norm)
         if skipped and not self.optimizer.scaler.dynamic:
             raise not_finite(iteration, "gradient's norm", norm)
-        self._running.finish(sum(self._division.shares), skipped)
+        self._running.finish(self.dealing.count, skipped)
         if watch is not None:
             watch.end()
-        sizes = self._sizes(iteration) if loss is not None else ()
+        sizes = self.dealing.sizes(self._samples, iteration) if loss is not None else ()
         return StepResult(mean, norm, scale, skipped, metrics, sizes, compared)
 
     def _in_halves(self, micros: Mapping[int, Optional[Micro]], factor: Factor) -> Optional[Tensor]:
         """What the executor does with all micro-batches, but the even ones of the iteration first."""
         losses = []
-        for half in (0, 1):
-            held = [micro for number, micro in zip(self._taken, micros.values()) if number % 2 == half]
+        for half, held in enumerate(self.dealing.halves(list(micros.values()))):
             if held:
                 losses.append(self._executor.run(self._scheduled(len(held)), dict(enumerate(held)), factor))
             if half == 0:
@@ -286,21 +271,19 @@ class Engine:
         known = [loss for loss in losses if loss is not None]
         return torch.stack(known).sum() if known else None
 
-    def _compared(self, micros: Mapping[int, Optional[Micro]], scale: float) -> Halves:
+    def _compared(self, micros: Sequence[Optional[Micro]], scale: float) -> Halves:
         """The gradients of both halves, without the loss scale; all ranks call it when the whole one is reduced."""
         even, whole, product = self._gradients.compared(scale)
-        samples, begins = self._division.samples, firsts(self._division)
-        evens = sum(end - begin for begin, end in zip(begins[::2], [*begins[1::2], samples]))
-        weight = evens / samples
-        weighed = [micro is not None and micro.weight is not None for micro in micros.values()]
-        if any(weighed) and any(stage.last for stage in self._stages):
-            sums = torch.zeros(2, dtype=torch.float64, device=self._device)
-            for number, micro in zip(self._taken, micros.values()):
-                assert micro is not None and micro.weight is not None
-                sums[number % 2] += micro.weight.reshape(()).double()
+        samples = self.dealing.samples_of_halves()
+        part = samples[0] / sum(samples)
+        weights = [[micro.weight for micro in half if micro is not None] for half in self.dealing.halves(micros)]
+        known = [[weight.reshape(()).double() for weight in half if weight is not None] for half in weights]
+        if any(known) and any(stage.last for stage in self._stages):
+            zero = torch.zeros((), dtype=torch.float64, device=self._device)
+            sums = torch.stack([sum(half, zero) for half in known])
             all_reduce(sums, self._groups.data, "all-reduce of the weights of micro-batches")
-            weight = float(sums[0] / sums.sum())
-        return Halves(even, whole, product, weight, evens, samples - evens)
+            part = float(sums[0] / sums.sum())
+        return Halves(even, whole, product, part, *samples)
 
     def pass_once(self) -> None:
         """Where the first pass takes long, runs each chunk once with gradients that are zero.
@@ -333,10 +316,10 @@ class Engine:
         that it takes in training, so that a schedule that runs to its end still does: whatever a forward action waits
         for is one, too. All ranks call it, within `evaluating`; on the last stage `take` is given what leaves it.
         """
-        own = self._taken[self._taken < count]
+        own = self.dealing.taken[self.dealing.taken < count]
         if not len(own):
             return
-        micros = self._feed.micros(samples, first + own[:, None] * size + np.arange(size), self._keys(len(own)))
+        micros = self._feed.micros(samples, first + own[:, None] * size + np.arange(size), self.dealing.keys(len(own)))
         actions = [action for action in self._actions if action.kind in FORWARD and action.micro_batch in micros]
         self._executor_of(size).run_forward(actions, micros, take)
 
@@ -368,27 +351,13 @@ class Engine:
         """Of the losses: `scale`, divided by the weight of the global batch, of which other replicas have a part."""
         weights = [micro.weight for micro in micros if micro is not None and micro.weight is not None]
         if not weights or not any(stage.last for stage in self._stages):
-            return scale * self._size / self._division.samples
+            return scale * self.dealing.size / self.dealing.division.samples
         total = torch.stack([weight.reshape(()).double() for weight in weights]).sum()
         all_reduce(total, self._groups.data, "all-reduce of the weights of micro-batches")
         return torch.where(total > 0, scale / total, 0.0).float()
 
     def _batch(self, iteration: int) -> Dict[int, Optional[Micro]]:
         """This replica's micro-batches, by number; what they hold, where the rank has a use for it."""
-        begins = self._start.consumed(iteration - 1, self.global_batch_size) + np.array(firsts(self._division))
-        own = begins[self._taken][:, None] + np.arange(self._size)
+        own = self.dealing.own(iteration)
         with self._recorder.span("batch-generator") if self._feed.looks_at_samples else NOTHING:
-            return self._feed.micros(self._samples, own, self._keys(len(own)))
-
-    def _sizes(self, iteration: int) -> Sequence[Mapping[str, int]]:
-        """Of the micro-batches of all replicas."""
-        if not self._samples.varying:
-            return ()
-        first = self._start.consumed(iteration - 1, self.global_batch_size)
-        begins = firsts(self._division)
-        ends = [*begins[1:], self._division.samples]
-        return [self._samples.sizes(first + np.arange(begin, end)) for begin, end in zip(begins, ends)]
-
-    def _keys(self, count: int) -> Sequence[int]:
-        """The numbers that actions give this replica's first micro-batches of an iteration."""
-        return range(count) if self._plan.layout.even else self._taken[:count].tolist()
+            return self._feed.micros(self._samples, own, self.dealing.keys(len(own)))

@@ -25,3 +25,16 @@ def test_replicas_of_speeds_one_to_three_share_the_batch_as_they_can_and_again_w
     assert min(shared.took_ms) == pytest.approx(expected[0], rel=0.05)
     assert min(again.took_ms) == pytest.approx(expected[1], rel=0.05)
     assert min(again.took_ms) < min(slow.took_ms)
+
+
+def test_replicas_that_are_pipelines_are_as_fast_as_their_slowest_stages(tmp_path: Path) -> None:
+    """What a rank waits for its neighbours is not its work: replica 0 of both is three times as fast."""
+    ran = measured(tmp_path / "followed", *FOLLOWING, stages=2, iterations=EVERY + 2)
+    even, shared = ran.phases
+    assert even.shares == (4, 4)
+    assert shared.shares in ((7, 1), (6, 2)), "1590 and 1620 ms"
+    expected = re.search(r"([\d.]+) -> ([\d.]+) ms", ran.reasons[0])
+    assert expected is not None
+    assert float(expected[1]) == pytest.approx(even.ideal_ms, rel=0.2)
+    assert float(expected[2]) == pytest.approx(shared.ideal_ms, rel=0.2)
+    assert min(shared.took_ms) < 0.8 * min(even.took_ms)

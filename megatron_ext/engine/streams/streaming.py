@@ -58,7 +58,7 @@ class StreamingEngine(Engine):
         self._stream: Stream = plan.stream
         self._versions = Versions(self.flat, self.optimizer)
         self._lr_factor = plan.stream.replicas[place.stage] / plan.stream.replicas[0]
-        self._iteration = self._start.iteration
+        self._iteration = self.dealing.start.iteration
         self._steps = StreamSteps(plan, place, self._iteration)
         self._under_way: Dict[int, int] = {}
         """By micro-batch between its passes, the version that it met."""
@@ -119,7 +119,9 @@ class StreamingEngine(Engine):
         means = [sum(values) / len(values) for values in zip(*found)]
         loss, metrics = (means[0], dict(zip(self._names, means[1:]))) if means else (math.nan, {})
         skipped = bool(steps) and self.optimizer.updates == updates
-        return StepResult(loss, self._norm, scale, skipped, metrics, self._sizes(iteration) if means else ())
+        return StepResult(
+            loss, self._norm, scale, skipped, metrics, self.dealing.sizes(self._samples, iteration) if means else ()
+        )
 
     def forward(
         self, samples: Samples, first: int, size: int, count: int, take: Callable[[Tensors, Micro], None]
@@ -138,7 +140,7 @@ class StreamingEngine(Engine):
         if not keys:
             return {}
         size = self._plan.micro_batch_size
-        first = self._start.consumed(self._steps.first - 1, self._plan.global_batch_size)
+        first = self.dealing.start.consumed(self._steps.first - 1, self._plan.global_batch_size)
         numbers = first + np.array(keys)[:, None] * size + np.arange(size)
         with self._recorder.span("batch-generator") if self._feed.looks_at_samples else NOTHING:
             return self._feed.micros(self._samples, numbers, keys)
