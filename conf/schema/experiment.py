@@ -5,13 +5,25 @@ Every `_check_…` raises `ConfigError` where its rule is broken.
 
 from __future__ import annotations
 
-from dataclasses import asdict, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
+from typing import Any
 
 from omegaconf import MISSING
 
 from conf.errors import ConfigError
-from conf.schema import adapt, containers, elastic, megatron_lm, overlapping, ranges, streams, tensor_groups
+from conf.schema import (
+    adapt,
+    containers,
+    elastic,
+    families,
+    megatron_lm,
+    overlapping,
+    placement,
+    ranges,
+    streams,
+    tensor_groups,
+)
 from conf.schema.adapt import Adapt
 from conf.schema.cluster import Cluster, Gpu, NodeGroup
 from conf.schema.config_class import config
@@ -26,8 +38,7 @@ from conf.schema.parallel import Parallel, Recompute, Schedule
 from conf.schema.partition import NodeOrder, Partition
 from conf.schema.trackers import Tracker
 from conf.schema.train import Precision, Train, check_metrics
-from megatron_ext.contract.models.images import values_of_norm
-from megatron_ext.contract.models.model import BERT, IMAGES, NEXT_TOKEN, T5, TRANSLATION
+from megatron_ext.contract.models.model import BERT, NEXT_TOKEN, T5
 
 __all__ = [
     "Adapt",
@@ -138,15 +149,17 @@ class Experiment:
         _check_name(self.name)
         _check_paths(self)
         _check_sweep(self)
-        _check_partition(self)
-        _check_nodes(self)
-        _check_ranks(self)
-        _check_measured(self)
-        _check_recompute(self)
-        _check_images(self)
-        _check_bucketing(self)
+        placement.check_partition(self.partition, self.parallel, self.model)
+        order = self.node_order
+        placement.check_nodes(order, self.cluster, self.executor)
+        ranks = self.ranks_per_node()
+        placement.check_ranks(self.parallel, order, self.cluster, self.executor, ranks, self._keeps_rules)
+        families.check_measured(self.model, self.parallel, self.engine, self.executor)
+        families.check_recompute(self.model, self.parallel)
+        families.check_images(self.model, self.data, self.parallel)
+        families.check_bucketing(self.model, self.data)
         tensor_groups.check(self.parallel, self.model, self.cluster, self.node_order.groups, self.ranks_per_node())
-        _check_compile(self)
+        families.check_compile(self.train, self.parallel)
         overlapping.check(self.parallel, self.train, self.engine)
         _check_gpu_streams(self)
         if self.parallel.stream is not None:
@@ -163,6 +176,14 @@ class Experiment:
         _check_adapt(self)
         _check_notify(self)
         _check_elastic(self)
+
+    def _keeps_rules(self, **changes: Any) -> bool:
+        """Whether it still does with these changes of its plan."""
+        try:
+            replace(self, parallel=replace(self.parallel, **changes))
+        except ConfigError:
+            return False
+        return True
 
     @property
     def partition(self) -> Partition:
@@ -300,159 +321,6 @@ def _check_log(log: list[Tracker]) -> None:
         raise ConfigError(
             f"log={','.join(log)}: with engine.kind=megatron_lm metrics are read from its log when the run is over; "
             f"leave it out, and give 'tdpp report RUN --{log[0]}' then"
-        )
-
-
-def _check_partition(experiment: Experiment) -> None:
-    parallel, layers = experiment.parallel, experiment.model.counted
-    partition = experiment.partition
-    stages, total = len(partition.layers), sum(partition.layers)
-    if parallel.chunks > 1 and stages != parallel.virtual_stages:
-        raise ConfigError(
-            f"parallel.partition={partition} has {stages} part{'s' * (stages != 1)}, but parallel.pipeline * "
-            f"parallel.chunks = {parallel.pipeline} * {parallel.chunks} = {parallel.virtual_stages}; use a partition "
-            f"such as {Partition.even(layers, parallel.virtual_stages)}"
-        )
-    if stages != parallel.virtual_stages:
-        raise ConfigError(
-            f"parallel.partition={partition} has {stages} stage{'s' * (stages != 1)}, but "
-            f"parallel.pipeline={parallel.pipeline}; use parallel.pipeline={stages}, or a partition such as "
-            f"{Partition.even(layers, parallel.pipeline)}"
-        )
-    if total != layers:
-        raise ConfigError(
-            f"parallel.partition={partition} has {' + '.join(map(str, partition.layers))} = {total} layers, "
-            f"but {experiment.model.blocks}; nearest that fits: {partition.fitted(layers)}"
-        )
-
-
-def _check_nodes(experiment: Experiment) -> None:
-    order, groups = experiment.node_order, experiment.cluster.groups
-    for name in dict.fromkeys(order.groups):
-        if name not in groups:
-            raise ConfigError(
-                f"parallel.node_order={order} names the node group {name!r}, which cluster "
-                f"{experiment.cluster.name!r} has not; it has: {', '.join(groups)}"
-            )
-        used, count = order.groups.count(name), groups[name].count
-        if used > count and not experiment.executor.reached:
-            raise ConfigError(
-                f"parallel.node_order={order} has {used} nodes of group {name!r}, but "
-                f"cluster.groups.{name}.count={count}; use at most {count}"
-            )
-    hosts = experiment.executor.reached
-    if hosts and len(hosts) != len(order.groups):
-        raise ConfigError(
-            f"executor.hosts={experiment.executor.hosts} has {len(hosts)} host{'s' * (len(hosts) != 1)}, but "
-            f"parallel.node_order={order} has {len(order.groups)} nodes; give a host for each, or a node order that "
-            f"says of which group each host is, such as parallel.node_order={order.groups[0]}*{len(hosts)}"
-        )
-
-
-def _check_ranks(experiment: Experiment) -> None:
-    parallel = experiment.parallel
-    if parallel.world_size > ranges.MOST_RANKS:
-        raise ConfigError(f"{parallel.sizes} = {parallel.world_size} ranks; a plan has at most {ranges.MOST_RANKS}")
-    ranks = experiment.ranks_per_node()
-    available = sum(ranks)
-    if parallel.world_size == available:
-        return
-    ways = [f"parallel.{key}={value}" for key, value in _sizes_that_fill(experiment, available)]
-    if len(set(ranks)) == 1 and parallel.world_size % ranks[0] == 0:
-        count = parallel.world_size // ranks[0]
-        hosts = experiment.executor.reached
-        ways.append(
-            f"{count} host{'s' * (count != 1)} (executor.hosts)"
-            if hosts
-            else f"{count} node{'s' * (count != 1)} (cluster.groups.<group>.count)"
-        )
-    raise ConfigError(
-        f"{parallel.sizes} = {parallel.world_size} ranks, but the chosen nodes of cluster "
-        f"{experiment.cluster.name!r}, {experiment.node_order}, have {available} GPUs"
-        + (f"; one of these fits: {'; '.join(ways)}" if ways else "; change these sizes or the node order")
-    )
-
-
-def _sizes_that_fill(experiment: Experiment, ranks: int) -> list[tuple[str, int]]:
-    """The changes of one parallel size that give so many ranks and break no other rule."""
-    ways = []
-    if experiment.parallel.by_stage:
-        return []
-    for key in ("tensor", "data", "pipeline"):
-        value, rest = divmod(getattr(experiment.parallel, key) * ranks, experiment.parallel.world_size)
-        if rest or not value:
-            continue
-        try:
-            replace(experiment, parallel=replace(experiment.parallel, **{key: value}))
-        except ConfigError:
-            continue
-        ways.append((key, value))
-    return ways
-
-
-def _check_measured(experiment: Experiment) -> None:
-    """Rules for a model of the user's own, and of others whose blocks are not those of a transformer over tokens."""
-    model, parallel = experiment.model, experiment.parallel
-    if not model.measured:
-        return
-    for key, value, allowed in (
-        ("parallel.tensor", str(parallel.tensor), "1"),
-        ("engine.kind", str(experiment.engine.kind), str(EngineKind.tdpp)),
-        ("executor.rehearse", str(experiment.executor.rehearse), str(Rehearse.none)),
-    ):
-        if value != allowed:
-            raise ConfigError(f"{key}={value} does not go with model.family={model.family}; use {key}={allowed}")
-
-
-def _check_recompute(experiment: Experiment) -> None:
-    model = experiment.model
-    if experiment.parallel.recompute is Recompute.selective and not model.attends:
-        raise ConfigError(
-            "parallel.recompute=selective is for attention, and nothing is known of attention in "
-            f"model.family={model.family}; use full or none"
-        )
-
-
-def _check_bucketing(experiment: Experiment) -> None:
-    model, data = experiment.model, experiment.data
-    if data.bucketing is not None and model.family not in TRANSLATION:
-        raise ConfigError(
-            f"data.bucketing={data.bucketing} is for models that translate, whose samples have lengths of their own, "
-            f"not for model.family={model.family}; leave it out"
-        )
-
-
-def _check_images(experiment: Experiment) -> None:
-    """Rules for images, and for what is theirs alone."""
-    model, data = experiment.model, experiment.data
-    if model.family not in IMAGES:
-        for key, value in asdict(data.augment).items():
-            if value != getattr(Augment(), key):
-                raise ConfigError(
-                    f"data.augment.{key}={str(value).lower()} is only for models of images, not for "
-                    f"model.family={model.family}; leave it out"
-                )
-        return
-    if data.blend:
-        raise ConfigError(
-            f"data.blend has {len(data.blend)} corpora, but model.family={model.family} takes the images of "
-            "data.prefix alone; make one data set of all of them, and leave data.blend out"
-        )
-    values = experiment.parallel.micro_batch_size * values_of_norm(model.sized(1))
-    if values == 1:
-        raise ConfigError(
-            f"parallel.micro_batch_size=1 leaves the last batch norms of model.family={model.family} one value of each "
-            f"channel with model.image_size={model.image_size}, which has no variance; use 2 or more"
-        )
-
-
-def _check_compile(experiment: Experiment) -> None:
-    parallel = experiment.parallel
-    if experiment.train.compile and (parallel.schedule == "zb_h1" or parallel.schedule_file is not None):
-        raise ConfigError(
-            f"train.compile=true does not go with parallel.schedule={parallel.schedule}"
-            + (f" parallel.schedule_file={parallel.schedule_file}" if parallel.schedule_file else "")
-            + ": compiled layers cannot put their weight gradients off; use train.compile=false or another schedule"
         )
 
 
