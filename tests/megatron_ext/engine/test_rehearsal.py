@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -32,6 +33,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.schedules import as_json, schedule
 from tests.megatron_ext.engine.test_executor_soak import random_schedule
 from tests.megatron_ext.engine.test_parts import RECORD
+from tests.support import cases
 from tests.support.fasop.replays import pipeline_time
 from tests.support.megatron_ext.engine_run import EngineRun
 
@@ -46,6 +48,13 @@ CHUNKS = (
     "parallel.partition=0-9-6-6-6-6-15-0",
     "parallel.global_batch_size=8",
 )
+SCHEDULES = {
+    "gpipe": (*SMALL, "parallel.schedule=gpipe"),
+    "one_f_one_b": SMALL,
+    "zb_h1": (*SMALL, "parallel.schedule=zb_h1"),
+    "model_parallel": (*SMALL, "parallel.schedule=model_parallel"),
+    "interleaved": CHUNKS,
+}
 
 
 @pytest.fixture
@@ -110,24 +119,14 @@ def test_the_seeds_run_of_32_ranks_takes_what_the_simulator_says(rehearse: Calla
 
 
 @pytest.mark.parametrize(
-    "overrides",
-    [
-        (*SMALL, "parallel.schedule=gpipe"),
-        SMALL,
-        (*SMALL, "parallel.schedule=zb_h1"),
-        (*SMALL, "parallel.schedule=model_parallel"),
-        CHUNKS,
-    ],
-    ids=["gpipe", "one_f_one_b", "zb_h1", "model_parallel", "interleaved"],
+    ("name", "links"),
+    cases.covering(product(SCHEDULES, ("fast", "slow")), set, always=[("interleaved", "slow"), ("zb_h1", "slow")]),
 )
-@pytest.mark.parametrize("links", ["fast", "slow"])
-def test_every_schedule_runs_as_simulated(
-    rehearse: Callable[..., EngineRun], overrides: tuple[str, ...], links: str
-) -> None:
+def test_every_schedule_runs_as_simulated(rehearse: Callable[..., EngineRun], name: str, links: str) -> None:
     """Over slow links messages wait for each other."""
     slow = ("cluster.groups.gpu2.gpus_per_node=1", "cluster.groups.gpu2.inter_gbit_per_s=0.2")
     nodes = ("parallel.node_order=gpu2*4", *slow) if links == "slow" else ("parallel.node_order=gpu2",)
-    given = (*A10X8, "parallel.micro_batch_size=1", *nodes, *overrides)
+    given = (*A10X8, "parallel.micro_batch_size=1", *nodes, *SCHEDULES[name])
     run = rehearse(*given)
     assert measured(run) == pytest.approx(simulated(run), rel=1e-6)
     assert run.metrics()[-1]["elapsed_ms"] == pytest.approx(
