@@ -125,12 +125,9 @@ def _look(asked: Asked) -> tuple[str, ...]:
 
 def _said_of(asked: Asked, *options: str) -> dict[str, Any]:
     """What a process says that looks at a module."""
-    command = [sys.executable, "-m", LOOK, asked.code, "--json", f"--micro-batch-size={asked.micro_batch_size}"]
-    command += [f"--precision={asked.precision}", f"--seed={asked.seed}", f"--recompute={asked.recompute}"]
-    command += [*["--capture"] * asked.capture, *options]
-    paths = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    words = [asked.code, "--json", f"--micro-batch-size={asked.micro_batch_size}"]
+    words += [f"--precision={asked.precision}", f"--seed={asked.seed}", f"--recompute={asked.recompute}"]
+    done = _run([*words, *["--capture"] * asked.capture, *options])
     try:
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
@@ -142,6 +139,13 @@ def _said_of(asked: Asked, *options: str) -> dict[str, Any]:
     if "error" in found:
         raise ConfigError(found["error"])
     return found
+
+
+def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
+    paths = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", LOOK, *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 def count_blocks(cfg: DictConfig) -> None:

@@ -8,10 +8,10 @@ import signal
 import pytest
 from hypothesis import settings
 
-from conf import compose
+from conf import blocks_of_module, compose
 from conf.reading import own_folders
 from conf.run_folder import run_folders
-from tests.support import cases, composing
+from tests.support import cases, composing, looking
 from tests.support.slurm.login_node import OF_A_JOB
 
 # A machine that does other things, too, makes a test slow, not wrong. A random failure prints what reproduces it on any
@@ -32,6 +32,7 @@ os.environ[own_folders.VARIABLE] = ""
 os.environ.pop(run_folders.RUNS_DIR, None)
 
 compose._composed = composing.composed
+blocks_of_module._run = looking.forked
 
 SLOW = {"slurm", "fleet", "browser", "engine_run", "runs"}
 """Fixtures."""
