@@ -16,7 +16,7 @@ import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,7 @@ from megatron_ext.measuring.kinds import Kinds
 from megatron_ext.measuring.parts import Parts, groups_of, told_medians
 from megatron_ext.measuring.passes import Passes
 from megatron_ext.measuring.room import Room, doubled, largest
+from megatron_ext.measuring.steps import Copies
 from megatron_ext.parallel.comm import meet, told
 from megatron_ext.parallel.software import same_software
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -57,13 +58,16 @@ class Request(NamedTuple):
     """The micro-batch from which on larger ones are tried, until there is no room for the whole model's."""
     memory_bytes: Optional[Dict[str, int]] = None
     """Of a rank, by group of nodes, where no allocator says when there is no more."""
+    streams: Sequence[int] = ()
+    """Numbers of copies of the whole model beside each other on a rank, upwards; none: that is not measured."""
 
     @classmethod
     def read(cls) -> Request:
         content = json.loads(os.environ[PROFILE])
         sizes = {int(tensor): int(padded) for tensor, padded in content["padded_vocab_sizes"].items()}
         batches, seconds = list(content["micro_batch_sizes"]), float(content["seconds"])
-        return cls(sizes, batches, seconds, content.get("room_from"), content.get("memory_bytes"))
+        room_from, memory_bytes = content.get("room_from"), content.get("memory_bytes")
+        return cls(sizes, batches, seconds, room_from, memory_bytes, content.get("streams", ()))
 
 
 def measure(plan: Plan, place: Place, store: Store) -> None:
@@ -101,6 +105,8 @@ class _Measurements:
             self._note.tell(doing="the largest micro-batch")
             room = self._room(self._request.room_from)
             batches = doubled(self._request.room_from, self._most(room))
+        if self._request.streams:
+            self._steps([batch for batch in batches if room is None or batch <= room])
         optimizer: Optional[List[float]] = None
         for tensor in sizes:
             group = self._tensor_group(tensor)
@@ -122,13 +128,9 @@ class _Measurements:
 
     def _room(self, step: int) -> int:
         """The largest micro-batch for which this rank has room, with the whole model and without tensor groups."""
-        plan, request = self._plan, self._request
-        model = replace(plan.model, padded_vocab_size=request.padded_vocab_sizes[min(request.padded_vocab_sizes)])
-        group = next(node.group for node in plan.nodes if self._place.rank in node.ranks)
-        memory = None if self._device.type == "cuda" else (request.memory_bytes or {}).get(group)
         found, room = 0, None
         try:
-            room = Room(replace(plan, model=model), self._device, memory)
+            room = Room(self._alone, self._device, self._memory)
             found = largest(room.fits, step)
             self._note.tell(gradients=room.gradients() if room.fits(step) else [])
         except (MemoryError, RuntimeError) as error:
@@ -138,6 +140,43 @@ class _Measurements:
         self._free()
         self._note.tell(room=found)
         return found
+
+    def _steps(self, batches: Sequence[int]) -> None:
+        """Tells what steps of the whole model take on this rank, by micro-batch and copies, as far as there is room."""
+        found: List[Dict[str, Any]] = []
+        copies = None
+        try:
+            copies = Copies(self._alone, self._device, self._memory)
+            for batch in batches:
+                self._note.tell(doing=f"streams with micro-batch {batch}")
+                times = copies.measured(batch, self._request.streams, self._request.seconds)
+                found.append({"micro_batch_size": batch, "times": times})
+            self._note.tell(gradients=copies.gradients())
+            copies.close()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        copies = None
+        self._free()
+        self._note.tell(steps=found, host=platform.node(), memory_bytes=self._has_bytes)
+
+    @property
+    def _alone(self) -> Plan:
+        """For the whole model on a rank, without tensor groups."""
+        padded = self._request.padded_vocab_sizes[min(self._request.padded_vocab_sizes)]
+        return replace(self._plan, model=replace(self._plan.model, padded_vocab_size=padded))
+
+    @property
+    def _memory(self) -> Optional[int]:
+        """Bytes that are declared; None on a GPU, whose allocator says when there is no more."""
+        group = next(node.group for node in self._plan.nodes if self._place.rank in node.ranks)
+        return None if self._device.type == "cuda" else (self._request.memory_bytes or {}).get(group)
+
+    @property
+    def _has_bytes(self) -> Optional[int]:
+        if self._device.type != "cuda":
+            return self._memory
+        return int(torch.cuda.get_device_properties(self._device).total_memory)
 
     def _most(self, value: int) -> int:
         """That any rank has."""

@@ -5,24 +5,26 @@ from __future__ import annotations
 from conf.errors import ConfigError
 from conf.schema.partition import numbers_in
 
+AUTO = "auto"
+"""A launch is to choose them."""
 MOST = 64
 """Copies on one GPU."""
 
 
 def by_replica(text: str | None, replicas: int) -> tuple[int, ...]:
-    """By replica.
+    """By replica; where they are still to be chosen, 1 each.
 
     Raises:
         ConfigError: the text does not say that.
     """
     try:
-        numbers = (1,) if text is None else numbers_in(text)
+        numbers = (1,) if text is None or text == AUTO else numbers_in(text)
     except ValueError:
         numbers = ()
     if not numbers or not all(1 <= number <= MOST for number in numbers):
         raise ConfigError(
             f"parallel.streams={text} must be a number from 1 to {MOST}, or one for each replica, such as "
-            "3-1 or 3*4-1*4"
+            "3-1 or 3*4-1*4, or auto"
         )
     if len(numbers) == 1:
         return numbers * replicas

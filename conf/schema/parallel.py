@@ -101,7 +101,8 @@ class Parallel:
     a launch takes those that are predicted to be fastest; null: all take the same number."""
     streams: str | None = None
     """Copies of the model on each replica's GPU, which share its weights and run micro-batches beside each other: one
-    number, or one for each replica, such as 3*4-1*4; null: 1."""
+    number, or one for each replica, such as 3*4-1*4; auto: a launch takes those with which an iteration is predicted
+    to take least, from what `tdpp profile streams=…` measured; null: 1."""
     semantics: Semantics = Semantics.stashing
     """With the schedule `pipedream`: which versions of the weights micro-batches meet."""
     update_every: int = 1
@@ -126,7 +127,7 @@ class Parallel:
     @property
     def undecided(self) -> tuple[str, ...]:
         """The keys whose values are still to be chosen."""
-        return tuple(key for key in ("micro_batch_size", "shares") if getattr(self, key) == AUTO)
+        return tuple(key for key in ("micro_batch_size", "shares", "streams") if getattr(self, key) == AUTO)
 
     @property
     def stream(self) -> Stream | None:
@@ -386,7 +387,7 @@ def _check_gpu_streams(parallel: Parallel) -> None:
     if parallel.streams is None:  # as in the thousands of plans of a search
         return
     streams = parallel.streams_of
-    if max(streams) == 1:
+    if max(streams) == 1 and parallel.streams != AUTO:
         return
     for key, value, allowed in (
         ("pipeline", parallel.pipeline, 1),

@@ -6,7 +6,7 @@ A stage's memory is linear in its layers, so the GPUs of a stage allow it a larg
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Generic
 
@@ -308,3 +308,12 @@ def _of_module(
         activations=Amount(layer=held * kept, fixed=most + entering + in_all * beside(lambda block: each[block.name])),
         buffers=Amount(layer=none, fixed=CONTEXT_BYTES + 4.0 * message + none),
     )
+
+
+def memory_of_streams(one: StageMemory[float], streams: int) -> StageMemory[float]:
+    """Of a rank with so many copies of the model, which hold activations of as many micro-batches (`one` has these):
+    each has gradients and logits of its own."""
+    gradients = Amount(layer=streams * one.gradients.layer, fixed=streams * one.gradients.fixed)
+    passing = one.buffers.fixed - CONTEXT_BYTES
+    buffers = Amount(layer=streams * one.buffers.layer, fixed=CONTEXT_BYTES + streams * passing)
+    return replace(one, gradients=gradients, buffers=buffers)

@@ -35,6 +35,8 @@ class Steps:
 
     model: str | None = None
     """null: a memory limit alone is known, which names no model."""
+    precision: Precision | None = None
+    """null: files of IIDP and JABAS do not say it."""
     host: str = MISSING
     micro_batch_size: int = MISSING
     most_workers: int | None = None
@@ -45,7 +47,11 @@ class Steps:
     """By number of workers, upwards."""
 
     def __str__(self) -> str:
-        return f"steps of host {self.host}, model={self.model} parallel.micro_batch_size={self.micro_batch_size}"
+        of_format = "" if self.precision is None else f" train.precision={self.precision}"
+        return (
+            f"steps of host {self.host}, model={self.model}{of_format} "
+            f"parallel.micro_batch_size={self.micro_batch_size}"
+        )
 
 
 @config

@@ -26,6 +26,8 @@ class Training:
     """`Train.kept_values`."""
     overlaps_optimizer: bool = False
     """`Experiment.overlaps_optimizer`; a search compares plans without it."""
+    in_streams: bool = False
+    """Whether any replica has several streams."""
 
     @classmethod
     def of(cls, experiment: Experiment) -> Training:
@@ -36,6 +38,7 @@ class Training:
             engine=experiment.engine,
             kept_values=experiment.train.kept_values,
             overlaps_optimizer=experiment.overlaps_optimizer,
+            in_streams=max(experiment.parallel.streams_of) > 1,
         )
 
     @property
@@ -49,7 +52,10 @@ class Training:
 
     @property
     def overlaps(self) -> bool:
-        """Whether gradients are summed while the backward pass of earlier layers goes on."""
+        """Whether gradients are summed while the backward pass of earlier layers goes on; those of several streams are
+        added up first."""
+        if self.in_streams:
+            return False
         return not self.megatron_lm or "--overlap-grad-reduce" in self.engine.arguments
 
     @property

@@ -10,6 +10,12 @@ from fasop.costs.steps import AllReduces, Steps, StepTimes
 from fasop.errors import SearchError
 from fasop.shares.public_folders import PublicFolders, PublicLimit, PublicStep
 
+LEAST_BYTES = 2**20
+"""Of an all-reduce that IIDP's profiler measures."""
+BYTES_BY_IIDP = 4
+"""That cross a link for each byte and n ranks, times (n - 1) / n, by IIDP's formula; a ring takes half of it, which the
+line through measured times makes up for."""
+
 
 def profiles_of(public: PublicFolders, source: str) -> dict[str, LayerProfile]:
     """A profile for each type of GPU, by its name in the files.
@@ -77,8 +83,8 @@ def public_of(profiles: Mapping[str, LayerProfile]) -> PublicFolders:
     for name, profile in profiles.items():
         if not profile.steps:
             raise SearchError(
-                f"profile {name}: has no steps of IIDP or JABAS; 'tdpp profile import=DIR profile=NAME' makes one with "
-                "steps"
+                f"profile {name}: has no steps, which 'tdpp profile streams=1,2 profile={name} add=true' measures and "
+                "'tdpp profile import=DIR profile=NAME' reads"
             )
         for steps in profile.steps:
             place = steps.micro_batch_size, steps.host
@@ -91,7 +97,26 @@ def public_of(profiles: Mapping[str, LayerProfile]) -> PublicFolders:
             put("buckets", model, tuple(sizes), name)
         for where, reduced in profile.all_reduces.items():
             put("all_reduces", where, tuple(zip(reduced.ideal_ms, reduced.measured_ms, strict=True)), name)
+    for where in ("within", "between"):
+        own = [points for profile in profiles.values() if (points := _own_all_reduces(profile, where))]
+        if own and where not in found.all_reduces:
+            found.all_reduces[where] = max(own, key=lambda points: points[-1][1])
     return found
+
+
+def _own_all_reduces(profile: LayerProfile, where: str) -> tuple[tuple[float, float], ...]:
+    """All-reduces that the project measured, as ideal and measured milliseconds: ideal at the bandwidth that they had,
+    by IIDP's formula."""
+    measured = (profile.within if where == "within" else profile.between).all_reduce
+    if measured is None or where in profile.all_reduces or measured.ranks < 2:
+        return ()
+    per_ms = measured.gbit_per_s * 1e6 / 8
+    factor = BYTES_BY_IIDP * (measured.ranks - 1) / measured.ranks
+    return tuple(
+        (factor * size / per_ms, microseconds / 1e3)
+        for size, microseconds in sorted(measured.us_by_bytes.items())
+        if size >= LEAST_BYTES
+    )
 
 
 def _in_ms(times: StepTimes) -> dict[str, float]:

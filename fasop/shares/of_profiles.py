@@ -1,6 +1,6 @@
 """A run on GPUs of which whole steps were measured by IIDP or JABAS: its cluster, for their performance model.
 
-The engine has one worker on a GPU and steps once all gradients are summed, so no solution has more workers, and
+A GPU has one worker unless streams are to be chosen, too; the engine then steps once all gradients are summed, so that
 weights are handed out `sequential`ly. A profile without all-reduces has the times of the cluster's own links.
 """
 
@@ -28,14 +28,18 @@ class Solved:
     counts: tuple[int, ...]
     seconds: float
     """Of an iteration."""
+    streams: tuple[int, ...]
+    """Of each replica."""
     sizes: tuple[int, ...]
     """Micro-batch sizes that were compared."""
     even: tuple[float, int] | None
     """Seconds with equal shares, and the micro-batch size that is then best."""
 
 
-def measured_cluster(experiment: Experiment) -> Cluster | None:
+def measured_cluster(experiment: Experiment, in_streams: bool = False) -> Cluster | None:
     """The nodes of a run, as IIDP describes servers; None unless steps of its model are all that profiles have of it.
+
+    With `in_streams` each GPU can have as many workers as were measured.
 
     Raises:
         ConfigError: a profile cannot be read.
@@ -57,7 +61,7 @@ def measured_cluster(experiment: Experiment) -> Cluster | None:
             f"model={model}, imported from IIDP or JABAS, which say nothing of parts of it; use parallel.tensor=1 "
             "parallel.pipeline=1, or profiles of 'tdpp profile'"
         )
-    of_gpus = {key: _by_size(profile, model) for key, profile in profiles.items()}
+    of_gpus = {key: _by_size(profile, model, in_streams) for key, profile in profiles.items()}
     common = set.intersection(*(set(sizes) for sizes in of_gpus.values()))
     if not common:
         raise SearchError(
@@ -92,63 +96,85 @@ def measured_cluster(experiment: Experiment) -> Cluster | None:
     )
 
 
-def solved(cluster: Cluster, batch: int, size: int | None, shares: Sequence[int] | None) -> Solved:
+def solved(
+    cluster: Cluster, batch: int, size: int | None, shares: Sequence[int] | None, in_streams: bool = False
+) -> Solved:
     """What takes least, with this micro-batch size if one is given, and with these shares (in proportion) if some are.
+
+    Args:
+        in_streams: a replica may have as many workers as its GPU, not one alone.
 
     Raises:
         SearchError: nothing that was measured divides the batch so.
     """
     sizes = [*cluster.measured] if size is None else [size]
-    alike = {one: _seconds(cluster, batch, one, [1] * sum(server.gpus for server in cluster.servers)) for one in sizes}
-    even = [(seconds, one) for one, seconds in alike.items() if seconds is not None]
+    equal = [1] * sum(server.gpus for server in cluster.servers)
+    alike = {one: _taken(cluster, batch, one, equal, in_streams) for one in sizes}
+    even = [(way[0], one) for one, way in alike.items() if way is not None]
     if shares is not None:
-        ways = {one: _seconds(cluster, batch, one, shares) for one in sizes}
-        found = [(seconds, one) for one, seconds in ways.items() if seconds is not None]
+        ways = {one: _taken(cluster, batch, one, shares, in_streams) for one in sizes}
+        found = [(*way, one) for one, way in ways.items() if way is not None]
         if not found:
             raise SearchError(
                 f"parallel.global_batch_size={batch} cannot be shared out so with any local batch size that was "
                 f"measured: {', '.join(map(str, sizes))}"
             )
-        seconds, chosen = min(found)
+        seconds, streams, chosen = min(found)
         of_each = batch // chosen // sum(shares)
-        counts, compared = [of_each * share for share in shares], [one for _, one in found]
+        counts, compared = [of_each * share for share in shares], [one for *_, one in found]
     else:
-        solution = best(cluster, batch, SYNC, size, most_workers=1)
+        solution = best(cluster, batch, SYNC, size, most_workers=None if in_streams else 1)
         seconds, chosen = solution.seconds, solution.local_batch_size
         counts = [share.micro_batches for share in solution.shares]
+        streams = tuple(share.workers for share in solution.shares)
         compared = [one for one in sizes if batch % one == 0 and batch // one >= len(counts)]
     return Solved(
-        size=chosen, counts=tuple(counts), seconds=seconds, sizes=tuple(compared), even=min(even, default=None)
+        size=chosen,
+        counts=tuple(counts),
+        seconds=seconds,
+        streams=streams,
+        sizes=tuple(compared),
+        even=min(even, default=None),
     )
 
 
-def _seconds(cluster: Cluster, batch: int, size: int, shares: Sequence[int]) -> float | None:
-    """Of an iteration, if the batch can be shared out so."""
+def _taken(
+    cluster: Cluster, batch: int, size: int, shares: Sequence[int], in_streams: bool
+) -> tuple[float, tuple[int, ...]] | None:
+    """Seconds of an iteration and the streams of each replica, if the batch can be shared out so."""
     if batch % (size * sum(shares)) or size not in cluster.measured:
         return None
     each, counts = batch // size // sum(shares), iter(shares)
-    return max(
-        paces(cluster, server, size, SYNC)[0].seconds(each * next(counts) - 1)
-        for server in cluster.servers
-        for _ in range(server.gpus)
-    )
+    ways = []
+    for server in cluster.servers:
+        by_streams = paces(cluster, server, size, SYNC)[: None if in_streams else 1]
+        for _ in range(server.gpus):
+            count = each * next(counts)
+            of_count = [
+                (pace.seconds(count // streams - 1), streams)
+                for streams, pace in enumerate(by_streams, 1)
+                if count % streams == 0
+            ]
+            ways.append(min(of_count))
+    return max(seconds for seconds, _ in ways), tuple(streams for _, streams in ways)
 
 
-def _by_size(profile: LayerProfile, model: str) -> dict[int, MeasuredGpu]:
-    """Of several hosts the first one; with one worker, whatever memory has room for."""
+def _by_size(profile: LayerProfile, model: str, in_streams: bool) -> dict[int, MeasuredGpu]:
+    """Of several hosts the first one; with one worker, whatever memory has room for, or as many as were measured."""
     found: dict[int, MeasuredGpu] = {}
     for steps in profile.steps:
         if steps.model == model and steps.times and steps.times[0].workers == 1:
-            found.setdefault(steps.micro_batch_size, _measured(profile.gpu, steps))
+            found.setdefault(steps.micro_batch_size, _measured(profile.gpu, steps, in_streams))
     return found
 
 
-def _measured(gpu: str, steps: Steps) -> MeasuredGpu:
+def _measured(gpu: str, steps: Steps, in_streams: bool) -> MeasuredGpu:
     known = []
     for times in steps.times:
         every = {one.name: getattr(times, one.name) for one in fields(times) if one.name != "workers"}
         known.append(step_of(times.workers, {name: ms for name, ms in every.items() if ms is not None}))
-    return MeasuredGpu(gpu, steps.micro_batch_size, 1, tuple(known))
+    most = min(steps.most_workers or 1, steps.times[-1].workers) if in_streams else 1
+    return MeasuredGpu(gpu, steps.micro_batch_size, most, tuple(known))
 
 
 def _all_reduces(profile: LayerProfile, where: str, latency_us: float, ranks: int) -> tuple[tuple[float, float], ...]:

@@ -19,7 +19,7 @@ from fasop.costs.calibration import Calibration
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
 from fasop.costs.layers import Basis
-from fasop.costs.memory import GIB, Amount, StageMemory, chunks_in_flight, stage_memory
+from fasop.costs.memory import GIB, Amount, StageMemory, chunks_in_flight, memory_of_streams, stage_memory
 from fasop.costs.network.placement import place
 from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError
@@ -226,6 +226,8 @@ def _stages(
 ) -> list[Stage]:
     """`on` are the nodes of each stage, `trainings` have its sizes."""
     parallel, layers = plan.training.parallel, plan.partition.layers
+    if plan.training.in_streams:
+        return [_in_streams(plan, events, durations)]
     holds = plan.training.blocks.contents(layers)
     return [
         Stage(
@@ -240,6 +242,27 @@ def _stages(
         )
         for number, (nodes, training) in enumerate(zip(on, trainings, strict=True))
     ]
+
+
+def _in_streams(plan: PlacedTraining, events: Sequence[Event], durations: Durations) -> Stage:
+    """The one stage of a plan with several streams, with the memory of the replica that has least left of it."""
+    layers, training = plan.partition.layers, plan.training
+    on = [node for node in plan.nodes for _ in range(node.gpus)]
+    found = []
+    for streams, gib in {*zip(training.parallel.streams_of, [node.gpu.memory_gib for node in on], strict=True)}:
+        memory = memory_of_streams(_memory(training, layers, 0, streams, 1), streams)
+        found.append((gib - memory.of(sum(layers)) / GIB, gib, memory))
+    _, limit_gib, memory = min(found, key=lambda row: row[:2])
+    return Stage(
+        layers=tuple(layers),
+        holds=tuple(training.blocks.contents(layers)),
+        groups=tuple(dict.fromkeys(node.name for node in on)),
+        gpus=tuple(dict.fromkeys(node.gpu.name for node in on)),
+        terms=terms(events, durations.embedding),
+        times=durations.times[0],
+        memory=memory,
+        limit_gib=limit_gib,
+    )
 
 
 def _versions(parallel: Parallel, stage: int) -> int:

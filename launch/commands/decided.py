@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import gcd
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,13 @@ from conf.compose import to_experiment, to_object, with_known_keys
 from conf.errors import ConfigError
 from conf.schema.experiment import Experiment
 from conf.schema.parallel import AUTO, Parallel
-from conf.schema.partition import Shares
+from conf.schema.partition import Shares, in_runs
 
 if TYPE_CHECKING:
     from fasop.search.batch_division import Division
     from fasop.shares.public_files import Cluster
 
-KEYS = ("micro_batch_size", "shares")
+KEYS = ("micro_batch_size", "shares", "streams")
 
 
 def decided(cfg: DictConfig, words: Sequence[str] | None = None) -> tuple[Experiment, str | None]:
@@ -39,6 +40,8 @@ def decided(cfg: DictConfig, words: Sequence[str] | None = None) -> tuple[Experi
         tried = known.copy()
         for key, value in values.items():
             tried.parallel[key] = value
+        if "streams" in undecided.undecided:
+            tried.parallel.streams = None
         try:
             experiment = to_experiment(tried)
         except ConfigError as error:  # such as a rule for micro-batches of 1
@@ -53,12 +56,37 @@ def decided(cfg: DictConfig, words: Sequence[str] | None = None) -> tuple[Experi
             f"{size}, one or more for each of {undecided.layout.replicas[0]} replicas; use a larger batch, or fewer "
             "replicas (parallel.data)"
         )
-    cluster = measured_cluster(experiment)
-    division = best_division(experiment, undecided) if cluster is None else _of_steps(cluster, experiment, undecided)
+    in_streams = "streams" in undecided.undecided
+    cluster = measured_cluster(experiment, in_streams)
+    if cluster is not None:
+        division, told = _of_steps(cluster, experiment, undecided), "; times are those of IIDP's performance model"
+    else:
+        division = best_division(experiment, undecided)
+        division, told = _with_streams(experiment, undecided, division) if in_streams else (division, "")
     for key, value in division.values.items():
         known.parallel[key] = value
-    of_model = "" if cluster is None else "; times are those of IIDP's performance model"
-    return to_experiment(known), f"{keys}: {division}{of_model}"
+    return to_experiment(known), f"{keys}: {division}{told}"
+
+
+def _with_streams(experiment: Experiment, undecided: Parallel, alone: Division) -> tuple[Division, str]:
+    """What takes least with several streams, if that is less than `alone`, with one; and in words how they compare."""
+    from fasop.shares.own_streams import best_in_streams
+
+    found = best_in_streams(experiment, undecided)
+    if found is None:
+        return replace(alone, values={**alone.values, "streams": None}), "; no streams were measured to gain anything"
+    told = f"{found.seconds * 1e3:.1f} ms with parallel.streams={found.streams}"
+    if found.seconds >= alone.seconds:
+        return replace(alone, values={**alone.values, "streams": None}), f"; at best it would take {told}"
+    chosen = {"micro_batch_size": found.micro_batch_size, "shares": found.shares, "streams": found.streams}
+    division = replace(
+        alone,
+        values={key: chosen[key] for key in undecided.undecided},
+        seconds=found.seconds,
+        sizes=tuple(sorted({*alone.sizes, *found.sizes})) if alone.sizes else (),
+        basis=max(alone.basis, found.basis),
+    )
+    return division, f"; one stream on each GPU would take {alone.seconds * 1e3:.1f} ms at best"
 
 
 def _of_steps(cluster: Cluster, experiment: Experiment, undecided: Parallel) -> Division:
@@ -72,12 +100,13 @@ def _of_steps(cluster: Cluster, experiment: Experiment, undecided: Parallel) -> 
     shares = None
     if "shares" not in keys:
         shares = Shares.parse(given.shares).numbers if given.shares else (1,) * given.layout.replicas[0]
-    found = solved(cluster, given.global_batch_size, size, shares)
+    found = solved(cluster, given.global_batch_size, size, shares, in_streams="streams" in keys)
     common = gcd(*found.counts)
     counts = Shares(tuple(count // common for count in found.counts))
     chosen: dict[str, int | str | None] = {
         "micro_batch_size": found.size,
         "shares": None if len({*counts.numbers}) == 1 else str(counts),
+        "streams": None if max(found.streams) == 1 else in_runs(found.streams, "-"),
     }
     return Division(
         values={key: chosen[key] for key in keys},

@@ -23,6 +23,7 @@ from conf.schema.links import FILE
 from conf.schema.model import Family
 from fasop.costs.doubts import profile_doubts
 from fasop.costs.profile import LayerProfile, Links, name_of, profile_path
+from launch.commands import writing
 from launch.control.dry_run import dry_run_text
 from launch.control.follow import interruptible, stopped_if_interrupted
 from launch.control.short_job import end, short_job, wait
@@ -35,7 +36,7 @@ from launch.profile import graphs, pair_links
 from launch.profile.arguments import Arguments, check_free, parse
 from launch.profile.files import write
 from launch.profile.findings import Found, merged, read_found, too_large, unsettled
-from launch.profile.times_table import tables
+from launch.profile.times_table import steps_table, tables
 from launch.screen.table import print_table
 from megatron_ext.contract.worker import PROFILE
 
@@ -67,6 +68,7 @@ KEY and --config-dir DIR are those of 'tdpp launch'; of parallel nothing counts.
   profile=NAME           keep it under this name (the GPU's key in cluster.gpus; of several NAME_KEY)
   profile=FILE.yaml      write this file, where tdpp is installed for others, too (of several FILE_KEY.yaml)
   links=FILE.yaml        write links between the node groups as a table: cluster.links_file=FILE.yaml uses it
+  page=FILE              a page: gradient buckets, and what streams gain
   graph_output=FILE      write the model as a graph.txt of PipeDream's, with the times of the largest micro-batch (of
                          several types of GPU FILE_KEY)
   add=true               into a file that is there; the same sizes and number format are replaced
@@ -74,6 +76,8 @@ KEY and --config-dir DIR are those of 'tdpp launch'; of parallel nothing counts.
   tensor_sizes=1,2       (all powers of two that the nodes and the model's heads allow; on a CPU 1 and 2)
   micro_batches=1,2,4    (1,2,4,8; what does not fit is left out)
   micro_batches=32+      from 32 on, twice as many each time, up to the most that memory has room for: found by trying
+  streams=1,2,4          train the whole model in so many copies on a GPU, too, as far as memory has room: what streams
+                         gain, and the most of them by micro-batch (parallel.streams)
   seconds=N              at most, for each tensor size and micro-batch (10)
   wait_min=N             give up when not all nodes have started after so many minutes (10)
   dry_run=true           print what would be submitted
@@ -109,6 +113,8 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
         check_free(name, arguments)
     if arguments.links is not None:
         pair_links.check_free(arguments.links, arguments)
+    if arguments.page is not None:
+        writing.check_writable(arguments.page)
     if arguments.graph_output is not None:
         graphs.check_free(graphs.files(arguments.graph_output, [*job.names]).values(), arguments)
     with interruptible():
@@ -127,6 +133,12 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
         for file in graphs.write(arguments.graph_output, job.experiment, profiles):
             print(f"written: {file}; 'tdpp search graph={file}' divides it")
     _tell_pairs(found, arguments, comment)
+    if arguments.page is not None:
+        from reports.pages.profile_page import render  # few ask for it, and plotly is slow to import
+
+        named = {job.names[gpu]: profile for gpu, profile in profiles.items()}
+        writing.write(arguments.page, render(f"tdpp profile {shlex.join(argv)}", named))
+        print(arguments.page)
     return 0
 
 
@@ -171,29 +183,40 @@ def prepare(arguments: Arguments) -> Job:
         raise LaunchError(
             f"executor.rehearse={experiment.executor.rehearse}: a rehearsal measures nothing; leave it out"
         )
-    if arguments.room_from is not None and 1 not in tensor_sizes:
-        raise LaunchError(f"micro_batches={arguments.room_from}+ tries the whole model on a GPU: add 1 to tensor_sizes")
+    for word in _of_the_whole(arguments) if 1 not in tensor_sizes else ():
+        raise LaunchError(f"{word} tries the whole model on a GPU: add 1 to tensor_sizes")
     points = len(tensor_sizes) * (len(arguments.micro_batches) if arguments.room_from is None else DOUBLINGS)
     room_s = 0 if arguments.room_from is None else ROOM_S
-    run_min = math.ceil((points * (BUILD_S + 2 * arguments.seconds) + LINKS_S + room_s) / 60)
+    sizes = points // len(tensor_sizes)
+    steps_s = math.ceil(sizes * len(arguments.streams) * (BUILD_S + 2 * arguments.seconds))
+    waits_s = max(PATIENCE_S, room_s + steps_s)
+    run_min = math.ceil((points * (BUILD_S + 2 * arguments.seconds) + LINKS_S + room_s + steps_s) / 60)
     request = {
         "padded_vocab_sizes": {str(one): 0 if model.measured else model.padded_vocab(one) for one in tensor_sizes},
         "micro_batch_sizes": arguments.micro_batches,
         "seconds": arguments.seconds,
     }
-    if arguments.room_from is not None:
+    if any(_of_the_whole(arguments)):
         memory = {name: int(cluster.gpus[group.gpu].memory_gib * 2**30) for name, group in cluster.groups.items()}
-        request |= {"room_from": arguments.room_from, "memory_bytes": memory}
+        request |= {"room_from": arguments.room_from, "memory_bytes": memory, "streams": arguments.streams}
     environment = {**experiment.cluster.environment, PROFILE: json.dumps(request, separators=(",", ":"))}
     with_request = replace(
         experiment,
         cluster=replace(experiment.cluster, environment=environment),
-        train=replace(experiment.train, comm_timeout_s=max(PATIENCE_S, room_s, experiment.train.comm_timeout_s)),
+        train=replace(experiment.train, comm_timeout_s=max(waits_s, experiment.train.comm_timeout_s)),
     )
     gpus = list(dict.fromkeys(group.gpu for group in cluster.groups.values()))
     wanted = arguments.profile
     names = {gpu: gpu if wanted is None else name_of(wanted, gpu, alone=len(gpus) == 1) for gpu in gpus}
     return Job(experiment=short_job(with_request, FOLDER, arguments.wait_min, run_min), run_min=run_min, names=names)
+
+
+def _of_the_whole(arguments: Arguments) -> Iterator[str]:
+    """The words that have whole models trained on a GPU."""
+    if arguments.room_from is not None:
+        yield f"micro_batches={arguments.room_from}+"
+    if arguments.streams:
+        yield f"streams={','.join(map(str, arguments.streams))}"
 
 
 def _count(cfg: DictConfig) -> None:
@@ -292,6 +315,10 @@ def _print_profile(name: str, profile: LayerProfile, groups: Sequence[str]) -> N
     for what, table in tables(profile):
         print(f"{profile.gpu} ({profile.device or 'device unknown'}), {what}: forward + backward")
         print_table(*table)
+    if any(steps.precision is not None for steps in profile.steps):
+        how = "" if "cuda" in profile.versions else "; on a CPU they are threads, which share its cores"
+        print(f"{profile.gpu}, streams: whole steps with so many copies of the model on one rank{how}")
+        print_table(*steps_table(profile))
     for precision, nanoseconds in profile.optimizer_ns_per_parameter.items():
         print(f"optimizer, {precision}: {nanoseconds:g} ns a parameter")
     for room in profile.room:

@@ -10,6 +10,7 @@ from typing import Any
 from conf.reading.values import Reader, above_0, flag, name_of, one_of, own_words, path, several, whole
 from conf.reading.writable import why_not_kept
 from conf.schema.experiment import Precision
+from conf.schema.gpu_streams import MOST
 from fasop.costs.profile import profile_path
 from launch.errors import LaunchError
 
@@ -35,12 +36,16 @@ class Arguments:
     micro_batches: tuple[int, ...] = MICRO_BATCHES
     room_from: int | None = None
     """The micro-batch from which on larger ones are tried until memory has no room."""
+    streams: tuple[int, ...] = ()
+    """Copies of the whole model on a GPU that are tried; empty: none are."""
     seconds: float = 10.0
     """At most, of passes for a tensor size and micro-batch."""
     wait_min: float = 10.0
     profile: str | None = None
     links: Path | None = None
     """Where the table of links between node groups is written."""
+    page: Path | None = None
+    """Where gradient buckets and streams are drawn."""
     graph_output: Path | None = None
     """Where the model is written as a graph.txt."""
     overwrite: bool = False
@@ -85,6 +90,8 @@ def parse(argv: Sequence[str]) -> Arguments:
         raise LaunchError(
             f"{overrides[0]}: import=DIR and export=DIR take profile=NAME, add=true and overwrite=true only"
         )
+    if arguments.page is not None and (of_import or folders or "export" in own):
+        raise LaunchError(f"page={arguments.page}: it shows what is measured; leave out import=… and export=…")
     if arguments.overwrite and arguments.add:
         raise LaunchError("overwrite=true and add=true: a file is either replaced or added to; leave out one of them")
     return arguments
@@ -141,14 +148,24 @@ def _micro_batches(text: str) -> tuple[tuple[int, ...], int | None]:
     return (first,), first
 
 
+def _streams(text: str) -> tuple[int, ...]:
+    """With one stream, which the gain of others is told by."""
+    found = tuple(sorted({1, *_sizes(text)}))
+    if found[-1] > MOST:
+        raise ValueError(f"must be at most {MOST}")
+    return found
+
+
 WORDS: Mapping[str, Reader[Any]] = {
     "tensor_sizes": _sizes,
     "micro_batches": _micro_batches,
+    "streams": _streams,
     "seconds": above_0,
     "wait_min": above_0,
     "profile": several(name_of("profile")),
     "export": path,
     "links": path,
+    "page": path,
     "graph_output": path,
     "overwrite": flag,
     "add": flag,

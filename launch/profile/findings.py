@@ -11,7 +11,7 @@ from typing import Any
 
 from conf.blocks_of_module import digest_of
 from conf.run_folder.rundir import RunDir
-from conf.schema.experiment import Experiment, Model
+from conf.schema.experiment import Experiment, Model, Precision
 from fasop.costs.profile import (
     Cost,
     LayerProfile,
@@ -23,7 +23,7 @@ from fasop.costs.profile import (
     SequenceBytes,
     Shape,
 )
-from fasop.costs.steps import Room
+from fasop.costs.steps import Room, Steps, StepTimes
 from launch.errors import LaunchError
 from launch.profile.link_fit import all_reduce_times, p2p_times, rounded
 
@@ -107,6 +107,7 @@ def merged(found: Found, gpu: str, source: str, date: str) -> LayerProfile:
         within=_links(found, gpu, between=False),
         between=_links(found, gpu, between=True),
         room=[Room(model=model.name, precision=precision, micro_batch_size=min(rooms))] if rooms else [],
+        steps=_steps(ranks, model.name, precision),
         buckets_mib={model.name: buckets(gradients)} if gradients else {},
     )
 
@@ -121,6 +122,31 @@ def buckets(gradients: Sequence[tuple[str, int]]) -> list[float]:
             found.append(rounded(size / 2**20))
             size = 0
     return found
+
+
+def _steps(ranks: Sequence[Mapping[str, Any]], model: str, precision: Precision) -> list[Steps]:
+    """By host, medians over its ranks; of streams as many as all of them have room for."""
+    by_place: dict[tuple[int, str], list[Sequence[Mapping[str, float]]]] = defaultdict(list)
+    memory: dict[str, int] = {}
+    for rank in ranks:
+        for step in rank.get("steps") or ():
+            by_place[step["micro_batch_size"], rank["host"]].append(step["times"])
+            if rank.get("memory_bytes") is not None:
+                memory[rank["host"]] = min(rank["memory_bytes"], memory.get(rank["host"], rank["memory_bytes"]))
+    found = []
+    for (size, host), alike in sorted(by_place.items()):
+        times = [_step_times(of_count) for of_count in zip(*alike, strict=False)]
+        if times:
+            most, bytes_ = times[-1].workers, memory.get(host)
+            steps = {"host": host, "micro_batch_size": size, "most_workers": most, "memory_bytes": bytes_}
+            found.append(Steps(model=model, precision=precision, times=times, **steps))
+    return found
+
+
+def _step_times(ranks: Sequence[Mapping[str, float]]) -> StepTimes:
+    parts = {part: statistics.median(rank[part] for rank in ranks) for part in (*WAYS, "update", "copy")}
+    every = {"total": sum(parts.values()), "data": 0.0, **parts}
+    return StepTimes(workers=int(ranks[0]["streams"]), **{part: rounded(ms) for part, ms in every.items()})
 
 
 def too_large(found: Found, gpu: str) -> list[str]:

@@ -23,6 +23,27 @@ def tables(profile: LayerProfile) -> list[tuple[str, Table]]:
     return found
 
 
+def steps_table(profile: LayerProfile) -> Table:
+    """Of the steps that this project measured: what several copies on a GPU take together, and gain."""
+    columns = ["model", "host", "micro", "precision", "streams", "pass ms", "adding up ms", "samples/s", "gain"]
+    rows = []
+    for steps in profile.steps:
+        if steps.precision is None:
+            continue
+        one = steps.times[0].forward + steps.times[0].backward
+        for times in steps.times:
+            took = times.forward + times.backward
+            rate = times.workers * steps.micro_batch_size / took * 1e3
+            gain = times.workers * one / took - 1
+            rows.append(
+                [
+                    *(str(steps.model), steps.host, str(steps.micro_batch_size), str(steps.precision)),
+                    *(str(times.workers), f"{took:g}", f"{times.copy:g}", f"{rate:,.4g}", f"{gain:+.1%}"),
+                ]
+            )
+    return columns, rows
+
+
 def _by_size(every: Sequence[ModelCosts]) -> Table:
     kinds = list(dict.fromkeys(kind for costs in every for kind in costs.parts))
     keeping = [kind for kind in kinds if kind not in SMALL]

@@ -9,7 +9,7 @@ module may change in a pass, are the first copy's when an iteration begins, as r
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -51,24 +51,37 @@ class Workers:
                     own.data = theirs.data
         self._schedule = schedule
         self._device = device
-        self._pool = ThreadPoolExecutor(len(workers) - 1, "worker")
+        self._pool = ThreadPoolExecutor(max(1, len(workers) - 1), "worker")
         on_gpu = device.type == "cuda"
         self._streams = [torch.cuda.Stream(device) for _ in workers[1:]] if on_gpu else []  # type: ignore[no-untyped-call]
 
     def run(self, micros: Mapping[int, Optional[Micro]], factor: Factor) -> Optional[Tensor]:
         """As `Executor.run`: workers take micro-batches in turn, and the first one gets the gradients of all."""
+        total = self.pass_all(micros, factor)
+        self.add_up()
+        return total
+
+    def pass_all(self, micros: Mapping[int, Optional[Micro]], factor: Factor) -> Optional[Tensor]:
+        """As `run`, but each worker keeps its gradients until `add_up`."""
         dealt = [list(micros.values())[number :: len(self._workers)] for number in range(len(self._workers))]
         self._begin()
         main = torch.cuda.current_stream(self._device) if self._streams else None
         others = [
             self._pool.submit(self._beside, number, main, held, factor) for number, held in enumerate(dealt) if number
         ]
-        losses = [self._pass(0, dealt[0], factor), *[other.result() for other in others]]
+        try:
+            losses = [self._pass(0, dealt[0], factor)]
+        finally:
+            wait(others)  # where one fails, nothing is under way any more
+        losses += [other.result() for other in others]
         for stream in self._streams:
             assert main is not None
             main.wait_stream(stream)
-        self._add_up()
         return torch.stack([loss for loss in losses if loss is not None]).sum()
+
+    def close(self) -> None:
+        """Ends its threads; nothing runs afterwards."""
+        self._pool.shutdown()
 
     @torch.no_grad()
     def _begin(self) -> None:
@@ -79,7 +92,8 @@ class Workers:
             to.gathered.zero_()
 
     @torch.no_grad()
-    def _add_up(self) -> None:
+    def add_up(self) -> None:
+        """Gives the first worker the gradients and running statistics of all."""
         (_, total, _), *rest = self._workers
         for _, flat, _ in rest:
             total.grad.add_(flat.grad)

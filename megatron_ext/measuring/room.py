@@ -54,6 +54,16 @@ def doubled(step: int, most: int) -> List[int]:
     return found + [most] * (most > found[-1])
 
 
+def needed_bytes(flat: FlatWeights, kept: Keeping, copies: int = 1) -> int:
+    """Of a rank that trains so many copies with these weights, each of which has gradients of its own and keeps as much
+    for its backward pass."""
+    weight, grad = flat.weight, flat.grad
+    kept.sizes.pop(weight.untyped_storage().data_ptr(), None)
+    master = 0 if weight.dtype == torch.float32 else 4
+    values = weight.nbytes + (ADAM_BYTES + master) * weight.numel()
+    return values + copies * (grad.nbytes + sum(kept.sizes.values()))
+
+
 class Room:
     """A rank that trains the whole model alone, with micro-batches of any size."""
 
@@ -116,11 +126,7 @@ class Room:
 
     def _require(self, kept: Keeping) -> None:
         """Raises MemoryError where the declared memory is too little."""
-        weight, grad = self._flat.weight, self._flat.grad
-        kept.sizes.pop(weight.untyped_storage().data_ptr(), None)
-        copy = 0 if weight.dtype == torch.float32 else 4
-        values = weight.nbytes + grad.nbytes + (ADAM_BYTES + copy) * weight.numel()
-        needed = values + sum(kept.sizes.values())
+        needed = needed_bytes(self._flat, kept)
         assert self._memory is not None
         if needed > self._memory:
             raise MemoryError(f"out of memory: {needed} bytes of {self._memory}")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from conf.run_folder.rundir import RunDir
 from fasop.tables.accuracy import Measured, MeasuredStage
+from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
 from reports.facts.breakdown import BACKWARD, FORWARD, LOSS, OPTIMIZER
 from reports.facts.frames import waiting_frame
@@ -42,7 +43,7 @@ def measure(run: RunDir) -> Measured:
     every = waiting_frame(known, timeline, figures)
     steady = every[every["iteration"].isin(figures.iterations[figures.steady])]
     times = steady.assign(
-        s=(steady["end_ns"] - steady["start_ns"]) / 1e9,
+        s=(steady["end_ns"] - steady["start_ns"]) / 1e9 / _passes_at_once(steady, plan),
         waited_s=steady["waiting_ns"] / 1e9,
     )
     return Measured(
@@ -53,6 +54,16 @@ def measure(run: RunDir) -> Measured:
         embedding=_together(times, EMBEDDING, ["dp", "tp"]),
         emulated=plan.rehearsal is not None,
     )
+
+
+def _passes_at_once(times: pd.DataFrame, plan: Plan) -> pd.Series:
+    """By event, how many micro-batches pass beside each other, of which one has events: those of a replica's streams
+    take as long as one of them together."""
+    if plan.streams is None:
+        return pd.Series(1, index=times.index)
+    streams = np.array(plan.streams)
+    passes = times["task"].isin([*FORWARD, LOSS, *BACKWARD])
+    return pd.Series(np.where(passes, streams[times["dp"].to_numpy()], 1), index=times.index)
 
 
 def _logged(name: str, elapsed_s: Sequence[float]) -> Measured:
@@ -108,7 +119,9 @@ def _stage(times: pd.DataFrame, stage: int, chunks: int) -> MeasuredStage:
 
 def _together(times: pd.DataFrame, task: str, group: list[str]) -> float:
     """Seconds of a collective once all ranks of its group have begun it: the median over iterations, of the slowest
-    group; 0 where it does not exist."""
+    group; 0 where it does not exist. Of several in an iteration, such as one for each bucket, the sum."""
     some = times[times["task"] == task]
-    taken = (some["s"] - some["waited_s"]).groupby([some[key] for key in ("iteration", *group)]).min()
+    turn = some.groupby(["iteration", "rank"]).cumcount()
+    each = (some["s"] - some["waited_s"]).groupby([*(some[key] for key in ("iteration", *group)), turn]).min()
+    taken = each.groupby(["iteration", *group]).sum()
     return float(taken.groupby(group).median().max()) if len(taken) else 0.0

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fasop.costs.layers import Basis
+from fasop.costs.stream_rates import StreamRates, stream_rates
 from fasop.costs.training import PlacedTraining
 from fasop.simulation.iteration import Durations
 from fasop.simulation.on_nodes import Nodes, handing_out, on_nodes
@@ -41,6 +42,12 @@ class Replicas:
         self.kinds = [tuple(groups[replica :: parallel.data]) for replica in range(parallel.data)]
         """By replica, the kind of node that has it, stage by stage: a tensor group lies in one node."""
         self._parallel = parallel
+        training = plan.training
+        self._rates = {
+            kind.name: stream_rates(kind.profile, training.model, training.precision, parallel.micro_batch_size)
+            for kind in (plan.kinds if training.in_streams else ())
+        }
+        """Of streams, by kind of node."""
         self._whole = _Lines(plan)
         """By the slowest GPU of each stage."""
         self._alone = {kind.name: _Lines(_all_of(plan, kind.name)) for kind in plan.kinds if self.unlike}
@@ -71,12 +78,24 @@ class Replicas:
         known = {kinds: _own(whole, [alone[kind] for kind in kinds]) for kinds in set(self.kinds)}
         return [known[kinds] for kinds in self.kinds]
 
+    def _in_streams(self, every: Sequence[Durations]) -> list[Durations]:
+        """The same of replicas with so many streams as the plan says."""
+        streams = self._parallel.streams_of
+        if not self._rates:
+            return list(every)
+        alike: dict[tuple[int, int, tuple[str, ...]], Durations] = {}
+        for durations, count, kinds in zip(every, streams, self.kinds, strict=True):
+            key = id(durations), count, kinds
+            alike.setdefault(key, in_streams(durations, count, self._rates[kinds[0]]))
+        keys = zip(map(id, every), streams, self.kinds, strict=True)
+        return [alike[key] for key in keys]
+
     def pipelines(self, layers: Sequence[int], schedule: Mapping[str, Any] | None = None) -> list[Pipeline]:
         """What they do and take, each kind of replica once, that of the first one first; `schedule` replaces the named
         one."""
         parallel = self._parallel
         alike: dict[tuple[int, int], list[int]] = {}
-        every, counts = self.of(layers), parallel.micro_batches_of
+        every, counts = self._in_streams(self.of(layers)), parallel.micro_batches_of
         for replica, (durations, count) in enumerate(zip(every, counts, strict=True)):
             alike.setdefault((id(durations), count), []).append(replica)
         return [
@@ -109,6 +128,23 @@ def _all_of(plan: PlacedTraining, kind: str) -> PlacedTraining:
     """With all nodes of one kind."""
     one = next(node for node in plan.nodes if node.name == kind)
     return replace(plan, nodes=[replace(one, name=node.name, gpus=node.gpus) for node in plan.nodes])
+
+
+def in_streams(one: Durations, streams: int, rates: StreamRates) -> Durations:
+    """Of a replica with so many streams on its GPU, each micro-batch its share of what they take together."""
+    rate = rates.rate(streams)
+    return replace(
+        one,
+        times=[
+            replace(
+                times,
+                forward=[seconds / rate for seconds in times.forward],
+                backward=[seconds / rate for seconds in times.backward],
+            )
+            for times in one.times
+        ],
+        optimizer=[step + (streams - 1) * rates.copy_s for step in one.optimizer],
+    )
 
 
 def _own(whole: Durations, own: Sequence[Durations]) -> Durations:

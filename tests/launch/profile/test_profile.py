@@ -21,6 +21,7 @@ from fasop.costs import profile as profiles
 from fasop.costs.measured_module import LOSS
 from fasop.costs.network.links import Link
 from fasop.costs.profile import read_profile
+from fasop.shares.public_folders import read_folders
 from fasop.simulation.predict import predict
 from launch.cli import main
 from launch.commands import profile
@@ -52,9 +53,22 @@ def test_this_machine_is_measured_and_a_search_reads_what_was_written(
 ) -> None:
     """Two nodes of two ranks: tensor groups and links within nodes, and links between them."""
     nodes = ("cluster.groups.local.count=2", "cluster.groups.local.gpus_per_node=2")
-    assert main(["profile", *SMALL, *nodes, "micro_batches=2", "seconds=0.02", "profile=mine"]) == 0
+    wanted = ("micro_batches=2", "streams=2", "seconds=0.02", "profile=mine", "page=page.html")
+    assert main(["profile", *SMALL, *nodes, *wanted]) == 0
     told = capsys.readouterr()
     written = read_profile("mine")
+    (steps,) = written.steps
+    assert (steps.model, steps.precision, steps.micro_batch_size, steps.most_workers) == ("tiny", Precision.fp32, 2, 2)
+    assert [times.workers for times in steps.times] == [1, 2]
+    assert "on a CPU they are threads" in told.out
+    assert "Gradient buckets of tiny" in (folder / "page.html").read_text()
+    assert main(["profile", "export=ours", "profile=mine"]) == 0
+    public = read_folders([Path("ours")])
+    assert {workers for *_, workers in public.steps} == {1, 2}
+    assert public.buckets == {"tiny": tuple(written.buckets_mib["tiny"])}
+    assert {where: len(points) for where, points in public.all_reduces.items()} == {"within": 3, "between": 3}
+    assert [limit.most_workers for limit in public.limits.values()] == [2]
+    capsys.readouterr()
     assert [(one.tensor, one.micro_batch_size) for one in written.costs] == [(1, 2), (2, 2)]
     alone, two = (one.layer for one in written.costs)
     assert two.activation_bytes is not None and alone.activation_bytes is not None

@@ -118,7 +118,7 @@ def test_two_profiles_that_say_different_things_are_not_exported_together(folder
         (["import=empty", "export=ours"], "empty: there is no profile of IIDP or JABAS in it"),
         (["import=nowhere", "profile=q"], "nowhere is not a folder of profiles of IIDP or JABAS"),
         (["import=theirs", "profile=a,b", "export=ours"], "profile=a,b: only export=DIR takes several"),
-        (["export=ours", "profile=cpu"], "profile cpu: has no steps of IIDP or JABAS"),
+        (["export=ours", "profile=cpu"], "profile cpu: has no steps, which 'tdpp profile streams=1,2"),
         (["export=ours", "profile=./none.yaml"], "there is no profile './none.yaml'"),
         (["import=theirs", "export=ours", "model=xl"], "model=xl: import=DIR and export=DIR take"),
         (["import=theirs/mem", "profile=./q.yaml"], "there are no steps"),

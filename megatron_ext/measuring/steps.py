@@ -1,0 +1,174 @@
+"""Whole training steps of a rank that has several copies of the model beside each other (`parallel.streams`).
+
+They are the engine's own: copies with one set of weights and a gradient buffer each, run by a thread each, on a GPU on
+a CUDA stream of its own. How many have room is found by trying, as in `megatron_ext.measuring.room`.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import replace
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from megatron_ext.contract.errors import is_out_of_memory
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.schedule.schedules import Action, schedule
+from megatron_ext.engine.executor import Chunk, Executor
+from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.engine.messages import Message
+from megatron_ext.engine.optimizer import DataGroup, Optimizer
+from megatron_ext.engine.pace import Pace
+from megatron_ext.engine.workers import Worker, Workers
+from megatron_ext.measuring.laps import Lap, Marks
+from megatron_ext.measuring.medians import LEAST, median
+from megatron_ext.measuring.passes import RELATIVE, Keeping
+from megatron_ext.measuring.room import needed_bytes
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.cut import cut_between
+from megatron_ext.tasks.families import task_of
+from megatron_ext.tasks.linear import WeightGradients
+from megatron_ext.tasks.stage import Stage
+from megatron_ext.tasks.task import DTYPES, Micro, Tensors
+from megatron_ext.timeline.recorder import Recorder
+
+FACTOR = 1e-3
+"""Of the loss: small, so that nothing overflows."""
+FORWARD, BACKWARD, COPY, UPDATE = "forward", "backward", "copy", "update"
+"""Parts of a step, by the names of a profile's `steps`. The forward pass is the first copy's, COPY adds up gradients,
+and the backward pass is the rest until all copies are done."""
+PARTS = (FORWARD, BACKWARD, COPY, UPDATE)
+WARM_UP = 2
+"""Steps that do not count; the first one makes the optimizer's values."""
+
+
+class Copies:
+    """A rank that trains the whole model alone, in as many copies as it is asked to."""
+
+    def __init__(self, plan: Plan, device: torch.device, memory_bytes: Optional[int]) -> None:
+        """`memory_bytes` is declared, for a device whose allocator does not say.
+
+        Raises what torch does where there is no room for the model itself.
+        """
+        self._plan = plan
+        self._device = device
+        self._memory = memory_bytes
+        self._task = task_of(replace(plan, recompute="none"))
+        self._first = self._stage()
+        self._first.initialise(1)
+        self._flat = FlatWeights(self._first.parameters_by_name(), DTYPES[plan.train.precision], device)
+        self._first.place(device, DTYPES[plan.train.precision])
+        self._copies = [(self._first, self._flat)]
+        self._optimizer = Optimizer(self._flat, plan.train, None, DataGroup(1, 0, None), False, [])
+        self._marks = Marks(device)
+        self._arrived: Dict[str, None] = {}
+        self._flat.tell(lambda name: self._arrived.setdefault(name))
+
+    def gradients(self) -> List[Tuple[str, int]]:
+        """Parameters and their numbers of values, in the order in which the first copy's last pass had their
+        gradients."""
+        return [(name, self._flat.parameters[name].numel()) for name in self._arrived]
+
+    def close(self) -> None:
+        self._marks.close()
+
+    def measured(self, batch: int, counts: Sequence[int], seconds: float) -> List[Dict[str, Any]]:
+        """For so many copies each, as far as there is room, with micro-batches of `batch` samples: the `streams` and,
+        in milliseconds, the parts of a step, in at most `seconds` for each; `counts` go upwards."""
+        found = []
+        for count in counts:
+            try:
+                found.append({"streams": count, **self._times(batch, count, seconds)})
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                break
+            finally:
+                self._marks.laps()
+                for _, flat in self._copies:
+                    flat.grad.zero_()
+                gc.collect()
+                if self._device.type == "cuda":
+                    torch.cuda.empty_cache()
+        return found
+
+    def _times(self, batch: int, count: int, seconds: float) -> Dict[str, float]:
+        source = torch.Generator().manual_seed(self._plan.train.seed)
+        micro = self._task.example(batch, source).to(self._device)
+        if self._memory is not None:
+            self._require(micro, count)
+        while len(self._copies) < count:
+            self._copies.append(self._copy())
+        workers = Workers([self._worker(number) for number in range(count)], self._actions, self._device)
+        try:
+            for _ in range(WARM_UP):
+                self._step(workers, micro, count)
+            self._marks.laps()
+            return self._timed(workers, micro, count, time.monotonic() + seconds)
+        finally:
+            workers.close()
+
+    def _timed(self, workers: Workers, micro: Micro, count: int, until: float) -> Dict[str, float]:
+        laps: Dict[str, List[Lap]] = {part: [] for part in PARTS}
+        while True:
+            self._step(workers, micro, count)
+            for part, lap in zip(PARTS, self._marks.laps()):
+                laps[part].append(lap)
+            found = {part: median([lap.ms for lap in of]) for part, of in laps.items()}
+            passes = found[FORWARD].value + found[BACKWARD].value
+            known = all(found[part].tight(passes, RELATIVE, RELATIVE) for part in (FORWARD, BACKWARD))
+            if (known and len(laps[FORWARD]) >= LEAST) or time.monotonic() > until:
+                return {part: one.value for part, one in found.items()}
+
+    def _step(self, workers: Workers, micro: Micro, count: int) -> None:
+        """Sets a mark at its beginning and at the end of each of its `PARTS`."""
+        self._arrived.clear()
+        self._marks.set()
+        workers.pass_all(dict.fromkeys(range(count), micro), FACTOR)  # the first copy's loss sets a mark
+        self._marks.set()
+        workers.add_up()
+        self._marks.set()
+        self._optimizer.step(Recorder(None))
+        self._marks.set()
+
+    def _require(self, micro: Micro, count: int) -> None:
+        """Raises MemoryError where the declared memory is too little."""
+        with Keeping() as kept:
+            values = {name: micro.inputs[name] for name in self._first.inputs}
+            self._task.loss(self._first(values), micro, TensorGroup())
+        needed = needed_bytes(self._flat, kept, count)
+        assert self._memory is not None
+        if needed > self._memory:
+            raise MemoryError(f"out of memory: {needed} bytes of {self._memory}")
+
+    def _stage(self) -> Stage:
+        (part,) = cut_between(self._task, [list(self._task.blocks)])
+        return Stage(self._task, part, TensorGroup(), {})
+
+    def _copy(self) -> Tuple[Stage, FlatWeights]:
+        stage, dtype = self._stage(), DTYPES[self._plan.train.precision]
+        stage.place(self._device, dtype)
+        return stage, FlatWeights(stage.parameters_by_name(), dtype, self._device, of=self._flat)
+
+    def _worker(self, number: int) -> Worker:
+        stage, flat = self._copies[number]
+        later = WeightGradients(flat.add, flat.add_rows)
+        stage.put_off(later, stage.shared, flat.adds)
+        nothing = Message([], self._device)
+        pace = Pace(self._device, self._plan.train.comm_timeout_s)
+        loss = self._loss if number else self._marked_loss
+        return Worker(Executor([Chunk(stage, nothing, nothing)], {}, later, Recorder(None), loss, pace), flat, stage)
+
+    def _loss(self, left: Tensors, micro: Micro) -> Tensor:
+        return self._task.loss(left, micro, TensorGroup())
+
+    def _marked_loss(self, left: Tensors, micro: Micro) -> Tensor:
+        loss = self._loss(left, micro)
+        self._marks.set()
+        return loss
+
+    def _actions(self, micro_batches: int) -> Sequence[Action]:
+        return schedule(self._plan.schedule, 1, 1, micro_batches)[0]

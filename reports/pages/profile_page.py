@@ -1,0 +1,75 @@
+"""The page of what was measured of a model: its gradient buckets, and what several streams on a GPU gain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from html import escape
+
+import pandas as pd
+from plotly import graph_objects as go
+
+from fasop.costs.profile import LayerProfile
+from reports.figures.chart import lines
+from reports.figures.embed import embedded, page_with_figures
+from reports.figures.page import table
+from reports.figures.template import SERIES, figure
+
+
+def render(command: str, profiles: Mapping[str, LayerProfile]) -> str:
+    """The page, as HTML.
+
+    Args:
+        profiles: by their names, of one job.
+    """
+    body = [
+        f'<header><p class="crumbs">tdpp profile</p><h1>{escape(", ".join(profiles))}</h1></header><main>',
+        f'<section><pre class="command">{escape(command)}</pre></section>',
+        *(part for name, profile in profiles.items() for part in _sections(name, profile)),
+        "</main>",
+    ]
+    return page_with_figures("Profile – tdpp", "\n".join(body))
+
+
+def _sections(name: str, profile: LayerProfile) -> Iterator[str]:
+    device = profile.device or "device not told"
+    yield f"<section><h2>{escape(name)}: {escape(profile.gpu)} ({escape(device)})</h2>"
+    for model, sizes in profile.buckets_mib.items():
+        shown = embedded(drawn_buckets(model, sizes), f"Gradient buckets of {model}")
+        rows = [(str(number), f"{size:,.4g}") for number, size in enumerate(sizes)]
+        every = f"<details><summary>All buckets</summary>{table(('bucket', 'MiB'), rows)}</details>"
+        yield shown + every
+    drawn = list(_rates(profile))
+    if drawn:
+        chart = lines(drawn, x_title="streams", title="Samples a second", from_zero=True)
+        on_cpu = "" if "cuda" in profile.versions else "<p>On a CPU streams are threads, which share its cores.</p>"
+        yield embedded(chart, "Samples a second by streams on a rank") + on_cpu
+    if not (drawn or profile.buckets_mib):
+        yield "<p>Neither gradient buckets nor streams were measured: give streams=1,2,4 or micro_batches=32+.</p>"
+    yield "</section>"
+
+
+def drawn_buckets(model: str, sizes: list[float]) -> go.Figure:
+    """Their sizes, in the order in which the backward pass completes them."""
+    made = figure(title=escape(f"Gradient buckets of {model}, in the order of the backward pass"))
+    made.add_bar(
+        x=list(range(len(sizes))),
+        y=sizes,
+        marker={"color": SERIES[0]},
+        hovertemplate="bucket %{x}: %{y:,.4g} MiB<extra></extra>",
+    )
+    made.update_xaxes(title_text="bucket")
+    made.update_yaxes(title_text="MiB", rangemode="tozero")
+    return made
+
+
+def _rates(profile: LayerProfile) -> Iterator[pd.Series]:
+    """Samples a second over streams, for every micro-batch and host."""
+    for steps in profile.steps:
+        if steps.precision is None:
+            continue
+        rates = {
+            times.workers: times.workers * steps.micro_batch_size / (times.forward + times.backward) * 1e3
+            for times in steps.times
+        }
+        name = f"{steps.model}, micro-batch {steps.micro_batch_size} in {steps.precision}, {steps.host}"
+        yield pd.Series(rates, name=name)
