@@ -7,14 +7,13 @@ of streams that divides k and takes least; which k each replica takes is solved 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
 import numpy as np
 
 from conf.errors import ConfigError
-from conf.schema.experiment import Experiment
 from conf.schema.parallel import AUTO, Parallel
 from conf.schema.partition import Shares, in_runs
 from fasop.costs.arrays import Floats
@@ -23,7 +22,7 @@ from fasop.costs.stream_rates import stream_rates
 from fasop.costs.training import PlacedTraining
 from fasop.shares.solver import Units, least_time
 from fasop.simulation.iteration import Durations
-from fasop.simulation.predict import planned, predict_plan
+from fasop.simulation.predict import predict_plan
 from fasop.simulation.ranks.replicas import Replicas, in_streams
 from fasop.simulation.ranks.shares import Replica
 
@@ -46,29 +45,27 @@ class InStreams:
     basis: Basis
 
 
-def best_in_streams(experiment: Experiment, undecided: Parallel) -> InStreams | None:
+def best_in_streams(
+    placed: PlacedTraining, undecided: Parallel, check: Callable[[Parallel], object] = lambda _: None
+) -> InStreams | None:
     """None where no measurement says that several streams gain anything.
 
     Args:
-        experiment: a data parallel plan with values for the open keys that keep all rules.
-        undecided: the plan as it was given.
-
-    Raises:
-        ConfigError: a profile cannot be read.
-        SearchError: a profile does not know the model.
+        placed: with a data parallel plan that has values for all keys.
+        undecided: which of micro-batch size and shares are open (`auto`), and the values of others.
+        check: raises ConfigError for a plan that breaks a rule.
     """
-    placed = planned(experiment)
     open_shares = undecided.shares == AUTO
     found = []
     for size in _sizes(placed, undecided):
-        total, parallel = undecided.global_batch_size // size, experiment.parallel
+        total, parallel = undecided.global_batch_size // size, placed.training.parallel
         if undecided.global_batch_size % size or not parallel.data <= total <= MOST_MICRO_BATCHES:
             continue
         even = None if total % parallel.data == 0 else str(Shares.even(total, parallel.data))
         shares = even if open_shares else undecided.shares
         try:
             parallel = replace(parallel, micro_batch_size=size, shares=shares, streams=None)
-            replace(experiment, parallel=parallel)
+            check(parallel)
         except ConfigError:  # shares that do not divide so many micro-batches, too few values for a batch norm
             continue
         one = replace(placed, training=replace(placed.training, parallel=parallel, in_streams=True))

@@ -71,8 +71,9 @@ def decided(cfg: DictConfig, words: Sequence[str] | None = None) -> tuple[Experi
 def _with_streams(experiment: Experiment, undecided: Parallel, alone: Division) -> tuple[Division, str]:
     """What takes least with several streams, if that is less than `alone`, with one; and in words how they compare."""
     from fasop.shares.own_streams import best_in_streams
+    from fasop.simulation.predict import planned
 
-    found = best_in_streams(experiment, undecided)
+    found = best_in_streams(planned(experiment), undecided, lambda parallel: replace(experiment, parallel=parallel))
     if found is None:
         return replace(alone, values={**alone.values, "streams": None}), "; no streams were measured to gain anything"
     told = f"{found.seconds * 1e3:.1f} ms with parallel.streams={found.streams}"

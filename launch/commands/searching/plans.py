@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from conf.schema.parallel import AUTO
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments
 from launch.commands.writing import plan_path, write
@@ -55,6 +57,8 @@ def rank(args: Arguments, command: str) -> int:
     for note in outcome.notes:
         print(f"({note})", file=sys.stderr)
     print(*outcome.summary, sep="\n", file=sys.stderr)
+    if (line := in_streams(plans)) is not None:
+        print(line, file=sys.stderr)
     if args.explain is not None:
         explain(args.explain, plans[args.explain - 1])
     if args.csv is not None:
@@ -69,6 +73,27 @@ def rank(args: Arguments, command: str) -> int:
         write(path, plan_yaml(plans[0], command))
         print(f"parallel={args.plan} is the first of them ({path}): 'tdpp launch … parallel={args.plan}' runs it")
     return 0
+
+
+def in_streams(plans: Sequence[Plan]) -> str | None:
+    """What several streams on a GPU would make of the first data parallel plan, where a profile measured that they gain
+    something."""
+    from fasop.shares.own_streams import best_in_streams
+
+    for row, plan in enumerate(plans, 1):
+        parallel = plan.parallel
+        if not (parallel.world_size == parallel.data and parallel.alike) or plan.training.megatron_lm:
+            continue
+        found = best_in_streams(plan, replace(parallel, micro_batch_size=AUTO, shares=AUTO))
+        if found is None or found.seconds >= plan.total:
+            return None
+        shares = "null" if found.shares is None else found.shares
+        return (
+            f"(row {row} with several streams on a GPU, as measured: {found.seconds * 1e3:.1f} ms instead of "
+            f"{plan.total * 1e3:.1f} with parallel.micro_batch_size={found.micro_batch_size} parallel.shares={shares} "
+            f"parallel.streams={found.streams})"
+        )
+    return None
 
 
 def explain(row: int, plan: Plan) -> None:

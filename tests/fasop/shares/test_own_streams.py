@@ -17,6 +17,7 @@ from fasop.costs.profile import read_profile
 from fasop.costs.profile_text import profile_text
 from fasop.costs.steps import Steps, StepTimes
 from fasop.simulation.predict import predict
+from launch.cli import main
 from launch.commands.decided import decided
 from tests.fasop.search.test_batch_division import CLUSTER, compositions
 
@@ -108,3 +109,16 @@ def test_further_streams_take_memory_for_gradients_and_activations(words: list[s
     assert three["gradients"] == pytest.approx(3 * one["gradients"])
     assert three["activations"] == pytest.approx(3 * one["activations"])
     assert (three["weights"], three["optimizer"]) == (one["weights"], one["optimizer"])
+
+
+def test_a_search_says_what_streams_would_gain(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    of_plan = (
+        "parallel.tensor=",
+        "parallel.pipeline=",
+        "parallel.data=",
+        "parallel.partition=",
+        "executor",
+        "runs_dir",
+    )
+    assert main(["search", *(word for word in words if not word.startswith(of_plan)), "top=20"]) == 0
+    assert "with several streams on a GPU, as measured: " in capsys.readouterr().err
