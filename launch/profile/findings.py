@@ -137,9 +137,17 @@ def _steps(ranks: Sequence[Mapping[str, Any]], model: str, precision: Precision)
     for (size, host), alike in sorted(by_place.items()):
         times = [_step_times(of_count) for of_count in zip(*alike, strict=False)]
         if times:
-            most, bytes_ = times[-1].workers, memory.get(host)
-            steps = {"host": host, "micro_batch_size": size, "most_workers": most, "memory_bytes": bytes_}
-            found.append(Steps(model=model, precision=precision, times=times, **steps))
+            found.append(
+                Steps(
+                    model=model,
+                    precision=precision,
+                    host=host,
+                    micro_batch_size=size,
+                    most_workers=times[-1].workers,
+                    memory_bytes=memory.get(host),
+                    times=times,
+                )
+            )
     return found
 
 

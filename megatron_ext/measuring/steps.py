@@ -158,9 +158,10 @@ class Copies:
         later = WeightGradients(flat.add, flat.add_rows)
         stage.put_off(later, stage.shared, flat.adds)
         nothing = Message([], self._device)
+        chunks = [Chunk(stage, nothing, nothing)]
         pace = Pace(self._device, self._plan.train.comm_timeout_s)
         loss = self._loss if number else self._marked_loss
-        return Worker(Executor([Chunk(stage, nothing, nothing)], {}, later, Recorder(None), loss, pace), flat, stage)
+        return Worker(Executor(lambda *_: chunks, {}, later, Recorder(None), loss, pace), flat, stage)
 
     def _loss(self, left: Tensors, micro: Micro) -> Tensor:
         return self._task.loss(left, micro, TensorGroup())

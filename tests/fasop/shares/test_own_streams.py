@@ -112,13 +112,6 @@ def test_further_streams_take_memory_for_gradients_and_activations(words: list[s
 
 
 def test_a_search_says_what_streams_would_gain(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    of_plan = (
-        "parallel.tensor=",
-        "parallel.pipeline=",
-        "parallel.data=",
-        "parallel.partition=",
-        "executor",
-        "runs_dir",
-    )
+    of_plan = (*(f"parallel.{key}=" for key in ("tensor", "pipeline", "data", "partition")), "executor", "runs_dir")
     assert main(["search", *(word for word in words if not word.startswith(of_plan)), "top=20"]) == 0
     assert "with several streams on a GPU, as measured: " in capsys.readouterr().err
