@@ -84,7 +84,7 @@ def in_streams(plans: Sequence[Plan]) -> str | None:
         parallel = plan.parallel
         if not (parallel.world_size == parallel.data and parallel.alike) or plan.training.megatron_lm:
             continue
-        found = best_in_streams(plan, replace(parallel, micro_batch_size=AUTO, shares=AUTO))
+        found = best_in_streams(plan, replace(parallel, micro_batch_size=AUTO, shares=AUTO))  # type: ignore[arg-type]
         if found is None or found.seconds >= plan.total:
             return None
         shares = "null" if found.shares is None else found.shares

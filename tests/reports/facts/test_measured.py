@@ -17,7 +17,7 @@ BUCKETS = [  # rank, seconds and how much of them waiting, of one bucket after t
 
 
 def test_all_reduces_of_several_buckets_are_added_up() -> None:
-    """Each once the last replica has begun it: 1 of the first, where rank 0 came last but for waiting, 2 of the second."""
+    """Each once the last replica has begun it: 1 of the first, 2 of the second."""
     rows = [
         {"task": "grads-all-reduce", "iteration": iteration, "rank": rank, "tp": 0, "s": s, "waited_s": waited}
         for iteration in (2, 3, 4)
