@@ -31,7 +31,8 @@ def offered(command: str, before: Sequence[str], word: str) -> list[str] | None:
         if isinstance(action, argparse._SubParsersAction):
             if not positional:
                 return _beginning(word, [*action.choices, *_names(parser)] if word.startswith("-") else action.choices)
-            parser = action.choices.get(positional[0], parser)
+            chosen: argparse.ArgumentParser = action.choices.get(positional[0], parser)
+            parser = chosen
     values = {name: action for action in parser._actions for name in action.option_strings if action.nargs != 0}
     option, equals, value = word.partition("=")
     if equals and option in values:
