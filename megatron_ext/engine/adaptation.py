@@ -29,7 +29,11 @@ class Adaptation:
     """Of one rank; all ranks call its methods together."""
 
     def __init__(self, plan: Plan, place: Place, engine: Engine, start: int, before: Optional[Adapted]) -> None:
-        """`before` is what the checkpoint of iteration `start` has, which the run goes on from."""
+        """`before` is what the checkpoint of iteration `start` has, which the run goes on from.
+
+        Raises:
+            EngineError: the model does not take micro-batches of a size that they may have.
+        """
         assert plan.adapt is not None
         self._plan = plan
         self._config = plan.adapt
@@ -39,6 +43,8 @@ class Adaptation:
         self._controller = Controller(
             self._config, plan.micro_batch_size, plan.global_batch_size, list(plan.micro_batches), window
         )
+        for size in {size for sizes in self._config.micro_batch_sizes or () for size in sizes}:
+            engine.task.wires_at(size)  # a module that takes none of that size says so now, and not amid the run
         if before is not None:
             engine.divide(start, self._fitted(before))
         if place.rank == 0:
