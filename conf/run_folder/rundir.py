@@ -212,6 +212,10 @@ class RunDir(RunFiles):
         """There when the nodes are to save and end, because one of them is running out of time."""
         return self.path / f"save-{start}.json"
 
+    def change_request(self, start: str) -> Path:
+        """That an elastic run is to save in this start, and to go on with other nodes."""
+        return self.path / f"change-{start}.json"
+
     @property
     def sbatch(self) -> Path:
         """What was submitted to Slurm."""

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 
 from conf.errors import ConfigError
 from conf.schema import ranges
 from conf.schema.config_class import config
 from conf.schema.parallel import Parallel
 from conf.schema.train import Train
+
+
+class By(StrEnum):
+    """What is to be least of the next epoch (megatron_ext/contract/adaptive/forecast.py)."""
+
+    time = "time"
+    dollars = "dollars"
 
 
 @config
@@ -18,14 +26,36 @@ class Elastic:
     needed (docs/elastic.md)."""
     min_nodes: int = 1
     """With fewer nodes the run ends."""
+    start: str | None = None
+    """The nodes that it starts on, as a JSON file of JABAS's scheduler: {"0": 4, "1": 4} are the GPUs of nodes 0 and 1
+    of the plan. null: all."""
+    by: By | None = None
+    """At the end of each epoch, go on with those nodes on which the next one is predicted to take least time or
+    dollars. null: only a loss changes the nodes."""
+    epoch: int | None = None
+    """Samples of an epoch; null: those that train.epochs counts."""
+    restart_s: float = 60.0
+    """Seconds that a change of nodes is expected to take."""
+    release: bool = False
+    """Nodes that are not chosen end, and those of Slurm are free for others; without, they wait for the next choice."""
 
     def __post_init__(self) -> None:
         ranges.check("elastic", self)
-        if not self.enabled and self.min_nodes != type(self).min_nodes:
-            raise ConfigError(
-                f"elastic.min_nodes={self.min_nodes} does nothing with elastic.enabled=false; use "
-                "elastic.enabled=true, or leave it out"
-            )
+        for key, needed, there in (
+            ("min_nodes", "enabled=true", self.enabled),
+            ("start", "enabled=true", self.enabled),
+            ("by", "enabled=true", self.enabled),
+            ("epoch", "by=time", self.by is not None),
+            ("restart_s", "by=time", self.by is not None),
+            ("release", "by=time", self.by is not None),
+        ):
+            value = getattr(self, key)
+            if not there and value != getattr(type(self), key):
+                shown = str(value).lower() if isinstance(value, bool) else value
+                raise ConfigError(
+                    f"elastic.{key}={shown} does nothing without elastic.{needed}; use elastic.{needed}, or leave it "
+                    "out"
+                )
 
 
 def check(elastic: Elastic, parallel: Parallel, train: Train, ranks: Sequence[int]) -> None:
@@ -52,6 +82,11 @@ def check(elastic: Elastic, parallel: Parallel, train: Train, ranks: Sequence[in
         raise ConfigError(
             f"train.save_interval=null saves only at the end, so that a run with {with_elastic} would begin anew when "
             "a node is lost; give it, in iterations"
+        )
+    if elastic.by is not None and elastic.epoch is None and train.epochs is None:
+        raise ConfigError(
+            f"elastic.by={elastic.by} chooses nodes at the end of each epoch; give elastic.epoch, its samples, or "
+            "train.epochs as the length of the training"
         )
     if parallel.pipeline > 1:
         raise ConfigError(

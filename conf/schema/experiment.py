@@ -398,7 +398,18 @@ def _check_elastic(experiment: Experiment) -> None:
     ):
         if experiment.elastic.enabled and value != allowed:
             raise ConfigError(f"{key}={value} does not go with elastic.enabled=true; use {key}={allowed}")
-    executor, groups = experiment.executor, set(experiment.node_order.groups)
+    executor, groups = experiment.executor, dict.fromkeys(experiment.node_order.groups)
+    unpriced = next((name for name in groups if experiment.cluster.groups[name].price_per_hour is None), None)
+    if experiment.elastic.by is elastic.By.dollars and unpriced is not None:
+        raise ConfigError(
+            f"elastic.by=dollars chooses nodes by their price, but cluster.groups.{unpriced}.price_per_hour is not "
+            "known; give it, in dollars for a node, or use elastic.by=time"
+        )
+    if experiment.elastic.by is not None and executor.kind is ExecutorKind.hosts:
+        raise ConfigError(
+            f"elastic.by={experiment.elastic.by} does not go with executor.kind=hosts, whose machines are named one by "
+            "one; use executor=slurm or executor=local, or leave elastic.by out"
+        )
     on_slurm = executor.kind is ExecutorKind.slurm
     if experiment.elastic.enabled and on_slurm and executor.het is Het.hetjob and len(groups) > 1:
         raise ConfigError(

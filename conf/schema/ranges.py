@@ -173,7 +173,7 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "save_s": Between(10, 65535),
         "max_requeues": Range(0, 10**6),
     },
-    "elastic": {"min_nodes": _COUNT},
+    "elastic": {"min_nodes": _COUNT, "epoch": Range(1, 10**15), "restart_s": NotNegative()},
     "adapt": {
         "target": Part(),
         "lower": _COUNT,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from conf.errors import ConfigError
+from conf.schema.elastic import Elastic
 from conf.schema.experiment import Experiment
 from conf.schema.parallel import Parallel
 from conf.schema.partition import NodeOrder, Shares
@@ -67,6 +68,7 @@ def node_sets(experiment: Experiment, orders: Sequence[NodeOrder]) -> tuple[list
         SearchError: a profile has no costs for the tensor size, or the plan is of no kind that can be played.
     """
     _check(experiment)
+    experiment = replace(experiment, elastic=Elastic())  # its rules are for the nodes that it is launched on
     placed, own = planned(experiment), experiment.node_order
     kinds = {kind.name: kind for kind in placed.kinds}
     found, refused = list[NodeSet](), dict[str, str]()

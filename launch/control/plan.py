@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import asdict, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
-from statistics import mean
 
 from conf.blocks_of_module import digest_of, known_blocks
 from conf.run_folder.rundir import SCHEDULE
 from conf.schema.adapt import Rule
 from conf.schema.experiment import EngineKind, Experiment, Rehearse
 from conf.schema.model import Model
+from launch.control.elastic import elastic_of, started_on
 from launch.control.rehearsal import rehearsal_times
+from launch.node.replan import replanned
 from megatron_ext.contract.layout import lcm
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.plan_parts import Corpus, Elastic, Node, Place, RehearsalConfig, RunNode, Streaming
+from megatron_ext.contract.plan_parts import Corpus, Node, Place, RehearsalConfig, RunNode, Streaming
 from megatron_ext.contract.schedule.streams import Stream
 from megatron_ext.contract.train_config import TrainConfig
 
@@ -57,7 +58,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         replicas=None if layout.even else list(layout.replicas),
         streaming=_streaming(parallel.stream),
         adapt=experiment.adapt.planned(parallel.global_batch_size, _micro_batch_sizes(experiment)),
-        elastic=_elastic(experiment),
+        elastic=elastic_of(experiment),
         master_port=experiment.executor.master_port,
         meeting_timeout_s=math.ceil(experiment.executor.meet_min * 60),
         nodes=[
@@ -110,6 +111,8 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         folder=Path(experiment.runs_dir).absolute() / run_name,
         engine=str(experiment.engine.kind),
     )
+    if experiment.elastic.start is not None:
+        plan = replanned(plan, started_on(experiment.elastic.start, counts))
     return plan if experiment.executor.rehearse is Rehearse.none else _rehearsed(plan, experiment)
 
 
@@ -139,20 +142,6 @@ def _streaming(stream: Stream | None) -> Streaming | None:
     if stream is None:
         return None
     return Streaming(stream.semantics, stream.update_every, None if stream.depth is None else list(stream.depth))
-
-
-def _elastic(experiment: Experiment) -> Elastic | None:
-    """How many ranks each node has, and how fast they are by the shares that they were given."""
-    if not experiment.elastic.enabled:
-        return None
-    parallel, counts = experiment.parallel, experiment.ranks_per_node()
-    shares = parallel.micro_batches_of
-    ends = [0, *accumulate(count // parallel.tensor_size for count in counts)]
-    return Elastic(
-        min_nodes=experiment.elastic.min_nodes,
-        ranks=list(counts),
-        weights=[mean(shares[begin:end]) for begin, end in pairwise(ends)],
-    )
 
 
 def _rehearsed(plan: Plan, experiment: Experiment) -> Plan:

@@ -120,6 +120,16 @@ class StopRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChangeRecord:
+    """change-<start>.json."""
+
+    nodes: tuple[Count, ...]
+    """Node ranks of those to go on with."""
+    reason: str
+    unix: Unix
+
+
+@dataclass(frozen=True, kw_only=True)
 class Goal:
     """goal.json: why the run ended before its last iteration, having saved."""
 

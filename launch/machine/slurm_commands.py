@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tempfile
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -262,6 +263,16 @@ def requeue(job: str) -> None:
     _ask(["scontrol", "requeue", job])
 
 
+def keep_only(job: str, hosts: Sequence[str]) -> None:
+    """Gives a job's other nodes back. Its first one cannot be.
+
+    Raises:
+        LaunchError: Slurm does not.
+    """
+    with tempfile.TemporaryDirectory() as folder:  # it leaves a script for the job's shell where it runs
+        _ask(["scontrol", "update", f"JobId={job}", f"NodeList={','.join(hosts)}"], cwd=folder)
+
+
 def test(script: str) -> None:
     """Asks Slurm whether it would take a job; submits nothing.
 
@@ -310,8 +321,8 @@ def srun_has(option: str) -> bool:
     return option in _ask(["srun", "--help"])
 
 
-def _ask(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
-    return _output(command, _run(command, timeout_s))
+def _ask(command: Sequence[str], timeout_s: float = TIMEOUT_S, cwd: str | None = None) -> str:
+    return _output(command, _run(command, timeout_s, cwd))
 
 
 def _output(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> str:
@@ -326,7 +337,9 @@ def _shown(command: Sequence[str]) -> str:
     return " ".join(word if len(word) <= _WORD else f"{word[:_WORD]}…" for word in command)
 
 
-def _run(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+def _run(
+    command: Sequence[str], timeout_s: float = TIMEOUT_S, cwd: str | None = None
+) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             command,
@@ -337,6 +350,7 @@ def _run(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> subprocess.Com
             timeout=timeout_s,
             check=False,
             env=environment(os.environ),
+            cwd=cwd,
             start_new_session=True,  # a terminal sends Ctrl-C to all of a session's foreground group
         )
     except FileNotFoundError as error:

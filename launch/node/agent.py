@@ -26,6 +26,7 @@ from launch.files.node_state import BEAT_S, NodeState
 from launch.files.records import Submitted
 from launch.machine.container_commands import Command, RunContainer
 from launch.machine.gpu_sampler import gpu_sampling
+from launch.node.epochs import EpochEnds
 from launch.node.fellows import PARKED, REGROUPS
 from launch.node.last_node import tell_if_last
 from launch.node.peers import SILENCE_S, Finding, Peers, watched
@@ -143,6 +144,10 @@ class _Node:
         self._peers = self._company or Peers(
             agent.run, watched(names, node_rank, agent.nodes), start, agent.meet_s, ask
         )
+        choosing = None if plan.elastic is None else plan.elastic.choosing
+        self._releases = choosing is not None and choosing.release
+        self._changes = False
+        """Whether ranks are to save because others than these nodes were chosen."""
         self._finding: Finding | None = None
         self._found_unix: float | None = None
         self.reason: str | None = None
@@ -151,6 +156,11 @@ class _Node:
         """Of an elastic run, the start that this one is followed by."""
         self._state = NodeState(agent.run, self._name, node_rank, self._start, slurm.id if slurm else None)
         self._next_look = 0.0
+        self._epochs = (
+            EpochEnds(agent.run, plan, self._company, self._state.started_unix)
+            if self._company is not None and choosing is not None and node_rank == plan.used[0]
+            else None
+        )
 
     def run(self) -> int:
         """Starts the worker unless the run is over already; returns its exit code, negative for a signal."""
@@ -222,14 +232,19 @@ class _Node:
 
     def _park(self, company: Company) -> int:
         """Takes no part until the run is over, or the nodes need a new plan."""
+        if self._releases:
+            return 0
         self._state.publish(state=PARKED)
         return 0 if self._awaited(lambda: company.over) else _TOLD_TO_END
 
     def _regrouped(self, company: Company, code: int) -> tuple[Start, Plan] | None:
         """The start that follows, once the nodes have agreed on it; None where this node ends for good."""
-        if code in (0, SAVED) or self._signals.end is not None or self._signals.save or self._failed_by_itself(code):
+        changes = code == SAVED and company.change is not None
+        if code == 0 or self._signals.end is not None or self._signals.save:
             return None
-        self._state.publish(state=REGROUPS)
+        if not changes and (code == SAVED or self._failed_by_itself(code)):
+            return None
+        self._state.publish(state=REGROUPS, exit_code=SAVED if changes else None)
         while self._signals.end is None and not self._signals.save:
             try:
                 following = None if company.out_of_time else company.next_plan()
@@ -249,8 +264,9 @@ class _Node:
     def _saved_before(self, code: int) -> int:
         """The exit code of a node of an elastic run whose time ran out where its ranks did not save: between two plans,
         while they started, or because some of them were lost. What was saved before is gone on from."""
-        ended = code in (0, SAVED) or self._signals.end is not None
-        if ended or not self._signals.save or self._failed_by_itself(code):
+        if code == 0 or self._signals.end is not None or not self._signals.save:
+            return code
+        if code != SAVED and self._failed_by_itself(code):
             return code
         for start in (self._start, self._start.next):  # to which others may have gone on
             self._ask_all_to_save(start)
@@ -335,7 +351,9 @@ class _Node:
             self._watch(worker)
         finally:
             code = worker.clear()
-        if code == SAVED:  # Slurm's signal reaches the ranks, too, and they may be faster than this process
+        changes = self._company is not None and self._company.change is not None and not self._signals.save
+        if code == SAVED and not changes:
+            # Slurm's signal reaches the ranks, too, and they may be faster than this process.
             self._signals.save = True
             self._ask_all_to_save()
         return code
@@ -361,9 +379,14 @@ class _Node:
             self._state.beat(worker.stopped)
             if kill_at is None:
                 self._look_around()
-                if self._signals.save and self._agent.resumable and not self._ending():
-                    if saving_until is None:
-                        saving_until = now + self._agent.save_s - GRACE_S
+                if self._epochs is not None and not (self._changes or self._signals.save):
+                    self._epochs.look()
+                if self._releases and self._slurm is not None:
+                    self._slurm.give_back()
+                saves = self._signals.save or self._changes
+                if saves and self._agent.resumable and not self._ending():
+                    saving_until = saving_until or now + self._agent.save_s - GRACE_S
+                    if self._signals.save:
                         self._ask_all_to_save()
                     if now >= next_request:  # again: a worker that is still starting does not listen yet
                         worker.ask_to_save()
@@ -373,7 +396,7 @@ class _Node:
                     worker.ask_to_end()
                 if self._finding is not None and self._company is not None:  # the others wait for this node
                     return
-                unsaved = self._signals.save and (saving_until is None or now > saving_until)
+                unsaved = saves and (saving_until is None or now > saving_until)
                 if self._ending() or unsaved:
                     worker.ask_to_end()
                     kill_at = now + (INTERRUPT_GRACE_S if self._signals.end is signal.SIGINT else GRACE_S)
@@ -395,6 +418,8 @@ class _Node:
         if self._run.stop_request.exists():
             self._signals.note_end(signal.SIGTERM)
         self._signals.save = self._signals.save or self._run.save_request(str(self._start)).exists()
+        if self._company is not None:
+            self._changes = self._changes or self._run.change_request(str(self._start)).exists()
         if self._signals.end is None and self._finding is None:
             self._finding = self._peers.look()
             if self._finding is not None and not self._agent.for_itself:

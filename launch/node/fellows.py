@@ -29,7 +29,9 @@ class Standing(StrEnum):
     working = "working"
     parked = "parked"
     waits = "waits"
-    """For the next plan."""
+    """For the next plan, having lost something."""
+    ready = "ready"
+    """For the next plan, having saved because other nodes were chosen."""
     done = "done"
     """Its ranks have ended well."""
     saved = "saved"
@@ -53,6 +55,8 @@ def standing(record: NodeRecord | None, start: Start) -> Standing:
         return Standing.failed if by_itself else Standing.gone
     if record.of < start:
         return Standing.coming
+    if record.state == REGROUPS and record.exit_code == SAVED:
+        return Standing.ready
     return {REGROUPS: Standing.waits, PARKED: Standing.parked}.get(record.state, Standing.working)
 
 

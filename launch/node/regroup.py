@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ from conf.run_folder.run_files import parse_json, read_text
 from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
 from launch.files.attempt import Start
+from launch.files.records import ChangeRecord
 from launch.files.run_files import planned_start
 from launch.node.fellows import Fellow, Standing
 from launch.node.peers import Finding
@@ -87,6 +88,24 @@ class Company:
         """Whether a node has ended because time runs out; the others are to end, too."""
         return Standing.saved in self._standings().values()
 
+    @property
+    def change(self) -> ChangeRecord | None:
+        """The nodes to go on with once all have saved, where others than those of the plan were chosen."""
+        return self._run.read(self._run.change_request(str(self._start)), ChangeRecord)
+
+    def ask_for(self, nodes: Sequence[int], reason: str) -> None:
+        """Has all nodes save, and go on with these."""
+        self._run.write_json(
+            self._run.change_request(str(self._start)), {"nodes": list(nodes), "reason": reason, "unix": time.time()}
+        )
+
+    @property
+    def available(self) -> list[int]:
+        """Nodes that take part, or could."""
+        found = self._standings()
+        there = [rank for rank, one in found.items() if one in (Standing.working, Standing.parked)]
+        return sorted([self._node_rank, *there])
+
     def next_plan(self) -> tuple[Start, Plan] | None:
         """The next start and its plan, once there is one.
 
@@ -104,16 +123,28 @@ class Company:
         if any(one in (Standing.working, Standing.coming) for one in found.values()):
             return None
         here = sorted([self._node_rank, *(rank for rank, one in found.items() if one in _HERE)])
-        waiting = [rank for rank, one in found.items() if one is Standing.waits]
+        waiting = [rank for rank, one in found.items() if one in (Standing.waits, Standing.ready)]
         if self._node_rank != min([self._node_rank, *waiting]):
             return None
-        self._check(here)
-        plan = replanned(self._plan, here)
+        change = self.change
+        nodes = self._next_nodes(here, change)
+        self._check(nodes)
+        plan = replanned(self._plan, nodes)
         if not _make(self._run, start, plan):
             return None  # what another one made is read at the next look
         self._show(plan)
-        self._note(start, plan)
+        self._note(start, plan, change.reason if change is not None and nodes == sorted(change.nodes) else None)
         return start, plan
+
+    def _next_nodes(self, here: list[int], change: ChangeRecord | None) -> list[int]:
+        """Those that were chosen, if all are here. Where nodes are chosen, a loss brings no others in as long as enough
+        are left: the next choice does."""
+        if change is not None and {*change.nodes} <= {*here}:
+            return sorted(change.nodes)
+        elastic = self._plan.elastic
+        assert elastic is not None
+        kept = [rank for rank in here if rank in self._plan.used] if elastic.choosing is not None else here
+        return kept if len(kept) >= elastic.min_nodes else here
 
     def _show(self, plan: Plan) -> None:
         """Whoever looks at the run reads plan.json, which the node that made the plan may have had no time to write."""
@@ -132,7 +163,7 @@ class Company:
                 f"cannot go on: {len(here)} of its nodes are left, fewer than elastic.min_nodes={elastic.min_nodes}"
             )
         before = self._earlier()
-        now = (here, _saved(self._run))
+        now = (here, saved(self._run))
         if before[-MOST_IN_VAIN:] == [now] * MOST_IN_VAIN:
             raise LaunchError(f"was started {MOST_IN_VAIN} times with the same nodes, and saved nothing since")
 
@@ -145,26 +176,26 @@ class Company:
             if Start.parse(line["start"]).submission == self._start.submission
         ]
 
-    def _note(self, start: Start, plan: Plan) -> None:
+    def _note(self, start: Start, plan: Plan, reason: str | None) -> None:
         """A line of decisions.jsonl (docs/formats.md)."""
         names, before = plan.node_names, self._plan
         lost = [f"node {names[rank]} was lost" for rank in before.used if rank not in plan.used]
         again = [f"node {names[rank]} takes part again" for rank in plan.used if rank not in before.used]
         line = {
-            "iteration": _saved(self._run),
+            "iteration": saved(self._run),
             "unix": time.time(),
             "start": str(start),
             "nodes_before": [names[rank] for rank in before.used],
             "nodes": [names[rank] for rank in plan.used],
             "shares_before": list(before.micro_batches),
             "shares": list(plan.micro_batches),
-            "reason": "; ".join([*(lost or ["a rank was lost"]), *again]),
+            "reason": reason or "; ".join([*(lost or ["a rank was lost"]), *again]),
         }
         with self._run.decisions.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
-_HERE = (Standing.waits, Standing.parked)
+_HERE = (Standing.waits, Standing.ready, Standing.parked)
 
 
 def _make(run: RunDir, start: Start, plan: Plan) -> bool:
@@ -186,7 +217,7 @@ def _text(plan: Plan) -> str:
     return json.dumps(plan.as_json(), indent=1) + "\n"
 
 
-def _saved(run: RunDir) -> int:
+def saved(run: RunDir) -> int:
     """Iteration of the newest checkpoint; 0 where there is none."""
     with suppress(FileNotFoundError, RunFolderError):
         return checkpoint_iteration(read_text(run.latest_checkpoint).strip()) or 0

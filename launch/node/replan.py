@@ -25,9 +25,11 @@ def replanned(plan: Plan, nodes: Collection[int]) -> Plan:
     layout = Layout.grid(plan.tensor, data, 1)
     seconds = [1.0 / elastic.weights[node] for node in node_of[:: plan.tensor]]
     shares = fastest(seconds, plan.global_batch_size // plan.micro_batch_size)
+    price = None if elastic.prices is None else sum(elastic.prices[node] for node in taking)
     return replace(
         plan,
         data=data,
+        train=plan.train if plan.train.max_cost is None else replace(plan.train, price_per_hour=price),
         shares=list(shares) if len({*shares}) > 1 else None,
         nodes=[
             replace(node, ranks=[rank for rank, of in enumerate(node_of) if of == node_rank])

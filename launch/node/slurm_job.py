@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
 from launch.files.records import JobRecord, NodeRecord
 from launch.files.run_files import read_submitted
 from launch.machine import slurm_commands
+from launch.machine.hostlist import expanded
 from launch.node.peers import SILENCE_S, JobFate, OtherJob
 from launch.node.unseen import Unseen, not_started
 
@@ -29,7 +30,10 @@ class SlurmJob:
     That is the first task, and once it has ended well the first of the others.
     """
 
-    def __init__(self, run: RunDir, job: str, restarts: int, nodes: tuple[int, ...], task: int) -> None:
+    def __init__(
+        self, run: RunDir, job: str, restarts: int, nodes: tuple[int, ...], task: int, hosts: Sequence[str] = ()
+    ) -> None:
+        """`hosts` are the names that Slurm has for the job's nodes, by task."""
         self.id = job
         self.restarts = restarts
         self._run = run
@@ -38,6 +42,9 @@ class SlurmJob:
         own = [names[rank] for rank in nodes]
         self._own = own
         self._before = own[:task]
+        self._hosts = dict(zip(own, hosts, strict=False))
+        """By node, as long as the job has it."""
+        self._counted = -math.inf
         self._names = names
         self._job_of: dict[str, str] = {}
         """By node; as it was in jobs.json at `_read`."""
@@ -54,7 +61,8 @@ class SlurmJob:
         """`nodes` are the node ranks of the job by task, `task` is this one."""
         # In a step of a heterogeneous job SLURM_JOB_ID is each component's own; the whole job goes by the leader's.
         job = given.get("SLURM_HET_JOB_ID") or given["SLURM_JOB_ID"]
-        return cls(run, job, int(given.get("SLURM_RESTART_COUNT", 0)), nodes, task)
+        hosts = expanded(given.get("SLURM_JOB_NODELIST", ""))
+        return cls(run, job, int(given.get("SLURM_RESTART_COUNT", 0)), nodes, task, hosts)
 
     def other(self, name: str, not_before: float) -> OtherJob | None:
         """The job of another node, if it is not this one; as it was at most `ASK_S` ago, and not before a time.
@@ -123,6 +131,25 @@ class SlurmJob:
             slurm_commands.cancel(self.waiting(), only_pending=True)
         except LaunchError as error:  # printed, and the job that starts later finds the failure itself
             print(f"could not take the run's other jobs out of the queue: {error}", flush=True)
+
+    def give_back(self) -> None:
+        """Gives back the nodes of this job whose agents have ended well; to be called often.
+
+        Their job is this one, and its first task speaks: without its first node it has the nodes that it has.
+        """
+        if self._before or time.monotonic() - self._counted < ASK_S:
+            return
+        self._counted = time.monotonic()
+        states = {name: self._run.read(self._run.node_state(name), NodeRecord) for name in self._hosts}
+        done = [name for name, state in states.items() if state and state.job == self.id and state.exit_code == 0]
+        if not done:
+            return
+        for name in done:
+            del self._hosts[name]
+        try:
+            slurm_commands.keep_only(self.id, [*self._hosts.values()])
+        except LaunchError as error:  # they are given back when the job ends
+            print(f"nodes {', '.join(done)} could not be given back: {error}", flush=True)
 
     def end_without_script(self) -> None:
         """Ends the job of an elastic run once none of its nodes is at work, where the first was lost and with it the

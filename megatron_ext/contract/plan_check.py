@@ -25,6 +25,7 @@ from typing import (
 )
 
 from megatron_ext.contract.adaptive.config import LR_SCALINGS, RULES, AdaptConfig
+from megatron_ext.contract.adaptive.forecast import GOALS
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.goal import Best, Target
 from megatron_ext.contract.models.model import (
@@ -127,6 +128,12 @@ _RANGES: Dict[str, Range] = {
     "elastic.min_nodes": _COUNT,
     "elastic.ranks": _COUNT,
     "elastic.weights": _POSITIVE,
+    "elastic.prices": _NOT_NEGATIVE,
+    "elastic.choosing.by": _one_of(*GOALS),
+    "elastic.choosing.epoch": _POSITIVE,
+    "elastic.choosing.restart_s": _NOT_NEGATIVE,
+    "elastic.choosing.micro_batch_s": _POSITIVE,
+    "elastic.choosing.candidates.rest_s": _NOT_NEGATIVE,
     "master_port": _from(1, 65535),
     "meeting_timeout_s": _COUNT,
     "nodes.name": _FILE_NAME,

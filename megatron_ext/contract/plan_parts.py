@@ -101,6 +101,33 @@ class Streaming:
 
 
 @dataclass(frozen=True)
+class NodeCounts:
+    """Nodes that an elastic run may choose."""
+
+    counts: Dict[str, int]
+    """By group."""
+    rest_s: float
+    """Seconds of an iteration beside the micro-batches of its slowest replica, in which gradients are summed."""
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """How a run chooses its nodes at the end of an epoch (`adaptive.forecast`)."""
+
+    by: str
+    """What is to be least, of the next epoch: one of `adaptive.forecast.GOALS`."""
+    epoch: float
+    """Samples."""
+    restart_s: float
+    """Seconds in which nothing is trained while nodes change."""
+    release: bool
+    """Whether nodes that are not chosen end, so that they are free for others."""
+    micro_batch_s: List[float]
+    """By node rank, predicted seconds of a micro-batch on one of its replicas."""
+    candidates: List[NodeCounts]
+
+
+@dataclass(frozen=True)
 class Elastic:
     """What a run needs to go on with other nodes; lists by node rank."""
 
@@ -110,6 +137,10 @@ class Elastic:
     """Of a node that takes part."""
     weights: List[float]
     """How fast a replica on the node is, in proportion."""
+    prices: Optional[List[float]]
+    """US dollars an hour of the node, where all are known."""
+    choosing: Optional[Choosing]
+    """None: only a loss changes the nodes."""
 
 
 @dataclass(frozen=True)

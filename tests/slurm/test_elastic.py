@@ -35,9 +35,14 @@ def host(run: RunDir, node: str) -> str:
 
 
 def test_a_job_goes_on_without_its_first_node_and_with_one_that_lost_a_rank(slurm: Cluster, tmp_path: Path) -> None:
-    """Its script dies with its first node: nothing but its own nodes ends the job then."""
-    run = endless(tmp_path, "parallel.node_order=gpu2*3", "parallel.data=3", *ELASTIC)
-    lost = host(run, "gpu2-0")
+    """Its script dies with its first node: nothing but its own nodes ends the job then. Before, it gives back the one
+    of its four nodes that it does not begin on."""
+    first = tmp_path / "3_node_config.json"
+    first.write_text('{"0": 1, "1": 1, "2": 1}')
+    chosen = [f"elastic.start={first}", "elastic.by=time", "elastic.epoch=1000000000", "elastic.release=true"]
+    run = endless(tmp_path, "parallel.node_order=gpu2*4", "parallel.data=4", *ELASTIC, *chosen)
+    spare, lost = host(run, "gpu2-3"), host(run, "gpu2-0")
+    wait_for(lambda: slurm.states()[spare] == "idle")
     slurm.kill_node(lost)
     began = time.monotonic()
     try:

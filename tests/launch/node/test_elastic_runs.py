@@ -139,3 +139,33 @@ def test_a_run_whose_time_runs_out_while_it_has_no_plan_is_interrupted_as_any_ot
     verdict = judge(run)
     assert (verdict.state, verdict.rule) == (State.interrupted, "time-limit"), verdict
     assert not run.plan_of("0.1").exists()
+
+
+@pytest.mark.slow
+def test_nodes_that_are_chosen_after_an_epoch_train_on_and_waiting_ones_take_the_place_of_lost_ones(
+    runs: Path, corpus: Path, tmp_path: Path
+) -> None:
+    """It starts on two of three nodes, and goes on with the one that costs least. When that is lost, the others train.
+    The time limit comes when they have chosen again, and still save."""
+    first = tmp_path / "2_node_config.json"
+    first.write_text('{"0": 1, "1": 1}')
+    choose = ["elastic.by=dollars", "elastic.epoch=120", "elastic.restart_s=0", f"elastic.start={first}"]
+    run = start(runs, corpus, *elastic(3), *choose, "cluster.groups.local.price_per_hour=1")
+    assert run.read_plan().used == [0, 1]
+    wait_until_training(run, "0.1", 1)
+    assert decided(run)["0.1"]["reason"].startswith("epoch 1 ended: ")
+    os.kill(agent(run, 0), signal.SIGKILL)
+    wait_until_training(run, "0.2", 2)
+    wait_for(run.change_request("0.2").exists)
+    for node_rank in (1, 2):
+        os.kill(agent(run, node_rank), signal.SIGUSR2)
+    follow(run)
+    verdict = judge(run)
+    assert (verdict.state, verdict.rule) == (State.interrupted, "time-limit"), verdict
+    last = max(losses(run))
+    assert last >= 20  # two epochs
+    one = start(runs, corpus)
+    wait_for(lambda: one.metrics.exists() and max(losses(one), default=0) >= last)
+    saved_and_ended(one, "0.0")
+    found, expected = losses(run), losses(one)
+    assert found == pytest.approx({iteration: expected[iteration] for iteration in range(1, last + 1)}, rel=1e-5)

@@ -162,6 +162,7 @@ def log(run: Path, plan: dict, iteration: int, interval: int) -> None:
     total = plan["train"]["iterations"]
     print(f" iteration {iteration:8d}/{total:8d} | lm loss: {loss:.6E} |", flush=True)
     line = {"iteration": iteration, "unix": time.time(), "elapsed_ms": ITERATION_S * 1e3, "loss": loss, "nan": 0}
+    line["consumed_samples"] = iteration * plan["global_batch_size"]
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
 

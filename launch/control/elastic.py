@@ -1,0 +1,113 @@
+"""What the plan of an elastic run says of its nodes: how many ranks they have, how fast they are, what they cost, and
+what an iteration is predicted to take on other numbers of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING
+
+from conf.errors import ConfigError
+from conf.schema.experiment import Experiment
+from fasop.errors import SearchError
+from megatron_ext.contract.adaptive.shares import overhead
+from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.plan_parts import Choosing, Elastic, NodeCounts
+
+if TYPE_CHECKING:
+    from fasop.trainings.play import Nodes
+
+
+def elastic_of(experiment: Experiment) -> Elastic | None:
+    """None where only these nodes train.
+
+    Raises:
+        TdppError: with `elastic.by`, what an iteration takes is not known.
+    """
+    if not experiment.elastic.enabled:
+        return None
+    parallel, counts = experiment.parallel, experiment.ranks_per_node()
+    shares = parallel.micro_batches_of
+    ends = [0, *accumulate(count // parallel.tensor_size for count in counts)]
+    prices = [experiment.cluster.groups[name].price_per_hour for name in experiment.node_order.groups]
+    return Elastic(
+        min_nodes=experiment.elastic.min_nodes,
+        ranks=list(counts),
+        weights=[mean(shares[begin:end]) for begin, end in pairwise(ends)],
+        prices=None if None in prices else [price for price in prices if price is not None],
+        choosing=_choosing(experiment),
+    )
+
+
+def _choosing(experiment: Experiment) -> Choosing | None:
+    elastic, train = experiment.elastic, experiment.train
+    if elastic.by is None:
+        return None
+    from fasop.trainings.node_set import orders  # with numpy: no other launch needs it
+    from fasop.trainings.placed_nodes import node_sets
+
+    own, groups = experiment.node_order, dict.fromkeys(experiment.node_order.groups)
+    epoch = elastic.epoch
+    if epoch is None:
+        assert train.samples is not None, "a launch counts them (launch.commands.length)"
+        assert train.epochs is not None, "checked by conf.schema.elastic"
+        epoch = train.samples // train.epochs
+    try:
+        found, _ = node_sets(experiment, orders(own))
+    except SearchError as error:
+        raise SearchError(f"elastic.by={elastic.by} chooses by predicted times: {error}") from error
+    times = {one.name: _times(one.nodes) for one in found}
+    of_replica, _ = times[str(own)]
+    firsts = accumulate((count // experiment.parallel.tensor_size for count in experiment.ranks_per_node()), initial=0)
+    return Choosing(
+        by=str(elastic.by),
+        epoch=float(epoch),
+        restart_s=elastic.restart_s,
+        release=elastic.release,
+        micro_batch_s=[of_replica[first] for first in list(firsts)[:-1]],
+        candidates=[
+            NodeCounts({name: one.groups.count(name) for name in groups}, times[str(one)][1])
+            for one in orders(own)
+            if str(one) in times
+        ],
+    )
+
+
+def _times(nodes: Nodes) -> tuple[Sequence[float], float]:
+    """Seconds of a micro-batch, by replica, and of what an iteration has beside them."""
+    times = nodes.times(tuple(nodes.weights))
+    assert times is not None, "elastic runs have one stage"
+    return times.micro_batch_s, overhead(times, tuple(nodes.weights))
+
+
+def started_on(path: str, ranks: Sequence[int]) -> list[int]:
+    """The nodes that `elastic.start` names, by node rank; `ranks` are those of each node.
+
+    Raises:
+        ConfigError: the file is of another kind, or names what the plan does not have.
+    """
+    where = f"elastic.start={path}"
+    try:
+        found = json.loads(read_regular(Path(path)))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: cannot be read as JSON: {why(error)}") from error
+    if not isinstance(found, dict) or not found:
+        raise ConfigError(f'{where}: must be numbers of GPUs by node rank, such as {{"0": 4, "1": 4}}')
+    nodes = []
+    for key, value in found.items():
+        node = int(key) if key.isdecimal() and len(key) < 10 else -1
+        if not 0 <= node < len(ranks):
+            raise ConfigError(f"{where}: node {key!r} must be one of the plan's, 0 to {len(ranks) - 1}")
+        if str(value) not in ("0", str(ranks[node])) or isinstance(value, bool):
+            raise ConfigError(
+                f"{where}: node {key} has {ranks[node]} GPUs in the plan, and {value!r} here; nodes take part whole: "
+                f"give {ranks[node]}, or 0"
+            )
+        if str(value) != "0":
+            nodes.append(node)
+    if not nodes:
+        raise ConfigError(f"{where}: names no node with GPUs, so that nothing would train; give one at least")
+    return sorted({*nodes})
