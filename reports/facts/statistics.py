@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from megatron_ext.contract.plan_parts import Place
 from reports.facts.breakdown import Spent, spent
+from reports.facts.schedules import schedule_name
 from reports.facts.waits import waiting_ns
 from reports.readers.events import Timeline
 
@@ -197,13 +198,13 @@ def ideal_bubble(schedule: str, stages: int, chunks: int, micro_batches: int) ->
     al. 2023, section 2); with F = B = W, as there, p-1 of 3m+p-1. It takes m >= p, or there are too few W to fill the
     waits.
     """
-    p, v, m = stages, chunks, micro_batches
+    p, v, m, name = stages, chunks, micro_batches, schedule_name(schedule)
     if schedule in ("gpipe", "one_f_one_b"):
-        return IdealBubble("GPipe" if schedule == "gpipe" else "1F1B", "(p−1)/(m+p−1)", p - 1, m + p - 1)
+        return IdealBubble(name, "(p−1)/(m+p−1)", p - 1, m + p - 1)
     if schedule == "model_parallel":
-        return IdealBubble("model parallelism", "(p−1)/p", p - 1, p)
+        return IdealBubble(name, "(p−1)/p", p - 1, p)
     if schedule == "interleaved" and m % p == 0:
-        return IdealBubble("interleaved 1F1B", "(p−1)/(m·v+p−1)", p - 1, m * v + p - 1)
+        return IdealBubble(name, "(p−1)/(m·v+p−1)", p - 1, m * v + p - 1)
     if schedule == "zb_h1" and m >= p:
-        return IdealBubble("ZB-H1", "(p−1)/(3m+p−1)", p - 1, 3 * m + p - 1)
+        return IdealBubble(name, "(p−1)/(3m+p−1)", p - 1, 3 * m + p - 1)
     return None

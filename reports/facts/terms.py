@@ -24,11 +24,11 @@ TITLES = {
 }
 """What pages call the terms."""
 MEANING = (
-    "forward (with the loss) and backward: computing, without the communication inside; tensor group: that "
-    "communication; p2p: messages between stages, from when they were sent; all-reduce: of gradients and their norm, "
-    "and handing out sharded weights, from when the last rank of the group began; bubble: waiting for other stages; "
-    "imbalance: waiting for a slower rank of the same stage; optimizer: clipping and the update; other: what no event "
-    "of these fills."
+    "Forward and backward: computing, without the communication inside; forward includes the loss. "
+    "Tensor group: that communication. p2p: messages between stages, from when they were sent. "
+    "All-reduce: of gradients and their norm, and handing out sharded weights, from when the last rank of the group "
+    "began. Bubble: waiting for other stages. Imbalance: waiting for a slower rank of the same stage. "
+    "Optimizer: clipping and the update. Other: what no event of these fills."
 )
 
 

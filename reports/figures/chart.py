@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from plotly import graph_objects as go
 
-from reports.figures.template import BORDER, SERIES, SOFT, figure
+from reports.figures.template import BORDER, RAISED, SERIES, SOFT, figure
 
 MOST = 1200
 """Points of a series."""
@@ -42,7 +42,9 @@ def lines(
         from_zero: let the y axis begin at 0.
         dots: names of those that are not joined by a line.
     """
-    made = figure(title=escape(title), showlegend=len(series) > 1)
+    several = len(series) > 1
+    made = figure(title=escape(title), showlegend=several, height=280 if several else 260)
+    made.update_layout(margin_t=54 if several else 30)  # under the title there is a legend, or none
     made.update_xaxes(title_text=escape(x_title))
     made.update_yaxes(rangemode="tozero" if from_zero else "normal")
     for one in map(thinned, series):
@@ -166,7 +168,16 @@ def parallel(items: Sequence[Item], axes: Sequence[Axis]) -> go.Figure:
         made.add_shape(type="line", x0=number, x1=number, y0=0, y1=1, line={"color": BORDER, "width": 1.5})
         marks = axis.marks()
         for text, share in marks[:: -(-len(marks) // MOST_MARKS) or 1]:
-            made.add_annotation(x=number, y=share, text=escape(_short(text)), showarrow=False, xanchor="left", xshift=5)
+            made.add_annotation(
+                x=number,
+                y=share,
+                text=escape(_short(text)),
+                showarrow=False,
+                xanchor="left",
+                xshift=6,
+                bgcolor=RAISED,  # a line that goes through a label makes it hard to read
+                borderpad=1,
+            )
     return made
 
 
@@ -203,7 +214,12 @@ def dots(items: Sequence[Item], x: Axis, y: Axis) -> go.Figure:
         text=[escape(item.name) for _, _, item in known],
         hovertemplate=f"%{{text}}: %{{x:.6~g}}{escape(x.unit)}, %{{y:.6~g}}{escape(y.unit)}<extra></extra>",
     )
-    for a, b, item in _apart(known):
+    labelled = _apart(known)
+    if longest := max((len(item.label) for _, _, item in labelled), default=0):
+        low, high = min(a for a, _, _ in known), max(a for a, _, _ in known)
+        room = (high - low or abs(high) or 1.0) * LABEL_ROOM[0]
+        made.update_xaxes(range=[low - room, high + room * (1 + longest * LETTER)])
+    for a, b, item in labelled:
         made.add_annotation(
             x=a, y=b, text=escape(item.label), showarrow=False, xanchor="left", yanchor="bottom", xshift=5, yshift=2
         )
@@ -212,6 +228,8 @@ def dots(items: Sequence[Item], x: Axis, y: Axis) -> go.Figure:
 
 LABEL_ROOM = (0.05, 0.07)
 """Of the width and height of a chart: within these of a label there is no other."""
+LETTER = 0.4
+"""Of the width in LABEL_ROOM, what a letter of a label takes."""
 
 
 def _apart(points: Sequence[tuple[float, float, Item]]) -> list[tuple[float, float, Item]]:
@@ -221,7 +239,8 @@ def _apart(points: Sequence[tuple[float, float, Item]]) -> list[tuple[float, flo
     width, height = (max(values) - min(values) or 1.0 for values in ([p[0] for p in points], [p[1] for p in points]))
     kept: list[tuple[float, float, Item]] = []
     for a, b, item in sorted(points, key=lambda point: point[2].tone != "best"):
-        near = (abs(a - x) < LABEL_ROOM[0] * width and abs(b - y) < LABEL_ROOM[1] * height for x, y, _ in kept)
+        wide = LABEL_ROOM[0] * width * max(1.0, len(item.label) * LETTER)
+        near = (abs(a - x) < wide and abs(b - y) < LABEL_ROOM[1] * height for x, y, _ in kept)
         if item.label and item.tone and not any(near):
             kept.append((a, b, item))
     return kept

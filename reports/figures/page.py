@@ -73,6 +73,8 @@ class Cell(NamedTuple):
 
 
 Row = Sequence[str | Names | Cell]
+SHORT, LONG = 24, 80
+"""Characters of a cell: what is longer than SHORT may go over several lines, and what is longer than LONG is wide."""
 
 
 def table(
@@ -82,15 +84,18 @@ def table(
     kind: str = "",
     row_attributes: Iterable[str] = repeat(""),
 ) -> str:
-    """A table; what is not a Cell is plain text.
+    """A table; what is not a Cell is plain text. A column in which no row has anything is left out.
 
     Args:
         kind: classes of the style sheet.
     """
-    heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    lines = [tuple(row) for row in rows]
+    even = all(len(row) == len(head) for row in lines)
+    shown = [at for at in range(len(head)) if not even or not lines or any(row[at] for row in lines)]
+    heads = "".join(f'<th scope="col">{escape(head[at])}</th>' for at in shown)
     body = "".join(
-        f"<tr{attributes}>{''.join(map(_cell, row))}</tr>\n"
-        for row, attributes in zip(rows, row_attributes, strict=False)
+        f"<tr{attributes}>{''.join(_cell(row[at]) for at in (shown if even else range(len(row))))}</tr>\n"
+        for row, attributes in zip(lines, row_attributes, strict=False)
     )
     named = f' class="{kind}"' if kind else ""
     return f'<div class="scroll"><table{named}><thead><tr>{heads}</tr></thead><tbody>\n{body}</tbody></table></div>'
@@ -100,8 +105,10 @@ def _cell(cell: str | Names | Cell) -> str:
     if isinstance(cell, Cell):
         return f"<td{cell.attributes}>{cell.html}</td>"
     if isinstance(cell, Names):
-        return "<td>" + ", ".join(f'<span class="whole">{escape(name)}</span>' for name in cell) + "</td>"
-    return f"<td>{escape(cell)}</td>"
+        names = ", ".join(f'<span class="whole">{escape(name)}</span>' for name in cell)
+        return f'<td class="text">{names}</td>' if len(cell) > 1 else f"<td>{names}</td>"
+    kind = ' class="text paragraph"' if len(cell) > LONG else ' class="text"' if len(cell) > SHORT else ""
+    return f"<td{kind}>{escape(cell)}</td>"
 
 
 def number(value: float | None, form: str, unit: str = "") -> str:

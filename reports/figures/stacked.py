@@ -45,6 +45,6 @@ def stacked(rows: Sequence[str], parts: Sequence[Part], *, title: str, unit: str
             marker={"color": part.colour, "pattern": pattern, "line": {"width": 0}},
             hovertemplate=f"%{{y}}: {escape(part.name)} %{{x:,.1f}} {escape(unit)}<extra></extra>",
         )
-    made.update_yaxes(autorange="reversed", showgrid=False, type="category")
+    made.update_yaxes(autorange="reversed", showgrid=False, type="category", ticklabelstandoff=6)
     made.update_xaxes(ticksuffix=f" {escape(unit)}")
     return made

@@ -25,7 +25,7 @@ TEXT, SOFT, LINE, BORDER, RAISED = (COLOURS[name] for name in ("text", "soft", "
 SERIES = tuple(COLOURS[f"series{number}"] for number in (1, 2, 3, 4))
 CLEAR = "rgba(0,0,0,0)"
 
-_AXIS = {"gridcolor": LINE, "zeroline": False, "automargin": True, "title": {"standoff": 6}}
+_AXIS = {"gridcolor": LINE, "zeroline": False, "automargin": True, "title": {"standoff": 6, "font": {"size": 12}}}
 TEMPLATE = go.layout.Template(
     layout={
         "font": {"family": "system-ui, sans-serif", "size": 12, "color": SOFT},

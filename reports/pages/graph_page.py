@@ -65,5 +65,6 @@ def _operators(division: Division) -> str:
             ", ".join(node.inputs),
         ]
         for node in division.graph.topological
+        if any((node.forward_ms, node.backward_ms, node.activation_bytes, node.parameter_bytes))  # no bare input
     ]
     return f"<details><summary>All operators</summary>{html_table(head, rows)}</details>"

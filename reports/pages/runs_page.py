@@ -48,7 +48,7 @@ def render(runs: Sequence[RunLine], where: str) -> str:
 
 def _table(runs: Sequence[RunLine]) -> str:
     drawn = table(HEAD, [_row(run) for run in runs], kind="runs")
-    button = '<p><button id="compare">Compare</button> <span class="note">those that are ticked</span></p>'
+    button = '<p><button id="compare">Compare</button> <span class="note">the runs that are ticked</span></p>'
     return f'<section><form action="compare" method="get">{button}{drawn}</form></section>'
 
 

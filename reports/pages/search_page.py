@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from conf.schema.experiment import Parallel
 from fasop.costs.doubts import doubts
 from fasop.search.idle_gpus import marked
 from fasop.search.plan import Plan, Run, cost_of_step, price_per_hour
@@ -14,6 +15,7 @@ from fasop.search.words import best_layers
 from fasop.simulation.predict import Prediction, predict_plan
 from fasop.tables.plans import options
 from reports.facts.frames import predicted_memory_frame
+from reports.facts.schedules import schedule_name
 from reports.facts.terms import TITLES, Terms
 from reports.figures.chart import Axis, Item, dots, parallel
 from reports.figures.embed import TIMELINE, embedded, looks, plotly_script, shared
@@ -95,7 +97,11 @@ def _rate(plan: Plan) -> tuple[float, str]:
 def _sizes(plan: Plan) -> str:
     one = plan.parallel
     sizes = f"tensor {one.tensor} × data {one.replicas or one.data} × pipeline {one.pipeline}"
-    return f"{sizes}, micro-batch {one.micro_batch_size}, {options(one)}"
+    return f"{sizes}, micro-batch {one.micro_batch_size}, {_options(one)}"
+
+
+def _options(parallel: Parallel) -> str:
+    return options(parallel, schedule_name(parallel.schedule))
 
 
 def _cost(plan: Plan) -> float:
@@ -165,7 +171,7 @@ def _table(plans: Sequence[Plan], run: Run) -> str:
                         one.node_order,
                     ),
                 ),
-                options(one),
+                _options(one),
                 f"{plan.total * 1e3:,.1f}",
                 f"{_rate(plan)[0]:,.0f}",
                 *([marked(plan)] if idle else []),
@@ -190,9 +196,12 @@ def _charts(plans: Sequence[Plan]) -> str:
     if len(plans) == 1:
         return ""
     ahead = _ahead(plans)
+    front = len(ahead) == len(plans)
     items = [
-        Item(name=f"plan {number + 1}", link=_link(number), tone=_tone(number, ahead), label=str(number + 1))
-        for number in range(len(plans))
+        Item(
+            name=f"plan {number + 1}", link=_link(number), tone=_tone(number, ahead), label=_label(number, plan, front)
+        )
+        for number, plan in enumerate(plans)
     ]
     time = Axis(title="iteration ms", values=[plan.total * 1e3 for plan in plans])
     cost = Axis(title="$ for 1000 steps", values=[_cost(plan) for plan in plans])
@@ -203,13 +212,21 @@ def _charts(plans: Sequence[Plan]) -> str:
         "pipeline": [str(plan.parallel.pipeline) for plan in plans],
         "micro-batch": [str(plan.parallel.micro_batch_size) for plan in plans],
         "nodes": [str(plan.parallel.node_order) for plan in plans],
-        "options": [options(plan.parallel) for plan in plans],
+        "options": [_options(plan.parallel) for plan in plans],
     }
     axes = [Axis(title=title, values=values) for title, values in keys.items() if len(set(values)) > 1]
     drawn = embedded(dots(items, cost, time), "Time and cost of every plan") if priced else ""
+    if front:  # the next chart would be a knot of lines
+        note = '<p class="note">Each plan by its row, and its nodes. A click opens it.</p>'
+        return f"<section><h2>Time against cost</h2>{drawn}{note}</section>"
     label = "A line for each plan across its sizes and what it takes"
     crossing = embedded(parallel(items, [*axes, time, *([cost] if priced else [])]), label)
     return f'<section><h2>Charts</h2>{drawn}<div class="scroll">{crossing}</div></section>'
+
+
+def _label(number: int, plan: Plan, front: bool) -> str:
+    """Beside a plan's dot."""
+    return f"{number + 1}: {plan.parallel.node_order}" if front else str(number + 1)
 
 
 def _detail(number: int, plan: Plan, prediction: Prediction) -> str:

@@ -57,6 +57,10 @@ SECTIONS = (
 )
 """Below the table and the charts of all runs: empty where no run has what they show."""
 AGAINST = {"dollars": "cost", "memory_gib": "memory"}
+MOST_KEYS = 6
+"""Of more keys that differ, so many are shown beside the runs; the others are in a table of their own."""
+FIRST = ("parallel", "train", "model", "cluster.name")
+"""Keys that begin so are shown first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +70,9 @@ class Comparison:
     sound: Sequence[Outcome]
     """The fastest first."""
     keys: Sequence[str]
-    """Of the configuration, which differ."""
+    """Of the configuration, which differ; at most MOST_KEYS."""
+    others: Sequence[str]
+    """More of them."""
     shown: Sequence[Quantity]
     """Those that any run has."""
     first: Outcome | None
@@ -74,11 +80,14 @@ class Comparison:
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome]) -> Comparison:
-        speed = speeds(outcomes)
+        speed, keys = speeds(outcomes), swept(outcomes)
         sound = sorted((one for one in outcomes if not one.failed), key=lambda one: -speed[one.link])
+        ranks = {key: next((at for at, name in enumerate(FIRST) if key.startswith(name)), len(FIRST)) for key in keys}
+        ordered = sorted(keys, key=lambda key: ranks[key]) if len(keys) > MOST_KEYS else keys
         return cls(
             sound=sound,
-            keys=swept(outcomes),
+            keys=ordered[:MOST_KEYS],
+            others=ordered[MOST_KEYS:],
             shown=[quantity for quantity in QUANTITIES if not all(math.isnan(quantity.of(one)) for one in sound)],
             first=best(outcomes),
             pareto=front(outcomes),
@@ -111,6 +120,7 @@ def render(outcomes: Sequence[Outcome], timed: Sequence[Timed] = ()) -> str:
         *([_table(compared), _charts(compared)] if compared.sound else []),
         *(section(runs) for section in SECTIONS),
         _failed(failed, compared.keys),
+        _others(outcomes, compared.others),
         "</main>",
     ]
     return page_with_figures(f"{plural(len(outcomes), 'run')} – tdpp", "\n".join(body), SCRIPTS if differs else ())
@@ -197,17 +207,29 @@ def _charts(compared: Comparison) -> str:
     return f'<section><h2>Charts</h2>{"".join(parts)}<p class="note">A click opens the run.</p></section>'
 
 
+def _others(outcomes: Sequence[Outcome], keys: Sequence[str]) -> str:
+    """The keys that no other table has room for, a row for each."""
+    if not keys:
+        return ""
+    rows: list[Row] = [(key, *(one.settings.get(key, "–") for one in outcomes)) for key in keys]
+    drawn = table(("key", *(one.name for one in outcomes)), rows)
+    counted = plural(len(keys), "other key")
+    return (
+        f"<section><h2>Configuration</h2><details><summary>{counted} that differ</summary>{drawn}</details></section>"
+    )
+
+
 def _failed(failed: Sequence[Outcome], keys: Sequence[str]) -> str:
     if not failed:
         return ""
     rows: list[Row] = [
         (
             Cell(_link(one)),
-            *(one.settings.get(key, "–") for key in keys),
             one.verdict.state if one.verdict else "no result",
             one.verdict.reason if one.verdict else "no iteration was logged",
+            *(one.settings.get(key, "–") for key in keys),
         )
         for one in failed
     ]
-    drawn = table(("run", *map(_short_key, keys), "state", "reason"), rows)
+    drawn = table(("run", "state", "reason", *map(_short_key, keys)), rows)
     return f"<section><h2>Without a result</h2>{drawn}</section>"

@@ -74,14 +74,14 @@ def render(
 def _answer(plan: Plan, figures: Statistics) -> str:
     """What the timeline amounts to: the length of an iteration, its bubble, the stage that computes longest."""
     if figures.bubble is None:
-        return "No iteration is complete yet but the first, which is never steady."
+        return "Only the first iteration is complete yet, and it is never a steady one."
     length_ms = float(np.median(figures.length_ns[figures.steady])) / 1e6
     period_ms = figures.usual_period_ms or length_ms
     steady = plural(int(figures.steady.sum()), "steady one")
     every = ""
     if f"{period_ms:.1f}" != f"{length_ms:.1f}":
         every = f"; the next one begins before it ends, so one is done every {period_ms:,.1f} ms"
-    said = f"From its first event to its last an iteration takes {length_ms:,.1f} ms, the median of {steady}{every}. "
+    said = f"An iteration takes {length_ms:,.1f} ms from its first event to its last, the median of {steady}{every}. "
     said += f"The bubble is {figures.bubble:.1%} of passes and bubble"
     known = ideal(plan)
     said += f", where {known.schedule} with equal stages has {known.fraction:.1%}; " if known else "; "

@@ -7,7 +7,7 @@ from html import escape
 
 from fasop.costs.layers import Basis
 from fasop.simulation.predict import Prediction
-from reports.facts.terms import MEANING, TITLES, Terms
+from reports.facts.terms import TITLES, Terms
 from reports.figures.page import Cell, Row, table
 
 COLUMNS = {"passes": "passes"} | {
@@ -15,9 +15,9 @@ COLUMNS = {"passes": "passes"} | {
 }
 """The terms of which a prediction tells; it has the passes whole."""
 NOTE = (
-    "Per iteration, in ms: measured less predicted, and below it both. Measured: medians over the ranks of a stage "
-    "and the steady iterations. passes: forward, backward and tensor group together, as a profile has them. "
-    f"{MEANING} The bubble follows from what other stages do: read it last."
+    "Milliseconds of an iteration: measured − predicted in bold, and both below it. Measured values are medians over "
+    "the ranks of a stage and the steady iterations. Passes are forward, backward and tensor group together, as in a "
+    "profile; the other columns are those of the section Stages. The bubble follows from what other stages do."
 )
 BASIS = {
     Basis.OTHER_FORMAT: "The prediction rests on layer times in the other 16-bit format.",
@@ -70,7 +70,7 @@ def _answer(
         return said
     stage, key = worst
     difference = getattr(measured[stage], key) - getattr(predicted[stage], key)
-    return f"{said} The largest part, but for the bubble: {COLUMNS[key]} of stage {stage}, {signed(difference)} ms."
+    return f"{said} Largest difference apart from the bubble: {COLUMNS[key]} of stage {stage}, {signed(difference)} ms."
 
 
 def _largest(measured: Mapping[int, Terms], predicted: Sequence[Terms]) -> tuple[int, str] | None:

@@ -30,9 +30,9 @@ def figures_section(record: Record, figures: Statistics) -> str:
         *([] if plan.rehearsal else [_loss(record, reached)]),
         *_evaluations(record),
         ("Iteration time", number(settled(record, "elapsed_ms"), ",.1f", " ms"), after),
-        *_speed(record, after),
-        *_operations(record, after),
-        *_energy(record, after),
+        *_speed(record),
+        *_operations(record),
+        *_energy(record),
         *([("Bubble", bubble, f"of passes and bubble, mean over ranks{beside}")] if timed else []),
         *([("Exposed communication", exposed, "of an iteration, mean over ranks")] if timed else []),
         *_cost(record, reached),
@@ -96,11 +96,11 @@ def _evaluations(record: Record) -> list[Card]:
     ]
 
 
-def _energy(record: Record, after: str) -> list[Card]:
+def _energy(record: Record) -> list[Card]:
     joules, watts = settled(record, "energy_j_per_rank"), settled(record, "power_w_per_rank")
     if joules is None:
         return []
-    return [("Energy per GPU", number(joules, ",.1f", " J"), f"an iteration · {number(watts, ',.1f', ' W')} · {after}")]
+    return [("Energy per GPU", number(joules, ",.1f", " J"), f"an iteration · {number(watts, ',.1f', ' W')}")]
 
 
 def settled(record: Record, key: str) -> float | None:
@@ -109,12 +109,12 @@ def settled(record: Record, key: str) -> float | None:
     return float(np.median(values[1:] if len(values) > 1 else values)) if len(values) else None
 
 
-def _speed(record: Record, after: str) -> list[Card]:
+def _speed(record: Record) -> list[Card]:
     """Tokens a second; of a model that has no tokens, samples."""
     samples, tokens = settled(record, "samples_per_s"), settled(record, "tokens_per_s")
     if samples is not None and tokens is None:
-        return [("Samples per second", number(samples, ",.1f"), after)]
-    return [("Tokens per second", number(tokens, ",.0f"), after)] if tokens is not None or not record.log else []
+        return [("Samples per second", number(samples, ",.1f"), "")]
+    return [("Tokens per second", number(tokens, ",.0f"), "")] if tokens is not None or not record.log else []
 
 
 def utilisation(record: Record) -> float | None:
@@ -124,11 +124,11 @@ def utilisation(record: Record) -> float | None:
     return tflops * len(record.plan.ranks) / peak if tflops is not None and peak else None
 
 
-def _operations(record: Record, after: str) -> list[Card]:
+def _operations(record: Record) -> list[Card]:
     tflops = settled(record, "tflops_per_rank")
     if tflops is None:
         return []
-    cards = [("Model TFLOP/s per rank", f"{tflops:{',.1f' if tflops >= 1 else '.2g'}}", after)]
+    cards = [("Model TFLOP/s per rank", f"{tflops:{',.1f' if tflops >= 1 else '.2g'}}", "")]
     share = utilisation(record)
     if share is not None and record.experiment:
         peak, precision = peak_tflops(record.plan, record.experiment), record.plan.train.precision

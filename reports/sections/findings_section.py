@@ -27,7 +27,7 @@ def nodes_section(findings: Findings) -> str:
     if findings.mismatches:
         answer = f'<div class="bad">{bullets(findings.mismatches)}</div>'
     else:
-        answer = "<p>No node says that it runs anything else than was submitted.</p>"
+        answer = "<p>Every node that reports runs what was submitted.</p>"
     parts = [f"<h3>Submitted and run</h3>{answer}"]
     parts += [f"<h3>Errors</h3>{_grouped(findings.stderr)}"] if findings.stderr else []
     parts += [f"<h3>Agents that are gone</h3>{_grouped(findings.agents)}"] if findings.agents else []

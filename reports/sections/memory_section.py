@@ -54,7 +54,13 @@ def _answer(memory: pd.DataFrame) -> str:
 def stage_memory(memory: pd.DataFrame) -> go.Figure:
     """A bar for each stage: the predicted parts, a line at the limit, a dot at the measured peak."""
     stages = [f"stage {number}" for number in memory.index]
-    made = figure(height=80 + 30 * len(stages), barmode="stack", yaxis={"autorange": "reversed", "showgrid": False})
+    made = figure(
+        height=120 + 30 * len(stages),
+        barmode="stack",
+        legend={"traceorder": "normal"},
+        margin={"l": 20, "r": 12, "t": 64, "b": 40},  # room for a legend of three lines, as on a phone
+    )
+    made.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=6)
     made.update_xaxes(title_text="GiB", rangemode="tozero")
     for part, colour in zip(MEMORY, (SERIES[0], SERIES[2], SERIES[3], SERIES[1], SOFT), strict=True):
         made.add_bar(

@@ -9,6 +9,7 @@ from html import escape
 from conf.schema.partition import Partition
 from megatron_ext.contract.models.model import GPT, RECURRENT
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
+from reports.facts.schedules import schedule_name
 from reports.figures.page import table
 from reports.readers.record import UNKNOWN
 
@@ -29,7 +30,9 @@ def plural(count: int, noun: str, ending: str = "s") -> str:
 
 
 def _sentences(plan: Plan) -> list[str]:
-    order = f"the schedule in {plan.schedule_file}" if plan.schedule_file else f"schedule {plan.schedule}"
+    order = (
+        f"the schedule in {plan.schedule_file}" if plan.schedule_file else f"schedule {schedule_name(plan.schedule)}"
+    )
     unusual = _unusual(plan)
     lengths = [str(tokens) for tokens in (plan.model.sequence_length, plan.model.decoder_tokens) if tokens]
     tokens = f" of {' + '.join(lengths)} tokens" if lengths else ""

@@ -14,8 +14,8 @@ from reports.readers.record import Record
 from reports.sections.plan_section import plural
 
 BUBBLE = (
-    "As a fraction, the bubble is bubble / (passes + bubble), with the passes whole: as in the formulas for schedules, "
-    "which know of passes and waits alone."
+    "Bubble %: bubble / (passes + bubble). The passes include the communication inside, as in the formulas for "
+    "schedules."
 )
 
 
@@ -43,8 +43,11 @@ def stages_section(
         [_note(plan, figures), _clocks(uncertainty_ns)] if timed else ["No steady iteration in the events: no times."]
     )
     if kind:
-        notes.append(f"Peak memory: of the stage's ranks the largest; {PEAKS[kind]}.")
+        notes.append(f"Peak memory: {PEAKS[kind]}, on the rank of the stage that took most.")
     said = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
+    if timed:
+        meaning = escape(f"{MEANING} {BUBBLE}")
+        said += f'<details><summary>What the columns mean</summary><p class="note">{meaning}</p></details>'
     return f"<section><h2>Stages</h2>{table(head, rows, kind='numeric')}{said}</section>"
 
 
@@ -68,8 +71,7 @@ def _clocks(uncertainty_ns: int | None) -> str:
 def _note(plan: Plan, figures: Statistics) -> str:
     note = (
         "Milliseconds of an iteration; medians over the ranks of a stage and "
-        f"{plural(int(figures.steady.sum()), 'steady iteration')} (complete, and not the first). {MEANING} "
-        f"{BUBBLE}"
+        f"{plural(int(figures.steady.sum()), 'steady iteration')} (complete, and not the first)."
     )
     known = ideal(plan)
     if known is None:

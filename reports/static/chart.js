@@ -49,6 +49,7 @@ class Chart {
       width = place.clientWidth;
     }).observe(place);
     addEventListener("resize", () => this.redraw());
+    for (const event of ["beforeprint", "afterprint"]) addEventListener(event, () => this.draw());
     listen(this);
   }
 
@@ -150,8 +151,9 @@ class Chart {
   // Sets the sizes of all parts for the width and height that there is.
   measure() {
     const width = this.box.clientWidth;
-    const most = Math.max(innerHeight - 150, 240);
     const folds = this.rows.filter((row) => row.fold).length;
+    const every = AXIS + folds * FOLD_PIXELS + (this.rows.length - folds) * ROW_PIXELS[0]; // paper does not scroll
+    const most = Math.max(innerHeight - 150, 240, document.documentElement.hasAttribute("data-printing") ? every : 0);
     const fits = (most - AXIS - folds * FOLD_PIXELS) / Math.max(this.rows.length - folds, 1);
     const pixels = Math.floor(clamp(fits, ...ROW_PIXELS));
     this.tops = [0];
@@ -245,7 +247,7 @@ class Chart {
     });
     // What is waiting inside a task of the computation covers all of it.
     for (const [bar, name, style] of waits) {
-      context.fillStyle = pale(name);
+      context.fillStyle = hatch(name, context);
       context.fillRect(...this.area(bar.row, bar.start, bar.start + bar.wait, waitingPlace(style)));
     }
   }

@@ -1,5 +1,5 @@
 "use strict";
-// How each task looks, as reports/figures/tasks.py says; waiting is pale.
+// How each task looks, as reports/figures/tasks.py says; waiting is hatched.
 
 const LOOKS = JSON.parse(document.getElementById("looks").textContent);
 const LANES = LOOKS.lanes; // from above to below
@@ -22,15 +22,40 @@ function mix(colour, other, share) {
 
 // The colour of a task, fainter from the first micro-batch to the last.
 function shade(name, microBatch, microBatches) {
-  const base = taskStyle(name)[darkScheme.matches ? "dark" : "light"];
+  const base = taskStyle(name)[isDark() ? "dark" : "light"];
   const share = microBatch < 1 ? 0 : (0.5 * microBatch) / Math.max(microBatches - 1, microBatch);
-  return `rgb(${mix(base, darkScheme.matches ? "#181c22" : "#ffffff", share).join()})`;
+  return `rgb(${mix(base, isDark() ? "#181c22" : "#ffffff", share).join()})`;
 }
 
-// The colour of the part of a task that is waiting for another rank.
-function pale(name) {
-  const base = taskStyle(name)[darkScheme.matches ? "dark" : "light"];
-  return `rgb(${mix(base, darkScheme.matches ? "#181c22" : "#ffffff", 0.8).join()})`;
+const HATCH = 6; // pixels from one line to the next
+const hatches = new Map();
+
+// What fills the part of a task that is waiting for another rank: lines of its colour, on next to nothing.
+function hatch(name, context) {
+  const [base, ground] = [taskStyle(name)[isDark() ? "dark" : "light"], isDark() ? "#181c22" : "#ffffff"];
+  const key = `${base} ${ground}`;
+  if (!hatches.has(key)) hatches.set(key, context.createPattern(hatchTile(base, ground), "repeat"));
+  return hatches.get(key);
+}
+
+function hatchTile(base, ground) {
+  const tile = new OffscreenCanvas(HATCH, HATCH);
+  const context = tile.getContext("2d");
+  context.fillStyle = `rgb(${mix(base, ground, 0.88).join()})`;
+  context.fillRect(0, 0, HATCH, HATCH);
+  context.strokeStyle = `rgb(${mix(base, ground, 0.35).join()})`;
+  context.beginPath();
+  for (const from of [-HATCH, 0, HATCH]) {
+    context.moveTo(from, HATCH);
+    context.lineTo(from + HATCH, 0);
+  }
+  context.stroke();
+  return tile;
+}
+
+// The entry of a legend that says so.
+function waitingEntry() {
+  return Object.assign(document.createElement("span"), { className: "task waiting", textContent: "waiting, in the colour of its task" });
 }
 
 // Black or white, whichever stands out from a colour `rgb(…)`: at least 4.5 times as light or dark (WCAG 2, 1.4.3).

@@ -1,22 +1,34 @@
 "use strict";
 // Draws the figures of a page, each from the JSON that lies beside its place; a click on what has a link follows it.
 
+const PAPER = 660; // pixels that A4 and Letter have room for
+const places = () => [...document.querySelectorAll("div.plot")];
+
+// As wide as its place, or, on paper, as `width` says.
+function drawFigure(place, width) {
+  const { data, layout } = themed(JSON.parse(place.nextElementSibling.textContent));
+  const sized = width ? { ...layout, width: Math.min(width, layout.width ?? width) } : layout;
+  return Plotly.react(place, data, sized, { ...PLOTLY.config, modeBarButtonsToRemove: PLOTLY.unused });
+}
+
 async function drawFigures() {
-  for (const place of document.querySelectorAll("div.plot")) {
-    const { data, layout } = themed(JSON.parse(place.nextElementSibling.textContent));
-    const fresh = !place.data;
-    await Plotly.react(place, data, layout, { ...PLOTLY.config, modeBarButtonsToRemove: PLOTLY.unused });
-    if (fresh) place.on("plotly_click", ({ points }) => points[0].customdata && location.assign(points[0].customdata));
-  }
+  for (const place of places()) await drawFigure(place);
+  document.body.dataset.scheme = isDark() ? "dark" : "light";
 }
 
 async function drawAll() {
-  await drawFigures();
+  for (const place of places()) {
+    await drawFigure(place);
+    place.on("plotly_click", ({ points }) => points[0].customdata && location.assign(points[0].customdata));
+  }
+  document.body.dataset.scheme = isDark() ? "dark" : "light";
   darkScheme.addEventListener("change", drawFigures);
+  addEventListener("beforeprint", () => places().forEach((place) => drawFigure(place, PAPER)));
+  addEventListener("afterprint", drawFigures);
   document.body.dataset.figures = "drawn";
 }
 
 drawAll().catch((error) => {
-  document.querySelectorAll("div.plot").forEach((place) => place.append(`This figure cannot be drawn: ${error.message}`));
+  places().forEach((place) => place.append(`This figure cannot be drawn: ${error.message}`));
   throw error;
 });

@@ -59,5 +59,5 @@ function iterationChart(place, names, events, one, changed = () => {}) {
 function plainLegend(names) {
   const entries = names.map((name) => Object.assign(document.createElement("span"), { className: "task", textContent: name }));
   entries.forEach((entry, name) => entry.style.setProperty("--task", shade(names[name], -1, 0)));
-  element("legend").replaceChildren(...entries);
+  element("legend").replaceChildren(...entries, waitingEntry());
 }

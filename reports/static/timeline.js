@@ -312,7 +312,7 @@ function makeLegend() {
     group.append(title, ...lanes.get(lane).map(legendEntry));
     return group;
   });
-  element("legend").replaceChildren(...groups);
+  element("legend").replaceChildren(...groups, waitingEntry());
 }
 
 function legendEntry(name) {

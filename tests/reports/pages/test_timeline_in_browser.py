@@ -460,7 +460,7 @@ def test_it_begins_with_what_it_amounts_to(page: Page, timeline: Timeline):
     compute = np.median(figures.spent.compute[:, 1:].reshape(2, -1), axis=1)
     said = page.inner_text(".answer")
     assert said.startswith(
-        f"From its first event to its last an iteration takes {np.median(lengths):,.1f} ms, "
+        f"An iteration takes {np.median(lengths):,.1f} ms from its first event to its last, "
         f"the median of 4 steady ones; the next one begins before it ends, so one is done every "
         f"{figures.usual_period_ms:,.1f} ms. The bubble is {figures.bubble:.1%} of passes and bubble, where 1F1B "
         f"with equal stages has 20.0%; {figures.communication:.1%} of an iteration is exposed communication. "
