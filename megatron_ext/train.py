@@ -35,9 +35,10 @@ from megatron_ext.parallel.software import same_software
 from megatron_ext.tasks.cut import cut, ties
 from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.task import Held, Task
-from megatron_ext.timeline import memory, traffic
+from megatron_ext.timeline import traffic
 from megatron_ext.timeline.cuda_recorder import CudaRecorder
 from megatron_ext.timeline.event_files import EventBuffer
+from megatron_ext.timeline.memory import MemoryReport
 from megatron_ext.timeline.recorder import Recorder, begin_events
 
 
@@ -113,6 +114,7 @@ def _train(
         print(f"going on from {found.folder}", flush=True)
     interruption = Interruption(device, engine.apart)
     recorder.traffic.begin()
+    used = MemoryReport(plan, place)
     iteration, until = start.iteration, plan.train.iterations
     ending, why = course.reached or (adaptation is not None and adaptation.over(iteration)), 0
     while iteration < until and not ending:
@@ -132,8 +134,9 @@ def _train(
         if adaptation is not None:
             adaptation.after(iteration, result)
         recorder.flush()
+        used.note(iteration)
         if iteration == min(start.iteration + plan.train.log_interval, plan.train.iterations):
-            _report(plan, place, recorder, iteration, engine.consumed(iteration) - start.samples)
+            _report(plan, place, recorder, used, iteration, engine.consumed(iteration) - start.samples)
         if spending is not None:
             spending.note()
         asked = interruption.agreed(SPENT if spending is not None and spending.over else 0)
@@ -145,7 +148,7 @@ def _train(
     gate.wait("trained", "waiting for the last messages of the others")  # before any rank ends its communicators
     clock.align(recorder, store, "end")
     recorder.close()
-    _report(plan, place, recorder, iteration, engine.consumed(iteration) - start.samples)
+    _report(plan, place, recorder, used, iteration, engine.consumed(iteration) - start.samples)
     saver.finish()
     over = adaptation is not None and adaptation.over(iteration)
     done = course.reached or over or iteration == plan.train.iterations
@@ -160,9 +163,9 @@ def _train(
     return iteration, done or why == SPENT
 
 
-def _report(plan: Plan, place: Place, recorder: Recorder, iteration: int, samples: int) -> None:
+def _report(plan: Plan, place: Place, recorder: Recorder, used: MemoryReport, iteration: int, samples: int) -> None:
     """Writes down what the rank has taken, and sent for so many samples, up to the end of an iteration."""
-    memory.report(plan, place, iteration)
+    used.report(iteration)
     traffic.report(plan, place, recorder.traffic, iteration, samples)
 
 

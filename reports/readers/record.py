@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import TextIOWrapper
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -17,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from conf.errors import ConfigError, RunFolderError
-from conf.run_folder.json_values import Rule, Unix, typed
+from conf.run_folder.json_values import Count, Rule, Unix, typed
 from conf.run_folder.log_lines import unlabelled
 from conf.run_folder.run_files import opened, parse_json, read_text
 from conf.run_folder.rundir import RunDir
@@ -94,6 +95,8 @@ class Record:
     """By rank that reported it: MiB by kind, as in `memory/rank-*.json`."""
     notes: tuple[str, ...]
     """What is missing, one sentence each."""
+    memory_course: Mapping[int, pd.Series] = field(default_factory=dict)
+    """By rank that noted it: MiB over iterations."""
     traffic: Mapping[int, Traffic] = field(default_factory=dict)
     """By rank that counted it."""
     decisions: tuple[Decision, ...] = ()
@@ -144,7 +147,7 @@ def read(run: RunDir) -> Record:
     plan = _with_names(run, run.read_plan(), notes)
     upstream = _upstream(run, plan, notes) if plan.engine == MEGATRON_LM else None
     config = _text(run.config, notes)
-    decided = _decisions(run, notes)
+    decided, memory = _decisions(run, notes), _memory(run, plan.ranks, notes)
     return Record(
         name=run.name,
         diff=run.diff,
@@ -159,7 +162,8 @@ def read(run: RunDir) -> Record:
             node.name: _json(run, run.node_state(node.name), notes) for node in (plan.nodes[rank] for rank in plan.used)
         },
         failures=tuple(_failures(run, plan, notes)),
-        memory=_memory(run, plan.ranks, notes),
+        memory={rank: one.mib for rank, one in memory.items()},
+        memory_course={rank: one.course.series for rank, one in memory.items() if one.course},
         traffic=_traffic(run, plan.ranks, notes),
         decisions=tuple(one for one in decided if isinstance(one, Decision)),
         regroupings=tuple(one for one in decided if isinstance(one, Regrouping)),
@@ -302,9 +306,9 @@ def _failures(run: RunDir, plan: Plan, notes: list[str]) -> list[RankFailure]:
     return sorted(found, key=lambda failure: (failure.symptom, failure.unix))
 
 
-def _memory(run: RunDir, ranks: Sequence[Place], notes: list[str]) -> Mapping[int, Mapping[str, float]]:
+def _memory(run: RunDir, ranks: Sequence[Place], notes: list[str]) -> Mapping[int, _Memory]:
     read = {rank.rank: _typed(run, run.rank_memory(rank.rank), _Memory, notes) for rank in ranks}
-    return {rank: content.mib for rank, content in read.items() if content is not None}
+    return {rank: content for rank, content in read.items() if content is not None}
 
 
 def _traffic(run: RunDir, ranks: Sequence[Place], notes: list[str]) -> Mapping[int, Traffic]:
@@ -333,10 +337,28 @@ def _typed(run: RunDir, path: Path, kind: type[T], notes: list[str]) -> T | None
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Course:
+    iterations: tuple[Count, ...]
+    mib: tuple[Mib, ...]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where they are no pairs in the order of the iterations."""
+        if len(self.iterations) != len(self.mib):
+            raise ValueError(f"course has {len(self.iterations)} iterations and {len(self.mib)} mib")
+        if any(after <= before for before, after in pairwise(self.iterations)):
+            raise ValueError("course.iterations must grow")
+
+    @property
+    def series(self) -> pd.Series:
+        return pd.Series(self.mib, self.iterations, dtype="float64")
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Memory:
     """memory/rank-*.json."""
 
     mib: dict[str, Mib]
+    course: _Course | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -280,6 +280,8 @@ def test_each_rank_tells_its_memory(tmp_path: Path, corpus: Path) -> None:
         content = json.loads((run.run.path / "memory" / f"rank-{rank:05d}.json").read_text())
         assert content["iteration"] == 4
         assert 50 < content["mib"]["max_resident"] < 2000
+        assert content["course"]["iterations"] == [1, 2, 3, 4]
+        assert all(50 < mib <= content["mib"]["max_resident"] + 16 for mib in content["course"]["mib"])
         assert (
             f"[Rank {rank}] (after 1 iterations) memory (MB) | max resident: "
             in run.run.node_out("local-0").read_text()

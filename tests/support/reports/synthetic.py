@@ -387,5 +387,8 @@ def make_run(folder: Path, shape: Shape) -> list[list[tuple[int, ...]]]:
                 "max_reserved": 2e4,
             }
             told = {"rank": rank["rank"], "stage": rank["stage"], "iteration": shape.iterations, "mib": mib}
+            iterations = [*range(1, shape.iterations + 1)]
+            course = [shape.peak_mib(rank["rank"]) - 500 / number for number in iterations]
+            told["course"] = {"iterations": iterations, "mib": course}
             (folder / f"memory/rank-{rank['rank']:05d}.json").write_text(json.dumps(told))
     return replay.records
