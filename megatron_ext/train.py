@@ -40,6 +40,7 @@ from megatron_ext.timeline.cuda_recorder import CudaRecorder
 from megatron_ext.timeline.event_files import EventBuffer
 from megatron_ext.timeline.memory import MemoryReport
 from megatron_ext.timeline.recorder import Recorder, begin_events
+from megatron_ext.timeline.trace import traced
 
 
 def train(plan: Plan, place: Place, store: Store, buffers: Mapping[int, EventBuffer]) -> None:
@@ -120,7 +121,8 @@ def _train(
     while iteration < until and not ending:
         iteration += 1
         measures = adaptation is not None and adaptation.measures(iteration)
-        result = engine.step(iteration, halves=True) if measures else engine.step(iteration)
+        with traced(plan, place, iteration):
+            result = engine.step(iteration, halves=True) if measures else engine.step(iteration)
         over = adaptation is not None and adaptation.over(iteration)
         last = over or iteration == plan.train.iterations
         evaluation, best = None, False

@@ -243,6 +243,11 @@ class RunDir(RunFiles):
         return self.trackers / f"{tracker}.log"
 
     @property
+    def traces(self) -> Path:
+        """torch's own traces of an iteration."""
+        return self.path / "traces"
+
+    @property
     def nsys(self) -> Path:
         """What Nsight Systems saw of each node."""
         return self.path / "nsys"

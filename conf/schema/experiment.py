@@ -89,6 +89,8 @@ class Profile:
     """Run the ranks of every node under Nsight Systems, which must be on the node or in its container."""
     ncu: bool = False
     """The same under Nsight Compute, which measures every kernel but NCCL's, each run several times."""
+    trace_iteration: int | None = None
+    """The first rank of each stage writes torch's own trace of this iteration (traces/) for Perfetto; null: none."""
     gpu_interval_s: int = 10
     """Seconds between two readings of the GPUs (nodes/<node>.gpu); 0: none are taken."""
 

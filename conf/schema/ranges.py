@@ -225,7 +225,7 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "mixup": NotNegative(most=1e3),
         "cutmix": NotNegative(most=1e3),
     },
-    "profile": {"gpu_interval_s": Range(0, 10**6)},
+    "profile": {"trace_iteration": Range(1, 10**9), "gpu_interval_s": Range(0, 10**6)},
     "": {"max_jobs": Range(1, 10**6), "confirm_gpu_hours": NotNegative(most=1e12)},
 }
 """By the part of a configuration and the key in it; where a rule of the part's own module says more, it stands there

@@ -106,6 +106,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         data_bucketing=experiment.data.bucketing,
         timeline=experiment.profile.timeline and experiment.engine.kind is EngineKind.tdpp,  # Megatron-LM records none
         nsys=experiment.profile.nsys or experiment.profile.ncu,
+        trace_iteration=experiment.profile.trace_iteration,
         device="cpu" if set(gpus) == {"CPU"} else "cuda",
         rehearsal=None,
         folder=Path(experiment.runs_dir).absolute() / run_name,

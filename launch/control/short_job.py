@@ -16,7 +16,7 @@ from pathlib import Path
 from conf.run_folder.rundir import RunDir
 from conf.schema.adapt import Rule
 from conf.schema.elastic import Elastic
-from conf.schema.experiment import Engine, ExecutorKind, Experiment
+from conf.schema.experiment import Engine, ExecutorKind, Experiment, Profile
 from launch.control.follow import tidy
 from launch.control.stop import is_over, stop
 from launch.files.records import Submitted
@@ -49,7 +49,7 @@ def short_job(experiment: Experiment, folder: str, wait_min: float, run_min: int
         cluster=replace(experiment.cluster, groups=groups),
         engine=Engine(),
         log=[],
-        profile=replace(experiment.profile, timeline=False, nsys=False, ncu=False, gpu_interval_s=0),
+        profile=Profile(timeline=False, gpu_interval_s=0),
         executor=replace(experiment.executor, meet_min=wait_min, time_min=limit, save_s=SAVE_S),
     )
 

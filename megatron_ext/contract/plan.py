@@ -104,6 +104,8 @@ class Content:
     """Of translation, where samples of alike length go together: how many global batches are sorted at a time."""
     timeline: bool
     nsys: bool
+    trace_iteration: Optional[int]
+    """Of which the first rank of each stage writes torch's own trace."""
     device: str
     rehearsal: Optional[RehearsalConfig]
 

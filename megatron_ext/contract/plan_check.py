@@ -65,6 +65,7 @@ MAY_LACK = (
         "data_masking",
         "data_augment",
         "data_bucketing",
+        "trace_iteration",
     ),
 )
 """Keys of a plan that are left out where they are null."""
@@ -181,6 +182,7 @@ _RANGES: Dict[str, Range] = {
     "data_masking.short_seq_prob": _from(0, 1),
     "data_masking.max_ngram": _from(1, 10**4),
     "data_bucketing": _COUNT,
+    "trace_iteration": _COUNT,
     **{f"data_augment.{key}": _NOT_NEGATIVE for key in ("padding", "rand_augment", "mixup", "cutmix")},
     "data_augment.rand_augment_magnitude": _from(0, 10),
     "data_augment.erasing": _from(0, 1),

@@ -68,6 +68,10 @@ class RunFiles:
     def rank_memory(self, rank: int) -> Path:
         return self.path / "memory" / _of_rank(rank)
 
+    def rank_trace(self, rank: int, iteration: int) -> Path:
+        """torch's own trace of an iteration."""
+        return self.path / "traces" / f"rank-{rank:05d}.iteration-{iteration}.json.gz"
+
     def rank_traffic(self, rank: int) -> Path:
         return self.path / "traffic" / _of_rank(rank)
 

@@ -30,6 +30,7 @@ from reports.sections.gpu_section import gpu_section
 from reports.sections.learning_section import learning_section
 from reports.sections.memory_section import memory_section
 from reports.sections.plan_section import plan_section
+from reports.sections.profiles_section import profiles_section
 from reports.sections.reproduce_section import configuration_section, reproduce_section
 from reports.sections.stages_section import stages_section
 from reports.sections.stragglers import stragglers_section
@@ -69,6 +70,7 @@ def render(
         *_stages(record, timeline, figures, prediction),
         stragglers_section(figures, record.plan),
         gpu_section(gpus) if gpus else "",
+        profiles_section(record),
         *([] if record.log else [reproduce_section(record), configuration_section(record)]),
         "</main>",
     ]

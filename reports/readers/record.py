@@ -31,6 +31,7 @@ from megatron_ext.contract.plan_parts import Place
 from reports.errors import ReportError
 from reports.readers import upstream_log
 from reports.readers.decisions import Decision, Regrouping, decisions
+from reports.readers.profiles import ProfileFile, profile_files
 from reports.readers.upstream_log import UpstreamLog
 
 UNKNOWN = "unknown"
@@ -97,6 +98,8 @@ class Record:
     """What is missing, one sentence each."""
     memory_course: Mapping[int, pd.Series] = field(default_factory=dict)
     """By rank that noted it: MiB over iterations."""
+    profiles: Sequence[ProfileFile] = ()
+    """What profilers left in its folder."""
     traffic: Mapping[int, Traffic] = field(default_factory=dict)
     """By rank that counted it."""
     decisions: tuple[Decision, ...] = ()
@@ -164,6 +167,7 @@ def read(run: RunDir) -> Record:
         failures=tuple(_failures(run, plan, notes)),
         memory={rank: one.mib for rank, one in memory.items()},
         memory_course={rank: one.course.series for rank, one in memory.items() if one.course},
+        profiles=profile_files(run),
         traffic=_traffic(run, plan.ranks, notes),
         decisions=tuple(one for one in decided if isinstance(one, Decision)),
         regroupings=tuple(one for one in decided if isinstance(one, Regrouping)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
@@ -273,8 +274,8 @@ def test_model_operations_are_the_multiplications_that_torch_counts(tmp_path: Pa
     assert flops_per_token(plan.model) * tokens.numel() == counted.get_total_flops()
 
 
-def test_each_rank_tells_its_memory(tmp_path: Path, corpus: Path) -> None:
-    run = make_run(tmp_path / "run", corpus, "parallel.data=2", "parallel.pipeline=1")
+def test_each_rank_tells_its_memory_and_the_first_of_a_stage_traces_an_iteration(tmp_path: Path, corpus: Path) -> None:
+    run = make_run(tmp_path / "run", corpus, "parallel.data=2", "parallel.pipeline=1", "profile.trace_iteration=3")
     assert run.go() == 0, run.stderr()
     for rank in range(2):
         content = json.loads((run.run.path / "memory" / f"rank-{rank:05d}.json").read_text())
@@ -286,3 +287,7 @@ def test_each_rank_tells_its_memory(tmp_path: Path, corpus: Path) -> None:
             f"[Rank {rank}] (after 1 iterations) memory (MB) | max resident: "
             in run.run.node_out("local-0").read_text()
         )
+    (trace,) = run.run.traces.iterdir()
+    assert trace.name == "rank-00000.iteration-3.json.gz"
+    names = {event["name"] for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
+    assert "aten::mm" in names or "aten::addmm" in names

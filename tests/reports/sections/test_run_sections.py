@@ -314,3 +314,17 @@ def test_of_a_batch_that_adapts_the_head_says_how_many_samples_were_trained(
     head = "Samples 100 of 100" if samples == 100 else "Samples 100 of 400" if epochs is None else "Epoch 1.25 of 5"
     rest = "" if samples == 100 else " · the rest takes about 1 s at 400.0 samples/s"
     assert f"{head} iteration {lines[-1]['iteration']}, last logged{rest} Loss" in " ".join(said.split())
+
+
+def test_what_profilers_left_is_listed_with_the_iteration_that_it_shows(run: Path):
+    report(run)
+    assert "<h2>Profiles</h2>" not in (run / "report/index.html").read_text()
+    for name in ("traces/rank-00002.iteration-3.json.gz", "traces/other.json.gz", "nsys/g0-0.nsys-rep"):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_bytes(b"")
+    report(run)
+    whole, traced = "<code>nsys/g0-0.nsys-rep</code>", "<code>traces/rank-00002.iteration-3.json.gz</code>"
+    assert row(run, "Profiles", whole) == [whole, "node g0-0", "all", "Nsight Systems"]
+    link = '<a href="timeline.html#iteration=3">3 in the timeline</a>'
+    assert row(run, "Profiles", traced) == [traced, "rank 2", link, "ui.perfetto.dev"]
+    assert "other.json.gz" not in (run / "report/index.html").read_text()
