@@ -135,6 +135,29 @@ def test_a_host_that_dies_is_named_and_nothing_is_left_on_the_other(fleet: Fleet
     wait_for(lambda: not fleet.processes())
 
 
+@pytest.mark.slow
+def test_an_elastic_run_goes_on_without_a_host_that_dies(fleet: Fleet, runs: Path) -> None:
+    """And with one that has lost a rank."""
+    layout = ["parallel=single", "parallel.data=3", "parallel.global_batch_size=12", "parallel.micro_batch_size=1"]
+    hosts = ["executor=hosts", "executor.hosts=[a:1,b:1,c:1]", "elastic.enabled=true", "train.save_interval=2"]
+    run = start(runs, *hosts, *layout, *FOREVER)
+    wait_until_running(run)
+    fleet.kill("b")
+    wait_for(run.plan_of("0.1").exists)
+    assert run.read_plan().used == [0, 2]
+    wait_for(lambda: {run.read_json(run.node_state(name))["state"] for name in "ac"} == {"running"})
+    wait_for(lambda: run.read_json(run.node_ranks("c"))[0]["rank"] == 1)
+    fleet.call("c", "kill", "-KILL", str(run.read_json(run.node_ranks("c"))[0]["pid"]))
+    wait_for(run.plan_of("0.2").exists)
+    assert run.read_plan().used == [0, 2]
+    wait_for(lambda: {run.read_json(run.node_state(name))["start"] for name in "ac"} == {"0.2"})
+    begun = len(run.metrics.read_text().splitlines())
+    wait_for(lambda: len(run.metrics.read_text().splitlines()) > begun + 3)
+    assert stop_command.main([str(run.path)]) == 0
+    assert judge(run).state is State.stopped
+    wait_for(lambda: not fleet.processes())
+
+
 def test_stop_ends_everything_on_all_hosts(fleet: Fleet, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = start(runs, *TWO, *FOREVER)
     wait_until_running(run)

@@ -85,6 +85,24 @@ def test_a_controller_that_does_not_answer_is_asked_no_more_often_than_another(r
     assert calls(squeue) == 1
 
 
+def test_nodes_that_have_ended_well_are_given_back_once(
+    run: RunDir, squeue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_job, "ASK_S", 0.0)
+    scontrol = squeue.with_name("scontrol")
+    says(scontrol, f'echo "$@" >> {scontrol}.said; pwd > {scontrol}.where')
+    run.write_json(run.plan, plan_of("a-0", "a-1", "a-2"))
+    run.nodes.mkdir()
+    for node, state, code in (("a-0", "running", None), ("a-1", "ended", 0), ("a-2", "regroups", 75)):
+        content = STATE | {"state": state, "exit_code": code, "job": "1", "start": "0.0"}
+        run.write_json(run.node_state(node), content)
+    job = SlurmJob.here(run, (0, 1, 2), 0, {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-3]"})
+    job.give_back()
+    job.give_back()
+    assert Path(f"{scontrol}.said").read_text() == "update JobId=1 NodeList=n1,n3\n"
+    assert not Path(Path(f"{scontrol}.where").read_text().strip()).exists()  # Slurm leaves a script there
+
+
 def test_the_first_of_a_thousand_nodes_reads_the_jobs_once_for_all_of_them(
     run: RunDir, squeue: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
