@@ -115,13 +115,14 @@ def played(args: Arguments) -> tuple[Results, list[str]]:
         name, why = next(iter(refused.items()))
         notes.append(f"{len(refused)} sets of nodes cannot train this, such as {name}: {why}")
     elastic = None
-    if args.elastic is not None:
+    run = asked.elastic
+    goal = args.elastic if args.elastic is not None else str(run.by) if run is not None else None
+    if goal is not None:
         if asked.epoch is None:
-            raise SearchError(f"elastic={args.elastic} changes nodes at the end of an epoch; add epoch=N, its samples")
+            raise SearchError(f"elastic={goal} changes nodes at the end of an epoch; add epoch=N, its samples")
         able = {one.name for one in trainings}
-        how = Elastic(
-            epoch=asked.epoch, goal=args.elastic, restart_s=RESTART_S if args.restart_s is None else args.restart_s
-        )
+        restart_s = args.restart_s if args.restart_s is not None else run.restart_s if run is not None else RESTART_S
+        how = Elastic(epoch=asked.epoch, goal=goal, restart_s=restart_s)
         if how.goal == "dollars" and all(one.dollars is None for one in trainings):
             raise SearchError("elastic=dollars: no nodes have a price; give cluster.groups.<group>.price_per_hour")
         elastic = simulate_elastic(training, [one for one in asked.node_sets if one.name in able], how)

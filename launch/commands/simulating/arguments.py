@@ -47,7 +47,8 @@ def parse(argv: Sequence[str]) -> Arguments:
         SearchError: a word has no such value, or no meaning beside another one.
     """
     own, overrides = own_words([word for word in argv if word != "--json"], WORDS, SearchError)
-    if "restart_s" in own and "elastic" not in own:
+    chooses = "elastic" in own or any(word.startswith("elastic.by=") for word in overrides)
+    if "restart_s" in own and not chooses:
         raise SearchError(f"restart_s={own['restart_s']:g} is what a change of nodes takes: add elastic=time")
     if "iidp" in own and "profile" in own:
         raise SearchError(f"iidp={own['iidp']} names files of its own for times; leave out profile={own['profile']}")

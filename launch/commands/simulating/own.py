@@ -8,6 +8,7 @@ from pathlib import Path
 
 from conf.compose import compose_unchecked
 from conf.schema.adapt import Rule
+from conf.schema.elastic import Elastic
 from conf.schema.experiment import Experiment
 from conf.schema.partition import NodeOrder
 from fasop.costs.doubts import doubts
@@ -37,6 +38,8 @@ class Simulated:
     """By set of nodes, why it cannot train."""
     notes: Sequence[str]
     runs_dir: Path
+    elastic: Elastic | None = None
+    """How the run itself would choose nodes."""
 
 
 def simulated(args: Arguments) -> Simulated:
@@ -50,7 +53,7 @@ def simulated(args: Arguments) -> Simulated:
     experiment, chosen = decided(compose_unchecked(args.overrides), args.overrides)
     if args.profile is not None:
         experiment = replace(experiment, cluster=profiled(experiment.cluster, args.profile))
-    samples, epoch = _length(experiment, args.epoch)
+    samples, epoch = _length(experiment, args.epoch or experiment.elastic.epoch)
     wanted = _orders(experiment, args.nodes)
     sets, refused = node_sets(experiment, wanted)
     parallel, adapt = experiment.parallel, experiment.adapt
@@ -71,6 +74,7 @@ def simulated(args: Arguments) -> Simulated:
         refused=refused,
         notes=notes,
         runs_dir=Path(experiment.runs_dir),
+        elastic=experiment.elastic if experiment.elastic.by is not None else None,
     )
 
 

@@ -126,6 +126,6 @@ def choose(
     elif math.isinf(costs[now]):
         reason = "the present nodes cannot take the batches ahead"
     else:
-        reason = f"{gain:.1%} less {goal} expected, the restart counted"
+        reason = f"{gain:.1%} {'fewer' if goal == DOLLARS else 'less'} {goal} expected, the restart counted"
     seconds, dollars, _ = found[best]
     return Choice(best, seconds, None if math.isinf(dollars) else dollars, reason)

@@ -87,7 +87,8 @@ def test_an_elastic_training_is_no_longer_than_the_best_nodes_alone(
     more = ("epoch=2000", "elastic=time", "restart_s=0")
     found = answered(capsys, *words, *ADAPTS, *more)
     assert found["elastic"]["seconds"] <= 1.02 * min(one["seconds"] for one in found["trainings"])
-    dear = answered(capsys, *words, *ADAPTS, *more[:-1], "restart_s=1e6")
+    run = ("elastic.enabled=true", "elastic.by=time", "elastic.epoch=2000", "train.save_interval=10")
+    dear = answered(capsys, *words, *ADAPTS, *run, "elastic.restart_s=1e6")
     assert len(dear["elastic"]["legs"]) == 1
 
 
