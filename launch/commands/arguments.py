@@ -38,8 +38,8 @@ def add_watch(parser: argparse.ArgumentParser, until: str) -> None:
         _WATCH,
         metavar="SECONDS",
         type=option(_seconds),
-        help=f"look again every so many seconds, {until}: --watch (2 s, or 10 s while Slurm has to be asked) or "
-        "--watch=SECONDS; a terminal is drawn anew, elsewhere only changes are printed",
+        help=f"look again every SECONDS, {until} (--watch alone: 2 s, or 10 s while Slurm has to be asked); "
+        "a terminal is redrawn, elsewhere only changes are printed",
     )
 
 

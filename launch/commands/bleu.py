@@ -67,15 +67,21 @@ def bleu_of(
 def add_bleu(parser: argparse.ArgumentParser) -> None:
     """For `print_bleu`."""
     parser.add_argument("--bleu", action="store_true", help="print BLEU instead of translations")
-    parser.add_argument("--epochs", choices=(ALL,), help="with --bleu: of every checkpoint of the run, a line each")
+    parser.add_argument("--epochs", choices=(ALL,), help="with --bleu: score every checkpoint of the run, a line each")
     parser.add_argument("--reference", type=Path, metavar="FILE", help="with --bleu: translations of --input's lines")
     parser.add_argument(
-        "--split", choices=SPLITS, default="test", help="with --bleu and without --input (default: %(default)s)"
+        "--split",
+        choices=SPLITS,
+        default="test",
+        help="with --bleu and without --input: the split (default: %(default)s)",
     )
     parser.add_argument("--samples", type=option(whole), metavar="N", help="with --bleu: only the first N sentences")
-    parser.add_argument("--lowercase", action="store_true", help="with --bleu: in small letters (sacreBLEU's -lc)")
+    parser.add_argument("--lowercase", action="store_true", help="with --bleu: ignore case (sacreBLEU's -lc)")
     parser.add_argument(
-        "--tokenize", choices=TOKENIZERS, default="13a", help="with --bleu: sacreBLEU's words (default: %(default)s)"
+        "--tokenize",
+        choices=TOKENIZERS,
+        default="13a",
+        help="with --bleu: sacreBLEU's tokenizer (default: %(default)s)",
     )
 
 

@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> Parser:
     made = Parser(
         prog="tdpp completion",
-        description="Print what lets a shell complete commands, groups, keys, values and runs.",
+        description="Print a script with which a shell completes commands, options, groups, keys, values and runs.",
         epilog=HOW,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -68,34 +68,34 @@ def parser() -> argparse.ArgumentParser:
     pairs_options.add_options(commands.add_parser("pairs", help="write sentences in two languages, side by side"))
     images_options.add_options(commands.add_parser("images", help="write images and their classes, packed into arrays"))
     videos_options.add_options(commands.add_parser("videos", help="write features of videos' frames, and captions"))
-    look = commands.add_parser("inspect", help="say what data hold")
+    look = commands.add_parser("inspect", help="describe data")
     look.add_argument("prefix", type=Path, help=PREFIX)
     one = look.add_mutually_exclusive_group()
     one.add_argument("--document", type=int, metavar="N", help="print one document, pair, image or video")
     one.add_argument("--sample", type=int, metavar="N", help="print the text of one training sample of a run, from 0")
     look.add_argument(
-        "--sequence-length", type=option(whole), default=1024, metavar="N", help="of the run; without it 1024"
+        "--sequence-length", type=option(whole), default=1024, metavar="N", help="the run's (default: 1024)"
     )
-    look.add_argument("--seed", type=_seed, default=1234, metavar="N", help="of the run; without it 1234")
-    look.add_argument("--split", default="969,30,1", metavar="W,W,W", help="of the run; without it 969,30,1")
+    look.add_argument("--seed", type=_seed, default=1234, metavar="N", help="the run's (default: 1234)")
+    look.add_argument("--split", default="969,30,1", metavar="W,W,W", help="the run's (default: 969,30,1)")
     look.add_argument(
-        "--samples", type=option(whole), metavar="N", help="of the run in all, if they take several epochs"
+        "--samples", type=option(whole), metavar="N", help="all samples of the run, if they take several epochs"
     )
-    look.add_argument("--family", choices=FAMILIES, default=GPT, help="of the run's model; without it gpt")
+    look.add_argument("--family", choices=FAMILIES, default=GPT, help="the family of the run's model (default: gpt)")
     look.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="what else the run of a bert or t5 has, such as data.mask_prob=0.2 or model.bert_binary_head=false",
+        help="another key of a run with bert or t5, such as data.mask_prob=0.2 or model.bert_binary_head=false",
     )
     look.add_argument("--page", type=Path, metavar="FILE", help="write a page with figures of documents and tokens")
     sound = commands.add_parser("check", help="check data in full")
     sound.add_argument("prefix", type=Path, help=PREFIX)
-    sound.add_argument("--vocab-size", type=option(whole), metavar="N", help="for token ids; without it the manifest's")
-    join = commands.add_parser("merge", help="make one of several indexed data, in the order given")
+    sound.add_argument("--vocab-size", type=option(whole), metavar="N", help="for token ids (default: the manifest's)")
+    join = commands.add_parser("merge", help="join several indexed data sets into one, in the order given")
     join.add_argument("prefix", type=Path, nargs="+", help=PREFIX)
-    part = commands.add_parser("split", help="make several of one, of documents in proportion to weights")
+    part = commands.add_parser("split", help="split one into several, by weights of documents")
     part.add_argument("prefix", type=Path, help=PREFIX)
     part.add_argument("--weights", type=_weights, required=True, metavar="W,W", help="such as 969,31")
     for command, names in ((join, "<output>_text_document"), (part, "<output>-0_text_document and so on")):

@@ -121,8 +121,8 @@ def parser() -> Parser:
     add_checkpoint(made)
     made.add_argument("--split", choices=SPLITS, default="test", help="default: %(default)s")
     made.add_argument(
-        "--samples", type=option(whole), metavar="N", help="only the first N (default: the whole split once)"
+        "--samples", type=option(whole), metavar="N", help="only the first N samples (default: the whole split once)"
     )
-    made.add_argument("--json", action="store_true", help="what is written into the run's folder, for programs")
+    made.add_argument("--json", action="store_true", help="print the JSON that is written into the run's folder")
     add_scoring(made)
     return made

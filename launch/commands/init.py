@@ -24,7 +24,7 @@ NAME = "mine"
 WAIT_S = 60
 MODEL = "model"
 EPILOG = """examples:
-  tdpp init                                what Slurm and its nodes say, as cluster=mine and experiment=mine
+  tdpp init                                cluster=mine and experiment=mine, from what Slurm and its nodes say
   tdpp init lab --price a100=12.24         cluster=lab; a node with A100 costs $12.24 an hour
   tdpp init --hosts a:2,b:2                machines that ssh reaches, two ranks on each
   tdpp init model config.json mine-7b      a model from Hugging Face's config.json, as model=mine-7b"""
@@ -62,32 +62,37 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     made = Parser(
         prog="tdpp init",
-        description="Writes your cluster, a plan and a first experiment into your folder of configurations, from what "
-        "Slurm and the nodes say; without Slurm, from this machine. Asks on a terminal for what no machine knows.",
+        description="Writes your cluster, a plan and a first experiment into your folder of configurations.\n"
+        "It asks Slurm and the nodes, or without Slurm looks at this machine.\n"
+        "On a terminal it asks you what no machine knows.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("name", metavar="NAME", nargs="?", default=NAME, help="of both (default: %(default)s)")
+    made.add_argument(
+        "name", metavar="NAME", nargs="?", default=NAME, help="the name of all three (default: %(default)s)"
+    )
     where = made.add_mutually_exclusive_group()
-    where.add_argument("--hosts", metavar="HOST:RANKS,...", help="these machines, as executor.hosts takes them")
-    where.add_argument("--local", action="store_true", help="this machine alone, also where there is Slurm")
+    where.add_argument("--hosts", metavar="HOST:RANKS,...", help="use these machines, written as for executor.hosts")
+    where.add_argument("--local", action="store_true", help="use this machine alone, even if there is Slurm")
     made.add_argument(
         "--price",
         metavar="NAME=DOLLARS",
         type=option(_price),
         action="append",
         default=[],
-        help="an hour of one node, of a group of nodes or a type of GPU; again for others",
+        help="the price of a node for an hour, by its group or its type of GPU; may be repeated",
     )
-    made.add_argument("--network", metavar="GBIT", type=option(above_0), help="between nodes, Gbit/s out of each")
+    made.add_argument(
+        "--network", metavar="GBIT", type=option(above_0), help="the network between nodes, in Gbit/s out of each node"
+    )
     made.add_argument(
         "--wait",
         metavar="SECONDS",
         type=option(_seconds),
         default=WAIT_S,
-        help="for a free node of each group, which is asked for its GPUs (default: %(default)s)",
+        help="how long to wait for a free node of each group, to ask it for its GPUs (default: %(default)s)",
     )
-    made.add_argument("--force", action="store_true", help="replace files that are there")
+    made.add_argument("--force", action="store_true", help="replace existing files")
     return made
 
 

@@ -55,37 +55,39 @@ PATIENCE_S = 300
 """Of a rank that waits for others: those of another node may take longer to make large weights."""
 USAGE = """usage: tdpp profile [GROUP=CHOICE ...] [KEY=VALUE ...] [profile=NAME] [tensor_sizes=N,...] ...
 
-Measures on all nodes of a cluster, with a short job, what embedding, layers and head of the model take there, forward
-and backward, what they keep in memory, what an optimizer step takes, and messages and all-reduces by their size; of a
-module of your own (model=module model.code=FILE.py:NAME) and of models of images every kind of block. GROUP,
-KEY and --config-dir DIR are those of 'tdpp launch'; of parallel nothing counts. Every type of GPU gets a file that
-'tdpp search' reads.
+Runs a short job on all nodes of a cluster and measures the model there: the time of embedding, layers and head, forward
+and backward, the memory that they keep, the time of an optimizer step, and the times of messages and all-reduces by
+size. For models of images, and a module of your own (model=module model.code=FILE.py:NAME), it measures every kind of
+block. GROUP, KEY and --config-dir DIR are those of 'tdpp launch'; the keys of parallel are ignored. It writes a file
+for every type of GPU, which 'tdpp search' reads.
 
   tdpp profile                                    the model 'tiny' on this machine's CPU
   tdpp profile cluster=a10x8 model=xl executor=slurm train.precision=bf16 profile=a10_bf16
   tdpp profile import=known_cost/gpt2XL_A10 gpu=A10 model=xl precision=fp16 micro_batch_size=1 backward_ratio=1.6
 
-  profile=NAME           keep it under this name (the GPU's key in cluster.gpus; of several NAME_KEY)
-  profile=FILE.yaml      write this file, where tdpp is installed for others, too (of several FILE_KEY.yaml)
+  profile=NAME           save the profile under this name (default: the GPU's key in cluster.gpus; with several types
+                         of GPU: NAME_KEY)
+  profile=FILE.yaml      save it to this file (with several types of GPU: FILE_KEY.yaml)
   links=FILE.yaml        write links between the node groups as a table: cluster.links_file=FILE.yaml uses it
-  page=FILE              a page: gradient buckets, and what streams gain
-  graph_output=FILE      write the model as a graph.txt of PipeDream's, with the times of the largest micro-batch (of
-                         several types of GPU FILE_KEY)
-  add=true               into a file that is there; the same sizes and number format are replaced
-  overwrite=true         in the place of a file that is there
-  tensor_sizes=1,2       (all powers of two that the nodes and the model's heads allow; on a CPU 1 and 2)
-  micro_batches=1,2,4    (1,2,4,8; what does not fit is left out)
-  micro_batches=32+      from 32 on, twice as many each time, up to the most that memory has room for: found by trying
-  streams=1,2,4          train the whole model in so many copies on a GPU, too, as far as memory has room: what streams
-                         gain, and the most of them by micro-batch (parallel.streams)
-  seconds=N              at most, for each tensor size and micro-batch (10)
-  wait_min=N             give up when not all nodes have started after so many minutes (10)
+  page=FILE              write a page with the gradient buckets, and what streams gain
+  graph_output=FILE      write the model as a graph.txt of PipeDream's, with the times of the largest micro-batch (with
+                         several types of GPU: FILE_KEY)
+  add=true               add to an existing file; entries of the same sizes and number format are replaced
+  overwrite=true         replace an existing file
+  tensor_sizes=1,2       tensor sizes to measure (default: all powers of two that the nodes and the model's heads
+                         allow; on a CPU 1 and 2)
+  micro_batches=1,2,4    micro-batch sizes to measure (default: 1,2,4,8); those that do not fit are left out
+  micro_batches=32+      from 32 on, double the size until memory is full
+  streams=1,2,4          also train the whole model in so many copies on a GPU, as far as memory has room, to measure what
+                         streams gain, and how many of them fit with each micro-batch (parallel.streams)
+  seconds=N              measure each tensor size and micro-batch for at most N seconds (10)
+  wait_min=N             give up if not all nodes have started after N minutes (10)
   dry_run=true           print what would be submitted
 
-  import=FOLDER/PREFIX   instead of measuring: files PREFIX_<tensor size>.npy, seconds forward of embedding, layers and
-                         head; with gpu=, precision=, micro_batch_size=, backward_ratio=, which they do not tell
-  import=DIR[,DIR]       folders of IIDP's or JABAS's profilers, together: a profile for each type of GPU (profile=NAME)
-  export=DIR             write these, or those of profile=NAME[,NAME], as one such folder; overwrites nothing"""
+  import=FOLDER/PREFIX   read files PREFIX_<tensor size>.npy instead of measuring: the forward seconds of embedding,
+                         layers and head; give gpu=, precision=, micro_batch_size= and backward_ratio=, too
+  import=DIR[,DIR]       read folders of IIDP's or JABAS's profilers together, a profile for each type of GPU
+  export=DIR             write the imported profiles, or profile=NAME[,NAME], as such a folder; it overwrites nothing"""
 
 
 def main(argv: Sequence[str], *, worker: str = WORKER) -> int:

@@ -32,25 +32,26 @@ from megatron_ext.contract.schedule.stream_check import prove
 USAGE = f"""usage: tdpp rehearse learning [GROUP=CHOICE ...] [KEY=VALUE[,VALUE...] ...] [small.KEY=VALUE ...]
                               [seeds=N] [profile=NAME] [csv=FILE] [page=FILE]
 
-Trains a small model in this process, on its CPU, under the delays of any plan: the weights that each micro-batch meets
-are those that it would meet on the plan's ranks. With several plans it says which one comes first to a quality, by what
-an iteration of each is predicted to take on the cluster.
+Trains a small model on this CPU with the delays of a plan: each micro-batch meets the weights that it would meet on the
+plan's ranks. With several plans it says which one reaches a quality first, by the time that an iteration of each is
+predicted to take on the cluster.
 
-GROUP, KEY and --config-dir DIR are those of 'tdpp launch', as is what gives a key several values: all combinations are
-compared, after as many samples and with the same seeds. Plans that flush learn the same, whatever their layout.
+GROUP, KEY and --config-dir DIR are those of 'tdpp launch'. A key may have several values; all combinations are compared
+after the same number of samples and with the same seeds. Plans that flush learn the same, whatever their layout.
 
   tdpp rehearse learning experiment=vit_digits parallel=data.yaml,3-1.yaml train.eval_interval=50
   tdpp rehearse learning cluster=a10x8 model=xl parallel=best,other small.model=tiny small.train.iterations=500 \\
       small.train.eval_interval=25 small.parallel.global_batch_size=64
 
-  small.KEY=VALUE    for what is trained alone: experiment, model, train, data and parallel.global_batch_size; a
-                     partition follows in proportion, and a global batch keeps its number of micro-batches
-  train.until=…      the quality that is the goal, such as 'loss<=2.5'; without, what every plan reaches. Trainings go
-                     on to their end
-  seeds=N            so many trainings of each plan, from train.seed on (3; at most {MOST_SEEDS})
-  profile=NAME       the GPUs take as long as 'tdpp profile' measured under this name
-  csv=FILE           the plans, a line for each seed
-  page=FILE          a page: quality against samples, and against predicted time"""
+  small.KEY=VALUE    a value for the small training alone: experiment, model, train, data and
+                     parallel.global_batch_size. The partition is scaled in proportion, and a global batch keeps its
+                     number of micro-batches
+  train.until=…      the quality to reach, such as 'loss<=2.5' (default: what every plan reaches). Trainings go on to
+                     their end
+  seeds=N            the number of trainings of each plan, with seeds from train.seed on (3; at most {MOST_SEEDS})
+  profile=NAME       use the times that 'tdpp profile' saved under this name
+  csv=FILE           write a line for each plan and seed to this file
+  page=FILE          write a page: quality against samples, and against predicted time"""
 SEEDS = 3
 
 

@@ -134,34 +134,46 @@ def parser() -> argparse.ArgumentParser:
         "runs",
         nargs="*",
         metavar="RUN",
-        help="run folder, name, job id or latest; a folder of runs: all of them; or a log of Megatron-LM, or the "
-        "folder with the .out files of a job's nodes; without any, the latest run; several are also compared",
+        help="a run folder, name, job id or latest (default: the latest run); a folder of runs stands for all of them; "
+        "also a log of Megatron-LM, or the folder with the .out files of a job's nodes; several RUNs are also compared",
     )
-    made.add_argument("--runs-dir", type=Path, default=usual_runs_dir(), metavar="DIR", help="default: runs")
+    made.add_argument(
+        "--runs-dir",
+        type=Path,
+        default=usual_runs_dir(),
+        metavar="DIR",
+        help="where runs are (default: TDPP_RUNS_DIR, or runs)",
+    )
     made.add_argument(
         "--watch",
         action="store_true",
-        help="write the pages again and again until the run is over; open ones load themselves anew",
+        help="write the pages again and again until the run is over; open pages reload themselves",
     )
     made.add_argument(
         "--serve",
         action="store_true",
-        help="write nothing, and show the runs of --runs-dir, or only RUNs, to a browser on this machine until Ctrl-C",
+        help="serve the runs of --runs-dir, or only RUNs, to a browser on this machine until Ctrl-C; write nothing",
     )
-    made.add_argument("--port", type=option(port), metavar="N", help="of --serve (8000); 0 for a free one")
-    made.add_argument("--open", action="store_true", help="also open the page, of several the comparison, in a browser")
+    made.add_argument(
+        "--port", type=option(port), metavar="N", help="with --serve: the port (default: 8000); 0 for a free one"
+    )
+    made.add_argument(
+        "--open", action="store_true", help="also open the page in a browser; with several RUNs, the comparison"
+    )
     made.add_argument(
         "--output",
         type=Path,
         metavar="FOLDER",
-        help="write there, not into the run's folder; of several runs, each into a folder of its own there",
+        help="write there instead of into the run's folder; each of several runs gets a folder of its own there",
     )
-    made.add_argument("--trace", action="store_true", help="also a trace for Perfetto, trace.json.gz")
-    made.add_argument("--csv", action="store_true", help="also tables, events.csv and metrics.csv")
-    made.add_argument("--png", action="store_true", help="also a picture of the timeline; needs Chromium or Chrome")
+    made.add_argument("--trace", action="store_true", help="also write a trace for Perfetto, trace.json.gz")
+    made.add_argument("--csv", action="store_true", help="also write the tables events.csv and metrics.csv")
+    made.add_argument(
+        "--png", action="store_true", help="also write a picture of the timeline; needs Chromium or Chrome"
+    )
     for tracker, where in TRACKERS.items():
-        made.add_argument(f"--{tracker}", action="store_true", help=f"also {where} (docs/trackers.md)")
-    sizes = made.add_argument_group("parallel sizes of a log that does not say them")
+        made.add_argument(f"--{tracker}", action="store_true", help=f"also write {where} (docs/trackers.md)")
+    sizes = made.add_argument_group("parallel sizes, for a log that does not contain them")
     for name in SIZES:
         sizes.add_argument(f"--{name}", type=option(whole), metavar="N")
     return made

@@ -21,9 +21,9 @@ USAGE = """usage: tdpp search [GROUP=CHOICE ...] [KEY=VALUE ...] [top=N] [csv=FI
 
 Ranks all ways to cut the model over the nodes of the cluster: tensor, data and pipeline size, micro-batch, schedule,
 recomputation, sharded optimizer, node order and layers per stage. GROUP, KEY and --config-dir DIR are those of 'tdpp
-launch'. Of parallel the global batch counts, and what you give of it: parallel.recompute=full is then the only way that
-is tried, parallel.recompute=none,full are the two; and so for tensor, data, pipeline, micro_batch_size, schedule,
-chunks, sharded_optimizer, sequence_parallel.
+launch'. The global batch is taken from parallel.global_batch_size. Other keys of parallel limit the search if you give
+them: parallel.recompute=full tries only that, parallel.recompute=none,full tries both. The same holds for tensor, data,
+pipeline, micro_batch_size, schedule, chunks, sharded_optimizer and sequence_parallel.
 
   tdpp search experiment=seed_a100x1_a10x7
   tdpp search cluster=a10x8 model=xl parallel.global_batch_size=64 plan=best
@@ -31,32 +31,32 @@ chunks, sharded_optimizer, sequence_parallel.
   tdpp search pareto=cost cluster=a100x8_a10x8 model=xl train=gpt2 parallel.global_batch_size=64 tokens=1e9 max_days=2
   tdpp search experiment=seed_a10x8 parallel.schedule=one_f_one_b,gpipe parallel.tensor=1
 
-  top=N            as many plans (10)
-  csv=FILE         write them there as well
-  page=FILE        a page of them, with the predicted timeline, time and memory of each
-  plan=NAME        keep the best one under this name in your configurations, which parallel=NAME then takes
-  plan=FILE.yaml   write it to this file, which parallel=FILE.yaml then takes
-  overwrite=true   also when there is such a file
-  profile=NAME     the GPUs take as long as 'tdpp profile' measured under this name (cluster.gpus.<key>.profile)
-  leave_out=false  only plans on all nodes; else also those on some of them
-  by_stage=true    look closer at plans whose stages differ in replicas or tensor sizes (parallel.replicas=15-1,
-                   parallel.tensor=4-2), which a search otherwise has a quick look at; by_stage=false: not at all
-  prove=true       look closer at how much faster other layers per stage could make the plans shown; without, a
-                   quicker bound says so
-  pareto=time      show the plans that no other one beats in both time and cost, over all numbers of nodes up to those
-                   of the cluster, by cluster.groups.<group>.price_per_hour; the fastest first
-  pareto=cost      the cheapest first
-  tokens=N         a whole training is so many tokens (or train.iterations=N): what it takes in days and US dollars
-  max_cost=N max_days=N   of them those whose whole training keeps these US dollars and days
-  calibration=FILE multiply times with what runs took (see calibrate)
-  explain=ROW      tell of the plan in this row of the table where each second and each byte goes, stage by stage
+  top=N            the number of plans to show (10)
+  csv=FILE         also write the table to this file
+  page=FILE        write a page with the predicted timeline, time and memory of each plan
+  plan=NAME        save the best plan under this name in your configurations; parallel=NAME then uses it
+  plan=FILE.yaml   save it to this file; parallel=FILE.yaml then uses it
+  overwrite=true   replace such a file
+  profile=NAME     use the times that 'tdpp profile' saved under this name (cluster.gpus.<key>.profile)
+  leave_out=false  show only plans that use all nodes
+  by_stage=true    search longer for plans whose stages differ in replicas or tensor sizes (parallel.replicas=15-1,
+                   parallel.tensor=4-2); by_stage=false leaves them out
+  prove=true       compute a tighter bound on how much faster other layers per stage could make the plans shown
+  pareto=time      show the plans that no other plan beats in both time and cost, over all numbers of nodes up to those
+                   of the cluster, at the prices cluster.groups.<group>.price_per_hour; the fastest first
+  pareto=cost      the same, the cheapest first
+  tokens=N         the tokens of a whole training (or train.iterations=N), to show its days and US dollars
+  max_cost=N max_days=N   with pareto: only plans whose whole training stays within these US dollars and days
+  calibration=FILE multiply the predicted times by the factors in this file (see calibrate)
+  explain=ROW      show where each second and each byte of the plan in this row goes, stage by stage
 
-  validate=RUN     compare what runs took with what was predicted: in all, by term and by stage; which term is off
-  calibrate=FILE   write there what they took, as a part of what was predicted
+  validate=RUN     compare the times of runs with the predictions, in all, by term and by stage, and name the term that
+                   is off
+  calibrate=FILE   write the measured times, as factors of the predicted ones, to this file
 
-  iidp=FILE        a configuration of IIDP or JABAS with its profiles: the local batch size, shares, workers and
-                   accumulation that take least for a global batch, and the line that its solver prints
-  unit=N           so many GPUs of a server work alike (resource_alloc_unit, or what divides all servers)"""
+  iidp=FILE        for a configuration of IIDP or JABAS with its profiles: find the local batch size, shares, workers
+                   and accumulation that take least time for a global batch, and print them as its solver does
+  unit=N           the number of GPUs of a server that work alike (resource_alloc_unit, or what divides all servers)"""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -23,28 +23,28 @@ USAGE = f"""usage: tdpp simulate [GROUP=CHOICE ...] [KEY=VALUE ...] [noise=…] 
                      [parallel.micro_batch_size=N] [train.overlap_optimizer=auto|true|false] [unit=N]
                      [prices=SERVER:DOLLARS,...] ...
 
-Plays a whole training with the controller that changes the batch of a run (adapt.…), on every number of nodes of the
-cluster: how long it takes, what it costs, which nodes are quickest, which cheapest. GROUP, KEY and --config-dir DIR are
-those of 'tdpp launch'.
+Simulates a whole training with the controller that changes a run's batch (adapt.…), on every number of nodes of the
+cluster. Shows how long each training takes, what it costs, and which nodes are fastest and cheapest. GROUP, KEY and
+--config-dir DIR are those of 'tdpp launch'.
 
   tdpp simulate cluster=mine experiment=vit adapt.rule=noise adapt.upper=8192 noise=500,20000 train.epochs=90
   tdpp simulate iidp=vit.json noise=vit train.epochs=90 epoch=1281167 page=vit.html
 
-  noise=N            the noise scale of the gradient, in samples, over the whole training
-  noise=N,N          that of the beginning, and that of the end, between which it grows by a constant factor
-  noise=FILE.csv     with the columns samples and noise_scale
-  noise=RUN          as an earlier run measured it
-  nodes=NODES,...    only these, as node orders, such as hgx+gpu2*7,gpu2*4; without, all numbers of nodes
-  epoch=N            samples of an epoch, where no data are here to be counted, or the length is in samples
-  elastic=time       also a training that goes on with other nodes after an epoch if that takes least; =dollars
+  noise=N            the noise scale of the gradient, in samples, for the whole training
+  noise=N,N          the noise scale at the beginning and at the end; it grows by a constant factor in between
+  noise=FILE.csv     a file with the columns samples and noise_scale
+  noise=RUN          the noise scale that an earlier run measured
+  nodes=NODES,...    only these sets of nodes, as node orders, such as hgx+gpu2*7,gpu2*4 (default: all)
+  epoch=N            the samples of an epoch, if there are no data here to count or the length is given in samples
+  elastic=time       also simulate a training that changes its nodes after an epoch if that saves time; =dollars: money
   restart_s=N        seconds that such a change takes ({RESTART_S:g})
-  profile=NAME       the GPUs take as long as 'tdpp profile' measured under this name
-  csv=FILE           a line for each set of nodes and epoch
-  page=FILE          a page: time against dollars, batch over samples, all sets of nodes
-  --json             all of it for programs, in the place of the table
-  iidp=FILE          servers and times from a configuration of IIDP or JABAS and the folders that it names
-  unit=N             of these, GPUs of a server that work alike
-  prices=…           of these, US dollars an hour of a server of each kind, such as node0:12.24,node4:3.06"""
+  profile=NAME       use the times that 'tdpp profile' saved under this name
+  csv=FILE           write a line for each set of nodes and epoch to this file
+  page=FILE          write a page: time against dollars, batch over samples, all sets of nodes
+  --json             print everything as JSON instead of the table
+  iidp=FILE          take servers and times from a configuration of IIDP or JABAS and the folders that it names
+  unit=N             with iidp: the number of GPUs of a server that work alike
+  prices=…           with iidp: US dollars an hour for a server of each kind, such as node0:12.24,node4:3.06"""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -103,7 +103,7 @@ def parser() -> Parser:
     made = Parser(prog="tdpp translate", description="Translate lines with a trained run.")
     add_run(made)
     add_checkpoint(made)
-    made.add_argument("--input", type=Path, metavar="FILE", help="text, a sentence a line (default: stdin)")
+    made.add_argument("--input", type=Path, metavar="FILE", help="text, one sentence a line (default: stdin)")
     made.add_argument("--output", type=Path, metavar="FILE", help="default: stdout")
     made.add_argument(
         "--export", type=Path, metavar="FILE", help="write the model to FILE, for python -m megatron_ext.translate"

@@ -46,14 +46,14 @@ def parser() -> Parser:
     made = Parser(
         prog="tdpp init model",
         description="Writes a model into your folder of configurations, from a config.json of Hugging Face's: GPT-2, "
-        "Llama, Mistral, BERT, T5, ViT, ResNet. What would be another model here is refused.",
+        "Llama, Mistral, BERT, T5, ViT, ResNet. A file whose model tdpp would compute differently is refused.",
     )
     made.add_argument("source", metavar="FILE_OR_DIR", type=Path, help="config.json, or the folder that has it")
-    made.add_argument("name", metavar="NAME", nargs="?", help="of the model (default: the folder's)")
+    made.add_argument("name", metavar="NAME", nargs="?", help="the model's name (default: the folder's)")
     made.add_argument(
         "--sequence-length", metavar="N", type=option(whole), help="tokens of a sample (default: the longest)"
     )
-    made.add_argument("--force", action="store_true", help="replace a file that is there")
+    made.add_argument("--force", action="store_true", help="replace an existing file")
     return made
 
 

@@ -24,25 +24,25 @@ USAGE = """usage: tdpp search graph=FILE levels=N[,N...] bandwidths=B[,B...] [me
                    [page=FILE] [graph_output=FILE] [export=DIR]
 
 Divides a profiled graph into stages with replicas that run without a flush, as PipeDream does. FILE is a graph.txt of
-its profiler, or of 'tdpp profile'. Machines are levels of a network, or the nodes of a cluster.
+its profiler, or of 'tdpp profile'. The machines are given as levels of a network, or as the nodes of a cluster.
 
   tdpp search graph=vgg16/graph.txt levels=4,4 bandwidths=1.25e10,1.25e9 graph_output=gpus=16.txt
   tdpp search graph=a100:a100/graph.txt,a10:a10/graph.txt cluster=a100x1_a10x7
 
   levels=4,2         4 machines that share a network, 2 such groups on the next level, and so on
-  bandwidths=B,B     of each level's links, bytes per second
-  memory_gb=N        10^9 bytes of a machine; a cluster's GPUs have their own
-  reference=true     the answer of PipeDream's public optimizer
-  straight=true      no replicas
-  fewer=true         leave machines out where more are no faster
-  compression=N      activations are sent N times as small; with reference=true sending takes no time without it
-  sync=max           a stage with replicas takes the longer one of computing and of summing its gradients, as in the
-                     paper; sync=sum: both, as by the public optimizer and in a run of tdpp
-  csv=FILE           write the stages there as well
-  page=FILE          a page of them, with the graph, its cuts and the times of its operators
+  bandwidths=B,B     the bandwidth of each level's links, in bytes per second
+  memory_gb=N        the memory of a machine, in 10^9 bytes; a cluster's GPUs have their own
+  reference=true     give the answer of PipeDream's public optimizer
+  straight=true      use no replicas
+  fewer=true         leave out machines that do not make it faster
+  compression=N      send activations N times smaller; with reference=true sending takes no time without it
+  sync=max           a stage with replicas takes the longer of computing and summing its gradients, as in the paper;
+                     sync=sum: both, as in the public optimizer and in a run of tdpp
+  csv=FILE           also write the stages to this file
+  page=FILE          write a page with the stages, the graph, its cuts and the times of its operators
   graph_output=FILE  write the graph with the stage of each node (stage_id)
-  export=DIR         write it into the folder of PipeDream's runtime for the model's type, with the files of stages
-                     and ranks and configurations of its driver"""
+  export=DIR         write the stages into the folder of PipeDream's runtime for the model's type, with its files of
+                     ranks and its driver's configurations"""
 
 
 def asked(argv: Sequence[str]) -> bool:
