@@ -23,9 +23,10 @@ def offered(command: str, before: Sequence[str], word: str) -> list[str] | None:
     Args:
         before: the words between the command and this one.
     """
-    parser = _parser(command, before)
-    if parser is None:
+    made = _parser(command, before)
+    if made is None:
         return [name for name in OF_WORDS[command] if name.startswith(word)] if word.startswith("-") else None
+    parser: argparse.ArgumentParser = made
     positional = [one for one in before if not one.startswith("-")]
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
