@@ -78,8 +78,8 @@ for every type of GPU, which 'tdpp search' reads.
                          allow; on a CPU 1 and 2)
   micro_batches=1,2,4    micro-batch sizes to measure (default: 1,2,4,8); those that do not fit are left out
   micro_batches=32+      from 32 on, double the size until memory is full
-  streams=1,2,4          also train the whole model in so many copies on a GPU, as far as memory has room, to measure what
-                         streams gain, and how many of them fit with each micro-batch (parallel.streams)
+  streams=1,2,4          also train the whole model in so many copies on a GPU, as far as memory has room, to measure
+                         what streams gain, and how many of them fit with each micro-batch (parallel.streams)
   seconds=N              measure each tensor size and micro-batch for at most N seconds (10)
   wait_min=N             give up if not all nodes have started after N minutes (10)
   dry_run=true           print what would be submitted
