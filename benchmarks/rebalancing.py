@@ -1,7 +1,8 @@
 """python -m benchmarks.rebalancing: replicas of unequal speed begin with even shares, which follow measured times.
 
 Layers sleep: those of replica 1 take three times as long as those of replica 0, which later slows down to half. The
-shares are solved again every few iterations (adapt.rebalance). Beside what iterations take stands what was expected.
+shares are solved again every few iterations (adapt.rebalance), of replicas of one stage and of two. Beside what
+iterations take stands what was expected. In the end micro-batches may have other sizes, too.
 """
 
 from __future__ import annotations
@@ -27,6 +28,13 @@ PASS = Pass(forward=0.07, backward=0.14)
 FIRST = Pass(forward=0.04, backward=0.08)
 
 
+LAUNCHES = Pass(forward=0.03, backward=0.06)
+"""Of a micro-batch of any size."""
+RESIZING = ("adapt.rebalance=true", "adapt.every=2", "adapt.micro_batch_sizes=[2,4]")
+RESIZED = 7
+"""Iterations."""
+
+
 @dataclass(frozen=True)
 class Phase:
     """Iterations with the same shares at the same speeds."""
@@ -50,6 +58,16 @@ class Phase:
 def slowness(rank: int, iteration: int) -> float:
     """How many times as long a rank's passes take."""
     return SLOWER if rank % 2 else 2.0 if iteration >= SLOW_FROM else 1.0
+
+
+@dataclass(frozen=True)
+class Sized:
+    """An iteration whose micro-batches may have any size."""
+
+    shares: tuple[int, ...]
+    sizes: tuple[int, ...]
+    took_ms: float
+    loss: float
 
 
 @dataclass(frozen=True)
@@ -99,6 +117,31 @@ def main() -> None:
             even = measured(Path(name) / "even", stages=stages)
             followed = measured(Path(name) / "followed", *FOLLOWING, stages=stages)
         compare(even, followed)
+    with tempfile.TemporaryDirectory() as name:
+        fixed, free = resized(Path(name) / "fixed"), resized(Path(name) / "free", *RESIZING)
+    print("micro-batches of 1, 2 or 4 samples, of which each takes the same time")
+    both = list(zip(free, fixed, strict=True))
+    print(f"largest difference of losses: {max(abs(a.loss / b.loss - 1) for a, b in both):.1e}")
+    for number, (one, other) in enumerate(both, 1):
+        words = " and ".join(f"{n} of {size}" for n, size in zip(one.shares, one.sizes, strict=True))
+        print(f"iteration {number}: {words} samples, {one.took_ms:.0f} ms; with 8 and 8 of 1 {other.took_ms:.0f} ms")
+
+
+def resized(folder: Path, *more: str, each: Pass = LAUNCHES) -> list[Sized]:
+    """Runs two replicas of which each micro-batch takes the same time, however many samples it has."""
+    words = ("parallel=single", "parallel.data=2", "parallel.micro_batch_size=1", "parallel.global_batch_size=16")
+    experiment = compose([*SLEEPING, *words, "model.layers=2", f"train.iterations={RESIZED}", *more])
+    run = sleeping.run(folder, experiment, [each], slowness)
+    decided = [json.loads(line) for line in run.decisions.read_text().splitlines()] if run.decisions.exists() else []
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    found: list[Sized] = []
+    shares, sizes = (8, 8), (1, 1)
+    for line in lines:
+        found.append(Sized(shares, sizes, line["elapsed_ms"], line["loss"]))
+        for one in decided:
+            if one["iteration"] == line["iteration"]:
+                shares, sizes = tuple(one["shares"]), tuple(one["micro_batch_sizes"])
+    return found
 
 
 def compare(even: Ran, followed: Ran) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.rebalancing import EVERY, FOLLOWING, SLOW_FROM, measured
+from benchmarks.rebalancing import EVERY, FOLLOWING, RESIZING, SLOW_FROM, Pass, measured, resized
 
 
 def test_replicas_of_speeds_one_to_three_share_the_batch_as_they_can_and_again_when_one_slows_down(
@@ -38,3 +38,13 @@ def test_replicas_that_are_pipelines_are_as_fast_as_their_slowest_stages(tmp_pat
     assert float(expected[1]) == pytest.approx(even.ideal_ms, rel=0.2)
     assert float(expected[2]) == pytest.approx(shared.ideal_ms, rel=0.2)
     assert min(shared.took_ms) < 0.8 * min(even.took_ms)
+
+
+def test_micro_batches_grow_where_larger_ones_are_faster(tmp_path: Path) -> None:
+    """Each takes as long as the other, whatever its size; no loss knows of it."""
+    quick = resized(tmp_path / "fixed", each=Pass(forward=0.0, backward=0.0))
+    free = resized(tmp_path / "free", *RESIZING)
+    assert [one.sizes for one in free] == [(1, 1)] * 2 + [(2, 2)] * 2 + [(4, 4)] * 3
+    assert free[-1].shares == (3, 1)
+    assert [one.loss for one in free] == pytest.approx([one.loss for one in quick], rel=1e-5)
+    assert min(one.took_ms for one in free[-3:]) < 0.25 * min(one.took_ms for one in free[:2])
