@@ -15,11 +15,6 @@ from conf.run_folder import run_folders
 from tests.support import cases, composing, looking
 from tests.support.slurm.login_node import OF_A_JOB
 
-# A machine that does other things, too, makes a test slow, not wrong. A random failure prints what reproduces it on any
-# machine: Hypothesis keeps its database only where it ran.
-settings.register_profile("tests", deadline=None, print_blob=True)
-settings.load_profile("tests")
-
 # A shell without job control has what it starts in the background ignore Ctrl-C, and with it all that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -45,6 +40,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     cases.thorough = config.getoption("thorough")
+    # A machine that does other things, too, makes a test slow, not wrong. A random failure prints what reproduces it on
+    # any machine: Hypothesis keeps its database only where it ran.
+    settings.register_profile("tests", max_examples=cases.fewer(40, 100), deadline=None, print_blob=True)
+    settings.load_profile("tests")
 
 
 def pytest_collection_finish() -> None:
@@ -53,8 +52,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What starts a cluster, a browser or the processes of a whole run is slow, but for what `make test-fast` keeps."""
+    if not cases.thorough and (left_out := [item for item in items if item.get_closest_marker("thorough")]):
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
     for item in items:
         if SLOW & set(getattr(item, "fixturenames", ())) and not item.get_closest_marker("fast"):
             item.add_marker(pytest.mark.slow)

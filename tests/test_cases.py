@@ -25,6 +25,12 @@ def test_any_two_values_occur_together_in_a_few_cases() -> None:
     assert len(found) <= len(PRODUCT) / 3
 
 
+def test_any_value_occurs_in_fewer_still() -> None:
+    found = cases.each(*AXES)
+    assert [{*axis} for axis in zip(*found, strict=True)] == [{*axis} for axis in AXES]
+    assert len(found) == 4
+
+
 def test_what_is_drawn_is_the_same_again_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     found = cases.drawn(PRODUCT, 10, always=PRODUCT[:2])
     assert found == cases.drawn(PRODUCT, 10, always=PRODUCT[:2]) == sorted(found, key=PRODUCT.index)
@@ -41,7 +47,8 @@ def test_every_option_of_any_case_occurs_in_a_few_cases() -> None:
 
 def test_thorough_is_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "thorough", True)
-    assert cases.drawn(PRODUCT, 1) == cases.pairwise(*AXES) == cases.covering(PRODUCT, enumerate) == PRODUCT
+    assert cases.drawn(PRODUCT, 1) == cases.each(*AXES) == cases.pairwise(*AXES) == PRODUCT
+    assert cases.covering(PRODUCT, enumerate) == PRODUCT
     assert cases.fewer(1, 5) == 5
 
 

@@ -10,10 +10,13 @@ from benchmarks.status import NODES, make_run, status_cpu_s
 from launch.judge.findings import findings
 from launch.judge.state import State
 from launch.observe.look import observe
+from tests.support.cases import drawn
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("alone", [True, False], ids=["on one node", "over all nodes"])
+@pytest.mark.parametrize(
+    "alone", drawn([True, False], 0, always=[False]), ids=lambda alone: "on one node" if alone else "over all nodes"
+)
 def test_the_benchmarks_run_of_128_nodes_with_100_mb_of_logs_is_judged(tmp_path: Path, alone: bool) -> None:
     run = make_run(tmp_path / "xl" / "long", alone)
     found = findings(run, observe(run))

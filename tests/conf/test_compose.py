@@ -19,7 +19,7 @@ from conf.compose import compose, config_text, read_experiment
 from conf.errors import ConfigError
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, Het
 from conf.schema.partition import Partition
-from tests.support import ROOT
+from tests.support import ROOT, composing
 
 EXPERIMENT = compose()
 SHIPPED = {
@@ -73,7 +73,7 @@ CHOICES = [(group, choice) for group, choices in SHIPPED.items() for choice in c
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])
 def test_every_shipped_file_composes_to_an_experiment(group: str, choice: str) -> None:
-    experiment = compose(compatible(group, choice))
+    experiment = composing.experiment(*compatible(group, choice))
     made = experiment.cluster.gpus["another"] if group == "gpu" else getattr(experiment, group, experiment)
     plain = {key: value for key, value in read(group, choice).items() if isinstance(value, int | float)}
     assert {key: getattr(made, key) for key in plain} == plain
@@ -139,14 +139,13 @@ def test_the_heterogeneous_seed_has_the_a100_node_as_master() -> None:
 def test_a_model_has_as_many_weights_as_published(model: str, weights: float) -> None:
     """GPT-2: the published checkpoints, whose heads share the same weights; GPT-3: the rounded names."""
     rounded = 0.03 if isinstance(weights, float) else 0
-    assert compose([f"model={model}", "parallel.partition=null"]).model.parameters() == pytest.approx(
-        weights, rel=rounded
-    )
+    found = composing.experiment(f"model={model}", "parallel.partition=null").model
+    assert found.parameters() == pytest.approx(weights, rel=rounded)
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 4, 8])
 def test_the_padded_vocabulary_is_divisible_by_the_tensor_size(tensor: int) -> None:
-    model = compose(["model=small", "parallel.partition=null"]).model
+    model = composing.experiment("model=small", "parallel.partition=null").model
     padded = model.padded_vocab(tensor)
     assert padded % (tensor * model.vocab_multiple) == 0
     assert 0 <= padded - model.vocab_size < tensor * model.vocab_multiple

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from conf.compose import command_line, compose
 from conf.errors import ConfigError
 from conf.reading.own_folders import groups
+from tests.support.cases import each, fewer
 
 EVERY = "'tdpp launch --cfg job' prints every key"
 MODEL = "name: mine\nlayers: 4\nhidden: 64\nheads: 4\nsequence_length: 64\nvocab_size: 256\n"
@@ -130,38 +131,52 @@ def test_a_message_is_readable_however_long_what_it_quotes(length: int) -> None:
     assert len(str(caught.value)) < 1200
 
 
+FAULTY = {
+    "misspelt": (
+        MODEL.replace("hidden:", "hiden:"),
+        "{path}: model.hiden is not a key; did you mean model.hidden? " + EVERY,
+    ),
+    "type": (
+        MODEL.replace("4", "four", 1),
+        "{path}: model.layers: Value 'four' of type 'str' could not be converted",
+    ),
+    "bracket": (
+        MODEL + "heads: [4\n",
+        "{path}: not YAML: while parsing a flow sequence: expected ',' or ']'",
+    ),
+    "tab": (
+        MODEL.replace("heads", "\theads"),
+        "{path}: not YAML: while scanning for the next token: found character '\\t'",
+    ),
+    "twice": (
+        MODEL + "name: again\n",
+        "{path}: not YAML: while constructing a mapping: found duplicate key name (line 7,",
+    ),
+    "reference": ("name: ${\n", "{path}: name: no viable alternative at input '${'"),
+    "zero": ("name: a\0b\n", "{path}: not YAML: unacceptable character #x0000"),
+    "digits": (
+        MODEL.replace("4", "9" * 5000, 1),
+        "{path}: a value cannot be read: Exceeds the limit (4300 digits)",
+    ),
+    "bytes": (b"name: \xff\n", "{path}: not a text file: byte 6 is not UTF-8"),
+    "number": ("5\n", "{path}: it has no keys"),
+    "list": ("- a\n", "{path}: Invalid type assigned: list is not a subclass of Model"),
+    "defaults": ("defaults: [nope]\n" + MODEL, "{path}: Could not find 'model/nope'"),
+    "empty": ("", "Missing mandatory value: model.name"),
+}
+"""What a file says, and what is told of it."""
+
+
 @pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (
-            MODEL.replace("hidden:", "hiden:"),
-            "{path}: model.hiden is not a key; did you mean model.hidden? " + EVERY,
-        ),
-        (MODEL.replace("4", "four", 1), "{path}: model.layers: Value 'four' of type 'str' could not be converted"),
-        (MODEL + "heads: [4\n", "{path}: not YAML: while parsing a flow sequence: expected ',' or ']'"),
-        (
-            MODEL.replace("heads", "\theads"),
-            "{path}: not YAML: while scanning for the next token: found character '\\t'",
-        ),
-        (MODEL + "name: again\n", "{path}: not YAML: while constructing a mapping: found duplicate key name (line 7,"),
-        ("name: ${\n", "{path}: name: no viable alternative at input '${'"),
-        ("name: a\0b\n", "{path}: not YAML: unacceptable character #x0000"),
-        (MODEL.replace("4", "9" * 5000, 1), "{path}: a value cannot be read: Exceeds the limit (4300 digits)"),
-        (b"name: \xff\n", "{path}: not a text file: byte 6 is not UTF-8"),
-        ("5\n", "{path}: it has no keys"),
-        ("- a\n", "{path}: Invalid type assigned: list is not a subclass of Model"),
-        ("defaults: [nope]\n" + MODEL, "{path}: Could not find 'model/nope'"),
-        ("", "Missing mandatory value: model.name"),
-    ],
-    ids=[
-        *("misspelt", "type", "bracket", "tab", "twice", "reference", "zero", "digits", "bytes", "number", "list"),
-        *("defaults", "empty"),
-    ],
+    ("fault", "by"),
+    each(
+        [*FAULTY],
+        ["folder", "file"],
+        always=[("misspelt", "folder"), ("tab", "folder"), ("list", "folder"), ("defaults", "folder")],
+    ),
 )
-@pytest.mark.parametrize("by", ["folder", "file"])
-def test_a_file_that_cannot_be_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | bytes, told: str, by: str
-) -> None:
+def test_a_file_that_cannot_be_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, by: str) -> None:
+    text, told = FAULTY[fault]
     (tmp_path / "model").mkdir()
     path = tmp_path / "model/mine.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -217,7 +232,7 @@ WORDS = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=fewer(40, 100), deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=2))
 def test_no_words_end_in_a_traceback(words: list[str]) -> None:
     try:

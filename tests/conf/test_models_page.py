@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conf.compose import compose
 from megatron_ext.contract.models.model import IMAGES
 from tests.support import ROOT
+from tests.support.composing import experiment
 
 MODELS = ROOT / "conf" / "model"
 
@@ -32,13 +32,13 @@ def is_of_images(name: str) -> bool:
 
 
 def row_of_images(name: str) -> str:
-    model = compose([f"model={name}", "parallel.partition=null"]).model
+    model = experiment(f"model={name}", "parallel.partition=null").model
     image = f"{model.image_size} x {model.image_size} x {model.channels}"
     return f"| `{name}` | {model.family} | {model.layers} | {image} | {model.classes} | {model.parameters():,} |"
 
 
 def row(name: str) -> str:
-    model = compose([f"model={name}", "parallel.partition=null"]).model
+    model = experiment(f"model={name}", "parallel.partition=null").model
     sizes = model.sized(1)
     layers = "+".join(str(count) for count in (sizes.layers, sizes.decoder_count) if count)
     tokens = "+".join(str(count) for count in (sizes.sequence_length, sizes.decoder_tokens) if count)

@@ -6,11 +6,10 @@ import math
 
 import pytest
 
-from conf.compose import compose
 from conf.schema.experiment import ExecutorKind, Experiment
 from conf.schema.train import LrPolicy, Optimizer
 from megatron_ext.contract.schedule.streams import PIPEDREAM
-from tests.support import ROOT
+from tests.support import ROOT, composing
 
 FOLDER = ROOT / "conf" / "experiment" / "pipedream"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
@@ -32,8 +31,8 @@ DRIVER = {
 }
 
 
-def experiment(name: str, *overrides: str) -> Experiment:
-    return compose([f"experiment=pipedream/{name}", *overrides])
+def experiment(name: str) -> Experiment:
+    return composing.experiment(f"experiment=pipedream/{name}")
 
 
 def test_every_model_of_the_paper_has_both_plans_on_4_and_on_16_workers() -> None:

@@ -14,10 +14,11 @@ from launch.judge.state import State
 from launch.judge.verdict import Verdict, judge
 from launch.machine.slurm_commands import job_states
 from launch.observe.look import observe
+from tests.support.cases import drawn, each
 from tests.support.launch.live import FOREVER
 from tests.support.slurm.cluster import Cluster
 from tests.support.slurm.seed import (
-    HET,
+    BOTH_WAYS,
     MASTER,
     SLAVE,
     assert_failed,
@@ -31,8 +32,7 @@ from tests.support.slurm.seed import (
 )
 
 
-@HET
-@pytest.mark.parametrize("node_rank", [0, 2])
+@pytest.mark.parametrize(("het", "node_rank"), each(BOTH_WAYS, [0, 2]))
 def test_a_node_that_fails_at_its_start_ends_the_run(slurm: Cluster, tmp_path: Path, het: str, node_rank: int) -> None:
     run = submitted(tmp_path / "runs", *FOREVER, f"executor.het={het}", f"+cluster.environment.FAIL_START={node_rank}")
     name = ["hgx-0", "gpu2-0", "gpu2-1"][node_rank]
@@ -40,7 +40,7 @@ def test_a_node_that_fails_at_its_start_ends_the_run(slurm: Cluster, tmp_path: P
     assert {state.state for state in job_states(ids(run)).values()} <= {"FAILED", "CANCELLED"}
 
 
-@HET
+@pytest.mark.parametrize("het", drawn(BOTH_WAYS, 0, always=["hetjob"]))
 def test_a_rank_that_raises_is_named(slurm: Cluster, tmp_path: Path, het: str) -> None:
     run = submitted(tmp_path / "runs", *FOREVER, f"executor.het={het}", "+cluster.environment.FAIL_RANK=1")
     assert_failed(verdict_of(run), "rank-failed", "rank 1 (stage 1, dp 0, tp 0, node gpu2-0) failed with RuntimeError")
@@ -75,8 +75,7 @@ def test_cancelling_one_of_two_jobs_ends_both(slurm: Cluster, tmp_path: Path, wh
     assert_failed(judge(run), "cancelled", f"job {job} is CANCELLED (by {os.getuid()})")
 
 
-@HET
-@pytest.mark.parametrize("node", ["hgx-001", "gpu2-002"])
+@pytest.mark.parametrize(("het", "node"), each(BOTH_WAYS, ["hgx-001", "gpu2-002"]))
 def test_a_node_that_is_set_down_under_a_run_that_saves_nothing_is_the_cause(
     slurm: Cluster, tmp_path: Path, het: str, node: str
 ) -> None:
@@ -135,8 +134,7 @@ def test_a_slave_job_that_is_cancelled_while_it_waits_ends_the_master(slurm: Clu
         assert_failed(verdict_of(run), "cancelled", f"job {slave} is CANCELLED")
 
 
-@pytest.mark.parametrize("when", ["pending", "running"])
-@HET
+@pytest.mark.parametrize(("het", "when"), each(BOTH_WAYS, ["pending", "running"]))
 def test_stop_ends_all_jobs_of_a_run_and_no_other(slurm: Cluster, tmp_path: Path, het: str, when: str) -> None:
     with occupied(slurm, "--partition=hgx" if when == "pending" else "--nodelist=gpu2-007") as other:
         if when == "pending":

@@ -11,6 +11,7 @@ from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.observe.look import observe
+from tests.support.cases import drawn
 from tests.support.launch.live import WORKER, no_data_needed
 from tests.support.slurm.cluster import Cluster
 from tests.support.slurm.seed import (
@@ -30,8 +31,11 @@ from tests.support.slurm.seed import (
 
 @pytest.mark.parametrize(
     ("het", "node"),
-    [("jobs", "hgx-001"), ("jobs", "gpu2-002"), ("hetjob", "gpu2-002")],
-    ids=["master", "slave", "hetjob"],
+    drawn(
+        [("jobs", "hgx-001"), ("jobs", "gpu2-002"), ("hetjob", "gpu2-002")],
+        0,
+        always=[("jobs", "hgx-001"), ("hetjob", "gpu2-002")],
+    ),
 )
 def test_a_node_that_fails_starts_the_run_again_where_it_was_saved(
     slurm: Cluster, tmp_path: Path, het: str, node: str

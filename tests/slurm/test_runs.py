@@ -18,10 +18,11 @@ from launch.commands.launch import main
 from launch.control.submit import submit
 from launch.judge.state import State
 from launch.node.worker_command import WORKER as ENGINE
+from tests.support.cases import drawn
 from tests.support.launch.live import WORKER, no_data_needed
 from tests.support.megatron_ext.engine_run import make_corpus
 from tests.support.slurm.cluster import Cluster
-from tests.support.slurm.seed import NODES, SEED, SMALL, submitted, verdict_of
+from tests.support.slurm.seed import BOTH_WAYS, NODES, SEED, SMALL, submitted, verdict_of
 
 TRAINED = [
     "train.iterations=6",
@@ -55,15 +56,11 @@ def alone(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]
     return losses(RunDir.find(runs, None))
 
 
-@pytest.mark.parametrize(
-    ("het", "jobs"),
-    [(["executor.het=jobs"], ["master", "slave"]), (["executor.het=hetjob"], ["job"])],
-    ids=["jobs", "hetjob"],
-)
+@pytest.mark.parametrize("het", drawn(BOTH_WAYS, 0, always=["jobs"]))
 def test_the_seeds_layout_trains_as_one_process_does(
-    slurm: Cluster, tmp_path: Path, prefix: Path, alone: Sequence[float], het: list[str], jobs: list[str]
+    slurm: Cluster, tmp_path: Path, prefix: Path, alone: Sequence[float], het: str
 ) -> None:
-    run = submitted(tmp_path / "runs", *SEED, *TRAINED, f"data.prefix={prefix}", *het, worker=ENGINE)
+    run = submitted(tmp_path / "runs", *SEED, *TRAINED, f"data.prefix={prefix}", f"executor.het={het}", worker=ENGINE)
     verdict = verdict_of(run)
     assert verdict.state is State.succeeded, "\n".join([verdict.reason, *verdict.evidence, *said(run)])
     np.testing.assert_allclose(losses(run), alone, rtol=0, atol=1e-5)
@@ -75,6 +72,7 @@ def test_the_seeds_layout_trains_as_one_process_does(
     for rank, name in enumerate(names):
         assert f"NODE_RANK: {rank}\n" in run.node_out(name).read_text()
         assert run.rank_events(rank).stat().st_size > 0
+    jobs = {"jobs": ["master", "slave"], "hetjob": ["job"]}[het]
     assert [job["role"] for job in run.read_json(run.jobs)["jobs"]] == jobs
     assert sorted(path.stem for path in run.sbatch.iterdir()) == sorted(jobs)
     for job in run.read_json(run.jobs)["jobs"]:
@@ -91,37 +89,38 @@ def test_a_homogeneous_run_is_one_job_and_nodes_keep_the_plans_order(slurm: Clus
     assert "#SBATCH --cpus-per-task=2" in (run.sbatch / "job.sh").read_text()
 
 
-def test_the_components_of_a_heterogeneous_job_may_have_different_cpus(slurm: Cluster, tmp_path: Path) -> None:
+def test_the_components_of_a_heterogeneous_job_train_and_may_have_different_cpus(
+    slurm: Cluster, tmp_path: Path, prefix: Path
+) -> None:
     cpus = ["cluster.groups.hgx.cpus_per_task=3", "cluster.groups.gpu2.cpus_per_task=2"]
-    run = submitted(tmp_path / "runs", "executor.het=hetjob", *cpus, "train.iterations=2")
+    training = [*TRAINED, "train.iterations=2", f"data.prefix={prefix}"]
+    run = submitted(tmp_path / "runs", "executor.het=hetjob", *cpus, *training, worker=ENGINE)
     assert verdict_of(run).state is State.succeeded, said(run)
+    assert len(losses(run)) == 2
 
 
-def test_the_master_group_may_be_any_and_its_nodes_anywhere_in_the_order(slurm: Cluster, tmp_path: Path) -> None:
-    run = submitted(tmp_path / "runs", "parallel.node_order=gpu2+hgx+gpu2", "train.iterations=4")
+def test_the_master_group_may_be_any_and_the_jobs_gpus_reach_its_ranks_not_those_of_the_login_node(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its nodes may be anywhere in the order."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
+    monkeypatch.setenv("MASTER_ADDR", "elsewhere")
+    asked = ["parallel.node_order=gpu2+hgx+gpu2", "train.iterations=2", "+cluster.environment.SHOW=1"]
+    run = submitted(tmp_path / "runs", *asked)
     assert verdict_of(run).state is State.succeeded
     jobs = run.read_json(run.jobs)["jobs"]
     assert [(job["role"], job["nodes"]) for job in jobs] == [("master", [0, 2]), ("slave", [1])]
     assert run.read_json(run.node_state("hgx-0"))["host"] == "hgx-001"
     assert run.read_json(run.node_state("hgx-0"))["node_rank"] == 1
-
-
-def test_the_jobs_gpus_reach_the_ranks_not_those_of_the_login_node(
-    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
-    monkeypatch.setenv("MASTER_ADDR", "elsewhere")
-    run = submitted(tmp_path / "runs", "train.iterations=2", "+cluster.environment.SHOW=1")
-    assert verdict_of(run).state is State.succeeded
     shown = run.node_out("gpu2-1").read_text()
     assert re.search(r"^CUDA_VISIBLE_DEVICES=0,1,2,3$", shown, re.MULTILINE)
     assert "MASTER_ADDR" not in shown
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["it's 100% of %x", '"quoted" a=b,c', "한글-é $HOME `id` #;&"],
-)
+NAMES = ["it's 100% of %x", '"quoted" a=b,c', "한글-é $HOME `id` #;&"]
+
+
+@pytest.mark.parametrize("name", drawn([*NAMES, " ".join(NAMES)], 0, always=[" ".join(NAMES)]))
 def test_a_run_may_have_any_name(slurm: Cluster, tmp_path: Path, name: str) -> None:
     experiment = compose([*NODES, *SMALL, "train.iterations=2"])
     run = submit(replace(experiment, name=name, runs_dir=f"{tmp_path}/runs of {name}"), [], WORKER)

@@ -9,9 +9,10 @@ import pytest
 
 from tests.slurm.test_doctor import Doctor, errors, examine, prefix  # noqa: F401  (fixtures)
 from tests.support import PATIENCE_S
+from tests.support.cases import each
 from tests.support.launch.live import FOREVER
 from tests.support.slurm.cluster import Cluster
-from tests.support.slurm.seed import HET, assert_failed, submitted, verdict_of
+from tests.support.slurm.seed import BOTH_WAYS, assert_failed, submitted, verdict_of
 
 
 @pytest.fixture
@@ -22,16 +23,15 @@ def runs(tmp_path: Path) -> Path:
     return folder
 
 
-@HET
-@pytest.mark.parametrize(
-    ("host", "name", "why"),
-    [
-        ("hgx-001", "hgx-0", "Slurm could not launch job "),
-        ("gpu2-002", "gpu2-1", "No such file or directory"),
-    ],
-    ids=["first-node", "another"],
-)
-def test_its_verdict_comes_soon(isolated: Cluster, runs: Path, het: str, host: str, name: str, why: str) -> None:
+UNSEEING = {
+    "first-node": ("hgx-001", "hgx-0", "Slurm could not launch job "),
+    "another": ("gpu2-002", "gpu2-1", "No such file or directory"),
+}
+
+
+@pytest.mark.parametrize(("het", "node"), each(BOTH_WAYS, [*UNSEEING]))
+def test_its_verdict_comes_soon(isolated: Cluster, runs: Path, het: str, node: str) -> None:
+    host, name, why = UNSEEING[node]
     isolated.hide(host, runs.parent)
     run = submitted(runs, *FOREVER, f"executor.het={het}")
     begun = time.monotonic()

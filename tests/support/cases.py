@@ -32,18 +32,12 @@ def drawn(cases: Iterable[Case], count: int, always: Iterable[Case] = ()) -> lis
 
 def pairwise(*axes: Sequence[Any], always: Iterable[tuple[Any, ...]] = ()) -> list[tuple[Any, ...]]:
     """Cases of the product of the axes, `always` among them: any two values of two axes occur together in one."""
-    product = list(itertools.product(*axes))
-    if thorough:
-        return product
-    kept = list(always)
-    if absent := [case for case in kept if case not in product]:
-        raise ValueError(f"no cases of the product: {absent}")
-    open_pairs = set().union(*map(_pairs, product)).difference(*map(_pairs, kept))
-    shuffled = _random().sample(product, len(product))
-    while open_pairs:
-        kept.append(max(shuffled, key=lambda case: len(open_pairs & _pairs(case))))
-        open_pairs -= _pairs(kept[-1])
-    return [case for case in product if case in kept]
+    return _covering(2, axes, always)
+
+
+def each(*axes: Sequence[Any], always: Iterable[tuple[Any, ...]] = ()) -> list[tuple[Any, ...]]:
+    """Cases of the product of the axes, `always` among them: any value of an axis occurs in one."""
+    return _covering(1, axes, always)
 
 
 def covering(
@@ -69,8 +63,22 @@ def fewer(quick: int, all_of_them: int) -> int:
     return all_of_them if thorough else quick
 
 
-def _pairs(case: tuple[Any, ...]) -> set[tuple[Any, ...]]:
-    return set(itertools.combinations(enumerate(case), 2))
+def _covering(together: int, axes: Sequence[Sequence[Any]], always: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    def parts(case: tuple[Any, ...]) -> set[tuple[Any, ...]]:
+        return set(itertools.combinations(enumerate(case), together))
+
+    product = list(itertools.product(*axes))
+    if thorough:
+        return product
+    kept = list(always)
+    if absent := [case for case in kept if case not in product]:
+        raise ValueError(f"no cases of the product: {absent}")
+    uncovered = set().union(*map(parts, product)).difference(*map(parts, kept))
+    shuffled = _random().sample(product, len(product))
+    while uncovered:
+        kept.append(max(shuffled, key=lambda case: len(uncovered & parts(case))))
+        uncovered -= parts(kept[-1])
+    return [case for case in product if case in kept]
 
 
 def _random() -> random.Random:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from copy import deepcopy
+from functools import cache
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -19,12 +20,19 @@ from conf import compose
 from conf.errors import ConfigError
 from conf.reading.own_folders import SUFFIX, groups
 from conf.reading.word_rules import check_words
+from conf.schema.experiment import Experiment
 
 COMPOSED = compose._composed
 """Hydra's own way."""
 _VALUE = re.compile(rf"\+{{0,2}}(?!(?:{'|'.join(sorted(groups()))})=)[a-z][\w.]*=")
 """A word that chooses no group."""
 _chosen: dict[tuple[str, ...], DictConfig] = {}
+
+
+@cache
+def experiment(*words: str) -> Experiment:
+    """What `tdpp launch <words>` runs, composed once; of words that say the same in every test."""
+    return compose.compose(words)
 
 
 def composed(words: Sequence[str], config_name: str) -> DictConfig:

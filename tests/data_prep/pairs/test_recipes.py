@@ -39,6 +39,7 @@ def counted(manifest: dict[str, Any]) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_help_of_libreoffice_gives_some_36_thousand_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian updates the text from time to time."""
     manifest = made("help", tmp_path, monkeypatch)

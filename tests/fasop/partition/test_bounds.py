@@ -15,7 +15,8 @@ from fasop.search.candidates import Space
 from fasop.search.search import Best, explore
 from fasop.simulation.linear import Hidden, Linear
 from fasop.simulation.pipelines import Pipelines
-from tests.support.fasop.random_clusters import best_times, random_case, with_links
+from tests.support.cases import fewer
+from tests.support.fasop.random_clusters import best_times, random_case
 from tests.support.fasop.random_pipelines import all_times, random_pipelines
 from tests.support.fasop.searches import floor
 from tests.support.fasop.seeds import seeds
@@ -25,7 +26,7 @@ ROUNDING = 1e-9
 
 def test_no_partition_is_faster_than_the_bounds() -> None:
     tried = 0
-    for seed in seeds(150):
+    for seed in seeds(fewer(60, 150)):
         lines, layers = random_pipelines(np.random.default_rng(seed))
         _, seconds = all_times(lines, layers)
         fits = np.isfinite(seconds).any(axis=1)
@@ -36,14 +37,14 @@ def test_no_partition_is_faster_than_the_bounds() -> None:
         balanced = bottleneck(some, layers)
         assert (quick_bound(some, layers, balanced) <= best).all()
         tried += len(some)
-    assert tried > 2000
+    assert tried > 400
 
 
 @pytest.mark.parametrize("boxes", [0, 3, 10_000])
 def test_no_partition_is_faster_than_what_is_proved(boxes: int) -> None:
     """However early the proof is broken off."""
     tried = 0
-    for seed in seeds(40):
+    for seed in seeds(fewer(20, 40)):
         lines, layers = random_pipelines(np.random.default_rng(seed))
         _, seconds = all_times(lines, layers)
         for number in np.nonzero(np.isfinite(seconds).any(axis=1))[0][:4]:
@@ -51,12 +52,12 @@ def test_no_partition_is_faster_than_what_is_proved(boxes: int) -> None:
             proof = proved(one, layers, bottleneck(one, layers), boxes)
             assert proof.bound <= best * (1 + ROUNDING) <= proof.seconds * (1 + 2 * ROUNDING)
             tried += 1
-    assert tried > 80
+    assert tried > 40
 
 
 def test_what_is_never_worse_is_so_with_every_partition() -> None:
     never = 0
-    for seed in seeds(150):
+    for seed in seeds(fewer(60, 150)):
         rng = np.random.default_rng(seed)
         one, layers = random_pipelines(rng)
         other = _near(rng, one)
@@ -64,7 +65,7 @@ def test_what_is_never_worse_is_so_with_every_partition() -> None:
         (_, mine), (_, others) = all_times(one, layers), all_times(other, layers)
         assert (mine <= others * (1 + ROUNDING))[found].all()
         never += int(found.sum())
-    assert never > 1000
+    assert never > 400
 
 
 def _near(rng: np.random.Generator, one: Pipelines) -> Pipelines:
@@ -100,7 +101,7 @@ def _near(rng: np.random.Generator, one: Pipelines) -> Pipelines:
 
 
 def test_twins_take_the_same_with_every_partition() -> None:
-    for seed in seeds(40):
+    for seed in seeds(fewer(20, 40)):
         rng = np.random.default_rng(seed)
         lines, layers = random_pipelines(rng)
         columns = rng.integers(0, 5, 20)
@@ -110,14 +111,12 @@ def test_twins_take_the_same_with_every_partition() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("linked", [False, True], ids=["own-links", "links-of-pairs"])
-def test_a_search_finds_the_best_of_all_sizes_orders_and_partitions(linked: bool) -> None:
+def test_a_search_finds_the_best_of_all_sizes_orders_and_partitions() -> None:
     """With all the ways in which it leaves out plans: bounds, options that are never worse, orders that are alike."""
     tried = 0
-    for seed in seeds(40):
+    for seed in seeds(fewer(25, 40)):
         rng = np.random.default_rng(seed)
         training, kinds, choices = random_case(rng)
-        kinds = with_links(rng, kinds) if linked else kinds
         best = best_times(training, kinds, choices)
         if not best:
             continue
@@ -127,4 +126,4 @@ def test_a_search_finds_the_best_of_all_sizes_orders_and_partitions(linked: bool
         assert found == pytest.approx(min(seconds for _, seconds in best), rel=ROUNDING)
         assert all(floor(sized, kinds) <= seconds * (1 + ROUNDING) for sized, seconds in best)
         tried += 1
-    assert tried > 20
+    assert tried > 10

@@ -21,9 +21,11 @@ from fasop.search.inputs import read
 from fasop.search.run import best_plans
 from fasop.search.search import Best, explore
 from fasop.simulation.predict import predict, predict_plan
+from tests.support.cases import fewer
 from tests.support.fasop.modules import random_profile, words, written
 from tests.support.fasop.plans import kinds, mixed
 from tests.support.fasop.random_clusters import best_times, random_case, with_links
+from tests.support.fasop.searches import floor
 from tests.support.fasop.seeds import seeds
 
 
@@ -57,7 +59,7 @@ def test_zones_decide_the_order_of_nodes() -> None:
 def test_the_best_order_is_that_of_brute_force_with_links_of_pairs() -> None:
     """Of all sizes, orders and partitions; and in some cases another order than without the table."""
     tried, changed = 0, 0
-    for seed in seeds(25):
+    for seed in seeds(fewer(25, 40)):
         rng = np.random.default_rng(seed)
         training, nodes, choices = random_case(rng)
         linked = with_links(rng, nodes)
@@ -68,6 +70,7 @@ def test_the_best_order_is_that_of_brute_force_with_links_of_pairs() -> None:
         explore([Space(training, linked, choices)], keep)
         explore([Space(training, nodes, choices)], plain)
         assert keep.plans[0].total == pytest.approx(least, rel=1e-9)
+        assert all(floor(sized, linked) <= seconds * (1 + 1e-9) for sized, seconds in best)
         changed += keep.plans[0].parallel.node_order != plain.plans[0].parallel.node_order
         tried += 1
     assert tried > 10
@@ -76,7 +79,7 @@ def test_the_best_order_is_that_of_brute_force_with_links_of_pairs() -> None:
 
 def test_the_replay_and_the_search_agree_on_links_of_pairs() -> None:
     tried = 0
-    for seed in seeds(25):
+    for seed in seeds(fewer(10, 25)):
         rng = np.random.default_rng(seed)
         training, nodes, choices = random_case(rng)
         linked = with_links(rng, nodes)
@@ -85,7 +88,7 @@ def test_the_replay_and_the_search_agree_on_links_of_pairs() -> None:
         for plan in exact(keep.plans):
             assert predict_plan(plan).iteration_s == pytest.approx(plan.total, rel=1e-9)
             tried += 1
-    assert tried > 30
+    assert tried > 12
 
 
 def test_a_plan_on_some_of_the_groups_has_their_part_of_the_table() -> None:

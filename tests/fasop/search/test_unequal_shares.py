@@ -30,6 +30,7 @@ from fasop.simulation.predict import predict, predict_plan
 from fasop.simulation.ranks.replay import StageTimes
 from fasop.simulation.ranks.shares import Replica, best_shares
 from fasop.tables.plans import plan_yaml
+from tests.support.cases import fewer
 from tests.support.fasop.random_clusters import random_case
 from tests.support.fasop.random_pipelines import FLUSHING, all_partitions
 
@@ -58,7 +59,7 @@ def random_replica(rng: np.random.Generator, name: str, stages: int, chunks: int
     return Replica(name, chunks, durations)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(fewer(16, 40)))
 def test_no_division_of_the_batch_takes_less(seed: int):
     rng = np.random.default_rng(seed)
     name = str(rng.choice([*FLUSHING]))
@@ -100,7 +101,7 @@ def with_all_shares(training: Training, kinds: list[NodeKind], rng: np.random.Ge
             yield PlacedTraining(training=placed, partition=Partition(tuple(layers)), nodes=order)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(fewer(10, 24)))
 def test_no_plan_with_shares_is_below_its_bound_and_none_beats_what_is_found(seed: int):
     rng = np.random.default_rng(seed)
     while True:
@@ -203,7 +204,7 @@ def test_replicas_that_cannot_take_equally_many_take_one_more_or_less() -> None:
     assert "All plans have unequal shares, such as 11*2-10: nothing divides the batch evenly." in only_thirds.summary
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(fewer(6, 12)))
 def test_uneven_sizes_are_searched_as_well_as_trying_all(seed: int) -> None:
     """Partitions and orders of every size whose replicas cannot take equally many, by the replay of each replica."""
     rng = np.random.default_rng(seed)

@@ -15,6 +15,7 @@ from fasop.shares.public_files import Cluster
 from launch.commands.decided import decided
 from launch.commands.profile import main as profile
 from tests.fasop.search.test_batch_division import compositions
+from tests.support.cases import drawn
 from tests.support.fasop import quickstart
 
 CLUSTER = """
@@ -63,7 +64,7 @@ def seconds(cluster: Cluster, size: int, counts: tuple[int, ...]) -> float:
     )
 
 
-@pytest.mark.parametrize("batch", [256, 384, 480, 640])
+@pytest.mark.parametrize("batch", drawn([256, 384, 480, 640], 0, always=[256, 480]))
 def test_no_division_of_the_batch_takes_less(batch: int) -> None:
     both = ("parallel.shares=auto", "parallel.micro_batch_size=auto", f"parallel.global_batch_size={batch}")
     experiment, said = chosen(*both)

@@ -99,6 +99,7 @@ def test_the_comparison_begins_with_the_best_run_and_ends_with_those_that_failed
     assert page.evaluate("document.documentElement.scrollWidth") <= 1366
 
 
+@pytest.mark.thorough
 def test_pictures_of_a_comparison_are_kept(runs: Path, open_page: Opener, pictures: Path):
     main([str(runs)], judge)
     for scheme in ("light", "dark"):

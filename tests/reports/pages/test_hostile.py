@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from launch.commands.report import main
 from reports.readers.events import RECORD
 from tests.reports.test_cli import text
+from tests.support.cases import fewer
 from tests.support.reports.synthetic import NAMES, Shape, make_run
 
-SOME = settings(max_examples=12)
+SOME = settings(max_examples=fewer(5, 12))
 HOSTILE = "</script><script>alert(1)</script>"
 
 

@@ -16,6 +16,7 @@ from reports.path.idle import IDLE, idle_frame
 from reports.path.making import make_graph
 from reports.readers import record
 from reports.readers.events import read_run
+from tests.support.cases import each
 from tests.support.reports.synthetic import Shape, make_run
 
 LAYOUTS = {
@@ -51,8 +52,10 @@ def caused(shape: Shape, cause: Cause) -> Shape:
             return replace(shape, embedding_ns=120e6)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("cause", [Cause.RANK, Cause.LINK, Cause.PARTITION, Cause.DATA, Cause.EMBEDDING])
+CAUSES = [Cause.RANK, Cause.LINK, Cause.PARTITION, Cause.DATA, Cause.EMBEDDING]
+
+
+@pytest.mark.parametrize(("cause", "layout"), each(CAUSES, [*LAYOUTS], always=[(Cause.RANK, "1f1b")]))
 def test_what_gains_most_is_what_is_wrong(tmp_path: Path, cause: Cause, layout: str):
     shape = caused(LAYOUTS[layout], cause)
     run = RunDir(tmp_path / "runs/tiny/20260101-000000-aaaa")

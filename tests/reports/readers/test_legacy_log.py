@@ -16,6 +16,7 @@ from reports.readers.legacy_log import HEAD
 from reports.readers.megatron_log import Sizes, read
 from reports.readers.record import Record
 from tests.reports.conftest import Opener
+from tests.support.cases import fewer
 from tests.support.reports.in_browser import ready, until
 from tests.support.reports.legacy import Call, Job, calls, job_info, log, memory_line
 from tests.support.reports.records import records
@@ -25,7 +26,7 @@ JOB = Job(pipeline=3, data=2, micro_batches=4, iterations=5, before=3, interval=
 CALLS = calls(JOB)
 TEXT = job_info(JOB, 1) + log(JOB, CALLS)
 SAID = Sizes()
-DAMAGE = settings(max_examples=60)
+DAMAGE = settings(max_examples=fewer(25, 60))
 
 
 def shown(folder: Path, text: str, sizes: Sizes = SAID) -> tuple[Record, Timeline]:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from conf.run_folder.rundir import RunDir
 from launch.commands.launch import main
 from launch.judge.state import State
@@ -50,7 +48,8 @@ SMALL = [
 """A master job of one node, a slave job of two."""
 MASTER, SLAVE = 0, -1
 """Of the jobs of such a run, with het=jobs."""
-HET = pytest.mark.parametrize("het", ["jobs", "hetjob"])
+BOTH_WAYS = ("jobs", "hetjob")
+"""Of a run on nodes of two groups: `executor.het`."""
 
 
 def submitted(runs: Path, *overrides: str, worker: str = WORKER) -> RunDir:

@@ -31,6 +31,7 @@ from fasop.graphs.own.work import Work
 from fasop.graphs.public.answer import divide
 from fasop.graphs.public.recurrence import optimize
 from fasop.graphs.public.states import States
+from tests.support.cases import fewer
 from tests.support.profiled_graphs import branches, chain, node, random_graph
 
 
@@ -167,7 +168,7 @@ def rooted(seed: int, operators: int) -> Graph:
     return Graph((several[0], *(replace(one, inputs=one.inputs or (several[0].name,)) for one in several[1:])))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(fewer(12, 30)))
 def test_never_worse_than_the_nested_answer(seed: int) -> None:
     """As far as somebody can make it."""
     graph = rooted(seed, 4 + seed % 6)
@@ -186,7 +187,7 @@ def test_the_public_answer_may_be_one_that_nobody_can_make() -> None:
     """Of a stage that begins behind one branch and ends behind another one it counts the difference of their times."""
     levels = [Level(machines=2, bytes_per_s=1e10), Level(machines=2, bytes_per_s=1e9)]
     found = []
-    for seed in range(60):
+    for seed in range(fewer(24, 60)):
         states = States(Operators(rooted(seed, 9)))
         public, strict = (
             optimize(states, levels, Options(compression=1.0), strict=one).pipeline_s for one in (False, True)
