@@ -52,7 +52,7 @@ def test_no_partition_is_faster_than_what_is_proved(boxes: int) -> None:
             proof = proved(one, layers, bottleneck(one, layers), boxes)
             assert proof.bound <= best * (1 + ROUNDING) <= proof.seconds * (1 + 2 * ROUNDING)
             tried += 1
-    assert tried > 40
+    assert tried > 20
 
 
 def test_what_is_never_worse_is_so_with_every_partition() -> None:
@@ -65,7 +65,7 @@ def test_what_is_never_worse_is_so_with_every_partition() -> None:
         (_, mine), (_, others) = all_times(one, layers), all_times(other, layers)
         assert (mine <= others * (1 + ROUNDING))[found].all()
         never += int(found.sum())
-    assert never > 400
+    assert never > 250
 
 
 def _near(rng: np.random.Generator, one: Pipelines) -> Pipelines:

@@ -88,7 +88,7 @@ def test_the_replay_and_the_search_agree_on_links_of_pairs() -> None:
         for plan in exact(keep.plans):
             assert predict_plan(plan).iteration_s == pytest.approx(plan.total, rel=1e-9)
             tried += 1
-    assert tried > 12
+    assert tried > 8
 
 
 def test_a_plan_on_some_of_the_groups_has_their_part_of_the_table() -> None:
