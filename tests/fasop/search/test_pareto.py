@@ -25,7 +25,6 @@ from fasop.search.plan import DAY, HOUR, Run, step_cost
 from fasop.search.run import front
 from fasop.search.search import Best, explore
 from launch.cli import main
-from tests.support.cases import fewer
 from tests.support.fasop.plans import pipelines
 from tests.support.fasop.random_clusters import random_case
 from tests.support.fasop.searches import floor
@@ -74,7 +73,7 @@ def test_no_search_on_any_of_its_sets_of_nodes_beats_a_front(
     monkeypatch.setattr(node_orders, "MOST", most)
     monkeypatch.setattr(node_orders, "OF_LAYERS", layers)
     compared = 0
-    for seed in seeds(fewer(3, 5)):
+    for seed in seeds(5):
         training, kinds, choices = random_case(np.random.default_rng(seed))
         kept, sets = Front(Run(iterations=1), Limits()), clusters(kinds)
         floors = LowerBounds(kinds)
@@ -88,7 +87,7 @@ def test_no_search_on_any_of_its_sets_of_nodes_beats_a_front(
                     one.total <= slack * plan.total and step_cost(one) <= slack * step_cost(plan) for one in kept.plans
                 )
             compared += len(best.plans)
-    assert compared > 30
+    assert compared > 100
 
 
 def test_a_front_has_all_schedules_and_options_unless_told() -> None:

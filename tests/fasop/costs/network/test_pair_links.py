@@ -15,7 +15,6 @@ from fasop.costs.hardware import Factors
 from fasop.costs.network.links import transfer_s
 from fasop.costs.training import Training
 from fasop.simulation.pipelines import Pipelines
-from tests.support.cases import fewer
 from tests.support.fasop.plans import column, kinds, mixed, pipelines
 from tests.support.fasop.random_clusters import all_sizes, random_case
 from tests.support.fasop.seeds import seeds
@@ -95,7 +94,7 @@ def test_bandwidth_is_that_of_the_size_of_each_message() -> None:
 def test_a_table_of_the_groups_own_figures_changes_nothing() -> None:
     """To the last bit, whatever the sizes."""
     tried = 0
-    for seed in seeds(fewer(5, 10)):
+    for seed in seeds(10):
         training, nodes, choices = random_case(np.random.default_rng(seed))
         named = [
             replace(kind, links={other.name: PairLink() for other in nodes}, factors=Factors(messages=2.0))
@@ -110,4 +109,4 @@ def test_a_table_of_the_groups_own_figures_changes_nothing() -> None:
             assert np.array_equal(one.sums.layer, other.sums.layer)
             assert other.back is None
             tried += 1
-    assert tried > 30
+    assert tried > 100
