@@ -59,9 +59,9 @@ def test_no_more_runs_than_max_jobs_run_at_once_and_nobody_waits_for_them(
     slurm: Cluster, tmp_path: Path, layout: str
 ) -> None:
     runs = tmp_path / "runs"
-    assert swept(runs, *LAYOUTS[layout], "max_jobs=2", "train.iterations=200,201,202,203") == 0
+    assert swept(runs, *LAYOUTS[layout], "max_jobs=2", "train.iterations=200,201,202,203,204") == 0
     submitted = made(runs)
-    assert len(submitted) == 4
+    assert len(submitted) == 5
     assert judge(submitted[-1]).state is State.starting
     for run in submitted:
         assert verdict_of(run).state is State.succeeded
