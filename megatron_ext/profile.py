@@ -144,19 +144,24 @@ class _Measurements:
     def _steps(self, batches: Sequence[int]) -> None:
         """Tells what steps of the whole model take on this rank, by micro-batch and copies, as far as there is room."""
         found: List[Dict[str, Any]] = []
-        copies = None
+        copies: Optional[Copies] = None
+        room: Optional[Room] = None
         try:
             copies = Copies(self._alone, self._device, self._memory)
             for batch in batches:
                 self._note.tell(doing=f"streams with micro-batch {batch}")
                 times = copies.measured(batch, self._request.streams, self._request.seconds)
                 found.append({"micro_batch_size": batch, "times": times})
-            self._note.tell(gradients=copies.gradients())
             copies.close()
+            copies = None
+            self._free()
+            if self._request.room_from is None and batches:  # with which they were told
+                room = Room(self._alone, self._device, self._memory)
+                self._note.tell(gradients=room.gradients() if room.fits(batches[0]) else [])
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-        copies = None
+        copies = room = None
         self._free()
         self._note.tell(steps=found, host=platform.node(), memory_bytes=self._has_bytes)
 

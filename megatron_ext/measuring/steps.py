@@ -64,13 +64,6 @@ class Copies:
         self._copies = [(self._first, self._flat)]
         self._optimizer = Optimizer(self._flat, plan.train, None, DataGroup(1, 0, None), False, [])
         self._marks = Marks(device)
-        self._arrived: Dict[str, None] = {}
-        self._flat.tell(lambda name: self._arrived.setdefault(name))
-
-    def gradients(self) -> List[Tuple[str, int]]:
-        """Parameters and their numbers of values, in the order in which the first copy's last pass had their
-        gradients."""
-        return [(name, self._flat.parameters[name].numel()) for name in self._arrived]
 
     def close(self) -> None:
         self._marks.close()
@@ -125,7 +118,6 @@ class Copies:
 
     def _step(self, workers: Workers, micro: Micro, count: int) -> None:
         """Sets a mark at its beginning and at the end of each of its `PARTS`."""
-        self._arrived.clear()
         self._marks.set()
         workers.pass_all(dict.fromkeys(range(count), micro), FACTOR)  # the first copy's loss sets a mark
         self._marks.set()

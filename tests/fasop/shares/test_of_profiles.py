@@ -81,6 +81,37 @@ def test_no_division_of_the_batch_takes_less(batch: int) -> None:
     assert said.endswith("times are those of IIDP's performance model")
 
 
+def test_streams_are_chosen_with_the_shares() -> None:
+    """Of as many workers as were measured, of which each replica's divide its micro-batches."""
+    words = ("parallel.shares=auto", "parallel.micro_batch_size=auto", "parallel.streams=auto")
+    experiment, _ = chosen(*words, "parallel.global_batch_size=512")
+    cluster = measured_cluster(experiment, in_streams=True)
+    assert cluster is not None
+    servers = [server for server in cluster.servers for _ in range(server.gpus)]
+
+    def ways(size: int) -> list[list[float]]:
+        """By replica, seconds of 0, 1, … micro-batches with the streams that take least."""
+        by_streams = [list(enumerate(paces(cluster, server, size, SYNC), 1)) for server in servers]
+        return [
+            [min((pace.seconds(n // v - 1) for v, pace in of if n and n % v == 0), default=0.0) for n in range(17)]
+            for of in by_streams
+        ]
+
+    of_size = {size: ways(size) for size in SIZES if 512 % size == 0}
+    least = min(
+        max(of[count] for of, count in zip(of_size[size], counts, strict=True))
+        for size in of_size
+        for counts in compositions(512 // size, 4)
+    )
+    parallel = experiment.parallel
+    found = [
+        paces(cluster, server, parallel.micro_batch_size, SYNC)[streams - 1].seconds(count // streams - 1)
+        for server, count, streams in zip(servers, parallel.micro_batches_of, parallel.streams_of, strict=True)
+    ]
+    assert max(found) == pytest.approx(least)
+    assert max(parallel.streams_of) > 1
+
+
 def test_the_faster_gpus_take_more() -> None:
     experiment, _ = chosen("parallel.shares=auto", "parallel.micro_batch_size=32", "parallel.global_batch_size=512")
     assert experiment.parallel.shares == "5*2-3*2"
