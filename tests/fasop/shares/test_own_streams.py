@@ -26,8 +26,9 @@ RATES = {"a": {1: 1.0, 2: 1.5, 3: 1.8}, "b": {1: 1.0, 2: 1.02}}
 ALL = ("parallel.shares=auto", "parallel.micro_batch_size=auto", "parallel.streams=auto")
 
 
-@pytest.fixture
-def words(tmp_path: Path) -> list[str]:
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    tmp_path = tmp_path_factory.mktemp("measured")
     cluster = CLUSTER.format(fast=1, slow=1, memory=24).replace("gpus_per_node: 2", "gpus_per_node: 1")
     for gpu, rates in RATES.items():
         cpu = read_profile("cpu")
