@@ -91,9 +91,10 @@ def best_in_streams(
 
 
 def _sizes(placed: PlacedTraining, undecided: Parallel) -> list[int]:
-    """With which whole steps were measured on any kind of node."""
-    profiles = [kind.profile for kind in placed.kinds if kind.profile is not None]
-    measured = {steps.micro_batch_size for profile in profiles for steps in profile.steps}
+    """With which steps were measured, in the run's number format, on any kind of node."""
+    profiles, precision = [kind.profile for kind in placed.kinds if kind.profile is not None], placed.training.precision
+    every = [steps for profile in profiles for steps in profile.steps]
+    measured = {steps.micro_batch_size for steps in every if steps.precision is precision}
     given: object = undecided.micro_batch_size
     return sorted(size for size in measured if given in (AUTO, size))
 
