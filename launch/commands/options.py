@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from types import ModuleType
 
 CONFIG_DIR = "--config-dir"
 OF_WORDS = {
@@ -15,6 +16,23 @@ OF_WORDS = {
     "rehearse": (CONFIG_DIR, "--help"),
 }
 """Of commands that take words, as Hydra does, and have no parser."""
+MODULES: dict[str, Callable[[], ModuleType]] = {
+    "doctor": lambda: import_module("launch.commands.doctor"),
+    "status": lambda: import_module("launch.commands.status"),
+    "logs": lambda: import_module("launch.commands.logs"),
+    "stop": lambda: import_module("launch.commands.stop"),
+    "runs": lambda: import_module("launch.commands.runs"),
+    "clean": lambda: import_module("launch.commands.clean"),
+    "evaluate": lambda: import_module("launch.commands.evaluate"),
+    "translate": lambda: import_module("launch.commands.translate"),
+    "report": lambda: import_module("launch.commands.report"),
+    "init": lambda: import_module("launch.commands.init"),
+    "config": lambda: import_module("launch.commands.config"),
+    "data": lambda: import_module("launch.commands.data"),
+    "completion": lambda: import_module("launch.commands.completion"),
+    "init model": lambda: import_module("launch.commands.initial.model"),
+}
+"""Of the others, which have one; none is imported before it is asked for."""
 
 
 def offered(command: str, before: Sequence[str], word: str) -> list[str] | None:
@@ -51,8 +69,7 @@ def offered(command: str, before: Sequence[str], word: str) -> list[str] | None:
 def _parser(command: str, before: Sequence[str]) -> argparse.ArgumentParser | None:
     if command in OF_WORDS:
         return None
-    module = "initial.model" if command == "init" and before[:1] == ["model"] else command
-    made = import_module(f"launch.commands.{module}").parser()
+    made = MODULES["init model" if command == "init" and before[:1] == ["model"] else command]().parser()
     assert isinstance(made, argparse.ArgumentParser)
     return made
 
