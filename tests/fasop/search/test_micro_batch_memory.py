@@ -1,0 +1,40 @@
+"""Micro-batches that a run may change to fit into memory, replica by replica."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from conf.compose import compose
+from fasop.costs.profile import Room
+from fasop.errors import SearchError
+from fasop.search.micro_batch_memory import rooms_of_replicas, that_fit
+from fasop.simulation.predict import planned
+
+CLUSTER = "experiment=seed_a100x1_a10x7"
+
+
+def test_what_no_gpu_holds_by_prediction_is_refused_with_a_way_out() -> None:
+    experiment = compose([CLUSTER])
+    assert that_fit(experiment, [2, 4]) == [[2, 4]] * 4
+    with pytest.raises(
+        SearchError, match=re.escape("micro-batches of 64 samples fit the memory of no replica, by pre")
+    ):
+        that_fit(experiment, [2, 64])
+
+
+def test_each_replica_has_the_room_that_its_gpu_was_seen_to_have() -> None:
+    experiment = compose([CLUSTER, "parallel.pipeline=1", "parallel.data=32", "parallel.partition=null"])
+    placed, room = planned(experiment), {"hgx": 16, "gpu2": 4}
+    training = placed.training
+    nodes = []
+    for node in placed.nodes:
+        assert node.profile is not None
+        name = min(node.profile.names(training.model))
+        seen = Room(model=name, precision=training.precision, micro_batch_size=room[node.name])
+        nodes.append(replace(node, profile=replace(node.profile, room=[seen])))
+    ranks = experiment.ranks_per_node()
+    assert rooms_of_replicas(replace(placed, nodes=nodes), ranks) == [16] * 4 + [4] * 28
+    assert rooms_of_replicas(placed, ranks) == [None] * 32, "nothing was tried"
