@@ -30,6 +30,7 @@ def drawn_graph(division: Division) -> go.Figure:
         used[depth[node.name]] = across[node.name] + 1
     legend = 22 * (2 + len(_by_stage(division)))  # a line each on a narrow screen, of which it may have a half
     made = figure(height=min(900, 160 + legend + max(legend, 28 * max(used.values()))), hovermode="closest")
+    made.update_layout(margin_t=70)  # three lines of the legend, which is not drawn over the graph when widths change
     for cut, dash, width in ((False, "solid", 1.0), (True, "dash", 1.8)):
         x: list[float | None] = []
         y: list[float | None] = []
