@@ -18,4 +18,4 @@ def test_the_page_of_indexed_data_shows_three_figures(tmp_path: Path, open_page:
     page.wait_for_selector(".plot >> nth=2 >> .barlayer .point")
     assert page.locator(".plot >> nth=2 >> .barlayer .point").count() == 40
     assert page.locator(".plot >> nth=1 >> .scatterlayer path.js-line").count() == 1
-    assert "89" in page.locator("main table").inner_text()
+    assert "89" in page.locator("main .cards").inner_text()
