@@ -14,13 +14,16 @@ from conf.reading.own_folders import is_file
 from conf.schema import environment, links, ranges
 from conf.schema.config_class import config
 
+CPU = "CPU"
+"""The name of what is no GPU, or the first word of it."""
+
 
 @config
 class Gpu:
     """A kind of device. Rates are dense peaks from the maker's data sheet."""
 
     name: str = MISSING
-    """As the driver calls it, such as NVIDIA A10; doctor compares."""
+    """As the driver calls it, such as NVIDIA A10; doctor compares. CPU is none, also with a word behind it."""
     memory_gib: float = MISSING
     """Memory a process can use, GiB."""
     fp32_tflops: float = MISSING
@@ -37,6 +40,11 @@ class Gpu:
     def __post_init__(self) -> None:
         if self.profile is not None and is_file(self.profile):  # a run may be looked at from another folder
             object.__setattr__(self, "profile", str(Path(self.profile).absolute()))
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is no GPU, but a processor's core."""
+        return self.name.split(" ")[0] == CPU
 
 
 @config

@@ -120,7 +120,7 @@ def _schedule(parallel: Parallel) -> None:
 def _devices(cluster: Cluster, groups: Iterable[str]) -> None:
     for name in dict.fromkeys(groups):
         gpu = cluster.groups[name].gpu
-        if cluster.gpus[gpu].name == "CPU":
+        if cluster.gpus[gpu].is_cpu:
             raise ConfigError(
                 f"cluster.groups.{name}.gpu={gpu}: Megatron-LM trains on GPUs only; choose another cluster, or "
                 "engine=tdpp"

@@ -120,6 +120,8 @@ def spent(one: Played) -> str:
 
 def elastic_words(one: Played) -> str:
     """What it uses when."""
+    if len(one.legs) == 1:
+        return f"elastic: {spent(one)}, on {one.legs[0].node_set.name} throughout"
     used = [f"{leg.node_set.name} from {leg.course.consumed[0]:,.0f} samples on" for leg in one.legs]
     return f"elastic: {spent(one)}, on {', '.join(used)}"
 

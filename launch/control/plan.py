@@ -11,6 +11,7 @@ from pathlib import Path
 from conf.blocks_of_module import digest_of, known_blocks
 from conf.run_folder.rundir import SCHEDULE
 from conf.schema.adapt import Rule
+from conf.schema.cluster import Gpu
 from conf.schema.experiment import EngineKind, Experiment, Rehearse
 from conf.schema.model import Model
 from launch.control.elastic import elastic_of, started_on
@@ -36,7 +37,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
     counts = experiment.ranks_per_node()
     first_ranks = [0, *accumulate(counts)]
     decay = _decay(experiment)
-    gpus = [_gpu_name(experiment, group) for group in experiment.node_order.groups]
+    gpus = [_gpu(experiment, group) for group in experiment.node_order.groups]
     environments = _environments(experiment)
     plan = Plan(
         run=run_name,
@@ -65,7 +66,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
             RunNode(
                 name=name,
                 group=group,
-                gpu=gpu,
+                gpu=gpu.name,
                 ranks=list(range(first, first + count)),
                 environment=environment,
             )
@@ -107,7 +108,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         timeline=experiment.profile.timeline and experiment.engine.kind is EngineKind.tdpp,  # Megatron-LM records none
         nsys=experiment.profile.nsys or experiment.profile.ncu,
         trace_iteration=experiment.profile.trace_iteration,
-        device="cpu" if set(gpus) == {"CPU"} else "cuda",
+        device="cpu" if all(gpu.is_cpu for gpu in gpus) else "cuda",
         rehearsal=None,
         folder=Path(experiment.runs_dir).absolute() / run_name,
         engine=str(experiment.engine.kind),
@@ -194,6 +195,6 @@ def node_names(experiment: Experiment) -> list[str]:
     return names
 
 
-def _gpu_name(experiment: Experiment, group: str) -> str:
+def _gpu(experiment: Experiment, group: str) -> Gpu:
     cluster = experiment.cluster
-    return cluster.gpus[cluster.groups[group].gpu].name
+    return cluster.gpus[cluster.groups[group].gpu]

@@ -84,7 +84,7 @@ def gpu_hours(experiment: Experiment) -> float | None:
 
 
 def _has_gpus(experiment: Experiment, group: str) -> bool:
-    return experiment.cluster.gpus[experiment.cluster.groups[group].gpu].name != "CPU"
+    return not experiment.cluster.gpus[experiment.cluster.groups[group].gpu].is_cpu
 
 
 def _without_limit(experiment: Experiment) -> Iterator[str]:

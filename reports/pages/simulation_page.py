@@ -13,10 +13,11 @@ from fasop.tables.trainings import HEAD, Results, hours, row, summary
 from fasop.trainings.played import HOUR, Played
 from reports.figures.chart import Axis, Item, dots, lines
 from reports.figures.embed import embedded, page_with_figures
-from reports.figures.page import bullets, number, table
+from reports.figures.page import Names, bullets, number, table
+from reports.figures.template import SERIES
 
-MOST_LINES = 6
-"""Trainings whose batch is drawn."""
+MOST_LINES = len(SERIES)
+"""Trainings whose batch is drawn: no two of them have the same colour."""
 
 
 def render(command: str, results: Results, notes: Sequence[str]) -> str:
@@ -64,7 +65,9 @@ def _batches(drawn: Sequence[Played]) -> str:
         places = [at for step, after in itertools.pairwise(steps) for at in (step[0], after[0])]
         values = [batch for _, batch in steps[:-1] for _ in range(2)]
         series.append(pd.Series(values, index=places, name=one.name))
-    return embedded(lines(series, x_title="samples", title="Global batch", from_zero=True), "Global batch over samples")
+    apart = _told_apart(series)
+    title = "Global batch" if len(apart) == len(series) else "Global batch, where lines are the same as one"
+    return embedded(lines(apart, x_title="samples", title=title, from_zero=True), "Global batch over samples")
 
 
 def _paces(drawn: Sequence[Played]) -> str:
@@ -73,7 +76,16 @@ def _paces(drawn: Sequence[Played]) -> str:
     for one in drawn:
         samples, seconds = one.course()
         series.append(pd.Series(samples, index=[second / HOUR for second in seconds], name=one.name))
+    series = _told_apart(series)
     return embedded(lines(series, x_title="hours", title="Samples trained", from_zero=True), "Samples over hours")
+
+
+def _told_apart(series: Sequence[pd.Series]) -> list[pd.Series]:
+    """Those that are the same as one line, with the names of all."""
+    alike: dict[tuple[tuple[float, ...], ...], list[pd.Series]] = {}
+    for one in series:
+        alike.setdefault((tuple(one.index), tuple(one)), []).append(one)
+    return [some[0].rename(", ".join(str(one.name) for one in some)) for some in alike.values()]
 
 
 def _epochs(results: Results) -> str:
@@ -89,5 +101,6 @@ def _epochs(results: Results) -> str:
 
 def _table(results: Results) -> str:
     every = [*results.ordered, *([results.elastic] if results.elastic else [])]
-    drawn = table(HEAD, [row(results, one) for one in every])
+    rows = [row(results, one) for one in every]
+    drawn = table(HEAD, [[Names([name]), gpus, Names([batch]), *rest] for name, gpus, batch, *rest in rows])
     return f"<section><h2>All sets of nodes</h2>{drawn}</section>"

@@ -21,7 +21,7 @@ def peak_tflops(plan: Plan, experiment: Experiment) -> float | None:
     What `conf/gpu` says of a CPU is not a data sheet.
     """
     gpus = [(gpu_of(node, experiment), len(node.ranks)) for node in plan.planned_nodes]
-    if any(gpu.name == "CPU" for gpu, _ in gpus):
+    if any(gpu.is_cpu for gpu, _ in gpus):
         return None
     return sum(count * float(getattr(gpu, f"{plan.train.precision}_tflops")) for gpu, count in gpus)
 

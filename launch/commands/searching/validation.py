@@ -60,7 +60,7 @@ def validate(args: Arguments) -> int:
 
 def cores_shared(run: RunDir, experiment: Experiment) -> tuple[int, int] | None:
     """Ranks and cores, of a run on this machine's CPU that had fewer cores than ranks; a rehearsal computes nothing."""
-    cpu = all(gpu.name == "CPU" for gpu in experiment.cluster.gpus.values())
+    cpu = all(gpu.is_cpu for gpu in experiment.cluster.gpus.values())
     if not cpu or experiment.executor.kind != "local" or experiment.executor.rehearse != "none":
         return None
     here = (run.read_object(run.provenance, ()) or {}).get("host") == socket.gethostname()
