@@ -1,8 +1,9 @@
 """python -m benchmarks.unequal_workers FOLDER: small trainings on workers of speeds 1:3.
 
-They compare equal shares with solved ones, and a fixed batch with one that adapts. They are the experiments vit_jabas_digits and gnmt_iidp_pairs, each launched as a user would, in a folder that is kept;
-report-EXPERIMENT there has the page that compares their runs. What is computed is real; each process also waits until the time that its
-node is given for a micro-batch has passed (benchmarks/pacing.py).
+They compare equal shares with solved ones, and a fixed batch with one that adapts. They are the experiments
+vit_jabas_digits and gnmt_iidp_pairs, each launched as a user would, in a folder that is kept; report-EXPERIMENT there
+has the page that compares their runs. What is computed is real; each process also waits until the time that its node is
+given for a micro-batch has passed (benchmarks/pacing.py).
 """
 
 from __future__ import annotations
