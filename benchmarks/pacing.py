@@ -1,7 +1,8 @@
-"""Processes of one machine as workers of unequal speed: a pass takes as long as it is given, and no less.
+"""Processes of one machine as workers of unequal speed: passes take as long as they are given, and no less.
 
 The model computes as ever, and whoever is ready early sleeps through the rest of its pass, inside what the timeline
-records of it. So losses are real, and times are those of the pace as long as the machine keeps up with it.
+records of it. What comes late makes the next pass shorter. So losses are real, and an iteration's passes together take
+what they are given as long as the machine keeps up with it.
 """
 
 from __future__ import annotations
@@ -24,24 +25,29 @@ SITECUSTOMIZE = "import benchmarks.pacing\n\nbenchmarks.pacing.begin()\n"
 def begin() -> None:
     """In a worker, gives its passes the pace of its node; elsewhere nothing."""
     if VARIABLE in os.environ and "megatron_ext.worker" in sys.orig_argv:
-        paced(float(os.environ[VARIABLE].split(",")[int(sys.argv[-1] if sys.argv[-1:] else sys.orig_argv[-1])]) / 1e3)
+        node = int(sys.orig_argv[-1])
+        paced(float(os.environ[VARIABLE].split(",")[node]) / 1e3)
 
 
 def paced(micro_batch_s: float) -> None:
     """Has each micro-batch of this process take so long."""
     from megatron_ext.timeline.recorder import Recorder
 
-    span = Recorder.span
+    span, due = Recorder.span, 0.0
     seconds: Mapping[str, float] = {
         "forward-compute": FORWARD * micro_batch_s,
         "backward-compute": (1.0 - FORWARD) * micro_batch_s,
     }
 
     @contextmanager
-    def no_shorter(recorder: Recorder, name: str, *args: Any, **kwargs: Any) -> Iterator[None]:
-        began = time.monotonic()
+    def until_due(recorder: Recorder, name: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+        nonlocal due
+        if name == "batch-generator":  # the first that an iteration does
+            due = time.monotonic()
+        due += seconds.get(name, 0.0)
         with span(recorder, name, *args, **kwargs):
             yield
-            time.sleep(max(0.0, began + seconds.get(name, 0.0) - time.monotonic()))
+            if name in seconds:
+                time.sleep(max(0.0, due - time.monotonic()))
 
-    Recorder.span = no_shorter  # type: ignore[assignment, method-assign]
+    Recorder.span = until_due  # type: ignore[assignment, method-assign]

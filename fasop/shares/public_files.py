@@ -255,12 +255,13 @@ def _found(file: Path, key: str, text: Any) -> Path:
     if not (isinstance(text, str) and text):
         raise SearchError(f"{file}: {key}={shown(text)} must be a path")
     fits: Callable[[Path], bool] = Path.is_file if key == "gpu_cluster_info" else Path.is_dir
-    tried = [Path(text), file.parent / text, file.parent.parent / text]
+    beside = file.absolute().parent
+    tried = [Path(text), beside / text, beside.parent / text]
     for path in tried:
         if fits(path):
             return path
     kind = "file" if key == "gpu_cluster_info" else "folder"
-    raise SearchError(f"{file}: {key}={text}: there is no such {kind}, neither here nor beside {file}")
+    raise SearchError(f"{file}: {key}={text}: there is no such {kind}, neither here nor in {beside} or {beside.parent}")
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -15,6 +15,7 @@ import numpy as np
 from fasop.costs.arrays import Integers
 from fasop.trainings.play import Nodes, Player, State, Training
 from fasop.trainings.played import Course
+from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.adaptive.rules import Rungs
 from megatron_ext.contract.adaptive.shares import Times
 
@@ -39,7 +40,7 @@ class Courses:
         key = rungs, sum(player.shares)
         if key not in self._known:
             self._known[key] = _batches(training, *key)
-        return _taken(self._known[key], player, nodes, adapt.every)
+        return _taken(self._known[key], player, nodes, adapt)
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,12 @@ def _batches(training: Training, rungs: Rungs, count: int) -> _Batches:
     return _Batches(course, player.fitted, counts.tolist(), place)
 
 
-def _taken(batches: _Batches, player: Player, nodes: Nodes, every: int) -> Course:
-    """By nodes whose player has not begun, with a decision after so many iterations."""
+def _taken(batches: _Batches, player: Player, nodes: Nodes, adapt: AdaptConfig) -> Course:
+    """By nodes whose player has not begun."""
     course, controller = batches.course, player.controller
     if not course:
         return course
-    times = nodes.times(player.shares)
+    times = nodes.times(player.shares) if adapt.rebalance else None
     shares = _dealt(controller.order(times), len(player.shares), batches.counts)
     seconds = np.array([nodes.seconds(one) for one in shares])[batches.place]
     seconds[0] = nodes.seconds(player.shares)
@@ -92,8 +93,8 @@ def _taken(batches: _Batches, player: Player, nodes: Nodes, every: int) -> Cours
         seconds[-1] = nodes.seconds(controller.fitted(int(course.batches[-1])))
     course = replace(course, seconds=seconds)
     balanced = controller.decide(player.shares, None, times).shares
-    if balanced != player.shares and course.iterations[0] > every:  # the first decision changes the shares alone
-        return _split(course, every, nodes.seconds(balanced))
+    if balanced != player.shares and course.iterations[0] > adapt.every:  # the first decision changes the shares alone
+        return _split(course, adapt.every, nodes.seconds(balanced))
     return course
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from conf.errors import ConfigError
 from conf.schema.elastic import Elastic
@@ -38,9 +39,9 @@ class PlacedNodes:
         self._alike: dict[Replica, list[int]] = {}
         for place, replica in enumerate(self._replicas):
             self._alike.setdefault(replica, []).append(place)
-        self._micro_batch_s: list[float] | None = None
-        if parallel.pipeline == 1:
-            self._micro_batch_s = [replica.seconds(2) - replica.seconds(1) for replica in self._replicas]
+        self._pipeline = parallel.pipeline
+        self._full = 4 * parallel.pipeline
+        """Micro-batches with which a pipeline is full: another one takes what its slowest stage takes."""
         self._known: dict[tuple[int, ...], float] = {}
         count = parallel.global_batch_size // parallel.micro_batch_size
         self.weights = tuple(weights or best_shares(self._replicas, count).counts)
@@ -52,9 +53,18 @@ class PlacedNodes:
             )
         return self._known[shares]
 
-    def times(self, shares: tuple[int, ...]) -> Times | None:
-        """As a run measures them, which does so only where no stage waits for another."""
-        return None if self._micro_batch_s is None else Times(self._micro_batch_s, self.seconds(shares))
+    def times(self, shares: tuple[int, ...]) -> Times:
+        """As a run measures them. In pipelines, what an iteration takes all replicas alike is a part of `fixed_s` here."""
+        each, beside = self._measured
+        return Times(each, self.seconds(shares), beside if self._pipeline > 1 else ())
+
+    @cached_property
+    def _measured(self) -> tuple[list[float], list[float]]:
+        """By replica, the seconds of a micro-batch and those beside them."""
+        known = {kind: (kind.seconds(self._full), kind.seconds(self._full + 1)) for kind in self._alike}
+        each = [known[replica][1] - known[replica][0] for replica in self._replicas]
+        beside = [known[replica][0] - self._full * one for replica, one in zip(self._replicas, each, strict=True)]
+        return each, beside
 
 
 def node_sets(experiment: Experiment, orders: Sequence[NodeOrder]) -> tuple[list[NodeSet], dict[str, str]]:

@@ -91,9 +91,10 @@ class _Seconds:
 
     def __init__(self, training: Training, nodes: Nodes) -> None:
         self._size, self._nodes = training.micro_batch_size, nodes
-        times = nodes.times(tuple(nodes.weights))
         rebalances = training.adapt is not None and training.adapt.rebalance
-        self._split = times.micro_batch_s if rebalances and times else [1.0 / weight for weight in nodes.weights]
+        times = nodes.times(tuple(nodes.weights)) if rebalances else None
+        self._fixed = () if times is None else times.fixed_s
+        self._split = [1.0 / weight for weight in nodes.weights] if times is None else times.micro_batch_s
         self._known: dict[int, float] = {}
 
     def of_batch(self, batch: float) -> float:
@@ -102,5 +103,5 @@ class _Seconds:
         if count < len(self._split):
             return math.inf
         if count not in self._known:
-            self._known[count] = self._nodes.seconds(fastest(self._split, count))
+            self._known[count] = self._nodes.seconds(fastest(self._split, count, self._fixed))
         return self._known[count]

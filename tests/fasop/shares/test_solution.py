@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,24 @@ def test_the_line_of_the_public_solver(
     )
     assert "parallel.micro_batch_size=32 parallel.global_batch_size=512 parallel.shares=3*4-1*4 " in out.err
     assert "train.overlap_optimizer=true train.clip_grad=0)" in out.err
+
+
+@pytest.mark.parametrize("place", ["vit", "vit/jabas_config", "."])
+def test_the_folders_of_jabas_examples_are_found_from_wherever_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    """Its configurations lie in a folder of their own, and share the profile of links with those of other models."""
+    example = tmp_path / "vit"
+    paths = {"comm_profile_dir": "../common/comm", "gpu_cluster_info": "../common/cluster.json"}
+    quickstart.write(example, **paths)
+    for folder, files in (("jabas_config", ["config.json"]), ("../common", ["comm", "cluster.json"])):
+        (example / folder).mkdir()
+        for file in files:
+            (example / file).rename(example / folder / file)
+    monkeypatch.chdir(tmp_path / place)
+    config = Path(os.path.relpath(example / "jabas_config/config.json"))
+    assert main(["search", f"iidp={config}", "parallel.global_batch_size=512"]) == 0
+    assert "'node0:4GPU,VSW:3,GA:0', 'node1:4GPU,VSW:1,GA:0'" in capsys.readouterr().out
 
 
 def test_a_configuration_of_jabas_with_numbers_as_text(tmp_path: Path) -> None:
