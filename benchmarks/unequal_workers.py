@@ -30,12 +30,12 @@ WAYS = {
     "gnmt_iidp_pairs": {"even": ("parallel.shares=null",), "solved": ()},
 }
 PACE_MS = (240.0, 720.0)
-"""Of a micro-batch, on the fast and on the slow node: much more than it computes, for others use the machine, too."""
+"""Of a micro-batch, on the fast and on the slow node."""
 QUALITY = {"vit_jabas_digits": ("valid_top-1", 1.0), "gnmt_iidp_pairs": ("valid_loss", -1.0)}
 """A metric of evaluations, and whether more of it is better (1) or worse (-1)."""
 
 
-def tdpp(folder: Path, *words: str, pace: tuple[float, ...] = ()) -> None:
+def tdpp(folder: Path, *words: str, pace: str = "") -> None:
     """Runs a command as a user would, in a folder.
 
     Raises:
@@ -43,7 +43,7 @@ def tdpp(folder: Path, *words: str, pace: tuple[float, ...] = ()) -> None:
     """
     environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "OMP_NUM_THREADS": "1"}
     if pace:
-        environment[VARIABLE] = ",".join(map(str, pace))
+        environment[VARIABLE] = pace
     command = [sys.executable, "-m", "launch.cli", *words]
     ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if ran.returncode:
@@ -83,6 +83,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="is made, and keeps the runs and the page")
     parser.add_argument("--only", choices=list(WAYS), help="one of the experiments")
+    usual = ",".join(map(str, PACE_MS))
+    parser.add_argument("--pace", default=usual, help=f"ms of a micro-batch on either node, 1:3 ({usual})")
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="of all runs, such as train.samples=9600")
     given = parser.parse_intermixed_args()
     folder = given.folder.absolute()
@@ -93,7 +95,7 @@ def main() -> None:
         for way, own in WAYS[experiment].items():
             name = f"{experiment}-{way}"
             words = (f"experiment={experiment}", *own, *given.words, f"name={name}")
-            tdpp(folder, "launch", *words, pace=PACE_MS)
+            tdpp(folder, "launch", *words, pace=given.pace)
             (run,) = (folder / "runs" / name).glob("2*")
             runs.append(str(run))
             print(f"{name} (load {os.getloadavg()[0]:.0f}): {told(run, *QUALITY[experiment])}", flush=True)

@@ -54,7 +54,7 @@ class PlacedNodes:
         return self._known[shares]
 
     def times(self, shares: tuple[int, ...]) -> Times:
-        """As a run measures them. In pipelines, what an iteration takes all replicas alike is a part of `fixed_s` here."""
+        """As a run measures them; in pipelines `fixed_s` also has what an iteration takes all replicas alike."""
         each, beside = self._measured
         return Times(each, self.seconds(shares), beside if self._pipeline > 1 else ())
 
