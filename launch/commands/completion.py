@@ -15,7 +15,7 @@ from conf.reading.values import Parser
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from launch.commands import COMMANDS
-from launch.commands.options import offered
+from launch.commands.options import offered, offered_by
 from launch.errors import LaunchError
 
 CONFIGURED = ("launch", "doctor", "search", "profile", "simulate", "rehearse")
@@ -118,7 +118,8 @@ def completed(line: str) -> list[str]:
     _, command, *others = words
     if command not in COMMANDS:
         return []
-    if (known := offered(command, others, word)) is not None:
+    known = offered_by(parser(), others, word) if command == "completion" else offered(command, others, word)
+    if known is not None:
         return known
     if command == "init":
         return [name for name in (MODEL,) if not others and name.startswith(word)]

@@ -29,10 +29,9 @@ MODULES: dict[str, Callable[[], ModuleType]] = {
     "init": lambda: import_module("launch.commands.init"),
     "config": lambda: import_module("launch.commands.config"),
     "data": lambda: import_module("launch.commands.data"),
-    "completion": lambda: import_module("launch.commands.completion"),
     "init model": lambda: import_module("launch.commands.initial.model"),
 }
-"""Of the others, which have one; none is imported before it is asked for."""
+"""Of the others, which have one; none is imported before it is asked for. `completion` asks with its own."""
 
 
 def offered(command: str, before: Sequence[str], word: str) -> list[str] | None:
@@ -41,10 +40,15 @@ def offered(command: str, before: Sequence[str], word: str) -> list[str] | None:
     Args:
         before: the words between the command and this one.
     """
-    made = _parser(command, before)
-    if made is None:
-        return [name for name in OF_WORDS[command] if name.startswith(word)] if word.startswith("-") else None
-    parser: argparse.ArgumentParser = made
+    if command in OF_WORDS:
+        return _beginning(word, OF_WORDS[command]) if word.startswith("-") else None
+    made = MODULES["init model" if command == "init" and before[:1] == ["model"] else command]().parser()
+    assert isinstance(made, argparse.ArgumentParser)
+    return offered_by(made, before, word)
+
+
+def offered_by(parser: argparse.ArgumentParser, before: Sequence[str], word: str) -> list[str] | None:
+    """As `offered`, of a command with this parser."""
     positional = [one for one in before if not one.startswith("-")]
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -64,14 +68,6 @@ def offered(command: str, before: Sequence[str], word: str) -> list[str] | None:
         return _beginning(word, _names(parser))
     choices = [one for action in parser._actions if not action.option_strings for one in action.choices or ()]
     return _beginning(word, choices) if choices else None
-
-
-def _parser(command: str, before: Sequence[str]) -> argparse.ArgumentParser | None:
-    if command in OF_WORDS:
-        return None
-    made = MODULES["init model" if command == "init" and before[:1] == ["model"] else command]().parser()
-    assert isinstance(made, argparse.ArgumentParser)
-    return made
 
 
 def _names(parser: argparse.ArgumentParser) -> Iterator[str]:
