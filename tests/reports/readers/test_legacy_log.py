@@ -208,7 +208,7 @@ def test_given_sizes_win_over_what_the_log_says(tmp_path: Path):
 
 
 def test_sizes_that_do_not_fit_the_ranks_are_an_error_that_names_the_product(tmp_path: Path):
-    with pytest.raises(ReportError, match="tensor 1 x data 4 x pipeline 3 = 12 ranks, but the log tells of 6: give"):
+    with pytest.raises(ReportError, match="tensor 1 x data 4 x pipeline 3 = 12 ranks, but the log shows 6: give"):
         shown(tmp_path, TEXT, Sizes(data=4))
 
 
