@@ -117,7 +117,7 @@ def test_an_image_that_cannot_be_brought_ends_the_run(
         in verdict.reason
     )
     assert "[ERROR] URL https://registry.test#other:2" in run.node_err("hgx-0").read_text()
-    ended = "ended with 143, told to end by SIGTERM: it ended because node hgx-0 failed"
+    ended = "ended with 143, ended by SIGTERM: it ended because node hgx-0 failed"
     assert [line for line in verdict.evidence if line.startswith("node gpu2-")] == [
         f"node gpu2-{n}: {ended}" for n in (0, 1)
     ]
