@@ -13,7 +13,8 @@ from benchmarks.rebalancing import EVERY, FOLLOWING, RESIZING, SLOW_FROM, Pass, 
 def test_replicas_of_speeds_one_to_three_share_the_batch_as_they_can_and_again_when_one_slows_down(
     tmp_path: Path,
 ) -> None:
-    """A busy machine makes some iterations longer, and none shorter: the fastest of a phase tells."""
+    """A busy machine makes some iterations longer, and none shorter, so the fastest of a phase counts. What is expected
+    follows from measured times, which a busy machine makes longer, too: only the benchmark compares both ways."""
     even, followed = measured(tmp_path / "even"), measured(tmp_path / "followed", *FOLLOWING)
     assert followed.losses == pytest.approx(even.losses, rel=1e-5)
     first, shared, slow, again = followed.phases
@@ -22,8 +23,8 @@ def test_replicas_of_speeds_one_to_three_share_the_batch_as_they_can_and_again_w
     assert SLOW_FROM + len(slow.took_ms) - 1 <= SLOW_FROM + 2 * EVERY
     assert min(first.took_ms) / min(shared.took_ms) >= 1.9
     expected = [float(found[1]) for reason in followed.reasons if (found := re.search(r"-> ([\d.]+) ms", reason))]
-    assert min(shared.took_ms) == pytest.approx(expected[0], rel=0.05)
-    assert min(again.took_ms) == pytest.approx(expected[1], rel=0.05)
+    assert min(shared.took_ms) <= 1.05 * expected[0]
+    assert min(again.took_ms) <= 1.05 * expected[1]
     assert min(again.took_ms) < min(slow.took_ms)
 
 
