@@ -31,7 +31,7 @@ def test_the_commands_of_the_page_run_and_their_runs_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shown = PAGE[PAGE.index("## On this machine") : PAGE.index("is the same on a small scale")]
+    shown = PAGE[PAGE.index("## On this machine") : PAGE.index("These commands do the same on a small scale")]
     commands = [line.split()[1:] for line in shown.splitlines() if line.startswith("    tdpp ")]
     assert [words[0] for words in commands] == ["data", "profile", "launch", "launch", "launch", "report"]
     for words in commands:
