@@ -9,23 +9,27 @@ import pytest
 
 from benchmarks.rebalancing import EVERY, FOLLOWING, RESIZING, SLOW_FROM, Pass, measured, resized
 
+LONGER = 1.5
+"""How many times as long as nothing but sleep an iteration may take on a busy machine."""
+
 
 def test_replicas_of_speeds_one_to_three_share_the_batch_as_they_can_and_again_when_one_slows_down(
     tmp_path: Path,
 ) -> None:
-    """A busy machine makes some iterations longer, and none shorter, so the fastest of a phase counts. What is expected
-    follows from measured times, which a busy machine makes longer, too: only the benchmark compares both ways."""
+    """How much faster is the benchmark's to say: a busy machine makes iterations longer. Here the shares are right, and
+    nothing but sleep would make them twice as fast."""
     even, followed = measured(tmp_path / "even"), measured(tmp_path / "followed", *FOLLOWING)
     assert followed.losses == pytest.approx(even.losses, rel=1e-5)
     first, shared, slow, again = followed.phases
     assert [phase.shares for phase in followed.phases] == [(4, 4), (6, 2), (6, 2), (5, 3)]
     assert len(first.took_ms) == EVERY
     assert SLOW_FROM + len(slow.took_ms) - 1 <= SLOW_FROM + 2 * EVERY
-    assert min(first.took_ms) / min(shared.took_ms) >= 1.9
+    assert first.ideal_ms / shared.ideal_ms == pytest.approx(2.0)
+    assert min(shared.took_ms) < 0.8 * min(first.took_ms)
     expected = [float(found[1]) for reason in followed.reasons if (found := re.search(r"-> ([\d.]+) ms", reason))]
-    assert min(shared.took_ms) <= 1.05 * expected[0]
-    assert min(again.took_ms) <= 1.05 * expected[1]
-    assert min(again.took_ms) < min(slow.took_ms)
+    for said, ideal in zip(expected, (shared.ideal_ms, again.ideal_ms), strict=True):
+        assert 0.95 * ideal <= said <= LONGER * ideal
+    assert min(again.took_ms) < LONGER * again.ideal_ms
 
 
 def test_replicas_that_are_pipelines_are_as_fast_as_their_slowest_stages(tmp_path: Path) -> None:
@@ -36,8 +40,8 @@ def test_replicas_that_are_pipelines_are_as_fast_as_their_slowest_stages(tmp_pat
     assert shared.shares in ((7, 1), (6, 2)), "1590 and 1620 ms"
     expected = re.search(r"([\d.]+) -> ([\d.]+) ms", ran.reasons[0])
     assert expected is not None
-    assert float(expected[1]) == pytest.approx(even.ideal_ms, rel=0.2)
-    assert float(expected[2]) == pytest.approx(shared.ideal_ms, rel=0.2)
+    for said, ideal in zip(expected.groups(), (even.ideal_ms, shared.ideal_ms), strict=True):
+        assert 0.9 * ideal <= float(said) <= LONGER * ideal
     assert min(shared.took_ms) < 0.8 * min(even.took_ms)
 
 

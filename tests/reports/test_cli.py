@@ -229,6 +229,7 @@ def test_a_run_without_events_has_pages_without_figures(run: Path, state: str, t
     for rank in range(2):
         (run / f"events/rank-{rank:05d}.bin").unlink()
     (run / "metrics.jsonl").unlink()
+    shutil.rmtree(run / "memory")
     for path in (run / "nodes").glob("*.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "state": state}))
     summary, timeline = report(run)
