@@ -8,13 +8,11 @@ from dataclasses import fields
 from fasop.costs.profile import LayerProfile
 from fasop.costs.steps import AllReduces, Steps, StepTimes
 from fasop.errors import SearchError
+from fasop.shares.performance import BYTES_BY_IIDP
 from fasop.shares.public_folders import PublicFolders, PublicLimit, PublicStep
 
 LEAST_BYTES = 2**20
 """Of an all-reduce that IIDP's profiler measures."""
-BYTES_BY_IIDP = 4
-"""That cross a link for each byte and n ranks, times (n - 1) / n, by IIDP's formula; a ring takes half of it, which the
-line through measured times makes up for."""
 
 
 def profiles_of(public: PublicFolders, source: str) -> dict[str, LayerProfile]:

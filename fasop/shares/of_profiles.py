@@ -13,11 +13,13 @@ from conf.schema.experiment import Experiment
 from fasop.costs.profile import LayerProfile, read_profile
 from fasop.costs.steps import Steps
 from fasop.errors import SearchError
-from fasop.shares.performance import WeightSync, paces
+from fasop.shares.performance import BYTES_BY_IIDP, WeightSync, paces
 from fasop.shares.public_files import Cluster, MeasuredGpu, Server, step_of
 from fasop.shares.solution import best
 
 SYNC = WeightSync.sequential
+RING = 2
+"""Bytes that cross a link for each byte that n ranks sum in a ring, times (n - 1) / n."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,9 +180,10 @@ def _measured(gpu: str, steps: Steps, in_streams: bool) -> MeasuredGpu:
 
 
 def _all_reduces(profile: LayerProfile, where: str, latency_us: float, ranks: int) -> tuple[tuple[float, float], ...]:
-    """As imported, or of a ring over the cluster's own links: as bandwidth makes it, and each step's latency."""
+    """Ideal milliseconds by IIDP's formula, and real ones: as imported, or of a ring over the cluster's own links, by
+    their bandwidth and each step's latency."""
     if where in profile.all_reduces:
         times = profile.all_reduces[where]
         return tuple(zip(times.ideal_ms, times.measured_ms, strict=True))
     latency_ms = 2 * (ranks - 1) * latency_us / 1000
-    return (0.0, latency_ms), (1.0, 1.0 + latency_ms)
+    return (0.0, latency_ms), (1.0, RING / BYTES_BY_IIDP + latency_ms)

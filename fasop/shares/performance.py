@@ -21,6 +21,9 @@ from fasop.shares.public_files import Cluster, MeasuredGpu, Server
 MIB = 2**20
 FITTED_FROM = 3
 """Workers that were measured at most, from which on rates are fitted."""
+BYTES_BY_IIDP = 4
+"""That cross a link for each byte that n ranks sum, times (n - 1) / n, by IIDP's formula; in a ring half as many do,
+which the line through measured times makes up for."""
 BUCKET_MIB = 25.0
 """PyTorch's capacity of a bucket."""
 UNEVEN = 1.5
@@ -111,6 +114,6 @@ def _all_reduces(cluster: Cluster, server: Server) -> list[float]:
     bandwidth = server.bandwidth_within if alone else server.bandwidth_between
     slope, start = np.polyfit([ideal for ideal, _ in points], [taken for _, taken in points], 1)
     return [
-        float(slope * (size * MIB / gpus * 4 * (gpus - 1) / bandwidth * 1000) + start) / 1000
+        float(slope * (size * MIB / gpus * BYTES_BY_IIDP * (gpus - 1) / bandwidth * 1000) + start) / 1000
         for size in cluster.buckets_mib
     ]

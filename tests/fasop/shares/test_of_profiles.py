@@ -9,6 +9,7 @@ import pytest
 from conf.compose import compose_unchecked
 from conf.errors import TdppError
 from conf.schema.experiment import Experiment
+from fasop.costs.network.links import Link
 from fasop.shares.of_profiles import SYNC, measured_cluster
 from fasop.shares.performance import paces
 from fasop.shares.public_files import Cluster
@@ -128,14 +129,22 @@ def test_sizes_of_given_shares() -> None:
     assert "micro-batches of 32, 64 were compared" in said
 
 
-def test_links_of_the_cluster_where_no_all_reduces_were_measured() -> None:
-    words = ("parallel.shares=auto", "parallel.micro_batch_size=32", "parallel.global_batch_size=512")
+def test_a_ring_over_the_clusters_links_where_no_all_reduces_were_measured() -> None:
+    """2 (n - 1) / n of the bytes at the bandwidth, where they take longer than the backward pass beside them."""
     for file in Path().glob("q_*.yaml"):
         file.write_text(file.read_text().split("all_reduces:")[0])
-    fast, _ = chosen(*words)
-    slow, _ = chosen(*words, "cluster.groups.fast.inter_gbit_per_s=1", "cluster.groups.slow.inter_gbit_per_s=1")
-    times = [seconds(measured(one), 32, one.parallel.micro_batches_of) for one in (fast, slow)]
-    assert times[1] > 1.5 * times[0]
+
+    words = ("parallel.shares=auto", "parallel.micro_batch_size=32", "parallel.global_batch_size=512")
+
+    def first_s(gbit_per_s: float) -> float:
+        links = [f"cluster.groups.{name}.inter_gbit_per_s={gbit_per_s}" for name in ("fast", "slow")]
+        cluster = measured(chosen(*words, *links)[0])
+        return paces(cluster, cluster.servers[0], 32, SYNC)[0].first_s
+
+    link = Link(latency_s=0.0, s_per_byte=8e-9)
+    at_1_gbit_per_s = link.all_reduce(4).takes(sum(quickstart.BUCKETS_MIB) * 2**20)
+    assert first_s(0.5) - first_s(1) == pytest.approx(at_1_gbit_per_s)
+    assert first_s(1) == pytest.approx(at_1_gbit_per_s, rel=0.1)
 
 
 @pytest.mark.parametrize(
