@@ -11,9 +11,10 @@ from pathlib import Path
 from conf.errors import RunFolderError, TdppError
 from conf.run_folder import run_folders
 from conf.run_folder.rundir import RunDir
+from fasop.search.found_plan import FoundPlan
 from fasop.simulation.predict import Prediction
-from reports.errors import NeitherError, ReportError
-from reports.readers import events, megatron_log, record
+from reports.errors import NeitherError, ReportError, unwritable
+from reports.readers import events, megatron_log, record, searched
 from reports.readers.events import Timeline
 from reports.readers.expected import expected
 from reports.readers.gpus import GpuReport, read_files, read_gpus
@@ -31,6 +32,8 @@ class Found:
     gpus: GpuReport | None = None
     busy: Mapping[str, float] = field(default_factory=dict)
     """By type of GPU, the part of an iteration in which its ranks compute."""
+    searched: Sequence[FoundPlan] | None = None
+    """Plans of a search for its GPUs, if there was one."""
 
     @property
     def over(self) -> bool:
@@ -110,13 +113,33 @@ class Source:
             return Found(record=replace(known, plan=replace(known.plan, nodes=nodes)), timeline=timeline, gpus=gpus)
         known = record.read(self.run)
         prediction, why = expected(self.run, known)
+        plans, damaged = searched.kept(self.report, known)
         paths = {rank.rank: self.run.rank_events(rank.rank) for rank in known.plan.ranks}
         return Found(
-            record=replace(known, notes=(*known.notes, *why)),
+            record=replace(known, notes=(*known.notes, *why, *damaged)),
             timeline=events.read_run(paths if known.plan.timeline else {}),
             prediction=prediction,
             gpus=read_gpus(self.run, known),
+            searched=plans,
         )
+
+    def search(self) -> None:
+        """Searches plans for the run's GPUs and keeps them with its pages, unless they are there.
+
+        Raises:
+            TdppError: it is a log, its plan changed on the way, or there is no plan.
+        """
+        if self.run is None:
+            raise ReportError(f"--search takes runs of tdpp, and {self.log} is a log of Megatron-LM; leave it out")
+        known = record.read(self.run)
+        if searched.kept(self.report, known)[0] is not None:
+            return
+        plans = searched.search(self.run, known)
+        try:
+            self.make_folder()
+            searched.keep(self.report, known, plans)
+        except OSError as error:
+            raise unwritable(self.report, error) from error
 
 
 def all_of(wanted: str) -> list[str]:

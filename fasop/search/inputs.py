@@ -6,6 +6,7 @@ configuration whose plan does not fit its cluster can be searched.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -17,7 +18,7 @@ from conf.blocks_of_module import Asked, blocks_of, can_look
 from conf.compose import compose_unchecked, to_object
 from conf.defaults_taken import SEARCHED, defaults_taken
 from conf.errors import ConfigError
-from conf.schema.experiment import Cluster, Engine, Model, Parallel, Train
+from conf.schema.experiment import Cluster, Engine, Experiment, Model, Parallel, Train
 from conf.schema.model import Family
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
@@ -27,6 +28,7 @@ from fasop.errors import SearchError
 from fasop.search.arguments import WORDS
 from fasop.search.choices import Choices, runnable, split, tried
 from fasop.search.plan import Run
+from fasop.simulation.predict import planned
 
 PLAIN = (
     *("parallel.tensor=1", "parallel.data=1", "parallel.pipeline=1", "parallel.partition=null"),
@@ -102,6 +104,33 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         choices=choices,
         by_default=defaults_taken(overrides, cfg, SEARCHED),
         run=_whole(train, parallel, others),
+    )
+
+
+def of_experiment(experiment: Experiment) -> Inputs:
+    """From a run's configuration: all plans for the GPUs that it uses, on all of their nodes.
+
+    Raises:
+        ConfigError: a profile cannot be read.
+        SearchError: the model is a module that no profile knows.
+    """
+    placed = planned(experiment)
+    used = Counter(node.name for node in placed.nodes)
+    kinds = [replace(kind, group=replace(kind.group, count=used[kind.name])) for kind in placed.kinds]
+    own, train, engine = placed.training.parallel, experiment.train, experiment.engine
+    choices = tried(runnable(engine, train, experiment.model), {}, engine, own.sequence_parallel)
+    plain = Parallel(
+        global_batch_size=own.global_batch_size,
+        recompute=choices.recompute[0],
+        sharded_optimizer=choices.sharded_optimizer[0],
+        sequence_parallel=choices.sequence_parallel[0],
+    )
+    return Inputs(
+        cluster=experiment.cluster,
+        kinds=sorted(kinds, key=lambda kind: [*experiment.cluster.groups].index(kind.name)),
+        training=replace(placed.training, parallel=plain),
+        choices=choices,
+        run=Run(iterations=1, known=False),
     )
 
 

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conf.errors import TdppError
 from conf.reading.values import Parser, option, port, whole
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.schema.trackers import Tracker
+from conf.visible import visible
 from launch.commands.arguments import runs_folder
 from launch.errors import LaunchError
 from launch.judge.findings import all_findings
@@ -22,6 +24,7 @@ from launch.tracking.ready import require_ready
 
 if TYPE_CHECKING:
     from reports.pages.writing import Judge, Written
+    from reports.sources import Source
 
 TRACKERS = {
     Tracker.tensorboard: "to TensorBoard's event files, tensorboard/ in the run's folder",
@@ -62,6 +65,8 @@ def main(argv: Sequence[str], judge: Judge | None = all_findings) -> int:
     sources = skip_unreadable(lambda one: Source.find(arguments.runs_dir, one, sizes), wanted, notes)
     if arguments.output is not None:
         sources = placed(sources, arguments.output)
+    if arguments.search:
+        _search(sources)
     if arguments.watch:
         watch(sources, judge, notes, arguments.output)
     rounds = write_all(sources, judge, notes)
@@ -89,7 +94,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     """
     if not arguments.serve:
         raise LaunchError(f"--port {arguments.port} is for a server: add --serve, or leave it out")
-    writing = ("watch", "output", "open", *EXPORTS, *TRACKERS, *SIZES)
+    writing = ("watch", "search", "output", "open", *EXPORTS, *TRACKERS, *SIZES)
     if given := [f"--{name}" for name in writing if getattr(arguments, name)]:
         raise LaunchError(f"{given[0]} does not go with --serve, which writes no pages; leave one of them out")
     folder = runs_folder(arguments)
@@ -105,6 +110,21 @@ def _serve(arguments: argparse.Namespace) -> int:
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
     return 0
+
+
+def _search(sources: Sequence[Source]) -> None:
+    """Searches plans for the GPUs of each run; says on stderr of which that cannot be done.
+
+    Raises:
+        TdppError: of the only one.
+    """
+    for source in sources:
+        try:
+            source.search()
+        except TdppError as error:
+            if len(sources) == 1:
+                raise
+            print(visible(f"no plan of search: {error}"), file=sys.stderr)
 
 
 def show(page: Path) -> None:
@@ -148,6 +168,11 @@ def parser() -> argparse.ArgumentParser:
         "--watch",
         action="store_true",
         help="write the pages again and again until the run is over; open pages reload themselves",
+    )
+    made.add_argument(
+        "--search",
+        action="store_true",
+        help="also search a faster plan for the GPUs of each run, which takes seconds, and keep it for later pages",
     )
     made.add_argument(
         "--serve",

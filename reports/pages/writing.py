@@ -149,7 +149,7 @@ def rendered(source: Source, judge: Judge | None) -> Rendered:
             findings = judge(source.run)
         except RunFolderError as error:
             known = replace(known, notes=(*known.notes, f"no verdict: {error}"))
-    why = None if known.log else explain(timeline, known.plan, figures)
+    why = None if known.log else explain(timeline, known.plan, figures, found.searched)
     return Rendered(
         found=replace(found, record=known, busy=busy(figures, known.plan)),
         figures=figures,

@@ -13,6 +13,7 @@ from enum import StrEnum
 import numpy as np
 
 from conf.run_folder.rank_ranges import rank_ranges
+from fasop.search.found_plan import FoundPlan
 from megatron_ext.contract.plan import Plan
 from reports.path.graph import Graph, Integers, Kind
 
@@ -36,6 +37,7 @@ class Cause(StrEnum):
     EMBEDDING = "embedding"
     GRADIENTS = "gradients"
     HOST = "host"
+    PLAN = "plan"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,22 +63,34 @@ class _Change:
     lasts_ns: Integers
 
 
-def gains(graph: Graph, plan: Plan) -> list[Gain]:
-    """The changes that gain at least LEAST of an iteration, the largest gain first."""
+def gains(graph: Graph, plan: Plan, searched: Sequence[FoundPlan] = ()) -> list[Gain]:
+    """The changes that gain at least LEAST of an iteration, the largest gain first.
+
+    Args:
+        searched: plans that a search found. One that differs in its layers per stage alone is replayed; of another one
+            the iteration is multiplied by what the prediction says.
+    """
     now = graph.period_ns()
     found = []
-    for one in _changes(graph, plan):
-        period = graph.period_ns(one.lasts_ns)
-        share = 1 - period / now if now else 0.0
-        if share >= LEAST:
-            found.append(Gain(cause=one.cause, change=one.change, because=one.because, period_ns=period, share=share))
-    return sorted(found, key=lambda gain: gain.period_ns)
+    for one in [*_changes(graph, plan), *_replayed_plans(graph, plan, searched)]:
+        found.append(_gain(one.cause, one.change, one.because, graph.period_ns(one.lasts_ns), now))
+    for other in searched:
+        if _layers_by_stage(other, plan) is None:
+            period = round(now * other.iteration_s / other.own_s)
+            words = ", ".join(f"{key}={value}" for key, value in other.differs.items())
+            change = f"the plan of search, by prediction: {words}"
+            found.append(_gain(Cause.PLAN, change, "A search predicts another plan to be faster.", period, now))
+    return sorted((gain for gain in found if gain.share >= LEAST), key=lambda gain: gain.period_ns)
+
+
+def _gain(cause: Cause, change: str, because: str, period_ns: int, now_ns: int) -> Gain:
+    share = 1 - period_ns / now_ns if now_ns else 0.0
+    return Gain(cause=cause, change=change, because=because, period_ns=period_ns, share=share)
 
 
 def _changes(graph: Graph, plan: Plan) -> Iterator[_Change]:
     stages = {place.rank: place.stage for place in plan.ranks}
-    sums = graph.by_rank(np.where(graph.kind == Kind.COMPUTE, graph.lasts_ns, 0))
-    computing = {rank: int(sums[rank]) for rank in graph.last}
+    computing = _computing(graph)
     yield from _slow_ranks(graph, plan, stages, computing)
     yield from _layers(graph, plan, stages, computing)
     yield from _links(graph, plan, stages)
@@ -90,6 +104,12 @@ def _changes(graph: Graph, plan: Plan) -> Iterator[_Change]:
         if most := int(graph.by_rank(np.where(chosen, graph.lasts_ns, 0)).max()):
             because = f"{what} takes {most / 1e6:,.1f} ms of an iteration."
             yield _Change(cause, change, because, np.where(chosen, 0, graph.lasts_ns))
+
+
+def _computing(graph: Graph) -> dict[int, int]:
+    """By rank, ns."""
+    sums = graph.by_rank(np.where(graph.kind == Kind.COMPUTE, graph.lasts_ns, 0))
+    return {rank: int(sums[rank]) for rank in graph.last}
 
 
 def _scaled(graph: Graph, factors: Mapping[int, float]) -> Integers:
@@ -149,14 +169,9 @@ def _inner(rank: int, plan: Plan, stages: Mapping[int, int], layers: Sequence[in
 
 def _layers(graph: Graph, plan: Plan, stages: Mapping[int, int], computing: Mapping[int, int]) -> Iterator[_Change]:
     """Layers moved from the stage that computes longest to the one that is done first: one, and as many as help."""
-    layers = _layers_of(plan)
-    by_stage: dict[int, list[int]] = {}
-    for rank, stage in stages.items():
-        if rank in computing:
-            by_stage.setdefault(stage, []).append(computing[rank])
-    if len(by_stage) < 2 or not layers:
+    layers, before = _layers_of(plan), _by_stage(stages, computing)
+    if len(before) < 2 or not layers:
         return
-    before = {stage: float(np.median(own)) for stage, own in by_stage.items()}
     each = _layer_ns(plan, before, layers)
     longest, shortest = max(before, key=lambda stage: before[stage]), min(before, key=lambda stage: before[stage])
     because = (
@@ -171,8 +186,7 @@ def _layers(graph: Graph, plan: Plan, stages: Mapping[int, int], computing: Mapp
             break
         now[slow], now[quick] = max(now[slow] - each[slow], 0.0), now[quick] + each[quick]
         left[slow], left[quick], moved = left[slow] - 1, left[quick] + 1, moved + 1
-        factors = {rank: now[stages[rank]] / before[stages[rank]] for rank in computing if before[stages[rank]] > 0}
-        lasts = _scaled(graph, factors)
+        lasts = _scaled(graph, _factors(stages, computing, before, now))
         period = graph.period_ns(lasts)
         if period >= best:
             break
@@ -183,6 +197,43 @@ def _layers(graph: Graph, plan: Plan, stages: Mapping[int, int], computing: Mapp
             change = _Change(Cause.PARTITION, f"layers by stage {'-'.join(map(str, left))}", because, lasts)
     if change is not None:
         yield change
+
+
+def _by_stage(stages: Mapping[int, int], computing: Mapping[int, int]) -> dict[int, float]:
+    """What the ranks of each stage compute, as a median."""
+    found: dict[int, list[int]] = {}
+    for rank, stage in stages.items():
+        if rank in computing:
+            found.setdefault(stage, []).append(computing[rank])
+    return {stage: float(np.median(own)) for stage, own in found.items()}
+
+
+def _factors(
+    stages: Mapping[int, int], computing: Mapping[int, int], before: Mapping[int, float], now: Mapping[int, float]
+) -> dict[int, float]:
+    """By rank, where its stage computed `before` and computes `now`."""
+    return {rank: now[stages[rank]] / before[stages[rank]] for rank in computing if before[stages[rank]] > 0}
+
+
+def _layers_by_stage(other: FoundPlan, plan: Plan) -> tuple[int, ...] | None:
+    """Where they are all that differs, and each stage is one part: which parts of a stage get slower is not known."""
+    layers = other.layers()
+    return layers if layers and plan.chunks == 1 and len(layers) == len(_layers_of(plan)) else None
+
+
+def _replayed_plans(graph: Graph, plan: Plan, searched: Sequence[FoundPlan]) -> Iterator[_Change]:
+    """Plans whose layers per stage are all that differs."""
+    stages, computing, own = {place.rank: place.stage for place in plan.ranks}, _computing(graph), _layers_of(plan)
+    before = _by_stage(stages, computing)
+    for other in searched:
+        layers = _layers_by_stage(other, plan)
+        if layers is None:
+            continue
+        each = _layer_ns(plan, before, own)
+        now = {stage: max(ns + each[stage] * (layers[stage] - own[stage]), 0.0) for stage, ns in before.items()}
+        change = f"layers by stage {'-'.join(map(str, layers))}, the best that search finds for these sizes"
+        because = f"A search finds layers that share the work better than {'-'.join(map(str, own))}."
+        yield _Change(Cause.PARTITION, change, because, _scaled(graph, _factors(stages, computing, before, now)))
 
 
 def _layer_ns(plan: Plan, computing: Mapping[int, float], layers: Sequence[int]) -> dict[int, float]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from fasop.search.found_plan import FoundPlan
 from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
 from reports.facts.statistics import Statistics
@@ -33,6 +34,8 @@ class Why:
     """Median over the steady iterations."""
     absent: Sequence[int]
     """Ranks without events in it."""
+    searched: bool = False
+    """Whether plans of a search are among the changes that were tried."""
 
     @property
     def length_ms(self) -> float:
@@ -46,8 +49,14 @@ class Unexplained:
     """A sentence."""
 
 
-def explain(timeline: Timeline, plan: Plan, figures: Statistics) -> Why | Unexplained | None:
-    """Of a run that has a steady iteration of some length; None without one."""
+def explain(
+    timeline: Timeline, plan: Plan, figures: Statistics, searched: Sequence[FoundPlan] | None = None
+) -> Why | Unexplained | None:
+    """Of a run that has a steady iteration of some length; None without one.
+
+    Args:
+        searched: what a search found for its GPUs, if there was one.
+    """
     recorded_ms, middle = figures.usual_period_ms, figures.middle
     if not recorded_ms or middle is None:
         return None
@@ -61,9 +70,10 @@ def explain(timeline: Timeline, plan: Plan, figures: Statistics) -> Why | Unexpl
     return Why(
         iteration=iteration,
         path=critical_path(graph),
-        gains=gains(graph, plan),
+        gains=gains(graph, plan, searched or ()),
         idle=idle_frame(graph, plan),
         replayed_ms=graph.period_ns() / 1e6,
         recorded_ms=recorded_ms,
         absent=[place.rank for place in plan.ranks if place.rank not in graph.last],
+        searched=searched is not None,
     )

@@ -130,7 +130,8 @@ def _other(kind: Kind, plan: Plan, why: Why) -> str:
 
 def _changes(why: Why) -> str:
     if not why.gains:
-        return "<p>No single change that was tried would gain 1 % or more.</p>"
+        plans = ", nor would a plan of search" if why.searched else ""
+        return f"<p>No single change that was tried would gain 1 % or more{plans}.</p>"
     best = why.gains[0]
     said = (
         f"{best.because} Largest gain: {best.change}, {_ms(why.replayed_ms)} → {_ms(best.period_ns / 1e6)} ms "
