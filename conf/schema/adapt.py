@@ -8,6 +8,7 @@ from enum import StrEnum
 from conf.errors import ConfigError
 from conf.schema import ranges
 from conf.schema.config_class import config
+from conf.schema.gpu_streams import MOST
 from conf.schema.parallel import Parallel
 from conf.schema.train import Train
 from megatron_ext.contract.adaptive.config import ADAPTS, AdaptConfig
@@ -69,6 +70,9 @@ class Adapt:
     micro_batch_sizes: list[int] = field(default_factory=list)
     """With rebalance, sizes that micro-batches may have beside parallel.micro_batch_size, which they are multiples of:
     each replica takes the fastest one that fits its memory, as a profile or a prediction knows it."""
+    streams: list[int] = field(default_factory=list)
+    """With rebalance, numbers of streams that a replica may have beside parallel.streams, in data parallel plans: each
+    takes what is fastest of those that fit its memory with its micro-batches."""
 
     def __post_init__(self) -> None:
         ranges.check("adapt", self)
@@ -84,11 +88,12 @@ class Adapt:
                     f"adapt.{key}={value} does nothing with adapt.rule={self.rule}; use adapt.rule="
                     f"{' or '.join(rules)}, or leave it out"
                 )
-        if self.micro_batch_sizes and not self.rebalance:
-            raise ConfigError(
-                f"adapt.micro_batch_sizes={self.micro_batch_sizes} are chosen by measured times, which "
-                "adapt.rebalance=false leaves alone; use adapt.rebalance=true, or leave them out"
-            )
+        for key in ("micro_batch_sizes", "streams"):
+            if getattr(self, key) and not self.rebalance:
+                raise ConfigError(
+                    f"adapt.{key}={getattr(self, key)} are chosen by measured times, which "
+                    "adapt.rebalance=false leaves alone; use adapt.rebalance=true, or leave them out"
+                )
         if not self.on and self.every != type(self).every:
             raise ConfigError(
                 f"adapt.every={self.every} does nothing with adapt.rule=none and adapt.rebalance=false; give one of "
@@ -105,8 +110,14 @@ class Adapt:
         lower = global_batch_size if self.lower is None else self.lower
         return lower, global_batch_size if self.upper is None else self.upper
 
-    def planned(self, global_batch_size: int, micro_batch_sizes: list[list[int]] | None = None) -> AdaptConfig | None:
-        """What plan.json says of it; `micro_batch_sizes` are those that fit into memory, by replica."""
+    def planned(
+        self,
+        global_batch_size: int,
+        micro_batch_sizes: list[list[int]] | None = None,
+        streams: list[list[list[int]]] | None = None,
+    ) -> AdaptConfig | None:
+        """What plan.json says of it; `micro_batch_sizes` are those that fit into memory, by replica, and `streams`
+        those that do with each of these."""
         if not self.on:
             return None
         lower, upper = self.bounds(global_batch_size)
@@ -122,6 +133,7 @@ class Adapt:
             lr_scaling=str(self.lr_scaling),
             rebalance=self.rebalance,
             micro_batch_sizes=micro_batch_sizes,
+            streams=streams,
         )
 
 
@@ -150,10 +162,10 @@ def check(adapt: Adapt, parallel: Parallel, train: Train) -> None:
             f"parallel.replicas={parallel.replicas} does not go with {wrong}, which gives each replica shares of its "
             f"own; use as many replicas on each stage: parallel.replicas=null parallel.data={most}"
         )
-    if adapt.rebalance and parallel.data == 1 and not adapt.micro_batch_sizes:
+    if adapt.rebalance and parallel.data == 1 and not adapt.micro_batch_sizes and not adapt.streams:
         raise ConfigError(
             "adapt.rebalance=true: parallel.data=1 leaves nothing to share; use adapt.rebalance=false, or give "
-            "adapt.micro_batch_sizes"
+            "adapt.micro_batch_sizes or adapt.streams"
         )
     size = parallel.micro_batch_size
     for other in adapt.micro_batch_sizes:
@@ -163,6 +175,9 @@ def check(adapt: Adapt, parallel: Parallel, train: Train) -> None:
                 f"parallel.micro_batch_size={size}, and larger, for together micro-batches make every batch; use "
                 f"{max(2, -(-other // size)) * size}, or a smaller parallel.micro_batch_size"
             )
+    for number in adapt.streams:
+        if not 1 <= number <= MOST:
+            raise ConfigError(f"adapt.streams={adapt.streams}: {number} must be a number from 1 to {MOST}")
     if adapt.rule is not Rule.none:
         _check_batch(adapt, parallel, train)
 

@@ -34,7 +34,7 @@ from conf.schema.executor import Executor, ExecutorKind, Het, Rehearse
 from conf.schema.megatron_lm import Engine, EngineKind
 from conf.schema.model import Model
 from conf.schema.notify import Notify
-from conf.schema.parallel import Parallel, Recompute, Schedule
+from conf.schema.parallel import Parallel, Recompute, Schedule, check_data_parallel
 from conf.schema.partition import NodeOrder, Partition
 from conf.schema.trackers import Tracker
 from conf.schema.train import Precision, Train, check_metrics
@@ -162,7 +162,7 @@ class Experiment:
         families.check_bucketing(self.model, self.data)
         tensor_groups.check(self.parallel, self.model, self.cluster, self.node_order.groups, self.ranks_per_node())
         families.check_compile(self.train, self.parallel)
-        overlapping.check(self.parallel, self.train, self.engine)
+        overlapping.check(self.parallel, self.train, self.engine, self.adapt)
         _check_gpu_streams(self)
         if self.parallel.stream is not None:
             streams.check(self.partition, self.model)
@@ -197,7 +197,7 @@ class Experiment:
     @property
     def overlaps_optimizer(self) -> bool:
         """Whether weights are updated while later gradients are still summed."""
-        return overlapping.overlaps(self.parallel, self.train, self.engine)
+        return overlapping.overlaps(self.parallel, self.train, self.engine, self.adapt)
 
     @property
     def node_order(self) -> NodeOrder:
@@ -327,21 +327,19 @@ def _check_log(log: list[Tracker]) -> None:
 
 
 def _check_gpu_streams(experiment: Experiment) -> None:
-    streams = experiment.parallel.streams
+    streams, none = f"parallel.streams={experiment.parallel.streams}", "parallel.streams=null"
     if max(experiment.parallel.streams_of) == 1:
-        return
+        if not experiment.adapt.streams:
+            return
+        streams, none = f"adapt.streams={experiment.adapt.streams}", "adapt.streams=[]"
+        check_data_parallel(experiment.parallel, streams, none)
     for key, value, allowed in (
         ("train.compile", str(experiment.train.compile).lower(), "false"),
         ("engine.kind", str(experiment.engine.kind), str(EngineKind.tdpp)),
         ("executor.rehearse", str(experiment.executor.rehearse), str(Rehearse.none)),
-        ("adapt.rule", str(experiment.adapt.rule), "none"),
-        ("adapt.rebalance", str(experiment.adapt.rebalance).lower(), "false"),
     ):
         if value != allowed:
-            raise ConfigError(
-                f"parallel.streams={streams} does not go with {key}={value}; use {key}={allowed}, or "
-                "parallel.streams=null"
-            )
+            raise ConfigError(f"{streams} does not go with {key}={value}; use {key}={allowed}, or {none}")
 
 
 def _check_evaluation(experiment: Experiment) -> None:
@@ -377,11 +375,13 @@ def _check_adapt(experiment: Experiment) -> None:
         if experiment.adapt.on and value != allowed:
             changes = "adapt.rebalance=true" if experiment.adapt.rebalance else f"adapt.rule={experiment.adapt.rule}"
             raise ConfigError(f"{key}={value} does not go with {changes}; use {key}={allowed}, or leave adapt out")
-    if experiment.adapt.micro_batch_sizes and experiment.elastic.enabled:
-        raise ConfigError(
-            f"adapt.micro_batch_sizes={experiment.adapt.micro_batch_sizes} go with the replicas of the plan, which "
-            "elastic.enabled=true replaces by others; leave them out, or use elastic.enabled=false"
-        )
+    for key in ("micro_batch_sizes", "streams"):
+        given = getattr(experiment.adapt, key)
+        if given and experiment.elastic.enabled:
+            raise ConfigError(
+                f"adapt.{key}={given} go with the replicas of the plan, which elastic.enabled=true replaces by others; "
+                "leave them out, or use elastic.enabled=false"
+            )
 
 
 def _check_notify(experiment: Experiment) -> None:

@@ -5,30 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conf.errors import ConfigError
+from conf.schema.adapt import Adapt
 from conf.schema.megatron_lm import Engine, EngineKind
 from conf.schema.parallel import AUTO, Parallel
 from conf.schema.train import Optimizer, Precision, Train
 
 
-def overlaps(parallel: Parallel, train: Train, engine: Engine) -> bool:
+def overlaps(parallel: Parallel, train: Train, engine: Engine, adapt: Adapt) -> bool:
     """Whether a run does so: where it was asked for or, with `auto`, wherever it changes no result and can gain."""
     if train.overlap_optimizer == AUTO:
-        return next(_reasons(parallel, train, engine), None) is None
+        return next(_reasons(parallel, train, engine, adapt), None) is None
     return bool(train.overlap_optimizer)
 
 
-def check(parallel: Parallel, train: Train, engine: Engine) -> None:
+def check(parallel: Parallel, train: Train, engine: Engine, adapt: Adapt) -> None:
     """Raises ConfigError where it was asked for and cannot be."""
     if train.overlap_optimizer is not True:
         return
-    for given, why, instead in _reasons(parallel, train, engine):
+    for given, why, instead in _reasons(parallel, train, engine, adapt):
         raise ConfigError(
             f"train.overlap_optimizer=true does not go with {given}: {why}; use {instead}, or "
             "train.overlap_optimizer=auto"
         )
 
 
-def _reasons(parallel: Parallel, train: Train, engine: Engine) -> Iterator[tuple[str, str, str]]:
+def _reasons(parallel: Parallel, train: Train, engine: Engine, adapt: Adapt) -> Iterator[tuple[str, str, str]]:
     """Why not: the key and its value, the rule, and the way out."""
     if engine.kind is not EngineKind.tdpp:
         yield f"engine.kind={engine.kind}", "it is for tdpp's own engine", "engine=tdpp"
@@ -39,12 +40,12 @@ def _reasons(parallel: Parallel, train: Train, engine: Engine) -> Iterator[tuple
         yield "parallel.data=1", "a single replica sums no gradients", "parallel.data=2 or more"
     if parallel.stream is not None:
         yield "parallel.schedule=pipedream", "its stages update by themselves", "parallel.schedule=one_f_one_b"
-    if max(parallel.streams_of) > 1:
-        yield (
-            f"parallel.streams={parallel.streams}",
-            "the gradients of all streams are added up first",
-            "parallel.streams=null",
-        )
+    for given, there, instead in (
+        (f"parallel.streams={parallel.streams}", max(parallel.streams_of) > 1, "parallel.streams=null"),
+        (f"adapt.streams={adapt.streams}", bool(adapt.streams), "adapt.streams=[]"),
+    ):
+        if there:
+            yield given, "the gradients of all streams are added up first", instead
     if parallel.sharded_optimizer:
         yield (
             "parallel.sharded_optimizer=true",

@@ -382,13 +382,9 @@ def _check_stream(parallel: Parallel) -> None:
     streams.check_depth(parallel.stream)
 
 
-def _check_gpu_streams(parallel: Parallel) -> None:
-    """Raises ConfigError where the plan does not go with streams, or its micro-batches cannot be dealt over them."""
-    if parallel.streams is None:  # as in the thousands of plans of a search
-        return
-    streams = parallel.streams_of
-    if max(streams) == 1 and parallel.streams != AUTO:
-        return
+def check_data_parallel(parallel: Parallel, streams: str, none: str) -> None:
+    """Raises ConfigError for a plan whose replicas are no whole models on one GPU each, as several `streams` need; they
+    are given by a key and its value, and so is that there are `none`."""
     for key, value, allowed in (
         ("pipeline", parallel.pipeline, 1),
         ("tensor", parallel.tensor_size, 1),
@@ -397,9 +393,19 @@ def _check_gpu_streams(parallel: Parallel) -> None:
     ):
         if value != allowed:
             raise ConfigError(
-                f"parallel.streams={parallel.streams} does not go with parallel.{key}={value}: it is for data parallel "
-                f"plans; use parallel.{key}={'null' if allowed is None else allowed}, or parallel.streams=null"
+                f"{streams} does not go with parallel.{key}={value}: it is for data parallel plans; use "
+                f"parallel.{key}={'null' if allowed is None else allowed}, or {none}"
             )
+
+
+def _check_gpu_streams(parallel: Parallel) -> None:
+    """Raises ConfigError where the plan does not go with streams, or its micro-batches cannot be dealt over them."""
+    if parallel.streams is None:  # as in the thousands of plans of a search
+        return
+    streams = parallel.streams_of
+    if max(streams) == 1 and parallel.streams != AUTO:
+        return
+    check_data_parallel(parallel, f"parallel.streams={parallel.streams}", "parallel.streams=null")
     if parallel.undecided:
         return
     for count, number in zip(parallel.micro_batches_of, streams, strict=True):

@@ -182,6 +182,7 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "rate": Part(),
         "smoothing": Range(1, 1000),
         "micro_batch_sizes": Range(1, 2**20),
+        "streams": Range(1, 64),
     },
     "train": {
         **dict.fromkeys(("iterations", "epochs"), _COUNT),

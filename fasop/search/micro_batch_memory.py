@@ -1,42 +1,89 @@
-"""Which sizes of micro-batches fit into the memory of a plan's GPUs: as they were seen to train, or by prediction."""
+"""Which sizes of micro-batches, and in how many streams, fit into the memory of a plan's GPUs: as they were seen to
+train, or by prediction."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache, partial
 
 from conf.schema.experiment import Experiment
 from conf.schema.parallel import Recompute
+from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining
 from fasop.errors import SearchError
 from fasop.simulation.predict import Prediction, planned, predict_plan
 
 
-def that_fit(experiment: Experiment, sizes: Sequence[int]) -> list[list[int]]:
-    """Those of `sizes` that fit, by replica.
+def that_fit(experiment: Experiment, sizes: Sequence[int], streams: Sequence[int]) -> list[dict[int, list[int]]]:
+    """By replica: the micro-batch size of the plan and those of `sizes` that fit, each with the numbers of streams that
+    fit with it, which are the plan's or in `streams`.
 
     Of a model whose memory is not known, for it was not profiled, all do.
 
     Raises:
         ConfigError: a profile cannot be read.
-        SearchError: one fits no replica.
+        SearchError: one of `sizes` or `streams` fits no replica.
     """
+    parallel = experiment.parallel
+    own, counts = parallel.micro_batch_size, [sorted({one, *streams}) for one in parallel.streams_of]
     try:
         placed = planned(experiment)
     except SearchError:
-        return [list(sizes)] * experiment.parallel.layout.replicas[0]
+        return [dict.fromkeys((own, *sizes), of_replica) for of_replica in counts]
     rooms = rooms_of_replicas(placed, experiment.ranks_per_node())
-    found = [[size for size in sizes if room is None or size <= room] for room in rooms]
-    if None in rooms:
-        predicted = [size for size in sizes if _is_predicted_to_fit(placed, size)]
-        found = [predicted if room is None else seen for room, seen in zip(rooms, found, strict=True)]
+    predicted = cache(partial(_is_predicted_to_fit, placed))
+
+    def has_room(room: int | None, node: NodeKind, way: tuple[int, int]) -> bool:
+        size, count = way
+        most = _most_streams(placed, node, size) if count > 1 else None
+        if most is not None:
+            return count <= most
+        if room is not None and (count == 1 or size > room):
+            return size <= room
+        return predicted(size, count)
+
+    found = list[dict[int, list[int]]]()
+    for room, node, given, of_replica in zip(
+        rooms, _nodes(placed, experiment.ranks_per_node()), parallel.streams_of, counts, strict=False
+    ):
+        ways = [(size, count) for size in (own, *sizes) for count in of_replica]
+        fitting = [way for way in ways if way == (own, given) or has_room(room, node, way)]
+        found.append({size: [count for one, count in fitting if one == size] for size, _ in fitting})
+    how = "prediction" if None in rooms else "profile"
     for size in sizes:
         if not any(size in of_replica for of_replica in found):
             raise SearchError(
                 f"adapt.micro_batch_sizes={list(sizes)}: micro-batches of {size} samples fit the memory of no replica, "
-                f"by {'prediction' if None in rooms else 'profile'}; leave {size} out, or use parallel.recompute=full"
+                f"by {how}; leave {size} out, or use parallel.recompute=full"
+            )
+    for count in streams:
+        if not any(count in of_size for of_replica in found for of_size in of_replica.values()):
+            raise SearchError(
+                f"adapt.streams={list(streams)}: {count} streams fit the memory of no replica, by {how}; leave {count} "
+                "out, or use a smaller parallel.micro_batch_size"
             )
     return found
+
+
+def _nodes(placed: PlacedTraining, ranks_per_node: Sequence[int]) -> list[NodeKind]:
+    """Of each rank; with whole replicas on single ranks, of each replica."""
+    return [node for node, ranks in zip(placed.nodes, ranks_per_node, strict=True) for _ in range(ranks)]
+
+
+def _most_streams(placed: PlacedTraining, node: NodeKind, size: int) -> int | None:
+    """That a GPU of the node was seen to have room for; None: not measured."""
+    training, profile = placed.training, node.profile
+    names = set() if profile is None else profile.names(training.model)
+    return max(
+        (
+            steps.most_workers or steps.times[-1].workers
+            for steps in (profile.steps if profile is not None else ())
+            if steps.model in names and steps.micro_batch_size == size and steps.times
+            if steps.precision in (None, training.precision)
+        ),
+        default=None,
+    )
 
 
 def rooms_of_replicas(placed: PlacedTraining, ranks_per_node: Sequence[int]) -> list[int | None]:
@@ -45,8 +92,7 @@ def rooms_of_replicas(placed: PlacedTraining, ranks_per_node: Sequence[int]) -> 
     replicas = parallel.layout.replicas[0]
     if parallel.world_size != replicas or parallel.recompute is not Recompute.none:
         return [None] * replicas
-    nodes = [node for node, ranks in zip(placed.nodes, ranks_per_node, strict=True) for _ in range(ranks)]
-    profiles = [node.profile for node in nodes]
+    profiles = [node.profile for node in _nodes(placed, ranks_per_node)]
     return [None if one is None else one.room_for(training.model, training.precision) for one in profiles]
 
 
@@ -55,12 +101,17 @@ def fits(predicted: Prediction) -> bool:
     return all(stage.memory_gib <= stage.limit_gib for stage in predicted.stages)
 
 
-def _is_predicted_to_fit(placed: PlacedTraining, size: int) -> bool:
-    """With as many micro-batches as there are."""
+def _is_predicted_to_fit(placed: PlacedTraining, size: int, streams: int) -> bool:
+    """With as many micro-batches as there are, or one for each of several streams."""
     parallel = placed.training.parallel
-    batch = parallel.global_batch_size // parallel.micro_batch_size * size
-    larger = replace(parallel, micro_batch_size=size, global_batch_size=batch)
+    if streams == 1:
+        batch = parallel.global_batch_size // parallel.micro_batch_size * size
+        larger = replace(parallel, micro_batch_size=size, global_batch_size=batch, streams=None)
+    else:
+        batch = size * streams * parallel.layout.replicas[0]
+        larger = replace(parallel, micro_batch_size=size, global_batch_size=batch, streams=str(streams), shares=None)
+    training = replace(placed.training, parallel=larger, in_streams=streams > 1)
     try:
-        return fits(predict_plan(replace(placed, training=replace(placed.training, parallel=larger))))
+        return fits(predict_plan(replace(placed, training=training)))
     except SearchError:
         return True

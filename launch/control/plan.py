@@ -58,7 +58,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         tensors=list(layout.tensors) if len(set(layout.tensors)) > 1 else None,
         replicas=None if layout.even else list(layout.replicas),
         streaming=_streaming(parallel.stream),
-        adapt=experiment.adapt.planned(parallel.global_batch_size, _micro_batch_sizes(experiment)),
+        adapt=experiment.adapt.planned(parallel.global_batch_size, *_micro_batch_sizes(experiment)),
         elastic=elastic_of(experiment),
         master_port=experiment.executor.master_port,
         meeting_timeout_s=math.ceil(experiment.executor.meet_min * 60),
@@ -129,14 +129,16 @@ def _decay(experiment: Experiment) -> int:
     return max(1, train.samples // experiment.parallel.global_batch_size)
 
 
-def _micro_batch_sizes(experiment: Experiment) -> list[list[int]] | None:
-    """By replica, those that the run may have: its own, and as many others as fit into memory."""
-    if not experiment.adapt.micro_batch_sizes:
-        return None
+def _micro_batch_sizes(experiment: Experiment) -> tuple[list[list[int]] | None, list[list[list[int]]] | None]:
+    """By replica, those that the run may have, and with each the numbers of streams: its own, and as many others as fit
+    into memory. None: its own alone."""
+    sizes, streams = experiment.adapt.micro_batch_sizes, experiment.adapt.streams
+    if not sizes and not streams:
+        return None, None
     from fasop.search.micro_batch_memory import that_fit  # numpy is slow to import
 
-    own = experiment.parallel.micro_batch_size
-    return [[own, *sizes] for sizes in that_fit(experiment, sorted({*experiment.adapt.micro_batch_sizes}))]
+    found = that_fit(experiment, sorted({*sizes}), sorted({*streams}))
+    return [[*one] for one in found] if sizes else None, [[*one.values()] for one in found] if streams else None
 
 
 def _streaming(stream: Stream | None) -> Streaming | None:

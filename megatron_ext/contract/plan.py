@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from megatron_ext.contract.adaptive.config import AdaptConfig
+from megatron_ext.contract.adaptive.config import ADAPT_OPTIONS, AdaptConfig
 from megatron_ext.contract.block_names import in_words
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
@@ -171,8 +171,10 @@ class Plan(Content):
         for key in MAY_LACK:
             if content[key] is None:
                 del content[key]
-        if self.adapt is not None and self.adapt.micro_batch_sizes is None:
-            del content["adapt"]["micro_batch_sizes"]
+        if self.adapt is not None:
+            for key in ADAPT_OPTIONS:
+                if content["adapt"][key] is None:
+                    del content["adapt"][key]
         if self.engine == TDPP:
             del content["engine"]
         return content

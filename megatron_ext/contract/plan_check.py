@@ -24,7 +24,7 @@ from typing import (
     get_type_hints,
 )
 
-from megatron_ext.contract.adaptive.config import LR_SCALINGS, RULES, AdaptConfig
+from megatron_ext.contract.adaptive.config import ADAPT_OPTIONS, LR_SCALINGS, RULES, AdaptConfig
 from megatron_ext.contract.adaptive.forecast import GOALS
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.goal import Best, Target
@@ -125,7 +125,7 @@ _RANGES: Dict[str, Range] = {
     "adapt.rule": _one_of(*RULES),
     "adapt.lr_scaling": _one_of(*LR_SCALINGS),
     **dict.fromkeys(("adapt.target", "adapt.rate"), Range("above 0 and below 1", lambda value: 0 < value < 1)),
-    **{f"adapt.{key}": _COUNT for key in ("lower", "upper", "every", "smoothing", "micro_batch_sizes")},
+    **{f"adapt.{key}": _COUNT for key in ("lower", "upper", "every", "smoothing", "micro_batch_sizes", "streams")},
     "elastic.min_nodes": _COUNT,
     "elastic.ranks": _COUNT,
     "elastic.weights": _POSITIVE,
@@ -298,7 +298,7 @@ def _has_default(kind: Any, name: str) -> bool:
     return name in _OPTIONS.get(kind, ())
 
 
-_OPTIONS = {ModelConfig: OPTIONS, TrainConfig: TRAIN_OPTIONS, AdaptConfig: {"micro_batch_sizes": None}}
+_OPTIONS = {ModelConfig: OPTIONS, TrainConfig: TRAIN_OPTIONS, AdaptConfig: ADAPT_OPTIONS}
 _BEFORE = {"chunks": 1, "recompute": "none", "precision": "fp32"}
 """What runs did before there was a key for it."""
 

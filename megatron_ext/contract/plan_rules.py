@@ -162,6 +162,7 @@ def _adapt(plan: Values) -> Faults:
     if plan.get("rehearsal") is not None:
         yield "adapt", adapt, "null in a rehearsal"
     yield from _micro_batch_sizes(plan, adapt)
+    yield from _numbers_of_streams(plan, adapt)
     if adapt.get("rule", NONE) == NONE:
         return
     if plan["train"].get("samples") is None:
@@ -184,6 +185,19 @@ def _micro_batch_sizes(plan: Values, adapt: Values) -> Faults:
         yield key, sizes, f"lists of micro_batch_size={size} and multiples of it"
     if not adapt.get("rebalance"):
         yield key, sizes, "null without adapt.rebalance"
+
+
+def _numbers_of_streams(plan: Values, adapt: Values) -> Faults:
+    key, counts = "adapt.streams", adapt.get("streams")
+    if counts is None:
+        return
+    sizes = adapt.get("micro_batch_sizes") or [[plan["micro_batch_size"]]] * plan["data"]
+    if [len(of_replica) for of_replica in counts] != [len(of_replica) for of_replica in sizes]:
+        yield key, counts, "a list of numbers for each replica and size of its micro-batches"
+    if not adapt.get("rebalance"):
+        yield key, counts, "null without adapt.rebalance"
+    if (plan["tensor"], plan["pipeline"]) != (1, 1):
+        yield key, counts, "null with several stages or a tensor group"
 
 
 def _elastic(plan: Values) -> Faults:
@@ -363,7 +377,7 @@ _RULES: List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]] = [
     (("shares", "data", "micro_batch_size", "global_batch_size"), _shares),
     (_GRID, _by_stage),
     ((*_GRID, "schedule", "schedule_file", "train"), _streaming),
-    (("data", "micro_batch_size", "global_batch_size", "schedule", "train"), _adapt),
+    ((*_GRID, "micro_batch_size", "global_batch_size", "schedule", "train"), _adapt),
     (("nodes", "pipeline"), _elastic),
     ((*_GRID, "ranks"), _ranks),
     (("nodes", "ranks"), _nodes),

@@ -13,10 +13,11 @@ from megatron_ext.contract.adaptive.config import Adapted, lr_factor
 from megatron_ext.contract.adaptive.controller import Controller, Decision
 from megatron_ext.contract.adaptive.noise import Halves, Measurement
 from megatron_ext.contract.adaptive.shares import Times
+from megatron_ext.contract.adaptive.sizes import Way, ways_of
 from megatron_ext.contract.goal import SAMPLES
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.schedule.deal import Division
+from megatron_ext.contract.schedule.deal import Division, several
 from megatron_ext.engine.course import record
 from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.log import keep_lines
@@ -41,7 +42,12 @@ class Adaptation:
         self._engine = engine
         window = [] if before is None else [Measurement(*values) for values in before.window]
         self._controller = Controller(
-            self._config, plan.micro_batch_size, plan.global_batch_size, list(plan.micro_batches), window
+            self._config,
+            plan.micro_batch_size,
+            plan.global_batch_size,
+            list(plan.micro_batches),
+            window,
+            plan.streams or (),
         )
         for size in {size for sizes in self._config.micro_batch_sizes or () for size in sizes}:
             engine.task.wires_at(size)  # a module that takes none of that size says so now, and not amid the run
@@ -55,9 +61,9 @@ class Adaptation:
     def state(self) -> Adapted:
         """For a checkpoint; rank 0 has all of it."""
         window = [list(measured) for measured in self._controller.window]
-        shares, sizes = self._engine.division
+        shares, sizes, streams = self._engine.division
         size = self._plan.micro_batch_size
-        return Adapted(size, list(shares), window, None if {*sizes} == {size} else list(sizes))
+        return Adapted(size, list(shares), window, None if {*sizes} == {size} else list(sizes), list(streams) or None)
 
     def measures(self, iteration: int) -> bool:
         """Whether the gradients of the halves are to be looked at in this iteration."""
@@ -85,15 +91,21 @@ class Adaptation:
         """How an earlier start divided its batch or, in another layout or with other micro-batches, the same batch."""
         plan = self._plan
         sizes = before.sizes or [before.micro_batch_size] * len(before.shares)
-        division = Division(tuple(before.shares), tuple(sizes))
-        may_have = self._config.micro_batch_sizes or [[plan.micro_batch_size]] * plan.data
-        if len(may_have) == len(sizes) and all(size in of_replica for size, of_replica in zip(sizes, may_have)):
+        division = Division(tuple(before.shares), tuple(sizes), tuple(before.streams or ()))
+        may_have = ways_of(self._config, plan.micro_batch_size, plan.streams or [1] * plan.data)
+        ways = list(map(Way, division.sizes, division.copies))
+        if len(may_have) == len(ways) and all(way in of_replica for way, of_replica in zip(ways, may_have)):
             return division
         return self._in_micro_batches(self._controller.fitted(division.samples))
 
-    def _in_micro_batches(self, shares: Sequence[int], sizes: Sequence[int] = ()) -> Division:
-        """Of the plan's size, where nothing else is said."""
-        return Division(tuple(shares), tuple(sizes) or (self._plan.micro_batch_size,) * len(shares))
+    def _in_micro_batches(
+        self, shares: Sequence[int], sizes: Sequence[int] = (), streams: Sequence[int] = ()
+    ) -> Division:
+        """Of the plan's size and in its streams, where nothing else is said."""
+        size = self._plan.micro_batch_size
+        return Division(
+            tuple(shares), tuple(sizes) or (size,) * len(shares), several(streams or self._plan.streams or ())
+        )
 
     def _left(self, iteration: int) -> float:
         """Samples; without end where the length of the training is in iterations."""
@@ -122,12 +134,12 @@ class Adaptation:
             halves = found[-1]["halves"]  # of the last stage
             times = self._times(found)
             measured = None if halves is None else Halves(*halves)
-            shares, sizes = self._engine.division
-            decision = self._controller.decide(shares, measured, times, sizes)
+            division = self._engine.division
+            decision = self._controller.decide(division.shares, measured, times, division.sizes, division.copies)
             self._note(iteration, decision, times)
         told = exchange(decision, self._plan.world_size, device, "telling what was decided")[0]
-        shares, reason, similarity, noise_scale, sizes = told
-        return Decision(tuple(shares), reason, similarity, noise_scale, tuple(sizes))
+        shares, reason, similarity, noise_scale, sizes, streams = told
+        return Decision(tuple(shares), reason, similarity, noise_scale, tuple(sizes), tuple(streams))
 
     def _times(self, found: Sequence[Mapping[str, Any]]) -> Times:
         """By replica, from what all ranks measured: its slowest stage sets the pace of a pipeline, and what its ranks
@@ -144,16 +156,20 @@ class Adaptation:
 
     def _follow(self, iteration: int, decision: Decision) -> None:
         engine, before = self._engine, self._engine.division
-        division = self._in_micro_batches(decision.shares, decision.sizes)
+        division = self._in_micro_batches(decision.shares, decision.sizes, decision.streams)
         if division == before:
             return
         engine.divide(iteration, division)
         if self._place.rank == self._plan.world_size - 1:  # whose lines are the log
-            shares, sizes = (" -> ".join("-".join(map(str, one)) for one in both) for both in zip(before, division))
+            shares, sizes, streams = (
+                " -> ".join("-".join(map(str, one)) for one in both)
+                for both in zip((*before[:2], before.copies), (*division[:2], division.copies))
+            )
             print(
                 f" after iteration {iteration}: global batch size {before.samples} -> {division.samples}, "
                 f"shares {shares}, "
                 + (f"micro-batches of {sizes}, " if division.sizes != before.sizes else "")
+                + (f"streams {streams}, " if division.streams != before.streams else "")
                 + f"learning rate times {self._factor():.4g} ({self._config.lr_scaling}); {decision.reason}",
                 flush=True,
             )
@@ -166,7 +182,8 @@ class Adaptation:
         """A line of decisions.jsonl (docs/formats.md), by rank 0."""
         if self._place.rank != 0:
             return
-        before, after = self._engine.division, self._in_micro_batches(decision.shares, decision.sizes)
+        before = self._engine.division
+        after = self._in_micro_batches(decision.shares, decision.sizes, decision.streams)
         line = {
             "iteration": iteration,
             "unix": time.time(),
@@ -177,6 +194,8 @@ class Adaptation:
             "shares": list(after.shares),
             "micro_batch_sizes_before": list(before.sizes),
             "micro_batch_sizes": list(after.sizes),
+            "streams_before": list(before.copies),
+            "streams": list(after.copies),
             "learning_rate_factor": lr_factor(self._config, after.samples, self._plan.global_batch_size),
             "similarity": decision.similarity,
             "noise_scale": decision.noise_scale,

@@ -8,7 +8,7 @@ import numpy as np
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.schedule.deal import Division, dealt_to, firsts
+from megatron_ext.contract.schedule.deal import Division, dealt_to, firsts, several
 from megatron_ext.data.samples import Position, Samples
 from megatron_ext.tasks.task import Micro
 
@@ -22,7 +22,8 @@ class Dealing:
     def __init__(self, plan: Plan, place: Place, start: Position) -> None:
         """The iterations after `start` go on with its samples."""
         self.start = start
-        self.division = Division(tuple(plan.micro_batches), (plan.micro_batch_size,) * len(plan.micro_batches))
+        shares = tuple(plan.micro_batches)
+        self.division = Division(shares, (plan.micro_batch_size,) * len(shares), several(plan.streams or ()))
         """Of the iterations to come."""
         self.taken: NDArray[np.int64] = np.array(plan.taken_by(place.stage, place.dp))
         """The numbers of this replica's micro-batches among those of the iteration."""

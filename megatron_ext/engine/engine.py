@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -121,14 +122,14 @@ class Engine:
             plan, task, parts, virtual_stages, self.tensor, peers, self._loss, self._executes
         )
 
-        def copy() -> Worker:
-            """Of the one stage that a plan with streams has; events are those of the first copy alone."""
+        def beside() -> Worker:
+            """A copy of the one stage that a plan with streams has; events are those of the first copy alone."""
             stage = Stage(task, parts[0], TensorGroup(1, 0, None, False))
             stage.place(self._device, dtype)
             flat = FlatWeights(stage.parameters_by_name(), dtype, self._device, of=self.flat)
             later = WeightGradients(flat.add, flat.add_rows)
             stage.put_off(later, stage.shared, flat.adds)
-            return Worker(executors.of([stage], plan.micro_batch_size, Recorder(None), later), flat, stage)
+            return Worker(executors.of([stage], self.dealing.size, Recorder(None), later), flat, stage)
 
         self._running = RunningStatistics(self._stages, groups.data)
         self.stopwatch = None if plan.adapt is None else Stopwatch(self._device)
@@ -137,12 +138,11 @@ class Engine:
         """Of the iteration's micro-batches, each with the number of its first sample."""
         self._executor = executors.of(self._stages, plan.micro_batch_size, recorder, later)
         self._executor.watch = self.stopwatch
-        copies = 1 if plan.streams is None else plan.streams[place.dp]
+        self._another = beside
+        self._others: List[Worker] = []
         self._workers: Optional[Workers] = None
         """Where this replica has several."""
-        if copies > 1:
-            workers = [Worker(self._executor, self.flat, self._stages[0]), *[copy() for _ in range(copies - 1)]]
-            self._workers = Workers(workers, self._scheduled, self._device)
+        self._fit_workers()
         self._executor_of = lru_cache(maxsize=2)(lambda size: executors.of(self._stages, size, Recorder(None), later))
         """For evaluations, by the size of their micro-batches."""
 
@@ -174,7 +174,29 @@ class Engine:
         """Has the iterations after this one, the last one so far, be divided like this."""
         self.dealing.divide(iteration, division)
         self._actions = self._scheduled(len(self.dealing.taken))
-        self._executor.resize(self._executors.chunks_of(self._stages, self.dealing.size))
+        for executor, stages in [
+            (self._executor, self._stages),
+            *((one.executor, [one.stage]) for one in self._others),
+        ]:
+            executor.resize(self._executors.chunks_of(stages, self.dealing.size))
+        self._fit_workers()
+
+    def _fit_workers(self) -> None:
+        """As many copies of the model beside the first one as the division says."""
+        copies = self.division.streams
+        count = copies[self._place.dp] - 1 if copies else 0
+        if count == len(self._others):
+            return
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+        if count < len(self._others):
+            del self._others[count:]
+            gc.collect()  # their hooks refer to them; larger micro-batches may need the memory
+        self._others += [self._another() for _ in range(count - len(self._others))]
+        if self._others:
+            first = Worker(self._executor, self.flat, self._stages[0])
+            self._workers = Workers([first, *self._others], self._scheduled, self._device)
 
     def _scheduled(self, micro_batches: int) -> Sequence[Action]:
         """What this rank does with so many, by the plan's schedule."""
@@ -222,16 +244,14 @@ class Engine:
         if watch is not None:
             watch.begin()
         scale = self.optimizer.scaler.scale
-        self._gradients.begin(len(self.dealing.taken), at_once=halves or self._plan.streams is not None)
+        self._gradients.begin(len(self.dealing.taken), at_once=halves or bool(self.division.streams))
         with NOTHING if watch is None else watch.working():
             micros = self._batch(iteration)
         factor = self._factor(list(micros.values()), scale)
         self._metrics = []
         self._running.begin()
         with NOTHING if watch is None else watch.working():
-            whole = partial(self._executor.run, self._actions) if self._workers is None else self._workers.run
-            passes = self._in_halves if halves else whole
-            loss = passes(micros, factor)
+            loss = self._in_halves(micros, factor) if halves else self._pass(self._actions, micros, factor)
         with Wait("reading the loss"):
             own = 0.0 if loss is None else loss.item()
         if not math.isfinite(own):
@@ -260,12 +280,20 @@ class Engine:
         sizes = self.dealing.sizes(self._samples, iteration) if loss is not None else ()
         return StepResult(mean, norm, scale, skipped, metrics, sizes, compared)
 
+    def _pass(
+        self, actions: Sequence[Action], micros: Mapping[int, Optional[Micro]], factor: Factor
+    ) -> Optional[Tensor]:
+        """What the executor does with these micro-batches, or several of them beside each other."""
+        if self._workers is None:
+            return self._executor.run(actions, micros, factor)
+        return self._workers.run(micros, factor)
+
     def _in_halves(self, micros: Mapping[int, Optional[Micro]], factor: Factor) -> Optional[Tensor]:
-        """What the executor does with all micro-batches, but the even ones of the iteration first."""
+        """The same with all micro-batches, but the even ones of the iteration first."""
         losses = []
         for half, held in enumerate(self.dealing.halves(list(micros.values()))):
             if held:
-                losses.append(self._executor.run(self._scheduled(len(held)), dict(enumerate(held)), factor))
+                losses.append(self._pass(self._scheduled(len(held)), dict(enumerate(held)), factor))
             if half == 0:
                 self._gradients.keep_even()
         known = [loss for loss in losses if loss is not None]

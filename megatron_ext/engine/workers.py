@@ -67,7 +67,9 @@ class Workers:
         self._begin()
         main = torch.cuda.current_stream(self._device) if self._streams else None
         others = [
-            self._pool.submit(self._beside, number, main, held, factor) for number, held in enumerate(dealt) if number
+            self._pool.submit(self._beside, number, main, held, factor)
+            for number, held in enumerate(dealt)
+            if number and held  # of the last round of an adapting batch there may be fewer
         ]
         try:
             losses = [self._pass(0, dealt[0], factor)]

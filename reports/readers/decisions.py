@@ -34,6 +34,9 @@ class Decision:
     micro_batch_sizes_before: tuple[Count, ...] = ()
     """By replica, in samples; empty in runs of earlier versions, where all are alike."""
     micro_batch_sizes: tuple[Count, ...] = ()
+    streams_before: tuple[Count, ...] = ()
+    """By replica; empty in runs of earlier versions, where they stay."""
+    streams: tuple[Count, ...] = ()
 
     @property
     def resizes(self) -> bool:
@@ -41,9 +44,16 @@ class Decision:
         return self.micro_batch_sizes_before != self.micro_batch_sizes
 
     @property
+    def changes_streams(self) -> bool:
+        """Whether replicas run other numbers of copies of the model afterwards."""
+        return self.streams_before != self.streams
+
+    @property
     def changes(self) -> bool:
         """Whether anything is another afterwards."""
-        return (self.before, self.shares_before) != (self.global_batch_size, self.shares) or self.resizes
+        return (self.before, self.shares_before) != (self.global_batch_size, self.shares) or (
+            self.resizes or self.changes_streams
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,9 @@ def _row(one: Decision) -> Row:
         str(one.iteration),
         f"{one.consumed_samples:,}",
         f"{one.before} → {one.global_batch_size}" if one.before != one.global_batch_size else str(one.before),
-        f"{_dashed(one.shares_before)} → {_dashed(one.shares)}" + (f" of {_sizes(one)} samples" if one.resizes else ""),
+        f"{_dashed(one.shares_before)} → {_dashed(one.shares)}"
+        + (f" of {_sizes(one)} samples" if one.resizes else "")
+        + (f" in {_dashed(one.streams_before)} → {_dashed(one.streams)} streams" if one.changes_streams else ""),
         number(one.learning_rate_factor, ".4g"),
         number(one.similarity, ".3f"),
         number(one.noise_scale, ",.4g"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, Optional
+from typing import Any, Dict, List, Optional
 
 NONE, SIMILARITY, NOISE, GOODPUT = RULES = ("none", "similarity", "noise", "goodput")
 CONSTANT, SQRT, LINEAR = LR_SCALINGS = ("none", "sqrt", "linear")
@@ -11,6 +11,8 @@ ADAPTS = ("one_f_one_b", "gpipe", "zb_h1")
 """The schedules that there are for any number of micro-batches."""
 EXPONENTS = {CONSTANT: 0.0, SQRT: 0.5, LINEAR: 1.0}
 """By how the learning rate follows the batch: it grows with this power of it."""
+ADAPT_OPTIONS: Dict[str, Any] = {"micro_batch_sizes": None, "streams": None}
+"""What `AdaptConfig` may lack, and has then."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,9 @@ class AdaptConfig:
     micro_batch_sizes: Optional[List[List[int]]] = None
     """By replica, the sizes that its micro-batches may have where these follow measured times, too: the plan's, and
     multiples of it that fit into memory."""
+    streams: Optional[List[List[List[int]]]] = None
+    """By replica and each of these sizes (of the plan's size alone, if there are none), the numbers of streams that it
+    may have where these follow measured times, too."""
 
     @property
     def measures(self) -> bool:
@@ -65,6 +70,8 @@ class Adapted:
     """The newest measurements (`noise.Measurement`)."""
     sizes: Optional[List[int]] = None
     """Samples of a micro-batch, by replica; None where all have `micro_batch_size`."""
+    streams: Optional[List[int]] = None
+    """Copies of the model, by replica; None where all have one."""
 
 
 def lr_factor(config: Optional[AdaptConfig], samples: int, reference: int) -> float:

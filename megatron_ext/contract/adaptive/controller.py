@@ -10,8 +10,8 @@ from megatron_ext.contract.adaptive.config import GOODPUT, NONE, SIMILARITY, Ada
 from megatron_ext.contract.adaptive.noise import Halves, Measurement, measurement, noise_scale, similarity, sought_batch
 from megatron_ext.contract.adaptive.rules import GAIN, Rungs, by_goodput, by_noise, by_similarity
 from megatron_ext.contract.adaptive.shares import Longest, Times, dealt, fastest, overhead
-from megatron_ext.contract.adaptive.sizes import Measured, Replica
-from megatron_ext.contract.schedule.deal import Division
+from megatron_ext.contract.adaptive.sizes import Measured, Replica, Way, rounds, ways_of
+from megatron_ext.contract.schedule.deal import Division, several
 
 
 class Decision(NamedTuple):
@@ -26,6 +26,8 @@ class Decision(NamedTuple):
     """In samples; also None where it is infinite."""
     sizes: Tuple[int, ...] = ()
     """Samples of a micro-batch, by replica; empty: of all what the plan says."""
+    streams: Tuple[int, ...] = ()
+    """Copies of the model, by replica; empty: what the plan says."""
 
 
 class Controller:
@@ -39,9 +41,11 @@ class Controller:
         reference: int,
         weights: Sequence[float],
         window: Sequence[Measurement] = (),
+        streams: Sequence[int] = (),
     ) -> None:
         """`reference` is the global batch that the learning rate was chosen for, in samples; `weights` are the shares
         that replicas have while nothing else is known, in proportion. `window` are measurements of an earlier start.
+        `streams` are the plan's, by replica; empty: one each.
 
         Raises:
             ValueError: no batch fits the bounds.
@@ -53,8 +57,10 @@ class Controller:
         self._rungs = (
             None if config.rule == NONE else Rungs.between(config.lower, config.upper, micro_batch_size, len(weights))
         )
-        sizes = config.micro_batch_sizes
-        self._measured = None if sizes is None else [Measured(of_replica) for of_replica in sizes]
+        self._copies = tuple(streams) or (1,) * len(weights)
+        ways = ways_of(config, micro_batch_size, self._copies)
+        plain = all(of_replica == [Way(micro_batch_size)] for of_replica in ways)
+        self._measured = None if plain else [Measured(of_replica) for of_replica in ways]
         self.window: List[Measurement] = list(window)
         """The newest measurements, as many as decisions take together."""
         self._timed: Tuple[Sequence[float], Sequence[float]] = (), ()
@@ -67,10 +73,11 @@ class Controller:
         halves: Optional[Halves] = None,
         times: Optional[Times] = None,
         sizes: Tuple[int, ...] = (),
+        streams: Tuple[int, ...] = (),
     ) -> Decision:
-        """`shares` and `sizes` are those of the iterations since the last decision, of which `times` are."""
+        """`shares`, `sizes` and `streams` are those of the iterations since the last decision, of which `times` are."""
         self._note(halves)
-        now = Division(shares, sizes or (self._size,) * len(shares))
+        now = Division(shares, sizes or (self._size,) * len(shares), several(streams or self._copies))
         replicas = None
         if times is not None and self._rebalances(times):
             replicas = self._replicas(now, times)
@@ -83,7 +90,8 @@ class Controller:
         elif replicas is not None and times is not None:
             now, balance = self._rebalanced(now, replicas, times)
             reason = "; ".join(part for part in (reason, balance) if part)
-        return Decision(now.shares, reason, sizes=() if {*now.sizes} == {self._size} else now.sizes, **known)
+        sizes = () if {*now.sizes} == {self._size} else now.sizes
+        return Decision(now.shares, reason, sizes=sizes, streams=self._told(now), **known)
 
     @property
     def rungs(self) -> Optional[Rungs]:
@@ -98,7 +106,7 @@ class Controller:
 
     def fitted(self, samples: int) -> Tuple[int, ...]:
         """The shares of about so many samples, before anything was measured."""
-        return fastest(self._seconds, max(len(self._seconds), round(samples / self._size)))
+        return self._divided(None, max(len(self._seconds), round(samples / self._size))).shares
 
     def order(self, times: Optional[Times]) -> Iterator[int]:
         """In which the micro-batches of the plan's size are dealt (`shares.dealt`), if `times` are always measured."""
@@ -153,26 +161,31 @@ class Controller:
 
     def _replicas(self, now: Division, times: Times) -> List[Replica]:
         """What each takes, by what was measured."""
-        seconds: Sequence[Dict[int, float]] = [{self._size: known} for known in times.micro_batch_s]
+        seconds: Sequence[Dict[Way, float]] = [{Way(self._size): known} for known in times.micro_batch_s]
         if self._measured is not None:
-            for measured, size, known in zip(self._measured, now.sizes, times.micro_batch_s):
-                measured.note(size, known)
+            rows = zip(self._measured, *now[:2], now.copies, times.micro_batch_s)
+            for measured, count, size, streams, known in rows:
+                measured.note(Way(size, streams), known * count / rounds(count, streams))
             seconds = [measured.expected() for measured in self._measured]
         return [Replica(*known) for known in zip(seconds, times.fixed_s or [0.0] * len(seconds))]
 
     def _divided(self, replicas: Optional[Sequence[Replica]], count: int) -> Division:
         """The fastest division of so many micro-batches of the plan's size; None of `replicas`: by the first shares."""
-        size = self._size
-        if replicas is not None and self._measured is not None:
-            least = 2 if self._config.measures and len(replicas) == 1 else 1  # for there are two halves
+        size, least = self._size, 1
+        if replicas is not None and self._config.measures and len(replicas) == 1:
+            least = 2  # for there are two halves
+        if replicas is None and several(self._copies):
+            ways = [Way(size, copies) for copies in self._copies]
+            replicas = [Replica({way: way.streams * took}) for way, took in zip(ways, self._seconds)]
+        if replicas is None:
+            shares = fastest(self._seconds, count)
+        elif self._measured is None:
+            shares = fastest([of.seconds[Way(size)] for of in replicas], count, [of.fixed for of in replicas])
+        else:
             found = of_sizes.fastest(replicas, count * size, least)
             assert found is not None, "micro-batches of the plan's size give every batch"
             return found
-        if replicas is None:
-            shares = fastest(self._seconds, count)
-        else:
-            shares = fastest([of.seconds[size] for of in replicas], count, [of.fixed for of in replicas])
-        return Division(shares, (size,) * len(shares))
+        return Division(shares, (size,) * len(shares), several(self._copies))
 
     def _rebalanced(self, now: Division, replicas: Sequence[Replica], times: Times) -> Tuple[Division, str]:
         """At a constant batch."""
@@ -182,7 +195,12 @@ class Controller:
         if before <= (1.0 + GAIN) * after:
             return now, "the shares fit the measured times"
         what = "other shares" if better.sizes == now.sizes else "other micro-batches"
+        if better.streams != now.streams:
+            what = "other streams" if better.sizes == now.sizes else f"{what} and streams"
         return better, f"{what}: {before * 1e3:.4g} -> {after * 1e3:.4g} ms expected"
+
+    def _told(self, division: Division) -> Tuple[int, ...]:
+        return () if division.copies == self._copies else division.copies
 
 
 def _finite(value: float) -> Optional[float]:

@@ -1,77 +1,123 @@
-"""How replicas share the samples of an iteration where each may choose among several sizes of micro-batches."""
+"""How replicas share the samples of an iteration where each may choose the size of its micro-batches, and in how many
+streams it takes them."""
 
 from __future__ import annotations
 
 import math
 from functools import reduce
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
-from megatron_ext.contract.schedule.deal import Division
+from megatron_ext.contract.adaptive.config import AdaptConfig
+from megatron_ext.contract.schedule.deal import Division, several
 
 TRIAL = 0.1
-"""By which part of itself a sample is taken to be faster in micro-batches that are larger than all that were tried."""
+"""By which part of itself a sample is taken to be faster in the next way that was not tried."""
 NEAR = 1e-4
 """How near to the least possible time a division comes, relative to it."""
+
+
+class Way(NamedTuple):
+    """How a replica takes its samples: in rounds of `streams` micro-batches beside each other."""
+
+    size: int
+    """Samples of a micro-batch."""
+    streams: int = 1
+
+    @property
+    def samples(self) -> int:
+        """Of a round."""
+        return self.size * self.streams
 
 
 class Replica(NamedTuple):
     """What a replica takes."""
 
-    seconds: Mapping[int, float]
-    """Of one micro-batch, by its size in samples."""
+    seconds: Mapping[Way, float]
+    """Of a round, by the way; the last one may have fewer micro-batches, and is taken to last as long."""
     fixed: float = 0.0
     """Of an iteration, beside its micro-batches."""
 
-    def ready(self, count: int, size: int) -> float:
+    def ready(self, count: int, way: Way) -> float:
         """Seconds until it has taken so many micro-batches."""
-        return count * self.seconds[size] + self.fixed
+        return rounds(count, way.streams) * self.seconds[way] + self.fixed
 
-    def most(self, size: int, samples: int, limit: float) -> int:
+    def most(self, way: Way, samples: int, limit: float) -> int:
         """Micro-batches of so many samples together that it takes within a limit of time."""
-        return min(samples // size, int((limit - self.fixed) / self.seconds[size] * (1.0 + 1e-12)))
+        within = int((limit - self.fixed) / self.seconds[way] * (1.0 + 1e-12))
+        return min(samples // way.size, way.streams * within)
 
 
 class Measured:
-    """The times of one replica's micro-batches by size, as far as they were measured."""
+    """The times of one replica's rounds by the way it takes them, as far as they were measured."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        """`sizes` are all that it may have."""
-        self._sizes = sorted(sizes)
-        self._known: Dict[int, float] = {}
+    def __init__(self, ways: Sequence[Way]) -> None:
+        """`ways` are all that it may have."""
+        self._ways = sorted(ways)
+        self._known: Dict[Way, float] = {}
 
-    def note(self, size: int, seconds: float) -> None:
-        """What one of `size` has taken. Where that was known, all sizes become as much faster or slower."""
-        factor = seconds / self._known.get(size, seconds)
-        self._known = {**{other: known * factor for other, known in self._known.items()}, size: seconds}
+    def note(self, way: Way, seconds: float) -> None:
+        """What a round has taken. Where that was known, all ways become as much faster or slower."""
+        factor = seconds / self._known.get(way, seconds)
+        self._known = {**{other: known * factor for other, known in self._known.items()}, way: seconds}
 
-    def expected(self) -> Dict[int, float]:
-        """Seconds by size, once one was measured: of those that were, of smaller ones, and of the next larger one.
+    def expected(self) -> Dict[Way, float]:
+        """Seconds by way, once one was measured: of those that were, and of others next to one that was.
 
-        That one is taken to gain `TRIAL`, so that it is tried once; in a smaller one a sample takes as long.
+        The next larger size, and the next larger and smaller number of streams, are taken to gain `TRIAL`, so that they
+        are tried once. With smaller sizes and fewer streams than one that was measured a sample takes as long.
         """
-        found, largest = {}, max(self._known)
-        for size in self._sizes:
-            if size > largest:
-                found[size] = self._known[largest] * size / largest * (1.0 - TRIAL)
-                break
-            nearest = min(other for other in self._known if other >= size)
-            found[size] = self._known[nearest] * size / nearest
+        found = {}
+        for way in self._ways:
+            if way in self._known:
+                found[way] = self._known[way]
+                continue
+            beside = [self._of_sample(other) * (1.0 - TRIAL) for other in self._next_to(way) if other in self._known]
+            above = [other for other in self._known if other.size >= way.size and other.streams >= way.streams]
+            if beside:
+                found[way] = min(beside) * way.samples
+            elif above:
+                found[way] = self._of_sample(min(above, key=lambda other: (other.samples, other))) * way.samples
         return found
+
+    def _of_sample(self, way: Way) -> float:
+        return self._known[way] / way.samples
+
+    def _next_to(self, way: Way) -> Iterator[Way]:
+        """Those from which it would be tried."""
+        same_size = [other for other in self._ways if other.size == way.size]
+        yield from (other for other in same_size if abs(same_size.index(other) - same_size.index(way)) == 1)
+        yield from [other for other in self._ways if other.streams == way.streams and other.size < way.size][-1:]
+
+
+def ways_of(config: AdaptConfig, size: int, streams: Sequence[int]) -> List[List[Way]]:
+    """What each replica may have, beside the plan's `size` and `streams`."""
+    sizes = config.micro_batch_sizes or [[size] for _ in streams]
+    counts = config.streams or [[[count]] * len(of_replica) for count, of_replica in zip(streams, sizes)]
+    return [
+        [Way(one, count) for one, of_size in zip(*of_replica) for count in of_size] for of_replica in zip(sizes, counts)
+    ]
+
+
+def rounds(count: int, streams: int) -> int:
+    """In which so many micro-batches are taken."""
+    return -(-count // streams)
 
 
 def longest(replicas: Sequence[Replica], division: Division) -> float:
     """When the slowest replica is ready."""
-    return max(of.ready(count, size) for of, count, size in zip(replicas, division.shares, division.sizes))
+    ways = map(Way, division.sizes, division.copies)
+    return max(of.ready(count, way) for of, count, way in zip(replicas, division.shares, ways))
 
 
 def fastest(replicas: Sequence[Replica], samples: int, least: int = 1) -> Optional[Division]:
     """The division of so many samples whose slowest replica ends soonest; None where there is none.
 
-    A replica has micro-batches of one size, `least` of them or more. The time is found by bisection: whether it is
-    enough follows from the sums of samples that the replicas can take in it, which are kept as the bits of a number.
+    A replica has micro-batches of one size, `least` of them or more, and one number of streams. The time is found by
+    bisection: whether it is enough follows from the sums of samples that the replicas can take in it, which are kept as
+    the bits of a number.
     """
-    unit = reduce(math.gcd, (size for of in replicas for size in of.seconds))
-    low, high = 0.0, max(of.ready(samples // size + 1, size) for of in replicas for size in of.seconds)
+    unit = reduce(math.gcd, (way.size for of in replicas for way in of.seconds))
+    low, high = 0.0, max(of.ready(samples // way.size + 1, way) for of in replicas for way in of.seconds)
     if samples % unit or not _can(replicas, samples, unit, least, high):
         return None
     while high - low > NEAR * high:
@@ -93,10 +139,10 @@ def _sums(replicas: Sequence[Replica], samples: int, unit: int, least: int, limi
     found, mask = [1], (1 << samples // unit + 1) - 1
     for of in replicas:
         after = 0
-        for size in of.seconds:
-            count = of.most(size, samples, limit) - least + 1
-            if count > 0:
-                after |= _spread(found[-1] << least * size // unit, size // unit, count)
+        for size in {way.size for way in of.seconds}:
+            most = max(of.most(way, samples, limit) for way in of.seconds if way.size == size)
+            if most >= least:
+                after |= _spread(found[-1] << least * size // unit, size // unit, most - least + 1)
         found.append(after & mask)
     return found
 
@@ -114,17 +160,18 @@ def _spread(bits: int, step: int, count: int) -> int:
 def _taken(replicas: Sequence[Replica], samples: int, unit: int, least: int, limit: float) -> Division:
     """Who takes what within the limit, from the last replica to the first: what takes it least, if the others can take
     what it leaves."""
-    shares, sizes = [], []
+    shares, ways = [], []
     sums = _sums(replicas, samples, unit, least, limit)
     for of, others in zip(reversed(replicas), reversed(sums[:-1])):
         fitting = [
-            (of.ready(count, size), size, count)
-            for size in of.seconds
-            for count in range(least, of.most(size, samples, limit) + 1)
-            if others >> (samples - count * size) // unit & 1
+            (of.ready(count, way), way.streams, way, count)
+            for way in of.seconds
+            for count in range(least, of.most(way, samples, limit) + 1)
+            if others >> (samples - count * way.size) // unit & 1
         ]
-        _, size, count = min(fitting)
-        samples -= count * size
+        *_, way, count = min(fitting)
+        samples -= count * way.size
         shares.append(count)
-        sizes.append(size)
-    return Division(tuple(shares[::-1]), tuple(sizes[::-1]))
+        ways.append(way)
+    sizes, copies = zip(*ways[::-1])
+    return Division(tuple(shares[::-1]), sizes, several(copies))

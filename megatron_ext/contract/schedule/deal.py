@@ -32,11 +32,23 @@ class Division(NamedTuple):
     """Micro-batches of each replica."""
     sizes: Tuple[int, ...]
     """Samples of each of its micro-batches, by replica."""
+    streams: Tuple[int, ...] = ()
+    """Copies of the model that each replica runs beside each other; empty: one each."""
 
     @property
     def samples(self) -> int:
         """Of the global batch."""
         return sum(count * size for count, size in zip(self.shares, self.sizes))
+
+    @property
+    def copies(self) -> Tuple[int, ...]:
+        """Of the model, by replica."""
+        return self.streams or (1,) * len(self.shares)
+
+
+def several(copies: Sequence[int]) -> Tuple[int, ...]:
+    """As `Division.streams` has them."""
+    return () if {*copies} <= {1} else tuple(copies)
 
 
 @lru_cache(maxsize=64)

@@ -79,6 +79,30 @@ ADAPTING = [
             "together micro-batches make every batch; use 12, or a smaller parallel.micro_batch_size",
         ),
         ("parallel.data=1 adapt.rebalance=true", "parallel.data=1 leaves nothing to share; use adapt.rebalance=false"),
+        ("parallel.streams=2", None),
+        ("parallel.streams=2 adapt.rule=none adapt.upper=null adapt.rebalance=true", None),
+        ("parallel.data=1 adapt.rebalance=true adapt.streams=[2]", None),
+        (
+            "adapt.streams=[2]",
+            "adapt.streams=[2] are chosen by measured times, which adapt.rebalance=false leaves alone",
+        ),
+        ("adapt.rebalance=true adapt.streams=[2,65]", "adapt.streams=[2, 65]: 65 must be a number from 1 to 64"),
+        (
+            "parallel.pipeline=2 adapt.rebalance=true adapt.streams=[2]",
+            "adapt.streams=[2] does not go with parallel.pipeline=2: it is for data parallel plans; use parallel.pip",
+        ),
+        (
+            "adapt.rebalance=true adapt.streams=[2] train.compile=true",
+            "adapt.streams=[2] does not go with train.compile=true; use train.compile=false, or adapt.streams=[]",
+        ),
+        (
+            "adapt.rebalance=true adapt.streams=[2] train.overlap_optimizer=true train.clip_grad=0",
+            "train.overlap_optimizer=true does not go with adapt.streams=[2]: the gradients of all streams are added",
+        ),
+        (
+            "adapt.rebalance=true adapt.streams=[2] elastic.enabled=true train.save_interval=5",
+            "adapt.streams=[2] go with the replicas of the plan, which elastic.enabled=true replaces by others; leave",
+        ),
         ("executor.rehearse=virtual", "executor.rehearse=virtual does not go with adapt.rule=noise; use executor.rehe"),
     ],
 )
@@ -104,6 +128,10 @@ def test_a_plan_has_what_adapts_and_as_many_iterations_as_the_smallest_batch_mak
     assert Plan.parse(content, plan.folder) == plan
     sized = make_plan(compose([*ADAPTING, "adapt.rebalance=true", "adapt.micro_batch_sizes=[16,8]"]), "test/run")
     assert sized.as_json()["adapt"]["micro_batch_sizes"] == [[4, 8, 16]] * 2
+    both = ["adapt.rebalance=true", "adapt.micro_batch_sizes=[8]", "adapt.streams=[3,1]", "parallel.streams=2"]
+    streaming = make_plan(with_length(compose([*ADAPTING, *both])), "test/run")
+    assert streaming.as_json()["adapt"]["streams"] == [[[1, 2, 3]] * 2] * 2
+    assert Plan.parse(streaming.as_json(), streaming.folder) == streaming
     rebalanced = make_plan(compose([*ADAPTING[:5], "train.iterations=9", "adapt.rebalance=true"]), "test/run").as_json()
     assert rebalanced["adapt"]["rule"] == "none"
     assert "adapt" not in make_plan(compose([*ADAPTING[:5], "train.iterations=9"]), "test/run").as_json()
@@ -114,12 +142,17 @@ def test_a_plan_has_what_adapts_and_as_many_iterations_as_the_smallest_batch_mak
     [
         ({"adapt": {"rule": "some"}}, 'adapt.rule="some" must be one of none, similarity, noise, goodput'),
         ({"adapt": {"micro_batch_sizes": [[4], [4, 6]]}}, "must be lists of micro_batch_size=4 and multiples of it"),
+        (
+            {"adapt": {"rebalance": True, "streams": [[[1]], [[1], [2]]]}},
+            "must be a list of numbers for each replica an",
+        ),
+        ({"adapt": {"streams": [[[1]], [[1]]]}}, "adapt.streams=[[[1]], [[1]]] must be null without adapt.rebalance"),
         ({"adapt": {"upper": 9}}, "adapt.upper=9 must be larger: no even number of micro-batches of 4 samples"),
         ({"schedule": "interleaved", "chunks": 2, "pipeline": 1}, "must be"),
         ({"micro_batch_size": 16, "data": 1}, "must be of two micro-batches at least with adapt.rule"),
         ({"train": {"samples": None}}, "train.samples=null must be given with adapt.rule"),
     ],
-    ids=["rule", "sizes", "upper", "schedule", "micro-batches", "samples"],
+    ids=["rule", "sizes", "streams", "no rebalancing", "upper", "schedule", "micro-batches", "samples"],
 )
 def test_a_plan_that_cannot_adapt_is_refused_by_its_ranks(changes: dict, message: str) -> None:
     content = make_plan(with_length(compose(ADAPTING)), "test/run").as_json()

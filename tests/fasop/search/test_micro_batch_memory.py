@@ -18,11 +18,12 @@ CLUSTER = "experiment=seed_a100x1_a10x7"
 
 def test_what_no_gpu_holds_by_prediction_is_refused_with_a_way_out() -> None:
     experiment = compose([CLUSTER])
-    assert that_fit(experiment, [2, 4]) == [[2, 4]] * 4
+    own = experiment.parallel.micro_batch_size
+    assert that_fit(experiment, [2, 4], []) == [{own: [1], 2: [1], 4: [1]}] * 4
     with pytest.raises(
         SearchError, match=re.escape("micro-batches of 64 samples fit the memory of no replica, by pre")
     ):
-        that_fit(experiment, [2, 64])
+        that_fit(experiment, [2, 64], [])
 
 
 def test_each_replica_has_the_room_that_its_gpu_was_seen_to_have() -> None:

@@ -36,6 +36,7 @@ LAYOUTS = {
     "two replicas": ["parallel.data=2", "parallel.micro_batch_size=1"],
     "shares 3-1": ["parallel.data=2", "parallel.micro_batch_size=2", "parallel.shares=3-1"],
     "three replicas": ["parallel.data=3", "parallel.micro_batch_size=2", "parallel.shares=2-1-1"],
+    "streams": ["parallel.data=2", "parallel.micro_batch_size=1", "parallel.shares=6-2", "parallel.streams=3-1"],
     "sharded": ["parallel.data=2", "parallel.micro_batch_size=2", "parallel.sharded_optimizer=true"],
     "two stages": ["parallel.data=2", "parallel.micro_batch_size=2", "parallel.pipeline=2", "parallel.partition=1-2"],
     "gpipe": ["parallel.data=1", "parallel.micro_batch_size=1", "parallel.pipeline=2", "parallel.schedule=gpipe"],
@@ -77,7 +78,7 @@ def halves_in_one_process(plan: Plan, sizes: list[int], found: list[tuple[float,
 
 
 @pytest.mark.parametrize(
-    "layout", cases.drawn(LAYOUTS, 1, always=["shares 3-1", "three replicas", "sharded", "zb_h1", "tensor"])
+    "layout", cases.drawn(LAYOUTS, 1, always=["shares 3-1", "three replicas", "streams", "sharded", "zb_h1", "tensor"])
 )
 def test_a_batch_that_grows_trains_what_one_process_does(
     engine_run: Callable[..., EngineRun], corpus: Path, monkeypatch: pytest.MonkeyPatch, layout: str

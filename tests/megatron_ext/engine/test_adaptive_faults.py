@@ -19,7 +19,7 @@ from megatron_ext.engine.adaptation import Adaptation
 from megatron_ext.engine.engine import Engine
 from megatron_ext.parallel import interruption
 from tests.megatron_ext.engine.test_adaptive_agrees import GROWING, LAYOUTS, batches, decisions
-from tests.megatron_ext.engine.test_micro_batch_sizes_agree import DIVISIONS, decide_in_turn
+from tests.megatron_ext.engine.test_micro_batch_sizes_agree import IN_STREAMS, STREAMS, decide_in_turn
 from tests.megatron_ext.test_worker import alive, pids
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 
@@ -29,8 +29,11 @@ OWN = [
     *("train.save_interval=2", "train.save_async=true", "adapt.rule=noise", "adapt.smoothing=2"),
 ]
 """Its decisions come from measurements of two iterations, of which a checkpoint has to keep some."""
-SIZES = "micro-batches of other sizes"
-SIZED = ["parallel.data=2", "parallel.micro_batch_size=2", "adapt.rebalance=true", "adapt.micro_batch_sizes=[4,6]"]
+SIZES = "micro-batches of other sizes and in other streams"
+SIZED = [
+    *("parallel.data=2", "parallel.micro_batch_size=2", "adapt.rebalance=true", "adapt.micro_batch_sizes=[4,6]"),
+    STREAMS,
+]
 CHANGE = 4
 """After this iteration the batch changes, which every uninterrupted run here is asserted to do; it is saved, too."""
 KILLED = {
@@ -53,7 +56,7 @@ def uninterrupted(
     run = make_run(tmp_path_factory.mktemp("uninterrupted") / "run", corpus, *own)
     with pytest.MonkeyPatch.context() as patch:
         if request.param == SIZES:
-            decide_in_turn(patch, DIVISIONS)
+            decide_in_turn(patch, IN_STREAMS)
         assert run.go() == 0, run.stderr()
         sizes = batches(run)
         assert sizes[CHANGE] != sizes[CHANGE - 1]

@@ -1,4 +1,5 @@
-"""Micro-batches whose size changes while the run goes on: whoever takes which, one process trains the same."""
+"""Micro-batches whose size changes while the run goes on, and copies of the model that take them beside each other:
+whoever takes which, one process trains the same."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from megatron_ext.contract.adaptive.controller import Controller, Decision
-from megatron_ext.contract.schedule.deal import Division, dealt, firsts
+from megatron_ext.contract.schedule.deal import Division, dealt, firsts, several
 from megatron_ext.engine import engine
 from tests.megatron_ext.engine.test_adaptive_agrees import GROWING, batches, decisions
 from tests.megatron_ext.engine.test_layouts_agree import assert_equal
@@ -29,11 +30,20 @@ DIVISIONS = [
 ]
 """One after another: the same batch in unlike micro-batches, larger ones of one size, and unlike ones that are no
 halves and doubles of each other."""
+IN_STREAMS = [
+    Division((2, 2), (2, 2)),
+    Division((2, 1), (2, 4), (2, 1)),
+    Division((5, 3), (2, 2), (3, 2)),
+    Division((3, 1), (4, 6), (1, 2)),
+    Division((4, 3), (2, 4), (3, 3)),
+]
+"""More and fewer copies, of which the last round leaves some without work."""
 SIZED = [
     *(word for word in GROWING if not word.startswith("train.samples")),
     *("train.samples=136", "parallel.data=2", "parallel.micro_batch_size=2", "adapt.rebalance=true"),
     "adapt.micro_batch_sizes=[4,6]",
 ]
+STREAMS = "adapt.streams=[2,3]"
 
 
 def decide_in_turn(patch: pytest.MonkeyPatch, divisions: Sequence[Division]) -> None:
@@ -42,9 +52,9 @@ def decide_in_turn(patch: pytest.MonkeyPatch, divisions: Sequence[Division]) -> 
 
     def decide(self: Controller, shares: tuple, *measured: object) -> Decision:
         found = really(self, shares, *measured)
-        now = Division(shares, measured[-1])
+        now = Division(shares, measured[-2], several(measured[-1]))
         after = dict(pairwise(divisions)).get(now, now)
-        return found._replace(shares=after.shares, sizes=after.sizes, reason="in turn")
+        return found._replace(shares=after.shares, sizes=after.sizes, streams=after.copies, reason="in turn")
 
     patch.setattr(Controller, "decide", decide)
 
@@ -55,7 +65,8 @@ def divided(run: EngineRun) -> list[Division]:
     for iteration in range(1, len(run.metrics()) + 1):
         after = [one for one in made if one["iteration"] >= iteration]
         which = (after[0], "_before") if after else (made[-1], "")
-        found.append(Division(*(tuple(which[0][key + which[1]]) for key in ("shares", "micro_batch_sizes"))))
+        shares, sizes, streams = (which[0][key + which[1]] for key in ("shares", "micro_batch_sizes", "streams"))
+        found.append(Division(tuple(shares), tuple(sizes), several(streams)))
     return found
 
 
@@ -108,35 +119,56 @@ def test_stages_with_micro_batches_of_changing_sizes_train_what_one_process_does
         assert_equal(run, oracle)
 
 
-@pytest.mark.usefixtures("sized")
-def test_token_weights_count_in_micro_batches_of_any_size(tmp_path: Path) -> None:
+def test_copies_of_the_model_that_come_and_go_train_what_one_process_does(
+    engine_run: Callable[..., EngineRun], corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the run goes on from a checkpoint before a change, and from one behind it."""
+    decide_in_turn(monkeypatch, IN_STREAMS)
+    run = engine_run(*SIZED, STREAMS, "train.save_interval=1", "train.keep_checkpoints=99")
+    assert run.go() == 0, run.stderr()
+    made, sizes = divided(run), batches(run)
+    assert {*IN_STREAMS} <= {*made}
+    oracle = textbook(engine_run(*SIZED, "parallel.data=1", name="whole").plan, corpus, sizes)
+    assert_equal(run, oracle)
+    for iteration in (5, 6):
+        (run.run.checkpoints / "latest").write_text(f"iter_{iteration:07d}\n")
+        run.run.goal.unlink()
+        assert run.go() == 0, run.stderr()
+        assert divided(run) == made
+        assert_equal(run, oracle)
+
+
+def test_token_weights_count_in_micro_batches_of_any_size_and_in_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide_in_turn(monkeypatch, IN_STREAMS)
     pairs = write_pairs(tmp_path, 61)
     model = [
         *("model.family=transformer", "model.position_embedding_type=sinusoidal", "model.layers=2"),
         *("model.decoder_layers=2", "model.decoder_sequence_length=20", "model.hidden_dropout=0.3"),
-        *("model.attention_dropout=0.2", "parallel.partition=null", "parallel.pipeline=2"),
+        *("model.attention_dropout=0.2", "parallel.partition=null", "parallel.pipeline=1", STREAMS),
     ]
     own = [word for word in SIZED if not word.startswith(("model.", "parallel.pipeline"))]
     run = make_run(tmp_path / "run", pairs, *own, *model)
     assert run.go() == 0, run.stderr()
     whole = make_run(tmp_path / "whole", pairs, *own, *model, "parallel.data=1", "parallel.pipeline=1").plan
-    assert len({*divided(run)}) >= 5
+    assert {*IN_STREAMS} <= {*divided(run)}
     assert_equal(run, trained(whole, PairLoss(whole), batches=batches(run)))
 
 
-@pytest.mark.usefixtures("sized")
-def test_a_batch_norm_sees_the_micro_batches_that_there_are(tmp_path: Path) -> None:
+def test_a_batch_norm_sees_the_micro_batches_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decide_in_turn(monkeypatch, IN_STREAMS)
     own = [
         *("model=resnet-tiny", "model.width=4", "model.image_size=32", "train.lr=1e-3", "train.comm_timeout_s=20"),
         *("parallel.partition=null", "parallel.pipeline=1", "parallel.data=2", "parallel.micro_batch_size=2"),
         *("parallel.global_batch_size=8", "train.samples=136", "train.iterations=null", "train.log_interval=1"),
         *("adapt.rule=similarity", "adapt.upper=64", "adapt.every=2", "train.lr_warmup_iterations=0"),
-        *("adapt.lower=4", "adapt.rebalance=true", "adapt.micro_batch_sizes=[4,6]", "train.adam_eps=1e-5"),
+        *("adapt.lower=4", "adapt.rebalance=true", "adapt.micro_batch_sizes=[4,6]", "train.adam_eps=1e-5", STREAMS),
     ]
     run = make_run(tmp_path / "run", make_images(tmp_path, 32), *own, base=())
     assert run.go() == 0, run.stderr()
     made = divided(run)
-    assert {*DIVISIONS} <= {*made}
+    assert {*IN_STREAMS} <= {*made}
     losses, state = plainly_trained(run.plan, made)
     np.testing.assert_allclose(run.losses(), losses, rtol=0, atol=1e-5)
     for name, tensor in run.state().items():

@@ -268,7 +268,12 @@ def test_what_a_run_decided_about_its_batch_is_drawn_over_samples_and_listed_wit
     report(run)
     assert "<h2>Adaptation</h2>" not in (run / "report/index.html").read_text()
     one = {"iteration": 2, "consumed_samples": 16, "before": 8, "shares_before": [1, 1], "learning_rate_factor": 1.4142}
-    sizes = {"micro_batch_sizes_before": [2, 2], "micro_batch_sizes": [2, 6]}
+    sizes = {
+        "micro_batch_sizes_before": [2, 2],
+        "micro_batch_sizes": [2, 6],
+        "streams_before": [1, 1],
+        "streams": [3, 1],
+    }
     grown = sizes | {
         "global_batch_size": 16,
         "shares": [5, 1],
@@ -286,7 +291,7 @@ def test_what_a_run_decided_about_its_batch_is_drawn_over_samples_and_listed_wit
         "2",
         "16",
         "8 → 16",
-        "1-1 → 5-1 of 2-2 → 2-6 samples",
+        "1-1 → 5-1 of 2-2 → 2-6 samples in 1-1 → 3-1 streams",
         "1.414",
         "0.110",
         "33.3",
