@@ -31,9 +31,9 @@ def add_common_options(make: argparse.ArgumentParser, what: str, *, workers: boo
     )
     if workers:
         make.add_argument(
-            "--workers", type=option(whole), metavar="N", help="processes; without it up to one for each CPU"
+            "--workers", type=option(whole), metavar="N", help="processes (default: up to one for each CPU)"
         )
-    make.add_argument("--force", action="store_true", help="also if the data are there already")
+    make.add_argument("--force", action="store_true", help="make the data again if they exist")
 
 
 def weights_of(split: str) -> list[float]:

@@ -8,11 +8,10 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
 from conf.errors import TdppError
 from conf.visible import shortened, visible
-from launch.commands import COMMANDS
+from launch.commands import COMMANDS, module_of
 
 INTERRUPTED = 130
 NO_READER = 141
@@ -66,7 +65,7 @@ def _run(argv: Sequence[str]) -> int:
     if verb not in COMMANDS:
         print(_unknown(verb), file=sys.stderr)
         return WRONG_USAGE
-    return int(import_module(f"launch.commands.{verb}").main(rest))
+    return int(module_of(verb).main(rest))
 
 
 def usage() -> str:

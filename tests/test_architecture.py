@@ -87,8 +87,8 @@ FLOORS = {
 """By folder, from the bottom up: what lies in it imports of it only what lies on floors below its own."""
 
 COMMANDS_OF_ALL = "launch/commands/"
-"""The commands alone know every room, and the command line every command."""
-DISPATCHER = "launch/cli.py"
+"""The commands alone know every room, and this package finds every command."""
+DISPATCHER = "launch/commands/__init__.py"
 
 HEAVY = ["torch", "pandas", "plotly"]
 

@@ -122,6 +122,12 @@ def whole(text: str) -> int:
     return int(text)
 
 
+def from_0(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
+        raise NoValue("must be a whole number, 0 or more")
+    return int(text)
+
+
 def port(text: str) -> int:
     """0 stands for any free one."""
     if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS and int(text) < 65536):

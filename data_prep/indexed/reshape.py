@@ -115,7 +115,7 @@ def _free(output: Path, origin: Path) -> Path:
     for suffix in MADE:
         if data_file(prefix, suffix).exists():
             raise DataPrepError(
-                f"--output {output}: {data_file(prefix, suffix)} is there; delete it, or choose another"
+                f"--output {output}: {data_file(prefix, suffix)} exists; delete it, or choose another --output"
             )
     return prefix
 

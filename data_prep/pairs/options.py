@@ -46,7 +46,7 @@ def add_options(make: argparse.ArgumentParser) -> None:
         "folders of them; .deb packages, tar files and folders with catalogues or LibreOffice's help pages; or the "
         "finished WMT16 folder of the GNMT examples; lines also with .gz, .bz2 or .zst",
     )
-    make.add_argument("--source-lang", metavar="CODE", help="such as de; without it what two files' names end in")
+    make.add_argument("--source-lang", metavar="CODE", help="such as de (default: what the names of two files end in)")
     make.add_argument("--target-lang", metavar="CODE", help="such as en")
     make.add_argument(
         "--output",
@@ -59,14 +59,14 @@ def add_options(make: argparse.ArgumentParser) -> None:
         "--train-bpe",
         type=option(whole),
         metavar="N",
-        help=f"learn a byte-level BPE of N ids from both languages; without it at most {VOCABULARY}",
+        help=f"learn a byte-level BPE of N ids from both languages (default: at most {VOCABULARY})",
     )
     words.add_argument("--tokenizer", type=Path, metavar="PATH", help="the .tokenizer.json of other pairs")
     make.add_argument(
         "--split",
         default=SPLIT,
         metavar="W,W,W",
-        help="weights of training, validation and test, shared out by whole pages; without it %(default)s",
+        help="weights of training, validation and test, shared out by whole pages (default: %(default)s)",
     )
     make.add_argument(
         "--min-words", type=option(whole), default=rules.min_words, metavar="N", help="leave out shorter sentences"
@@ -76,14 +76,14 @@ def add_options(make: argparse.ArgumentParser) -> None:
         type=option(whole),
         default=rules.max_words,
         metavar="N",
-        help="leave out longer sentences; without it %(default)s",
+        help="leave out longer sentences (default: %(default)s)",
     )
     make.add_argument(
         "--max-ratio",
         type=option(above_0),
         default=rules.max_ratio,
         metavar="R",
-        help="leave out pairs of which one side has more than R times the words of the other; without it %(default)s",
+        help="leave out pairs of which one side has more than R times the words of the other (default: %(default)s)",
     )
     add_common_options(make, "pages")
 

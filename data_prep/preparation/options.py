@@ -46,23 +46,23 @@ def add_options(make: argparse.ArgumentParser) -> None:
     make.add_argument(
         "--output",
         type=Path,
-        help="the files are <output>_text_document.bin, .idx, .json; without it data/stdlib, for that source alone",
+        help="the files are <output>_text_document.bin, .idx, .json (default: data/stdlib, for --source stdlib alone)",
     )
-    make.add_argument("--key", default="text", help="of the text in a JSON object; without it %(default)s")
+    make.add_argument("--key", default="text", help="the key of the text in a JSON object (default: %(default)s)")
     make.add_argument(
         "--documents",
         type=Documents,
         choices=list(Documents),
         default=Documents.file,
-        help="what a document is in plain text; paragraphs end with an empty line; without it %(default)s",
+        help="what a document is in plain text; paragraphs end with an empty line (default: %(default)s)",
     )
     words = make.add_mutually_exclusive_group()
     words.add_argument(
         "--tokenizer",
         default="byte",
         metavar="PATH",
-        help="a tokenizer.json, a folder with one or with vocab.json and merges.txt, or BERT's vocab.txt; without it "
-        "byte: the bytes of UTF-8",
+        help="a tokenizer.json, a folder with one or with vocab.json and merges.txt, or BERT's vocab.txt (default: "
+        "byte, the bytes of UTF-8)",
     )
     words.add_argument(
         "--vocab-file", type=Path, metavar="PATH", help="GPT-2's vocab.json, with --merge-file; or BERT's vocab.txt"
@@ -77,27 +77,33 @@ def add_options(make: argparse.ArgumentParser) -> None:
         "--train-bpe", type=option(whole), metavar="N", help="learn a byte-level BPE of N ids from the source"
     )
     make.add_argument("--merge-file", type=Path, metavar="PATH", help="GPT-2's merges.txt, with --vocab-file")
-    make.add_argument("--end-of-document", metavar="TOKEN", help=f"of a given tokenizer; without it {END_OF_TEXT}")
+    make.add_argument(
+        "--end-of-document",
+        metavar="TOKEN",
+        help=f"the token that ends a document in a given tokenizer (default: {END_OF_TEXT})",
+    )
     make.add_argument(
         "--split-sentences",
         action="store_true",
-        help="each sentence is a sequence, as BERT and T5 need it; the files are <output>_text_sentence.bin, …; the "
-        "tokenizer is given the special tokens that it lacks",
+        help="make each sentence a sequence, as BERT and T5 need it, and add the special tokens that the tokenizer "
+        "lacks; the files are <output>_text_sentence.bin, .idx, .json",
     )
     make.add_argument(
         "--vocab-extra-ids",
         type=option(whole),
         metavar="N",
-        help="with --split-sentences: the tokenizer has N sentinels, <extra_id_0> and so on, as T5 needs them (100)",
+        help="with --split-sentences: add N sentinels to the tokenizer, <extra_id_0> and so on, as T5 needs them (100)",
     )
     make.add_argument("--min-chars", type=option(whole), default=1, metavar="N", help="leave out shorter texts")
     make.add_argument("--max-chars", type=option(whole), metavar="N", help="leave out longer texts")
-    make.add_argument("--unique", action="store_true", help="leave out texts that were there before")
-    make.add_argument("--max-mb", type=option(whole), metavar="N", help="of stdlib: at most so many megabytes of text")
+    make.add_argument("--unique", action="store_true", help="leave out texts that occurred before")
     make.add_argument(
-        "--workers", type=option(whole), metavar="N", help="processes; without it one for each CPU, or one for bytes"
+        "--max-mb", type=option(whole), metavar="N", help="with --source stdlib: at most so many megabytes of text"
     )
-    make.add_argument("--force", action="store_true", help="also if the data are there already")
+    make.add_argument(
+        "--workers", type=option(whole), metavar="N", help="processes (default: one for each CPU; for bytes, one)"
+    )
+    make.add_argument("--force", action="store_true", help="make the data again if they exist")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -212,7 +218,7 @@ def _learned_size(arguments: argparse.Namespace) -> int | None:
             least += len(AT_FIRST) + len(AT_LAST) + (arguments.vocab_extra_ids or 0)
             what += " with all special tokens"
         if size < least:
-            raise DataPrepError(f"{option_} {size}: {what} take {least} ids")
+            raise DataPrepError(f"{option_} {size}: {what} take {least} ids; give {least} or more")
         if size > LARGEST_BPE:
             raise DataPrepError(f"{option_} {size}: must be at most {LARGEST_BPE} ids")
         return int(size)

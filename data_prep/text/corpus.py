@@ -75,7 +75,7 @@ def corpus_of(paths: Sequence[Path]) -> Corpus:
             raise DataPrepError(f"--source {path}: there is no such file or folder")
     described = ", ".join(str(path) for path in paths)
     if not files:
-        raise DataPrepError(f"--source {described}: no file there")
+        raise DataPrepError(f"--source {described}: the folder has no files; give a file, or a folder of files")
     for file in files:
         if not file.is_file():  # it is read twice, and a pipe or a device may never end
             raise DataPrepError(f"--source {file}: not a regular file; copy what comes from it into one")

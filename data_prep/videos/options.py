@@ -27,8 +27,8 @@ def add_options(make: argparse.ArgumentParser) -> None:
         "--source",
         required=True,
         metavar="PATH",
-        help=f"a folder with {CAPTIONS}, each line a video's name, a tab and a sentence, and NAME.npy, [frames, "
-        f"features], for each video, perhaps below train, valid and test; or {SHAPES}, drawn ones that move",
+        help=f"a folder with {CAPTIONS} (in each line a video's name, a tab and a sentence) and NAME.npy, [frames, "
+        f"features], for each video, which may be below train, valid and test; or {SHAPES}: drawn shapes that move",
     )
     make.add_argument(
         "--output",
@@ -36,19 +36,21 @@ def add_options(make: argparse.ArgumentParser) -> None:
         required=True,
         help="the files are <output>-train.frames.npy and so on, and <output>.json",
     )
-    make.add_argument("--count", type=option(whole), metavar="N", help=f"of {SHAPES}; without it {COUNT}")
+    make.add_argument(
+        "--count", type=option(whole), metavar="N", help=f"with --source {SHAPES}: how many (default: {COUNT})"
+    )
     make.add_argument(
         "--words",
         type=option(whole),
         default=WORDS,
         metavar="N",
-        help="the most frequent words of the training captions that the vocabulary has; without it %(default)s at most",
+        help="keep the N most frequent words of the training captions as the vocabulary (default: at most %(default)s)",
     )
     make.add_argument(
         "--split",
         default=SPLIT,
         metavar="W,W,W",
-        help="weights of training, validation and test, of whole videos; without it %(default)s",
+        help="weights of training, validation and test, of whole videos (default: %(default)s)",
     )
     add_common_options(make, "videos", workers=False)
 

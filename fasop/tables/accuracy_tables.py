@@ -73,7 +73,7 @@ def shared(run: str, ranks: int, cores: int) -> str:
     """Why a run took longer than any prediction of it."""
     return (
         f"{run}: {ranks} ranks took turns on the {cores} cores of this machine; a prediction has a core for each, so "
-        "what it is short by tells nothing of its terms"
+        "the difference says nothing about its terms"
     )
 
 
@@ -97,8 +97,8 @@ def verdict(one: Comparison) -> Iterator[str]:
     left = one.replayed_s / one.measured.iteration_s - 1
     if abs(left) > WELL:
         yield (
-            f"with all terms as measured {left:+.1%} are left: what the replay does not know, such as the time between "
-            "the events, or that iterations differ"
+            f"with all terms as measured, an error of {left:+.1%} remains: the replay does not know the time between "
+            "events, for example, or that iterations differ"
         )
 
 

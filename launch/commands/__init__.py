@@ -1,5 +1,8 @@
 """The commands of `tdpp`, a module each with a `main(argv)`; they alone may know every room."""
 
+from importlib import import_module
+from types import ModuleType
+
 COMMANDS = {
     "launch": "start an experiment, or with -m a sweep of them",
     "doctor": "check the machines of an experiment before it is launched",
@@ -21,3 +24,8 @@ COMMANDS = {
     "completion": "set up Tab completion in bash, zsh or fish",
 }
 """What each does, by the name that it shares with its module."""
+
+
+def module_of(command: str) -> ModuleType:
+    """The module of one of `COMMANDS`; it is imported here, and no other one."""
+    return import_module(f"launch.commands.{command}")

@@ -61,7 +61,7 @@ def runs_folder(arguments: argparse.Namespace) -> Path:
         next(folder.iterdir(), None)
     except OSError as error:
         raise RunFolderError(
-            f"--runs-dir {folder.absolute()}: {error.strerror}; give the folder where runs are, or start one with "
+            f"--runs-dir {folder.absolute()}: {error.strerror}; give the folder where runs are, or start a run with "
             "'tdpp launch'"
         ) from error
     return folder

@@ -116,8 +116,10 @@ def print_bleu(
         RunFolderError: the run has no usable plan.
     """
     from megatron_ext.inference.held_out import checkpoint_of
+    from megatron_ext.inference.translator import require_translation
 
     plan = run.read_plan()
+    require_translation(plan.model.family)  # before its text is looked for, which only such a model has
     sentences = _sentences(plan, arguments)
     chosen = _all(run) if arguments.epochs else [checkpoint_of(run.path, arguments.checkpoint)]
     found: list[Bleu] = []

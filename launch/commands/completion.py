@@ -15,7 +15,7 @@ from conf.reading.values import Parser
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from launch.commands import COMMANDS
-from launch.commands.options import offered, offered_by
+from launch.commands.options import offered
 from launch.errors import LaunchError
 
 CONFIGURED = ("launch", "doctor", "search", "profile", "simulate", "rehearse")
@@ -118,7 +118,7 @@ def completed(line: str) -> list[str]:
     _, command, *others = words
     if command not in COMMANDS:
         return []
-    known = offered_by(parser(), others, word) if command == "completion" else offered(command, others, word)
+    known = offered(command, others, word)
     if known is not None:
         return known
     if command == "init":

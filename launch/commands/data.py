@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from conf.reading.values import Parser, option, whole
+from conf.reading.values import Parser, from_0, option, whole
 from conf.reading.writable import why_not_writable, write_whole
 from data_prep.errors import DataPrepError
 from data_prep.images import options as images_options
@@ -72,7 +72,9 @@ def parser() -> argparse.ArgumentParser:
     look.add_argument("prefix", type=Path, help=PREFIX)
     one = look.add_mutually_exclusive_group()
     one.add_argument("--document", type=int, metavar="N", help="print one document, pair, image or video")
-    one.add_argument("--sample", type=int, metavar="N", help="print the text of one training sample of a run, from 0")
+    one.add_argument(
+        "--sample", type=option(from_0), metavar="N", help="print the text of one training sample of a run, from 0"
+    )
     look.add_argument(
         "--sequence-length", type=option(whole), default=1024, metavar="N", help="the run's (default: 1024)"
     )
@@ -92,12 +94,20 @@ def parser() -> argparse.ArgumentParser:
     look.add_argument("--page", type=Path, metavar="FILE", help="write a page with figures of documents and tokens")
     sound = commands.add_parser("check", help="check data in full")
     sound.add_argument("prefix", type=Path, help=PREFIX)
-    sound.add_argument("--vocab-size", type=option(whole), metavar="N", help="for token ids (default: the manifest's)")
+    sound.add_argument(
+        "--vocab-size", type=option(whole), metavar="N", help="token ids must be below N (default: the manifest's)"
+    )
     join = commands.add_parser("merge", help="join several indexed data sets into one, in the order given")
     join.add_argument("prefix", type=Path, nargs="+", help=PREFIX)
-    part = commands.add_parser("split", help="split one into several, by weights of documents")
+    part = commands.add_parser("split", help="split an indexed data set into several, by weights of documents")
     part.add_argument("prefix", type=Path, help=PREFIX)
-    part.add_argument("--weights", type=_weights, required=True, metavar="W,W", help="such as 969,31")
+    part.add_argument(
+        "--weights",
+        type=_weights,
+        required=True,
+        metavar="W,W",
+        help="the share of documents that each gets, such as 969,31",
+    )
     for command, names in ((join, "<output>_text_document"), (part, "<output>-0_text_document and so on")):
         command.add_argument("--output", type=Path, required=True, help=f"the prefix is {names}")
     return made
@@ -109,7 +119,7 @@ def _weights(text: str) -> list[float]:
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers, such as 9,1") from error
     if len(weights) < 2 or not all(0 < weight < float("inf") for weight in weights):
-        raise argparse.ArgumentTypeError(f"{text!r} is not two numbers above 0 or more, such as 9,1")
+        raise argparse.ArgumentTypeError(f"{text!r} must be two or more numbers above 0, such as 9,1")
     return weights
 
 

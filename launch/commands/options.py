@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
-from types import ModuleType
+from collections.abc import Iterator, Sequence
+
+from launch.commands import module_of
 
 CONFIG_DIR = "--config-dir"
 OF_WORDS = {
@@ -16,22 +16,6 @@ OF_WORDS = {
     "rehearse": (CONFIG_DIR, "--help"),
 }
 """Of commands that take words, as Hydra does, and have no parser."""
-MODULES: dict[str, Callable[[], ModuleType]] = {
-    "doctor": lambda: import_module("launch.commands.doctor"),
-    "status": lambda: import_module("launch.commands.status"),
-    "logs": lambda: import_module("launch.commands.logs"),
-    "stop": lambda: import_module("launch.commands.stop"),
-    "runs": lambda: import_module("launch.commands.runs"),
-    "clean": lambda: import_module("launch.commands.clean"),
-    "evaluate": lambda: import_module("launch.commands.evaluate"),
-    "translate": lambda: import_module("launch.commands.translate"),
-    "report": lambda: import_module("launch.commands.report"),
-    "init": lambda: import_module("launch.commands.init"),
-    "config": lambda: import_module("launch.commands.config"),
-    "data": lambda: import_module("launch.commands.data"),
-    "init model": lambda: import_module("launch.commands.initial.model"),
-}
-"""Of the others, which have one; none is imported before it is asked for. `completion` asks with its own."""
 
 
 def offered(command: str, before: Sequence[str], word: str) -> list[str] | None:
@@ -42,13 +26,7 @@ def offered(command: str, before: Sequence[str], word: str) -> list[str] | None:
     """
     if command in OF_WORDS:
         return _beginning(word, OF_WORDS[command]) if word.startswith("-") else None
-    made = MODULES["init model" if command == "init" and before[:1] == ["model"] else command]().parser()
-    assert isinstance(made, argparse.ArgumentParser)
-    return offered_by(made, before, word)
-
-
-def offered_by(parser: argparse.ArgumentParser, before: Sequence[str], word: str) -> list[str] | None:
-    """As `offered`, of a command with this parser."""
+    parser = _parser(command, before)
     positional = [one for one in before if not one.startswith("-")]
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -68,6 +46,17 @@ def offered_by(parser: argparse.ArgumentParser, before: Sequence[str], word: str
         return _beginning(word, _names(parser))
     choices = [one for action in parser._actions if not action.option_strings for one in action.choices or ()]
     return _beginning(word, choices) if choices else None
+
+
+def _parser(command: str, before: Sequence[str]) -> argparse.ArgumentParser:
+    """A command's module is imported only where the command is asked for."""
+    if command == "init" and before[:1] == ["model"]:
+        from launch.commands.initial import model
+
+        return model.parser()
+    parser = module_of(command).parser()
+    assert isinstance(parser, argparse.ArgumentParser)
+    return parser
 
 
 def _names(parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -76,8 +76,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if not argv or argv[0] != "learning":
         raise LaunchError(
-            "'tdpp rehearse learning …' rehearses what plans learn; what they take is rehearsed by "
-            "'tdpp launch … executor.rehearse=virtual'"
+            "'tdpp rehearse' needs to know what to rehearse: 'tdpp rehearse learning …' trains under the delays of "
+            "plans; to rehearse their times, use 'tdpp launch … executor.rehearse=virtual'"
         )
     own, words = own_words(argv[1:], WORDS, LaunchError)
     require_torch("tdpp rehearse learning")

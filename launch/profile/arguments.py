@@ -108,8 +108,8 @@ def check_free(name: str, arguments: Arguments) -> None:
         raise LaunchError(f"profile={name}: {why}")
     if path.exists() and not (arguments.overwrite or arguments.add):
         raise LaunchError(
-            f"profile={name}: {path} exists; choose another name, add=true puts what is measured into it (in the place "
-            "of what is there for the same sizes), overwrite=true replaces it"
+            f"profile={name}: {path} exists; choose another name, add=true to add the measurements to it "
+            "(those of the same sizes are replaced), or overwrite=true to replace it"
         )
 
 
@@ -126,7 +126,7 @@ def _import(given: Mapping[str, Any]) -> Import:
     if missing:
         raise LaunchError(
             f"{', '.join(f'{key}={value}' for key, value in given.items())}: an import needs "
-            f"{', '.join(f'{key}=…' for key in missing)}, too: the files do not tell, and nothing is assumed"
+            f"{', '.join(f'{key}=…' for key in missing)}, too; the files do not contain them, and nothing is assumed"
             + (f" ({given['import']} is not a folder of profiles of IIDP or JABAS)" if [*given] == ["import"] else "")
         )
     return Import(files=Path(given["import"]), **{key: value for key, value in given.items() if key != "import"})

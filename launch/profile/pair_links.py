@@ -85,8 +85,8 @@ def check_free(path: Path, arguments: Arguments) -> None:
         raise LaunchError(f"links={path}: {why}")
     if path.exists() and not (arguments.overwrite or arguments.add):
         raise LaunchError(
-            f"links={path}: it exists; choose another name, add=true puts the pairs that are measured into it, "
-            "overwrite=true replaces it"
+            f"links={path}: the file exists; choose another name, add=true to put the measured pairs into it, "
+            "or overwrite=true to replace it"
         )
 
 

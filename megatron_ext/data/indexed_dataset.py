@@ -309,7 +309,7 @@ def _size(path: Path) -> int:
     except OSError as error:
         raise _unreadable(path, error) from error
     if not stat.S_ISREG(found.st_mode):
-        raise DataError(f"{path}: not a regular file; prepare the data anew, or correct the prefix (data.prefix)")
+        raise DataError(f"{path}: not a regular file; prepare the data anew, or correct data.prefix")
     return found.st_size
 
 
@@ -323,5 +323,5 @@ def _map(path: Path, size: int) -> NDArray[np.uint8]:
 
 def _unreadable(path: Path, error: OSError) -> DataError:
     if isinstance(error, FileNotFoundError):
-        return DataError(f"{path}: there is no such file; prepare the data, or correct the prefix (data.prefix)")
+        return DataError(f"{path}: there is no such file; prepare the data, or correct data.prefix")
     return DataError(f"{path}: cannot be read ({error.strerror})")

@@ -28,17 +28,21 @@ TOGETHER = 32
 """Sentences of like length that are translated at once."""
 
 
+def require_translation(family: str) -> None:
+    """Raises EngineError for a family that does not translate."""
+    if family not in TRANSLATION:
+        raise EngineError(
+            f"the model is of model.family={family}, which does not translate; {' and '.join(TRANSLATION)} do"
+        )
+
+
 def task_of_model(model: Mapping[str, object]) -> Task:
     """The task of a model with these sizes and options (`ModelConfig.identity`), without padding of its vocabulary.
 
     Raises:
         EngineError: it does not translate.
     """
-    if model.get("family") not in TRANSLATION:
-        raise EngineError(
-            f"the model is of model.family={model.get('family', 'gpt')}, which does not translate; "
-            f"{' and '.join(TRANSLATION)} do"
-        )
+    require_translation(str(model.get("family", "gpt")))
     sizes = {**model, "padded_vocab_size": model["vocab_size"]}
     return task_of(Plan.of({"model": sizes, "train": {"seed": 0, "precision": "fp32"}, "recompute": "none"}, Path()))
 

@@ -57,7 +57,7 @@ def test_a_source_that_is_not_there_or_holds_no_file_is_named(tmp_path: Path) ->
     with pytest.raises(DataPrepError, match=r"--source .*gone: there is no such file or folder"):
         corpus_of([tmp_path / "gone"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataPrepError, match=r"--source .*empty: no file there"):
+    with pytest.raises(DataPrepError, match=r"--source .*empty: the folder has no files"):
         corpus_of([tmp_path / "empty"])
 
 

@@ -95,7 +95,7 @@ def test_data_are_merged_by_what_their_tokens_mean(corpus: Corpus, tmp_path: Pat
 
 def test_nothing_is_overwritten_and_no_part_is_empty(tmp_path: Path) -> None:
     write_indexed(tmp_path / "a_text_document", [np.arange(3)] * 2, np.dtype("<u2"))
-    with pytest.raises(DataPrepError, match=r"a_text_document\.bin is there; delete it, or choose another"):
+    with pytest.raises(DataPrepError, match=r"a_text_document\.bin exists; delete it, or choose another --output"):
         reshape.merge([tmp_path / "a_text_document"], tmp_path / "a")
     with pytest.raises(DataPrepError, match=r"--weights: 1 of 9 is not a document of 2"):
         reshape.split(tmp_path / "a_text_document", [8, 1], tmp_path / "part")

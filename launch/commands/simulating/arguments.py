@@ -72,7 +72,7 @@ def _nodes(text: str) -> tuple[NodeOrder, ...]:
 
 def _goal(text: str) -> str:
     if text not in GOALS:
-        raise NoValue(f"must be {' or '.join(GOALS)}: which of them is to be least")
+        raise NoValue(f"must be {' or '.join(GOALS)}, whichever the changes are to save")
     return text
 
 

@@ -190,7 +190,7 @@ def _pieces(plan: Plan, code: UserCode, model: nn.Module, arguments: Sequence[st
 
 def _positional(code: UserCode, model: nn.Module, count: int) -> List[str]:
     """The names of the first arguments of the forward pass."""
-    names = [one.name for one in _signature(model) if one.kind is one.POSITIONAL_OR_KEYWORD]
+    names = [one.name for one in _signature(code, model) if one.kind is one.POSITIONAL_OR_KEYWORD]
     if len(names) < count:
         raise EngineError(
             f"model.code={code.spec}: the samples' inputs are {count}, but {type(model).__name__}.forward takes "
@@ -202,7 +202,7 @@ def _positional(code: UserCode, model: nn.Module, count: int) -> List[str]:
 def _defaults(code: UserCode, model: nn.Module, given: Sequence[str]) -> Dict[str, Any]:
     """Of the arguments that samples do not give."""
     found = {}
-    for one in _signature(model):
+    for one in _signature(code, model):
         if one.name in given or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
             continue
         if one.default is one.empty:
@@ -214,8 +214,15 @@ def _defaults(code: UserCode, model: nn.Module, given: Sequence[str]) -> Dict[st
     return found
 
 
-def _signature(model: nn.Module) -> List[inspect.Parameter]:
-    return list(inspect.signature(model.forward).parameters.values())
+def _signature(code: UserCode, model: nn.Module) -> List[inspect.Parameter]:
+    """Raises EngineError if there is none."""
+    name = f"model.code={code.spec}: {type(model).__name__}.forward"
+    if not callable(model.forward):
+        raise EngineError(f"{name} is of type {type(model.forward).__name__}; write def forward(self, …)")
+    try:
+        return list(inspect.signature(model.forward).parameters.values())
+    except ValueError as error:
+        raise EngineError(f"{name} does not say which arguments it takes; write it as def forward(self, …)") from error
 
 
 def _functions(code: UserCode) -> Functions:

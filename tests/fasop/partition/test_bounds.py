@@ -68,6 +68,19 @@ def test_what_is_never_worse_is_so_with_every_partition() -> None:
     assert never > 250
 
 
+def test_messages_that_arrive_later_are_worse_though_the_link_is_occupied_no_longer() -> None:
+    slower = 0
+    for seed in seeds(fewer(20, 40)):
+        one, layers = random_pipelines(np.random.default_rng(seed))
+        one = replace(one, busy=one.hop / 2)
+        sooner = replace(one, hop=one.hop * 0.6)
+        (_, late), (_, early) = all_times(one, layers), all_times(sooner, layers)
+        assert (early <= late * (1 + ROUNDING))[never_worse(sooner, one, layers)].all()
+        assert (late <= early * (1 + ROUNDING))[never_worse(one, sooner, layers)].all()
+        slower += int((late > early * (1 + ROUNDING)).any())
+    assert slower > 5
+
+
 def _near(rng: np.random.Generator, one: Pipelines) -> Pipelines:
     """The same pipelines with some times that are longer, and seldom one that is shorter."""
     factors = np.array([1, 1, 1.5] if rng.random() < 0.7 else [1] * 30 + [1.5] * 10 + [0.9])

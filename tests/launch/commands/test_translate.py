@@ -239,6 +239,7 @@ def test_what_cannot_be_done_is_one_message(
     assert "no checkpoint there" in said(capsys, "evaluate", empty.run.path, code=1)
     assert empty.go() == 0, empty.stderr()
     assert "model.family=gpt, which does not translate" in said(capsys, "translate", empty.run.path, code=1)
+    assert "model.family=gpt, which does not translate" in said(capsys, "translate", empty.run.path, "--bleu", code=1)
     for wrong in ("--beam=0", "--length-norm=x", "--coverage=-1"):
         with pytest.raises(SystemExit) as ended:
             cli.main(["translate", str(run), wrong])

@@ -229,7 +229,7 @@ def test_a_worker_that_cannot_run_is_told_with_its_reason_and_nothing_is_written
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["profile=taken"], r"profile=taken: .*taken\.yaml exists; choose another name, add=true puts .*"),
+        (["profile=taken"], r"profile=taken: .*taken\.yaml exists; choose another name, add=true to add .*"),
         (["profile=../x"], "profile='../x' cannot name a profile"),
         (["profile=nowhere/x.yaml"], "profile=nowhere/x.yaml: there is no folder nowhere; make it, or choose another"),
         (["overwrite=true", "add=true"], "a file is either replaced or added to"),

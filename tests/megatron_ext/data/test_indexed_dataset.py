@@ -112,7 +112,7 @@ def folder(suffix: str) -> Callable[[Path], None]:
 
 LENGTHS, OFFSETS, BOUNDARIES = 34, 34 + 3 * 4, 34 + 3 * 12
 DAMAGES = {
-    "no index": (remove(".idx"), r"_text\.idx: there is no such file; prepare the data, or correct the prefix"),
+    "no index": (remove(".idx"), r"_text\.idx: there is no such file; prepare the data, or correct data\.prefix"),
     "no tokens": (remove(".bin"), r"_text\.bin: there is no such file"),
     "an index that is a folder": (folder(".idx"), r"_text\.idx: not a regular file"),
     "tokens that are a folder": (folder(".bin"), r"_text\.bin: not a regular file"),

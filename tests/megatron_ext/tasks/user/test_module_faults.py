@@ -56,6 +56,9 @@ def loss(outputs, targets):
 def data(split, seed):
     source = torch.Generator().manual_seed(seed)
     return [({sample}, 0) for _ in range(16)]
+
+class NoFunction(Net):
+    forward = 5
 """
 SOUND = {
     "body": "return self.b(self.relu(self.a(x)))",
@@ -95,6 +98,7 @@ FAULTS = {
     ),
     "no such name": ({}, "Nett", r"has no Nett; did you mean Net\?"),
     "something else": ({}, "number", r"number must be a torch\.nn\.Module"),
+    "a forward that is no function": ({}, "NoFunction", r"NoFunction\.forward is of type int; write def forward"),
     "a changed skip": ({}, "Skip", r"block change .* changes a in place, but block b takes it afterwards"),
     "another shape": ({}, "shapes", r"block 1 gives after_1 of shape \[\d, 4\].* for one micro-batch and \[\d, 4\]"),
     "samples of several shapes": (
