@@ -41,6 +41,7 @@ LAYOUTS = {
         Layout(2, 1, 3, "1-1-1", 4, schedule="gpipe"),
         Layout("2-1-4", 1, 3, "1-0-2", 2, True, schedule="zb_h1"),
         Layout("1-2", 1, 2, "2-1", 1, True, "full", True, replicas="3-2"),
+        Layout(1, 1, 1, "3", 2, streams="2"),
     ],
     "plain-bert": [Layout(2, 1, 2, "1-2", 2, True)],
     "t5": [
@@ -56,6 +57,7 @@ LAYOUTS = {
         Layout("2-1-4", 1, 3, "1-2-2", 2, True),
         Layout("1-2", 2, 2, "1-1-2-1", 1, True, schedule="interleaved", chunks=2),
         Layout("1-2-1", 1, 3, "1-3-1", 1, True, "full", replicas="3-1-2"),
+        Layout(1, 2, 1, "5", 1, streams="2"),
     ],
     "new-t5": [
         Layout(2, 1, 3, "1-3-1", 2, True),
@@ -69,7 +71,11 @@ FIRST = [(model, layout) for model, layouts in LAYOUTS.items() for layout in lay
 """`make test-fast` tries these."""
 TRIED = cases.covering(
     [(model, layout) for model, layouts in LAYOUTS.items() for layout in layouts],
-    lambda case: {*options(case[1]), (case[0], case[1].tensor != 1, case[1].pipeline > 1)},
+    lambda case: {
+        *options(case[1]),
+        (case[0], case[1].tensor != 1, case[1].pipeline > 1),
+        (case[0], case[1].streams),
+    },
     always=FIRST[:4],
 )
 

@@ -44,6 +44,7 @@ LAYOUTS: list[tuple[str, Layout, str]] = [
     ("two", Layout(1, 1, 4, "1-1-1-1", 1, schedule="gpipe"), ""),
     ("two", Layout(1, 1, 3, "2-2-0", 2, recompute="full", replicas="3-1-2"), ""),
     ("two", Layout(1, 1, 2, "1-1-1-1", 2, schedule="interleaved", chunks=2), ""),
+    ("two", Layout(1, 2, 1, "4", 1, streams="2-1"), "2-1"),
 ]
 FIRST = LAYOUTS[2:3]
 """`make test-fast` tries these."""
