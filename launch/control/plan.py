@@ -16,7 +16,7 @@ from conf.schema.experiment import EngineKind, Experiment, Rehearse
 from conf.schema.model import Model
 from launch.control.elastic import elastic_of, started_on
 from launch.control.rehearsal import rehearsal_times
-from launch.node.replan import replanned
+from launch.node.elastic.replan import replanned
 from megatron_ext.contract.layout import lcm
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Corpus, Node, Place, RehearsalConfig, RunNode, Streaming

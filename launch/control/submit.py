@@ -31,7 +31,7 @@ from launch.judge.verdict import decide
 from launch.machine.container_commands import run_container
 from launch.machine.provenance import PROJECT, Source, provenance, read_source
 from launch.node.agent import NodeAgent
-from launch.node.replan import replanned
+from launch.node.elastic.replan import replanned
 from launch.node.worker_command import WORKER, ModuleWorker, Worker
 from launch.observe.look import observe
 from launch.start_agent import require_own

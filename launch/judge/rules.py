@@ -18,7 +18,7 @@ from launch.judge.causes import JOB_RULES, LOST, causes, undecided, what
 from launch.judge.evidence import saved
 from launch.judge.pace import began_unix, held_up_by, held_up_words, is_late, lost_unix, usual_s
 from launch.judge.state import State
-from launch.node.fellows import REGROUPS
+from launch.node.elastic.fellows import REGROUPS
 from launch.node.peers import SILENCE_S
 from launch.observe.observation import Node, Observation
 from launch.screen.text import ago, plural

@@ -21,24 +21,22 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.trackers import Tracker
 from launch.errors import LaunchError
 from launch.files.attempt import Start
-from launch.files.faults import Faults
 from launch.files.node_state import BEAT_S, NodeState
 from launch.files.records import Submitted
 from launch.machine.container_commands import Command, RunContainer
 from launch.machine.gpu_sampler import gpu_sampling
-from launch.node.epochs import EpochEnds
-from launch.node.fellows import PARKED, REGROUPS
+from launch.node.elastic.elastic_node import TOLD_TO_END, ElasticNode
+from launch.node.elastic.fellows import PARKED
+from launch.node.elastic.regroup import newest
 from launch.node.last_node import tell_if_last
 from launch.node.peers import SILENCE_S, Finding, Peers, watched
-from launch.node.regroup import Company, newest
+from launch.node.rank_failures import failures, only_lost_others
 from launch.node.slurm_job import SlurmJob
-from launch.node.stalled_rank import holding_up, read_doings
-from launch.node.stop_signals import StopSignals
+from launch.node.stop_signals import StopSignals, ask_all_to_save
 from launch.node.worker_command import GRACE_S, Worker, given_environment, job_info
 from launch.node.worker_process import WorkerProcess
 from launch.node.workplace import Workplace
 from launch.tracking.beside import Writers, written
-from megatron_ext.contract.failure import KILLED, RankFailure
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import SAVED, die_with_parent
 
@@ -50,7 +48,6 @@ REQUEUE_S = 120.0
 """Slurm has ended a job that is to be started again by then."""
 _POLL_S = 0.1
 _LOOK_S = 0.3
-_TOLD_TO_END = 128 + signal.SIGTERM
 _NOT_FOUND = 127
 """As shells say it."""
 _NOT_READY = 1
@@ -140,27 +137,24 @@ class _Node:
         names = self._plan.node_names
         self._name = names[node_rank]
         ask = slurm.other if slurm else lambda _name, _time: None
-        self._company = None if plan.elastic is None else Company(agent.run, node_rank, start, plan, agent.meet_s)
-        self._peers = self._company or Peers(
-            agent.run, watched(names, node_rank, agent.nodes), start, agent.meet_s, ask
+        self._state = NodeState(agent.run, self._name, node_rank, self._start, slurm.id if slurm else None)
+        self._elastic = (
+            None
+            if plan.elastic is None
+            else ElasticNode(agent.run, node_rank, start, plan, agent.meet_s, self._state, signals)
         )
-        choosing = None if plan.elastic is None else plan.elastic.choosing
-        self._releases = choosing is not None and choosing.release
-        self._changes = False
-        """Whether ranks are to save because others than these nodes were chosen."""
+        self._peers = (
+            Peers(agent.run, watched(names, node_rank, agent.nodes), start, agent.meet_s, ask)
+            if self._elastic is None
+            else self._elastic.company
+        )
         self._finding: Finding | None = None
         self._found_unix: float | None = None
         self.reason: str | None = None
         """Why the node ended, where its exit code does not say it."""
         self.following: tuple[Start, Plan] | None = None
         """Of an elastic run, the start that this one is followed by."""
-        self._state = NodeState(agent.run, self._name, node_rank, self._start, slurm.id if slurm else None)
         self._next_look = 0.0
-        self._epochs = (
-            EpochEnds(agent.run, plan, self._company, self._state.started_unix)
-            if self._company is not None and choosing is not None and node_rank == plan.used[0]
-            else None
-        )
 
     def run(self) -> int:
         """Starts the worker unless the run is over already; returns its exit code, negative for a signal."""
@@ -172,17 +166,19 @@ class _Node:
             self._complain(str(error))
             self.reason = f"could not clear up: {error}"
             code = _NOT_READY
-        if self._company is not None and fit:
-            self.following = self._regrouped(self._company, code)
+        if self._elastic is not None and fit:
+            self.following = self._next_start(self._elastic, code)
             if self.following is not None:
                 return code
-            code = self._saved_before(code)
+            if self._elastic.out_of_time(code, self._elastic.fails_again(code, self._finding, self.reason)):
+                self.reason = None
+                code = SAVED if self._has_saved() else code  # what was saved before is gone on from
         # A node that is the whole run has nobody who could know the reason.
-        others = len(self._plan.nodes) > 1 and self._company is None and self._finding is None and not self._signals.end
+        others = len(self._plan.nodes) > 1 and self._elastic is None and self._finding is None and not self._signals.end
         if others and code not in (0, SAVED) and self._only_lost_others():
             self._await_finding()
         if self._slurm is not None and self._goes_on(code) and self._started_again(self._slurm):
-            code = _TOLD_TO_END
+            code = TOLD_TO_END
         stopped = self._stopped_by()
         # After SIGTERM Slurm may be about to start this job again, and the others with it.
         may_come_back = self._signals.end is not None and self._agent.resumable
@@ -199,17 +195,17 @@ class _Node:
         if self._slurm is not None and for_good:
             self._slurm.cancel_waiting()
         tell_if_last(self._run, self._name, self._start, code)
-        if self._slurm is not None and self._company is not None:
+        if self._slurm is not None and self._elastic is not None:
             self._slurm.end_without_script()
         return code
 
     def _work(self) -> int:
-        if self._company is None and self._start.restarts > self._agent.max_requeues:
+        if self._elastic is None and self._start.restarts > self._agent.max_requeues:
             self.reason = f"was started again more than executor.max_requeues={self._agent.max_requeues} times"
-            return _TOLD_TO_END
+            return TOLD_TO_END
         self._look_around()
-        if self._company is not None and not self._plan.nodes[self._node_rank].ranks:
-            return self._park(self._company)
+        if self._elastic is not None and not self._elastic.takes_part:
+            return self._park(self._elastic)
         with Workplace(self._agent.container, self._node_rank, self._het_group) as place:
             try:
                 ready = self._awaited(lambda: self._prepared(place))
@@ -219,7 +215,7 @@ class _Node:
                 return _NOT_READY
             command = ready and self._awaited(self._command)
             if not command:
-                return _TOLD_TO_END
+                return TOLD_TO_END
             given = self._given_environment()
             logs = self._plan.ranks[-1].node == self._node_rank
             with (
@@ -230,65 +226,19 @@ class _Node:
                 self._let_finish(writers)
                 return code
 
-    def _park(self, company: Company) -> int:
+    def _park(self, elastic: ElasticNode) -> int:
         """Takes no part until the run is over, or the nodes need a new plan."""
-        if self._releases:
+        if elastic.releases:
             return 0
         self._state.publish(state=PARKED)
-        return 0 if self._awaited(lambda: company.over) else _TOLD_TO_END
+        return 0 if self._awaited(lambda: elastic.company.over) else TOLD_TO_END
 
-    def _regrouped(self, company: Company, code: int) -> tuple[Start, Plan] | None:
-        """The start that follows, once the nodes have agreed on it; None where this node ends for good."""
-        changes = code == SAVED and company.change is not None
-        if code == 0 or self._signals.end is not None or self._signals.save:
+    def _next_start(self, elastic: ElasticNode, code: int) -> tuple[Start, Plan] | None:
+        try:
+            return elastic.next_start(code, elastic.fails_again(code, self._finding, self.reason))
+        except LaunchError as error:
+            self.reason = str(error)
             return None
-        if not changes and (code == SAVED or self._failed_by_itself(code)):
-            return None
-        self._state.publish(state=REGROUPS, exit_code=SAVED if changes else None)
-        while self._signals.end is None and not self._signals.save:
-            try:
-                following = None if company.out_of_time else company.next_plan()
-            except LaunchError as error:
-                self.reason = str(error)
-                return None
-            if following is not None:
-                return following
-            self._state.beat()
-            if self._run.stop_request.exists():
-                self._signals.note_end(signal.SIGTERM)
-            if company.out_of_time or self._run.save_request(str(self._start)).exists():
-                self._signals.save = True
-            time.sleep(_POLL_S)
-        return None
-
-    def _saved_before(self, code: int) -> int:
-        """The exit code of a node of an elastic run whose time ran out where its ranks did not save: between two plans,
-        while they started, or because some of them were lost. What was saved before is gone on from."""
-        if code == 0 or self._signals.end is not None or not self._signals.save:
-            return code
-        if code != SAVED and self._failed_by_itself(code):
-            return code
-        for start in (self._start, self._start.next):  # to which others may have gone on
-            self._ask_all_to_save(start)
-        self.reason = None
-        return SAVED if self._has_saved() else code
-
-    def _failed_by_itself(self, code: int) -> bool:
-        """Whether the same would come again."""
-        if self._finding is not None:
-            return not self._finding.again
-        return self.reason is not None or not (code == _TOLD_TO_END or self._lost_a_rank(code))
-
-    def _lost_a_rank(self, code: int) -> bool:
-        """Whether something was killed, or lost others; an error of a rank's own would come again."""
-        failures = self._failures()
-        return code < 0 or (bool(failures) and all(error.symptom or error.type == KILLED for error in failures))
-
-    def _failures(self) -> list[RankFailure]:
-        """What the ranks of this node say of this start."""
-        ranks = self._plan.nodes[self._node_rank].ranks
-        found = [error for rank in ranks if (error := self._run.read(self._run.rank_error(rank), RankFailure))]
-        return [error for error in found if error.start == str(self._start)]
 
     def _let_finish(self, writers: Writers) -> None:
         """Waits for the trackers; a run that is being stopped does not."""
@@ -351,11 +301,11 @@ class _Node:
             self._watch(worker)
         finally:
             code = worker.clear()
-        changes = self._company is not None and self._company.change is not None and not self._signals.save
+        changes = self._elastic is not None and self._elastic.company.change is not None and not self._signals.save
         if code == SAVED and not changes:
             # Slurm's signal reaches the ranks, too, and they may be faster than this process.
             self._signals.save = True
-            self._ask_all_to_save()
+            ask_all_to_save(self._run, self._start, self._name)
         return code
 
     def _start_worker(self, command: Command) -> WorkerProcess:
@@ -379,22 +329,22 @@ class _Node:
             self._state.beat(worker.stopped)
             if kill_at is None:
                 self._look_around()
-                if self._epochs is not None and not (self._changes or self._signals.save):
-                    self._epochs.look()
-                if self._releases and self._slurm is not None:
-                    self._slurm.give_back()
-                saves = self._signals.save or self._changes
+                if self._elastic is not None:
+                    self._elastic.choose()
+                    if self._elastic.releases and self._slurm is not None:
+                        self._slurm.give_back()
+                saves = self._signals.save or (self._elastic is not None and self._elastic.changes)
                 if saves and self._agent.resumable and not self._ending():
                     saving_until = saving_until or now + self._agent.save_s - GRACE_S
                     if self._signals.save:
-                        self._ask_all_to_save()
+                        ask_all_to_save(self._run, self._start, self._name)
                     if now >= next_request:  # again: a worker that is still starting does not listen yet
                         worker.ask_to_save()
                         next_request = now + 1.0
                 if self._finding is not None and self.reason is None and worker.listens:  # examined for itself
                     self.reason = f"ended because {self._finding.reason}"
                     worker.ask_to_end()
-                if self._finding is not None and self._company is not None:  # the others wait for this node
+                if self._finding is not None and self._elastic is not None:  # the others wait for this node
                     return
                 unsaved = saves and (saving_until is None or now > saving_until)
                 if self._ending() or unsaved:
@@ -404,12 +354,6 @@ class _Node:
                 return
             time.sleep(_POLL_S)
 
-    def _ask_all_to_save(self, start: Start | None = None) -> None:
-        """All nodes, since the signal may have come to this one, or this job, alone."""
-        request = self._run.save_request(str(start or self._start))
-        if not request.exists():
-            self._run.write_json(request, {"node": self._name, "unix": time.time()})
-
     def _look_around(self) -> None:
         """Ends this node too when the run is being stopped, or another node has failed or is lost."""
         if time.monotonic() < self._next_look:
@@ -418,8 +362,8 @@ class _Node:
         if self._run.stop_request.exists():
             self._signals.note_end(signal.SIGTERM)
         self._signals.save = self._signals.save or self._run.save_request(str(self._start)).exists()
-        if self._company is not None:
-            self._changes = self._changes or self._run.change_request(str(self._start)).exists()
+        if self._elastic is not None:
+            self._elastic.look()
         if self._signals.end is None and self._finding is None:
             self._finding = self._peers.look()
             if self._finding is not None and not self._agent.for_itself:
@@ -427,12 +371,8 @@ class _Node:
                 self.reason = f"ended because {self._finding.reason}"
 
     def _only_lost_others(self) -> bool:
-        """Whether ranks of this node reported nothing but others that were gone, and none of them held those up."""
-        now = self._failures()
-        if not now or not all(error.symptom for error in now):
-            return False
-        doings = read_doings(self._run, self._plan, {self._name: self._state.started_unix}, Faults())
-        return not holding_up(doings, self._plan, min(error.unix for error in now), time.time())
+        failed = failures(self._run, self._plan, self._node_rank, self._start)
+        return only_lost_others(self._run, self._plan, self._node_rank, failed, self._state.started_unix)
 
     def _await_finding(self) -> None:
         """Ranks notice within moments that others are gone; the reason takes longer to be seen."""
@@ -447,7 +387,7 @@ class _Node:
         unfinished = code != 0 and not self._signals.end
         behind = unfinished and self._finding is not None and self._finding.again
         out_of_time = unfinished and self._finding is None and self._signals.save
-        if not (behind or out_of_time) or self._run.stop_request.exists() or self._company is not None:
+        if not (behind or out_of_time) or self._run.stop_request.exists() or self._elastic is not None:
             return False
         if not self._agent.resumable:
             self.reason = "cannot go on later, for it saves no checkpoints (train.checkpoint=false)"
@@ -475,7 +415,7 @@ class _Node:
         until = time.monotonic() + REQUEUE_S
         while time.monotonic() < until:
             if self._signals.end:  # Slurm ends the job: what happens to this task no longer matters
-                os._exit(_TOLD_TO_END)
+                os._exit(TOLD_TO_END)
             time.sleep(_POLL_S)
         self.reason = f"was not started again by Slurm within {REQUEUE_S:g} s"
         return False

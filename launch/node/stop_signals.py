@@ -6,6 +6,9 @@ import signal
 import time
 from types import FrameType
 
+from conf.run_folder.rundir import RunDir
+from launch.files.attempt import Start
+
 
 class StopSignals:
     """Remembers the signals that ask this process to end, or to save first."""
@@ -30,3 +33,10 @@ class StopSignals:
 
     def _note_save(self, _signum: int, _: FrameType | None) -> None:
         self.save = True
+
+
+def ask_all_to_save(run: RunDir, start: Start, node: str) -> None:
+    """Has all nodes save and end, since a signal may have come to this one, or its job, alone."""
+    request = run.save_request(str(start))
+    if not request.exists():
+        run.write_json(request, {"node": node, "unix": time.time()})

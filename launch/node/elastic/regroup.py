@@ -21,9 +21,9 @@ from launch.errors import LaunchError
 from launch.files.attempt import Start
 from launch.files.records import ChangeRecord
 from launch.files.run_files import planned_start
-from launch.node.fellows import Fellow, Standing
+from launch.node.elastic.fellows import Fellow, Standing
+from launch.node.elastic.replan import replanned
 from launch.node.peers import Finding
-from launch.node.replan import replanned
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import checkpoint_iteration

@@ -11,8 +11,8 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from launch.control.elastic import started_on
 from launch.control.plan import make_plan
-from launch.node.choice import Logged, chosen, epoch_of
-from launch.node.replan import replanned
+from launch.node.elastic.choice import Logged, chosen, epoch_of
+from launch.node.elastic.replan import replanned
 from megatron_ext.contract.plan import Plan
 
 SETTINGS = (

@@ -14,13 +14,13 @@ from conf.run_folder.rundir import RunDir
 from launch.control.plan import make_plan
 from launch.errors import LaunchError
 from launch.files.attempt import Start
-from launch.node.fellows import DOUBTED_S, PARKED, REGROUPS, SILENCE_S
+from launch.node.elastic.fellows import DOUBTED_S, PARKED, REGROUPS, SILENCE_S
+from launch.node.elastic.regroup import MOST_IN_VAIN, Company, newest
 from launch.node.peers import LOOK_S
-from launch.node.regroup import MOST_IN_VAIN, Company, newest
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import SAVED
+from tests.launch.node.elastic.test_replan import ELASTIC
 from tests.launch.node.test_peers import Clock
-from tests.launch.node.test_replan import ELASTIC
 
 FIRST = Start(0, 0)
 MEET_S = 600.0

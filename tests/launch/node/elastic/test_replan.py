@@ -9,7 +9,7 @@ import pytest
 from conf.compose import compose
 from conf.errors import ConfigError
 from launch.control.plan import make_plan
-from launch.node.replan import replanned
+from launch.node.elastic.replan import replanned
 from megatron_ext.contract.adaptive.shares import longest
 from megatron_ext.contract.plan import Plan
 
