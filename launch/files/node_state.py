@@ -15,6 +15,10 @@ BEAT_S = 2.0
 """Between two signs of life."""
 
 
+REQUEUED = "requeued"
+"""What an agent says of its node: its ranks have saved, and its job is to be started again."""
+
+
 class NodeState:
     """The file of this process's node, written anew with every change and every sign of life."""
 

@@ -263,6 +263,15 @@ def requeue(job: str) -> None:
     _ask(["scontrol", "requeue", job])
 
 
+def allow_requeue(job: str) -> None:
+    """Has a job that was submitted with --no-requeue become one that may be started again.
+
+    Raises:
+        LaunchError: Slurm does not.
+    """
+    _ask(["scontrol", "update", f"JobId={job}", "Requeue=1"])
+
+
 def keep_only(job: str, hosts: Sequence[str]) -> None:
     """Gives a job's other nodes back. Its first one cannot be.
 

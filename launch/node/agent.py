@@ -21,7 +21,7 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.trackers import Tracker
 from launch.errors import LaunchError
 from launch.files.attempt import Start
-from launch.files.node_state import BEAT_S, NodeState
+from launch.files.node_state import BEAT_S, REQUEUED, NodeState
 from launch.files.records import Submitted
 from launch.machine.container_commands import Command, RunContainer
 from launch.machine.gpu_sampler import gpu_sampling
@@ -113,9 +113,11 @@ class NodeAgent:
         following: tuple[Start, Plan] | None = (
             (start, plan) if plan.elastic is None else newest(self.run, self.submission)
         )
+        restarted = slurm is not None and slurm.restarts > 0
         while following is not None:
-            node = _Node(self, job.global_rank, slurm, signals, *following)
+            node = _Node(self, job.global_rank, slurm, signals, *following, restarted=restarted)
             code, following = node.run(), node.following
+            restarted = False
         if code != 0:
             raise LaunchError(f"node rank {self.nodes[job.global_rank]}: {node.reason or f'ended with {code}'}")
 
@@ -124,8 +126,17 @@ class _Node:
     """One node of the run, for one start."""
 
     def __init__(
-        self, agent: NodeAgent, task: int, slurm: SlurmJob | None, signals: StopSignals, start: Start, plan: Plan
+        self,
+        agent: NodeAgent,
+        task: int,
+        slurm: SlurmJob | None,
+        signals: StopSignals,
+        start: Start,
+        plan: Plan,
+        *,
+        restarted: bool,
     ) -> None:
+        """`restarted`: Slurm has started the node's job again."""
         self._run = agent.run
         self._agent = agent
         self._node_rank = node_rank = agent.nodes[task]
@@ -141,7 +152,7 @@ class _Node:
         self._elastic = (
             None
             if plan.elastic is None
-            else ElasticNode(agent.run, node_rank, start, plan, agent.meet_s, self._state, signals)
+            else ElasticNode(agent.run, node_rank, start, plan, agent.meet_s, self._state, signals, restarted=restarted)
         )
         self._peers = (
             Peers(agent.run, watched(names, node_rank, agent.nodes), start, agent.meet_s, ask)
@@ -155,12 +166,14 @@ class _Node:
         self.following: tuple[Start, Plan] | None = None
         """Of an elastic run, the start that this one is followed by."""
         self._next_look = 0.0
+        self._out_of_time = False
+        """Whether an elastic run has saved because its time runs out."""
 
     def run(self) -> int:
         """Starts the worker unless the run is over already; returns its exit code, negative for a signal."""
         fit = True
         try:
-            code = self._work()
+            code = TOLD_TO_END if self._elastic is not None and self._elastic.restarted else self._work()
         except LaunchError as error:  # something of the worker does not even end when it is killed
             fit = False
             self._complain(str(error))
@@ -170,14 +183,16 @@ class _Node:
             self.following = self._next_start(self._elastic, code)
             if self.following is not None:
                 return code
-            if self._elastic.out_of_time(code, self._elastic.fails_again(code, self._finding, self.reason)):
+            again = self._elastic.fails_again(code, self._finding, self.reason)
+            self._out_of_time = self._elastic.out_of_time(code, again)
+            if self._out_of_time:
                 self.reason = None
                 code = SAVED if self._has_saved() else code  # what was saved before is gone on from
         # A node that is the whole run has nobody who could know the reason.
         others = len(self._plan.nodes) > 1 and self._elastic is None and self._finding is None and not self._signals.end
         if others and code not in (0, SAVED) and self._only_lost_others():
             self._await_finding()
-        if self._slurm is not None and self._goes_on(code) and self._started_again(self._slurm):
+        if self._slurm is not None and self._goes_on(self._slurm, code) and self._started_again(self._slurm):
             code = TOLD_TO_END
         stopped = self._stopped_by()
         # After SIGTERM Slurm may be about to start this job again, and the others with it.
@@ -382,12 +397,13 @@ class _Node:
             self._look_around()
             time.sleep(_POLL_S)
 
-    def _goes_on(self, code: int) -> bool:
+    def _goes_on(self, slurm: SlurmJob, code: int) -> bool:
         """Whether the job is to be started again; if that is wanted in vain, `reason` says why."""
         unfinished = code != 0 and not self._signals.end
         behind = unfinished and self._finding is not None and self._finding.again
         out_of_time = unfinished and self._finding is None and self._signals.save
-        if not (behind or out_of_time) or self._run.stop_request.exists() or self._elastic is not None:
+        wanted = behind or out_of_time if self._elastic is None else unfinished and self._out_of_time
+        if not wanted or self._run.stop_request.exists():
             return False
         if not self._agent.resumable:
             self.reason = "cannot go on later, for it saves no checkpoints (train.checkpoint=false)"
@@ -395,7 +411,7 @@ class _Node:
             self.reason = (
                 f"could not save in time, and has no earlier checkpoint (executor.save_s={self._agent.save_s:g})"
             )
-        elif self._start.restarts >= self._agent.max_requeues:
+        elif slurm.restarts >= self._agent.max_requeues:
             self.reason = f"was started again executor.max_requeues={self._agent.max_requeues} times already"
         else:
             return True
@@ -406,16 +422,17 @@ class _Node:
 
     def _started_again(self, slurm: SlurmJob) -> bool:
         """Asks Slurm to start the job again, and waits to be ended for that; False, and `reason`, if it does not."""
-        self._state.publish(state="requeued")
+        self._state.publish(state=REQUEUED)
         try:
-            slurm.requeue()
+            slurm.requeue(from_any=self._elastic is not None)
         except LaunchError as error:
             self.reason = f"could not be started again: {error}"
-            return False
-        until = time.monotonic() + REQUEUE_S
+            if self._elastic is None:
+                return False
+        until = time.monotonic() + (REQUEUE_S if self.reason is None else SILENCE_S)
         while time.monotonic() < until:
             if self._signals.end:  # Slurm ends the job: what happens to this task no longer matters
                 os._exit(TOLD_TO_END)
             time.sleep(_POLL_S)
-        self.reason = f"was not started again by Slurm within {REQUEUE_S:g} s"
+        self.reason = self.reason or f"was not started again by Slurm within {REQUEUE_S:g} s"
         return False

@@ -15,6 +15,7 @@ from enum import StrEnum
 
 from conf.run_folder.rundir import RunDir
 from launch.files.attempt import Start
+from launch.files.node_state import REQUEUED
 from launch.files.records import NodeRecord
 from megatron_ext.contract.worker import SAVED
 
@@ -84,7 +85,7 @@ class Peer:
             if state.exit_code in (0, SAVED):  # all ranks save together: this node's have, or will in a moment
                 return Sign.fine
             return Sign.cut if state.stopped == signal.SIGTERM.name and not state.reason else Sign.failed
-        if state.state == "requeued":
+        if state.state == REQUEUED:
             return Sign.requeued
         self._silent_s = self._silent_s + min(since, LATE_S) if state.beat_unix == self._beat else 0.0
         self._beat = state.beat_unix

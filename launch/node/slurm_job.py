@@ -108,13 +108,18 @@ class SlurmJob:
             print(f"Slurm was asked about the run's other jobs: {error}", flush=True)
             self._states = None
 
-    def requeue(self) -> None:
+    def requeue(self, *, from_any: bool = False) -> None:
         """Has the job ended and started again.
+
+        `from_any`: every task asks, since the first one may be lost, and Slurm refuses all but the fastest. The job may
+        have been submitted with --no-requeue.
 
         Raises:
             LaunchError: Slurm does not.
         """
-        if self._speaks():
+        if from_any:
+            slurm_commands.allow_requeue(self.id)
+        if from_any or self._speaks():
             slurm_commands.requeue(self.id)
 
     def waiting(self) -> list[str]:

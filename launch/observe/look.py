@@ -15,6 +15,7 @@ from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
 from launch.files.attempt import Start
 from launch.files.faults import Faults
+from launch.files.node_state import REQUEUED
 from launch.files.owner import has_rights_of, owner_of
 from launch.files.records import Goal, JobRecord, NodeRecord, Origin, StopRecord, Submitted
 from launch.files.run_files import RunFiles, read_run_files, states_of
@@ -257,7 +258,7 @@ def _newest(before: RunFiles, states: States, jobs: tuple[Job, ...]) -> Start:
     """The newest start that a node has written of; the one after it, if a job waits to be started again."""
     starts = _starts(states)
     newest = max([before.planned, *starts.values()])
-    requeued = any(state is not None and state.of == newest and state.state == "requeued" for state in states.values())
+    requeued = any(state is not None and state.of == newest and state.state == REQUEUED for state in states.values())
     # What was written only after Slurm had called the job pending does not mean that it waits for yet another start.
     earlier = _starts(before.states)
     waiting = any(job.state and job.state.pending and earlier.get(name) == newest for job in jobs for name in job.nodes)

@@ -9,9 +9,10 @@ from pathlib import Path
 from conf.run_folder.rundir import RunDir
 from launch.judge.state import State
 from tests.support.slurm.cluster import Cluster
-from tests.support.slurm.seed import MASTER, SLAVE, endless, ids, verdict_of, wait_for
+from tests.support.slurm.seed import MASTER, SLAVE, endless, ids, iterations, verdict_of, wait_for
 
 ELASTIC = (
+    "executor.max_requeues=0",
     "elastic.enabled=true",
     "train.save_interval=10",
     "parallel.pipeline=1",
@@ -58,7 +59,7 @@ def test_a_job_goes_on_without_its_first_node_and_with_one_that_lost_a_rank(slur
         verdict = verdict_of(run)
     finally:
         slurm.start_node(lost)
-    assert (verdict.state, verdict.rule) == (State.interrupted, "time-limit"), verdict
+    assert verdict.state is State.interrupted, verdict
 
 
 def test_of_two_jobs_each_goes_on_without_the_other(slurm: Cluster, tmp_path: Path) -> None:
@@ -77,4 +78,19 @@ def test_of_two_jobs_each_goes_on_without_the_other(slurm: Cluster, tmp_path: Pa
     finally:
         slurm.start_node(lost[1])
         slurm.resume(*lost)
-    assert (verdict.state, verdict.rule) == (State.interrupted, "time-limit"), verdict
+    assert verdict.state is State.interrupted, verdict
+
+
+def test_at_its_time_limit_a_job_saves_and_all_its_nodes_go_on_when_slurm_starts_it_again(
+    slurm: Cluster, tmp_path: Path
+) -> None:
+    once = "executor.max_requeues=1"
+    run = endless(tmp_path, "parallel.node_order=gpu2*2", "parallel.data=2", *ELASTIC[1:], once)
+    (job,) = ids(run)
+    assert slurm.run("scancel", "--signal=USR2", job).returncode == 0
+    trains_on(run, "0.1", ["gpu2-0", "gpu2-1"])
+    assert iterations(run) == list(range(1, len(iterations(run)) + 1))
+    assert slurm.run("scancel", "--signal=USR2", job).returncode == 0
+    verdict = verdict_of(run)
+    assert verdict.state is State.interrupted, verdict
+    assert once in verdict.reason

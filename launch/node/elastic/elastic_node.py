@@ -34,7 +34,11 @@ class ElasticNode:
         meet_s: float,
         state: NodeState,
         signals: StopSignals,
+        *,
+        restarted: bool = False,
     ) -> None:
+        """`restarted`: Slurm has started the node's job again, after its ranks saved in this start, so that the node
+        takes part in the next one."""
         assert plan.elastic is not None
         self._run = run
         self._node_rank = node_rank
@@ -42,10 +46,11 @@ class ElasticNode:
         self._plan = plan
         self._state = state
         self._signals = signals
-        self.company = Company(run, node_rank, start, plan, meet_s)
+        self.company = Company(run, node_rank, start, plan, meet_s, restarted=restarted)
         choosing = plan.elastic.choosing
         self.releases = choosing is not None and choosing.release
         """Whether nodes that are not chosen end."""
+        self.restarted = restarted
         self.changes = False
         """Whether ranks are to save because others than these nodes were chosen."""
         self._epochs = (
@@ -103,7 +108,8 @@ class ElasticNode:
             self._state.beat()
             if self._run.stop_request.exists():
                 self._signals.note_end(signal.SIGTERM)
-            if out_of_time or self._run.save_request(str(self._start)).exists():
+            asked = not self.restarted and self._run.save_request(str(self._start)).exists()
+            if out_of_time or asked:
                 self._signals.save = True
             time.sleep(_POLL_S)
         return None

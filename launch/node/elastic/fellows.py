@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from enum import StrEnum
 
 from conf.run_folder.rundir import RunDir
 from launch.files.attempt import Start
+from launch.files.node_state import REQUEUED
 from launch.files.records import NodeRecord
 from launch.node.peers import LATE_S, LOOK_S
 from megatron_ext.contract.worker import SAVED
@@ -35,7 +37,8 @@ class Standing(StrEnum):
     done = "done"
     """Its ranks have ended well."""
     saved = "saved"
-    """It ended because time runs out, and goes on from a checkpoint when the run is resumed."""
+    """It ended because time runs out, and goes on from a checkpoint when Slurm starts its job again, or the run is
+    resumed."""
     failed = "failed"
     """By an error of its own ranks, which would come again."""
     gone = "gone"
@@ -55,9 +58,16 @@ def standing(record: NodeRecord | None, start: Start) -> Standing:
         return Standing.failed if by_itself else Standing.gone
     if record.of < start:
         return Standing.coming
+    if record.state == REQUEUED:
+        return Standing.saved
     if record.state == REGROUPS and record.exit_code == SAVED:
         return Standing.ready
     return {REGROUPS: Standing.waits, PARKED: Standing.parked}.get(record.state, Standing.working)
+
+
+def comes_back(record: NodeRecord, start: Start) -> bool:
+    """Whether Slurm was to start the node's job again, or ended it to do so, in this start."""
+    return record.of == start and (record.state == REQUEUED or record.stopped == signal.SIGTERM.name)
 
 
 _FINAL = (Standing.done, Standing.saved, Standing.failed)
@@ -76,14 +86,18 @@ class Fellow:
         self._silent_s = 0.0
         self._looked = -math.inf
 
-    def look(self, start: Start, *, doubted: bool = False) -> Standing:
+    def look(self, start: Start, *, doubted: bool = False, restarted: bool = False) -> Standing:
+        """`doubted`: ranks have been lost. `restarted`: Slurm has started this node's job again in this start."""
         since = time.monotonic() - self._looked
         if since >= LOOK_S:
             self._read(since)
             self._looked = time.monotonic()
-        found = standing(self._record, start)
+        record = self._record
+        if restarted and record is not None and comes_back(record, start):
+            record = None
+        found = standing(record, start)
         most = DOUBTED_S if doubted else SILENCE_S
-        late = time.monotonic() - self._began > self._meet_s if self._record is None else self._silent_s > most
+        late = time.monotonic() - self._began > self._meet_s if record is None else self._silent_s > most
         return Standing.gone if late and found not in _FINAL else found
 
     def _read(self, since: float) -> None:

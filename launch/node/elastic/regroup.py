@@ -49,11 +49,15 @@ def _read(run: RunDir, start: Start) -> Plan | None:
 class Company:
     """The other nodes, for one start of an elastic run."""
 
-    def __init__(self, run: RunDir, node_rank: int, start: Start, plan: Plan, meet_s: float) -> None:
+    def __init__(
+        self, run: RunDir, node_rank: int, start: Start, plan: Plan, meet_s: float, *, restarted: bool = False
+    ) -> None:
+        """`restarted`: Slurm has started this node's job again, after its ranks saved; the others may not be back."""
         self._run = run
         self._node_rank = node_rank
         self._start = start
         self._plan = plan
+        self._restarted = restarted
         self._fellows = {
             rank: Fellow(run, name, start.submission, meet_s)
             for rank, name in enumerate(plan.node_names)
@@ -130,6 +134,8 @@ class Company:
         nodes = self._next_nodes(here, change)
         self._check(nodes)
         plan = replanned(self._plan, nodes)
+        if self._restarted:  # all were to save in whichever start they were, and have
+            self._run.save_request(str(start)).unlink(missing_ok=True)
         if not _make(self._run, start, plan):
             return None  # what another one made is read at the next look
         self._show(plan)
@@ -153,7 +159,10 @@ class Company:
 
     def _standings(self, *, doubted: bool = False) -> Mapping[int, Standing]:
         """By node rank."""
-        return {rank: fellow.look(self._start, doubted=doubted) for rank, fellow in self._fellows.items()}
+        return {
+            rank: fellow.look(self._start, doubted=doubted, restarted=self._restarted)
+            for rank, fellow in self._fellows.items()
+        }
 
     def _check(self, here: list[int]) -> None:
         elastic = self._plan.elastic
@@ -181,6 +190,7 @@ class Company:
         names, before = plan.node_names, self._plan
         lost = [f"node {names[rank]} was lost" for rank in before.used if rank not in plan.used]
         again = [f"node {names[rank]} takes part again" for rank in plan.used if rank not in before.used]
+        why = "the run was started again" if self._restarted else "a rank was lost"
         line = {
             "iteration": saved(self._run),
             "unix": time.time(),
@@ -189,7 +199,7 @@ class Company:
             "nodes": [names[rank] for rank in plan.used],
             "shares_before": list(before.micro_batches),
             "shares": list(plan.micro_batches),
-            "reason": reason or "; ".join([*(lost or ["a rank was lost"]), *again]),
+            "reason": reason or "; ".join([*(lost or [why]), *again]),
         }
         with self._run.decisions.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

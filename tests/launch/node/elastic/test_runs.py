@@ -13,6 +13,7 @@ import pytest
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
+from launch.commands.length import with_length
 from launch.commands.report import main as report
 from launch.control.follow import follow
 from launch.control.submit import submit
@@ -32,11 +33,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(runs: Path, corpus: Path, *overrides: str, iterations: int = 100_000) -> RunDir:
-    settings = [f"runs_dir={runs}", f"data.prefix={corpus}", f"train.iterations={iterations}", "train.log_interval=1"]
+    length = [] if any(word.startswith("train.samples") for word in overrides) else [f"train.iterations={iterations}"]
+    settings = [f"runs_dir={runs}", f"data.prefix={corpus}", *length, "train.log_interval=1"]
     settings += ["train.lr_warmup_iterations=0", "train.lr_decay_iterations=100", "model.sequence_length=32"]
     settings += ["model.hidden_dropout=0.1", "parallel=single", "parallel.micro_batch_size=1"]
     settings += ["parallel.global_batch_size=12", "train.save_interval=2", *overrides]
-    return submit(compose(settings), settings)
+    return submit(with_length(compose(settings)), settings)
 
 
 def elastic(nodes: int) -> list[str]:
@@ -59,7 +61,8 @@ def logged(run: RunDir, since_unix: float) -> int:
 def decided(run: RunDir) -> dict[str, dict[str, Any]]:
     """By start; the plan is there before its line is."""
     lines = run.decisions.read_text().splitlines(keepends=True) if run.decisions.exists() else []
-    return {line["start"]: line for line in map(json.loads, (line for line in lines if line.endswith("\n")))}
+    made = map(json.loads, (line for line in lines if line.endswith("\n")))
+    return {line["start"]: line for line in made if "start" in line}
 
 
 def wait_until_training(run: RunDir, start: str, nodes: int) -> None:
@@ -169,3 +172,41 @@ def test_nodes_that_are_chosen_after_an_epoch_train_on_and_waiting_ones_take_the
     saved_and_ended(one, "0.0")
     found, expected = losses(run), losses(one)
     assert found == pytest.approx({iteration: expected[iteration] for iteration in range(1, last + 1)}, rel=1e-5)
+
+
+def batches(run: RunDir) -> dict[int, float]:
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return {line["iteration"]: line["global_batch_size"] for line in lines}
+
+
+@pytest.mark.slow
+def test_a_batch_that_grows_brings_in_a_node_and_stays_when_that_is_lost(
+    runs: Path, corpus: Path, tmp_path: Path
+) -> None:
+    """One process measures the same halves, and so trains the same batches."""
+    first = tmp_path / "1_node_config.json"
+    first.write_text('{"0": 1}')
+    adapt = [
+        "adapt.rule=similarity",
+        "adapt.target=0.999",
+        "adapt.rate=0.99",
+        "adapt.every=2",
+        "adapt.upper=48",
+        "train.samples=1000000",
+    ]
+    choose = ["elastic.by=time", "elastic.epoch=240", "elastic.restart_s=0", f"elastic.start={first}"]
+    run = start(runs, corpus, *elastic(2), *adapt, *choose)
+    wait_until_training(run, "0.1", 2)
+    assert decided(run)["0.1"]["reason"].startswith("epoch 1 ended: ")
+    assert decided(run)["0.1"]["iteration"] >= 4
+    os.kill(agent(run, 0), signal.SIGKILL)
+    wait_until_training(run, "0.2", 1)
+    saved_and_ended(run, "0.2")
+    last = max(losses(run))
+    one = start(runs, corpus, *adapt)
+    wait_for(lambda: one.metrics.exists() and max(losses(one), default=0) >= last)
+    saved_and_ended(one, "0.0")
+    found, expected = losses(run), losses(one)
+    assert found == pytest.approx({iteration: expected[iteration] for iteration in range(1, last + 1)}, rel=1e-5)
+    assert batches(run) == {iteration: batches(one)[iteration] for iteration in range(1, last + 1)}
+    assert {*batches(run).values()} == {12, 24, 48}
