@@ -126,7 +126,7 @@ def test_what_not_even_a_kill_ends_is_told_as_the_nodes_end(tmp_path: Path, monk
         save_s=10,
         max_requeues=0,
     )
-    assert _Node(agent, 0, None, told, Start(0, 0), run.read_plan()).run() == 1
+    assert _Node(agent, 0, None, told, Start(0, 0), run.read_plan(), restarted=False).run() == 1
     verdict = judge(run)
     assert verdict.rule == "node-gave-up"
     assert verdict.reason == "node local-0 could not clear up: processes [7] of the run do not end, even when killed"
