@@ -15,6 +15,8 @@ from reports.readers.record import Record
 
 EVALUATED = "valid_"
 """Before the names of what an evaluation gives, in metrics.jsonl."""
+ALIKE = 1e-6
+"""Qualities that differ by less, in proportion, are the same: sums were taken in another order."""
 SAMPLES, EPOCHS, HOURS, DOLLARS = "samples", "epochs", "hours", "dollars"
 
 
@@ -123,12 +125,16 @@ def qualities(metric: str, runs: Sequence[Learned]) -> list[float]:
     larger = runs[0].larger[metric]
     bests = [value for run in runs if not math.isnan(value := run.best(metric))]
     wanted = {run.target.value for run in runs if run.target is not None and run.target.metric == metric}
-    return sorted({min(bests), max(bests)} | wanted if bests else wanted, reverse=not larger)
+    ends = {min(bests), max(bests)} if bests else set[float]()
+    if ends and math.isclose(min(ends), max(ends), rel_tol=ALIKE):
+        ends = {min(ends) if larger else max(ends)}
+    return sorted(ends | wanted, reverse=not larger)
 
 
 def _first(run: Learned, metric: str, quality: float) -> dict[str, float] | None:
     values = run.evaluations[metric]
-    reached = run.evaluations[values >= quality if run.larger[metric] else values <= quality]
+    alike = ALIKE * abs(quality)
+    reached = run.evaluations[values >= quality - alike if run.larger[metric] else values <= quality + alike]
     if reached.empty:
         return None
     columns = [name for name in ("iteration", SAMPLES, EPOCHS, HOURS, DOLLARS) if name in reached]

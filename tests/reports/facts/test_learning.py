@@ -46,6 +46,14 @@ def test_of_a_loss_less_is_better() -> None:
     ]
 
 
+def test_sums_in_another_order_are_no_other_quality() -> None:
+    """Of runs that learn the same, and one that learns less."""
+    same = [run("loss", [3.0, last], [1.0, 2.0], larger=False) for last in (2.0, 2.0 + 1e-7)]
+    assert qualities("loss", same) == [2.0 + 1e-7]
+    rows = time_to_quality([*same, run("loss", [3.0, 2.5], [1.0, 2.0], larger=False)])
+    assert [row.run for row in rows if row.quality == 2.0 and row.at is not None] == [0, 1]
+
+
 def test_what_is_missing_reaches_nothing() -> None:
     broken = run("bleu", [float("nan"), 30.0], [1.0, 2.0])
     assert time_to_quality([broken])[0].at == {"iteration": 20, "samples": 200, "hours": 2.0, "dollars": 4.0}
