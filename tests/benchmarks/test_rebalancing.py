@@ -52,4 +52,4 @@ def test_micro_batches_grow_where_larger_ones_are_faster(tmp_path: Path) -> None
     assert [one.sizes for one in free] == [(1, 1)] * 2 + [(2, 2)] * 2 + [(4, 4)] * 3
     assert free[-1].shares == (3, 1)
     assert [one.loss for one in free] == pytest.approx([one.loss for one in quick], rel=1e-5)
-    assert min(one.took_ms for one in free[-3:]) < 0.25 * min(one.took_ms for one in free[:2])
+    assert min(one.took_ms for one in free[-3:]) < 0.5 * min(one.took_ms for one in free[:2])
