@@ -91,7 +91,7 @@ def test_a_term_that_is_right_in_all_but_not_by_stage_is_told_so() -> None:
 def test_what_no_term_explains_is_told_apart() -> None:
     prediction = predict(mixed())
     found = compare(replace(as_measured(prediction), iteration_s=1.25 * prediction.iteration_s), prediction)
-    assert list(verdict(found))[1].startswith("with all terms as measured -20.0% are left")
+    assert list(verdict(found))[1].startswith("with all terms as measured, an error of -20.0% remains")
 
 
 def test_a_run_without_events_is_compared_in_all() -> None:
