@@ -6,9 +6,12 @@ no others take less (`fasop.simulation.ranks.shares`). The times are those that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import gcd
+
+import numpy as np
 
 from conf.errors import ConfigError
 from conf.schema.experiment import EngineKind, Experiment
@@ -19,6 +22,7 @@ from fasop.costs.training import PlacedTraining
 from fasop.errors import SearchError
 from fasop.search.candidates import MOST_MICRO_BATCHES, divisors
 from fasop.search.micro_batch_memory import fits, rooms_of_replicas
+from fasop.shares.solver import Units, least_time
 from fasop.simulation.predict import Prediction, planned, predict_plan
 from fasop.simulation.ranks.replicas import Replicas
 from fasop.simulation.ranks.shares import Replica, best_shares
@@ -66,7 +70,13 @@ def provisional(parallel: Parallel) -> Iterator[dict[str, int | str | None]]:
             count = batch // size
             if batch % size or count < data:
                 continue
-            values[SHARES] = None if count % data == 0 else str(Shares.even(count, data))
+            if max(parallel.streams_of) > 1:
+                counts = _of_streams([lambda number: number] * data, parallel.streams_of, count)
+                if counts is None:
+                    continue
+                values[SHARES] = _in_proportion(counts)
+            else:
+                values[SHARES] = None if count % data == 0 else str(Shares.even(count, data))
         yield values
 
 
@@ -138,9 +148,38 @@ def _best_shares(placed: PlacedTraining) -> str | None:
     kinds: dict[int, Replica] = {}
     replicas = [
         kinds.setdefault(id(of), Replica(str(parallel.schedule), parallel.chunks, of))
-        for of in Replicas(placed).of(placed.partition.layers)
+        for of in Replicas(placed).with_streams(placed.partition.layers)
     ]
-    counts = best_shares(replicas, parallel.global_batch_size // parallel.micro_batch_size).counts
+    total = parallel.global_batch_size // parallel.micro_batch_size
+    if max(parallel.streams_of) == 1:
+        return _in_proportion(best_shares(replicas, total).counts)
+    counts = _of_streams([replica.seconds for replica in replicas], parallel.streams_of, total)
+    assert counts is not None, "the provisional shares are one way"
+    return _in_proportion(counts)
+
+
+def _of_streams(
+    seconds: Sequence[Callable[[int], float]], streams: Sequence[int], total: int
+) -> tuple[int, ...] | None:
+    """The micro-batches of each replica, a multiple of its streams, that take least; `seconds` of so many, by replica.
+    None where such multiples do not add up to `total`."""
+    alike: dict[tuple[Callable[[int], float], int], list[int]] = {}
+    for number, key in enumerate(zip(seconds, streams, strict=True)):
+        alike.setdefault(key, []).append(number)
+    units = []
+    for (took, of), numbers in alike.items():
+        by_number = np.full(total + 1, np.inf)
+        for count in range(of, total + 1, of):
+            by_number[count] = took(count)
+        units.append(Units(len(numbers), by_number))
+    found = least_time(units, total)
+    if found is None:
+        return None
+    counts = dict(zip(chain(*alike.values()), chain(*found.numbers), strict=True))
+    return tuple(counts[number] for number in range(len(counts)))
+
+
+def _in_proportion(counts: Sequence[int]) -> str | None:
     common = gcd(*counts)
     return None if len({*counts}) == 1 else str(Shares(tuple(count // common for count in counts)))
 

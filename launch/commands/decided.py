@@ -53,8 +53,9 @@ def decided(cfg: DictConfig, words: Sequence[str] | None = None) -> tuple[Experi
         size = "" if "micro_batch_size" in undecided.undecided else f" of {undecided.micro_batch_size} samples"
         raise refused or ConfigError(
             f"{keys}: parallel.global_batch_size={undecided.global_batch_size} must be a whole number of micro-batches"
-            f"{size}, one or more for each of {undecided.layout.replicas[0]} replicas; use a larger batch, or fewer "
-            "replicas (parallel.data)"
+            f"{size}, one or more for each of {undecided.layout.replicas[0]} replicas"
+            + (f", which parallel.streams={undecided.streams} divide" if max(undecided.streams_of) > 1 else "")
+            + "; use a larger batch, or fewer replicas (parallel.data)"
         )
     in_streams = "streams" in undecided.undecided
     cluster = measured_cluster(experiment, in_streams)

@@ -78,9 +78,9 @@ class Replicas:
         known = {kinds: _own(whole, [alone[kind] for kind in kinds]) for kinds in set(self.kinds)}
         return [known[kinds] for kinds in self.kinds]
 
-    def _in_streams(self, every: Sequence[Durations]) -> list[Durations]:
+    def with_streams(self, layers: Sequence[int]) -> list[Durations]:
         """The same of replicas with so many streams as the plan says."""
-        streams = self._parallel.streams_of
+        every, streams = self.of(layers), self._parallel.streams_of
         if not self._rates:
             return list(every)
         alike: dict[tuple[int, int, tuple[str, ...]], Durations] = {}
@@ -95,7 +95,7 @@ class Replicas:
         one."""
         parallel = self._parallel
         alike: dict[tuple[int, int], list[int]] = {}
-        every, counts = self._in_streams(self.of(layers)), parallel.micro_batches_of
+        every, counts = self.with_streams(layers), parallel.micro_batches_of
         for replica, (durations, count) in enumerate(zip(every, counts, strict=True)):
             alike.setdefault((id(durations), count), []).append(replica)
         return [

@@ -84,6 +84,18 @@ def test_no_streams_and_shares_take_less(words: list[str]) -> None:
     assert "one stream on each GPU would take" in str(said)
 
 
+def test_shares_of_given_streams_take_least_of_those_that_the_rule_allows(words: list[str]) -> None:
+    given = (*ALL[:1], "parallel.micro_batch_size=2", "parallel.global_batch_size=28", "parallel.streams=3-2")
+    chosen, _ = decided(compose_unchecked([*words, *given]))
+    assert chosen.parallel.micro_batches_of in {(6, 8), (12, 2)}
+    others = [replace(chosen, parallel=replace(chosen.parallel, shares=shares)) for shares in ("6-8", "12-2")]
+    assert predict(chosen).iteration_s == pytest.approx(min(predict(one).iteration_s for one in others))
+    both, _ = decided(compose_unchecked([*words, *ALL[:2], "parallel.global_batch_size=28", "parallel.streams=2"]))
+    assert all(count % 2 == 0 for count in both.parallel.micro_batches_of)
+    with pytest.raises(ConfigError, match=r"parallel\.streams=2 divide"):
+        decided(compose_unchecked([*words, *ALL[:1], "parallel.micro_batch_size=4", "parallel.streams=2"]))
+
+
 def test_streams_of_given_shares(words: list[str]) -> None:
     given = (*ALL[2:], "parallel.shares=3-1", "parallel.micro_batch_size=4", "parallel.global_batch_size=16")
     chosen, _ = decided(compose_unchecked([*words, *given]))
