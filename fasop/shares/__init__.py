@@ -1,1 +1,1 @@
-"""Replicas that take unequal shares of a batch, as IIDP and JABAS choose them: their files, their model, a solver."""
+"""Replicas that take unequal shares of a batch, as IIDP and JABAS choose them: their files and their model."""

@@ -2,7 +2,8 @@
 
 Times are those of predictions (`fasop.simulation`), of streams with the rates that `tdpp profile streams=…` measured;
 only what was measured is looked at, so that memory has room for it. A replica that takes k micro-batches has the number
-of streams that divides k and takes least; which k each replica takes is solved exactly (`fasop.shares.solver`).
+of streams that divides k and takes least; which k each replica takes is solved exactly
+(`fasop.partition.exact_shares`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fasop.costs.arrays import Floats
 from fasop.costs.layers import Basis
 from fasop.costs.stream_rates import stream_rates
 from fasop.costs.training import PlacedTraining
-from fasop.shares.solver import Units, least_time
+from fasop.partition.exact_shares import Units, least_time
 from fasop.simulation.iteration import Durations
 from fasop.simulation.predict import predict_plan
 from fasop.simulation.ranks.replicas import Replicas, in_streams

@@ -9,9 +9,9 @@ from math import gcd
 import numpy as np
 
 from fasop.errors import SearchError
+from fasop.partition.exact_shares import Units, least_time
 from fasop.shares.performance import Pace, WeightSync, paces
 from fasop.shares.public_files import Cluster, Server
-from fasop.shares.solver import Units, least_time
 
 NEAREST = 2
 """Batches that a message proposes."""

@@ -11,10 +11,10 @@ from math import gcd
 
 from conf.schema.partition import NodeOrder
 from fasop.errors import SearchError
+from fasop.partition.exact_shares import Units, least_time
 from fasop.shares.performance import Pace, WeightSync, paces
 from fasop.shares.public_files import Cluster, Server
 from fasop.shares.solution import check_unit, seconds_by_number, sizes_of
-from fasop.shares.solver import Units, least_time
 from fasop.trainings.node_set import NodeSet, total
 from megatron_ext.contract.adaptive.shares import Times
 

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from fasop.shares.solver import Units, least_time
+from fasop.partition.exact_shares import Units, least_time
 from megatron_ext.contract.adaptive.shares import Longest, dealt, fastest, longest
 
 

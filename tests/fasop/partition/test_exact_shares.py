@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasop.shares.solver import Units, least_time
+from fasop.partition.exact_shares import Units, least_time
 
 TIMES = st.one_of(st.integers(1, 12).map(float), st.just(float("inf")))
 
