@@ -45,12 +45,13 @@ class Sleepers:
     """The replicas of that run, with nothing but sleep."""
 
     weights = (6, 2)
+    sizes = None
     micro_batch_s = tuple(factor * (PASS.forward + PASS.backward) for factor in (1, SLOWER))
 
-    def seconds(self, shares: tuple[int, ...]) -> float:
+    def seconds(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> float:
         return longest(self.micro_batch_s, shares)
 
-    def times(self, shares: tuple[int, ...]) -> Times:
+    def times(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> Times:
         return Times(self.micro_batch_s, self.seconds(shares))
 
 

@@ -66,8 +66,8 @@ def train(plan: Plan, place: Place, store: Store, buffers: Mapping[int, EventBuf
     recorder = _recorder(plan, place, buffers)
     try:
         if plan.rehearsal is not None:
-            rehearse(plan, place, groups, recorder)
-            last, reached = plan.train.iterations, True
+            last, reached = rehearse(plan, place, groups, recorder), True
+            Gate(store, plan.world_size).wait("rehearsed", "waiting until it is written down how the run ended")
         else:
             last, reached = _train(plan, task, place, groups, recorder, device, store)
     except BaseException:
@@ -103,6 +103,8 @@ def _train(
     gate.wait("state", "waiting for the weights of all stages")
     adaptation = None
     if plan.adapt is not None:
+        for size in {size for sizes in plan.adapt.micro_batch_sizes or () for size in sizes}:
+            task.wires_at(size)  # a module that takes none of that size says so now, and not amid the run
         adaptation = Adaptation(plan, place, engine, start.iteration, found.meta.adaptation if found and own else None)
     saver = Saver(plan, place, engine, samples.order, gate, adaptation)
     clock.align(recorder, store, "begin")

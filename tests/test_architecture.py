@@ -54,7 +54,15 @@ FLOORS = {
             "update_rules",
             "executor optimizer reduce",
         ),
-        *("executors first_pass gradients workers", "engine", "evaluation", "log", "streams", "adaptation rehearsal"),
+        *(
+            "executors first_pass gradients workers",
+            "engine",
+            "evaluation",
+            "log",
+            "streams",
+            "adaptation",
+            "rehearsal",
+        ),
     ],
     "megatron_ext/tasks": [
         *("task", "cut linear dropout initial_weights repeatable running", "stage", "language"),

@@ -45,6 +45,9 @@ class Executor:
     het: Het = Het.jobs
     rehearse: Rehearse = Rehearse.none
     """Local only: go through the plan on this machine with the times that the GPUs' profiles give."""
+    noise: str | None = None
+    """In a rehearsal with adapt.rule: the noise scale that its measurements find, in samples. One number, two joined by
+    a comma (at the beginning and at the end), or a CSV file with the columns samples and noise_scale."""
     wait: bool = True
     """Not on Slurm: follow the run until it ends. false returns as soon as it was started."""
     master_port: int | None = None

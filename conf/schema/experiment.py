@@ -368,13 +368,25 @@ def _check_evaluation(experiment: Experiment) -> None:
 
 def _check_adapt(experiment: Experiment) -> None:
     adapt.check(experiment.adapt, experiment.parallel, experiment.train)
-    for key, value, allowed in (
-        ("engine.kind", str(experiment.engine.kind), str(EngineKind.tdpp)),
-        ("executor.rehearse", str(experiment.executor.rehearse), str(Rehearse.none)),
-    ):
-        if experiment.adapt.on and value != allowed:
-            changes = "adapt.rebalance=true" if experiment.adapt.rebalance else f"adapt.rule={experiment.adapt.rule}"
-            raise ConfigError(f"{key}={value} does not go with {changes}; use {key}={allowed}, or leave adapt out")
+    executor, rule = experiment.executor, experiment.adapt.rule
+    if experiment.adapt.on and experiment.engine.kind is not EngineKind.tdpp:
+        changes = "adapt.rebalance=true" if experiment.adapt.rebalance else f"adapt.rule={rule}"
+        raise ConfigError(
+            f"engine.kind={experiment.engine.kind} does not go with {changes}; use engine.kind={EngineKind.tdpp}, or "
+            "leave adapt out"
+        )
+    rehearsed = executor.rehearse is not Rehearse.none and rule is not adapt.Rule.none
+    if rehearsed and executor.noise is None:
+        raise ConfigError(
+            f"executor.rehearse={executor.rehearse} computes no gradient whose noise adapt.rule={rule} could follow; "
+            "give what it would measure, in samples: executor.noise=2000, \"executor.noise='500,20000'\" at the "
+            "beginning and at the end, or executor.noise=FILE.csv"
+        )
+    if executor.noise is not None and not rehearsed:
+        raise ConfigError(
+            f"executor.noise={executor.noise} is what a rehearsal with a rule for the batch measures; use "
+            "executor.rehearse=virtual and adapt.rule=noise, or leave it out"
+        )
     for key in ("micro_batch_sizes", "streams"):
         given = getattr(experiment.adapt, key)
         if given and experiment.elastic.enabled:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from conf.schema.experiment import Engine, EngineKind, Experiment, Model, Parallel, Precision, Schedule
 from conf.schema.partition import Partition
@@ -110,6 +110,13 @@ class PlacedTraining:
     partition: Partition
     nodes: Sequence[NodeKind]
     """In their order."""
+
+    def sized(self, micro_batch_size: int) -> PlacedTraining:
+        """With as many micro-batches, each of so many samples."""
+        parallel = self.training.parallel
+        batch = parallel.global_batch_size // parallel.micro_batch_size * micro_batch_size
+        sized = replace(parallel, micro_batch_size=micro_batch_size, global_batch_size=batch)
+        return replace(self, training=replace(self.training, parallel=sized))
 
     @property
     def kinds(self) -> list[NodeKind]:

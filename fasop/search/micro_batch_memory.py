@@ -31,7 +31,31 @@ def that_fit(experiment: Experiment, sizes: Sequence[int], streams: Sequence[int
         placed = planned(experiment)
     except SearchError:
         return [dict.fromkeys((own, *sizes), of_replica) for of_replica in counts]
-    rooms = rooms_of_replicas(placed, experiment.ranks_per_node())
+    ranks = experiment.ranks_per_node()
+    found = that_fit_on(placed, ranks, sizes, streams)
+    how = "prediction" if None in rooms_of_replicas(placed, ranks) else "profile"
+    for size in sizes:
+        if not any(size in of_replica for of_replica in found):
+            raise SearchError(
+                f"adapt.micro_batch_sizes={list(sizes)}: micro-batches of {size} samples fit the memory of no replica, "
+                f"by {how}; leave {size} out, or use parallel.recompute=full"
+            )
+    for count in streams:
+        if not any(count in of_size for of_replica in found for of_size in of_replica.values()):
+            raise SearchError(
+                f"adapt.streams={list(streams)}: {count} streams fit the memory of no replica, by {how}; leave {count} "
+                "out, or use a smaller parallel.micro_batch_size"
+            )
+    return found
+
+
+def that_fit_on(
+    placed: PlacedTraining, ranks_per_node: Sequence[int], sizes: Sequence[int], streams: Sequence[int]
+) -> list[dict[int, list[int]]]:
+    """The same on nodes where `sizes` and `streams` need not fit any replica."""
+    parallel = placed.training.parallel
+    own, counts = parallel.micro_batch_size, [sorted({one, *streams}) for one in parallel.streams_of]
+    rooms = rooms_of_replicas(placed, ranks_per_node)
     predicted = cache(partial(_is_predicted_to_fit, placed))
 
     def has_room(room: int | None, node: NodeKind, way: tuple[int, int]) -> bool:
@@ -45,24 +69,11 @@ def that_fit(experiment: Experiment, sizes: Sequence[int], streams: Sequence[int
 
     found = list[dict[int, list[int]]]()
     for room, node, given, of_replica in zip(
-        rooms, _nodes(placed, experiment.ranks_per_node()), parallel.streams_of, counts, strict=False
+        rooms, _nodes(placed, ranks_per_node), parallel.streams_of, counts, strict=False
     ):
         ways = [(size, count) for size in (own, *sizes) for count in of_replica]
         fitting = [way for way in ways if way == (own, given) or has_room(room, node, way)]
         found.append({size: [count for one, count in fitting if one == size] for size, _ in fitting})
-    how = "prediction" if None in rooms else "profile"
-    for size in sizes:
-        if not any(size in of_replica for of_replica in found):
-            raise SearchError(
-                f"adapt.micro_batch_sizes={list(sizes)}: micro-batches of {size} samples fit the memory of no replica, "
-                f"by {how}; leave {size} out, or use parallel.recompute=full"
-            )
-    for count in streams:
-        if not any(count in of_size for of_replica in found for of_size in of_replica.values()):
-            raise SearchError(
-                f"adapt.streams={list(streams)}: {count} streams fit the memory of no replica, by {how}; leave {count} "
-                "out, or use a smaller parallel.micro_batch_size"
-            )
     return found
 
 

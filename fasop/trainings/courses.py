@@ -35,8 +35,8 @@ class Courses:
         training = self._training
         player = Player(training, nodes, State(0, 0.0, training.global_batch_size))
         adapt, rungs = training.adapt, player.controller.rungs
-        if adapt is None or rungs is None or adapt.follows_times or adapt.micro_batch_sizes is not None:
-            return Course.of([*player.play()], training.micro_batch_size)
+        if adapt is None or rungs is None or adapt.follows_times or nodes.sizes is not None:
+            return Course.of([*player.play()])
         key = rungs, sum(player.shares)
         if key not in self._known:
             self._known[key] = _batches(training, *key)
@@ -59,13 +59,15 @@ class _Batches:
 class _Anywhere:
     """Nodes that take a batch whole, of which nobody knows how long they take."""
 
+    sizes = None
+
     def __init__(self, count: int) -> None:
         self.weights = (count,)
 
-    def seconds(self, shares: tuple[int, ...]) -> float:
+    def seconds(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> float:
         return 0.0
 
-    def times(self, shares: tuple[int, ...]) -> Times | None:
+    def times(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> Times | None:
         return None
 
 
@@ -75,7 +77,7 @@ def _batches(training: Training, rungs: Rungs, count: int) -> _Batches:
     assert training.adapt is not None, "a batch that stays is not shared"
     adapt = replace(training.adapt, lower=rungs.least * size, upper=rungs.most * size)
     player = Player(replace(training, adapt=adapt), _Anywhere(count), State(0, 0.0, count * size))
-    course = Course.of([*player.play()], size)
+    course = Course.of([*player.play()])
     counts, place = np.unique(np.rint(course.batches / size).astype(int), return_inverse=True)
     return _Batches(course, player.fitted, counts.tolist(), place)
 

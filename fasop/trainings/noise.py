@@ -1,56 +1,22 @@
-"""The noise of the gradient over a training, as it is expected: what a controller would measure."""
+"""Reads what is expected of the noise of the gradient over a training, from numbers or a file."""
 
 from __future__ import annotations
 
 import csv
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
-
+from conf.reading.values import NoValue, above_0
 from fasop.errors import SearchError
-from megatron_ext.contract.adaptive.noise import Halves
+from megatron_ext.contract.adaptive.expected import Noise
 
 COLUMNS = ("samples", "noise_scale")
 """Of a CSV file."""
-
-
-@dataclass(frozen=True)
-class Noise:
-    """The noise scale over consumed samples: a straight line of its logarithm between two points, and constant before
-    the first and behind the last one."""
-
-    samples: tuple[float, ...]
-    """Upwards; one at least."""
-    scales: tuple[float, ...]
-    """Of each, above 0, in samples."""
-
-    def at(self, samples: float) -> float:
-        """The noise scale when so many samples were trained."""
-        return math.exp(float(np.interp(samples, self._points, self._logarithms)))
-
-    @cached_property
-    def _points(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        return np.array(self.samples, float)
-
-    @cached_property
-    def _logarithms(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        return np.log(self.scales)
-
-    @cached_property
-    def turns(self) -> tuple[float, ...]:
-        """The samples at which it begins to grow after it has fallen, or the other way round."""
-        steps = np.diff(self._logarithms)
-        found, before = [], 0.0
-        for at, step in zip(self.samples, steps, strict=False):
-            if step * before < 0.0:
-                found.append(at)
-            before = step or before
-        return tuple(found)
+NUMBERS = re.compile(r"[0-9.eE+,\s-]+")
+"""What is not a name of a run or file."""
 
 
 def growing(first: float, last: float, samples: float) -> Noise:
@@ -101,25 +67,21 @@ def read_csv(file: Path) -> Noise:
     return measured(points, str(file))
 
 
-def halves(scale: float, shares: Sequence[int], micro_batch_size: int) -> Halves:
-    """What both halves of a batch say on average, where the noise scale is this one.
+def of_numbers(text: str, samples: float) -> Noise:
+    """Of a training of so many samples, from one number or two joined by a comma: at the beginning and at the end.
 
-    Of a gradient of norm 1: the mean gradient of b samples has the squared norm 1 + scale / b, and the product of both
-    halves is 1.
+    Raises:
+        SearchError: they are something else.
     """
-    count = sum(shares)
-    even, odd = (count + 1) // 2, count // 2
-    if not odd:  # a single micro-batch says nothing
-        return Halves(0.0, 0.0, 0.0, 1.0, count * micro_batch_size, 0)
-    part = even / count
-    even_square = part**2 * (1.0 + scale / (even * micro_batch_size))
-    odd_square = (1.0 - part) ** 2 * (1.0 + scale / (odd * micro_batch_size))
-    both = part * (1.0 - part)
-    return Halves(
-        even=even_square,
-        whole=even_square + 2.0 * both + odd_square,
-        product=even_square + both,
-        weight=part,
-        even_samples=even * micro_batch_size,
-        odd_samples=odd * micro_batch_size,
-    )
+    try:
+        numbers = [above_0(part) for part in text.split(",")]
+    except NoValue as rule:
+        raise SearchError(
+            f"noise={text} {rule}: the noise scale in samples, or two joined by a comma, of the beginning and the end"
+        ) from rule
+    if len(numbers) > 2:
+        raise SearchError(
+            f"noise={text} has {len(numbers)} numbers; give one or two, or a CSV file with the columns samples and "
+            "noise_scale"
+        )
+    return growing(numbers[0], numbers[-1], samples)

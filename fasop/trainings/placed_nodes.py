@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 
 from conf.errors import ConfigError
 from conf.schema.elastic import Elastic
@@ -14,6 +13,7 @@ from conf.schema.partition import NodeOrder, Shares
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining
 from fasop.errors import SearchError
+from fasop.search.micro_batch_memory import that_fit, that_fit_on
 from fasop.simulation.predict import planned
 from fasop.simulation.ranks.replicas import Replicas
 from fasop.simulation.ranks.shares import Replica, best_shares
@@ -24,18 +24,24 @@ from megatron_ext.contract.adaptive.shares import Times
 class PlacedNodes:
     """Replicas on their nodes."""
 
-    def __init__(self, placed: PlacedTraining, weights: Sequence[int] | None = None) -> None:
-        """`weights` are the micro-batches of each replica in its first batch; None: those that take least.
+    def __init__(
+        self,
+        placed: PlacedTraining,
+        weights: Sequence[int] | None = None,
+        sizes: list[list[int]] | None = None,
+    ) -> None:
+        """`weights` are the micro-batches of each replica in its first batch; None: those that take least. `sizes` are
+        those that its micro-batches may have; None: the plan's alone.
 
         Raises:
             SearchError: a profile has no costs for the tensor size.
         """
         parallel = placed.training.parallel
-        kinds: dict[int, Replica] = {}
-        self._replicas = [
-            kinds.setdefault(id(of), Replica(str(parallel.schedule), parallel.chunks, of))
-            for of in Replicas(placed).of(placed.partition.layers)
-        ]
+        self.sizes = sizes
+        self._replicas = _replicas(placed)
+        self._of_size = {parallel.micro_batch_size: self._replicas}
+        for size in {size for of_replica in sizes or () for size in of_replica} - self._of_size.keys():
+            self._of_size[size] = _replicas(placed.sized(size))
         self._alike: dict[Replica, list[int]] = {}
         for place, replica in enumerate(self._replicas):
             self._alike.setdefault(replica, []).append(place)
@@ -43,28 +49,37 @@ class PlacedNodes:
         self._full = 4 * parallel.pipeline
         """Micro-batches with which a pipeline is full: another one takes what its slowest stage takes."""
         self._known: dict[tuple[int, ...], float] = {}
+        self._timed: dict[tuple[int, ...], tuple[list[float], list[float]]] = {}
+        """By the sizes of micro-batches."""
         count = parallel.global_batch_size // parallel.micro_batch_size
         self.weights = tuple(weights or best_shares(self._replicas, count).counts)
 
-    def seconds(self, shares: tuple[int, ...]) -> float:
+    def seconds(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> float:
+        if sizes:
+            return max(of.seconds(share) for of, share in zip(self._sized(sizes), shares, strict=True))
         if shares not in self._known:
             self._known[shares] = max(
                 [kind.seconds(max([shares[place] for place in places])) for kind, places in self._alike.items()]
             )
         return self._known[shares]
 
-    def times(self, shares: tuple[int, ...]) -> Times:
+    def times(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> Times:
         """As a run measures them; in pipelines `fixed_s` also has what an iteration takes all replicas alike."""
-        each, beside = self._measured
-        return Times(each, self.seconds(shares), beside if self._pipeline > 1 else ())
+        each, beside = self._measured(sizes)
+        return Times(each, self.seconds(shares, sizes), beside if self._pipeline > 1 else ())
 
-    @cached_property
-    def _measured(self) -> tuple[list[float], list[float]]:
+    def _sized(self, sizes: tuple[int, ...]) -> list[Replica]:
+        return [self._of_size[size][place] for place, size in enumerate(sizes)] or self._replicas
+
+    def _measured(self, sizes: tuple[int, ...]) -> tuple[list[float], list[float]]:
         """By replica, the seconds of a micro-batch and those beside them."""
-        known = {kind: (kind.seconds(self._full), kind.seconds(self._full + 1)) for kind in self._alike}
-        each = [known[replica][1] - known[replica][0] for replica in self._replicas]
-        beside = [known[replica][0] - self._full * one for replica, one in zip(self._replicas, each, strict=True)]
-        return each, beside
+        if sizes not in self._timed:
+            replicas, full = self._sized(sizes), self._full
+            known = {kind: (kind.seconds(full), kind.seconds(full + 1)) for kind in dict.fromkeys(replicas)}
+            each = [known[replica][1] - known[replica][0] for replica in replicas]
+            beside = [known[replica][0] - full * one for replica, one in zip(replicas, each, strict=True)]
+            self._timed[sizes] = each, beside
+        return self._timed[sizes]
 
 
 def node_sets(experiment: Experiment, orders: Sequence[NodeOrder]) -> tuple[list[NodeSet], dict[str, str]]:
@@ -94,16 +109,39 @@ def node_sets(experiment: Experiment, orders: Sequence[NodeOrder]) -> tuple[list
             except ConfigError as error:
                 refused[str(order)] = str(error)
                 continue
-        training = replace(placed.training, parallel=parallel)
+        there = replace(placed, training=replace(placed.training, parallel=parallel), nodes=nodes)
         found.append(
             NodeSet(
                 name=str(order),
                 gpus=sum(node.gpus for node in nodes),
                 price_per_hour=total([node.group.price_per_hour for node in nodes]),
-                nodes=PlacedNodes(replace(placed, training=training, nodes=nodes), weights),
+                nodes=PlacedNodes(there, weights, _sizes(experiment, there, order == own)),
             )
         )
     return found, refused
+
+
+def _sizes(experiment: Experiment, there: PlacedTraining, own: bool) -> list[list[int]] | None:
+    """By replica, those that its micro-batches may have, as far as they fit.
+
+    Raises:
+        SearchError: one fits no replica of the experiment's own nodes.
+    """
+    wanted = sorted({*experiment.adapt.micro_batch_sizes})
+    if not wanted:
+        return None
+    ranks = [node.gpus for node in there.nodes]
+    found = that_fit(experiment, wanted, []) if own else that_fit_on(there, ranks, wanted, [])
+    return [[*of_replica] for of_replica in found]
+
+
+def _replicas(placed: PlacedTraining) -> list[Replica]:
+    """Those that take the same are the same."""
+    parallel, kinds = placed.training.parallel, dict[int, Replica]()
+    return [
+        kinds.setdefault(id(of), Replica(str(parallel.schedule), parallel.chunks, of))
+        for of in Replicas(placed).of(placed.partition.layers)
+    ]
 
 
 def _on(parallel: Parallel, order: NodeOrder, nodes: Sequence[NodeKind]) -> Parallel:
@@ -133,6 +171,10 @@ def _check(experiment: Experiment) -> None:
         raise SearchError(
             f"parallel.schedule_file={parallel.schedule_file} is for one number of micro-batches; use "
             "parallel.schedule_file=null"
+        )
+    if experiment.adapt.streams:
+        raise SearchError(
+            f"adapt.streams={experiment.adapt.streams}: a simulation plays plans whose streams stay; leave it out"
         )
     if parallel.stream is not None or not parallel.alike:
         what = f"parallel.schedule={parallel.schedule}" if parallel.stream is not None else f"{parallel.sizes}"

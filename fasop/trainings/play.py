@@ -11,14 +11,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fasop.trainings.noise import Noise, halves
 from megatron_ext.contract.adaptive.config import NONE, AdaptConfig
 from megatron_ext.contract.adaptive.controller import Controller, Decision
-from megatron_ext.contract.adaptive.noise import Measurement, measurement
+from megatron_ext.contract.adaptive.expected import Noise, halves
+from megatron_ext.contract.adaptive.noise import Halves, Measurement, measurement
 from megatron_ext.contract.adaptive.shares import Times
+from megatron_ext.contract.schedule.deal import Division, samples_of_halves
 
 
 class Nodes(Protocol):
@@ -29,11 +30,17 @@ class Nodes(Protocol):
         """The shares with which it begins, in proportion; one for each replica."""
         ...
 
-    def seconds(self, shares: tuple[int, ...]) -> float:
-        """Of an iteration in which the replicas take so many micro-batches each."""
+    @property
+    def sizes(self) -> list[list[int]] | None:
+        """By replica, the sizes that its micro-batches may have; None: the training's alone."""
         ...
 
-    def times(self, shares: tuple[int, ...]) -> Times | None:
+    def seconds(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> float:
+        """Of an iteration in which the replicas take so many micro-batches each, of so many samples; empty: of the
+        training's size."""
+        ...
+
+    def times(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> Times | None:
         """What a run would measure; None where it measures none."""
         ...
 
@@ -75,6 +82,10 @@ class Stretch:
     shares: tuple[int, ...]
     seconds: float
     """Of each of them."""
+    batch: int
+    """Samples of each of them."""
+    sizes: tuple[int, ...] = ()
+    """Of the micro-batches of each replica; empty: the training's."""
 
 
 class Player:
@@ -84,21 +95,26 @@ class Player:
         """Raises ValueError where no batch fits the bounds."""
         self._training, self._nodes = training, nodes
         adapt = training.adapt
-        self._config = adapt if adapt is not None else _fixed(training.global_batch_size)
+        self._config = _fixed(training.global_batch_size) if adapt is None else _on(nodes, adapt)
         self.controller = Controller(
             self._config, training.micro_batch_size, training.global_batch_size, nodes.weights, start.window
         )
         self._every = self._config.every if adapt is not None else None
+        self._halved: tuple[tuple[int, ...], tuple[int, ...], tuple[int, int]] | None = None
+        """Of the last division that was measured, the samples of its halves."""
         self.fitted = False
         """Whether the batch is what is left of the samples."""
         self.iteration, self.consumed = start.iteration, start.consumed
         as_planned = sum(nodes.weights) * training.micro_batch_size == start.batch
         self.shares = tuple(nodes.weights) if as_planned else self.controller.fitted(start.batch)
+        self.sizes: tuple[int, ...] = ()
+        """Of the micro-batches of each replica; empty: the training's."""
         self._fit_to_end()
 
     @property
     def batch(self) -> int:
-        return sum(self.shares) * self._training.micro_batch_size
+        sizes = self.sizes or (self._training.micro_batch_size,) * len(self.shares)
+        return Division(self.shares, sizes).samples
 
     @property
     def state(self) -> State:
@@ -117,11 +133,12 @@ class Player:
             most = math.floor((self._training.samples - self.consumed) / self.batch)
             count = min(most, math.ceil((wanted - self.consumed) / self.batch))
             iterations, decision = self._to_change(count)
-            yield Stretch(self.consumed, iterations, self.shares, self._nodes.seconds(self.shares))
+            seconds = self._nodes.seconds(self.shares, self.sizes)
+            yield Stretch(self.consumed, iterations, self.shares, seconds, self.batch, self.sizes)
             self.iteration += iterations
             self.consumed += iterations * self.batch
             if decision is not None:
-                self.shares = decision.shares
+                self.shares, self.sizes = decision.shares, decision.sizes
             self._fit_to_end()
 
     def _fit_to_end(self) -> None:
@@ -129,7 +146,7 @@ class Player:
         left, least = self._training.samples - self.consumed, self.controller.least_samples
         if self._config.measures and least <= left < self.batch:
             size = self._training.micro_batch_size
-            self.shares = self.controller.fitted(int(left) // size * size)
+            self.shares, self.sizes = self.controller.fitted(int(left) // size * size), ()
             self.fitted = True
 
     def _to_change(self, most: int) -> tuple[int, Decision | None]:
@@ -143,14 +160,14 @@ class Player:
         number = 0
         while number < decisions:
             decision = self._decided(known, first, number)
-            if decision.shares == self.shares:
+            if not self._changes(decision):
                 end = self._alike(first, number, decisions)
-                if end > number and self._decided(known, first, end).shares != self.shares:
+                if end > number and self._changes(self._decided(known, first, end)):
                     number = self._first_change(known, first, number, end)
                     decision = self._decided(known, first, number)
                 else:
                     number = end
-            if decision.shares != self.shares:
+            if self._changes(decision):
                 return first + number * every, decision
             number += 1
         self.controller.window = self._window(known, first, decisions)
@@ -158,36 +175,40 @@ class Player:
 
     def _first_change(self, known: Sequence[Measurement], first: int, unchanged: int, changed: int) -> int:
         numbers = range(unchanged + 1, changed + 1)
+        return numbers[bisect_left(numbers, True, key=lambda one: self._changes(self._decided(known, first, one)))]
 
-        def changes(number: int) -> bool:
-            return self._decided(known, first, number).shares != self.shares
-
-        return numbers[bisect_left(numbers, True, key=changes)]
+    def _changes(self, decision: Decision) -> bool:
+        return (decision.shares, decision.sizes) != (self.shares, self.sizes)
 
     def _decided(self, known: Sequence[Measurement], first: int, number: int) -> Decision:
         """By the decision of this number from now on."""
-        controller, training = self.controller, self._training
+        controller = self.controller
         controller.window = self._window(known, first, number)
         found = None
         if self._config.measures:
-            found = halves(self._scale(first, number), self.shares, training.micro_batch_size)
-        return controller.decide(self.shares, found, self._nodes.times(self.shares))
+            found = self._halves(first, number)
+        return controller.decide(self.shares, found, self._nodes.times(self.shares, self.sizes), self.sizes)
 
     def _window(self, known: Sequence[Measurement], first: int, number: int) -> list[Measurement]:
         """What was measured before the decision of this number."""
         if not self._config.measures:
             return []
-        size, smoothing = self._training.micro_batch_size, self._config.smoothing
+        smoothing = self._config.smoothing
         own = [
             found
             for before in range(max(0, number - smoothing), number)
-            if (found := measurement(halves(self._scale(first, before), self.shares, size))) is not None
+            if (found := measurement(self._halves(first, before))) is not None
         ]
         return [*known, *own][-smoothing:]
 
-    def _scale(self, first: int, number: int) -> float:
+    def _halves(self, first: int, number: int) -> Halves:
+        """What is measured for the decision of this number."""
         assert self._training.noise is not None, "a rule looks at the noise"
-        return self._training.noise.at(self._samples(first, number))
+        size = self._training.micro_batch_size
+        if self._halved is None or self._halved[:2] != (self.shares, self.sizes):
+            division = Division(self.shares, self.sizes or (size,) * len(self.shares))
+            self._halved = self.shares, self.sizes, samples_of_halves(division)
+        return halves(self._training.noise.at(self._samples(first, number)), *self._halved[2])
 
     def _samples(self, first: int, number: int) -> float:
         """Consumed when this decision is made."""
@@ -207,6 +228,11 @@ class Player:
             return decisions - 1
         ahead = (turns[place] - self.consumed) / self.batch - first
         return min(decisions - 1, max(number, math.floor(ahead / self._every)))
+
+
+def _on(nodes: Nodes, adapt: AdaptConfig) -> AdaptConfig:
+    """With the sizes of micro-batches that these nodes may have."""
+    return adapt if nodes.sizes is None else replace(adapt, micro_batch_sizes=nodes.sizes)
 
 
 def _fixed(batch: int) -> AdaptConfig:

@@ -29,11 +29,11 @@ class Course:
     """Of an iteration."""
 
     @classmethod
-    def of(cls, stretches: Sequence[Stretch], micro_batch_size: int) -> Course:
+    def of(cls, stretches: Sequence[Stretch]) -> Course:
         return cls(
             consumed=np.array([one.consumed for one in stretches], float),
             iterations=np.array([one.iterations for one in stretches], float),
-            batches=np.array([sum(one.shares) for one in stretches], float) * micro_batch_size,
+            batches=np.array([one.batch for one in stretches], float),
             seconds=np.array([one.seconds for one in stretches], float),
         )
 

@@ -23,6 +23,8 @@ class PublicNodes:
     """Some servers; a replica stands for so many GPUs that the rules' even numbers of micro-batches divide among
     units."""
 
+    sizes = None
+
     def __init__(self, cluster: Cluster, sync: WeightSync, sizes: Sequence[int], unit: int) -> None:
         """`sizes` are local batch sizes, of which the best is taken for each batch."""
         self._cluster, self._sync, self._sizes, self._unit = cluster, sync, sizes, unit
@@ -31,7 +33,7 @@ class PublicNodes:
         gpus = sum(server.gpus for server in cluster.servers)
         self.weights = (1,) * max(1, gpus * min(sizes) // self._step)
 
-    def seconds(self, shares: tuple[int, ...]) -> float:
+    def seconds(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> float:
         """Of the best local batch size. A batch that cannot be divided, as the last one of a training may be, takes
         what the next larger one does."""
         of_unit = min(self._sizes) * self._unit
@@ -40,7 +42,7 @@ class PublicNodes:
             self._known[batch] = min(self._of_size(batch, size) for size in self._sizes)
         return self._known[batch]
 
-    def times(self, shares: tuple[int, ...]) -> Times | None:
+    def times(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> Times | None:
         return None
 
     def _of_size(self, batch: int, size: int) -> float:

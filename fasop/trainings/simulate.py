@@ -75,11 +75,11 @@ def simulate_elastic(training: Training, node_sets: Sequence[NodeSet], how: Elas
             now = choice.number
         played = [*player.play(end)]
         legs[-1][2].extend(played)
-        history += [(one.consumed, float(sum(one.shares) * training.micro_batch_size)) for one in played]
+        history += [(one.consumed, float(one.batch)) for one in played]
         state = player.state
         history.append((state.consumed, float(state.batch)))
     kept = [
-        Leg(node_set=one, restart_s=restart_s, course=Course.of(stretches, training.micro_batch_size))
+        Leg(node_set=one, restart_s=restart_s, course=Course.of(stretches))
         for one, restart_s, stretches in legs
         if stretches
     ]

@@ -118,6 +118,11 @@ def played(args: Arguments) -> tuple[Results, list[str]]:
     run = asked.elastic
     goal = args.elastic if args.elastic is not None else str(run.by) if run is not None else None
     if goal is not None:
+        if any(one.nodes.sizes is not None for one in asked.node_sets):
+            raise SearchError(
+                f"elastic={goal} does not go with adapt.micro_batch_sizes, which belong to the replicas of the nodes "
+                "that it changes; leave one of them out"
+            )
         if asked.epoch is None:
             raise SearchError(f"elastic={goal} changes nodes at the end of an epoch; add epoch=N, its samples")
         able = {one.name for one in trainings}

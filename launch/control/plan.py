@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import accumulate
 from pathlib import Path
@@ -19,7 +20,16 @@ from launch.control.rehearsal import rehearsal_times
 from launch.node.elastic.replan import replanned
 from megatron_ext.contract.layout import lcm
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.plan_parts import Corpus, Node, Place, RehearsalConfig, RunNode, Streaming
+from megatron_ext.contract.plan_parts import (
+    Corpus,
+    Node,
+    NoisePoint,
+    Place,
+    RehearsalConfig,
+    RunNode,
+    Streaming,
+    TimesOfSize,
+)
 from megatron_ext.contract.schedule.streams import Stream
 from megatron_ext.contract.train_config import TrainConfig
 
@@ -150,6 +160,7 @@ def _streaming(stream: Stream | None) -> Streaming | None:
 
 def _rehearsed(plan: Plan, experiment: Experiment) -> Plan:
     """The same plan, all on this machine, with the times that everything takes."""
+    adapt = plan.adapt
     here = RunNode("rehearsal-0", "rehearsal", "CPU", [place.rank for place in plan.ranks], environment={})
     return replace(
         plan,
@@ -162,8 +173,30 @@ def _rehearsed(plan: Plan, experiment: Experiment) -> Plan:
             clock=str(experiment.executor.rehearse),
             nodes=[Node(node.name, node.group, node.gpu, node.ranks) for node in plan.nodes],
             ranks=rehearsal_times(experiment),
+            other_sizes=None if adapt is None else _times_of_sizes(experiment, adapt.micro_batch_sizes),
+            noise=_noise(experiment),
         ),
     )
+
+
+def _times_of_sizes(experiment: Experiment, sizes: Sequence[Sequence[int]] | None) -> list[TimesOfSize] | None:
+    """Of those that replicas may have beside the plan's own."""
+    if sizes is None:
+        return None
+    others = sorted({size for of_replica in sizes for size in of_replica} - {experiment.parallel.micro_batch_size})
+    return [TimesOfSize(size, rehearsal_times(experiment, size)) for size in others]
+
+
+def _noise(experiment: Experiment) -> list[NoisePoint] | None:
+    """What a rehearsal measures."""
+    text, samples = experiment.executor.noise, experiment.train.samples
+    if text is None:
+        return None
+    from fasop.trainings.noise import NUMBERS, of_numbers, read_csv  # numpy is slow to import
+
+    assert samples is not None, "checked by conf.schema.adapt"
+    found = of_numbers(text, samples) if NUMBERS.fullmatch(text) else read_csv(Path(text))
+    return [NoisePoint(*point) for point in zip(found.samples, found.scales, strict=True)]
 
 
 def code_digest(model: Model) -> str | None:

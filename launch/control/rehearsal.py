@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from fasop.simulation.ranks.rank_times import RankDurations
 
 
-def rehearsal_times(experiment: Experiment) -> list[RankTimes]:
-    """By rank.
+def rehearsal_times(experiment: Experiment, micro_batch_size: int | None = None) -> list[RankTimes]:
+    """By rank; None: of the micro-batches that the plan has.
 
     A rank takes its own GPU's time to compute, which of a stage on several kinds of GPU is not the slowest one's. All
     else, which ranks do together, takes what is predicted of the stage.
@@ -25,7 +25,8 @@ def rehearsal_times(experiment: Experiment) -> list[RankTimes]:
     from fasop.simulation.predict import planned  # with numpy: no other launch needs it
     from fasop.simulation.ranks.rank_durations import by_rank
 
-    return [_in_ns(rank) for rank in by_rank(planned(experiment))]
+    placed = planned(experiment)
+    return [_in_ns(rank) for rank in by_rank(placed if micro_batch_size is None else placed.sized(micro_batch_size))]
 
 
 def doubts(experiment: Experiment) -> list[str]:

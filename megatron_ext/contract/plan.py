@@ -175,6 +175,9 @@ class Plan(Content):
             for key in ADAPT_OPTIONS:
                 if content["adapt"][key] is None:
                     del content["adapt"][key]
+        for key in ("other_sizes", "noise"):
+            if self.rehearsal is not None and getattr(self.rehearsal, key) is None:
+                del content["rehearsal"][key]
         if self.engine == TDPP:
             del content["engine"]
         return content

@@ -47,6 +47,7 @@ from megatron_ext.contract.models.model import (
     ModelConfig,
     lacking,
 )
+from megatron_ext.contract.plan_parts import RehearsalConfig
 from megatron_ext.contract.schedule.schedules import NAMES
 from megatron_ext.contract.schedule.streams import PIPEDREAM, SEMANTICS
 from megatron_ext.contract.train_config import LOSS_SCALERS, LR_POLICIES, OPTIMIZERS, TrainConfig
@@ -189,8 +190,12 @@ _RANGES: Dict[str, Range] = {
     "device": _one_of("cpu", "cuda"),
     "rehearsal.clock": _one_of("virtual", "anchored"),
     "rehearsal.nodes.ranks": _NOT_NEGATIVE,
+    "rehearsal.other_sizes.size": _COUNT,
+    "rehearsal.noise.samples": _NOT_NEGATIVE,
+    "rehearsal.noise.scale": Range("above 0", lambda value: value > 0),
     **{
-        f"rehearsal.ranks.{key}_ns": _NOT_NEGATIVE
+        f"rehearsal.{of}.{key}_ns": _NOT_NEGATIVE
+        for of in ("ranks", "other_sizes.ranks")
         for key in (
             *("forward", "backward", "send_forward", "send_backward", "grads_all_reduce", "embedding_all_reduce"),
             *("optimizer", "params_all_gather"),
@@ -298,7 +303,12 @@ def _has_default(kind: Any, name: str) -> bool:
     return name in _OPTIONS.get(kind, ())
 
 
-_OPTIONS = {ModelConfig: OPTIONS, TrainConfig: TRAIN_OPTIONS, AdaptConfig: ADAPT_OPTIONS}
+_OPTIONS: Mapping[Any, Mapping[str, Any]] = {
+    ModelConfig: OPTIONS,
+    TrainConfig: TRAIN_OPTIONS,
+    AdaptConfig: ADAPT_OPTIONS,
+    RehearsalConfig: {"other_sizes": None, "noise": None},
+}
 _BEFORE = {"chunks": 1, "recompute": "none", "precision": "fp32"}
 """What runs did before there was a key for it."""
 

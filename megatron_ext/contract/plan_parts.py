@@ -164,9 +164,32 @@ class RankTimes:
 
 
 @dataclass(frozen=True)
+class TimesOfSize:
+    """What ranks take with micro-batches of another size than the plan's."""
+
+    size: int
+    """Samples."""
+    ranks: List[RankTimes]
+
+
+@dataclass(frozen=True)
+class NoisePoint:
+    """What is expected of the gradient's noise."""
+
+    samples: float
+    """Consumed before."""
+    scale: float
+    """The noise scale, in samples."""
+
+
+@dataclass(frozen=True)
 class RehearsalConfig:
     """What passes time instead of computing."""
 
     clock: str
     nodes: List[Node]
     ranks: List[RankTimes]
+    other_sizes: Optional[List[TimesOfSize]] = None
+    """Where micro-batches may have other sizes than the plan's."""
+    noise: Optional[List[NoisePoint]] = None
+    """What is measured where the batch follows it, samples upwards."""

@@ -159,8 +159,6 @@ def _adapt(plan: Values) -> Faults:
         yield "schedule", plan["schedule"], f"one of {', '.join(ADAPTS)} {with_adapt}"
     if plan.get("replicas") is not None:
         yield "replicas", plan["replicas"], f"null {with_adapt}"
-    if plan.get("rehearsal") is not None:
-        yield "adapt", adapt, "null in a rehearsal"
     yield from _micro_batch_sizes(plan, adapt)
     yield from _numbers_of_streams(plan, adapt)
     if adapt.get("rule", NONE) == NONE:
@@ -350,16 +348,33 @@ def _bucketing(plan: Values) -> Faults:
 
 
 def _rehearsal(plan: Values) -> Faults:
-    rehearsal, ranks, chunks = plan["rehearsal"], plan["ranks"], plan["chunks"]
-    times = (rehearsal or {}).get("ranks")
-    if times is None:
+    rehearsal, adapt = plan["rehearsal"] or {}, plan.get("adapt") or {}
+    if rehearsal.get("ranks") is None:
         return
-    if len(times) != len(ranks):
-        yield "rehearsal.ranks", len(times), f"of {len(ranks)} ranks"
+    yield from _times("rehearsal.ranks", rehearsal["ranks"], plan)
+    others = rehearsal.get("other_sizes") or []
+    for number, other in enumerate(others):
+        yield from _times(f"rehearsal.other_sizes[{number}].ranks", other["ranks"], plan)
+    timed = {plan.get("micro_batch_size"), *(other["size"] for other in others)}
+    lacking = {size for sizes in adapt.get("micro_batch_sizes") or () for size in sizes} - timed
+    if lacking:
+        yield "rehearsal.other_sizes", sorted(timed), f"with the times of micro-batches of {min(lacking)} samples"
+    samples = [point["samples"] for point in rehearsal.get("noise") or ()]
+    if adapt.get("rule", NONE) != NONE and not samples:
+        yield "rehearsal.noise", rehearsal.get("noise"), "given with adapt.rule"
+    if samples != sorted({*samples}):
+        yield "rehearsal.noise", samples, "samples that go upwards"
+
+
+def _times(key: str, times: List[Values], plan: Values) -> Faults:
+    """By rank."""
+    count, chunks = len(plan["ranks"]), plan["chunks"]
+    if len(times) != count:
+        yield key, len(times), f"of {count} ranks"
     for number, of_rank in enumerate(times):
-        for key in ("forward_ns", "backward_ns"):
-            if len(of_rank.get(key, range(chunks))) != chunks:
-                yield f"rehearsal.ranks[{number}].{key}", of_rank[key], f"of chunks={chunks} numbers"
+        for of_chunks in ("forward_ns", "backward_ns"):
+            if len(of_rank.get(of_chunks, range(chunks))) != chunks:
+                yield f"{key}[{number}].{of_chunks}", of_rank[of_chunks], f"of chunks={chunks} numbers"
 
 
 def _blocks(plan: Values) -> Faults:

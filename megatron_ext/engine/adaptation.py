@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional, Protocol, Sequence
 
 import torch
 
@@ -19,22 +19,39 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.deal import Division, several
 from megatron_ext.engine.course import record
-from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.log import keep_lines
 from megatron_ext.engine.results import StepResult
-from megatron_ext.engine.stopwatch import Seconds
+from megatron_ext.engine.stopwatch import Seconds, Stopwatch
 from megatron_ext.parallel.comm import exchange
+
+
+class Divided(Protocol):
+    """What goes through the iterations of one rank: an engine, or a rehearsal."""
+
+    @property
+    def stopwatch(self) -> Optional[Stopwatch]:
+        """There is one where anything adapts."""
+
+    @property
+    def division(self) -> Division:
+        """How replicas share the samples of the iterations to come."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of each of these."""
+
+    def consumed(self, iteration: int) -> int:
+        """Samples that were taken up to the end of an iteration, the last one or one with this division."""
+
+    def divide(self, iteration: int, division: Division) -> None:
+        """Has the iterations after this one, the last one so far, be divided like this."""
 
 
 class Adaptation:
     """Of one rank; all ranks call its methods together."""
 
-    def __init__(self, plan: Plan, place: Place, engine: Engine, start: int, before: Optional[Adapted]) -> None:
-        """`before` is what the checkpoint of iteration `start` has, which the run goes on from.
-
-        Raises:
-            EngineError: the model does not take micro-batches of a size that they may have.
-        """
+    def __init__(self, plan: Plan, place: Place, engine: Divided, start: int, before: Optional[Adapted]) -> None:
+        """`before` is what the checkpoint of iteration `start` has, which the run goes on from."""
         assert plan.adapt is not None
         self._plan = plan
         self._config = plan.adapt
@@ -49,8 +66,6 @@ class Adaptation:
             window,
             plan.streams or (),
         )
-        for size in {size for sizes in self._config.micro_batch_sizes or () for size in sizes}:
-            engine.task.wires_at(size)  # a module that takes none of that size says so now, and not amid the run
         if before is not None:
             engine.divide(start, self._fitted(before))
         if place.rank == 0:

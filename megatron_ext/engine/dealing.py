@@ -8,7 +8,7 @@ import numpy as np
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.schedule.deal import Division, dealt_to, firsts, several
+from megatron_ext.contract.schedule.deal import Division, dealt_to, firsts, samples_of_halves, several
 from megatron_ext.data.samples import Position, Samples
 from megatron_ext.tasks.task import Micro
 
@@ -74,8 +74,7 @@ class Dealing:
 
     def samples_of_halves(self) -> Tuple[int, int]:
         """Of the even and the odd micro-batches of all replicas."""
-        even = sum(end - begin for begin, end in self._ranges()[::2])
-        return even, self.division.samples - even
+        return samples_of_halves(self.division)
 
     def _ranges(self) -> List[Tuple[int, int]]:
         """Of each micro-batch, among the samples of the iteration."""

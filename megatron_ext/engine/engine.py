@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from megatron_ext.contract.adaptive.config import lr_factor
 from megatron_ext.contract.adaptive.noise import Halves
 from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.contract.plan_parts import Place
@@ -28,7 +27,7 @@ from megatron_ext.engine.feed import Feed
 from megatron_ext.engine.first_pass import pass_both, pass_forward
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.gradients import Gradients
-from megatron_ext.engine.learning_rate import learning_rate
+from megatron_ext.engine.learning_rate import rate_of
 from megatron_ext.engine.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.results import Progress, StepResult, not_finite
 from megatron_ext.engine.running import RunningStatistics
@@ -204,13 +203,8 @@ class Engine:
         return schedule(plan.schedule, plan.pipeline, plan.chunks, micro_batches)[self._place.stage]
 
     def _learning_rate(self, consumed: int) -> float:
-        """Of the update after so many samples. A batch that adapts counts as many updates of the policy as its samples
-        would have been with the plan's batch, for which the rate is meant."""
-        plan = self._plan
-        if plan.adapt is None or not plan.adapt.measures:
-            return learning_rate(self.updates, plan.train)
-        factor = lr_factor(plan.adapt, self.global_batch_size, plan.global_batch_size)
-        return factor * learning_rate(consumed / plan.global_batch_size, plan.train)
+        """Of the update after so many samples."""
+        return rate_of(self._plan, self.updates, consumed, self.global_batch_size)
 
     @property
     def stage_updates(self) -> Optional[int]:

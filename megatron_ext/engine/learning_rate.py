@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Callable, Dict
 
+from megatron_ext.contract.adaptive.config import lr_factor
+from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.train_config import (
     CONSTANT,
     COSINE,
@@ -25,6 +27,18 @@ def learning_rate(updates: float, train: TrainConfig) -> float:
     if train.lr_warmup_iterations > 0 and updates <= train.lr_warmup_iterations:
         return train.lr * updates / train.lr_warmup_iterations
     return _POLICIES[train.lr_policy](updates, train)
+
+
+def rate_of(plan: Plan, updates: float, consumed: int, batch: int) -> float:
+    """Of the update with this batch, after `updates` and so many consumed samples.
+
+    A batch that adapts counts as many updates of the policy as its samples would have been with the plan's batch, for
+    which the rate is meant.
+    """
+    if plan.adapt is None or not plan.adapt.measures:
+        return learning_rate(updates, plan.train)
+    factor = lr_factor(plan.adapt, batch, plan.global_batch_size)
+    return factor * learning_rate(consumed / plan.global_batch_size, plan.train)
 
 
 def _cosine(updates: float, train: TrainConfig) -> float:

@@ -17,20 +17,29 @@ from typing import Dict, List, Optional, Sequence
 import torch
 import torch.distributed as dist
 
+from megatron_ext.contract.adaptive.expected import Noise
+from megatron_ext.contract.adaptive.expected import halves as expected_halves
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place, RankTimes
 from megatron_ext.contract.schedule.check import actions_of
+from megatron_ext.contract.schedule.deal import Division
 from megatron_ext.contract.schedule.replay import AnyAction
-from megatron_ext.contract.schedule.schedules import Kind
+from megatron_ext.contract.schedule.schedules import Kind, schedule
+from megatron_ext.data.samples import BEGINNING
+from megatron_ext.engine.adaptation import Adaptation
 from megatron_ext.engine.channels import RECEIVES, by_way, channels
-from megatron_ext.engine.learning_rate import learning_rate
+from megatron_ext.engine.dealing import Dealing
+from megatron_ext.engine.learning_rate import rate_of
 from megatron_ext.engine.log import TrainingLog
 from megatron_ext.engine.results import Progress, StepResult
+from megatron_ext.engine.stopwatch import Stopwatch
 from megatron_ext.engine.streams.steps import StreamSteps
 from megatron_ext.parallel.comm import Inbox, Outbox, told
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.timeline.progress import iterates
-from megatron_ext.timeline.recorder import Recorder
+from megatron_ext.timeline.recorder import NOTHING, Recorder
+
+NOTHING_LEARNED = StepResult(loss=None, grad_norm=None, loss_scale=1.0, skipped=False)
 
 
 def computing_ns(times: RankTimes, kind: Kind, chunk: int) -> Optional[int]:
@@ -54,7 +63,18 @@ class Rehearsal:
 
     def __init__(self, plan: Plan, place: Place, groups: Groups, recorder: Recorder) -> None:
         assert plan.rehearsal is not None
+        self._plan = plan
+        self._place = place
+        self._dealing = Dealing(plan, place, BEGINNING)
         self._times = plan.rehearsal.ranks[place.rank]
+        others = plan.rehearsal.other_sizes or ()
+        self._times_of = {plan.micro_batch_size: self._times, **{one.size: one.ranks[place.rank] for one in others}}
+        points = plan.rehearsal.noise or ()
+        self._noise = Noise([point.samples for point in points], [point.scale for point in points])
+        """What the gradient's is taken to be, where the batch follows it."""
+        self.stopwatch: Optional[Stopwatch] = None
+        if plan.adapt is not None:
+            self.stopwatch = Stopwatch(torch.device("cpu"), lambda: (self.now_ns - self._began_ns) / 1e9)
         self._groups = groups
         self._recorder = recorder
         self._stream = None if plan.stream is None else StreamSteps(plan, place, 0)
@@ -70,12 +90,39 @@ class Rehearsal:
         self._free: Dict[Optional[Kind], int] = {}
         """By link, when it has sent all that it was given."""
         self.clock: str = plan.rehearsal.clock
-        self.now_ns = _common_start()
+        self.now_ns = self._began_ns = _common_start()
 
-    def step(self, iteration: int) -> StepResult:
-        """Lets the time of one iteration pass."""
+    @property
+    def division(self) -> Division:
+        """How replicas share the samples of the iterations to come."""
+        return self._dealing.division
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of each of these."""
+        return self.division.samples
+
+    def consumed(self, iteration: int) -> int:
+        """Samples that were taken up to the end of an iteration, the last one or one with this division."""
+        return self._dealing.consumed(iteration)
+
+    def divide(self, iteration: int, division: Division) -> None:
+        """Has the iterations after this one, the last one so far, be divided like this."""
+        self._dealing.divide(iteration, division)
+        self._times = self._times_of[self._dealing.size]
+        self._actions = self._scheduled(len(self._dealing.taken))
+
+    def progress(self, iteration: int) -> Progress:
+        """After the last iteration, with the shares that it had."""
+        consumed, size = self.consumed(iteration), self.global_batch_size
+        return Progress(consumed, size, rate_of(self._plan, iteration, consumed, size))
+
+    def step(self, iteration: int, halves: bool = False) -> StepResult:
+        """Lets the time of one iteration pass, with a measurement of its `halves` if asked to."""
         self._recorder.iteration = iteration
         iterates(iteration)
+        if self.stopwatch is not None:
+            return self._timed_step(self.stopwatch, iteration, halves)
         if self._stream is not None:
             self._stream.begins(iteration)
             self._take(self._stream.of(iteration))
@@ -85,7 +132,34 @@ class Rehearsal:
             self._take(self._actions)
             self._flush()
             self._update_together()
-        return StepResult(loss=None, grad_norm=None, loss_scale=1.0, skipped=False)
+        return NOTHING_LEARNED
+
+    def _timed_step(self, watch: Stopwatch, iteration: int, halves: bool) -> StepResult:
+        """What a run does whose batch adapts. If it is to measure `halves`, it takes the even micro-batches of the
+        iteration first, and sums a copy of their gradient, too."""
+        watch.begin()
+        with watch.working():
+            for actions in self._of_halves() if halves else [self._actions]:
+                self._take(actions)
+                self._flush()
+        if halves:
+            self._together("grads-all-reduce", self._groups.data, self._times.grads_all_reduce_ns)
+        self._update_together()
+        watch.end()
+        if not halves:
+            return NOTHING_LEARNED
+        scale = self._noise.at(self.consumed(iteration))
+        return NOTHING_LEARNED._replace(halves=expected_halves(scale, *self._dealing.samples_of_halves()))
+
+    def _of_halves(self) -> List[Sequence[AnyAction]]:
+        """What this rank does with its even and its odd micro-batches."""
+        odd = int((self._dealing.taken % 2).sum())
+        return [self._scheduled(count) for count in (len(self._dealing.taken) - odd, odd) if count]
+
+    def _scheduled(self, micro_batches: int) -> Sequence[AnyAction]:
+        """With so many."""
+        plan = self._plan
+        return schedule(plan.schedule, plan.pipeline, plan.chunks, micro_batches)[self._place.stage]
 
     def _take(self, actions: Sequence[AnyAction]) -> None:
         for kind, ways in self._inboxes.items():
@@ -136,7 +210,8 @@ class Rehearsal:
         ways = self._inboxes[kind]
         (inbox,) = ways[micro_batch % len(ways)]
         start = self.now_ns
-        self._reach(int(inbox.take().item()))
+        with NOTHING if self.stopwatch is None else self.stopwatch.waiting():
+            self._reach(int(inbox.take().item()))
         self._recorder.record(kind.value, start, self.now_ns, micro_batch, inbox.peer.rank, chunk)
 
     def _send(self, kind: Kind, micro_batch: int, chunk: int) -> None:
@@ -179,8 +254,8 @@ def _common_start() -> int:
     return int(start.item())
 
 
-def rehearse(plan: Plan, place: Place, groups: Groups, recorder: Recorder) -> None:
-    """The loop of a rehearsal, in place of training."""
+def rehearse(plan: Plan, place: Place, groups: Groups, recorder: Recorder) -> int:
+    """The loop of a rehearsal, in place of training; the last iteration."""
     now = time.monotonic_ns()
     recorder.clock(now, now, 0)  # all ranks share this machine's
     rehearsal = Rehearsal(plan, place, groups, recorder)
@@ -188,10 +263,17 @@ def rehearse(plan: Plan, place: Place, groups: Groups, recorder: Recorder) -> No
     if place.rank == plan.world_size - 1:
         print(f"REHEARSAL: emulated times, clock {rehearsal.clock}; there is no loss, and no data are read", flush=True)
         log = TrainingLog(plan, plan.files.metrics, clock=rehearsal.seconds)
-    for iteration in range(1, plan.train.iterations + 1):
-        result = rehearsal.step(iteration)
+    adaptation = None if plan.adapt is None else Adaptation(plan, place, rehearsal, 0, None)
+    iteration, over = 0, adaptation is not None and adaptation.over(0)
+    while iteration < plan.train.iterations and not over:
+        iteration += 1
+        result = rehearsal.step(iteration, adaptation is not None and adaptation.measures(iteration))
+        over = adaptation is not None and adaptation.over(iteration)
         if log is not None:
-            rate = learning_rate(iteration, plan.train)
-            progress = Progress(iteration * plan.global_batch_size, plan.global_batch_size, rate)
-            log.add(iteration, result, progress, last=iteration == plan.train.iterations)
+            log.add(iteration, result, rehearsal.progress(iteration), last=over or iteration == plan.train.iterations)
+        if adaptation is not None:
+            adaptation.after(iteration, result)
+    if over and adaptation is not None and place.rank == 0:
+        adaptation.record(iteration)
     recorder.close()
+    return iteration

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from statistics import median
-from typing import Iterator, List, NamedTuple, Optional, Tuple
+from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -24,7 +24,9 @@ class Seconds(NamedTuple):
 class Stopwatch:
     """Of the iterations since `take`; on a GPU, of what it does there."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` says seconds, where a GPU has none of its own."""
+        self._clock = clock
         self._cuda = device.type == "cuda"
         self._began = 0.0
         self._passes: List[float] = []
@@ -35,13 +37,13 @@ class Stopwatch:
 
     def begin(self) -> None:
         """An iteration."""
-        self._began = time.monotonic()
+        self._began = self._clock()
         self._passes.append(0.0)
         self._waits.append(0.0)
 
     def end(self) -> None:
         """The iteration, all of whose results are there."""
-        self._whole.append(time.monotonic() - self._began)
+        self._whole.append(self._clock() - self._began)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -75,6 +77,6 @@ class Stopwatch:
             last.record()
             self._queued.append((to, len(to) - 1, first, last))
         else:
-            began = time.monotonic()
+            began = self._clock()
             yield
-            to[-1] += time.monotonic() - began
+            to[-1] += self._clock() - began

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,5 +108,3 @@ OF_PUBLIC: Mapping[str, Reader[Any]] = {
     "runs_dir": path,
 }
 """Keys that servers of IIDP or JABAS are simulated with, beside those of adapt."""
-NUMBERS = re.compile(r"[0-9.eE+,\s-]+")
-"""What is not a name of a run or file."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from conf.errors import RunFolderError
-from conf.reading.values import NoValue, above_0
 from conf.run_folder.rundir import RunDir
 from fasop.errors import SearchError
-from fasop.trainings.noise import Noise, growing, measured, read_csv
-from launch.commands.simulating.arguments import NUMBERS
+from fasop.trainings.noise import NUMBERS, measured, of_numbers, read_csv
+from megatron_ext.contract.adaptive.expected import Noise
 from reports.readers.decisions import Decision, decisions
 
 
@@ -21,7 +20,7 @@ def forecast(text: str, samples: float, runs_dir: Path) -> tuple[Noise, str | No
         RunFolderError: there is no such run.
     """
     if NUMBERS.fullmatch(text):
-        return _of_numbers(text, samples), None
+        return of_numbers(text, samples), None
     file = Path(text)
     noise = read_csv(file) if file.suffix == ".csv" else _of_run(text, runs_dir)
     last = noise.samples[-1]
@@ -32,21 +31,6 @@ def forecast(text: str, samples: float, runs_dir: Path) -> tuple[Noise, str | No
             f"stay at {noise.scales[-1]:.4g}"
         )
     return noise, note
-
-
-def _of_numbers(text: str, samples: float) -> Noise:
-    try:
-        numbers = [above_0(part) for part in text.split(",")]
-    except NoValue as rule:
-        raise SearchError(
-            f"noise={text} {rule}: the noise scale in samples, or two joined by a comma, of the beginning and the end"
-        ) from rule
-    if len(numbers) > 2:
-        raise SearchError(
-            f"noise={text} has {len(numbers)} numbers; give one or two, or a CSV file with the columns samples and "
-            "noise_scale"
-        )
-    return growing(numbers[0], numbers[-1], samples)
 
 
 def _of_run(name: str, runs_dir: Path) -> Noise:

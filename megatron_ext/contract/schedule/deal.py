@@ -51,6 +51,15 @@ def several(copies: Sequence[int]) -> Tuple[int, ...]:
     return () if {*copies} <= {1} else tuple(copies)
 
 
+def samples_of_halves(division: Division) -> Tuple[int, int]:
+    """Of the even and the odd micro-batches of an iteration."""
+    if len({*division.sizes}) == 1:  # they need not be dealt to be counted
+        odd = sum(division.shares) // 2 * division.sizes[0]
+    else:
+        odd = sum(division.sizes[replica] for replica in dealt(division.shares)[1::2])
+    return division.samples - odd, odd
+
+
 @lru_cache(maxsize=64)
 def firsts(division: Division) -> Tuple[int, ...]:
     """Where each micro-batch begins among the samples of its iteration, which follow each other as they are dealt."""

@@ -103,7 +103,12 @@ ADAPTING = [
             "adapt.rebalance=true adapt.streams=[2] elastic.enabled=true train.save_interval=5",
             "adapt.streams=[2] go with the replicas of the plan, which elastic.enabled=true replaces by others; leave",
         ),
-        ("executor.rehearse=virtual", "executor.rehearse=virtual does not go with adapt.rule=noise; use executor.rehe"),
+        ("executor.rehearse=virtual", "executor.rehearse=virtual computes no gradient whose noise adapt.rule=noise co"),
+        ("executor.rehearse=virtual executor.noise=20", None),
+        (
+            "executor.noise=20",
+            "executor.noise=20 is what a rehearsal with a rule for the batch measures; use executor.",
+        ),
     ],
 )
 def test_a_rule_that_is_broken_says_the_way_out(overrides: str, message: str | None) -> None:

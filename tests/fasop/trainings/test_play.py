@@ -11,11 +11,12 @@ from random import Random
 import pytest
 
 from fasop.trainings.courses import Courses
-from fasop.trainings.noise import Noise, growing, halves
+from fasop.trainings.noise import growing
 from fasop.trainings.play import Player, State, Stretch, Training
 from fasop.trainings.played import Course
 from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.adaptive.controller import Controller
+from megatron_ext.contract.adaptive.expected import Noise, halves
 from megatron_ext.contract.adaptive.noise import measurement, noise_scale, similarity
 from megatron_ext.contract.adaptive.shares import Times, longest
 from tests.support.cases import fewer
@@ -28,11 +29,12 @@ class Linear:
     weights: Sequence[int]
     micro_batch_s: Sequence[float]
     rest_s: float
+    sizes: list[list[int]] | None = None
 
-    def seconds(self, shares: tuple[int, ...]) -> float:
+    def seconds(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> float:
         return longest(self.micro_batch_s, shares) + self.rest_s
 
-    def times(self, shares: tuple[int, ...]) -> Times | None:
+    def times(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> Times | None:
         return Times(self.micro_batch_s, self.seconds(shares))
 
 
@@ -70,6 +72,12 @@ def drawn(seed: int) -> tuple[Training, Linear]:
     )
 
 
+def halved(shares: tuple[int, ...], size: int) -> tuple[int, int]:
+    """The samples of both halves."""
+    count = sum(shares)
+    return (count + 1) // 2 * size, count // 2 * size
+
+
 def one_by_one(training: Training, nodes: Linear) -> Iterator[tuple[float, tuple[int, ...]]]:
     """Consumed samples before each iteration and its shares, as a run's ranks go through them."""
     config, size = training.adapt, training.micro_batch_size
@@ -89,7 +97,7 @@ def one_by_one(training: Training, nodes: Linear) -> Iterator[tuple[float, tuple
         yield consumed, shares
         iteration, consumed = iteration + 1, consumed + sum(shares) * size
         if config.due(iteration):
-            found = halves(training.noise.at(consumed), shares, size) if config.measures else None
+            found = halves(training.noise.at(consumed), *halved(shares, size)) if config.measures else None
             shares = controller.decide(shares, found, nodes.times(shares)).shares
         shares = fitted()
 
@@ -134,10 +142,10 @@ def test_nodes_that_share_a_course_take_what_each_would_alone(seed: int) -> None
         replicas = random.choice([len(nodes.weights), random.randint(1, 6)])
         weights = nodes.weights if replicas == len(nodes.weights) else [random.randint(1, 5) for _ in range(replicas)]
         sets.append(Linear(weights, [random.uniform(0.01, 0.1) for _ in weights], random.uniform(0, 0.2)))
-    courses, size = Courses(training), training.micro_batch_size
+    courses = Courses(training)
     for one in sets:
         try:
-            alone = Course.of([*Player(training, one, State(0, 0.0, training.global_batch_size)).play()], size)
+            alone = Course.of([*Player(training, one, State(0, 0.0, training.global_batch_size)).play()])
         except ValueError:
             with pytest.raises(ValueError, match="no even number"):
                 courses.on(one)
@@ -149,7 +157,7 @@ def test_nodes_that_share_a_course_take_what_each_would_alone(seed: int) -> None
 
 def test_halves_say_on_average_what_the_noise_scale_is() -> None:
     for scale, count in ((50.0, 2), (1.0, 8), (3000.0, 64), (7.0, 5)):
-        found = measurement(halves(scale, (count,), 12))
+        found = measurement(halves(scale, *halved((count,), 12)))
         assert found is not None
         assert noise_scale([found]) == pytest.approx(scale, rel=1e-9)
         if count % 2 == 0:
@@ -165,7 +173,7 @@ def test_a_training_of_very_many_iterations_is_played_at_once() -> None:
     asked = []
 
     class Counted(Linear):
-        def times(self, shares: tuple[int, ...]) -> Times | None:
+        def times(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> Times | None:
             asked.append(shares)
             return super().times(shares)
 
