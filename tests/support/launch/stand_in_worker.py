@@ -104,8 +104,8 @@ def train(run: Path, plan: dict, place: dict) -> int:
         together.begun(iteration)
         time.sleep(ITERATION_S)
         if rank == FAIL_RANK and iteration == 2:
+            print(f"[rank {rank}] error: out of luck", file=sys.stderr)  # first: the others' end may be this one's
             error(run, plan, place, "RuntimeError", "out of luck\nin detail", symptom=SYMPTOM)
-            print(f"[rank {rank}] error: out of luck", file=sys.stderr)
             time.sleep(0.3)  # until the others have noticed
             return 1
         while rank == HANG_RANK and iteration > 2:
