@@ -122,15 +122,19 @@ def whole(text: str) -> int:
     return int(text)
 
 
+def _is_from_0(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
+
+
 def from_0(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
+    if not _is_from_0(text):
         raise NoValue("must be a whole number, 0 or more")
     return int(text)
 
 
 def port(text: str) -> int:
     """0 stands for any free one."""
-    if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS and int(text) < 65536):
+    if not (_is_from_0(text) and int(text) < 65536):
         raise NoValue("must be a port, from 0 to 65535")
     return int(text)
 

@@ -25,7 +25,7 @@ from fasop.search.candidates import MOST_MICRO_BATCHES, divisors
 from fasop.search.micro_batch_memory import fits, rooms_of_replicas
 from fasop.simulation.predict import Prediction, planned, predict_plan
 from fasop.simulation.ranks.replicas import Replicas
-from fasop.simulation.ranks.shares import Replica, best_shares
+from fasop.simulation.ranks.shares import best_shares, replicas_of
 
 SIZE, SHARES = "micro_batch_size", "shares"
 
@@ -145,11 +145,7 @@ def _with(placed: PlacedTraining, values: dict[str, int | str | None]) -> Placed
 def _best_shares(placed: PlacedTraining) -> str | None:
     """None where equal ones are best."""
     parallel = placed.training.parallel
-    kinds: dict[int, Replica] = {}
-    replicas = [
-        kinds.setdefault(id(of), Replica(str(parallel.schedule), parallel.chunks, of))
-        for of in Replicas(placed).with_streams(placed.partition.layers)
-    ]
+    replicas = replicas_of(parallel, Replicas(placed).with_streams(placed.partition.layers))
     total = parallel.global_batch_size // parallel.micro_batch_size
     if max(parallel.streams_of) == 1:
         return _in_proportion(best_shares(replicas, total).counts)

@@ -16,7 +16,7 @@ from fasop.errors import SearchError
 from fasop.search.micro_batch_memory import that_fit, that_fit_on
 from fasop.simulation.predict import planned
 from fasop.simulation.ranks.replicas import Replicas
-from fasop.simulation.ranks.shares import Replica, best_shares
+from fasop.simulation.ranks.shares import Replica, best_shares, replicas_of
 from fasop.trainings.node_set import NodeSet, total
 from megatron_ext.contract.adaptive.shares import Times
 
@@ -136,12 +136,7 @@ def _sizes(experiment: Experiment, there: PlacedTraining, own: bool) -> list[lis
 
 
 def _replicas(placed: PlacedTraining) -> list[Replica]:
-    """Those that take the same are the same."""
-    parallel, kinds = placed.training.parallel, dict[int, Replica]()
-    return [
-        kinds.setdefault(id(of), Replica(str(parallel.schedule), parallel.chunks, of))
-        for of in Replicas(placed).of(placed.partition.layers)
-    ]
+    return replicas_of(placed.training.parallel, Replicas(placed).of(placed.partition.layers))
 
 
 def _on(parallel: Parallel, order: NodeOrder, nodes: Sequence[NodeKind]) -> Parallel:

@@ -72,10 +72,11 @@ def gains(graph: Graph, plan: Plan, searched: Sequence[FoundPlan] = ()) -> list[
     """
     now = graph.period_ns()
     found = []
-    for one in [*_changes(graph, plan), *_replayed_plans(graph, plan, searched)]:
+    layers = [_layers_by_stage(other, plan) for other in searched]
+    for one in [*_changes(graph, plan), *_replayed_plans(graph, plan, [known for known in layers if known])]:
         found.append(_gain(one.cause, one.change, one.because, graph.period_ns(one.lasts_ns), now))
-    for other in searched:
-        if _layers_by_stage(other, plan) is None:
+    for other, replayed in zip(searched, layers, strict=True):
+        if replayed is None:
             period = round(now * other.iteration_s / other.own_s)
             words = ", ".join(f"{key}={value}" for key, value in other.differs.items())
             change = f"the plan of search, by prediction: {words}"
@@ -221,15 +222,14 @@ def _layers_by_stage(other: FoundPlan, plan: Plan) -> tuple[int, ...] | None:
     return layers if layers and plan.chunks == 1 and len(layers) == len(_layers_of(plan)) else None
 
 
-def _replayed_plans(graph: Graph, plan: Plan, searched: Sequence[FoundPlan]) -> Iterator[_Change]:
-    """Plans whose layers per stage are all that differs."""
+def _replayed_plans(graph: Graph, plan: Plan, every: Sequence[Sequence[int]]) -> Iterator[_Change]:
+    """Plans whose layers per stage, each of these, are all that differs."""
+    if not every:
+        return
     stages, computing, own = {place.rank: place.stage for place in plan.ranks}, _computing(graph), _layers_of(plan)
     before = _by_stage(stages, computing)
-    for other in searched:
-        layers = _layers_by_stage(other, plan)
-        if layers is None:
-            continue
-        each = _layer_ns(plan, before, own)
+    each = _layer_ns(plan, before, own)
+    for layers in every:
         now = {stage: max(ns + each[stage] * (layers[stage] - own[stage]), 0.0) for stage, ns in before.items()}
         change = f"layers by stage {'-'.join(map(str, layers))}, the best that search finds for these sizes"
         because = f"A search finds layers that share the work better than {'-'.join(map(str, own))}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from conf.schema.parallel import Parallel
 from fasop.simulation.iteration import Durations, replay
 from megatron_ext.contract.schedule.schedules import as_json, schedule
 
@@ -37,6 +38,12 @@ class Replica:
             lists = schedule(self._name, len(self._durations.times), self._chunks, count)
             self._known[count] = replay(as_json(lists, self._chunks, count), self._durations)[0]
         return self._known[count]
+
+
+def replicas_of(parallel: Parallel, every: Sequence[Durations]) -> list[Replica]:
+    """The replicas of a plan, by what each takes; those with the same object are the same."""
+    kinds: dict[int, Replica] = {}
+    return [kinds.setdefault(id(of), Replica(str(parallel.schedule), parallel.chunks, of)) for of in every]
 
 
 def best_shares(replicas: Sequence[Replica], micro_batches: int) -> Shared:

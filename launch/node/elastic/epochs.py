@@ -51,7 +51,9 @@ class EpochEnds:
 
     def _read(self) -> None:
         lines, cut = self._metrics.new_lines()
-        self._lines = lines if cut else [*self._lines, *lines]
+        if cut:
+            self._lines.clear()
+        self._lines += lines
 
     def _consumed_before(self) -> float:
         """Samples, where this start began."""
