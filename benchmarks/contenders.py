@@ -18,8 +18,8 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.data.samples import BEGINNING, Samples
 from megatron_ext.engine.engine import Engine
-from megatron_ext.engine.flat import FlatWeights
-from megatron_ext.engine.optimizer import DataGroup, Optimizer
+from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy

@@ -20,7 +20,7 @@ from megatron_ext.contract.models.model import RMS_NORM
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.data.samples import BEGINNING, Samples
-from megatron_ext.engine.learning_rate import learning_rate
+from megatron_ext.engine.optimizer.learning_rate import learning_rate
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of

@@ -1,27 +1,30 @@
-"""python -m benchmarks.simulation: the CPU seconds of simulated trainings, and one beside a run whose layers sleep.
+"""python -m benchmarks.simulation: the CPU seconds of simulated trainings, and how they agree with others.
 
-The first part plays 90 epochs on 64 sets of nodes with each rule. The second trains two replicas of unequal speed with
-adapt.rule=noise, and plays the same training with the noise that this run measured.
+The first part plays 90 epochs on 64 sets of nodes with each rule. The second compares simulated trainings
+(benchmarks/simulation_cases.py) with virtual rehearsals of them, and with runs whose layers sleep, without the first
+iteration. `--only WORDS` compares those with the words in their name, and no other part runs.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import sleeping
-from benchmarks.accuracy_cases import SLEEPING
+from benchmarks.simulation_cases import CASES, Case, write_cluster
 from benchmarks.sleeping import Pass
 from conf.compose import compose
-from fasop.trainings.noise import measured
-from fasop.trainings.play import Player, State, Training
+from conf.run_folder.rundir import RunDir
+from launch.commands.length import with_length
 from launch.commands.simulate import played
 from launch.commands.simulating.arguments import parse
-from megatron_ext.contract.adaptive.shares import Times, longest
+from launch.control.rehearsal import rehearsal_times
 
 EPOCH, EPOCHS = 1_281_167, 90
 WORDS = (
@@ -37,56 +40,97 @@ WORDS = (
     *("adapt.upper=4096", "noise=100,3000"),
 )
 RULES = ("noise", "similarity", "goodput")
-PASS, SLOWER, SAMPLES = Pass(forward=0.03, backward=0.06), 3, 400
-"""Of a micro-batch on replica 0; how many times as long replica 1 takes; of the run whose layers sleep."""
 
 
-class Sleepers:
-    """The replicas of that run, with nothing but sleep."""
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Seconds of a training without its first iteration."""
 
-    weights = (6, 2)
-    sizes = None
-    micro_batch_s = tuple(factor * (PASS.forward + PASS.backward) for factor in (1, SLOWER))
+    simulated_s: float
+    took_s: float
+    iterations: int
+    batches: tuple[int, int]
+    """The smallest and the largest one."""
 
-    def seconds(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> float:
-        return longest(self.micro_batch_s, shares)
-
-    def times(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> Times:
-        return Times(self.micro_batch_s, self.seconds(shares))
+    def __str__(self) -> str:
+        return f"{self.took_s:.2f} s, simulated {self.simulated_s:.2f} s ({self.simulated_s / self.took_s - 1:+.1%})"
 
 
-def slept(folder: Path) -> tuple[float, float, list[int]]:
-    """Seconds of the run without its first iteration, the same simulated, and the batches of the run."""
-    adapt = ("adapt.rule=noise", "adapt.lower=4", "adapt.upper=24", "adapt.every=3", "adapt.smoothing=2")
-    words = [word for word in SLEEPING if not word.startswith("train.iterations")]
-    given = (
-        "parallel=single",
-        "parallel.data=2",
-        "parallel.micro_batch_size=1",
-        "model.layers=2",
-        "parallel.shares=6-2",
-    )
-    batch = ("parallel.global_batch_size=8", f"train.samples={SAMPLES}", f"train.iterations={SAMPLES // 4}")
-    composed = compose([*words, *given, *batch[:2], *adapt, "train.iterations=null"])
+def rehearsed(case: Case, cluster: Path) -> Compared:
+    """A whole virtual rehearsal."""
+    words = [*case.words, f"cluster={cluster}"]
+    noise = [] if case.noise is None else [f"executor.noise='{case.noise}'"]
+    experiment = with_length(compose([*words, "executor.rehearse=virtual", *noise]))
+    with tempfile.TemporaryDirectory() as folder:
+        run = sleeping.run(Path(folder), experiment, None)
+        return _compared(run, words, case.noise)
 
-    experiment = replace(composed, train=replace(composed.train, iterations=SAMPLES // 4))
-    run = sleeping.run(folder, experiment, [PASS], lambda rank, _: SLOWER if rank else 1.0)
+
+def slept(case: Case, cluster: Path) -> Compared:
+    """A run whose layers sleep for as long as is predicted of them; simulated with the noise that it measured."""
+    words = [*case.words, f"cluster={cluster}"]
+    experiment = with_length(compose(words))
+    every = rehearsal_times(experiment)
+    stages = [experiment.parallel.layout.stage_dp_tp(rank)[0] for rank in range(len(every))]
+    least = {
+        stage: min(
+            (times for of, times in zip(stages, every, strict=True) if of == stage), key=lambda of: of.forward_ns
+        )
+        for stage in stages
+    }
+    passes = [Pass(of.forward_ns[0] / 1e9, of.backward_ns[0] / 1e9) for _, of in sorted(least.items())]
+    slower = [times.forward_ns[0] / least[stage].forward_ns[0] for stage, times in zip(stages, every, strict=True)]
+    with tempfile.TemporaryDirectory() as folder:
+        run = sleeping.run(Path(folder), experiment, passes, lambda rank, _: slower[rank])
+        noise = None
+        if case.noise is not None:
+            noise = f"{folder}/noise.csv"
+            decisions = [json.loads(line) for line in run.decisions.read_text().splitlines()]
+            points = {one["consumed_samples"]: one["noise_scale"] for one in reversed(decisions) if one["noise_scale"]}
+            rows = "".join(f"{samples},{scale}\n" for samples, scale in sorted(points.items()))
+            Path(noise).write_text(f"samples,noise_scale\n{rows}")
+        return _compared(run, words, noise)
+
+
+def _compared(run: RunDir, words: Sequence[str], noise: str | None) -> Compared:
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    decisions = [json.loads(line) for line in run.decisions.read_text().splitlines()]
-    points = {float(one["consumed_samples"]): one["noise_scale"] for one in reversed(decisions)}
-    training = Training(
-        adapt=experiment.adapt.planned(8),
-        micro_batch_size=1,
-        global_batch_size=8,
-        samples=float(SAMPLES),
-        noise=measured(sorted(points.items()), "this run"),
+    asked = [*words, *([] if noise is None else [f"noise={noise}"])]
+    own = compose(words).node_order
+    (one,) = played(parse([*asked, f"nodes={own}"]))[0].trainings
+    course = one.legs[0].course
+    batches = [line["consumed_samples"] for line in lines]
+    sizes = [after - before for before, after in zip([0, *batches], batches, strict=False)]
+    return Compared(
+        simulated_s=one.seconds - float(course.seconds[0]),
+        took_s=sum(line["elapsed_ms"] for line in lines[1:]) / 1e3,
+        iterations=len(lines),
+        batches=(min(sizes), max(sizes)),
     )
-    simulated = [*Player(training, Sleepers(), State(0, 0.0, 8)).play()]
-    seconds = sum(one.iterations * one.seconds for one in simulated) - simulated[0].seconds
-    return sum(line["elapsed_ms"] for line in lines[1:]) / 1e3, seconds, [line["global_batch_size"] for line in lines]
+
+
+def compare(only: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = write_cluster(Path(folder))
+        for case in CASES:
+            if only not in case.name:
+                continue
+            for what, run, wanted in (("rehearsal", rehearsed, case.rehearsed), ("sleeping run", slept, case.slept)):
+                if wanted:
+                    found = run(case, cluster)
+                    print(
+                        f"{case.name}: {what} of {found.iterations} iterations with batches of {found.batches[0]} to "
+                        f"{found.batches[1]}: {found}, load {os.getloadavg()[0]:.0f}",
+                        flush=True,
+                    )
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=None, metavar="WORDS")
+    only = parser.parse_args().only
+    if only is not None:
+        compare(only)
+        return
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     played(parse([*WORDS, "adapt.rule=noise", "nodes=a10"]))  # imports
     for rule in RULES:
@@ -97,12 +141,7 @@ def main() -> None:
             f"{rule}: {EPOCHS} epochs on {len(results.trainings)} sets of nodes, {iterations:,} iterations: "
             f"{time.process_time() - began:.2f} CPU s"
         )
-    with tempfile.TemporaryDirectory() as name:
-        ran, simulated, batches = slept(Path(name))
-    print(
-        f"layers that sleep: {len(batches)} iterations with batches of {min(batches)} to {max(batches)}: "
-        f"ran {ran:.1f} s, simulated {simulated:.1f} s ({simulated / ran - 1:+.1%})"
-    )
+    compare("")
 
 
 if __name__ == "__main__":

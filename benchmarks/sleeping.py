@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from launch.control.plan import make_plan
 from megatron_ext import worker
+from megatron_ext.contract.plan import Plan
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.engine import engine
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -136,7 +137,7 @@ def run(folder: Path, experiment: Experiment, times: Sequence[Pass] | None, slow
         part.mkdir(parents=True)
     tokens = np.random.default_rng(0).integers(0, experiment.model.vocab_size, (64, 2048)).astype(np.uint16)
     write_indexed(folder / "data", tokens, np.dtype(np.uint16))
-    plan = make_plan(experiment, "benchmark/accuracy").as_json()
+    plan = _on_one_node(make_plan(experiment, "benchmark/accuracy")).as_json()
     found.write_json(found.plan, plan | {"data_prefix": str(folder / "data")})
     pid = os.fork()
     if pid == 0:
@@ -144,6 +145,13 @@ def run(folder: Path, experiment: Experiment, times: Sequence[Pass] | None, slow
     if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
         raise SystemExit(f"{folder}: the run failed:\n{found.node_err('local-0').read_text()[-2000:]}")
     return found
+
+
+def _on_one_node(plan: Plan) -> Plan:
+    """All ranks on this machine, whatever nodes they stand for."""
+    here = replace(plan.nodes[0], ranks=[place.rank for place in plan.ranks])
+    ranks = [replace(place, node=0, local_rank=place.rank) for place in plan.ranks]
+    return replace(plan, nodes=[here], ranks=ranks)
 
 
 def _child(found: RunDir, times: Sequence[Pass] | None, slowness: Slowness) -> None:

@@ -29,8 +29,14 @@ WAYS = {
     },
     "gnmt_iidp_pairs": {"even": ("parallel.shares=null",), "solved": ()},
 }
-PACE_MS = (240.0, 720.0)
-"""Of a micro-batch, on the fast and on the slow node."""
+PACES = {"vit_jabas_digits": "240,720", "gnmt_iidp_pairs": "800,2400"}
+"""Milliseconds of a micro-batch on the fast and on the slow node: more than what two cores need, up to a load of about
+five."""
+SHORT = {
+    "vit_jabas_digits": (),
+    "gnmt_iidp_pairs": ("parallel.global_batch_size=64", "train.iterations=40", "train.eval_interval=10"),
+}
+"""Words of all runs, so that they take minutes at this pace."""
 QUALITY = {"vit_jabas_digits": ("valid_top-1", 1.0), "gnmt_iidp_pairs": ("valid_loss", -1.0)}
 """A metric of evaluations, and whether more of it is better (1) or worse (-1)."""
 
@@ -83,8 +89,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="is made, and keeps the runs and the page")
     parser.add_argument("--only", choices=list(WAYS), help="one of the experiments")
-    usual = ",".join(map(str, PACE_MS))
-    parser.add_argument("--pace", default=usual, help=f"ms of a micro-batch on either node, 1:3 ({usual})")
+    usual = "; ".join(f"{pace} for {experiment}" for experiment, pace in PACES.items())
+    parser.add_argument("--pace", metavar="MS,MS", help=f"of a micro-batch on either node, 1:3 ({usual})")
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="of all runs, such as train.samples=9600")
     given = parser.parse_intermixed_args()
     folder = given.folder.absolute()
@@ -94,8 +100,8 @@ def main() -> None:
         runs = []
         for way, own in WAYS[experiment].items():
             name = f"{experiment}-{way}"
-            words = (f"experiment={experiment}", *own, *given.words, f"name={name}")
-            tdpp(folder, "launch", *words, pace=given.pace)
+            words = (f"experiment={experiment}", *own, *SHORT[experiment], *given.words, f"name={name}")
+            tdpp(folder, "launch", *words, pace=given.pace or PACES[experiment])
             (run,) = (folder / "runs" / name).glob("2*")
             runs.append(str(run))
             print(f"{name} (load {os.getloadavg()[0]:.0f}): {told(run, *QUALITY[experiment])}", flush=True)

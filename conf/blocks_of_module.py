@@ -114,7 +114,7 @@ def samples_of_module(asked: Asked, split: str) -> int | None:
     found = _said_of(asked, f"--split={split}")["samples"]
     if found is not None and not (isinstance(found, int) and found > 0):
         raise ConfigError(
-            f"model.code={asked.code}: epoch({split!r}) gives {found!r}, but must be a number of samples, or None"
+            f"model.code={asked.code}: epoch({split!r}) gives {found!r}, but it must be a number of samples or None"
         )
     return found
 
@@ -133,8 +133,8 @@ def _said_of(asked: Asked, *options: str) -> dict[str, Any]:
     except (IndexError, ValueError):
         lines = done.stderr.strip().splitlines()
         raise ConfigError(
-            f"model.code={asked.code}: looking at the model ended with {done.returncode}: "
-            f"{lines[-1] if lines else 'without a message'}"
+            f"model.code={asked.code}: the inspection of the model exited with {done.returncode}: "
+            f"{lines[-1] if lines else 'no message'}"
         ) from None
     if "error" in found:
         raise ConfigError(found["error"])
@@ -174,9 +174,9 @@ def count_blocks(cfg: DictConfig) -> None:
         model.layers = len(blocks_of(asked))
         return
     if parallel.partition is None:
-        where = "they can only be counted in the container" if can_look() else "torch is not here"
+        where = "they can be counted only in the container" if can_look() else "torch is not installed here"
         raise ConfigError(
-            f"model.layers has no value: the blocks of model.code={model.code} are not known, for {where}; give "
-            "model.layers, or parallel.partition"
+            f"model.layers is not set: the number of blocks of model.code={model.code} is unknown, because {where}; "
+            f"give model.layers or parallel.partition"
         )
     model.layers = sum(int(part) for part in str(parallel.partition).split("-") if part.isdigit())

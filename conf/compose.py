@@ -25,6 +25,7 @@ from conf.errors import ConfigError
 from conf.family_sizes import fill_sizes
 from conf.hydra_errors import COMPOSING, message, unknown_key
 from conf.pipedream import words as pipedream
+from conf.reading.hydra_options import refuse_options
 from conf.reading.references import require_shapes
 from conf.reading.user_files import Words, found_files
 from conf.reading.word_rules import check_words
@@ -76,7 +77,7 @@ def _values_named() -> Iterator[None]:
         yield
     except MissingMandatoryValue as error:
         key = error.full_key
-        raise ConfigError(f"{key} has no value: give {key}=…, or choose a file that sets it") from error
+        raise ConfigError(f"{key} is not set: give {key}=…, or choose a file that sets it") from error
     except InterpolationResolutionError as error:
         key, cause = error.full_key, str(error).splitlines()[0]
         raise ConfigError(f"{key} cannot be resolved: {cause}; give {key}=…") from error
@@ -164,8 +165,9 @@ def compose_unchecked(words: Sequence[str] = (), config_name: str = "config") ->
 def _composed(words: Sequence[str], config_name: str) -> DictConfig:
     register()
     with command_line(words) as found, initialize_config_module("conf", version_base="1.3"):
-        if options := [word for word in found.overrides if word.startswith("-") or re.match(r"[+~]*hydra[./]", word)]:
-            raise ConfigError(f"{' '.join(options)}: only 'tdpp launch' takes such a word")
+        refuse_options(found.overrides)
+        if of_sweeper := [word for word in found.overrides if re.match(r"[+~]*hydra[./]", word)]:
+            raise ConfigError(f"{' '.join(of_sweeper)}: only 'tdpp launch' takes this option")
         return hydra_compose(config_name, found.all)
 
 

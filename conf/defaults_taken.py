@@ -55,7 +55,7 @@ def defaults_taken(words: Sequence[str], composed: object, keys: Sequence[str]) 
     if all(key in left for key in _SUBJECT):
         return None
     defaults = [f"{key.removesuffix('.name')}={attrgetter(key)(composed)}" for key in keys if key in left]
-    return f"taken by default: {' '.join(defaults)}" if defaults else None
+    return f"defaults in use: {' '.join(defaults)}" if defaults else None
 
 
 def _undecided(entry: Mapping[str, str | None]) -> dict[str, str | None]:

@@ -19,6 +19,12 @@ class TdppError(Exception):
         super().__init__(shortened(message))
 
 
+class UsageError(TdppError):
+    """A command line that no command takes: an unknown option, or a word that is missing."""
+
+    exit_code = 2
+
+
 class ConfigError(TdppError):
     """A configuration that breaks a rule of `conf`."""
 

@@ -20,7 +20,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from conf.errors import ConfigError
 from conf.reading.own_folders import SUFFIX, groups
 from conf.reading.user_files import Words, names_in
-from conf.reading.yaml_file import NO_KEYS, NO_VALUE, NOT_TEXT, load_yaml, yaml_fault
+from conf.reading.yaml_file import NO_KEYS, NO_VALUE, NOT_TEXT, line_of, load_yaml, rule, yaml_fault
 from conf.schema import experiment
 
 COMPOSING = (
@@ -61,10 +61,10 @@ def _message(error: Exception, words: Words) -> str:
             return _no_choice(error, words)
         case HydraException():
             return _refused(str(error), error.__cause__, words)
-        case OmegaConfBaseException() if files := _unreadable(words, _first_line(error)):
+        case OmegaConfBaseException() if files := _unreadable(words, rule(error)):
             return files
         case OmegaConfBaseException():
-            return f"{error.full_key}: {_first_line(error)}" if error.full_key else _first_line(error)
+            return f"{error.full_key}: {rule(error)}" if error.full_key else rule(error)
         case YAMLError() if (mark := getattr(error, "problem_mark", None)) is not None:
             return f"{mark.name}: not YAML: {yaml_fault(error)}"
         case YAMLError() if (name := getattr(error, "name", None)) is not None:  # a character that none may have
@@ -132,7 +132,7 @@ def _unparsed(error: OverrideParseException) -> str:
         near = get_close_matches(error.override, groups(), n=1)
         return f"{error.override} is not KEY=VALUE" + (f"; did you mean {near[0]}=…?" if near else "")
     fault = next(line for line in str(error).splitlines() if not line.startswith("Error parsing override"))
-    return f"{error.override}: the value cannot be read: {fault}; a text with such characters stands in quotes, '\"…\"'"
+    return f"{error.override}: the value cannot be read: {fault}; put a text with such characters in quotes, '\"…\"'"
 
 
 def _no_choice(error: MissingConfigException, words: Words) -> str:
@@ -140,12 +140,14 @@ def _no_choice(error: MissingConfigException, words: Words) -> str:
     missing = error.missing_cfg_file or ""
     group, inside, choice = missing.partition("/")
     found = _IN_FILE.match(str(error))
-    place = f"{_file(found['config'], words)}: " if found and found["config"] != "config" else ""
+    place = f"{_file(found['config'], words)}: " if found and found["config"] not in ("config", "hydra/config") else ""
     if not error.options:
-        return f"{place}Could not find '{missing}'" if inside else _first_line(error)
+        return f"{place}Could not find '{missing}'" if inside else rule(error)
     options = names_in(group, words.folders) or error.options
     near = get_close_matches(choice, options, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
+    if not names_in(group, words.folders):  # of Hydra's own groups, which have parts
+        group = missing.rpartition("/")[0]
     return f"{place}Could not find '{missing}'; {hint}{group} can be {', '.join(options)}"
 
 
@@ -153,18 +155,20 @@ def _refused(reported: str, cause: BaseException | None, words: Words) -> str:
     """What Hydra says of a word, whose `cause` is OmegaConf's error, or of a file, in whose words that is quoted."""
     if (several := _SEVERAL.match(reported)) is not None:
         word = several["word"] or several["sweep"]
-        return f"{word}: several values are a sweep, which 'tdpp launch -m' starts; a list is written as [a,b]"
+        return f"{word}: several values make a sweep, which needs 'tdpp launch -m'; write a list as [a,b]"
     if (in_file := _IN_FILE.match(reported)) is not None:
         key, place = _FULL_KEY.search(reported), _file(in_file["config"], words)
         if key is None or not key["key"]:
             return f"{place}: {in_file['fault'].splitlines()[0]}"
+        if (line := line_of(Path(place), key["key"])) is not None:
+            place = f"{place}, line {line}"
         if _NO_KEY.match(in_file["fault"]):
             return f"{place}: {unknown_key(key['key'])}"
-        return f"{place}: {key['key']}: {in_file['fault'].splitlines()[0]}"
+        return f"{place}: {key['key']}: {rule(ValueError(in_file['fault']))}"
     if (no_group := _NO_GROUP.match(reported)) is not None:
         near = get_close_matches(no_group["group"], groups())
         hint = f"did you mean {' or '.join(near)}? " if near else ""
-        return f"{no_group['word']}: there is no group {no_group['group']}; {hint}{_every_group()}"
+        return f"{no_group['word']}: no group {no_group['group']}; {hint}{_every_group()}"
     if (deleted := _DELETED.match(reported)) is not None:
         return f"~{deleted['key']}: {unknown_key(deleted['key'])}"
     if not isinstance(cause, OmegaConfBaseException):
@@ -173,10 +177,10 @@ def _refused(reported: str, cause: BaseException | None, words: Words) -> str:
     if overridden is None:
         return _message(cause, words)
     if overridden["key"] is None:
-        return f"{overridden['word']}: {_first_line(cause)}"
+        return f"{overridden['word']}: {rule(cause)}"
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and _NO_KEY.match(str(cause)):
         return _no_key(overridden["key"], cause)
-    return f"{overridden['key']}: {_first_line(cause)}"
+    return f"{overridden['key']}: {rule(cause)}"
 
 
 def _no_key(word: str, error: OmegaConfBaseException) -> str:
@@ -189,7 +193,9 @@ def _no_key(word: str, error: OmegaConfBaseException) -> str:
     known = [str(key) for key in error.parent_node] if error.parent_node is not None else []
     near = get_close_matches(name, known)
     hint = f"did you mean {' or '.join(f'{parent}.{one}' for one in near)}? " if near else ""
-    return f"{full_key} is not there: {parent} has {', '.join(known) or 'nothing'}; {hint}+{word}=… adds it"
+    of_keys = (*parent.split("."), "*") in known_keys()
+    adding = "a file of your own can add it (docs/first-day.md)" if of_keys else f"+{word}=… adds it"
+    return f"{full_key} does not exist: {parent} has {', '.join(known) or 'nothing'}; {hint}{adding}"
 
 
 def _unreadable(words: Words, fault: str) -> str:
@@ -213,7 +219,7 @@ def _no_name(overrides: Sequence[str]) -> str:
         value = override.value()
         names = value if isinstance(value, list) else [value]
         if group in ("", *groups()) and not all(isinstance(name, str) for name in names):
-            return f"{override.input_line}: a group takes the name of one of its files; {_every_group()}"
+            return f"{override.input_line}: give a group the name of one of its files; {_every_group()}"
     return ""
 
 
@@ -236,7 +242,3 @@ def _file(config: str, words: Words) -> str:
 def _shown(file: Path) -> str:
     """A file that was given by its path is a link."""
     return os.path.realpath(file) if file.is_symlink() else str(file)
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -32,9 +32,9 @@ _ANY_NAME = "*"
 _HEAD = """\
 # Every key of a configuration
 
-Written by `python -m conf.reference` from the schema, which checks them; `tdpp config KEY` prints the same in a
-terminal, and `tdpp launch --cfg job` every key with the value that it would have. `*` stands for a name of your own.
-Rules that join several keys are checked before anything starts, and named when they are broken.
+Written by `python -m conf.reference` from the schema, which checks the keys. `tdpp config KEY` prints the same in a
+terminal, and `tdpp launch --cfg job` prints every key with the value that it would have. `*` stands for a name of your
+own. Rules that combine several keys are checked before anything starts; an error names the broken rule.
 """.splitlines()
 
 

@@ -28,8 +28,8 @@ def choose_length(cfg: DictConfig, words: Sequence[str]) -> None:
         values = " and ".join(f"train.{key}={cfg.train[key]}" for key in given)
         rest = " ".join(f"train.{key}=null" for key in given[:-1])
         raise ConfigError(
-            f"{values} {'both' if len(given) == 2 else 'all'} say how long the training is; give one of them, or "
-            f"where a file gives the other, {rest} beside it"
+            f"{values} {'both' if len(given) == 2 else 'all'} set the length of the training; give one of them, or if "
+            f"a file sets the other, add {rest}"
         )
 
 

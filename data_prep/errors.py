@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from conf.errors import TdppError
@@ -26,6 +28,18 @@ class BadDocument(Exception):
     def in_file(self, path: Path) -> DataPrepError:
         """The error for users, with the place in the file."""
         return DataPrepError(f"{path}:{self.line + 1}: {self.why}")
+
+
+@contextmanager
+def of_option(option: str, path: Path) -> Iterator[None]:
+    """Errors about a file that an option names also name the option."""
+    try:
+        yield
+    except DataPrepError as error:
+        text = str(error)
+        if text.startswith(option):
+            raise
+        raise DataPrepError(f"{option} {text}" if text.startswith(str(path)) else f"{option} {path}: {text}") from error
 
 
 def missing_package(name: str, purpose: str) -> DataPrepError:

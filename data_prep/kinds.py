@@ -70,16 +70,16 @@ def read_described(prefix: Path, manifest: type[T]) -> T:
     try:
         content = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataPrepError(f"{path}: cannot be read ({why(error)}); prepare the data anew") from error
+        raise DataPrepError(f"{path}: cannot be read ({why(error)}); prepare the data again") from error
     version = content.get("version") if isinstance(content, dict) else None
     if isinstance(content, dict) and version != VERSION:
         raise DataPrepError(
-            f"{path}: version {version} of the manifest, but only {VERSION} is known; prepare the data anew"
+            f"{path}: version {version} of the manifest, but only {VERSION} is supported; prepare the data again"
         )
     try:
         return typed(manifest, content, str(path))
     except RunFolderError as error:
-        raise DataPrepError(f"{error}; prepare the data anew") from error
+        raise DataPrepError(f"{error}; prepare the data again") from error
 
 
 def recipe_of(prefix: Path) -> Any:

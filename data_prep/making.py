@@ -74,7 +74,7 @@ def make_unless_there(prefix: Path, kind: str, recipe: dict[str, Any], force: bo
         DataPrepError: data of another kind have this name; or as `make`.
     """
     if not force and is_prepared(prefix, kind, recipe):
-        print(f"{prefix}: there already, unchanged; --force makes it anew", file=sys.stderr)
+        print(f"{prefix}: exists already, unchanged; --force makes it again", file=sys.stderr)
     else:
         described = data_file(prefix, ".json")
         if described.exists() and kind_of(prefix) != kind and not force:
@@ -103,5 +103,5 @@ def making(prefix: Path, recipe: dict[str, Any]) -> Iterator[Journal]:
         with work_folder(prefix, recipe) as folder:
             yield Journal(folder)
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from there", file=sys.stderr)
+        print("interrupted; the same command continues from there", file=sys.stderr)
         raise

@@ -84,7 +84,7 @@ def usage() -> str:
 
 
 def _unknown(verb: str) -> str:
-    near = difflib.get_close_matches(verb, COMMANDS, cutoff=0.65)
+    near = difflib.get_close_matches(verb, [*COMMANDS, "--help", "--version"], cutoff=0.65)
     hint = f"did you mean {' or '.join(near)}?" if near else f"the commands are: {', '.join(COMMANDS)}"
     return f"tdpp: error: unknown command {verb!r}; {hint}"
 

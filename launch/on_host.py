@@ -73,24 +73,24 @@ def figures(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_shared(run: RunDir, token: str, runs_dir: str) -> None:
     """The run's folder is the one that the launch has made, and this user may write there."""
-    way_out = "choose a runs_dir that this machine and all hosts share, such as one on NFS"
+    way_out = "choose a runs_dir that this machine and all hosts share, for example over NFS"
     try:
         found = json.loads(run.jobs.read_bytes())
     except (OSError, ValueError):
         raise LaunchError(
-            f"does not see the run's folder {run.path} (runs_dir={runs_dir}) that the machine which launches has made; "
+            f"cannot see the run's folder {run.path} (runs_dir={runs_dir}), which the launching machine created; "
             f"{way_out}"
         ) from None
     if found.get("token") != token:
-        raise LaunchError(f"has another folder {run.path} than the machine that launches; {way_out}")
+        raise LaunchError(f"has another folder {run.path} than the launching machine; {way_out}")
     owner = run.path.stat().st_uid
     if owner != os.geteuid():
         raise LaunchError(
-            f"the run's folder belongs to user {owner}, and ssh is user {os.geteuid()} here; use accounts with the "
-            "same number on all hosts (User in ~/.ssh/config)"
+            f"the run's folder belongs to user {owner}, but ssh logs in as user {os.geteuid()} here; use accounts "
+            f"with the same number on all hosts (User in ~/.ssh/config)"
         )
     if not os.access(run.nodes, os.W_OK | os.X_OK):
-        raise LaunchError(f"may not write in {run.path}; mount runs_dir={runs_dir} writable")
+        raise LaunchError(f"cannot write to {run.path}; mount runs_dir={runs_dir} writable")
 
 
 def start(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def require_own(path: Path, *, group: bool = False) -> None:
     try:
         found = path.lstat()
     except OSError as error:
-        raise LaunchError(f"{path}: what this job is to start is not there ({error.strerror})") from error
+        raise LaunchError(f"{path}: the file that this job should start is missing ({error.strerror})") from error
     if stat.S_ISLNK(found.st_mode):
         why = "is a link"
     elif found.st_uid != os.geteuid():
@@ -57,9 +57,9 @@ def require_own(path: Path, *, group: bool = False) -> None:
     else:
         return
     raise LaunchError(
-        f"{path} {why}, who could have put anything there for this job to run; nothing was started. Take their right "
-        f"to write away (chmod -R go-w) once you know that it holds what you launched, or launch anew; runs_mode=group "
-        f"lets the group of a new run's folder write there"
+        f"{path} {why}, so somebody else could have put code there; nothing was started. Check that it holds what you "
+        f"launched, then remove others' write permission (chmod -R go-w), or launch again; with runs_mode=group the "
+        f"group of a new run's folder may write there"
     )
 
 

@@ -22,8 +22,8 @@ from megatron_ext.data.samples import BEGINNING, Samples
 from megatron_ext.engine.adaptation import Adaptation
 from megatron_ext.engine.course import Course, Spending
 from megatron_ext.engine.evaluation import Evaluator, samples_to_evaluate
+from megatron_ext.engine.executor.pace import messages_timeout
 from megatron_ext.engine.log import TrainingLog
-from megatron_ext.engine.pace import messages_timeout
 from megatron_ext.engine.rehearsal import rehearse
 from megatron_ext.engine.streams.streaming import engine_of
 from megatron_ext.inference.translations import Translations

@@ -97,7 +97,9 @@ class Run:
             ReportError: there is no prediction, as of a log.
         """
         if self._found.prediction is None:
-            raise ReportError(f"{self.name} has no prediction, and so no memory by part: {'; '.join(self.notes)}")
+            raise ReportError(
+                f"{self.name} has no prediction, so its memory by part is unknown: {'; '.join(self.notes)}"
+            )
         return memory_frame(self._found.record, self._found.prediction)
 
     @property
@@ -113,12 +115,12 @@ class Run:
         """
         known, middle = self.statistics, self.statistics.middle
         if middle is None:
-            raise ReportError(f"{self.name} has no events: {'; '.join(self.notes) or 'none are there yet'}")
+            raise ReportError(f"{self.name} has no events: {'; '.join(self.notes) or 'none written yet'}")
         wanted = int(known.iterations[middle]) if iteration is None else iteration
         if wanted not in known.iterations:
             first, last = known.iterations[0], known.iterations[-1]
             raise ReportError(
-                f"iteration {wanted} of {self.name} has no events; those from {first} to {last} have some"
+                f"iteration {wanted} of {self.name} has no events; iterations {first} to {last} have some"
             )
         events = self.events[self.events["iteration"] == wanted]
         labels = {rank.rank: rank_label(rank) for rank in self.plan.ranks if ranks is None or rank.rank in ranks}

@@ -75,7 +75,7 @@ class Source:
         if wanted is not None and Path(os.path.realpath(wanted)) == run.runs:
             raise _several_names(wanted)
         if sizes != Sizes():
-            raise ReportError(f"{run.name} is a run, which knows its sizes: leave out --tensor, --data and --pipeline")
+            raise ReportError(f"{run.name} is a run and knows its sizes; leave out --tensor, --data and --pipeline")
         return cls(run=run, log=run.path, sizes=sizes, report=run.report)
 
     def make_folder(self) -> None:
@@ -130,7 +130,7 @@ class Source:
             TdppError: it is a log, its plan changed on the way, or there is no plan.
         """
         if self.run is None:
-            raise ReportError(f"--search takes runs of tdpp, and {self.log} is a log of Megatron-LM; leave it out")
+            raise ReportError(f"--search takes runs of tdpp, but {self.log} is a log of Megatron-LM; leave it out")
         known = record.read(self.run)
         if searched.kept(self.report, known)[0] is not None:
             return
@@ -165,7 +165,7 @@ def placed(sources: Sequence[Source], folder: Path) -> list[Source]:
 
 def _several_names(wanted: str) -> NeitherError:
     inside = sorted({run.path.parent.name for run in RunDir.all(Path(wanted))})
-    return NeitherError(f"{wanted} has runs of several names: give one of its folders {', '.join(inside)}")
+    return NeitherError(f"{wanted} has runs with several names; give one of its folders {', '.join(inside)}")
 
 
 def _neither(wanted: str | None, error: RunFolderError) -> TdppError:
@@ -174,5 +174,5 @@ def _neither(wanted: str | None, error: RunFolderError) -> TdppError:
     if wanted is not None and path.is_dir():
         return NeitherError(f"{wanted} has no plan.json of a run, no runs, and no .out files of a job's nodes")
     if wanted is not None and not path.exists() and (len(path.parts) > 1 or path.suffix):
-        return ReportError(f"{wanted} is not there, and {error}")
+        return ReportError(f"{wanted} does not exist, and {error}")
     return error

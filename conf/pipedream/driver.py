@@ -81,7 +81,7 @@ def read(path: Path) -> Driver:
     said = f"pipedream={path}"
     keys = Keys(content_of(path, said))
     kinds = {str(kind): kind for kind in Kind}
-    kind = keys.choice("model_type", kinds, "there are no other models here")
+    kind = keys.choice("model_type", kinds, "tdpp has no other models")
     images = kind is Kind.images
     policies = {str(policy): policy for policy in Policy}
     driver = Driver(
@@ -89,7 +89,7 @@ def read(path: Path) -> Driver:
         log_directory=keys.text("log_directory", "the folder of all runs"),
         module=keys.text("module", "the model and its folder, such as models.vgg16.gpus=4"),
         data_dir=keys.text("data_dir", "the folder of the data"),
-        container=keys.text("container", "an image of docker's, such as nvcr.io/nvidia/pytorch:23.04-py3"),
+        container=keys.text("container", "a docker image, such as nvcr.io/nvidia/pytorch:23.04-py3"),
         machines=_machines(keys),
         distributed_backend=keys.choice(
             "distributed_backend", {"nccl": "nccl", "gloo": "gloo"}, "ranks send through NCCL or gloo"
@@ -110,7 +110,9 @@ def read(path: Path) -> Driver:
     )
     for key in ("compress_activations", "compress_in_gpu"):
         if keys.flag(key):
-            keys.refused.append(f"{key}=True: nothing is compressed here (PipeDream's driver ignores it); use False")
+            keys.refused.append(
+                f"{key}=True: tdpp does not compress (and PipeDream's driver ignores this key); use False"
+            )
     keys.check(said)
     return _with_unknown(driver, keys.left)
 
@@ -122,7 +124,7 @@ def _with_unknown(driver: Driver, left: dict[Any, Any]) -> Driver:
 
 def _machines(keys: Keys) -> tuple[Machine, ...]:
     given = keys.left.pop("machines", None)
-    rule = "it must be a list of host:gpu, such as ['localhost:0', 'localhost:1']"
+    rule = "it must be a list of HOST:GPU, such as ['localhost:0', 'localhost:1']"
     if not isinstance(given, list) or not given:
         keys.refused.append(f"machines={given}: {rule}")
         return ()
@@ -132,7 +134,7 @@ def _machines(keys: Keys) -> tuple[Machine, ...]:
         if fitting is None:
             keys.refused.append(f"machines: {text}: {rule}")
         elif (machine := Machine(fitting[1], int(fitting[2]))) in found:
-            keys.refused.append(f"machines: {machine} is there twice; a rank has a GPU of its own")
+            keys.refused.append(f"machines: {machine} is listed twice; each rank needs its own GPU")
         else:
             found.append(machine)
     return tuple(found)

@@ -33,7 +33,7 @@ def content_of(path: Path, said: str) -> dict[Any, Any]:
     except (ConfigError, RecursionError, ValueError) as error:
         raise ConfigError(f"{said}: {error}") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"{said}: it has no keys")
+        raise ConfigError(f"{said}: the file has no keys")
     return found
 
 
@@ -65,7 +65,7 @@ class Keys:
         value = self.left.pop(key, default)
         if type(value) is int and value >= least:
             return value
-        self.refused.append(f"{key}={value}: it must be a whole number from {least} on")
+        self.refused.append(f"{key}={value}: it must be a whole number, at least {least}")
         return default
 
     def number(self, key: str, default: float) -> float:
@@ -77,7 +77,7 @@ class Keys:
             found = -1.0
         if 0.0 <= found < float("inf"):
             return found
-        self.refused.append(f"{key}={value}: it must be a number from 0 on")
+        self.refused.append(f"{key}={value}: it must be a number, at least 0")
         return default
 
     def flag(self, key: str) -> bool:
@@ -90,4 +90,4 @@ class Keys:
     def check(self, said: str) -> None:
         """Raises ConfigError with all that was refused."""
         if self.refused:
-            raise ConfigError(f"{said} cannot be trained as it is:" + "".join(f"\n  {line}" for line in self.refused))
+            raise ConfigError(f"{said} cannot be trained unchanged:" + "".join(f"\n  {line}" for line in self.refused))

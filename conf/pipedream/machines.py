@@ -18,20 +18,20 @@ def ordered(machines: Sequence[Machine], placement: Placement) -> tuple[list[Mac
     used = sorted({rank for ranks in placement.ranks for rank in ranks})
     notes = []
     if left := [str(machine) for rank, machine in enumerate(machines) if rank not in used]:
-        notes.append(f"no stage has a rank on {', '.join(left)}, left out")
+        notes.append(f"left out {', '.join(left)}: no stage has a rank there")
     runs = [host for host, _ in groupby(machine.host for machine in wanted)]
     if len(runs) == len(set(runs)):
         return wanted, notes
     notes.append(
-        f"its stages share hosts in turn ({', '.join(runs)}); here stages take ranks one behind another, with as many "
-        "replicas, over the hosts as they are listed"
+        f"its stages share hosts in turn ({', '.join(runs)}); tdpp gives ranks to the stages in order, with the same "
+        f"numbers of replicas, over the hosts as listed"
     )
     return [machines[rank] for rank in used], notes
 
 
 def words(machines: Sequence[Machine]) -> tuple[dict[str, object], list[str]]:
     """Executor and cluster, and what is to be said of them: this machine where all are localhost, else hosts."""
-    notes = [f"its GPUs are taken for those of cluster={CLUSTER}; give a cluster=… of yours where they are others"]
+    notes = [f"its GPUs are assumed to be those of cluster={CLUSTER}; give your own cluster=… if they are not"]
     gpus = [machine.gpu for machine in machines]
     if all(machine.local for machine in machines):
         found: dict[str, object] = {
@@ -48,7 +48,7 @@ def words(machines: Sequence[Machine]) -> tuple[dict[str, object], list[str]]:
     if len(by_host) > 1 and gpus == list(range(len(gpus))):
         plain = ",".join(f"{host}:{len(numbers)}" for host, numbers in by_host)
         notes.append(
-            f"the numbers of its GPUs go on from host to host, as ranks do, and PipeDream's driver does not look at "
-            f"them; they are taken as GPUs of each host. If they are ranks, give executor.hosts=[{plain}]"
+            f"its GPU numbers continue from host to host as ranks do, and PipeDream's driver ignores them; they are "
+            f"read as GPU numbers on each host. If they are ranks, give executor.hosts=[{plain}]"
         )
     return {"executor": "hosts", "cluster": CLUSTER, "executor.hosts": listed}, notes

@@ -66,7 +66,7 @@ def read(path: Path, said: str) -> Placement:
     numbers = isinstance(modules, list) and all(type(stage) is int for stage in modules) and len(modules) > 1
     stages = sorted(set(modules)) if numbers else [0]
     if not numbers:
-        keys.refused.append(f"{MODULES}={modules}: it must be a list with the stage of each module and of the loss")
+        keys.refused.append(f"{MODULES}={modules}: it must list the stage of each module and of the loss")
     elif stages != list(range(len(stages))) or modules != sorted(modules):
         keys.refused.append(f"{MODULES}={modules}: stages must be 0, 1, … in the order of the modules")
     ranks = _of_stages(keys, RANKS, stages)
@@ -75,17 +75,17 @@ def read(path: Path, said: str) -> Placement:
         if any(not isinstance(one, list) or not one for one in ranks) or any(type(rank) is not int for rank in found):
             keys.refused.append(f"{RANKS}: each stage must have a list of ranks, such as {{'0': [0, 1], '1': [2]}}")
         elif sorted(found) != list(range(len(found))):
-            keys.refused.append(f"{RANKS}: ranks {found}: each of 0 to {len(found) - 1} must be there once")
+            keys.refused.append(f"{RANKS}: ranks {found}: each rank from 0 to {len(found) - 1} must occur once")
     depth = _of_stages(keys, DEPTHS, stages) if content.get(DEPTHS) is not None else None
     if depth is not None and any(type(one) is not int or one < 0 for one in depth):
-        keys.refused.append(f"{DEPTHS}: each stage must have a whole number from 0 on")
+        keys.refused.append(f"{DEPTHS}: each stage must have a whole number, at least 0")
     partition = content.get(BLOCKS)
     if partition is not None and not (
         isinstance(partition, list)
         and len(partition) == len(stages)
         and all(type(one) is int and one >= 0 for one in partition)
     ):
-        keys.refused.append(f"{BLOCKS}={partition}: it must be a list with the blocks of each stage")
+        keys.refused.append(f"{BLOCKS}={partition}: it must list the blocks of each stage")
     keys.check(f"{said} {path}")
     assert ranks is not None
     return Placement(tuple(modules), tuple(map(tuple, ranks)), _tuple(depth), _tuple(partition))
@@ -97,7 +97,7 @@ def _of_stages(keys: Keys, key: str, stages: Sequence[int]) -> list[Any] | None:
     by_name = {str(name): one for name, one in value.items()} if isinstance(value, dict) else {}
     if sorted(by_name) != sorted(map(str, stages)):
         keys.refused.append(
-            f"{key}={value}: it must have stages {', '.join(map(str, stages))}, as {MODULES} has, and no other"
+            f"{key}={value}: it must have stages {', '.join(map(str, stages))}, as in {MODULES}, and no others"
         )
         return None
     return [by_name[str(stage)] for stage in stages]

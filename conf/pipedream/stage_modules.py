@@ -47,7 +47,7 @@ def _layers(entry: ast.expr, files: dict[str, Path], package: Path) -> list[Laye
     made = entry.elts[0] if isinstance(entry, ast.Tuple) and entry.elts else entry
     name = made.func.id if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) else None
     if name is None or name not in files:
-        raise ConfigError(f"{package / '__init__.py'}: line {entry.lineno}: this is not a module of a file of its own")
+        raise ConfigError(f"{package / '__init__.py'}: line {entry.lineno}: this module is not in its own file")
     tree = _parsed(files[name])
     found = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
     methods = found.body if found else []
@@ -57,7 +57,7 @@ def _layers(entry: ast.expr, files: dict[str, Path], package: Path) -> list[Laye
     for node in ast.walk(init):
         if isinstance(node, ast.For | ast.While | ast.If | ast.comprehension):
             line = getattr(node, "lineno", init.lineno)
-            raise ConfigError(f"{files[name]}: line {line}: what this makes is only known by running it")
+            raise ConfigError(f"{files[name]}: line {line}: only running it would show what this creates")
     return [
         layer
         for statement in init.body

@@ -37,7 +37,7 @@ def _training(reading: Reading) -> None:
     each = "an epoch has as many iterations as samples divided by parallel.global_batch_size"
     if driver.lr_warmup and not reading.has("train.lr_warmup_iterations"):
         reading.refused.append(
-            f"lr_warmup=True: it lasts {WARMUP_EPOCHS} epochs; give train.lr_warmup_iterations=… ({each})"
+            f"lr_warmup=True: the warm-up lasts {WARMUP_EPOCHS} epochs; give train.lr_warmup_iterations=… ({each})"
         )
     if not reading.has("train.save_interval"):
         reading.notes.append(
@@ -46,9 +46,7 @@ def _training(reading: Reading) -> None:
         )
     words["train.keep_checkpoints"] = driver.epochs
     if driver.verbose_frequency:
-        reading.notes.append(
-            "verbose_frequency has no place here: a run records every pass, and tdpp report shows them"
-        )
+        reading.notes.append("verbose_frequency has no effect: a run records every pass, and tdpp report shows them")
     if driver.macrobatch and "parallel.update_every" in words:
         reading.notes.append(
             "macrobatch: stages update after two rounds; parallel.semantics=two with an update_every of at least the "
@@ -70,8 +68,8 @@ def _policy(reading: Reading) -> None:
         words |= {"train.lr_policy": "step", "train.lr_gamma": 0.1}
         if not reading.has("train.lr_step_iterations"):
             reading.refused.append(
-                f"learning_rate_policy=step: it falls after each {STEP_EPOCHS} epochs; give "
-                "train.lr_step_iterations=…, the iterations of so many, or another train.lr_policy"
+                f"learning_rate_policy=step: the rate falls every {STEP_EPOCHS} epochs; give that many epochs in "
+                f"iterations, train.lr_step_iterations=…, or another train.lr_policy"
             )
 
 
@@ -85,13 +83,13 @@ def _data(reading: Reading) -> None:
         words["data.augment.flip"] = True
     else:
         words["data.bucketing"] = BUCKETING
-    made = f"its data ({driver.data_dir}) are made ready by tdpp data {'images' if images else 'pairs'}"
+    made = f"prepare its data ({driver.data_dir}) with tdpp data {'images' if images else 'pairs'}"
     if driver.synthetic_data and images:
         words["data.prefix"] = "data/synthetic"
         if "train.epochs" in words:
             words["train.samples"] = words.pop("train.epochs") * SYNTHETIC_IMAGES
-        made = "synthetic_data: any images will do, such as tdpp data images --source digits --size 224 --channels 3"
+        made = "synthetic_data: use any images, such as tdpp data images --source digits --size 224 --channels 3"
     elif driver.synthetic_data:
-        reading.notes.append("synthetic_data has no effect on translation, in PipeDream neither")
+        reading.notes.append("synthetic_data has no effect on translation (in PipeDream neither)")
     if not (reading.has("data") or reading.has("data.prefix")):
         reading.notes.append(f"{made} --output {words['data.prefix']}")

@@ -39,7 +39,7 @@ def expanded(words: Sequence[str], model_of: ModelOf) -> tuple[list[str], list[s
     if not files:
         return list(words), []
     if len(files) > 1:
-        raise ConfigError(f"{WORD}… is there {len(files)} times; a training has one such file")
+        raise ConfigError(f"{WORD}… occurs {len(files)} times; give it once")
     given = tuple(word for word in words if not word.startswith(WORD))
     said, notes = _read(Path(files[0]), given, model_of)
     groups = {word.partition("=")[0] for word in given}
@@ -55,16 +55,16 @@ def _read(path: Path, given: tuple[str, ...], model_of: ModelOf) -> tuple[dict[s
     driver = driver_file.read(path)
     reading = Reading(driver, given)
     if reading.has("experiment"):
-        raise ConfigError(f"{WORD}{path} is a whole experiment, and so is experiment=…; give one of them")
+        raise ConfigError(f"{WORD}{path} is a whole experiment, like experiment=…; give only one of them")
     model = _model(path, reading, model_of)
     placed = _placement(path, driver)
     _layout(path, placed, model, reading)
     training.add(reading)
     if reading.refused:
         raise ConfigError(
-            f"{WORD}{path} cannot be trained as it is:" + "".join(f"\n  {one}" for one in reading.refused)
+            f"{WORD}{path} cannot be trained unchanged:" + "".join(f"\n  {one}" for one in reading.refused)
         )
-    unknown = [f"not known here, and left out: {', '.join(driver.unknown)}"] if driver.unknown else []
+    unknown = [f"unknown to tdpp, so ignored: {', '.join(driver.unknown)}"] if driver.unknown else []
     return reading.words, [*reading.notes, *unknown]
 
 
@@ -72,7 +72,9 @@ def _model(path: Path, reading: Reading, model_of: ModelOf) -> Model:
     driver, words = reading.driver, reading.words
     words["name"] = re.sub(r"[^\w.+-]", "_", path.stem).lstrip(".-") or "pipedream"
     words["runs_dir"] = driver.log_directory
-    reading.notes.append(f"runs lie in {driver.log_directory}: other commands find them by --runs-dir or TDPP_RUNS_DIR")
+    reading.notes.append(
+        f"runs go to {driver.log_directory}: other commands find them with --runs-dir or TDPP_RUNS_DIR"
+    )
     parts = driver.module.split(".")
     name = parts[1] if len(parts) > 1 else parts[0]
     chosen = [word for word in reading.given if word.lstrip("+").startswith(("model=", "model."))]
@@ -80,8 +82,8 @@ def _model(path: Path, reading: Reading, model_of: ModelOf) -> Model:
         own = [choice for choice in choices("model", reading.given) if re.sub(r"\W", "_", choice) == name]
         if name not in MODELS and len(own) != 1:
             raise ConfigError(
-                f"{WORD}{path}: module={driver.module}: {name} is not a model that is known by that name "
-                f"({', '.join(MODELS)}); give model=… and parallel.partition=…"
+                f"{WORD}{path}: module={driver.module}: {name} is not a known model ({', '.join(MODELS)}); give "
+                f"model=… and parallel.partition=…"
             )
         words["model"] = MODELS[name] if name in MODELS else own[0]
         if driver.kind is Kind.translation and name.startswith("gnmt"):
@@ -106,15 +108,15 @@ def _placement(path: Path, driver: Driver) -> Placement:
     if driver.config_file is None:
         if len(driver.machines) > 1:
             raise ConfigError(
-                f"{WORD}{path}: config_file is missing, with which there is one rank, but machines has "
-                f"{len(driver.machines)}; name a file with stages and ranks, or one machine"
+                f"{WORD}{path}: config_file is missing, so there is one rank, but machines has "
+                f"{len(driver.machines)}; give a file with stages and ranks, or one machine"
             )
         return placement.placed((0, 0), (1,))
     said = f"{WORD}{path}: config_file"
     file = _found(path, driver.config_file, driver.kind)
     if file is None:
         raise ConfigError(
-            f"{said}={driver.config_file}: there is no such file beside the configuration, in a folder above it or in "
+            f"{said}={driver.config_file}: no such file beside the configuration, in a folder above it or in "
             f"{driver.kind}/ there; give its path"
         )
     found = placement.read(file, said)
@@ -133,7 +135,7 @@ def _layout(path: Path, placed: Placement, model: Model, reading: Reading) -> No
     kept = _with_blocks(counts, model)
     if len(kept) < len(counts):
         empty = [str(stage) for stage in range(len(counts)) if stage not in kept]
-        reading.notes.append(f"stage {', '.join(empty)} has nothing to train, and is left out with its ranks")
+        reading.notes.append(f"stage {', '.join(empty)} has nothing to train and is left out with its ranks")
         placed = Placement(
             placed.modules,
             tuple(placed.ranks[stage] for stage in kept),
@@ -174,25 +176,27 @@ def _blocks(path: Path, placed: Placement, model: Model, reading: Reading) -> li
         return list(placed.partition)
     driver = reading.driver
     package = _found(path, driver.module.replace(".", "/"), driver.kind)
-    fitting = "give parallel.partition=… for another division"
+    fitting = "give parallel.partition=… for another one"
     if package is not None and model.family in stages.KNOWN:
         try:
             counts = stages.from_modules(package, placed, str(model.family))
         except ConfigError as error:
-            reading.notes.append(f"{error}; the division is found without it")
+            reading.notes.append(f"{error}; the partition is found without it")
         else:
             if sum(counts) != model.counted:
                 raise ConfigError(
-                    f"{WORD}{path}: module={driver.module} has {sum(counts)} of the layers that are blocks here, but "
-                    f"{model.blocks}; give the model that it is, or parallel.partition=…"
+                    f"{WORD}{path}: module={driver.module} has {sum(counts)} layers that are blocks in tdpp, but "
+                    f"{model.blocks}; give the right model, or parallel.partition=…"
                 )
             if model.family is Family.resnet:
-                reading.notes.append("PipeDream cuts bottlenecks in two; each is on the stage of its 3 x 3 convolution")
+                reading.notes.append(
+                    "PipeDream cuts bottlenecks in two; tdpp puts each on the stage of its 3 x 3 convolution"
+                )
             return counts
     counts = stages.by_operations(model, placed.replicas)
     reading.notes.append(
-        f"the stages of {driver.module} are not beside the file: the division {'-'.join(map(str, counts))} shares out "
-        f"the operations of a forward pass; {fitting}"
+        f"the stages of {driver.module} are not beside the file, so the partition {'-'.join(map(str, counts))} "
+        f"balances the operations of a forward pass; {fitting}"
     )
     return counts
 

@@ -44,7 +44,7 @@ class _Part:
 
     def __init__(self, name: str, content: Any, reading: _Reading) -> None:
         if not isinstance(content, dict):
-            reading.refused.append(f"{name or 'base_params'} is not a dictionary whose content is certain: {content}")
+            reading.refused.append(f"{name or 'base_params'} is not a dictionary that can be evaluated: {content}")
         self._left = dict(content) if isinstance(content, dict) else {}
         self._prefix, self._reading = f"{name}." if name else "", reading
 
@@ -55,7 +55,7 @@ class _Part:
             return default
         fits = isinstance(value, kinds) and (kinds in (bool, object) or not isinstance(value, bool))
         if isinstance(value, Unread) or not fits:
-            self._reading.refuse(f"{self._prefix}{key}", value, "its value is not one that can be read here")
+            self._reading.refuse(f"{self._prefix}{key}", value, "its value cannot be evaluated")
             return default
         return value
 
@@ -101,9 +101,9 @@ def read(path: Path, given: tuple[str, ...] = ()) -> tuple[list[str], list[str]]
             f"openseq2seq={path}: this is not a Python file ({error}); give a configuration file"
         ) from error
     except Unread as unread:
-        raise ConfigError(f"openseq2seq={path}: {unread}; tdpp reads a file, and runs none of it") from unread
+        raise ConfigError(f"openseq2seq={path}: {unread}; tdpp reads the file without running it") from unread
     if "base_params" not in known:
-        raise ConfigError(f"openseq2seq={path}: it has no base_params, so it is not a configuration of OpenSeq2Seq")
+        raise ConfigError(f"openseq2seq={path}: no base_params, so this is not an OpenSeq2Seq configuration")
     reading = _Reading()
     base = {**known["base_params"], **_dict(known, "train_params")} if isinstance(known["base_params"], dict) else None
     whole = _Part("", base, reading)
@@ -114,9 +114,9 @@ def read(path: Path, given: tuple[str, ...] = ()) -> tuple[list[str], list[str]]
         _data(whole, path.stem, reading)
     if reading.refused:
         lines = "".join(f"\n  {one}" for one in reading.refused)
-        raise ConfigError(f"openseq2seq={path} cannot be trained as it is:{lines}")
+        raise ConfigError(f"openseq2seq={path} cannot be trained unchanged:{lines}")
     if rest := whole.rest():
-        reading.notes.append(f"not known here, and left out: {', '.join(rest)}")
+        reading.notes.append(f"unknown to tdpp, so ignored: {', '.join(rest)}")
     return [f"{key}={in_word(value)}" for key, value in reading.words.items()], reading.notes
 
 
@@ -128,7 +128,7 @@ def _dict(known: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _model(base: _Part, name: str, reading: _Reading) -> None:
     for key, wanted in (("encoder", ENCODER), ("decoder", DECODER)):
         if (found := base.name(key)) != wanted:
-            reading.refuse(key, found, f"only {ENCODER} with {DECODER} is read; model=gnmt is a GNMT with LSTMs")
+            reading.refuse(key, found, f"only {ENCODER} with {DECODER} is supported; model=gnmt is a GNMT with LSTMs")
     if (loss := base.name("loss")) is not None and loss not in LOSSES:
         reading.refuse("loss", loss, f"a transformer is trained with {LOSSES[0]}")
     if reading.refused:
@@ -149,31 +149,31 @@ def _model(base: _Part, name: str, reading: _Reading) -> None:
     for key, ours in sizes.items():
         one, other = (part.take(key, (int, float)) for part in (encoder, decoder))
         if one != other:
-            reading.refuse(f"encoder_params.{key}", one, f"the decoder has {other}; here both have the same")
+            reading.refuse(f"encoder_params.{key}", one, f"the decoder has {other}, but tdpp uses the same for both")
         words[ours] = one
     for part in (encoder, decoder):
         dropped = part.take("relu_dropout", (int, float), words["model.hidden_dropout"])
         if dropped != words["model.hidden_dropout"]:
-            why = f"layer_postprocess_dropout is {words['model.hidden_dropout']}, and here one number stands for both"
+            why = f"layer_postprocess_dropout is {words['model.hidden_dropout']}, but tdpp uses one number for both"
             reading.refuse("relu_dropout", dropped, why)
         norm = part.part("norm_params")
-        norm.require("type", ("layernorm_L2",), "norms are layer norms with a mean and a variance")
+        norm.require("type", ("layernorm_L2",), "tdpp's norms are layer norms with mean and variance")
         words["model.norm_epsilon"] = norm.take("epsilon", float, words.get("model.norm_epsilon", 1e-6))
         norm.forget("momentum")
-        part.require("regularizer", (), "weights are not penalised in the loss; train.weight_decay is the way here")
+        part.require("regularizer", (), "tdpp has no weight penalty in the loss; use train.weight_decay")
         part.forget("regularizer_params", "pad_embeddings_2_eight", "remove_padding")
         part.forget("EOS_ID", "GO_SYMBOL", "END_SYMBOL", "PAD_SYMBOL", "extra_decode_length")
     beam, alpha = decoder.take("beam_size", int), decoder.take("alpha", (int, float))
     if beam is not None:
         found = f"tdpp translate --beam {beam} --length-norm {alpha}"
-        reading.notes.append(f"how it searches is said when it translates: {found}")
+        reading.notes.append(f"the search is set when translating: {found}")
     for part in (encoder, decoder):
         if rest := part.rest():
-            reading.notes.append(f"not known here, and left out: {', '.join(rest)}")
+            reading.notes.append(f"unknown to tdpp, so ignored: {', '.join(rest)}")
     words["model.label_smoothing"] = base.part("loss_params").take("label_smoothing", (int, float), 0.0)
     for key in ("model.layers", "model.decoder_layers", "model.hidden", "model.heads"):
         if words[key] is None and not reading.refused:
-            reading.refused.append(f"{key} is not said; encoder_params and decoder_params need it")
+            reading.refused.append(f"{key} is missing; encoder_params and decoder_params need it")
 
 
 def _training(base: _Part, reading: _Reading) -> None:
@@ -190,30 +190,30 @@ def _training(base: _Part, reading: _Reading) -> None:
         words["train.momentum"] = options.take("momentum", float, 0.9)
         words["train.nesterov"] = options.take("use_nesterov", bool, False)
     else:
-        reading.refuse("optimizer", optimizer, "Adam, LazyAdam and Momentum are read")
+        reading.refuse("optimizer", optimizer, "Adam, LazyAdam and Momentum are supported")
     words["train.weight_decay"] = 0.0
     if rest := options.rest():
-        reading.notes.append(f"not known here, and left out: {', '.join(rest)}")
-    base.require("larc_params", (), "there is no LARC here; train.optimizer=lamb scales updates in a like way")
+        reading.notes.append(f"unknown to tdpp, so ignored: {', '.join(rest)}")
+    base.require("larc_params", (), "tdpp has no LARC; train.optimizer=lamb scales updates similarly")
     steps, epochs = base.take("max_steps", int), base.take("num_epochs", int)
     if steps is not None:
         words["train.iterations"] = steps
     elif epochs is not None:
         words |= {"train.iterations": None, "train.epochs": epochs}
     else:
-        reading.refused.append("max_steps is not said, and num_epochs neither; a training needs one of them")
+        reading.refused.append("neither max_steps nor num_epochs is given; a training needs one of them")
     _learning_rate(base, steps, reading)
     words["train.clip_grad"] = base.take("max_grad_norm", (int, float), 0.0)
     precision = base.name("dtype") or "tf.float32"
     if precision in PRECISIONS:
         words["train.precision"] = PRECISIONS[precision]
     else:
-        reading.refuse("dtype", precision, f"{', '.join(PRECISIONS)} are read")
+        reading.refuse("dtype", precision, f"{', '.join(PRECISIONS)} are supported")
     scaling = base.take("loss_scaling")
     if isinstance(scaling, str) and scaling.lower() in SCALERS and precision != "tf.float32":
         words["train.loss_scaler"] = SCALERS[scaling.lower()]
     elif scaling is not None and precision != "tf.float32":
-        reading.refuse("loss_scaling", scaling, "Backoff and LogMax are read")
+        reading.refuse("loss_scaling", scaling, "Backoff and LogMax are supported")
     base.forget("loss_scaling_params")
     for key, ours in (("print_loss_steps", "log_interval"), ("eval_steps", "eval_interval"), ("random_seed", "seed")):
         if (value := base.take(key, int)) is not None:
@@ -228,7 +228,7 @@ def _learning_rate(base: _Part, steps: int | None, reading: _Reading) -> None:
     policy, options = base.name("lr_policy") or "fixed_lr", base.part("lr_policy_params")
     rate = options.take("learning_rate", (int, float))
     if rate is None:
-        reading.refused.append("lr_policy_params.learning_rate is not said")
+        reading.refused.append("lr_policy_params.learning_rate is missing")
         return
     words |= {"train.lr_warmup_iterations": 0, "train.min_lr": 0.0}
     if policy == "transformer_policy":
@@ -239,23 +239,23 @@ def _learning_rate(base: _Part, steps: int | None, reading: _Reading) -> None:
         top = rate * options.take("coefficient", (int, float), 1.0) / math.sqrt(width * warmup)
         words |= {"train.lr_policy": "noam", "train.lr": top, "train.lr_warmup_iterations": warmup}
         if (most := options.take("max_lr", (int, float))) is not None and most < top:
-            reading.refuse("lr_policy_params.max_lr", most, f"the rate would rise to {top:.6g}; there is no hat here")
+            reading.refuse("lr_policy_params.max_lr", most, f"the rate would rise to {top:.6g}; tdpp does not cap it")
     elif policy in ("poly_decay", "cosine_decay"):
         words |= {"train.lr_policy": "polynomial" if policy == "poly_decay" else "cosine", "train.lr": rate}
         power = options.take("power", (int, float), 1.0)
         if policy == "poly_decay":
             words["train.lr_power"] = power
         words["train.min_lr"] = options.take("min_lr", (int, float), 0.0)
-        options.require("begin_decay_at", (0,), "the rate falls from the end of the warm-up on")
-        options.require("warmup_steps", (0,), "there the rate falls while it rises, here only afterwards")
+        options.require("begin_decay_at", (0,), "the rate falls only after the warm-up")
+        options.require("warmup_steps", (0,), "there the decay starts during the warm-up, in tdpp after it")
         words["train.lr_decay_iterations"] = options.take("decay_steps", int, steps)
     elif policy == "fixed_lr":
         words |= {"train.lr_policy": "constant", "train.lr": rate}
     else:
-        reading.refuse("lr_policy", policy, "transformer_policy, poly_decay, cosine_decay and fixed_lr are read")
+        reading.refuse("lr_policy", policy, "transformer_policy, poly_decay, cosine_decay and fixed_lr are supported")
         return
     if rest := options.rest():
-        reading.notes.append(f"not known here, and left out: {', '.join(rest)}")
+        reading.notes.append(f"unknown to tdpp, so ignored: {', '.join(rest)}")
 
 
 def _batches(base: _Part, given: tuple[str, ...], reading: _Reading) -> None:
@@ -264,12 +264,12 @@ def _batches(base: _Part, given: tuple[str, ...], reading: _Reading) -> None:
     repeats = base.take("iter_size", int, 1)
     base.forget("use_horovod", "gpu_ids")
     if batch is None:
-        reading.refused.append("batch_size_per_gpu is not said")
+        reading.refused.append("batch_size_per_gpu is missing")
         return
     words["parallel.micro_batch_size"] = batch
     if any(word.startswith(PLACES) for word in given):
         each = batch * repeats
-        reading.notes.append(f"parallel.global_batch_size is yours to give: {each} for each replica of the model")
+        reading.notes.append(f"set parallel.global_batch_size yourself: {each} per replica of the model")
         return
     data = next((word.partition("=")[2] for word in given if word.startswith("parallel.data=")), str(gpus))
     words |= {"parallel.tensor": 1, "parallel.pipeline": 1, "parallel.partition": None, "parallel.data": data}
@@ -286,17 +286,17 @@ def _data(base: _Part, name: str, reading: _Reading) -> None:
     files = [layer.take(key, str) for key in ("source_file", "target_file")]
     vocabularies = [layer.take(key, str) for key in ("src_vocab_file", "tgt_vocab_file")]
     if None not in vocabularies and vocabularies[0] != vocabularies[1]:
-        reading.notes.append("its two vocabularies become one here, which both languages share")
+        reading.notes.append("its two vocabularies become one that both languages share")
     if None not in files:
         reading.words["data.prefix"] = f"data/{name}"
         reading.notes.append(
-            f"its sentences ({', '.join(map(str, files))}) are made ready by tdpp data pairs --output data/{name}; "
-            "give the model.vocab_size that it prints"
+            f"its sentences ({', '.join(map(str, files))}) must be prepared with tdpp data pairs --output "
+            f"data/{name}; give the model.vocab_size that it prints"
         )
     layer.forget("pad_vocab_to_eight", "delimiter", "shuffle", "shuffle_buffer_size", "repeat", "map_parallel_calls")
     layer.forget("prefetch_buffer_size", "special_tokens_already_in_vocab", "use_start_token", "pad_lengths_to_eight")
     if rest := layer.rest():
-        reading.notes.append(f"not known here, and left out: {', '.join(rest)}")
+        reading.notes.append(f"unknown to tdpp, so ignored: {', '.join(rest)}")
 
 
 def _shown(value: Any) -> str:

@@ -36,7 +36,7 @@ def own_folders() -> list[Path]:
         found = [Path(folder) for folder in given.split(os.pathsep) if folder]
         for folder in found:
             if not folder.is_dir():
-                raise ConfigError(f"{VARIABLE}={given}: there is no folder {folder}; make it, or name another one")
+                raise ConfigError(f"{VARIABLE}={given}: no folder {folder}; create it, or give another one")
     found = [folder for folder in found if folder.resolve() != SHIPPED]
     for folder in found:
         require_other_names(folder)
@@ -79,9 +79,7 @@ def require_other_names(folder: Path) -> None:
     for file in sorted(folder.glob(f"*/*{SUFFIX}")):
         shipped = SHIPPED / file.relative_to(folder)
         if shipped.is_file() and shipped.read_bytes() != file.read_bytes():
-            raise ConfigError(
-                f"{file} has the name of {shipped}, which would be read in its place; give it another name"
-            )
+            raise ConfigError(f"{file} has the same name as {shipped}, which takes precedence; rename your file")
 
 
 def _here() -> Path | None:

@@ -70,7 +70,7 @@ def values(text: str) -> dict[str, Any]:
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=of, attr="update"), args=[given], keywords=[])):
                 _dict(of, known).update(_dict(given, known))
             case _:
-                raise Unread(statement, f"{ast.unparse(statement)[:60]!r} is not a value that is given to a name")
+                raise Unread(statement, f"{ast.unparse(statement)[:60]!r} is not an assignment of a value to a name")
     return known
 
 
@@ -129,13 +129,13 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
             try:
                 part = found[_value(key, known)]
             except (TypeError, KeyError, IndexError):
-                raise Unread(node, f"{ast.unparse(node)[:60]!r} is not there") from None
+                raise Unread(node, f"{ast.unparse(node)[:60]!r} is not defined") from None
             if isinstance(part, Unread):
                 raise part
             return part
         case ast.Call(func=function, args=arguments, keywords=keywords):
             return _called(node, ast.unparse(function), arguments, keywords, known)
-    raise Unread(node, f"the value of {ast.unparse(node)[:60]!r} is not certain")
+    raise Unread(node, f"the value of {ast.unparse(node)[:60]!r} cannot be determined without running the file")
 
 
 def _hashable(node: ast.expr, known: Mapping[str, Any]) -> Any:
@@ -155,7 +155,7 @@ def _computed(node: ast.expr, how: Callable[[Any, Any], Any], left: Any, right: 
         if isinstance(count, int) and isinstance(sized, str | list) and len(sized) * count > MOST_ITEMS:
             raise Unread(node, f"{ast.unparse(node)[:60]!r} is too long")
     if isinstance(left, Imported) or isinstance(right, Imported):
-        raise Unread(node, f"the value of {ast.unparse(node)[:60]!r} is not certain")
+        raise Unread(node, f"the value of {ast.unparse(node)[:60]!r} cannot be determined without running the file")
     try:
         return how(left, right)
     except (TypeError, ValueError, ArithmeticError) as error:
@@ -171,7 +171,7 @@ def _called(
             made |= _dict(one.value, known) if one.arg is None else {one.arg: _or_unread(one.value, known)}
         return made
     if keywords:
-        raise Unread(node, f"the value of {ast.unparse(node)[:60]!r} is not certain")
+        raise Unread(node, f"the value of {ast.unparse(node)[:60]!r} cannot be determined without running the file")
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "copy":
         return _copied(_value(node.args[0] if node.args else node.func.value, known))
     given = [_value(one, known) for one in arguments]
@@ -184,7 +184,7 @@ def _called(
             return int(value) if name == "int" else float(value)
         case "math.sqrt" | "np.sqrt", [int() | float() as value] if value >= 0:
             return math.sqrt(value)
-    raise Unread(node, f"the value of {ast.unparse(node)[:60]!r} is not certain")
+    raise Unread(node, f"the value of {ast.unparse(node)[:60]!r} cannot be determined without running the file")
 
 
 def _copied(value: Any) -> Any:

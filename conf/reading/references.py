@@ -19,9 +19,9 @@ def require_shapes(node: Any, kind: Any, key: str = "") -> None:
         return
     what = "a list" if origin is list else "a group of keys"
     if not isinstance(node, ListConfig if origin is list else DictConfig):
-        raise ConfigError(f"{key}={node} refers to one value, but {key} is {what}; give it as such")
+        raise ConfigError(f"{key}={node} refers to a single value, but {key} is {what}; write it as one")
     if OmegaConf.get_type(node) is not (origin or kind):
-        raise ConfigError(f"{key} refers to {what} of another kind, {node}; give it as such")
+        raise ConfigError(f"{key} refers to {what} of another kind, {node}; write it out")
     hints = get_type_hints(kind) if is_dataclass(kind) else {}
     inner = get_args(kind)[-1] if origin else None
     names: list[Any] = [field.name for field in fields(kind)] if is_dataclass(kind) else _names(node)

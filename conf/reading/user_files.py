@@ -120,7 +120,7 @@ def _foreign(words: list[str]) -> tuple[list[str], list[str]]:
     if not files:
         return words, []
     if len(files) > 1:
-        raise ConfigError(f"{OPENSEQ2SEQ}… is there {len(files)} times; a training has one such file")
+        raise ConfigError(f"{OPENSEQ2SEQ}… occurs {len(files)} times; give it once")
     from conf.reading import openseq2seq  # others do without
 
     said, notes = openseq2seq.read(Path(files[0]), tuple(others))
@@ -144,7 +144,7 @@ def _config_dir(option: str, name: str) -> Path:
     folder = Path(name)
     if not (name and folder.is_dir()):
         raise ConfigError(
-            f"{option} {shlex.quote(name)}: there is no such folder; give one with groups, such as DIR/model/mine.yaml"
+            f"{option} {shlex.quote(name)}: no such folder; give one with groups, such as DIR/model/mine.yaml"
         )
     require_other_names(folder)
     return folder
@@ -154,8 +154,8 @@ def _link(links: Path, group: str, file: str, given: dict[str, str]) -> str:
     """A choice of the group that leads to the file. Its own name may be one that Hydra cannot read, or taken."""
     if not Path(file).is_file():
         raise ConfigError(
-            f"{group}={file}: there is no such file; without {SUFFIX} a value is one of the names in "
-            f"{SHIPPED / group}, or in the folder {group} of one of your own (TDPP_CONFIG, --config-dir)"
+            f"{group}={file}: no such file; without {SUFFIX} the value is one of the names in {SHIPPED / group}, or "
+            f"in the folder {group} of your own configurations (TDPP_CONFIG, --config-dir)"
         )
     from conf.reading.yaml_file import require_small  # what else needs this module does without OmegaConf
 

@@ -7,10 +7,11 @@ knows where the text stood puts the key before it.
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Word = TypeVar("Word", bound=StrEnum)
 Reader: TypeAlias = Callable[[str], T]
+
+UNKNOWN = "unrecognized arguments: "
+"""What argparse says before the words that no option and no argument takes."""
 
 
 class NoValue(ValueError):
@@ -84,7 +88,23 @@ class Parser(argparse.ArgumentParser):
         (file or sys.stdout).write(self.format_help())
 
     def error(self, message: str) -> NoReturn:
-        super().error(visible(shortened(message)))
+        """In one line: the usage, which argparse prints as well, is what --help is for."""
+        self.exit(2, visible(shortened(f"{self.prog}: error: {message}; {self._way_out(message)}")) + "\n")
+
+    def _way_out(self, message: str) -> str:
+        _, unknown, words = message.partition(UNKNOWN)
+        word = words.split(" ")[0].partition("=")[0] if unknown else ""
+        near = difflib.get_close_matches(word, {*_options(self)}, cutoff=0.7) if word.startswith("-") else []
+        return f"did you mean {' or '.join(near)}?" if near else f"see '{self.prog} --help'"
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Of a parser and of the commands below it."""
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from _options(below)
 
 
 def flag(text: str) -> bool:
@@ -109,7 +129,7 @@ def not_negative(text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf:
-        raise NoValue("must be a number, 0 or more")
+        raise NoValue("must be a number, at least 0")
     return number
 
 
@@ -118,7 +138,7 @@ def whole(text: str) -> int:
     if digits and len(text) > MOST_DIGITS:
         raise NoValue(f"must have at most {MOST_DIGITS} digits")
     if not (digits and int(text)):
-        raise NoValue("must be a whole number, 1 or more")
+        raise NoValue("must be a whole number, at least 1")
     return int(text)
 
 
@@ -128,7 +148,7 @@ def _is_from_0(text: str) -> bool:
 
 def from_0(text: str) -> int:
     if not _is_from_0(text):
-        raise NoValue("must be a whole number, 0 or more")
+        raise NoValue("must be a whole number, at least 0")
     return int(text)
 
 
@@ -141,7 +161,7 @@ def port(text: str) -> int:
 
 def path(text: str) -> Path:
     if not text:
-        raise NoValue("names no file; give the path of one")
+        raise NoValue("is empty; give the path of a file")
     return Path(text)
 
 
@@ -174,7 +194,7 @@ def several(reader: Reader[T]) -> Reader[tuple[T, ...]]:
         try:
             return tuple(dict.fromkeys(reader(part.strip()) for part in text.split(",")))
         except NoValue as rule:
-            raise NoValue(f"{rule}; several are joined by commas") from rule
+            raise NoValue(f"{rule}; separate several by commas") from rule
 
     return values
 

@@ -32,27 +32,21 @@ def check_words(words: Sequence[str]) -> None:
     printed = any(_PRINTED.match(word) for word in words)
     for word in words:
         if _PACKAGE.match(word) and not printed:  # it would take the word behind it, and no notice of that
-            raise ConfigError(f"{word}: only '--cfg job' takes a package to print; leave it out")
+            raise ConfigError(f"{word}: only '--cfg job' takes --package; leave it out")
         if any("\ud800" <= letter <= "\udfff" for letter in word):
-            raise ConfigError(
-                f"{word.encode(errors='backslashreplace').decode()}: this is not UTF-8; write it in UTF-8"
-            )
+            raise ConfigError(f"{word.encode(errors='backslashreplace').decode()}: not UTF-8; write it in UTF-8")
         if _OF_HYDRA.match(word) and (not _OF_SWEEPER.match(word) or _UNSEEN.search(word)):
             raise ConfigError(
-                f"{word}: tdpp sets Hydra's own configuration itself; leave it out (a run has a folder of its own, "
-                "<runs_dir>/<name>). Of hydra only a sweeper can be chosen, with hydra/sweeper=NAME, and set, with "
-                "hydra.sweeper.KEY=…, such as n_trials; it varies words, such as 'train.lr=interval(1e-4,1e-2)'"
+                f"{word}: tdpp sets Hydra's own configuration itself; leave it out (a run has its own folder, "
+                f"<runs_dir>/<name>). Only a sweeper can be chosen, with hydra/sweeper=NAME, and set, with "
+                f"hydra.sweeper.KEY=…, such as n_trials; it varies words such as 'train.lr=interval(1e-4,1e-2)'"
             )
         if digits := re.search(rf"[0-9_]{{{MOST_DIGITS + 1},}}", word):
-            raise ConfigError(
-                f"{word}: a number of {len(digits[0])} digits, but one has at most {MOST_DIGITS}; give a smaller one"
-            )
+            raise ConfigError(f"{word}: a number of {len(digits[0])} digits; at most {MOST_DIGITS} are allowed")
         if (values := _in_ranges(word)) > MOST_VALUES:
-            raise ConfigError(f"{word}: a sweep over {values:.0f} values, but a range has at most {MOST_VALUES}")
+            raise ConfigError(f"{word}: a range of {values:.0f} values; at most {MOST_VALUES} are allowed")
         if max(accumulate(_OPENED.get(letter, 0) for letter in word), default=0) > MOST_DEEP:
-            raise ConfigError(
-                f"{word}: more than {MOST_DEEP} lists and dictionaries within each other; no key takes that"
-            )
+            raise ConfigError(f"{word}: lists and dictionaries nested more than {MOST_DEEP} deep; no key takes that")
 
 
 def _in_ranges(word: str) -> float:

@@ -13,16 +13,16 @@ def why_not_writable(path: Path) -> str | None:
     """In words, with a way out; None if there can be such a file."""
     try:
         if path.is_dir():
-            return "it is a folder; give the path of a file"
+            return "this is a folder; give the path of a file"
         if not path.parent.is_dir():
-            return f"there is no folder {path.parent}; make it, or choose another one"
+            return f"no folder {path.parent}; create it, or choose another one"
         if os.access(path if _is_device(path) else path.parent, os.W_OK, effective_ids=True):
             return None
     except PermissionError:  # a folder above is closed
         pass
     except OSError as error:  # the name is too long
         return f"{error.strerror}; give another path"
-    return "permission denied; choose a folder where you may write"
+    return "permission denied; choose a folder that you may write to"
 
 
 def why_not_kept(name: str, path: Path) -> str | None:
@@ -32,9 +32,9 @@ def why_not_kept(name: str, path: Path) -> str | None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            return f"cannot make {folder}: {error.strerror}; give the path of a file instead, such as ./{name}.yaml"
+            return f"cannot create {folder}: {error.strerror}; give the path of a file instead, such as ./{name}.yaml"
         if not os.access(folder, os.W_OK, effective_ids=True):
-            return f"you may not write in {folder}; give the path of a file instead, such as ./{name}.yaml"
+            return f"you may not write to {folder}; give the path of a file instead, such as ./{name}.yaml"
     return why_not_writable(path)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,14 +18,14 @@ from yaml import YAMLError
 from conf.errors import ConfigError
 
 NOT_TEXT = "not a text file"
-NO_KEYS = "it has no keys"
+NO_KEYS = "the file has no keys"
 NO_VALUE = "a value cannot be read"
 MOST_BYTES = 2**24
 MOST_VALUES = 200_000
 """Of a file whose aliases (`*name`) are written out: a few lines of them may stand for more than a machine holds."""
 MOST_DEEP = 50
 """Mappings and lists within each other."""
-TOO_DEEP = f"more than {MOST_DEEP} mappings and lists lie within each other"
+TOO_DEEP = f"mappings and lists are nested more than {MOST_DEEP} deep"
 
 
 def load_yaml(path: Path) -> DictConfig:
@@ -69,7 +69,7 @@ def load_frozen(path: Path) -> DictConfig:
     """
     loaded = load_yaml(path)
     for key in _references(OmegaConf.to_container(loaded)):
-        raise ConfigError(f"{key} refers to something else (${{…}}), which no file has that tdpp wrote")
+        raise ConfigError(f"{key} refers to another key (${{…}}), which no file written by tdpp does")
     return loaded
 
 
@@ -88,7 +88,7 @@ def require_small(path: Path) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError("not a regular file")
     if found.st_size > MOST_BYTES:
-        raise ConfigError(f"it has {found.st_size} bytes, more than the {MOST_BYTES} of any configuration")
+        raise ConfigError(f"it has {found.st_size} bytes; a configuration has at most {MOST_BYTES}")
     with path.open(encoding="utf-8") as file, suppress(YAMLError):  # reading it tells where
         _require_few(yaml.parse(file, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
@@ -116,7 +116,7 @@ def _require_few(events: Iterable[yaml.Event]) -> None:
         known[anchor] = values
         begun[-1] = (begun[-1][0], begun[-1][1] + values)
         if begun[-1][1] > MOST_VALUES:
-            raise ConfigError(f"with its aliases (*name) written out it has more than {MOST_VALUES} values")
+            raise ConfigError(f"with its aliases (*name) expanded it has more than {MOST_VALUES} values")
 
 
 def yaml_fault(error: YAMLError) -> str:
@@ -133,4 +133,55 @@ def fault(error: OmegaConfBaseException) -> str:
     where = f"{error.full_key}: " if error.full_key else ""
     keys = getattr(error.object_type, "__dataclass_fields__", ()) if isinstance(error, ConfigKeyError) else ()
     near = get_close_matches(str(error.key), keys)
-    return where + str(error).splitlines()[0] + (f"; did you mean {' or '.join(near)}?" if near else "")
+    return where + rule(error) + (f"; did you mean {' or '.join(near)}?" if near else "")
+
+
+_RULES = (
+    (r"Value '(.*)' of type '\w+' could not be converted to Integer", "must be a whole number, not {!r}"),
+    (r"Value '(.*)' of type '\w+' could not be converted to Float", "must be a number, not {!r}"),
+    (r"Value '(.*)' is not a valid bool \(type \w+\)", "must be true or false, not {!r}"),
+    (r"field '.*' is not Optional", "must have a value, which null is not"),
+    (r"Invalid value '(.*)', expected one of \[(.*)\]", "{!r} is none of {}"),
+    (r"Invalid value assigned: \w+ is not a ListConfig, list or tuple\.", "must be a list, such as [a,b]"),
+    (
+        r"Invalid type assigned: dict is not a subclass of \w+\. value: .*",
+        "no word can add a group of keys; a file of your own can (docs/first-day.md)",
+    ),
+    (r".* \(DictConfig\) does not support deletion", "no key can be removed; give it a value, or leave the word out"),
+)
+"""What OmegaConf says of a value, and the rule that the value breaks."""
+
+
+def rule(error: BaseException) -> str:
+    """What is wrong with a value, in a line."""
+    reported = next(iter(str(error).splitlines()), type(error).__name__)
+    for pattern, words in _RULES:
+        if (found := re.fullmatch(pattern, reported)) is not None:
+            return words.format(*found.groups())
+    return reported
+
+
+def line_of(path: Path, key: str) -> int | None:
+    """The line where a file has a key, which may also be named as seen from above the file; None if it has it not."""
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except (OSError, ValueError, YAMLError, RecursionError):
+        return None
+    parts = re.findall(r"[^.\[\]]+", key)
+    lines = (_line(root, parts[start:]) for start in range(len(parts)))
+    return next((line for line in lines if line is not None), None)
+
+
+def _line(node: yaml.Node | None, parts: Sequence[str]) -> int | None:
+    line = None
+    for part in parts:
+        if isinstance(node, yaml.SequenceNode) and part.isdecimal() and int(part) < len(node.value):
+            node = node.value[int(part)]
+            line = node.start_mark.line + 1
+            continue
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        found = next(((name, value) for name, value in pairs if str(name.value) == part), None)
+        if found is None:
+            return None
+        line, node = found[0].start_mark.line + 1, found[1]
+    return line

@@ -62,7 +62,7 @@ def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
 
 def _object(kind: type[T], content: Any, key: str) -> T:
     if not isinstance(content, dict):
-        raise _Unfit(f": {key}={_shown(content)} must be a JSON object" if key else ": it holds no JSON object")
+        raise _Unfit(f": {key}={_shown(content)} must be a JSON object" if key else ": it is not a JSON object")
     fields = _fields(kind)  # type: ignore[arg-type]
     if lacking := [name for name, _, must in fields if must and name not in content]:
         raise _Unfit(f", or of another version of tdpp: {key or 'it'} lacks {', '.join(lacking)}")

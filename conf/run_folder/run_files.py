@@ -45,7 +45,7 @@ def opened(path: Path, most: int | None = None) -> BinaryIO:
     size = os.fstat(file.fileno()).st_size
     if most is not None and size > most:
         file.close()
-        raise RunFolderError(f"{path} has {size} bytes, more than the {most} that are read of such a file")
+        raise RunFolderError(f"{path} has {size} bytes; at most {most} are read of such a file")
     return file
 
 
@@ -118,7 +118,7 @@ def parse_json(text: str, where: str) -> Any:
     except UnicodeEncodeError:
         raise RunFolderError(f"{where} is damaged: half of a character (such as \\ud800)") from None
     except RecursionError:  # also of _require_flat
-        raise RunFolderError(f"{where} is damaged: lists or objects lie too deep within each other") from None
+        raise RunFolderError(f"{where} is damaged: lists or objects are nested too deeply") from None
     except ValueError as error:
         raise RunFolderError(f"{where} is not JSON: {error}") from error
     return value

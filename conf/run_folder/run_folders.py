@@ -115,10 +115,10 @@ def find(runs: Path, wanted: str | None) -> Path:
         return (runs / BY_JOB / job).resolve()
     known = [path.absolute() for path in by_time(path for path in folders(runs) if _is_either(path))]
     if not known:
-        raise RunFolderError(f"there are no runs in {runs.absolute()}; start one with 'tdpp launch'")
+        raise RunFolderError(f"no runs in {runs.absolute()}; start one with 'tdpp launch'")
     exact = [path for path in known if wanted in (path.name, _name(path))]
     if len(exact) > 1:
-        raise RunFolderError(f"{wanted!r} fits several runs: {_names(exact)}; give one of these")
+        raise RunFolderError(f"{wanted!r} matches several runs: {_names(exact)}; give one of them")
     found = exact or [path for path in known if path.parent.name == wanted]
     if not found and job.isdecimal():  # its launch may have been cut off before it made the link
         found = [path for path in known if job in _jobs(path)]
@@ -126,8 +126,8 @@ def find(runs: Path, wanted: str | None) -> Path:
         found = known
     if not found:
         raise RunFolderError(
-            f"no run {wanted!r} in {runs.absolute()}; the latest are: {_names(known[-_SHOWN:])}; give a run's folder, "
-            "its name, the id of its job, or latest"
+            f"no run {wanted!r} in {runs.absolute()}; the latest are {_names(known[-_SHOWN:])}; give a run's folder, "
+            f"its name, its job id, or 'latest'"
         )
     return found[-1]
 
@@ -137,7 +137,7 @@ def _at(path: Path) -> Path | None:
     try:
         resolved = path.resolve(strict=True)
     except PermissionError as error:
-        raise RunFolderError(f"{path}: you may not look there ({error.strerror}: {error.filename})") from error
+        raise RunFolderError(f"{path}: not accessible ({error.strerror}: {error.filename})") from error
     except (OSError, RuntimeError, ValueError):  # it is not a path, but a name; or a link to itself, or holds a byte 0
         return None
     if _is_either(resolved):
@@ -145,7 +145,7 @@ def _at(path: Path) -> Path | None:
     if (run := run_around(resolved)) is not None:
         return run
     if is_closed(resolved):
-        raise RunFolderError(f"{path}: you may not read this folder, which belongs to {owner(resolved)}")
+        raise RunFolderError(f"{path}: you may not read this folder; it belongs to {owner(resolved)}")
     inside = [one for one in (*entries(resolved), *folders(resolved)) if _is_either(one)]
     return by_time(inside)[-1] if inside else None
 

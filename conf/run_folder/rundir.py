@@ -78,8 +78,8 @@ class RunDir(RunFiles):
                 return run
         except OSError as error:
             raise RunFolderError(
-                f"runs_dir={runs}: cannot make a run folder there ({error.strerror}: {error.filename}); "
-                "choose a folder you may write to"
+                f"runs_dir={runs}: cannot create a run folder there ({error.strerror}: {error.filename}); choose a "
+                f"folder that you may write to"
             ) from error
         raise RunFolderError(f"{runs / name}: too many runs of this configuration in one second")
 
@@ -136,8 +136,8 @@ class RunDir(RunFiles):
             fresh.replace(link)
         except OSError as error:
             raise RunFolderError(
-                f"{link}: cannot make this link to the run ({error.strerror}); everybody who starts runs in "
-                f"{self.runs} must be allowed to write in {link.parent}, or choose a runs_dir of your own"
+                f"{link}: cannot create this link to the run ({error.strerror}); everybody who starts runs in "
+                f"{self.runs} needs write permission for {link.parent}; ask for it, or choose a runs_dir of your own"
             ) from error
 
     @property
@@ -284,7 +284,7 @@ class RunDir(RunFiles):
         """
         content = self.read_object(self.plan, KEYS)
         if content is None:
-            raise RunFolderError(f"{self.path} is not a run: {self.plan.name} is not there")
+            raise RunFolderError(f"{self.path} is not a run: it has no {self.plan.name}")
         try:
             return Plan.parse(content, self.path)
         except PlanFault as fault:
@@ -305,7 +305,7 @@ class RunDir(RunFiles):
         if content is None:
             return None
         if not isinstance(content, dict):
-            raise RunFolderError(f"{path} is damaged: it holds no JSON object")
+            raise RunFolderError(f"{path} is damaged: it is not a JSON object")
         if lacking := [key for key in keys if key not in content]:
             raise RunFolderError(f"{path} is damaged, or of another version of tdpp: it lacks {', '.join(lacking)}")
         return content

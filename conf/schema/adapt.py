@@ -31,13 +31,13 @@ class Rule(StrEnum):
     """How the next global batch is found (docs/adaptive.md)."""
 
     none = "none"
-    """It stays as it is."""
+    """Keep the batch."""
     similarity = "similarity"
-    """Up or down by a rate, as the gradients of its halves are less or more alike than the target (JABAS)."""
+    """Grow or shrink it by a fixed rate, depending on how alike the gradients of its halves are (JABAS)."""
     noise = "noise"
-    """To the batch at which the halves are as alike as the target, by the measured noise scale."""
+    """Compute the batch whose halves are as alike as the target, from the measured noise scale."""
     goodput = "goodput"
-    """To the batch with the most progress a second, by noise scale and measured times (Pollux)."""
+    """Compute the batch with the most progress per second, from noise scale and measured times (Pollux)."""
 
 
 class LrScaling(StrEnum):
@@ -53,51 +53,50 @@ class LrScaling(StrEnum):
 class Adapt:
     rule: Rule = Rule.none
     target: float = 0.3
-    """Of rule similarity and noise: how alike the gradients of both halves of a batch are to be, as a cosine."""
+    """With rule similarity or noise: the target cosine between the gradients of the two halves of a batch."""
     lower: int | None = None
     """The smallest global batch; null: parallel.global_batch_size."""
     upper: int | None = None
-    """The largest global batch; a rule needs it."""
+    """The largest global batch; required by every rule."""
     every: int = 100
     """Iterations between two measurements, each of which is followed by a decision."""
     rate: float = 0.1
-    """Of rule similarity: by which part of itself the batch grows or shrinks."""
+    """With rule similarity: the fraction by which the batch grows or shrinks."""
     smoothing: int | None = None
-    """Measurements that a decision takes together; null: 1 with rule similarity, as JABAS does, else 4."""
+    """Measurements that a decision combines; null: 1 with rule similarity, as in JABAS, else 4."""
     lr_scaling: LrScaling = LrScaling.sqrt
     rebalance: bool = False
-    """Solve the shares of replicas again, from measured times, where that gains more than 3 %."""
+    """Recompute the shares of the replicas from measured times whenever that gains more than 3 %."""
     micro_batch_sizes: list[int] = field(default_factory=list)
-    """With rebalance, sizes that micro-batches may have beside parallel.micro_batch_size, which they are multiples of:
-    each replica takes the fastest one that fits its memory, as a profile or a prediction knows it."""
+    """With rebalance, further micro-batch sizes, all multiples of parallel.micro_batch_size. Each replica takes the
+    fastest one that fits its memory, by a profile or a prediction."""
     streams: list[int] = field(default_factory=list)
-    """With rebalance, numbers of streams that a replica may have beside parallel.streams, in data parallel plans: each
-    takes what is fastest of those that fit its memory with its micro-batches."""
+    """With rebalance, in data parallel plans: further numbers of streams besides parallel.streams. Each replica takes
+    the fastest one that fits its memory."""
 
     def __post_init__(self) -> None:
         ranges.check("adapt", self)
         if self.rule is not Rule.none and self.upper is None:
             raise ConfigError(
-                f"adapt.rule={self.rule} lets the global batch grow, and nothing says how far; give adapt.upper, in "
-                "samples"
+                f"adapt.rule={self.rule} lets the global batch grow, so it needs a limit; give adapt.upper, in samples"
             )
         for key, rules in _USED_BY.items():
             value, default = getattr(self, key), type(self).__dataclass_fields__[key].default
             if str(self.rule) not in rules and value != default:
                 raise ConfigError(
-                    f"adapt.{key}={value} does nothing with adapt.rule={self.rule}; use adapt.rule="
+                    f"adapt.{key}={value} has no effect with adapt.rule={self.rule}; use adapt.rule="
                     f"{' or '.join(rules)}, or leave it out"
                 )
         for key in ("micro_batch_sizes", "streams"):
             if getattr(self, key) and not self.rebalance:
                 raise ConfigError(
-                    f"adapt.{key}={getattr(self, key)} are chosen by measured times, which "
-                    "adapt.rebalance=false leaves alone; use adapt.rebalance=true, or leave them out"
+                    f"adapt.{key}={getattr(self, key)} need adapt.rebalance=true, which chooses them by measured "
+                    f"times; use it, or leave them out"
                 )
         if not self.on and self.every != type(self).every:
             raise ConfigError(
-                f"adapt.every={self.every} does nothing with adapt.rule=none and adapt.rebalance=false; give one of "
-                "these, or leave it out"
+                f"adapt.every={self.every} has no effect with adapt.rule=none and adapt.rebalance=false; set one of "
+                f"these, or leave it out"
             )
 
     @property
@@ -148,31 +147,33 @@ def check(adapt: Adapt, parallel: Parallel, train: Train) -> None:
     wrong = f"adapt.rule={adapt.rule}" if adapt.rule is not Rule.none else "adapt.rebalance=true"
     if parallel.schedule_file is not None:
         raise ConfigError(
-            f"parallel.schedule_file={parallel.schedule_file} is for one number of micro-batches, which {wrong} "
+            f"parallel.schedule_file={parallel.schedule_file} is for a fixed number of micro-batches, which {wrong} "
             f"changes; use parallel.schedule={ADAPTS[0]}, or leave adapt out"
         )
     if str(parallel.schedule) not in ADAPTS:
         raise ConfigError(
-            f"parallel.schedule={parallel.schedule} does not go with {wrong}: it is not for every number of "
+            f"parallel.schedule={parallel.schedule} cannot be combined with {wrong}: it does not work with every "
+            f"number of "
             f"micro-batches; use parallel.schedule={' or '.join(ADAPTS)}"
         )
     if not parallel.layout.even:
         most = max(parallel.layout.replicas)
         raise ConfigError(
-            f"parallel.replicas={parallel.replicas} does not go with {wrong}, which gives each replica shares of its "
-            f"own; use as many replicas on each stage: parallel.replicas=null parallel.data={most}"
+            f"parallel.replicas={parallel.replicas} cannot be combined with {wrong}, which gives each replica its own "
+            f"share; "
+            f"use the same number of replicas on each stage: parallel.replicas=null parallel.data={most}"
         )
     if adapt.rebalance and parallel.data == 1 and not adapt.micro_batch_sizes and not adapt.streams:
         raise ConfigError(
-            "adapt.rebalance=true: parallel.data=1 leaves nothing to share; use adapt.rebalance=false, or give "
+            "adapt.rebalance=true has nothing to share with parallel.data=1; use adapt.rebalance=false, or give "
             "adapt.micro_batch_sizes or adapt.streams"
         )
     size = parallel.micro_batch_size
     for other in adapt.micro_batch_sizes:
         if other <= size or other % size:
             raise ConfigError(
-                f"adapt.micro_batch_sizes={adapt.micro_batch_sizes}: {other} must be a multiple of "
-                f"parallel.micro_batch_size={size}, and larger, for together micro-batches make every batch; use "
+                f"adapt.micro_batch_sizes={adapt.micro_batch_sizes}: {other} must be a larger multiple of "
+                f"parallel.micro_batch_size={size}, so that micro-batches add up to every batch; use "
                 f"{max(2, -(-other // size)) * size}, or a smaller parallel.micro_batch_size"
             )
     for number in adapt.streams:
@@ -195,7 +196,7 @@ def _check_batch(adapt: Adapt, parallel: Parallel, train: Train) -> None:
         smaller = f"parallel.micro_batch_size={batch // 2}" if batch > 1 else "parallel.global_batch_size=2"
         raise ConfigError(
             f"parallel.global_batch_size={batch} is a single micro-batch of {size}, but adapt.rule={adapt.rule} "
-            f"compares the gradients of the halves of a batch, which are whole micro-batches; use {smaller}"
+            f"compares the gradients of the halves of a batch, so it needs at least two micro-batches; use {smaller}"
         )
     try:
         Rungs.between(lower, upper, parallel.micro_batch_size, parallel.data)
@@ -203,6 +204,6 @@ def _check_batch(adapt: Adapt, parallel: Parallel, train: Train) -> None:
         raise ConfigError(f"adapt.upper={upper} is too small: {error}; use a larger one") from error
     if train.epochs is None and train.samples is None:
         raise ConfigError(
-            f"train.iterations={train.iterations} does not say how long a training is whose batch adapts "
-            f"(adapt.rule={adapt.rule}); give train.samples or train.epochs in its place"
+            f"train.iterations={train.iterations} cannot set the length of a training whose batch adapts "
+            f"(adapt.rule={adapt.rule}); use train.samples or train.epochs instead"
         )

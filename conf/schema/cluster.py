@@ -23,19 +23,20 @@ class Gpu:
     """A kind of device. Rates are dense peaks from the maker's data sheet."""
 
     name: str = MISSING
-    """As the driver calls it, such as NVIDIA A10; doctor compares. CPU is none, also with a word behind it."""
+    """The name that the driver reports, such as NVIDIA A10; tdpp doctor compares it. A name that starts with CPU means
+    no GPU."""
     memory_gib: float = MISSING
     """Memory a process can use, GiB."""
     fp32_tflops: float = MISSING
-    """Of fp32, with TF32 where the GPU has it."""
+    """Peak rate in fp32, or in TF32 where the GPU has it."""
     fp16_tflops: float = MISSING
-    """Of fp16, with sums in fp32."""
+    """Peak rate in fp16 with fp32 accumulation."""
     bf16_tflops: float = MISSING
-    """Of bf16, with sums in fp32."""
+    """Peak rate in bf16 with fp32 accumulation."""
     memory_gb_per_s: float = MISSING
-    """Bandwidth of its memory."""
+    """Memory bandwidth."""
     profile: str | None = None
-    """What was measured on it, if there is one: the name of a profile of tdpp's, or the path of a .yaml file."""
+    """Its measured profile, if there is one: a name or the path of a .yaml file."""
 
     def __post_init__(self) -> None:
         if self.profile is not None and is_file(self.profile):  # a run may be looked at from another folder
@@ -52,58 +53,58 @@ class NodeGroup:
     """Nodes of one kind."""
 
     count: int = 1
-    """Nodes of the group."""
+    """Number of nodes in the group."""
     gpus_per_node: int | None = None
-    """Ranks a node runs. null, for a cluster of one node: as many as the plan asks for."""
+    """Ranks per node. null, for a cluster of one node: as many as the plan needs."""
     gpu: str = MISSING
     """A key of `cluster.gpus`."""
     partition: str | None = None
-    """Slurm's; null leaves the default one."""
+    """Slurm partition; null uses the default one."""
     gres: str | None = None
-    """GPUs of a node as Slurm is asked for them, such as gpu:a10:8; null asks for none."""
+    """Slurm's --gres for the GPUs of a node, such as gpu:a10:8; null requests none."""
     cpus_per_task: int | None = None
-    """Cores of a node's agent and its ranks; null leaves Slurm's default."""
+    """Cores for a node's agent and its ranks; null uses Slurm's default."""
     mem: str | None = None
-    """Memory of a node as Slurm writes it, such as 200G; 0 is all of it, null leaves the partition's default."""
+    """Slurm's --mem per node, such as 200G; 0 is all memory, null uses the partition's default."""
     account: str | None = None
-    """Slurm's; null leaves your default one."""
+    """Slurm account; null uses your default one."""
     qos: str | None = None
-    """Slurm's quality of service; null leaves the default one."""
+    """Slurm's quality of service; null uses the default one."""
     constraint: str | None = None
-    """Features of nodes as Slurm is asked for them."""
+    """Slurm's --constraint: required features of the nodes."""
     time_min: int | None = None
-    """Slurm time limit, minutes; null leaves the partition's own."""
+    """Slurm time limit in minutes; null uses the partition's."""
     intra_gbit_per_s: float = MISSING
-    """Between two GPUs of a node."""
+    """Bandwidth between two GPUs of a node."""
     intra_latency_us: float = MISSING
-    """Of a message between two GPUs of a node."""
+    """Latency of a message between two GPUs of a node."""
     inter_gbit_per_s: float = MISSING
-    """Out of a node, shared by its ranks."""
+    """Bandwidth out of a node, shared by its ranks."""
     inter_latency_us: float = MISSING
-    """Of a message to another node."""
+    """Latency of a message to another node."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Given to the ranks of these nodes, over `cluster.environment`, for example NCCL_IB_HCA."""
+    """Variables for the ranks of these nodes; they override `cluster.environment`. For example NCCL_IB_HCA."""
     price_per_hour: float | None = None
-    """Of one node, US dollars."""
+    """Price of one node per hour, in US dollars."""
 
 
 @config
 class Cluster:
     name: str = MISSING
-    """By which pages and messages call the cluster."""
+    """The name of the cluster on pages and in messages."""
     gpus: dict[str, Gpu] = field(default_factory=dict)
-    """Kinds of GPU, by a name of your own; gpu@cluster.gpus.NAME=a10 takes a shipped one."""
+    """Kinds of GPU, each under a name that you choose; gpu@cluster.gpus.NAME=a10 uses a shipped one."""
     groups: dict[str, NodeGroup] = field(default_factory=dict)
-    """Groups of equal nodes, by a name of your own."""
+    """Groups of identical nodes, each under a name that you choose."""
     links: dict[str, Any] = field(default_factory=dict)
-    """Between nodes of pairs of groups, where these are not as the groups' own figures say: by row the group that
-    sends, by column the one that receives (`conf.schema.links`)."""
+    """Links between pairs of groups that differ from the groups' own figures: a table with the sending group as the row
+    and the receiving group as the column (`conf.schema.links`)."""
     links_file: str | None = None
-    """A YAML file with that table, as `tdpp profile` writes it. Once it is read, the table is in `links`."""
+    """A YAML file with that table, as `tdpp profile` writes it. After reading, the table is in `links`."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Given to every rank, for example NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME."""
+    """Variables for every rank, for example NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME."""
     environment_from: list[str] = field(default_factory=list)
-    """Names of variables that every rank is given as the shell has them that launches: no file holds their values."""
+    """Names of variables that every rank gets with their values in the launching shell. No file stores the values."""
     scratch: str = "/tmp"
     """A folder on each node's own disk."""
 
@@ -120,7 +121,7 @@ def _read_links(cluster: Cluster) -> None:
         links.pairs(cluster.links, cluster.groups)
         return
     if cluster.links:
-        raise ConfigError(f"cluster.links and {links.FILE}={name} are both given; leave out one of them")
+        raise ConfigError(f"cluster.links and {links.FILE}={name} are both given; give only one")
     table = links.from_file(name)
     try:
         links.pairs(table, cluster.groups)
@@ -137,17 +138,15 @@ def _check_gpus(cluster: Cluster) -> None:
 
 def _check_groups(cluster: Cluster) -> None:
     if not cluster.groups:
-        raise ConfigError(
-            f"cluster.groups of cluster {cluster.name!r} is empty: give it a group, cluster.groups.<name>"
-        )
+        raise ConfigError(f"cluster.groups of cluster {cluster.name!r} is empty: define a group, cluster.groups.<name>")
     alone = len(cluster.groups) == 1 and all(group.count == 1 for group in cluster.groups.values())
     for name, group in cluster.groups.items():
         key = f"cluster.groups.{name}"
         if not re.fullmatch(r"[\w.-]+", name):
-            raise ConfigError(f"{key}: {name!r} is not a group name; use letters, digits, '.', '_', '-'")
+            raise ConfigError(f"{key}: {name!r} is not a valid group name; use letters, digits, '.', '_', '-'")
         if group.gpu not in cluster.gpus:
             known = ", ".join(cluster.gpus) or "nothing"
-            raise ConfigError(f"{key}.gpu={group.gpu} is not in cluster.gpus, which has: {known}")
+            raise ConfigError(f"{key}.gpu={group.gpu} is not in cluster.gpus; that has {known}")
         ranges.check("cluster.groups.*", group, key)
         if group.gpus_per_node is None and not alone:
             raise ConfigError(
@@ -163,6 +162,6 @@ def _check_slurm_option(key: str, value: str) -> None:
     """Slurm reads a submission script line by line: what follows a line break would be a command of the shell."""
     if not (value.strip() and value.isprintable()):
         raise ConfigError(
-            f"{key}={value!r} cannot be an option of Slurm: it is empty, or holds a line break or another control "
-            "character; use null to leave the option out"
+            f"{key}={value!r} cannot be an option of Slurm: it is empty or contains a line break or another control "
+            f"character; use null to leave the option out"
         )

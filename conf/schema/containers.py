@@ -128,17 +128,18 @@ class Container:
 
     kind: ContainerKind = ContainerKind.none
     image: str | None = None
-    """A file (.sqsh for enroot and pyxis, .sif for apptainer), or nvcr.io/nvidia/pytorch:23.04-py3 of a registry."""
+    """A file (.sqsh for enroot and pyxis, .sif for apptainer), or an image in a registry, such as
+    nvcr.io/nvidia/pytorch:23.04-py3."""
     image_dir: str = "${runs_dir}/../images"
-    """A folder that all nodes share: where the file of a registry's image lies. It is made when it is missing."""
+    """A shared folder for the files of registry images; it is created if missing."""
     digest: str | None = None
-    """Of the image's file, or with docker of the image, sha256:…: another one is not used."""
+    """SHA-256 of the image file, or docker's image ID, sha256:…; tdpp refuses an image with another one."""
     mounts: list[str] = field(default_factory=list)
-    """Of the host, beside what every run needs: SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro."""
+    """Further mounts from the host: SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro."""
     python: str = "python3"
-    """The interpreter in the image."""
+    """The Python interpreter in the image."""
     reload: bool = False
-    """Create the container anew although the node has one."""
+    """Create the container again even if the node already has one."""
 
     def __post_init__(self) -> None:
         _check_container(self)
@@ -153,18 +154,18 @@ def _check_container(container: Container) -> None:
     if not container.image:
         raise ConfigError(f"container.kind={kind} needs container.image, such as {_EXAMPLE}")
     if not container.python:
-        raise ConfigError("container.python is empty; give the interpreter in the image, such as python3")
+        raise ConfigError("container.python is empty; give the image's interpreter, such as python3")
     suffix = Path(container.image).suffix
     if suffix not in IMAGE_SUFFIX.values():
         ImageReference.parse(container.image)
     elif kind == "docker":
         raise ConfigError(
-            f"container.image={container.image} is a file, but docker takes images by their names; load it on every "
-            "node (docker load), and give the name"
+            f"container.image={container.image} is a file, but docker needs an image name; load it on every node "
+            f"(docker load), and give its name"
         )
     elif suffix != IMAGE_SUFFIX[kind]:
         raise ConfigError(
-            f"container.image={container.image} is not an image file of {kind}, whose name ends in {IMAGE_SUFFIX[kind]}"
+            f"container.image={container.image} is not an image file of {kind}; those end in {IMAGE_SUFFIX[kind]}"
         )
     if container.digest is not None:
         _digest(container.digest, kind, from_registry=suffix != IMAGE_SUFFIX.get(kind))
@@ -176,18 +177,18 @@ def _check_container(container: Container) -> None:
 def _digest(text: str, kind: ContainerKind, *, from_registry: bool) -> None:
     if kind == "docker" and not re.fullmatch(r"sha256:[0-9a-f]{64}", text):
         raise ConfigError(
-            f"container.digest={text!r} is not the ID of an image; write what "
-            "'docker image inspect --format={{.Id}} IMAGE' prints, sha256: and 64 hexadecimal digits"
+            f"container.digest={text!r} is not an image ID; give what 'docker image inspect --format={{.Id}} IMAGE' "
+            f"prints, sha256: and 64 hexadecimal digits"
         )
     if not re.fullmatch(r"sha256:[0-9a-f]{64}", text):
         raise ConfigError(
-            f"container.digest={text!r} is not the SHA-256 of an image file; write sha256: and the 64 "
-            "hexadecimal digits that 'sha256sum FILE' prints"
+            f"container.digest={text!r} is not the SHA-256 of an image file; give sha256: and the 64 hexadecimal "
+            f"digits that 'sha256sum FILE' prints"
         )
     if kind == "pyxis" and from_registry:
         raise ConfigError(
-            "container.digest is that of a file, but pyxis takes the image from the registry itself; give the "
-            "registry's digest in container.image (name@sha256:…), or import the image to a .sqsh file and give that"
+            "container.digest is for image files, but pyxis fetches the image from the registry; give the registry's "
+            "digest in container.image (name@sha256:…), or import the image into a .sqsh file and give that"
         )
 
 
@@ -201,8 +202,8 @@ def mountable(kind: ContainerKind, path: Path, asked_by: str) -> None:
     pattern, words = _UNMOUNTABLE[kind]
     if re.search(pattern, str(path)):
         raise ConfigError(
-            f"{asked_by}: {kind} cannot mount {str(path)!r}, for it takes no path with {words}; use another path, such "
-            "as a link to it"
+            f"{asked_by}: {kind} cannot mount {str(path)!r}, because it accepts no path with {words}; use another "
+            f"path, such as a link to it"
         )
 
 
@@ -224,12 +225,12 @@ def variable(kind: ContainerKind, name: str, value: str, key: str) -> None:
     """An environment variable can be given. `key` is what names it."""
     pattern, words = _RESERVED[kind]
     if re.fullmatch(pattern, name):
-        raise ConfigError(f"{key}: {kind} sets {words} itself and takes no other value; leave it out")
+        raise ConfigError(f"{key}: {kind} sets {words} itself; leave it out")
     if kind in ("apptainer", "docker"):
         return
     # Variables are lines of a file, and a pair of quotes around a value is dropped.
     if "\n" in value or re.fullmatch(r"[\"'].*[\"']\s*", value):
         raise ConfigError(
-            f"{key}={value!r}: {kind} takes no value that holds a line break, or begins and ends with a quotation "
-            "mark; write it without"
+            f"{key}={value!r}: {kind} accepts no value with a line break, or with quotation marks around it; remove "
+            f"them"
         )

@@ -29,19 +29,19 @@ class Augment:
     """Of images: how training changes them; every change follows from train.seed and the numbers of the samples."""
 
     padding: int = 0
-    """Pixels around an image, of which a part of its own size is cut at random."""
+    """Pixels of padding around an image, from which a random crop of the original size is taken."""
     flip: bool = False
-    """Mirror every other image, left to right."""
+    """Mirror images left to right, with probability one half."""
     rand_augment: int = 0
-    """Operations that are drawn for each image (RandAugment)."""
+    """Number of random operations per image (RandAugment)."""
     rand_augment_magnitude: float = 9.0
-    """Of them, from 0 to 10."""
+    """Magnitude of these operations, from 0 to 10."""
     erasing: float = 0.0
-    """How often a rectangle of an image becomes noise (random erasing)."""
+    """Probability that a rectangle of an image is replaced by noise (random erasing)."""
     mixup: float = 0.0
-    """Alpha of the beta distribution by which pairs of a micro-batch's images are mixed; 0: they are not."""
+    """Mixup: alpha of the beta distribution by which pairs of images of a micro-batch are mixed; 0: off."""
     cutmix: float = 0.0
-    """The same for rectangles that are taken from the other image; with both, one of the two is drawn each time."""
+    """CutMix: the same for rectangles pasted from the other image; with both, one of the two is drawn each time."""
 
     def __post_init__(self) -> None:
         ranges.check("data.augment", self)
@@ -50,32 +50,32 @@ class Augment:
 @config
 class Data:
     prefix: str = MISSING
-    """Path of the indexed data without .bin and .idx, for example data/stdlib_text_document."""
+    """Path of the indexed data, without .bin and .idx, for example data/stdlib_text_document."""
     weight: float = 1.0
-    """Share of these data in a blend, to that of the others."""
+    """Weight of these data in a blend, relative to the others."""
     blend: list[Corpus] = field(default_factory=list)
-    """Further indexed data, whose samples are mixed in: `[{prefix: data/b_text_document, weight: 0.3}]`."""
+    """Further indexed data to mix in: `[{prefix: data/b_text_document, weight: 0.3}]`."""
     split: str = "969,30,1"
     """Weights of the training, validation and test documents."""
     mask_prob: float = 0.15
-    """Of bert and t5: the part of a sample's tokens that is to be found."""
+    """For bert and t5: the fraction of a sample's tokens to predict."""
     short_seq_prob: float = 0.1
-    """Of bert and t5: how often a sample aims at fewer tokens than there is room for."""
+    """For bert and t5: the probability that a sample is made shorter than the longest possible."""
     masking_max_ngram: int | None = None
-    """Of bert and t5: words that are hidden in a row, at most; null: 3 for bert, 10 for t5."""
+    """For bert and t5: the most words masked in a row; null: 3 for bert, 10 for t5."""
     masking_do_full_word: bool = True
-    """Of bert and t5: whether all tokens of a word are hidden."""
+    """For bert and t5: mask all tokens of a word together."""
     masking_use_longer_ngrams: bool = False
-    """Of bert and t5: whether long runs of hidden words are more frequent than short ones."""
+    """For bert and t5: prefer long runs of masked words to short ones."""
     masking_use_geometric_distribution: bool | None = None
-    """Of bert and t5: whether the lengths of runs are distributed geometrically, as in SpanBERT; null: for t5."""
+    """For bert and t5: draw the lengths of runs from a geometric distribution, as in SpanBERT; null: only for t5."""
     bucketing: int | None = None
-    """Of transformer and gnmt: sort so many global batches at a time by length, such as 80, so that samples of alike
-    length are padded together; null: they come as they are drawn, padded to the lengths that the model takes."""
+    """For transformer and gnmt: sort this many global batches at a time by length, such as 80, so that samples of
+    similar length are padded together; null: samples keep their random order and are padded to the model's lengths."""
     augment: Augment = field(default_factory=Augment)
     cache: str | None = None
-    """A folder, which all nodes share, for index maps; null: beside the data, or, where you may not write there, in
-    your own cache ($XDG_CACHE_HOME/tdpp or ~/.cache/tdpp)."""
+    """A shared folder for index maps; null: beside the data or, if you may not write there, in your own cache
+    ($XDG_CACHE_HOME/tdpp or ~/.cache/tdpp)."""
 
     def __post_init__(self) -> None:
         ranges.check("data", self)
@@ -123,4 +123,6 @@ def _check_blend(corpora: Sequence[Corpus]) -> None:
         if number:
             ranges.check("data.blend", corpus, key)
         if prefixes[number] in prefixes[:number]:
-            raise ConfigError(f"{key}.prefix={corpus.prefix} is in the blend already; give it the weight of both there")
+            raise ConfigError(
+                f"{key}.prefix={corpus.prefix} is already in the blend; give the sum of both weights there"
+            )

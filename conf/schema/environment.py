@@ -25,17 +25,19 @@ def check(of_all: Variables, of_groups: Mapping[str, Variables], names_of_shell:
     for key, name, value in _given(of_all, of_groups):
         _require_name(key, name)
         if "\0" in value:
-            raise ConfigError(f"{key}={value!r} holds a byte 0, which no variable can; write it without")
+            raise ConfigError(f"{key}={value!r} contains a zero byte, which no variable can hold; remove it")
         if _SECRET.search(name):
             raise ConfigError(
-                f"{key}: a value given there stands in the run's files, pages and job, where others can read it, and "
+                f"{key}: its value would be written to the run's files, pages and job, where others can read it, and "
                 f"{name} looks like a secret; export {name} in your shell and give cluster.environment_from=[{name}], "
-                "which passes it on by its name"
+                f"which passes it on by name"
             )
     for name in names_of_shell:
         _require_name("cluster.environment_from", name)
         if name in of_all:
-            raise ConfigError(f"cluster.environment_from has {name}, which cluster.environment gives a value; keep one")
+            raise ConfigError(
+                f"cluster.environment_from names {name}, which cluster.environment also sets; keep one of them"
+            )
 
 
 def _given(of_all: Variables, of_groups: Mapping[str, Variables]) -> Iterator[tuple[str, str, str]]:
@@ -48,6 +50,6 @@ def _given(of_all: Variables, of_groups: Mapping[str, Variables]) -> Iterator[tu
 
 def _require_name(key: str, name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{key}: {name!r} is not a variable's name; use letters, digits and '_'")
+        raise ConfigError(f"{key}: {name!r} is not a variable name; use letters, digits and '_'")
     if name in OWN:
         raise ConfigError(f"{key}: tdpp sets {name} itself; leave it out")

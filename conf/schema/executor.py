@@ -31,42 +31,42 @@ class Rehearse(StrEnum):
 
     none = "none"
     virtual = "virtual"
-    """Nobody waits: exact, and over in a moment."""
+    """In virtual time: exact, and over in a moment."""
     anchored = "anchored"
-    """Lasts as long as the real run would."""
+    """In real time: it takes as long as the real run would."""
 
 
 @config
 class Executor:
     kind: ExecutorKind = ExecutorKind.local
     hosts: list[str] = field(default_factory=list)
-    """Hosts only: the plan's nodes in their order, each as `NAME:RANKS`, or `NAME:gpu0+3` for exact GPUs. ssh reaches
-    a host by its name."""
+    """With executor.kind=hosts: the machines in the order of the plan's nodes, each as `NAME:RANKS`, or `NAME:gpu0+3`
+    for exact GPUs. NAME is a name for ssh."""
     het: Het = Het.jobs
     rehearse: Rehearse = Rehearse.none
-    """Local only: go through the plan on this machine with the times that the GPUs' profiles give."""
+    """With executor.kind=local: rehearse the plan on this machine, with times from the GPUs' profiles."""
     noise: str | None = None
-    """In a rehearsal with adapt.rule: the noise scale that its measurements find, in samples. One number, two joined by
-    a comma (at the beginning and at the end), or a CSV file with the columns samples and noise_scale."""
+    """In a rehearsal with adapt.rule: the noise scale to measure, in samples. One number, two separated by a comma (at
+    the beginning and at the end), or a CSV file with the columns samples and noise_scale."""
     wait: bool = True
-    """Not on Slurm: follow the run until it ends. false returns as soon as it was started."""
+    """Without Slurm: follow the run until it ends. false returns as soon as it has started."""
     master_port: int | None = None
-    """null: a free port, which rank 0's node chooses and publishes."""
+    """Port on which ranks meet; null: a free port that rank 0's node chooses and publishes."""
     time_min: int = 60 * 24
-    """Not on Slurm: minutes after which the run is ended."""
+    """Without Slurm: time limit of the run, in minutes."""
     meet_min: float = 10
-    """Minutes that nodes wait for the others before the run fails: those of another job may start later."""
+    """Minutes that nodes wait for the others before the run fails; nodes of another job may start later."""
     save_s: int = 120
-    """This long before its time limit a run saves a checkpoint and ends; on Slurm it is then started again."""
+    """Seconds before its time limit at which a run saves a checkpoint and ends; on Slurm it is then started again."""
     max_requeues: int = 3
-    """Slurm only: how often a job is started again after its time limit, a preemption or the failure of a node."""
+    """With Slurm: how often a job is started again after its time limit, a preemption or a node failure."""
 
     def __post_init__(self) -> None:
         ranges.check("executor", self)
         if not self.reached and self.kind is ExecutorKind.hosts:
             raise ConfigError(
-                "executor.kind=hosts needs executor.hosts, the names by which ssh reaches them and how many ranks each "
-                "runs, such as executor.hosts=[a:2,b:2]"
+                "executor.kind=hosts needs executor.hosts: the names of the machines for ssh, each with its number of "
+                "ranks, such as executor.hosts=[a:2,b:2]"
             )
 
     @property

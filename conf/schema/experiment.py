@@ -86,13 +86,14 @@ class Profile:
     timeline: bool = True
     """Record when each rank does what (events/rank-*.bin)."""
     nsys: bool = False
-    """Run the ranks of every node under Nsight Systems, which must be on the node or in its container."""
+    """Run the ranks of every node under Nsight Systems, which must be installed on the node or in its container."""
     ncu: bool = False
-    """The same under Nsight Compute, which measures every kernel but NCCL's, each run several times."""
+    """The same under Nsight Compute, which runs every kernel except NCCL's several times to measure it."""
     trace_iteration: int | None = None
-    """The first rank of each stage writes torch's own trace of this iteration (traces/) for Perfetto; null: none."""
+    """The iteration for which the first rank of each stage writes a torch profiler trace (traces/) for Perfetto; with
+    nsys on GPUs, Nsight Systems captures only this iteration instead; null: none."""
     gpu_interval_s: int = 10
-    """Seconds between two readings of the GPUs (nodes/<node>.gpu); 0: none are taken."""
+    """Seconds between two readings of the GPUs (nodes/<node>.gpu); 0: none."""
 
     def __post_init__(self) -> None:
         ranges.check("profile", self)
@@ -104,6 +105,11 @@ def _check_profilers(profile: Profile) -> None:
         raise ConfigError(
             "profile.nsys=true and profile.ncu=true: a process runs under one profiler at a time; set one to false"
         )
+    if profile.ncu and profile.trace_iteration is not None:
+        raise ConfigError(
+            f"profile.trace_iteration={profile.trace_iteration} must be null with profile.ncu=true, under which torch "
+            "traces nothing; set train.iterations to profile few iterations"
+        )
 
 
 @config
@@ -114,24 +120,25 @@ class Experiment:
     """
 
     name: str = "${model.name}"
-    """Runs of a name share the folder `<runs_dir>/<name>`."""
+    """Name of the run. Runs with the same name share the folder `<runs_dir>/<name>`."""
     runs_dir: str = "${oc.env:TDPP_RUNS_DIR,runs}"
-    """The folder of all runs, which every node has at the same path; the variable TDPP_RUNS_DIR changes the default."""
+    """The folder of all runs, at the same path on every node; the variable TDPP_RUNS_DIR sets the default."""
     runs_mode: RunsMode = RunsMode.owner
     dry_run: bool = False
-    """Print what would be started, and write nothing; what keeps it from being started is an error all the same."""
+    """Print what would be started and write nothing; what would prevent the start is still an error."""
     skip_existing: bool = False
-    """Start nothing for a configuration of which a run of this name has succeeded, or is in the queue or running."""
+    """Skip a configuration if a run of this name has succeeded with it, or is queued or running."""
     max_jobs: int | None = None
-    """Of the runs of a sweep, at most so many run at once; null: as many as the cluster takes."""
+    """Largest number of runs of a sweep at the same time; null: as many as the cluster takes."""
     confirm_gpu_hours: float = 1000.0
-    """Ask before more than this is submitted to Slurm: the GPUs of the nodes times their time limits, over a sweep."""
+    """Ask before submitting more GPU-hours than this to Slurm: GPUs times time limit, summed over a sweep."""
     yes: bool = False
     """Submit without asking."""
     sweep_metric: str | None = None
-    """What a sweeper (hydra/sweeper=NAME) minimises or maximises, such as valid/loss, iteration_ms or cost."""
+    """The metric that a sweeper (hydra/sweeper=NAME) minimises or maximises, such as valid/loss, iteration_ms or
+    cost."""
     log: list[Tracker] = field(default_factory=list)
-    """Where metrics.jsonl is carried to while the run goes on: any of tensorboard, wandb and mlflow."""
+    """Trackers that receive the metrics during the run: any of tensorboard, wandb and mlflow."""
     cluster: Cluster = MISSING
     model: Model = MISSING
     parallel: Parallel = MISSING
@@ -221,7 +228,7 @@ class Experiment:
                     return None
                 raise ConfigError(
                     f"train.max_cost={self.train.max_cost:g} ends a run by the price of its nodes, but "
-                    f"cluster.groups.{name}.price_per_hour is not known; give it, in dollars for a node"
+                    f"cluster.groups.{name}.price_per_hour is not set; give it, in dollars per node"
                 )
         return sum(self.cluster.groups[name].price_per_hour or 0.0 for name in groups)
 
@@ -238,7 +245,7 @@ class Experiment:
 def _check_decided(parallel: Parallel) -> None:
     for key in parallel.undecided:
         raise ConfigError(
-            f"parallel.{key}=auto: 'tdpp launch' and 'tdpp doctor' choose the value; give one here, such as "
+            f"parallel.{key}=auto: only 'tdpp launch' and 'tdpp doctor' choose the value; give one here, such as "
             f"parallel.{key}={'1' if key == 'micro_batch_size' else 'null'}"
         )
 
@@ -252,8 +259,8 @@ def _check_name(name: str) -> None:
         or name in ("by_job", "sweeps")
     ):
         raise ConfigError(
-            f"name={name!r} cannot name a run folder: it must not be empty, start with '.' or '-', hold '/' "
-            "or control characters, or be 'by_job' or 'sweeps'"
+            f"name={name!r} cannot name a run folder: it must not be empty, start with '.' or '-', contain '/' or "
+            f"control characters, or be 'by_job' or 'sweeps'"
         )
 
 
@@ -276,7 +283,7 @@ def _check_paths(experiment: Experiment) -> None:
     }
     for key, path in given.items():
         if path is not None and (not path.strip() or "\0" in path):
-            raise ConfigError(f"{key}={path!r} names no file or folder; give the path of one, or leave the key out")
+            raise ConfigError(f"{key}={path!r} is empty; give a path, or leave the key out")
 
 
 def _check_sweep(experiment: Experiment) -> None:
@@ -287,7 +294,7 @@ def _check_sweep(experiment: Experiment) -> None:
     if experiment.executor.kind != "slurm" and not experiment.executor.wait:
         where = "this machine" if experiment.executor.kind == "local" else "the hosts"
         raise ConfigError(
-            f"max_jobs={experiment.max_jobs} cannot hold with executor.wait=false, which starts all runs on {where} "
+            f"max_jobs={experiment.max_jobs} has no effect with executor.wait=false, which starts all runs on {where} "
             "at once; use executor.wait=true, which runs them one after another, or max_jobs=null"
         )
 
@@ -295,25 +302,20 @@ def _check_sweep(experiment: Experiment) -> None:
 def _check_sweep_metric(experiment: Experiment, metric: str) -> None:
     """That a run of this experiment gives it; its name is looked up when the run is launched."""
     if experiment.dry_run:
-        raise ConfigError(
-            f"sweep_metric={metric} is measured in runs, and dry_run=true starts none; leave one of them out"
-        )
+        raise ConfigError(f"sweep_metric={metric} needs a run, and dry_run=true starts none; leave one of the two out")
     if experiment.engine.kind is EngineKind.megatron_lm:
         raise ConfigError(
-            f"sweep_metric={metric}: a run with engine.kind=megatron_lm has no metrics.jsonl, where it is read; use "
-            "engine=tdpp, or leave it out"
+            f"sweep_metric={metric} is read from metrics.jsonl, which a run with engine.kind=megatron_lm does not "
+            f"write; use engine=tdpp, or leave it out"
         )
     if metric.startswith("valid/") and experiment.train.eval_interval is None:
-        raise ConfigError(
-            f"sweep_metric={metric} is measured in evaluations, and there are none without train.eval_interval; give "
-            "it a number of iterations"
-        )
+        raise ConfigError(f"sweep_metric={metric} needs evaluations; set train.eval_interval, in iterations")
     if metric == "cost" and experiment.price_per_hour() is None:
         groups = dict.fromkeys(experiment.node_order.groups)
         unknown = [name for name in groups if experiment.cluster.groups[name].price_per_hour is None]
         raise ConfigError(
             f"sweep_metric=cost needs the price of every node, and cluster.groups.{unknown[0]}.price_per_hour is not "
-            "known; give it, in dollars for a node"
+            f"set; give it, in dollars per node"
         )
 
 
@@ -321,8 +323,8 @@ def _check_log(log: list[Tracker]) -> None:
     """Of a run whose metrics are known from Megatron-LM's log alone."""
     if log:
         raise ConfigError(
-            f"log={','.join(log)}: with engine.kind=megatron_lm metrics are read from its log when the run is over; "
-            f"leave it out, and give 'tdpp report RUN --{log[0]}' then"
+            f"log={','.join(log)}: with engine.kind=megatron_lm, metrics are read from its log after the run; leave "
+            f"it out, and run 'tdpp report RUN --{log[0]}' afterwards"
         )
 
 
@@ -339,7 +341,7 @@ def _check_gpu_streams(experiment: Experiment) -> None:
         ("executor.rehearse", str(experiment.executor.rehearse), str(Rehearse.none)),
     ):
         if value != allowed:
-            raise ConfigError(f"{streams} does not go with {key}={value}; use {key}={allowed}, or {none}")
+            raise ConfigError(f"{streams} cannot be combined with {key}={value}; use {key}={allowed}, or {none}")
 
 
 def _check_evaluation(experiment: Experiment) -> None:
@@ -353,7 +355,7 @@ def _check_evaluation(experiment: Experiment) -> None:
             )
     if train.epochs is not None and experiment.executor.rehearse is not Rehearse.none:
         raise ConfigError(
-            f"train.epochs={train.epochs} takes its iterations from the data, but executor.rehearse="
+            f"train.epochs={train.epochs} counts the samples of the data, but executor.rehearse="
             f"{experiment.executor.rehearse} reads none; use train.iterations or train.samples"
         )
     if train.eval_interval is None:
@@ -362,7 +364,7 @@ def _check_evaluation(experiment: Experiment) -> None:
     if family in SPLIT_BY_WEIGHT and not float(experiment.data.split.split(",")[1]):
         raise ConfigError(
             f"train.eval_interval={train.eval_interval} evaluates on the valid split, but data.split="
-            f"{experiment.data.split} gives it no documents; give it some, such as data.split=969,30,1"
+            f"{experiment.data.split} gives that split no documents; give it some, such as data.split=969,30,1"
         )
 
 
@@ -372,34 +374,29 @@ def _check_adapt(experiment: Experiment) -> None:
     if experiment.adapt.on and experiment.engine.kind is not EngineKind.tdpp:
         changes = "adapt.rebalance=true" if experiment.adapt.rebalance else f"adapt.rule={rule}"
         raise ConfigError(
-            f"engine.kind={experiment.engine.kind} does not go with {changes}; use engine.kind={EngineKind.tdpp}, or "
+            f"engine.kind={experiment.engine.kind} cannot be combined with {changes}; use "
+            f"engine.kind={EngineKind.tdpp}, or "
             "leave adapt out"
         )
     rehearsed = executor.rehearse is not Rehearse.none and rule is not adapt.Rule.none
     if rehearsed and executor.noise is None:
         raise ConfigError(
-            f"executor.rehearse={executor.rehearse} computes no gradient whose noise adapt.rule={rule} could follow; "
-            "give what it would measure, in samples: executor.noise=2000, \"executor.noise='500,20000'\" at the "
+            f"executor.rehearse={executor.rehearse} computes no gradients, whose noise adapt.rule={rule} needs; give "
+            f"the noise scale in samples: executor.noise=2000, \"executor.noise='500,20000'\" at the "
             "beginning and at the end, or executor.noise=FILE.csv"
         )
     if executor.noise is not None and not rehearsed:
         raise ConfigError(
-            f"executor.noise={executor.noise} is what a rehearsal with a rule for the batch measures; use "
-            "executor.rehearse=virtual and adapt.rule=noise, or leave it out"
+            f"executor.noise={executor.noise} applies only to a rehearsal with a batch that adapts; use "
+            f"executor.rehearse=virtual and adapt.rule=noise, or leave it out"
         )
-    for key in ("micro_batch_sizes", "streams"):
-        given = getattr(experiment.adapt, key)
-        if given and experiment.elastic.enabled:
-            raise ConfigError(
-                f"adapt.{key}={given} go with the replicas of the plan, which elastic.enabled=true replaces by others; "
-                "leave them out, or use elastic.enabled=false"
-            )
 
 
 def _check_notify(experiment: Experiment) -> None:
     if experiment.notify.mail is not None and experiment.executor.kind != "slurm":
         raise ConfigError(
-            f"notify.mail={experiment.notify.mail} is mail of Slurm, but executor.kind={experiment.executor.kind}; use "
+            f"notify.mail={experiment.notify.mail} needs Slurm, which sends the mail, but "
+            f"executor.kind={experiment.executor.kind}; use "
             "notify.command or notify.webhook"
         )
 
@@ -411,31 +408,33 @@ def _check_elastic(experiment: Experiment) -> None:
         ("executor.rehearse", str(experiment.executor.rehearse), str(Rehearse.none)),
     ):
         if experiment.elastic.enabled and value != allowed:
-            raise ConfigError(f"{key}={value} does not go with elastic.enabled=true; use {key}={allowed}")
+            raise ConfigError(f"{key}={value} cannot be combined with elastic.enabled=true; use {key}={allowed}")
     executor, groups = experiment.executor, dict.fromkeys(experiment.node_order.groups)
     unpriced = next((name for name in groups if experiment.cluster.groups[name].price_per_hour is None), None)
     if experiment.elastic.by is elastic.By.dollars and unpriced is not None:
         raise ConfigError(
             f"elastic.by=dollars chooses nodes by their price, but cluster.groups.{unpriced}.price_per_hour is not "
-            "known; give it, in dollars for a node, or use elastic.by=time"
+            f"set; give it, in dollars per node, or use elastic.by=time"
         )
     if experiment.elastic.by is not None and executor.kind is ExecutorKind.hosts:
         raise ConfigError(
-            f"elastic.by={experiment.elastic.by} does not go with executor.kind=hosts, whose machines are named one by "
+            f"elastic.by={experiment.elastic.by} cannot be combined with executor.kind=hosts, whose machines are "
+            f"named one by "
             "one; use executor=slurm or executor=local, or leave elastic.by out"
         )
     on_slurm = executor.kind is ExecutorKind.slurm
     if experiment.elastic.enabled and on_slurm and executor.het is Het.hetjob and len(groups) > 1:
         raise ConfigError(
-            "executor.het=hetjob does not go with elastic.enabled=true: Slurm ends the whole of a heterogeneous job "
-            "with a part that has lost its nodes; use executor.het=jobs"
+            "executor.het=hetjob cannot be combined with elastic.enabled=true: Slurm ends a whole heterogeneous job "
+            "when one "
+            "part loses its nodes; use executor.het=jobs"
         )
 
 
 def _check_rehearsal(experiment: Experiment) -> None:
     if experiment.executor.rehearse != "none" and experiment.executor.kind != "local":
         raise ConfigError(
-            f"executor.rehearse={experiment.executor.rehearse} goes through the plan on this machine, but "
+            f"executor.rehearse={experiment.executor.rehearse} rehearses the plan on this machine, but "
             f"executor.kind={experiment.executor.kind}; use executor=local, or executor.rehearse=none"
         )
 
@@ -448,6 +447,7 @@ def _check_time(experiment: Experiment) -> None:
         limit, save_s = experiment.cluster.groups[name].time_min, experiment.executor.save_s
         if limit is not None and limit * 60 <= save_s:
             raise ConfigError(
-                f"cluster.groups.{name}.time_min={limit} is not more than executor.save_s={save_s} seconds, at which "
-                f"the run saves and ends; give it at least {save_s // 60 + 1} minutes, or use a smaller executor.save_s"
+                f"cluster.groups.{name}.time_min={limit} is not more than executor.save_s={save_s} seconds, so the "
+                f"run would save and end at once; give it at least {save_s // 60 + 1} minutes, or use a smaller "
+                f"executor.save_s"
             )

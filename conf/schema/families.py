@@ -28,14 +28,14 @@ def check_measured(model: Model, parallel: Parallel, engine: Engine, executor: E
         ("executor.rehearse", str(executor.rehearse), str(Rehearse.none)),
     ):
         if value != allowed:
-            raise ConfigError(f"{key}={value} does not go with model.family={model.family}; use {key}={allowed}")
+            raise ConfigError(f"{key}={value} cannot be combined with model.family={model.family}; use {key}={allowed}")
 
 
 def check_recompute(model: Model, parallel: Parallel) -> None:
     """Whether the model has what is to be computed again."""
     if parallel.recompute is Recompute.selective and not model.attends:
         raise ConfigError(
-            "parallel.recompute=selective is for attention, and nothing is known of attention in "
+            "parallel.recompute=selective recomputes attention, which tdpp does not find in "
             f"model.family={model.family}; use full or none"
         )
 
@@ -44,8 +44,8 @@ def check_bucketing(model: Model, data: Data) -> None:
     """Whether the samples have lengths to be sorted by."""
     if data.bucketing is not None and model.family not in TRANSLATION:
         raise ConfigError(
-            f"data.bucketing={data.bucketing} is for models that translate, whose samples have lengths of their own, "
-            f"not for model.family={model.family}; leave it out"
+            f"data.bucketing={data.bucketing} is for translation, where samples have different lengths, not for "
+            f"model.family={model.family}; leave it out"
         )
 
 
@@ -61,14 +61,14 @@ def check_images(model: Model, data: Data, parallel: Parallel) -> None:
         return
     if data.blend:
         raise ConfigError(
-            f"data.blend has {len(data.blend)} corpora, but model.family={model.family} takes the images of "
-            "data.prefix alone; make one data set of all of them, and leave data.blend out"
+            f"data.blend has {len(data.blend)} corpora, but model.family={model.family} reads only the images of "
+            f"data.prefix; join them into one data set, and leave data.blend out"
         )
     values = parallel.micro_batch_size * values_of_norm(model.sized(1))
     if values == 1:
         raise ConfigError(
-            f"parallel.micro_batch_size=1 leaves the last batch norms of model.family={model.family} one value of each "
-            f"channel with model.image_size={model.image_size}, which has no variance; use 2 or more"
+            f"parallel.micro_batch_size=1 leaves the last batch norms of model.family={model.family} a single value "
+            f"per channel with model.image_size={model.image_size}, which has no variance; use 2 or more"
         )
 
 
@@ -76,7 +76,7 @@ def check_compile(train: Train, parallel: Parallel) -> None:
     """Whether the schedule goes with compiled layers."""
     if train.compile and (parallel.schedule == "zb_h1" or parallel.schedule_file is not None):
         raise ConfigError(
-            f"train.compile=true does not go with parallel.schedule={parallel.schedule}"
+            f"train.compile=true cannot be combined with parallel.schedule={parallel.schedule}"
             + (f" parallel.schedule_file={parallel.schedule_file}" if parallel.schedule_file else "")
-            + ": compiled layers cannot put their weight gradients off; use train.compile=false or another schedule"
+            + ": compiled layers cannot delay their weight gradients; use train.compile=false or another schedule"
         )

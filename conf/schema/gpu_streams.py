@@ -31,6 +31,6 @@ def by_replica(text: str | None, replicas: int) -> tuple[int, ...]:
     if len(numbers) != replicas:
         raise ConfigError(
             f"parallel.streams={text} is for {len(numbers)} replicas, but parallel.data={replicas}; "
-            "give one number, or as many as replicas"
+            "give one number, or one per replica"
         )
     return numbers

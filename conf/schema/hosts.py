@@ -36,7 +36,7 @@ class Host:
         if found is None:
             raise ConfigError(
                 f"executor.hosts: {text!r} is not a host; write NAME:RANKS, such as a:2, or NAME:gpu0+3 for exact "
-                "GPUs. NAME is what ssh takes: a user, a port or a key stand in ~/.ssh/config"
+                "GPUs. NAME is a name for ssh; put a user, a port or a key into ~/.ssh/config"
             )
         if found["gpus"] is None:
             ranks = int(found["ranks"])
@@ -45,7 +45,7 @@ class Host:
             return cls(found["name"], ranks)
         gpus = tuple(map(int, found["gpus"].split("+")))
         if len(set(gpus)) < len(gpus):
-            raise ConfigError(f"executor.hosts: {text!r} names a GPU twice; a rank has a GPU of its own")
+            raise ConfigError(f"executor.hosts: {text!r} names a GPU twice; each rank needs its own GPU")
         return cls(found["name"], len(gpus), gpus)
 
 

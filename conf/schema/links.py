@@ -51,8 +51,8 @@ def pairs(links: Mapping[str, Any], groups: Collection[str]) -> dict[tuple[str, 
     for row, column in found:
         if (column, row) not in found:
             raise ConfigError(
-                f"{KEY}.{row}.{column} has no counterpart {KEY}.{column}.{row}: a table gives both directions of a "
-                f"pair; add {KEY}.{column}.{row}, with the same figures where the directions are alike"
+                f"{KEY}.{row}.{column} has no counterpart {KEY}.{column}.{row}: a table needs both directions of a "
+                f"pair; add {KEY}.{column}.{row}, with the same figures if both directions are equal"
             )
     return found
 
@@ -87,8 +87,8 @@ def only(links: Mapping[str, Any], groups: Collection[str]) -> dict[str, dict[st
 def _check_group(key: str, name: object, groups: Collection[str]) -> None:
     if name not in groups:
         raise ConfigError(
-            f"{key}: {name!r} is not a node group; cluster.groups has: {', '.join(groups)}; correct the name, or leave "
-            "the entry out"
+            f"{key}: {name!r} is not a node group; cluster.groups has {', '.join(groups)}; correct the name, or leave "
+            f"the entry out"
         )
 
 
@@ -96,18 +96,18 @@ def _entry(key: str, entry: object) -> PairLink:
     values = _mapping(key, entry, f"{{{EXAMPLE}}}")
     names = [field.name for field in fields(PairLink)]
     if unknown := [name for name in values if name not in names]:
-        raise ConfigError(f"{key}.{unknown[0]} is not a key of a link, which has: {', '.join(names)}")
+        raise ConfigError(f"{key}.{unknown[0]} is not a key of a link; those are {', '.join(names)}")
     link = PairLink(
         gbit_per_s=_number(f"{key}.gbit_per_s", values.get("gbit_per_s"), Positive()),
         gbit_per_s_by_bytes=_points(f"{key}.gbit_per_s_by_bytes", values.get("gbit_per_s_by_bytes")),
         latency_us=_number(f"{key}.latency_us", values.get("latency_us"), NotNegative()),
     )
     if link == PairLink():
-        raise ConfigError(f"{key} gives nothing: give it a figure, such as {EXAMPLE}, or leave the entry out")
+        raise ConfigError(f"{key} is empty: give it a figure, such as {EXAMPLE}, or leave the entry out")
     if link.gbit_per_s is not None and link.gbit_per_s_by_bytes:
         raise ConfigError(
-            f"{key} gives both gbit_per_s={link.gbit_per_s:g} and gbit_per_s_by_bytes: leave out the first, if "
-            "bandwidth depends on the message's size, or else the second"
+            f"{key} gives both gbit_per_s={link.gbit_per_s:g} and gbit_per_s_by_bytes: keep the second if bandwidth "
+            f"depends on the message size, otherwise the first"
         )
     return link
 
@@ -127,16 +127,16 @@ def _points(key: str, value: object) -> tuple[tuple[int, float], ...]:
         points.append((int(size), rate))
     if len(points) < 2:
         raise ConfigError(
-            f"{key} has {len(points)} point{'s' * (len(points) != 1)}, and needs at least two, such as "
-            "{65536: 5, 16777216: 20}; a bandwidth of all sizes is gbit_per_s"
+            f"{key} has {len(points)} point{'s' * (len(points) != 1)}, but needs at least two, such as "
+            "{65536: 5, 16777216: 20}; for one bandwidth at all sizes use gbit_per_s"
         )
     for (size, rate), (larger, its_rate) in pairwise(points):
         if larger <= size:
-            raise ConfigError(f"{key}: sizes must rise, and {larger} follows {size}; sort the points by size")
+            raise ConfigError(f"{key}: sizes must increase, but {larger} follows {size}; sort the points by size")
         if larger / its_rate <= size / rate:
             raise ConfigError(
-                f"{key}: {larger} bytes at {its_rate:g} Gbit/s would take no longer than {size} bytes at {rate:g}; "
-                "correct a bandwidth, or leave a point out"
+                f"{key}: {larger} bytes at {its_rate:g} Gbit/s would not take longer than {size} bytes at {rate:g}; "
+                f"correct a bandwidth, or leave a point out"
             )
     return tuple(points)
 

@@ -33,13 +33,14 @@ class Engine:
 
     kind: EngineKind = EngineKind.tdpp
     checkout: str | None = None
-    """Folder of Megatron-LM, with pretrain_gpt.py in it."""
+    """Folder of a Megatron-LM checkout, with pretrain_gpt.py in it."""
     vocab_file: str | None = None
-    """Of GPT-2's tokenizer, with merge_file. Indexed data need none: without, only the vocabulary's size is told."""
+    """Vocabulary file of GPT-2's tokenizer, together with merge_file. Indexed data need no tokenizer; without these
+    files Megatron-LM gets only the vocabulary size."""
     merge_file: str | None = None
-    """Of GPT-2's tokenizer, with vocab_file."""
+    """Merge file of GPT-2's tokenizer, together with vocab_file."""
     arguments: list[str] = field(default_factory=list)
-    """Further options of pretrain_gpt.py; they come last, and so win over those that tdpp gives."""
+    """Further options of pretrain_gpt.py; they come last, so they override those that tdpp sets."""
 
     def __post_init__(self) -> None:
         _check_engine(self)
@@ -70,8 +71,8 @@ def can_run(
     """Whether Megatron-LM can do what the rest of the configuration says; `groups` are those of its nodes."""
     if model.family is not Family.gpt:
         raise ConfigError(
-            f"model.family={model.family}: only model.family=gpt is handed to Megatron-LM, to its pretrain_gpt.py; use "
-            "engine=tdpp"
+            f"model.family={model.family}: Megatron-LM trains only model.family=gpt here, with its pretrain_gpt.py; "
+            f"use engine=tdpp"
         )
     _schedule(parallel)
     _devices(cluster, groups)
@@ -84,7 +85,7 @@ def can_run(
     if train.last_iteration % train.log_interval:
         raise ConfigError(
             f"train.iterations={train.iterations} must be a multiple of train.log_interval={train.log_interval}: "
-            "Megatron-LM logs no other iteration, and the last one in the log is what shows that a run is complete"
+            f"Megatron-LM logs only such iterations, and a run counts as complete only when its last one is logged"
         )
 
 
@@ -92,12 +93,13 @@ def _schedule(parallel: Parallel) -> None:
     if not parallel.alike:
         unlike = "replicas" if parallel.replicas is not None else "tensor"
         raise ConfigError(
-            f"parallel.{unlike}={getattr(parallel, unlike)}: all stages of Megatron-LM have as many replicas, of "
-            "tensor groups of one size; give each one number, parallel.data and parallel.tensor, or use engine=tdpp"
+            f"parallel.{unlike}={getattr(parallel, unlike)}: in Megatron-LM all stages have the same numbers of "
+            f"replicas and the same tensor size; give single numbers for parallel.data and parallel.tensor, or use "
+            f"engine=tdpp"
         )
     if parallel.shares is not None:
         raise ConfigError(
-            f"parallel.shares={parallel.shares}: replicas of Megatron-LM take equal numbers of micro-batches; use "
+            f"parallel.shares={parallel.shares}: Megatron-LM's replicas take equal numbers of micro-batches; use "
             "parallel.shares=null, or engine=tdpp"
         )
     if parallel.schedule_file is not None:

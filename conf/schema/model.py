@@ -69,13 +69,13 @@ class Family(StrEnum):
     transformer = TRANSFORMER
     """An encoder and a decoder of attention, which translates sentences (docs/translation.md)."""
     gnmt = GNMT
-    """The same of LSTMs."""
+    """The same with LSTMs."""
     awd_lm = AWD_LM
     """LSTMs that predict the next token, the AWD-LSTM."""
     s2vt = S2VT
     """LSTMs that read the frames of a video and describe it (docs/videos.md)."""
     vit = VIT
-    """A transformer over the patches of an image, which says what is on it (docs/images.md); so do the next four."""
+    """A transformer over the patches of an image that classifies it (docs/images.md), like the next four."""
     t2t_vit = T2T_VIT
     """The same over tokens that are joined step by step (Tokens-to-Token ViT)."""
     resnet = RESNET
@@ -85,7 +85,7 @@ class Family(StrEnum):
     alexnet = ALEXNET
     """Five convolutions and three linear layers."""
     module = MODULE
-    """What a Python file of your own defines (docs/your-model.md)."""
+    """A module from your own Python file (docs/your-model.md)."""
 
 
 class Normalization(StrEnum):
@@ -100,10 +100,10 @@ class PositionEmbedding(StrEnum):
 
     learned_absolute = LEARNED
     rope = ROTARY
-    """Rotary: queries and keys are turned by an angle."""
+    """Rotary: queries and keys are rotated by an angle."""
     none = NO_POSITIONS
     sinusoidal = SINUSOIDAL
-    """Of transformer alone: sines and cosines, added to embeddings that are scaled by the root of hidden."""
+    """For transformer only: sines and cosines, added to embeddings that are scaled by the square root of hidden."""
 
 
 @config
@@ -111,18 +111,17 @@ class Model:
     """A transformer, whose options have Megatron-LM's names and begin as GPT-2's, or a module of your own."""
 
     name: str = MISSING
-    """By which pages and messages call the model."""
+    """The name of the model on pages and in messages."""
     family: Family = Family.gpt
     layers: int = MISSING
-    """With a decoder (t5, transformer, gnmt, s2vt), the encoder's; of module, resnet, vgg and alexnet, their blocks,
-    which are counted if you do not say."""
+    """Number of layers. With a decoder (t5, transformer, gnmt, s2vt): the encoder's. For module, resnet, vgg and
+    alexnet: the number of blocks, counted if you leave it out."""
     hidden: int = MISSING
     """Width of a token's vector between layers."""
     heads: int = MISSING
     """Attention heads, which share hidden."""
     sequence_length: int = MISSING
-    """Tokens a sample has, and positions the model knows; with a decoder, the encoder's; of s2vt the frames
-    of a video that it sees."""
+    """Tokens per sample, and positions of the model. With a decoder: the encoder's. For s2vt: the frames of a video."""
     vocab_size: int = MISSING
     """Tokens of the tokenizer, before padding."""
     vocab_multiple: int = 128
@@ -140,57 +139,59 @@ class Model:
     rotary_base: float = 10000.0
     """With rope, the base of the angles' wavelengths."""
     rope_scaling_factor: float | None = None
-    """With rope, how much longer sequences are than those of 8,192 tokens that Llama 3 was first trained with."""
+    """With rope: the factor by which sequences are longer than the 8,192 tokens of Llama 3's first training."""
     swiglu: bool = False
-    """An MLP with a gate instead of GELU, and so with a third matrix."""
+    """Use a gated MLP, with a third matrix, instead of GELU."""
     add_bias_linear: bool = True
     """Linear layers have biases."""
     untie_embeddings_and_output_weights: bool = False
-    """The head has a matrix of its own instead of the word embedding; so has, for translation, the decoder."""
+    """Give the head its own matrix instead of the word embedding's; for translation, the decoder too."""
     hidden_dropout: float = 0.0
-    """The part of an embedding's, an attention's and an MLP's results that training drops."""
+    """Dropout after the embedding, attention and MLP."""
     attention_dropout: float = 0.0
-    """The part of the attention's weights that training drops."""
+    """Dropout of the attention weights."""
     bert_binary_head: bool = True
-    """Of bert: token types, and a head that says whether the second sentence follows the first."""
+    """For bert: token types, and a head that predicts whether the second sentence follows the first."""
     decoder_layers: int | None = None
-    """Of t5, transformer, gnmt and s2vt; null: as many as the encoder has."""
+    """For t5, transformer, gnmt and s2vt: layers of the decoder; null: as many as the encoder."""
     decoder_sequence_length: int | None = None
-    """Of t5, transformer, gnmt and s2vt; null: the encoder's."""
+    """For t5, transformer, gnmt and s2vt: tokens of the decoder; null: as many as the encoder."""
     label_smoothing: float = 0.0
-    """Of translation and images: the part of a label's probability that is shared out to all words or classes."""
+    """For translation and images: label smoothing, the probability spread over all words or classes."""
     code: str | None = None
-    """Of module: FILE.py:NAME, what is trained, in a file with its loss and its data (docs/your-model.md)."""
+    """For module: FILE.py:NAME, the model to train, in a file with its loss and its data (docs/your-model.md)."""
     capture: bool = False
-    """Of module: have torch.fx cut it into blocks, one for each layer that its forward pass calls."""
+    """For module: let torch.fx cut the model into blocks, one for each layer that its forward pass calls."""
     image_size: int | None = None
-    """Of the families of images: pixels of a side."""
+    """For image models: side length of the images, in pixels."""
     channels: int = 3
-    """Of images: 3 for colours, 1 for grey."""
+    """For image models: channels of the images, 3 for colour, 1 for grey."""
     classes: int | None = None
-    """That images are of."""
+    """For image models: number of classes."""
     patch_size: int | None = None
-    """Of vit: pixels of a patch's side."""
+    """For vit: side length of a patch, in pixels."""
     class_token: bool = True
-    """Of vit: the head sees a token of its own; else the mean of all tokens."""
+    """For vit: the head reads a class token; otherwise the mean of all tokens."""
     drop_path: float = 0.0
-    """Of vit and t2t_vit: how often a sample skips the last layer's attention or MLP; earlier layers in proportion."""
+    """For vit and t2t_vit: stochastic depth, the probability that a sample skips the last layer's attention or MLP;
+    earlier layers in proportion."""
     width: int = 64
-    """Of resnet, vgg and alexnet: channels of the first convolution; of t2t_vit: of tokens while they are joined."""
+    """For resnet, vgg and alexnet: channels of the first convolution; for t2t_vit: channels of tokens while they are
+    joined."""
     depths: str | None = None
-    """Of resnet and vgg: blocks of each stage, such as 3-4-6-3."""
+    """For resnet and vgg: blocks of each stage, such as 3-4-6-3."""
     embedding_width: int | None = None
-    """Of awd_lm and s2vt: width of a word's vector, and of a frame's; null: hidden."""
+    """For awd_lm and s2vt: width of a word's and a frame's vector; null: hidden."""
     embedding_dropout: float = 0.0
-    """Of awd_lm: the part of the vocabulary whose vectors are 0 throughout a sample."""
+    """For awd_lm: the fraction of words whose vectors are 0 throughout a sample."""
     input_dropout: float = 0.0
-    """Of awd_lm: as hidden_dropout, of what goes into the first layer."""
+    """For awd_lm: dropout of the first layer's input."""
     output_dropout: float = 0.0
-    """Of awd_lm: as hidden_dropout, of what leaves the last layer."""
+    """For awd_lm: dropout of the last layer's output."""
     weight_dropout: float = 0.0
-    """Of awd_lm: the part of the weights between an LSTM's steps that is 0 throughout a micro-batch."""
+    """For awd_lm: the fraction of recurrent weights that is 0 throughout a micro-batch."""
     features: int | None = None
-    """Of s2vt: numbers that describe a frame, such as 4096."""
+    """For s2vt: numbers that describe a frame, such as 4096."""
 
     def __post_init__(self) -> None:
         if self.family is Family.module:
@@ -288,8 +289,8 @@ def check_code(code: str | None) -> None:
     """Raises ConfigError for a `model.code` that names nothing in a Python file."""
     if code is None or not re.fullmatch(r"[^\0]+\.py:[A-Za-z_][A-Za-z0-9_]*", code):
         raise ConfigError(
-            f"model.code={'null' if code is None else code} must be FILE.py:NAME, a Python file and what in it is to "
-            "be trained, such as my.py:Net; docs/your-model.md shows one"
+            f"model.code={'null' if code is None else code} must be FILE.py:NAME, a Python file and the name of what "
+            f"to train in it, such as my.py:Net; docs/your-model.md shows one"
         )
 
 
@@ -298,13 +299,13 @@ def _check_module(model: Model) -> None:
     for key in SIZES:
         if getattr(model, key, 0):
             raise ConfigError(
-                f"model.{key}={getattr(model, key)} is not for model.family=module, whose sizes are in its code; "
-                "leave it out"
+                f"model.{key}={getattr(model, key)} does not apply to model.family=module, whose code sets its sizes; "
+                f"leave it out"
             )
     if not 1 <= model.layers <= MOST_BLOCKS:
         raise ConfigError(
             f"model.layers={model.layers} must be the number of blocks in model.code={model.code}, from 1 to "
-            f"{MOST_BLOCKS}; left out, they are counted"
+            f"{MOST_BLOCKS}; leave it out to have them counted"
         )
 
 
@@ -329,32 +330,34 @@ def _check_recurrent(model: Model) -> None:
                 f"model.family={model.family}; leave it out"
             )
     if model.heads != 1:
-        heads = "the attention of model.family=gnmt has one head"
+        heads = "the attention of model.family=gnmt has a single head"
         if model.family is not Family.gnmt:
             heads = f"model.family={model.family} has no attention"
         raise ConfigError(f"model.heads={model.heads}: {heads}; use 1")
     for key in needed(model.family):
         if getattr(model, key) is None:
-            raise ConfigError(f"model.{key} has no value, which model.family={model.family} needs; give model.{key}=…")
+            raise ConfigError(f"model.{key} is not set, but model.family={model.family} needs it; give model.{key}=…")
     if model.layers < 2 and model.family is Family.awd_lm:
         raise ConfigError(
-            f"model.layers={model.layers}: the first and the last layer of model.family=awd_lm have widths of their "
-            "own; use 2 or more"
+            f"model.layers={model.layers}: model.family=awd_lm needs a first and a last layer, which have their own "
+            f"widths; use 2 or more"
         )
     if model.layers < 2 and model.family is Family.gnmt:
         raise ConfigError(
-            f"model.layers={model.layers}: the encoder of model.family=gnmt has a layer in both directions, and at "
-            "least one behind it; use 2 or more"
+            f"model.layers={model.layers}: the encoder of model.family=gnmt has a bidirectional layer and at least "
+            f"one more; use 2 or more"
         )
 
 
 def _check_images(model: Model) -> None:
     for key in needed(model.family):
         if getattr(model, key) is None:
-            raise ConfigError(f"model.{key} has no value, which model.family={model.family} needs; give model.{key}=…")
+            raise ConfigError(f"model.{key} is not set, but model.family={model.family} needs it; give model.{key}=…")
     for key in lacking(model.family):
         if getattr(model, key, 0):
-            raise ConfigError(f"model.{key}={getattr(model, key)} is not for model.family={model.family}; leave it out")
+            raise ConfigError(
+                f"model.{key}={getattr(model, key)} does not apply to model.family={model.family}; leave it out"
+            )
     if model.depths is not None:
         _check_depths(model, model.depths)
     if model.patch_size is not None and model.image_size is not None:
@@ -362,13 +365,14 @@ def _check_images(model: Model) -> None:
     least = smallest_image(model.sized(1))
     if model.image_size is not None and model.image_size < least:
         raise ConfigError(
-            f"model.image_size={model.image_size} is too small for model.family={model.family}, whose "
-            f"{'splits' if model.family is Family.t2t_vit else 'pools'} leave nothing of it; use at least {least}"
+            f"model.image_size={model.image_size} is too small for model.family={model.family}: its "
+            f"{'splits' if model.family is Family.t2t_vit else 'pools'} would leave nothing of the image; use at "
+            f"least {least}"
         )
     if model.family in ALL_COUNTED and model.layers != (count := len(model.block_names())):
         raise ConfigError(
-            f"model.layers={model.layers} must be the number of blocks of model.family={model.family}, {count}; left "
-            "out, they are counted"
+            f"model.layers={model.layers} must be the number of blocks of model.family={model.family}, {count}; leave "
+            f"it out to have them counted"
         )
 
 
@@ -384,20 +388,20 @@ def _check_positions(model: Model) -> None:
     allowed = POSITIONS_OF.get(model.family, POSITIONS)
     if model.position_embedding_type not in allowed:
         raise ConfigError(
-            f"model.position_embedding_type={model.position_embedding_type} does not go with "
+            f"model.position_embedding_type={model.position_embedding_type} cannot be combined with "
             f"model.family={model.family}; use {' or '.join(allowed)}"
         )
     rotary = model.position_embedding_type is PositionEmbedding.rope
     if rotary and model.kv_channels is not None and model.kv_channels % 2:
         raise ConfigError(
-            f"model.kv_channels={model.kv_channels} is odd, but model.position_embedding_type=rope turns pairs of "
+            f"model.kv_channels={model.kv_channels} is odd, but model.position_embedding_type=rope rotates pairs of "
             f"numbers; use {model.kv_channels + 1}, or another even number"
         )
     width = model.hidden // model.heads
     if rotary and model.kv_channels is None and width % 2:
         raise ConfigError(
             f"model.hidden={model.hidden} and model.heads={model.heads} give heads of width {width}, but "
-            "model.position_embedding_type=rope turns pairs of numbers; choose sizes whose ratio is even"
+            "model.position_embedding_type=rope rotates pairs of numbers; choose sizes whose ratio is even"
         )
     if model.rope_scaling_factor is not None and not rotary:
         raise ConfigError(

@@ -12,23 +12,23 @@ from conf.schema.config_class import config
 @config
 class Notify:
     command: str | None = None
-    """A program with its arguments, started when the run has ended; TDPP_STATE and other variables tell it more."""
+    """A program with arguments to start when the run has ended; TDPP_STATE and other variables describe the end."""
     webhook: str | None = None
-    """Name of the variable of your shell that holds an address, to which the verdict is sent as JSON by POST."""
+    """Name of a shell variable with an address, to which the verdict is sent by POST as JSON."""
     mail: str | None = None
-    """Slurm only: who gets Slurm's mail when the run's first job ends or fails."""
+    """With Slurm: address for Slurm's mail when the run's first job ends or fails."""
 
     def __post_init__(self) -> None:
         if self.command is not None and not _words(self.command):
-            raise ConfigError("notify.command='' names no program; give one, or null")
+            raise ConfigError("notify.command='' is empty; give a program, or null")
         if self.webhook is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.webhook):
             raise ConfigError(  # without the value: it would be the secret
-                "notify.webhook takes the name of a variable, for an address holds a secret, and would stand in the "
-                "run's files and pages; export it (export TDPP_WEBHOOK=…) and give notify.webhook=TDPP_WEBHOOK"
+                "notify.webhook takes the name of a variable, because the address is a secret and must not appear in "
+                "the run's files and pages; export it (export TDPP_WEBHOOK=…) and give notify.webhook=TDPP_WEBHOOK"
             )
         if self.mail is not None and not re.fullmatch(r"[^\s@,]+@[^\s@,]+(,[^\s@,]+@[^\s@,]+)*", self.mail):
             raise ConfigError(
-                f"notify.mail={self.mail!r} must be an address, such as me@example.org, or several with commas"
+                f"notify.mail={self.mail!r} must be an address, such as me@example.org, or several separated by commas"
             )
 
     @property

@@ -24,7 +24,7 @@ def check(parallel: Parallel, train: Train, engine: Engine, adapt: Adapt) -> Non
         return
     for given, why, instead in _reasons(parallel, train, engine, adapt):
         raise ConfigError(
-            f"train.overlap_optimizer=true does not go with {given}: {why}; use {instead}, or "
+            f"train.overlap_optimizer=true cannot be combined with {given}: {why}; use {instead}, or "
             "train.overlap_optimizer=auto"
         )
 
@@ -32,24 +32,24 @@ def check(parallel: Parallel, train: Train, engine: Engine, adapt: Adapt) -> Non
 def _reasons(parallel: Parallel, train: Train, engine: Engine, adapt: Adapt) -> Iterator[tuple[str, str, str]]:
     """Why not: the key and its value, the rule, and the way out."""
     if engine.kind is not EngineKind.tdpp:
-        yield f"engine.kind={engine.kind}", "it is for tdpp's own engine", "engine=tdpp"
+        yield f"engine.kind={engine.kind}", "only tdpp's own engine can do it", "engine=tdpp"
     for key, value in (("tensor", parallel.tensor_size), ("pipeline", parallel.pipeline)):
         if value != 1:
-            yield f"parallel.{key}={value}", "it is for data parallel plans", f"parallel.{key}=1"
+            yield f"parallel.{key}={value}", "it works only in data parallel plans", f"parallel.{key}=1"
     if parallel.layout.replicas[0] == 1:
-        yield "parallel.data=1", "a single replica sums no gradients", "parallel.data=2 or more"
+        yield "parallel.data=1", "a single replica has no gradients to sum", "parallel.data=2 or more"
     if parallel.stream is not None:
-        yield "parallel.schedule=pipedream", "its stages update by themselves", "parallel.schedule=one_f_one_b"
+        yield "parallel.schedule=pipedream", "its stages update independently", "parallel.schedule=one_f_one_b"
     for given, there, instead in (
         (f"parallel.streams={parallel.streams}", max(parallel.streams_of) > 1, "parallel.streams=null"),
         (f"adapt.streams={adapt.streams}", bool(adapt.streams), "adapt.streams=[]"),
     ):
         if there:
-            yield given, "the gradients of all streams are added up first", instead
+            yield given, "the gradients of all streams must be added up first", instead
     if parallel.sharded_optimizer:
         yield (
             "parallel.sharded_optimizer=true",
-            "the last replica's share has its gradients only at the end",
+            "the largest share has its gradients only at the end",
             "parallel.sharded_optimizer=false",
         )
     if train.clip_grad:
@@ -59,10 +59,10 @@ def _reasons(parallel: Parallel, train: Train, engine: Engine, adapt: Adapt) -> 
             "train.clip_grad=0",
         )
     if train.optimizer is Optimizer.lamb:
-        yield "train.optimizer=lamb", "its updates need the norms of whole matrices", "another optimizer"
+        yield "train.optimizer=lamb", "its updates need the norms of whole weight matrices", "another optimizer"
     if train.precision is Precision.fp16:
         yield (
             "train.precision=fp16",
-            "whether an iteration is skipped is known only from all gradients",
+            "only all gradients together decide whether an iteration is skipped",
             "train.precision=bf16",
         )

@@ -31,28 +31,45 @@ class Schedule(StrEnum):
     gpipe = "gpipe"
     """All forward, then all backward."""
     one_f_one_b = "one_f_one_b"
-    """In turn; a stage holds no more micro-batches than stages follow it, and its own."""
+    """1F1B: one forward, one backward pass in turn. A stage holds at most one micro-batch more than there are stages
+    after it."""
     interleaved = "interleaved"
-    """In turn over several chunks of the model on a stage: a smaller bubble for more messages and memory."""
+    """Interleaved 1F1B over several chunks of the model per stage: a smaller bubble for more messages and memory."""
     zb_h1 = "zb_h1"
-    """1F1B with the weight gradients where it would wait: a smaller bubble, no stage holds more than the first."""
+    """1F1B that computes weight gradients where it would wait (ZB-H1): a smaller bubble; no stage holds more than the
+    first one."""
     model_parallel = "model_parallel"
-    """No pipeline: a micro-batch goes through all stages and back before the next one begins. Never the fastest."""
+    """No overlap: a micro-batch passes through all stages and back before the next one starts. Never the fastest."""
     pipedream = "pipedream"
-    """1F1B without a flush: stages update their weights by themselves, and keep older versions of them."""
+    """1F1B without a flush: stages update their weights independently and keep older versions of them."""
+
+    @property
+    def label(self) -> str:
+        """The schedule's name in the literature, for tables, sentences and pages; files keep the key."""
+        return _LABELS[self]
+
+
+_LABELS = {
+    Schedule.gpipe: "GPipe",
+    Schedule.one_f_one_b: "1F1B",
+    Schedule.interleaved: "interleaved 1F1B",
+    Schedule.zb_h1: "ZB-H1",
+    Schedule.model_parallel: "model parallelism",
+    Schedule.pipedream: "PipeDream",
+}
 
 
 class Semantics(StrEnum):
     """Which version of a stage's weights a micro-batch meets (megatron_ext/contract/schedule/streams.py)."""
 
     stashing = "stashing"
-    """The newest one at its forward pass, and in the backward pass the same."""
+    """The newest version at the forward pass; the backward pass uses the same one."""
     vertical = "vertical"
-    """On all stages what was learned from the same micro-batches, in both passes."""
+    """Versions that have learned from the same micro-batches on all stages, in both passes."""
     latest = "latest"
-    """The newest one in each pass: no memory for versions, and gradients that are not exact."""
+    """The newest version in each pass: no memory for versions, but inexact gradients."""
     two = "two"
-    """The one before the newest, in both passes (PipeDream-2BW); with an `update_every` of at least the depth."""
+    """The version before the newest, in both passes (PipeDream-2BW); needs an `update_every` of at least the depth."""
 
 
 class Recompute(StrEnum):
@@ -60,9 +77,9 @@ class Recompute(StrEnum):
 
     none = "none"
     selective = "selective"
-    """The attention's core."""
+    """Only the attention core."""
     full = "full"
-    """All but each layer's input."""
+    """Everything except each layer's input."""
 
 
 @config
@@ -70,48 +87,50 @@ class Parallel:
     """The plan: how the model and the batch are cut, and which node takes which part."""
 
     tensor: OneOrMany = 1
-    """Ranks that share the layers of a stage, in all stages alike or by stage, such as 4-4-2-2."""
+    """Tensor parallel size: ranks that share the layers of a stage; one number, or one per stage, such as 4-4-2-2."""
     data: int = 1
-    """Replicas of every stage."""
+    """Data parallel size: replicas of every stage."""
     pipeline: int = 1
-    """Stages that the model's layers are cut into."""
+    """Number of pipeline stages."""
     partition: str | None = None
     """Transformer layers per stage, such as 0-11-8-8-8-8-5-0; null: as even as possible.
 
-    With several chunks first those of every stage's chunk 0, then of chunk 1, and so on.
+    With several chunks: first the layers of every stage's chunk 0, then of chunk 1, and so on.
     """
     sequence_parallel: bool = False
-    """Share the sequence over the tensor group outside its parallel regions: less memory for the same messages."""
+    """Sequence parallelism: split the sequence over the tensor group outside its parallel regions. Less memory, the
+    same communication volume."""
     recompute: Recompute = Recompute.none
     sharded_optimizer: bool = False
-    """Each replica keeps the optimizer state of its share of the weights only (ZeRO stage 1)."""
+    """Each replica keeps only its share of the optimizer state (ZeRO stage 1)."""
     micro_batch_size: Chosen = 1
-    """Samples that pass through the stages together; auto: a launch takes the size that is predicted to be fastest."""
+    """Samples that pass through the stages together; auto: a launch chooses the size with the fastest predicted
+    iteration."""
     global_batch_size: int = MISSING
-    """Samples of an iteration, over all replicas."""
+    """Samples per iteration, over all replicas."""
     schedule: Schedule = Schedule.one_f_one_b
     chunks: int = 1
-    """Parts of the model that each stage holds, 2 or more with the schedule `interleaved`."""
+    """Chunks of the model per stage, 2 or more with the schedule `interleaved`."""
     schedule_file: str | None = None
-    """A schedule of your own, which runs instead of `schedule` (docs/formats.md)."""
+    """File of your own schedule, which replaces `schedule` (docs/formats.md)."""
     replicas: str | None = None
-    """Replicas by stage, such as 15-1, which take micro-batches in turn; null: `data` of them in all stages."""
+    """Replicas per stage, such as 15-1, which take micro-batches in turn; null: `data` replicas in every stage."""
     shares: str | None = None
-    """Micro-batches of each replica in proportion, such as 3-1 or 3*4-1*4, for replicas on GPUs of unlike speed; auto:
-    a launch takes those that are predicted to be fastest; null: all take the same number."""
+    """Proportions of micro-batches per replica, such as 3-1 or 3*4-1*4, for replicas on GPUs of different speed; auto:
+    a launch chooses those with the fastest predicted iteration; null: all take the same number."""
     streams: str | None = None
-    """Copies of the model on each replica's GPU, which share its weights and run micro-batches beside each other: one
-    number, or one for each replica, such as 3*4-1*4; auto: a launch takes those with which an iteration is predicted
-    to take least, from what `tdpp profile streams=…` measured; null: 1."""
+    """Copies of the model on each replica's GPU that share its weights and run micro-batches concurrently: one number,
+    or one per replica, such as 3*4-1*4; auto: a launch chooses those with the fastest predicted iteration, from the
+    measurements of `tdpp profile streams=…`; null: 1."""
     semantics: Semantics = Semantics.stashing
-    """With the schedule `pipedream`: which versions of the weights micro-batches meet."""
+    """With the schedule `pipedream`: which versions of the weights micro-batches use."""
     update_every: int = 1
     """With the schedule `pipedream`: rounds of a stage's replicas between two updates of its weights."""
     depth: str | None = None
     """With the schedule `pipedream`: forward passes of each stage's replicas before their first backward pass, such as
     3-1-0; null: as many as keep all ranks busy."""
     node_order: str | None = None
-    """Node groups by node rank, such as hgx+gpu2*7; null: all nodes, in the cluster's order."""
+    """Node groups in the order of node ranks, such as hgx+gpu2*7; null: all nodes, in the cluster's order."""
 
     def __post_init__(self) -> None:
         ranges.check("parallel", self)
@@ -203,11 +222,12 @@ class Parallel:
 def _check_auto(parallel: Parallel) -> None:
     size: object = parallel.micro_batch_size
     if size != AUTO and type(size) is not int:
-        raise ConfigError(f"parallel.micro_batch_size={size} must be a whole number, or auto")
+        raise ConfigError(f"parallel.micro_batch_size={size} must be a whole number or auto")
     if parallel.undecided and parallel.schedule_file is not None:
         raise ConfigError(
-            f"parallel.{parallel.undecided[0]}=auto does not go with parallel.schedule_file={parallel.schedule_file}, "
-            "which is for one number of micro-batches; use a named parallel.schedule"
+            f"parallel.{parallel.undecided[0]}=auto cannot be combined with "
+            f"parallel.schedule_file={parallel.schedule_file}, "
+            "which is for a fixed number of micro-batches; use a named parallel.schedule"
         )
 
 
@@ -248,14 +268,16 @@ def _check_unequal_replicas(parallel: Parallel) -> None:
     ):
         if value != allowed:
             raise ConfigError(
-                f"parallel.{key}={value} does not go with {wrong}: it is for stages with as many replicas; use "
-                f"parallel.{key}={'null' if allowed is None else allowed}, or parallel.replicas=null "
+                f"parallel.{key}={value} cannot be combined with {wrong}: it needs the same number of replicas in "
+                f"every "
+                f"stage; use parallel.{key}={'null' if allowed is None else allowed}, or parallel.replicas=null "
                 f"parallel.data={largest}"
             )
     if parallel.schedule == "interleaved":
         raise ConfigError(
-            f"parallel.schedule=interleaved does not go with {wrong}: it is for stages with as many replicas; use "
-            "gpipe, one_f_one_b or zb_h1"
+            f"parallel.schedule=interleaved cannot be combined with {wrong}: it needs the same number of replicas in "
+            f"every "
+            f"stage; use gpipe, one_f_one_b or zb_h1"
         )
     if parallel.undecided:
         return
@@ -264,7 +286,7 @@ def _check_unequal_replicas(parallel: Parallel) -> None:
         fitted = tuple(min(count, batch // size) for count in parallel.layout.replicas)
         raise ConfigError(
             f"{wrong} has a stage of {largest} replicas, but parallel.global_batch_size={batch} in micro-batches of "
-            f"{size} gives {batch // size} of them: not each gets one; use "
+            f"{size} gives only {batch // size} micro-batches, fewer than replicas; use "
             f"parallel.global_batch_size={largest * size}, or parallel.replicas={in_runs(fitted, '-')}"
         )
 
@@ -286,8 +308,9 @@ def _check_shares(parallel: Parallel) -> None:
         )
     if parallel.schedule_file is not None:
         raise ConfigError(
-            f"parallel.shares={shares} does not go with parallel.schedule_file={parallel.schedule_file}, which is for "
-            "one number of micro-batches; use a named parallel.schedule, or parallel.shares=null"
+            f"parallel.shares={shares} cannot be combined with parallel.schedule_file={parallel.schedule_file}, which "
+            f"is for "
+            f"a fixed number of micro-batches; use a named parallel.schedule, or parallel.shares=null"
         )
     size, batch = parallel.micro_batch_size, parallel.global_batch_size
     if batch % (shares.least * size) == 0:
@@ -298,8 +321,8 @@ def _check_shares(parallel: Parallel) -> None:
     if batch % size == 0 and batch // size >= data:
         other = f", or parallel.shares={shares.fitted(batch // size)}"
     raise ConfigError(
-        f"parallel.shares={shares} cannot share out parallel.global_batch_size={batch} samples in micro-batches of "
-        f"{size}: it must be a multiple of {shares.least} micro-batches, {step} samples; use "
+        f"parallel.shares={shares} cannot divide parallel.global_batch_size={batch} in micro-batches of {size}: the "
+        f"batch must be a multiple of {shares.least} micro-batches, {step} samples; use "
         f"parallel.global_batch_size={near}{other}"
     )
 
@@ -339,8 +362,8 @@ def _check_chunks(parallel: Parallel) -> None:
         )
     if chunks > 1 and not interleaved:
         raise ConfigError(
-            f"parallel.chunks={chunks} needs parallel.schedule=interleaved, not {parallel.schedule}, which has one "
-            "chunk on a stage; use that, or parallel.chunks=1"
+            f"parallel.chunks={chunks} needs parallel.schedule=interleaved, but {parallel.schedule} has one chunk per "
+            f"stage; use interleaved, or parallel.chunks=1"
         )
 
 
@@ -354,13 +377,14 @@ def _check_stream(parallel: Parallel) -> None:
         ):
             if value != default:
                 raise ConfigError(
-                    f"parallel.{key}={value} is for parallel.schedule=pipedream, not for {parallel.schedule}; use "
-                    "that, or leave it out"
+                    f"parallel.{key}={value} works only with parallel.schedule=pipedream, not with "
+                    f"{parallel.schedule}; use pipedream, or leave it out"
                 )
         if parallel.schedule is Schedule.pipedream:
             raise ConfigError(
-                f"parallel.schedule_file={parallel.schedule_file} does not go with parallel.schedule=pipedream: what "
-                "runs is the file's schedule, which flushes; use parallel.schedule_file=null, or another schedule"
+                f"parallel.schedule_file={parallel.schedule_file} cannot be combined with "
+                f"parallel.schedule=pipedream: the "
+                f"file's schedule has a flush; use parallel.schedule_file=null, or another schedule"
             )
         return
     for key, value, allowed, why in (
@@ -371,12 +395,12 @@ def _check_stream(parallel: Parallel) -> None:
         if value != allowed:
             shown, other = (str(one).lower() if one is not None else "null" for one in (value, allowed))
             raise ConfigError(
-                f"parallel.{key}={shown} does not go with parallel.schedule=pipedream, where {why}; use "
+                f"parallel.{key}={shown} cannot be combined with parallel.schedule=pipedream, where {why}; use "
                 f"parallel.{key}={other}, or another schedule"
             )
     if parallel.tensor_size > 1 and not parallel.layout.even:
         raise ConfigError(
-            f"parallel.tensor={parallel.tensor} does not go with parallel.schedule=pipedream and "
+            f"parallel.tensor={parallel.tensor} cannot be combined with parallel.schedule=pipedream and "
             f"parallel.replicas={parallel.replicas}: use parallel.tensor=1, or as many replicas in all stages"
         )
     streams.check_depth(parallel.stream)
@@ -393,7 +417,7 @@ def check_data_parallel(parallel: Parallel, streams: str, none: str) -> None:
     ):
         if value != allowed:
             raise ConfigError(
-                f"{streams} does not go with parallel.{key}={value}: it is for data parallel plans; use "
+                f"{streams} cannot be combined with parallel.{key}={value}: it works only in data parallel plans; use "
                 f"parallel.{key}={'null' if allowed is None else allowed}, or {none}"
             )
 
@@ -411,6 +435,7 @@ def _check_gpu_streams(parallel: Parallel) -> None:
     for count, number in zip(parallel.micro_batches_of, streams, strict=True):
         if count % number:
             raise ConfigError(
-                f"parallel.streams={parallel.streams}: a replica takes {count} micro-batch{'es' * (count != 1)}, which "
-                f"its {number} streams cannot share evenly; use streams that divide the micro-batches of each replica"
+                f"parallel.streams={parallel.streams}: a replica takes {count} micro-batch{'es' * (count != 1)}, "
+                f"which its {number} streams cannot share evenly; choose numbers of streams that divide each "
+                f"replica's micro-batches"
             )

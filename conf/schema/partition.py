@@ -27,8 +27,8 @@ class Partition:
     def parse(cls, text: str) -> Partition:
         if not re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})*", text):
             raise ConfigError(
-                f"parallel.partition={text!r} is not a partition: write the transformer layers of each "
-                "stage joined by dashes, such as 0-11-8-8-8-8-5-0"
+                f"parallel.partition={text!r} is not a partition: join the layers of each stage by dashes, such as "
+                f"0-11-8-8-8-8-5-0"
             )
         return cls(tuple(int(part) for part in text.split("-")))
 
@@ -78,7 +78,7 @@ class Shares:
             return cls(numbers_in(text))
         except ValueError as error:
             raise ConfigError(
-                f"parallel.shares={text!r} are no shares: {error}; write for example 3-1 or 3*4-1*4"
+                f"parallel.shares={text!r} is invalid: {error}; write for example 3-1 or 3*4-1*4"
             ) from None
 
     @property
@@ -155,9 +155,9 @@ def numbers_in(text: str) -> tuple[int, ...]:
     for item in text.split("-"):
         match = re.fullmatch(r"\s*([1-9][0-9]{0,5})\s*(?:\*\s*([1-9][0-9]{0,5}))?\s*", item)
         if match is None:
-            raise ValueError(f"{item!r} is neither a whole number from 1 on nor NUMBER*TIMES")
+            raise ValueError(f"{item!r} is neither a whole number of at least 1 nor NUMBER*TIMES")
         if len(numbers) + int(match[2] or 1) > MOST_RANKS:
-            raise ValueError(f"with {item!r} there are more than {MOST_RANKS} numbers")
+            raise ValueError(f"with {item!r} it has more than {MOST_RANKS} numbers")
         numbers += [int(match[1])] * int(match[2] or 1)
     return tuple(numbers)
 

@@ -45,8 +45,8 @@ def check_nodes(order: NodeOrder, cluster: Cluster, executor: Executor) -> None:
     for name in dict.fromkeys(order.groups):
         if name not in groups:
             raise ConfigError(
-                f"parallel.node_order={order} names the node group {name!r}, which cluster "
-                f"{cluster.name!r} has not; it has: {', '.join(groups)}"
+                f"parallel.node_order={order} names the node group {name!r}, but cluster {cluster.name!r} has only "
+                f"{', '.join(groups)}"
             )
         used, count = order.groups.count(name), groups[name].count
         if used > count and not executor.reached:
@@ -58,8 +58,8 @@ def check_nodes(order: NodeOrder, cluster: Cluster, executor: Executor) -> None:
     if hosts and len(hosts) != len(order.groups):
         raise ConfigError(
             f"executor.hosts={executor.hosts} has {len(hosts)} host{'s' * (len(hosts) != 1)}, but "
-            f"parallel.node_order={order} has {len(order.groups)} nodes; give a host for each, or a node order that "
-            f"says of which group each host is, such as parallel.node_order={order.groups[0]}*{len(hosts)}"
+            f"parallel.node_order={order} has {len(order.groups)} nodes; give one host per node, or a node order with "
+            f"the group of each host, such as parallel.node_order={order.groups[0]}*{len(hosts)}"
         )
 
 

@@ -108,7 +108,7 @@ class NotNegative(Range):
 
     def check(self, key: str, value: float) -> None:
         if not (math.isfinite(value) and value >= 0):
-            raise ConfigError(f"{key}={value} must be a number, 0 or above")
+            raise ConfigError(f"{key}={value} must be a number, at least 0")
         super().check(key, value)
 
 

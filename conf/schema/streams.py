@@ -28,14 +28,14 @@ def check(partition: Partition, model: Model) -> None:
         if not count and stage not in held_by_ends:
             fewer = Partition(tuple(n for at, n in enumerate(layers) if n or at in held_by_ends))
             raise ConfigError(
-                f"parallel.partition={partition} leaves stage {stage} without a layer, which has nothing to update; "
-                f"{SCHEDULE} needs one on each: use parallel.pipeline={len(fewer.layers)} parallel.partition={fewer}"
+                f"parallel.partition={partition} leaves stage {stage} without a layer to update, but {SCHEDULE} needs "
+                f"one on each stage: use parallel.pipeline={len(fewer.layers)} parallel.partition={fewer}"
             )
     if len(layers) > 1 and "head.word" in tied_parameters(model.sized(1)):
         raise ConfigError(
-            f"model={model.name} shares the word embedding between the first and the last stage, which with {SCHEDULE} "
-            "update it at different times; use model.untie_embeddings_and_output_weights=true, or a schedule that "
-            "flushes, such as one_f_one_b"
+            f"model={model.name} shares the word embedding between the first and the last stage, and with {SCHEDULE} "
+            f"the two update it at different times; use model.untie_embeddings_and_output_weights=true, or a schedule "
+            f"with a flush, such as one_f_one_b"
         )
 
 
@@ -55,8 +55,8 @@ def check_depth(stream: Stream) -> None:
     deepest = max(map(stream.ahead, stages))
     if stream.semantics == TWO and stream.update_every < deepest:
         raise ConfigError(
-            f"parallel.update_every={stream.update_every} must be at least {deepest} with parallel.semantics=two: as "
-            "many forward passes as a stage takes ahead, or a pass would need a third version; use "
+            f"parallel.update_every={stream.update_every} must be at least {deepest} with parallel.semantics=two, the "
+            f"forward passes that a stage runs ahead; otherwise a pass would need a third version; use "
             f"parallel.update_every={deepest}, or parallel.semantics=stashing"
         )
     if stream.depth is None:  # proved for all by tests
@@ -66,8 +66,7 @@ def check_depth(stream: Stream) -> None:
         prove(stream, 2 * stream.in_flight + 2 * stream.period)
     except EngineError as error:
         raise ConfigError(
-            f"parallel.depth={depth} never comes to its end ({error}); use parallel.depth={usual}, or less on later "
-            "stages"
+            f"parallel.depth={depth} would deadlock ({error}); use parallel.depth={usual}, or less on later stages"
         ) from error
 
 
@@ -79,7 +78,7 @@ def depth_in(text: str) -> tuple[int, ...]:
     """
     if not re.fullmatch(r"[0-9]{1,4}(-[0-9]{1,4})*", text):
         raise ConfigError(
-            f"parallel.depth={text!r} is not a depth: write the forward passes that each stage takes before its first "
-            "backward pass, joined by dashes, such as 3-1-0"
+            f"parallel.depth={text!r} is not a depth: join each stage's number of forward passes before its first "
+            f"backward pass by dashes, such as 3-1-0"
         )
     return tuple(int(part) for part in text.split("-"))

@@ -43,8 +43,8 @@ def check(
             by_group = cluster.groups[name].gpus_per_node == per_node
             node = f"cluster.groups.{name}.gpus_per_node={per_node}" if by_group else f"a host of {per_node} ranks"
             raise ConfigError(
-                f"parallel.tensor={parallel.tensor} does not fit {node}: a "
-                f"tensor-parallel group lies inside one node; nearest that fit: {near}"
+                f"parallel.tensor={parallel.tensor} does not fit {node}: a tensor-parallel group must fit in one "
+                f"node; nearest that fit: {near}"
             )
 
 
@@ -74,6 +74,6 @@ def _check_groups_in_nodes(parallel: Parallel, groups: Sequence[str], ranks_per_
         raise ConfigError(
             f"parallel.tensor={parallel.tensor} puts a tensor group of stage {stage}, ranks {first} to "
             f"{first + tensor - 1}, over node {node} ({groups[node]}) and node {node + 1} ({groups[node + 1]}), but a "
-            "tensor-parallel group lies inside one node, and ranks fill the nodes of parallel.node_order stage by "
+            f"tensor-parallel group must fit in one node, and ranks fill the nodes of parallel.node_order stage by "
             f"stage; nearest that fits: {nearest}"
         )

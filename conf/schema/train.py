@@ -34,11 +34,11 @@ class Optimizer(StrEnum):
     adamw = "adamw"
     """Adam with decoupled weight decay."""
     adam = "adam"
-    """Adam whose gradients carry the weight decay (L2)."""
+    """Adam with L2 weight decay in the gradients."""
     sgd = "sgd"
-    """With momentum, and Nesterov's where asked for; the gradients carry the weight decay."""
+    """SGD with momentum, optionally Nesterov's, and L2 weight decay in the gradients."""
     lamb = "lamb"
-    """Adam whose updates are scaled to the norm of each weight matrix, for large batches."""
+    """LAMB: Adam with updates scaled to the norm of each weight matrix, for large batches."""
 
 
 class LrPolicy(StrEnum):
@@ -65,83 +65,82 @@ class LossScaler(StrEnum):
 @config
 class Train:
     iterations: int | None = None
-    """Updates of the weights, each after a global batch. With epochs or samples a launch finds how many."""
+    """Number of weight updates, each after one global batch. With epochs or samples, a launch computes it."""
     epochs: int | None = None
-    """In the place of iterations: all training samples so many times."""
+    """Instead of iterations: how often all training samples are used."""
     samples: int | None = None
-    """In the place of iterations: so many samples, and not one more. Of a training whose epochs are given, a launch
-    finds it."""
+    """Instead of iterations: the exact number of samples. With epochs, a launch computes it."""
     seed: int = 1234
-    """Of initial weights, the order of samples, dropout and changes of images."""
+    """Seed of initial weights, the order of samples, dropout and image augmentation."""
     lr: float = 1.5e-4
     """The learning rate after its warm-up."""
     min_lr: float = 1.0e-5
-    """The learning rate does not fall below it."""
+    """Lower bound of the learning rate."""
     lr_warmup_iterations: int = 0
-    """In which the learning rate rises from 0."""
+    """Iterations in which the learning rate rises from 0."""
     lr_decay_iterations: int | None = None
     """Length of warm-up and cosine together; null: all iterations."""
     lr_policy: LrPolicy = LrPolicy.cosine
     lr_step_iterations: int | None = None
-    """Of lr_policy step and exponential: the learning rate takes so many iterations for each factor lr_gamma."""
+    """With lr_policy step or exponential: iterations per factor lr_gamma of the learning rate."""
     lr_gamma: float = 0.1
-    """Of lr_policy step and exponential: the factor."""
+    """With lr_policy step or exponential: the factor."""
     lr_power: float = 1.0
-    """Of lr_policy polynomial."""
+    """With lr_policy polynomial: the exponent."""
     optimizer: Optimizer = Optimizer.adamw
     momentum: float = 0.9
     """Of optimizer sgd."""
     nesterov: bool = False
     """Of optimizer sgd."""
     weight_decay: float = 0.01
-    """Of all weights but biases and norms."""
+    """Weight decay of all weights except biases and norms."""
     adam_beta1: float = 0.9
-    """The part of the mean gradient that stays in an update."""
+    """Decay rate of the mean of the gradient."""
     adam_beta2: float = 0.999
-    """The part of the mean squared gradient that stays in an update."""
+    """Decay rate of the mean of the squared gradient."""
     adam_eps: float = 1.0e-8
-    """Added to the root that an update is divided by."""
+    """Added to the denominator of an update."""
     clip_grad: float = 1.0
-    """Largest norm of the gradient over all ranks; 0 does not clip."""
+    """Clip the gradient to this norm over all ranks; 0: do not clip."""
     overlap_optimizer: FlagOrAuto = "auto"
-    """Update weights bucket by bucket, while later gradients are still summed: true, false, or auto, which does so
-    wherever it changes no result and can gain (docs/training.md)."""
+    """Update weights bucket by bucket while later gradients are still being summed: true, false, or auto, which does it
+    wherever it can gain without changing results (docs/training.md)."""
     precision: Precision = Precision.fp32
     compile: bool = False
     """Compile the transformer layers with torch.compile."""
     eval_interval: int | None = None
-    """Evaluate on the valid split after so many iterations, and after the last one; null: never."""
+    """Iterations between evaluations on the valid split; the last iteration is evaluated too. null: never."""
     eval_iterations: int | None = None
-    """Global batches of that split in an evaluation, always the same ones; null: the whole split."""
+    """Global batches per evaluation, always the same ones; null: the whole split."""
     until: str | None = None
-    """End where an evaluation has reached this, such as 'loss<=2.5'."""
+    """Stop once an evaluation reaches this, such as 'loss<=2.5'."""
     best: str | None = None
     """Keep the checkpoint whose evaluation is best by this metric, such as loss, or max:METRIC for one of your own."""
     loss_scaler: LossScaler = LossScaler.backoff
     """Of precision fp16."""
     ema: float | None = None
-    """Keep an average of the weights, which evaluations take: this part of it stays in an update, such as 0.999."""
+    """Keep an exponential moving average of the weights, used by evaluations, with this decay rate, such as 0.999."""
     max_cost: float | None = None
-    """Save and end when the nodes have cost so many dollars, by cluster.groups.<group>.price_per_hour."""
+    """Save and end when the nodes have cost this many dollars, by cluster.groups.<group>.price_per_hour."""
     log_interval: int = 10
     """Iterations between two lines of the log."""
     load: str | None = None
-    """A run folder, its checkpoints folder, or one of the folders in it: goes on from that checkpoint.
+    """Checkpoint to continue from: a run folder, its checkpoints folder, or one of the folders in it.
 
-    A run that has a checkpoint of its own, because it was interrupted, goes on from its newest one instead.
+    A run that was interrupted and has its own checkpoints continues from its newest one instead.
     """
     checkpoint: bool = True
     """Save weights and optimizer state after the last iteration."""
     save_interval: int | None = None
-    """Save them also each time after so many iterations; null: only at the end."""
+    """Also save every this many iterations; null: only at the end."""
     keep_checkpoints: int = 2
-    """Older ones are deleted once a new one is on disk."""
+    """Number of checkpoints to keep; older ones are deleted once a new one is on disk."""
     save_async: bool = False
-    """Train on while a copy in the node's memory is written."""
+    """Continue training while a copy of the checkpoint in the node's memory is written."""
     comm_timeout_s: int = 60
-    """A rank that waits longer than this for a message of another one fails; on a GPU, one of whose passes takes longer
-    with the wait for its message. Making the weights, indexing data, and reading and writing checkpoints may take up to
-    two hours."""
+    """A rank fails if it waits longer than this for a message of another rank; on a GPU, if a pass takes longer
+    including the wait for its message. Creating weights, indexing data, and reading and writing checkpoints may take up
+    to two hours."""
 
     def __post_init__(self) -> None:
         ranges.check("train", self)
@@ -168,21 +167,19 @@ class Train:
     @property
     def last_iteration(self) -> int:
         """Of a training whose length is in iterations, or was found by a launch."""
-        assert self.iterations is not None, f"{self.length}: a launch counts its iterations first"
+        assert self.iterations is not None, f"{self.length}: only a launch counts its iterations"
         return self.iterations
 
 
 def _check_length(train: Train) -> None:
     """A launch fills in what follows from epochs or samples: `conf.training_length` says what a user may give."""
     if all(getattr(train, key) is None for key in LENGTHS):
-        raise ConfigError(
-            "the training has no end: give train.iterations, or in its place train.epochs or train.samples"
-        )
+        raise ConfigError("the training has no length: give train.iterations, train.epochs or train.samples")
     if train.epochs is not None and train.samples is not None:
         if train.iterations is None:
             raise ConfigError(
-                f"train.epochs={train.epochs} and train.samples={train.samples} both say how long the training is; "
-                "give one of them"
+                f"train.epochs={train.epochs} and train.samples={train.samples} both set the length of the training; "
+                f"give one of them"
             )
         if train.samples % train.epochs:
             raise ConfigError(f"train.samples={train.samples} must be a multiple of train.epochs={train.epochs}")
@@ -193,7 +190,8 @@ def _check_saving(train: Train) -> None:
         return
     if not train.checkpoint:
         raise ConfigError(
-            f"train.save_interval={train.save_interval} saves checkpoints, but train.checkpoint=false saves none; use "
+            f"train.save_interval={train.save_interval} saves checkpoints, but train.checkpoint=false turns them off; "
+            f"use "
             "train.checkpoint=true, or train.save_interval=null"
         )
 
@@ -204,7 +202,7 @@ def _check_learning_rate(train: Train) -> None:
     if str(train.lr_policy) not in DECAYING:
         if train.lr_decay_iterations is not None:
             raise ConfigError(
-                f"train.lr_decay_iterations={train.lr_decay_iterations} does nothing with train.lr_policy="
+                f"train.lr_decay_iterations={train.lr_decay_iterations} has no effect with train.lr_policy="
                 f"{train.lr_policy}, which has no end; use train.lr_decay_iterations=null, or train.lr_policy="
                 f"{' or '.join(DECAYING)}"
             )
@@ -225,13 +223,13 @@ def _check_policy(train: Train) -> None:
     """Of a policy that goes on without end."""
     if train.lr_policy is LrPolicy.noam and train.lr_warmup_iterations < 1:
         raise ConfigError(
-            f"train.lr_policy=noam falls from the end of the warm-up on, but train.lr_warmup_iterations="
+            f"train.lr_policy=noam needs a warm-up, but train.lr_warmup_iterations="
             f"{train.lr_warmup_iterations}; give it at least 1, such as 4000"
         )
     if train.lr_policy in (LrPolicy.step, LrPolicy.exponential) and train.lr_step_iterations is None:
         raise ConfigError(
-            f"train.lr_policy={train.lr_policy} multiplies the learning rate by train.lr_gamma={train.lr_gamma:g} each "
-            "time train.lr_step_iterations have passed; give that number"
+            f"train.lr_policy={train.lr_policy} multiplies the learning rate by train.lr_gamma={train.lr_gamma:g} "
+            f"every train.lr_step_iterations; give that number"
         )
 
 
@@ -247,7 +245,7 @@ def _check_options(train: Train) -> None:
         if decided not in allowed and value != OPTIONS[key]:
             shown = str(value).lower() if isinstance(value, bool) else value
             raise ConfigError(
-                f"train.{key}={shown} does nothing with train.{decider}={decided}; use train.{decider}="
+                f"train.{key}={shown} has no effect with train.{decider}={decided}; use train.{decider}="
                 f"{' or '.join(allowed)}, or leave it out"
             )
 
@@ -256,8 +254,7 @@ def _check_goal(train: Train) -> None:
     for key in EVALUATING:
         if train.eval_interval is None and (value := getattr(train, key)) is not None:
             raise ConfigError(
-                f"train.{key}={value} is of evaluations, and there are none without train.eval_interval; give it a "
-                "number of iterations, such as 100"
+                f"train.{key}={value} needs evaluations; set train.eval_interval, in iterations, such as 100"
             )
     kinds: tuple[type[Target] | type[Best], ...] = (Target, Best)
     for kind, key, text in zip(kinds, ("until", "best"), (train.until, train.best), strict=True):
@@ -282,6 +279,6 @@ def check_metrics(train: Train, family: str) -> None:
     ):
         if wanted and family in METRICS and wanted.metric not in METRICS[family]:
             raise ConfigError(
-                f"train.{key}={getattr(train, key)}: an evaluation with model.family={family} gives "
+                f"train.{key}={getattr(train, key)}: an evaluation with model.family={family} measures "
                 f"{' and '.join(METRICS[family])}; use one of these"
             )

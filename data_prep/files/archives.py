@@ -98,7 +98,7 @@ def _in_tar(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, by
     except _DAMAGED as error:
         raise DataPrepError(
             f"{path}: cannot be read as an archive ({error or 'it ends in the middle'}); it is damaged or was not "
-            "copied whole: get it anew"
+            "copied whole: get it again"
         ) from error
 
 

@@ -72,7 +72,7 @@ class Decompressed(io.RawIOBase):
     def _damaged(self, why: str) -> DataPrepError:
         return DataPrepError(
             f"{self._path}:{self._lines + 1}: cannot be decompressed any further ({why}); the file is damaged or was "
-            "not copied whole: get it anew"
+            "not copied whole: get it again"
         )
 
 

@@ -25,4 +25,4 @@ def unchanged(sha256: Mapping[str, str], prefix: Path) -> bool:
 def require_unchanged(sha256: Mapping[str, str], prefix: Path) -> None:
     """Raises DataPrepError unless `unchanged`."""
     if not unchanged(sha256, prefix):
-        raise DataPrepError(f"{prefix}: the files are not those that the manifest describes; prepare them anew")
+        raise DataPrepError(f"{prefix}: the files are not those that the manifest describes; prepare them again")

@@ -54,7 +54,7 @@ def work_folder(prefix: Path, recipe: dict[str, Any]) -> Iterator[Path]:
     except OSError as error:
         raise DataPrepError(
             f"{error.filename or prefix}: cannot be written ({error.strerror}); choose a folder that you may write to "
-            "and that has room, or make room: the same command goes on where it was"
+            "and that has room, or make room: the same command continues where it stopped"
         ) from error
 
 

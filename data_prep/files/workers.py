@@ -58,7 +58,7 @@ def in_order(function: Callable[[T], R], items: Iterable[T], workers: int) -> Ge
     except BrokenProcessPool as error:
         raise DataPrepError(
             f"one of {workers} processes was killed, perhaps because memory ran out; run the same command "
-            "again with fewer --workers: it continues where it was"
+            "again with fewer --workers: it continues where it stopped"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

@@ -99,7 +99,7 @@ class Table:
             text = gzip.decompress(self.path.read_bytes()).decode("ascii")
             rows = np.loadtxt(io.StringIO(text), dtype=float, delimiter=",", ndmin=2).astype(np.int64)
         except (OSError, EOFError, ValueError) as error:
-            raise DataPrepError(f"{self.path}: cannot be read ({why(error)}); install its package anew") from error
+            raise DataPrepError(f"{self.path}: cannot be read ({why(error)}); reinstall its package") from error
         if rows.shape[1] != self.side**2 + 1 or rows.min() < 0 or rows[:, :-1].max() > self.white:
             raise DataPrepError(f"{self.path}: not the table of {self.side} x {self.side} pixels that its package had")
         return rows

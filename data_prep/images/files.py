@@ -47,7 +47,7 @@ class ImageFiles:
         """Each image's name in the source, and what it is."""
         there = names(self.path)
         if other := next((name for name in there if name.lower().endswith(OTHERS)), None):
-            raise DataPrepError(f"--source {self.path}: {other} is neither PNG nor JPEG; convert it, or take it out")
+            raise DataPrepError(f"--source {self.path}: {other} is neither PNG nor JPEG; convert it, or remove it")
         found = [name for name in there if name.lower().endswith(SUFFIXES)]
         if not found:
             raise DataPrepError(
@@ -55,7 +55,7 @@ class ImageFiles:
                 "files for each class, or .npy and .npz arrays"
             )
         if len(found) != len(set(found)):
-            raise DataPrepError(f"--source {self.path}: a file is in it twice; pack it anew")
+            raise DataPrepError(f"--source {self.path}: a file is in it twice; pack it again")
         parts = {name: PurePosixPath(name).parts for name in found}
         while not _in_splits(parts.values()) and _in_one_folder(parts.values()):
             parts = {name: path[1:] for name, path in parts.items()}

@@ -120,7 +120,7 @@ def readers_of(source: Sequence[str]) -> list[Reader]:
             readers.append(packaged(word))
         elif not path.exists():
             raise DataPrepError(
-                f"--source {word}: there is no such file or folder; images of packages are called {', '.join(PACKAGED)}"
+                f"--source {word}: no such file or folder; images of packages are called {', '.join(PACKAGED)}"
             )
         elif path.is_dir() or path.name.lower().endswith(TARS):
             readers.append(ImageFiles(path))

@@ -99,7 +99,7 @@ def _decoded(name: str, content: bytes) -> Image:
         image.load()
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
         raise DataPrepError(
-            f"{name}: cannot be decoded as a PNG or JPEG image ({error}); get it anew, or take it out"
+            f"{name}: cannot be decoded as a PNG or JPEG image ({error}); get it again, or remove it"
         ) from error
     if image.mode.startswith("I"):  # 16 bits a pixel, which `convert` would cut off at 255
         image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))

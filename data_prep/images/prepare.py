@@ -151,7 +151,7 @@ def _pack(
     work = bound(packed, wanted=Wanted(request.wanted.size, channels))
     with shown("packing images", len(items)) as show, journal.step("pack", names) as step:
         if step.items:
-            show.say(f"going on after {step.items:,} images")
+            show.say(f"continuing after {step.items:,} images")
             show.advance(step.items)
         else:
             _begin(step, splits, shape)

@@ -106,7 +106,7 @@ def _check_vocabularies(prefixes: Sequence[Path]) -> None:
             beside = data_file(first, TOKENIZER)
             raise DataPrepError(
                 f"data.blend[{number - 1}].prefix={prefix} was made with another tokenizer than {first}: the same "
-                f"token id would mean different text; prepare one anew with the other's, such as --tokenizer "
+                f"token id would mean different text; prepare one again with the other's, such as --tokenizer "
                 f"{beside if beside.exists() else 'byte'}"
             )
 
@@ -205,7 +205,7 @@ def check(prefix: Path, vocab_size: int | None = None) -> IndexedDataset:
     if not np.issubdtype(data.dtype, np.integer):
         raise DataPrepError(f"{data.idx}: the tokens are {data.dtype.name}, but token ids are whole numbers")
     if manifest is not None and not is_true(manifest, prefix):
-        raise DataPrepError(f"{prefix}: the files are not those that the manifest describes; prepare them anew")
+        raise DataPrepError(f"{prefix}: the files are not those that the manifest describes; prepare them again")
     limit = vocab_size or (manifest.vocab_size if manifest is not None else None)
     for first in range(0, len(data.tokens), BLOCK):
         block = data.tokens[first : first + BLOCK]

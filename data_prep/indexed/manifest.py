@@ -72,7 +72,8 @@ def read_manifest(prefix: Path) -> Manifest | None:
         raise _not_one(path, "it has no version")
     if content["version"] != VERSION:
         raise DataPrepError(
-            f"{path}: version {content['version']} of the manifest, but only {VERSION} is known; prepare the data anew"
+            f"{path}: version {content['version']} of the manifest, but only {VERSION} is supported; prepare the data "
+            f"again"
         )
     types = get_type_hints(Manifest)
     if content.keys() != types.keys():
@@ -84,7 +85,7 @@ def read_manifest(prefix: Path) -> Manifest | None:
 
 
 def _not_one(path: Path, why: str) -> DataPrepError:
-    return DataPrepError(f"{path}: not a manifest of indexed data ({why}); prepare the data anew, or delete it")
+    return DataPrepError(f"{path}: not a manifest of indexed data ({why}); prepare the data again, or delete it")
 
 
 def tokenizer_of(prefix: Path) -> Tokenizer:
@@ -124,7 +125,7 @@ def _vocabulary(path: Path) -> dict[str, int]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataPrepError(
             f"{path}: not the tokenizer that its data were made with ({why(error)}); copy it from where they come "
-            "from, or prepare them anew"
+            "from, or prepare them again"
         ) from error
 
 

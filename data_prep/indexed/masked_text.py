@@ -92,7 +92,7 @@ class _Text:
 def _bert(text: _Text, content: Mapping[str, NDArray[Any]]) -> str:
     asked = np.flatnonzero(content["loss_mask"])
     hidden = ", ".join(f"{place} {text.of(content['labels'][place : place + 1])!r}" for place in asked.tolist())
-    lines = [f"text: {text.of(content['text'][content['padding_mask'] == 1])}", f"to be found: {hidden or 'nothing'}"]
+    lines = [f"text: {text.of(content['text'][content['padding_mask'] == 1])}", f"to predict: {hidden or 'nothing'}"]
     if content["types"].any():
         order = "preceded the first in the text" if content["is_random"] else "follows the first in the text"
         lines.append(f"the second part {order}")

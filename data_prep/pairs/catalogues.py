@@ -112,7 +112,7 @@ def catalogue(content: bytes, name: str, shown: str) -> Catalogue:
     try:
         messages = _compiled(content) if name.endswith(".mo") else po_messages(content)
     except (OSError, StructError, UnicodeDecodeError, LookupError, ValueError) as error:
-        raise DataPrepError(f"{shown}: not a catalogue of gettext ({error}); get it anew, or leave it out") from error
+        raise DataPrepError(f"{shown}: not a catalogue of gettext ({error}); get it again, or leave it out") from error
     header = _HEADER.search(messages.pop("", ""))
     folder, stem = _FOLDER.search(name), _STEM.search(name)
     if folder and not folder[2] and header and not same_language(folder[1], header[1]):

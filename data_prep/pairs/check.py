@@ -69,6 +69,6 @@ def check_in_full(prefix: Path, vocab_size: int | None) -> PairsManifest:
         if not sentences == texts == manifest.splits[split].pairs:
             raise DataPrepError(
                 f"{part}: {sentences} sentences in tokens and {texts} as text, but {prefix}.json has "
-                f"{manifest.splits[split].pairs} pairs; prepare the data anew"
+                f"{manifest.splits[split].pairs} pairs; prepare the data again"
             )
     return manifest

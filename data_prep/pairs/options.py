@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conf.reading.values import above_0, option, whole
-from data_prep.errors import DataPrepError
+from data_prep.errors import DataPrepError, of_option
 from data_prep.files.archives import files_below
 from data_prep.kinds import PAIRS
 from data_prep.making import (
@@ -163,7 +163,8 @@ def _corpus(paths: Sequence[Path], pairs: Sequence[Reader] | Finished) -> Corpus
 
 def _tokenizer(size: int | None, given: Path | None) -> JsonTokenizer | int:
     if given is not None:
-        return given_for_both(given)
+        with of_option("--tokenizer", given):
+            return given_for_both(given)
     if size is None:
         return VOCABULARY
     if size < SMALLEST:

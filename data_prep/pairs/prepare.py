@@ -136,7 +136,7 @@ def _finished(request: Request, given: Finished, journal: Journal) -> tuple[Json
             files = [given.tokens[split, language] for language in request.languages]
             raise DataPrepError(
                 f"{files[0]} has {source} lines, {files[1]} has {target}: line k of one must be the translation of "
-                "line k of the other; get them anew"
+                "line k of the other; get them again"
             )
     return tokenizer, counts
 

@@ -114,7 +114,7 @@ def _moses(path: Path, languages: Languages) -> TwoFiles:
     """`corpus` stands for `corpus.de` and `corpus.en`."""
     found = [_existing(path.with_name(f"{path.name}.{language}")) for language in languages]
     if found[0] is None and found[1] is None:
-        raise DataPrepError(f"--source {path}: there is no such file or folder; {FORMS}")
+        raise DataPrepError(f"--source {path}: no such file or folder; {FORMS}")
     for side, language in zip(found, languages, strict=True):
         if side is None:
             raise DataPrepError(f"--source {path}: there is no {path}.{language}; {FORMS}")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from conf.reading.values import option, whole
-from data_prep.errors import DataPrepError
+from data_prep.errors import DataPrepError, of_option
 from data_prep.indexed.manifest import text_prefix
 from data_prep.preparation.partial import Partial
 from data_prep.preparation.prepare import Request, is_prepared, prepare
@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> None:
     request, prefix = _request(arguments), text_prefix(output, arguments.split_sentences)
     recipe = request.recipe()
     if not force and is_prepared(prefix, recipe):
-        print(f"{prefix}: there already, unchanged; --force makes it anew", file=sys.stderr)
+        print(f"{prefix}: exists already, unchanged; --force makes it again", file=sys.stderr)
     else:
         unknown = data_file(prefix, ".bin").exists() and not data_file(prefix, ".json").exists()
         if unknown and not force and not Partial(prefix).begun:
@@ -193,16 +193,14 @@ def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | int:
                 "--train-wordpiece 30000, or give one with --tokenizer"
             )
         return ByteTokenizer()
-    path = Path(arguments.tokenizer)
-    if sentences:
-        try:
+    path = Path(arguments.tokenizer) if vocab is None else vocab
+    with of_option("--tokenizer" if arguments.vocab_file is None else "--vocab-file", path):
+        if sentences:
             content = content_of(path) if vocab is None else content_of_files(vocab, merges)
             return with_special(content, arguments.vocab_extra_ids or 0)
-        except DataPrepError as error:
-            raise error if str(error).startswith(str(path)) else DataPrepError(f"{path}: {error}") from error
-    if vocab is not None:
-        return JsonTokenizer.from_files(vocab, merges, end)
-    return JsonTokenizer.from_file(path, SEPARATOR if path.suffix == ".txt" and end == END_OF_TEXT else end)
+        if vocab is not None:
+            return JsonTokenizer.from_files(vocab, merges, end)
+        return JsonTokenizer.from_file(path, SEPARATOR if path.suffix == ".txt" and end == END_OF_TEXT else end)
 
 
 def _learned_size(arguments: argparse.Namespace) -> int | None:

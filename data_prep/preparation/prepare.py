@@ -150,7 +150,7 @@ def _write(request: Request, tokenizer: Tokenizer, folder: Partial) -> Progress:
     with folder.open(dtype.itemsize, options.unique, options.split_sentences) as (progress, files), bar as show:
         writer = IndexedWriter(files.tokens, files.idx, dtype, progress.sequences, progress.tokens)
         if progress.documents:
-            show.say(f"going on after {progress.documents:,} documents")
+            show.say(f"continuing after {progress.documents:,} documents")
         seen = Seen(files.digests)
         saved = time.monotonic()
         read = show.reading(chunks(corpus, options.documents, progress.file, progress.number))
@@ -169,7 +169,7 @@ def _write(request: Request, tokenizer: Tokenizer, folder: Partial) -> Progress:
                         saved = time.monotonic()
         except KeyboardInterrupt:
             folder.save(progress, files)
-            show.say(f"interrupted after {progress.documents:,} documents; the same command goes on from there")
+            show.say(f"interrupted after {progress.documents:,} documents; the same command continues from there")
             raise
         if not writer.documents:
             why = ", ".join(f"{count} {reason}" for reason, count in progress.left_out.items())

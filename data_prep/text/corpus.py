@@ -72,7 +72,7 @@ def corpus_of(paths: Sequence[Path]) -> Corpus:
             files.append(path)
             names.append(path.name)
         else:
-            raise DataPrepError(f"--source {path}: there is no such file or folder")
+            raise DataPrepError(f"--source {path}: no such file or folder")
     described = ", ".join(str(path) for path in paths)
     if not files:
         raise DataPrepError(f"--source {described}: the folder has no files; give a file, or a folder of files")

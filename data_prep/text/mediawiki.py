@@ -43,7 +43,7 @@ def pages(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
         parser.Parse(b"", True)
     except expat.ExpatError as error:
         why = f"not XML from here on ({expat.errors.messages[error.code]})"
-        raise BadDocument(error.lineno - 1, f"{why}; the dump is damaged or was not copied whole") from error
+        raise BadDocument(error.lineno - 1, f"{why}; the dump is damaged or was not copied completely") from error
 
 
 class _Pages:

@@ -61,7 +61,7 @@ def given_for_both(path: Path) -> JsonTokenizer:
     for number, token in enumerate(SPECIAL):
         if ids.get(token) != number:
             raise DataPrepError(
-                f"--tokenizer {path}: {token} has the id {ids.get(token, 'none')}, but pairs need {', '.join(SPECIAL)} "
+                f"{path}: {token} has the id {ids.get(token, 'none')}, but pairs need {', '.join(SPECIAL)} "
                 "as ids 0 to 3; give the .tokenizer.json of other pairs, or learn one with --train-bpe"
             )
     return tokenizer

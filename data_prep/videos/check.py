@@ -59,12 +59,12 @@ def check_in_full(prefix: Path) -> VideosManifest:
         if count != (known.videos, known.captions):
             raise DataPrepError(
                 f"{prefix}: {count[0]} videos and {count[1]} captions for {split}, but {prefix}.json has "
-                f"{known.videos} and {known.captions}; prepare the data anew"
+                f"{known.videos} and {known.captions}; prepare the data again"
             )
         if len(found.videos) and highest_id(found.captions) >= manifest.vocab_size:
             raise DataPrepError(
                 f"{prefix}: {split} has token ids up to {highest_id(found.captions)}, but {prefix}.json has a "
-                f"vocabulary of {manifest.vocab_size}; prepare the data anew"
+                f"vocabulary of {manifest.vocab_size}; prepare the data again"
             )
     return manifest
 

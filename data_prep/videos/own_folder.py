@@ -46,7 +46,7 @@ class OwnFolder:
                 f"have {self.features}; all videos need as many"
             )
         if not np.isfinite(found).all():
-            raise DataPrepError(f"{self._path(video)}: not all of its numbers are finite; extract the features anew")
+            raise DataPrepError(f"{self._path(video)}: not all of its numbers are finite; extract the features again")
         return found
 
     def _read(self, path: Path, split: str) -> list[Video]:

@@ -17,7 +17,7 @@ from fasop.errors import SearchError
 
 HEAD = """\
 # Measured times, as a part of the predicted ones, by node group. Made by 'tdpp search validate=RUN calibrate=FILE';
-# 'tdpp search calibration=FILE' multiplies its own times with them. What a run does not tell is 1.
+# 'tdpp search calibration=FILE' multiplies its own times with them. Factors that a run does not show are 1.
 """
 
 
@@ -44,7 +44,7 @@ class Calibration:
         """
         if not any(kind.name in self.groups for kind in kinds):
             raise SearchError(
-                f"calibration: it is of the node groups {', '.join(self.groups)}, and cluster.groups are "
+                f"calibration: it is for the node groups {', '.join(self.groups)}, but cluster.groups has "
                 f"{', '.join(kind.name for kind in kinds)}; make one from a run on these with 'tdpp search "
                 "validate=RUN calibrate=FILE'"
             )
@@ -66,10 +66,10 @@ def read_calibration(path: Path) -> Calibration:
     except OSError as error:
         raise SearchError(f"calibration={path}: {error.strerror}; {way_out}") from error
     except MissingMandatoryValue as error:
-        raise SearchError(f"calibration={path} is none: {error.full_key} has no value; {way_out}") from error
+        raise SearchError(f"calibration={path} is not a calibration: {error.full_key} is not set; {way_out}") from error
     except OmegaConfBaseException as error:
-        raise SearchError(f"calibration={path} is none: {fault(error)}; {way_out}") from error
+        raise SearchError(f"calibration={path} is not a calibration: {fault(error)}; {way_out}") from error
     except (ConfigError, SearchError) as error:
-        raise SearchError(f"calibration={path} is none: {error}; {way_out}") from error
+        raise SearchError(f"calibration={path} is not a calibration: {error}; {way_out}") from error
     assert isinstance(calibration, Calibration)
     return calibration

@@ -49,7 +49,7 @@ def doubts(training: Training, kinds: Sequence[NodeKind], bases: Collection[Basi
             yield from (f"profile {name!r}: {doubt}" for doubt in profile_doubts(profile, training.model))
     for gpu, profile in {kind.gpu: kind.profile for kind in kinds}.items():
         if profile is not None and profile.gpu != gpu.name:
-            yield f"profile {gpu.profile!r} is of {profile.gpu}, not of {gpu.name}"
+            yield f"profile {gpu.profile!r} is for {profile.gpu}, not for {gpu.name}"
         if (why := why_not_measured(gpu, profile, training)) is not None:
             yield why
     groups = {kind.name: kind.group for kind in kinds}
@@ -66,8 +66,8 @@ def profile_doubts(profile: LayerProfile, model: Model | None = None) -> list[st
     for precision, nanoseconds in profile.optimizer_ns_per_parameter.items():
         if nanoseconds > SLOWEST_NS:
             found.append(
-                f"optimizer_ns_per_parameter.{precision}={nanoseconds:g} is more than {SLOWEST_NS:g} nanoseconds, and "
-                "0.1 to 10 are usual; look for a slip, or measure again"
+                f"optimizer_ns_per_parameter.{precision}={nanoseconds:g} is more than {SLOWEST_NS:g} nanoseconds "
+                f"(usual are 0.1 to 10); check the value, or measure again"
             )
     return found
 
@@ -118,6 +118,6 @@ def _unlike(what: str, ms: float, other: str, other_ms: float, limits: tuple[flo
     low, high = limits
     if not low <= ms / other_ms <= high:
         yield (
-            f"{what}={ms:g} ms is {ms / other_ms:.3g} times {other} ({other_ms:g} ms), and {low:.3g} to {high:.3g} "
-            "times is usual; look for a slip in either, or measure again"
+            f"{what}={ms:g} ms is {ms / other_ms:.3g} times {other} ({other_ms:g} ms), but usual is "
+            f"{low:.3g} to {high:.3g}; check both values, or measure again"
         )

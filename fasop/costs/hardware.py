@@ -59,8 +59,8 @@ def node_kinds(cluster: Cluster) -> Sequence[NodeKind]:
     for name, group in cluster.groups.items():
         if group.gpus_per_node is None:
             raise SearchError(
-                f"cluster.groups.{name}.gpus_per_node=null: a search must know how many ranks the node is to run; "
-                f"give cluster.groups.{name}.gpus_per_node=4, for example"
+                f"cluster.groups.{name}.gpus_per_node=null: a search needs the number of ranks of the node; give "
+                f"cluster.groups.{name}.gpus_per_node=4, for example"
             )
         gpu = cluster.gpus[group.gpu]
         profile = None if gpu.profile is None else read_profile(gpu.profile)

@@ -36,8 +36,8 @@ def measured(model: Model, precision: Precision, kinds: Sequence[NodeKind]) -> M
     for kind, (_, other) in found[1:]:
         if (other.blocks, other.wires) != (module.blocks, module.wires):
             raise SearchError(
-                f"{model.said}: profile {kind.gpu.profile!r} has other blocks of it than profile "
-                f"{first.gpu.profile!r}; measure both again with 'tdpp profile'"
+                f"{model.said}: profile {kind.gpu.profile!r} has different blocks than profile {first.gpu.profile!r}; "
+                f"measure both again with 'tdpp profile'"
             )
     points = [_points(kind, name, model, precision) for kind, (name, _) in found]
     common = sorted(set.intersection(*({one.micro_batch_size for one in of} for of in points)))
@@ -97,19 +97,20 @@ def module_in(kind: NodeKind, model: Model) -> tuple[str, Module]:
     if profile is None or not (modules := profile.modules):
         what = f"{gpu.name} has no profile" if profile is None else f"profile {gpu.profile!r} has no times of modules"
         raise SearchError(
-            f"{model.said}: a search needs what each block costs, and {what}; measure them with "
-            f"{again}, and search with profile=NAME"
+            f"{model.said}: a search needs the cost of each block, but {what}; measure them with {again}, and search "
+            f"with profile=NAME"
         )
     named = [name for name, module in modules.items() if module.code == model.code_name]
     if not named:
         known = ", ".join(module.code for module in modules.values())
         raise SearchError(
-            f"{model.said}: profile {gpu.profile!r} is of other code, {known}; measure this one with {again}"
+            f"{model.said}: profile {gpu.profile!r} was measured with other code, {known}; measure this one with "
+            f"{again}"
         )
     digest = digest_of(model)
     changed = f"{model.code_file} has changed since profile {gpu.profile!r} was measured"
     if model.code is None:
-        changed = f"profile {gpu.profile!r} is of model.family={model.family} with other sizes"
+        changed = f"profile {gpu.profile!r} is for a model.family={model.family} of other sizes"
     now = [name for name in named if modules[name].digest == digest]
     if not now:
         raise SearchError(f"{model.said}: {changed}; measure it again with {again}")
@@ -118,8 +119,8 @@ def module_in(kind: NodeKind, model: Model) -> tuple[str, Module]:
             return name, modules[name]
     other = str(not model.capture).lower()
     raise SearchError(
-        f"{model.said}: profile {gpu.profile!r} has its blocks with model.capture={other} only; search with "
-        f"that, or measure it with {again}"
+        f"{model.said}: profile {gpu.profile!r} has its blocks only with model.capture={other}; search with that, or "
+        f"measure it with {again}"
     )
 
 

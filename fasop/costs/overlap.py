@@ -1,4 +1,4 @@
-"""How much of the gradients' all-reduce the last backward pass hides (megatron_ext/engine/reduce.py).
+"""How much of the gradients' all-reduce the last backward pass hides (megatron_ext/engine/gradients/reduce.py).
 
 Gradients are summed in buckets, the last layer's first, each as soon as it is complete, one after another. So what is
 left of the all-reduce after the backward pass is at least the last bucket, and what does not fit between the moment at

@@ -260,15 +260,15 @@ def _check(profile: LayerProfile) -> None:
     for name, module in profile.modules.items():
         _possible_module(name, module)
     if not profile.costs and not profile.steps:
-        raise ConfigError(f"costs of {profile.gpu} is empty: a profile has the times of one model at least")
+        raise ConfigError(f"costs of {profile.gpu} is empty: a profile needs the times of at least one model")
     for costs in profile.costs:
         _possible(costs)
         if costs.model in profile.modules:
             _of_module(costs, profile.modules[costs.model])
         elif costs.model not in profile.models:
             raise ConfigError(
-                f"costs are of model {costs.model!r}, but models has no such key: give models.{costs.model} its "
-                "hidden, heads, sequence_length and vocab_size"
+                f"costs are for model {costs.model}, but models has no such key; set hidden, heads, sequence_length "
+                f"and vocab_size in models.{costs.model}"
             )
     _distinct(profile.costs)
     check_steps(profile.steps)
@@ -287,7 +287,7 @@ def _possible(costs: ModelCosts) -> None:
     """Each figure by itself."""
     for name in USUAL if not costs.blocks else ():
         if name not in costs.parts:
-            raise ConfigError(f"{costs}: {name} has no value, and blocks has no other kinds (docs/profile.md)")
+            raise ConfigError(f"{costs}: {name} is not set, and blocks has no other kinds (docs/profile.md)")
     for key in ("tensor", "micro_batch_size"):
         if getattr(costs, key) < 1:
             raise ConfigError(f"{costs}: {key} must be at least 1")
@@ -299,20 +299,20 @@ def _possible(costs: ModelCosts) -> None:
         for key in ("forward_spread", "backward_spread", "activation_bytes"):
             value = getattr(part, key)
             if value is not None and not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{costs}: {name}.{key}={value} must be 0 or above, or null where it is not known")
+                raise ConfigError(f"{costs}: {name}.{key}={value} must be at least 0, or null if unknown")
     if costs.peak_bytes is not None and costs.peak_bytes < 0:
-        raise ConfigError(f"{costs}: peak_bytes={costs.peak_bytes} must be 0 or above, or null")
+        raise ConfigError(f"{costs}: peak_bytes={costs.peak_bytes} must be at least 0, or null")
 
 
 def _of_module(costs: ModelCosts, module: Module) -> None:
     """Raises ConfigError if a module's costs are not those of its blocks."""
     if costs.tensor != 1:
-        raise ConfigError(f"{costs}: tensor must be 1 for one of modules")
+        raise ConfigError(f"{costs}: tensor must be 1 for a module")
     kinds = dict.fromkeys([*(block.kind for block in module.blocks), LOSS])
     if lacking := [kind for kind in kinds if kind not in costs.parts]:
         raise ConfigError(f"{costs}: blocks has no times of kind {lacking[0]}, which modules.{costs.model}.blocks has")
     if costs.sequence is None:
-        raise ConfigError(f"{costs}: sequence has no value: the bytes of each of modules.{costs.model}.blocks")
+        raise ConfigError(f"{costs}: sequence is not set; give the bytes of each of modules.{costs.model}.blocks")
     blocks = len(module.blocks)
     lengths = {"kept": blocks, "given": blocks, "crossing": len(module.counted) + 1, "wires": len(module.wires)}
     for key, length in lengths.items():
@@ -328,13 +328,13 @@ def _possible_module(name: str, module: Module) -> None:
         if block.held not in (None, *HELD):
             raise ConfigError(f"modules.{name}.blocks[{number}].held={block.held} must be one of {', '.join(HELD)}")
         if block.parameters < 0 or block.fixed_bytes < 0:
-            raise ConfigError(f"modules.{name}.blocks[{number}] must have parameters and fixed_bytes of 0 or above")
+            raise ConfigError(f"modules.{name}.blocks[{number}] must have parameters and fixed_bytes of at least 0")
     for number, ends in enumerate(module.wires):
         giver, *takers = ends or [-2]
         if not takers or not -1 <= giver < min(takers) or max(takers) > len(module.counted):
             raise ConfigError(
-                f"modules.{name}.wires[{number}]={ends} must be where a giver lies, from -1 on, and then where takers "
-                f"behind it lie, up to {len(module.counted)}"
+                f"modules.{name}.wires[{number}]={ends} must be the position of the sender, at least -1, followed by "
+                f"the positions of receivers behind it, up to {len(module.counted)}"
             )
 
 
@@ -343,13 +343,13 @@ def _distinct(every: Sequence[ModelCosts]) -> None:
     for costs in every:
         key = str(costs)
         if key in seen:
-            raise ConfigError(f"{costs} is there twice; keep one of them")
+            raise ConfigError(f"{costs} occurs twice; keep one of them")
         seen.add(key)
 
 
 def _possible_link(name: str, times: LinkTimes) -> None:
     if not (math.isfinite(times.latency_us) and times.latency_us >= 0):
-        raise ConfigError(f"{name}.latency_us={times.latency_us} must be 0 or above")
+        raise ConfigError(f"{name}.latency_us={times.latency_us} must be at least 0")
     if not (math.isfinite(times.gbit_per_s) and times.gbit_per_s > 0):
         raise ConfigError(f"{name}.gbit_per_s={times.gbit_per_s} must be above 0")
     if times.ranks < 2:
@@ -381,7 +381,7 @@ def read_profile(name: str) -> LayerProfile:
     try:
         profile = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(LayerProfile), load_yaml(path)))
     except MissingMandatoryValue as error:
-        raise ConfigError(f"{path} is not a profile: {error.full_key} has no value (docs/profile.md)") from error
+        raise ConfigError(f"{path} is not a profile: {error.full_key} is not set (docs/profile.md)") from error
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path} is not a profile: {fault(error)} (docs/profile.md)") from error
     except ConfigError as error:
@@ -389,8 +389,8 @@ def read_profile(name: str) -> LayerProfile:
     except FileNotFoundError as error:
         folders = [FOLDER, *(folder / PROFILES for folder in own_folders())]
         known = ", ".join(sorted({other.stem for folder in folders for other in folder.glob(f"*{SUFFIX}")}))
-        others = "" if is_file(name) else f" in {' or '.join(map(str, folders))}; there are: {known}"
-        raise ConfigError(f"there is no profile {name!r}{others}; 'tdpp profile' makes one") from error
+        others = "" if is_file(name) else f" in {' or '.join(map(str, folders))}; known are {known}"
+        raise ConfigError(f"no profile {name!r}{others}; 'tdpp profile' makes one") from error
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     assert isinstance(profile, LayerProfile)

@@ -76,25 +76,25 @@ def check_steps(every: list[Steps]) -> None:
     seen = set()
     for steps in every:
         if str(steps) in seen:
-            raise ConfigError(f"{steps} are there twice; keep one of them")
+            raise ConfigError(f"{steps} occur twice; keep one of them")
         seen.add(str(steps))
         if steps.micro_batch_size < 1 or (steps.most_workers is not None and steps.most_workers < 1):
             raise ConfigError(f"{steps}: micro_batch_size and most_workers must be at least 1")
         workers = [times.workers for times in steps.times]
         if workers != sorted({*workers}) or (workers and workers[0] < 1):
-            raise ConfigError(f"{steps}: times must be by number of workers, upwards from 1, each once")
+            raise ConfigError(f"{steps}: times must be listed by number of workers, rising from 1, each once")
         for times in steps.times:
             for field in fields(times):
                 value = getattr(times, field.name)
                 if value is not None and not (math.isfinite(value) and value >= 0):
-                    raise ConfigError(f"{steps}: {field.name}={value} of {times.workers} workers must be 0 or above")
+                    raise ConfigError(f"{steps}: {field.name}={value} of {times.workers} workers must be at least 0")
 
 
 def check_buckets(buckets: dict[str, list[float]]) -> None:
     """Raises ConfigError for sizes that cannot be."""
     for model, sizes in buckets.items():
         if not sizes or not all(math.isfinite(size) and size > 0 for size in sizes):
-            raise ConfigError(f"buckets_mib.{model} must be sizes above 0 MiB, one at least")
+            raise ConfigError(f"buckets_mib.{model} must be sizes above 0 MiB, at least one")
 
 
 def check_all_reduces(times: dict[str, AllReduces]) -> None:
@@ -105,6 +105,6 @@ def check_all_reduces(times: dict[str, AllReduces]) -> None:
         every = [*one.ideal_ms, *one.measured_ms]
         if len(one.ideal_ms) != len(one.measured_ms) or not all(math.isfinite(ms) and ms >= 0 for ms in every):
             raise ConfigError(
-                f"all_reduces.{where}: ideal_ms and measured_ms must be equally many numbers, 0 or above, of "
-                "milliseconds"
+                f"all_reduces.{where}: ideal_ms and measured_ms must be the same number of values in milliseconds, "
+                f"each at least 0"
             )

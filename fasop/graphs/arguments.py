@@ -72,29 +72,29 @@ def parse(argv: Sequence[str]) -> Arguments:
     if len(args.levels) != len(args.bandwidths):
         given = f"bandwidths={rates} has {len(args.bandwidths)}" if rates else "bandwidths= is not given"
         raise SearchError(
-            f"levels={levels} has {len(args.levels)} level{'s' * (len(args.levels) > 1)}, and {given}; give one "
-            "bandwidth for each level in bytes per second, such as bandwidths=1.25e9 for 10 Gbit/s"
+            f"levels={levels} has {len(args.levels)} level{'s' * (len(args.levels) > 1)}, but {given}; give one "
+            f"bandwidth per level, in bytes per second, such as bandwidths=1.25e9 for 10 Gbit/s"
         )
     if not args.levels:
         for word in ("reference", "memory_gb"):
             if word in own:
                 raise SearchError(
-                    f"{word}={argv_of(argv, word)} is for machines in levels: add levels= and bandwidths=, or leave it "
-                    "out, and the nodes are those of cluster="
+                    f"{word}={argv_of(argv, word)} applies to machines in levels: add levels= and bandwidths=, or "
+                    f"leave it out to use the nodes of cluster="
                 )
         if not overrides:
             raise SearchError(
-                "graph= needs the machines: levels=N, or levels=4,2 for 2 nodes of 4 GPUs, and as many bandwidths=; or "
+                "graph= needs machines: levels=N, or levels=4,2 for 2 nodes of 4 GPUs, with as many bandwidths=; or "
                 "cluster=CHOICE"
             )
         return args
     if overrides:
         raise SearchError(
-            f"{overrides[0]} has no meaning beside levels={levels}, which says all of the machines; leave it out, or "
-            f"levels= and bandwidths=. The words are {', '.join(WORDS)}"
+            f"{overrides[0]} has no effect with levels={levels}, which describes the machines; leave it out, or leave "
+            f"out levels= and bandwidths=. With levels= these words work: {', '.join(WORDS)}"
         )
     if [*args.graph] != [""]:
-        raise SearchError(f"levels={levels} are machines of one kind: give graph=FILE, without the name of a GPU")
+        raise SearchError(f"levels={levels} are machines of one kind; give graph=FILE, without the name of a GPU")
     return args
 
 
@@ -118,7 +118,7 @@ def _each(reader: Reader[T]) -> Reader[tuple[T, ...]]:
         try:
             return tuple(reader(part.strip()) for part in text.split(","))
         except NoValue as rule:
-            raise NoValue(f"{rule}; several are joined by commas") from rule
+            raise NoValue(f"{rule}; separate several by commas") from rule
 
     return values
 
@@ -126,7 +126,7 @@ def _each(reader: Reader[T]) -> Reader[tuple[T, ...]]:
 def _rate(text: str) -> float:
     rate = above_0(text)
     if rate < LEAST_BYTES_PER_S:
-        raise NoValue(f"must be bytes per second, {LEAST_BYTES_PER_S:g} or more: 1.25 GB/s are 1.25e9")
+        raise NoValue(f"must be bytes per second, at least {LEAST_BYTES_PER_S:g}; 1.25 GB/s is 1.25e9")
     return rate
 
 

@@ -19,17 +19,17 @@ def doubts(graph: Graph) -> Iterator[str]:
         if not node.inputs and node.description.startswith("Input"):
             if node.compute_ms:
                 yield (
-                    f"{_named(node)} takes {node.compute_ms:g} ms in this profile, though an input computes nothing: "
-                    "waiting for data was probably measured; counted as 0"
+                    f"{_named(node)} takes {node.compute_ms:g} ms in this profile although an input computes nothing: "
+                    f"the profile probably measured waiting for data; counted as 0"
                 )
         elif not node.parameter_bytes:
             continue
         elif not node.compute_ms:
-            yield f"{_named(node)} has parameters and takes no time in this profile; counted as it stands"
+            yield f"{_named(node)} has parameters but takes no time in this profile; used unchanged"
         elif node.backward_ms < TOO_SHORT * node.forward_ms and node.forward_ms > NOTICEABLE * total:
             yield (
                 f"{_named(node)} has a backward pass of {node.backward_ms:g} ms after a forward pass of "
-                f"{node.forward_ms:g} ms: part of it was probably not measured; counted as it stands"
+                f"{node.forward_ms:g} ms: part of it was probably not measured; used unchanged"
             )
 
 

@@ -45,7 +45,7 @@ def read_graph(path: Path) -> Graph:
     except OSError as error:
         raise GraphError(f"graph={path} cannot be read: {error.strerror}; give the path of a graph.txt") from error
     if len(content) > MOST_BYTES:
-        raise GraphError(f"graph={path} has more than {MOST_BYTES >> 20} MiB, which no graph.txt has")
+        raise GraphError(f"graph={path} is larger than {MOST_BYTES >> 20} MiB; a graph.txt never is")
     try:
         return parse(content.decode("utf-8"), str(path))
     except UnicodeDecodeError as error:
@@ -74,13 +74,13 @@ def parse(text: str, where: str) -> Graph:
         except _Fault as fault:
             raise GraphError(f"{where}, line {number}: {fault}") from fault
     if not nodes:
-        raise GraphError(f"{where} has no nodes; a line of one is {NODE_FORM}")
+        raise GraphError(f"{where} has no nodes; the line of a node is {NODE_FORM}")
     try:
         sorted_names(inputs)
     except Cycle as cycle:
         closing = max(edges[pair] for pair in zip(cycle.names, cycle.names[1:], strict=False))
         raise GraphError(
-            f"{where}, line {closing}: this edge closes a cycle, {cycle}; a model's results lead forward only"
+            f"{where}, line {closing}: this edge closes a cycle, {cycle}; a model's graph has none"
         ) from cycle
     return Graph(tuple(replace(node, inputs=tuple(inputs[name])) for name, node in nodes.items()))
 
@@ -93,7 +93,7 @@ def _node(line: str, others: Container[str]) -> Node:
     if len(fields) < 3 or not fields[0].strip():
         raise _Fault(f"neither a node nor an edge; a node is {NODE_FORM}, an edge {EDGE_FORM}")
     if fields[0].strip() in others:
-        raise _Fault(f"node {fields[0].strip()!r} has a line above, too; give it another name")
+        raise _Fault(f"node {fields[0].strip()!r} already has a line above; rename it")
     values = dict(zip(KEYS, _values(fields[-1]), strict=True))
     forward, backward, parameters = (_one(values[key], key) for key in (KEYS[0], KEYS[1], KEYS[3]))
     return Node(
@@ -124,7 +124,7 @@ def _number(key: str, text: str) -> float:
         number = math.nan
     if not 0 <= number < math.inf:
         of = "bytes" if key.endswith("size") else "milliseconds"
-        raise _Fault(f"{key}={text} must be a number of {of}, 0 or more")
+        raise _Fault(f"{key}={text} must be a number of {of}, at least 0")
     return number
 
 
@@ -136,17 +136,17 @@ def _one(values: tuple[float, ...], key: str) -> float:
 
 def _stage(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise _Fault(f"stage_id={text} must be a whole number, 0 or more, of at most 9 digits")
+        raise _Fault(f"stage_id={text} must be a whole number, at least 0, of at most 9 digits")
     return int(text)
 
 
 def _edge(line: str, nodes: dict[str, Node]) -> tuple[str, str]:
     names = line.split(SEPARATOR)
     if len(names) != 2:
-        raise _Fault(f"{line!r} is not an edge, which is {EDGE_FORM}")
+        raise _Fault(f"{line!r} is not an edge; an edge is {EDGE_FORM}")
     for name in names:
         if name not in nodes:
-            raise _Fault(f"no line above describes node {name!r}; put the lines of nodes before those of edges")
+            raise _Fault(f"no line above describes node {name!r}; put nodes before edges")
     source, target = names
     return source, target
 

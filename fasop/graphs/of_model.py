@@ -219,8 +219,8 @@ def require_streaming(training: Training) -> None:
     have several versions."""
     if shared_parameters(training.model, 1)[0]:
         raise SearchError(
-            f"parallel.schedule=pipedream: blocks of {training.model.said} share parameters, of which stages that "
-            "update without a flush would have several versions; untie them, or search a schedule with a flush"
+            f"parallel.schedule=pipedream: blocks of {training.model.said} share parameters, which would get several "
+            f"versions on stages that update without a flush; untie them, or search a schedule with a flush"
         )
 
 
@@ -234,7 +234,7 @@ def plan_text(division: Division, training: Training, command: str) -> str:
     return "\n".join(
         [
             "# Found by: " + command.replace("\n", "\n# "),
-            f"# Predicted: {division.pipeline_s * 1e3:.3f} ms a micro-batch in the steady state.",
+            f"# Predicted: {division.pipeline_s * 1e3:.3f} ms per micro-batch in the steady state.",
             f"pipeline: {len(division.stages)}",
             f'partition: "{partition_of(division)}"',
             f'replicas: "{division.replicas}"',

@@ -30,7 +30,7 @@ class Operators:
         self.nodes = left.without(self.unused).topological
         self.count = len(self.nodes)
         if not self.nodes:
-            raise SearchError("the graph has nothing but inputs: there is nothing to divide into stages")
+            raise SearchError("the graph has only inputs, so there is nothing to divide into stages")
         self.number = {node.name: number for number, node in enumerate(self.nodes)}
         self.compute_s: Floats = np.array([node.compute_ms / 1e3 for node in self.nodes])
         self.activations: Floats = np.array([node.activation_bytes for node in self.nodes])

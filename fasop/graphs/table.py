@@ -67,7 +67,7 @@ def bound(division: Division) -> str:
         compute, summing = stage.takes.compute_s, stage.takes.summing_s
         seconds = float(division.sync.together(compute, summing))
         and_ = "beside" if division.sync is Sync.max else "and"
-        parts = f"{compute * 1e3:.3f} ms of computing {and_} {summing * 1e3:.3f} ms of the all-reduce of its gradients"
+        parts = f"{compute * 1e3:.3f} ms of compute {and_} {summing * 1e3:.3f} ms of gradient all-reduce"
         found.append((seconds, f"Stage {number} bounds the pipeline: each mini-batch takes {parts}."))
         sending = (
             f"The messages between stage {number - 1} and stage {number} bound the pipeline: each mini-batch takes "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -23,7 +24,8 @@ class Units:
 
     count: int
     seconds: Floats
-    """Of 0, 1, … micro-batches; infinite where there is no way to take so many. No unit takes 0."""
+    """Of 0, 1, … micro-batches; infinite where there is no way to take so many, as for all that are not listed. No unit
+    takes 0."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,10 @@ class Shares:
     """By kind of unit; in it, by unit."""
 
 
-def least_time(kinds: Sequence[Units], total: int) -> Shares | None:
-    """The shares of `total` micro-batches that take least; None where nothing adds up to it."""
-    values = np.unique(np.concatenate([kind.seconds[1 : total + 1] for kind in kinds]))
-    values = values[np.isfinite(values)]
+def least_time(kinds: Sequence[Units], total: int, at_most: float = inf) -> Shares | None:
+    """The shares of `total` micro-batches that take least; None where none add up to it within `at_most` seconds."""
+    every = np.concatenate([kind.seconds[1 : total + 1] for kind in kinds])
+    values = np.unique(every[np.isfinite(every) & (every <= at_most)])
     if not len(values) or not _enough(kinds, total, values[-1]):
         return None
     low, high = 0, len(values) - 1

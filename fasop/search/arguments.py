@@ -68,15 +68,15 @@ def parse(argv: Sequence[str]) -> Arguments:
     """
     own, overrides = own_words(argv, WORDS, SearchError)
     if "pareto" not in own and (limits := [word for word in ("max_cost", "max_days") if word in own]):
-        raise SearchError(f"{limits[0]}={own[limits[0]]:g} limits a front of time against cost: add pareto=time")
+        raise SearchError(f"{limits[0]}={own[limits[0]]:g} limits a Pareto front of time and cost: add pareto=time")
     if "validate" in own and (others := own.keys() - OF_VALIDATE):
         raise SearchError(
-            f"validate={','.join(own['validate'])} searches nothing, so it does not take {', '.join(sorted(others))}, "
+            f"validate={','.join(own['validate'])} does not search, so it does not take {', '.join(sorted(others))}, "
             "only calibrate=FILE, calibration=FILE and runs_dir=DIR"
         )
     if "pareto" in own and (others := own.keys() & NOT_OF_PARETO):
         raise SearchError(
-            f"pareto={own['pareto']} shows every plan that no other one beats, on any number of nodes; it does not "
+            f"pareto={own['pareto']} shows every plan that no other plan beats, on any number of nodes; it does not "
             f"take {', '.join(sorted(others))}"
         )
     return Arguments(**own, overrides=tuple(overrides))
@@ -84,13 +84,13 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 def _runs(text: str) -> tuple[str, ...]:
     if not all(text.split(",")):
-        raise NoValue("must be runs, joined by commas: their folders, names or job ids")
+        raise NoValue("must be runs separated by commas: their folders, names or job ids")
     return tuple(text.split(","))
 
 
 def _first(text: str) -> First:
     if text not in list(First):
-        raise NoValue("must be time or cost: whether the fastest or the cheapest plan comes first")
+        raise NoValue("must be time or cost: the fastest or the cheapest plan first")
     return First(text)
 
 

@@ -47,7 +47,7 @@ class Division:
 
     def __str__(self) -> str:
         chosen = " ".join(f"parallel.{key}={'null' if one is None else one}" for key, one in self.values.items())
-        found = f"{chosen} takes least by prediction, {self.seconds * 1e3:.1f} ms an iteration"
+        found = f"{chosen} is predicted to be fastest, {self.seconds * 1e3:.1f} ms per iteration"
         if SIZE in self.values:
             found += f"; micro-batches of {_listed(self.sizes)} were compared"
         if self.values.get(SHARES) is not None and self.even is not None:
@@ -121,11 +121,11 @@ def best_division(experiment: Experiment, undecided: Parallel) -> Division:
         found.append((predicted.iteration_s, values, predicted.basis))
     if not found:
         raise SearchError(
-            f"parallel.micro_batch_size=auto: no micro-batch size fits into memory, by prediction: {too_large[0]}; use "
+            f"parallel.micro_batch_size=auto: by prediction no micro-batch size fits in memory: {too_large[0]}; use "
             "parallel.recompute=full, a longer pipeline or larger tensor groups, or give parallel.micro_batch_size"
             if too_large
-            else f"parallel.micro_batch_size=auto: parallel.global_batch_size={undecided.global_batch_size} is more "
-            f"than {MOST_MICRO_BATCHES} micro-batches of every size; give parallel.micro_batch_size"
+            else f"parallel.micro_batch_size=auto: parallel.global_batch_size={undecided.global_batch_size} makes "
+            f"more than {MOST_MICRO_BATCHES} micro-batches at every size; give parallel.micro_batch_size"
         )
     seconds, chosen, basis = min(found, key=lambda row: row[0])
     return Division(
@@ -144,14 +144,20 @@ def _with(placed: PlacedTraining, values: dict[str, int | str | None]) -> Placed
 
 def _best_shares(placed: PlacedTraining) -> str | None:
     """None where equal ones are best."""
+    counts = best_counts(placed)
+    assert counts is not None, "the provisional shares are one way"
+    return _in_proportion(counts)
+
+
+def best_counts(placed: PlacedTraining) -> tuple[int, ...] | None:
+    """The micro-batches of each replica with which an iteration takes least, in the streams of the plan; None where
+    these cannot share the batch evenly."""
     parallel = placed.training.parallel
     replicas = replicas_of(parallel, Replicas(placed).with_streams(placed.partition.layers))
     total = parallel.global_batch_size // parallel.micro_batch_size
     if max(parallel.streams_of) == 1:
-        return _in_proportion(best_shares(replicas, total).counts)
-    counts = _of_streams([replica.seconds for replica in replicas], parallel.streams_of, total)
-    assert counts is not None, "the provisional shares are one way"
-    return _in_proportion(counts)
+        return best_shares(replicas, total).counts
+    return _of_streams([replica.seconds for replica in replicas], parallel.streams_of, total)
 
 
 def _of_streams(

@@ -123,8 +123,8 @@ def tried(allowed: Choices, given: Mapping[str, tuple[Any, ...]], engine: Engine
         for value in given.get(key, ()):
             if value not in can:
                 raise SearchError(
-                    f"parallel.{key}={_text(value)} cannot be searched with this engine, this model and "
-                    f"train.compile; use one of: {', '.join(map(_text, can))}"
+                    f"parallel.{key}={_text(value)} cannot be searched with this engine, model and train.compile; use "
+                    f"one of {', '.join(map(_text, can))}"
                 )
     worth = replace(
         allowed,
@@ -136,8 +136,8 @@ def tried(allowed: Choices, given: Mapping[str, tuple[Any, ...]], engine: Engine
     found = replace(worth, **given)
     if "chunks" in given and Schedule.interleaved not in found.schedule:
         raise SearchError(
-            f"parallel.chunks={','.join(map(str, found.chunks))} is of the schedule interleaved, but only these are "
-            f"searched: {', '.join(found.schedule)}; leave it out"
+            f"parallel.chunks={','.join(map(str, found.chunks))} needs the schedule interleaved, but the search "
+            f"covers only {', '.join(found.schedule)}; leave it out"
         )
     return found
 
@@ -157,39 +157,39 @@ def split(overrides: Sequence[str]) -> tuple[Mapping[str, tuple[Any, ...]], list
             others.append(word)
         elif key in NOT_SEARCHED:
             raise SearchError(
-                f"{word}: a search looks at schedules that flush, or at semantics=stashing with an update after each "
+                f"{word}: a search covers schedules with a flush, and semantics=stashing with an update after each "
                 f"round; leave it out, or {_REHEARSED}"
             )
         elif value == AUTO and key in ("shares", "micro_batch_size"):
             continue
         elif key in FOUND:
-            raise SearchError(f"{word}: a search finds the {key.replace('_', ' ')}; leave it out{_instead(key)}")
+            raise SearchError(
+                f"{word}: the search itself finds the {key.replace('_', ' ')}; leave it out{_instead(key)}"
+            )
         else:
             given[key] = read(f"parallel.{key}", value, several(_KEYS[key]), SearchError)
     return given, others
 
 
-_REHEARSED = "see what a plan with it takes with 'tdpp launch … executor.rehearse=virtual'"
+_REHEARSED = "measure a plan with it by 'tdpp launch … executor.rehearse=virtual'"
 
 
 def _instead(key: str) -> str:
     """What else to do about a key that is given."""
     if key != "replicas":
         return ""
-    return (
-        " (by_stage=true looks closer), or see what a plan with it takes with 'tdpp launch … executor.rehearse=virtual'"
-    )
+    return " (by_stage=true looks closer), or measure a plan with it by 'tdpp launch … executor.rehearse=virtual'"
 
 
 def _tensor(text: str) -> int:
     if "-" in text.strip("-") or "*" in text:
-        raise NoValue("must be sizes that a stage may have: which stage has which, a search finds")
+        raise NoValue("must be single sizes: the search finds which stage has which")
     return whole(text)
 
 
 def _chunks(text: str) -> int:
     if whole(text) < 2:
-        raise NoValue("must be 2 or more, as in every interleaved schedule")
+        raise NoValue("must be at least 2, as in every interleaved schedule")
     return int(text)
 
 

@@ -70,7 +70,7 @@ def notes(plans: Sequence[Plan], others: Sequence[Plan] = ()) -> list[str]:
     for number, plan in enumerate(plans, 1):
         if not (mark := marked(plan)):
             continue
-        sentence = f"plan {number} leaves GPUs idle that hold no layers, {mark}"
+        sentence = f"plan {number} leaves GPUs without layers idle, {mark}"
         known = sorted([*plans, *others], key=lambda one: one.total)
         best = within(known, left(plan)) if idle(plan).whole else None
         if best is not None:

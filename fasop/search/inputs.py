@@ -73,7 +73,7 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
     parallel = to_object(cfg, Parallel, "parallel")
     if parallel.schedule_file is not None:
         raise SearchError(
-            f"parallel.schedule_file={parallel.schedule_file} cannot be searched: it is of one pipeline size; use "
+            f"parallel.schedule_file={parallel.schedule_file} cannot be searched: it is for one pipeline size; use "
             "parallel.schedule_file=null"
         )
     cluster, train, engine = (
@@ -90,6 +90,7 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         sharded_optimizer=choices.sharded_optimizer[0],
         sequence_parallel=choices.sequence_parallel[0],
     )
+    cluster, assumed = _with_ranks(cluster, others)
     kinds = node_kinds(cluster if profile is None else profiled(cluster, profile))
     training = Training(
         model=model, parallel=plain, precision=train.precision, engine=engine, kept_values=train.kept_values
@@ -102,9 +103,25 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         kinds=kinds,
         training=training,
         choices=choices,
-        by_default=defaults_taken(overrides, cfg, SEARCHED),
+        by_default="; ".join(filter(None, (defaults_taken(overrides, cfg, SEARCHED), assumed))) or None,
         run=_whole(train, parallel, others),
     )
+
+
+def _with_ranks(cluster: Cluster, words: Sequence[str]) -> tuple[Cluster, str | None]:
+    """A node that runs as many ranks as its plan asks for gets those of the configured one; and that in words."""
+    open_groups = [name for name, group in cluster.groups.items() if group.gpus_per_node is None]
+    if not open_groups:
+        return cluster, None
+    try:
+        ranks = to_object(compose_unchecked(words), Parallel, "parallel").world_size
+    except ConfigError:
+        return cluster, None
+    if ranks < 2:  # no plan could be compared with another one
+        return cluster, None
+    (name,) = open_groups  # only a cluster of one node may leave it open
+    groups = {name: replace(cluster.groups[name], gpus_per_node=ranks)}
+    return replace(cluster, groups=groups), f"cluster.groups.{name}.gpus_per_node={ranks}, the ranks of the plan"
 
 
 def of_experiment(experiment: Experiment) -> Inputs:
@@ -159,7 +176,8 @@ def _require_same_blocks(training: Training, cfg: DictConfig, counted: int | Non
     model = training.model
     if counted is not None and counted != model.layers:
         raise SearchError(
-            f"model.layers={counted}: its profile has {model.layers} blocks of model.code={model.code}; leave it out"
+            f"model.layers={counted}: its profile has {model.layers} blocks of model.code={model.code}; leave "
+            f"model.layers out"
         )
     if not (can_look() and str(cfg.container.kind) == "none"):
         return
@@ -175,8 +193,8 @@ def _require_same_blocks(training: Training, cfg: DictConfig, counted: int | Non
     if now != known:
         here, there = next(pair for pair in zip_longest(now, known, fillvalue="nothing more") if pair[0] != pair[1])
         raise SearchError(
-            f"model.code={model.code}: its profile is of {len(known)} other blocks: where the module has {here} now, "
-            f"it has {there}; measure it again with 'tdpp profile'"
+            f"model.code={model.code}: its profile has {len(known)} different blocks: the module now has {here} where "
+            f"the profile has {there}; measure it again with 'tdpp profile'"
         )
 
 

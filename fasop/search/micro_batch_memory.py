@@ -3,13 +3,15 @@ train, or by prediction."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from math import inf
 
-from conf.schema.experiment import Experiment
+from conf.schema.experiment import Experiment, Precision
 from conf.schema.parallel import Recompute
 from fasop.costs.hardware import NodeKind
+from fasop.costs.profile import LayerProfile, read_profile
 from fasop.costs.training import PlacedTraining
 from fasop.errors import SearchError
 from fasop.simulation.predict import Prediction, planned, predict_plan
@@ -19,7 +21,8 @@ def that_fit(experiment: Experiment, sizes: Sequence[int], streams: Sequence[int
     """By replica: the micro-batch size of the plan and those of `sizes` that fit, each with the numbers of streams that
     fit with it, which are the plan's or in `streams`.
 
-    Of a model whose memory is not known, for it was not profiled, all do.
+    Of a model of which profiles have whole steps alone, imported from IIDP or JABAS, those fit that were measured, and
+    smaller ones. Of a model that was not profiled all do.
 
     Raises:
         ConfigError: a profile cannot be read.
@@ -30,21 +33,22 @@ def that_fit(experiment: Experiment, sizes: Sequence[int], streams: Sequence[int
     try:
         placed = planned(experiment)
     except SearchError:
-        return [dict.fromkeys((own, *sizes), of_replica) for of_replica in counts]
-    ranks = experiment.ranks_per_node()
-    found = that_fit_on(placed, ranks, sizes, streams)
-    how = "prediction" if None in rooms_of_replicas(placed, ranks) else "profile"
+        found, how = list(_by_whole_steps(experiment, (own, *sizes), counts)), "profile"
+    else:
+        ranks = experiment.ranks_per_node()
+        found = that_fit_on(placed, ranks, sizes, streams)
+        how = "prediction" if None in rooms_of_replicas(placed, ranks) else "profile"
     for size in sizes:
         if not any(size in of_replica for of_replica in found):
             raise SearchError(
-                f"adapt.micro_batch_sizes={list(sizes)}: micro-batches of {size} samples fit the memory of no replica, "
-                f"by {how}; leave {size} out, or use parallel.recompute=full"
+                f"adapt.micro_batch_sizes={list(sizes)}: micro-batches of {size} samples do not fit in the memory of "
+                f"any replica, by {how}; leave {size} out, or use parallel.recompute=full"
             )
     for count in streams:
         if not any(count in of_size for of_replica in found for of_size in of_replica.values()):
             raise SearchError(
-                f"adapt.streams={list(streams)}: {count} streams fit the memory of no replica, by {how}; leave {count} "
-                "out, or use a smaller parallel.micro_batch_size"
+                f"adapt.streams={list(streams)}: {count} streams do not fit in the memory of any replica, by {how}; "
+                f"leave {count} out, or use a smaller parallel.micro_batch_size"
             )
     return found
 
@@ -84,17 +88,48 @@ def _nodes(placed: PlacedTraining, ranks_per_node: Sequence[int]) -> list[NodeKi
 
 def _most_streams(placed: PlacedTraining, node: NodeKind, size: int) -> int | None:
     """That a GPU of the node was seen to have room for; None: not measured."""
-    training, profile = placed.training, node.profile
-    names = set() if profile is None else profile.names(training.model)
-    return max(
-        (
-            steps.most_workers or steps.times[-1].workers
-            for steps in (profile.steps if profile is not None else ())
-            if steps.model in names and steps.micro_batch_size == size and steps.times
-            if steps.precision in (None, training.precision)
-        ),
-        default=None,
-    )
+    if node.profile is None:
+        return None
+    training = placed.training
+    return _measured_streams(node.profile, node.profile.names(training.model), training.precision).get(size)
+
+
+def _measured_streams(profile: LayerProfile, models: Collection[str], precision: Precision) -> dict[int, int]:
+    """By micro-batch size, of the host with least room."""
+    found: dict[int, int] = {}
+    for steps in profile.steps:
+        if steps.model in models and steps.times and steps.precision in (None, precision):
+            most = steps.most_workers or steps.times[-1].workers
+            found[steps.micro_batch_size] = min(most, found.get(steps.micro_batch_size, most))
+    return found
+
+
+def _by_whole_steps(
+    experiment: Experiment, sizes: Sequence[int], counts: Sequence[Sequence[int]]
+) -> Iterator[dict[int, list[int]]]:
+    """By replica; a size that was not measured has the room of the next larger one that was."""
+    parallel, cluster, model = experiment.parallel, experiment.cluster, experiment.model.name
+    if parallel.world_size != parallel.layout.replicas[0]:
+        yield from ({size: [*of_replica] for size in sizes} for of_replica in counts)
+        return
+    names = [
+        name
+        for name, ranks in zip(experiment.node_order.groups, experiment.ranks_per_node(), strict=True)
+        for _ in range(ranks)
+    ]
+    rooms: dict[str, dict[int, int]] = {}
+    for name in {*names}:
+        file = cluster.gpus[cluster.groups[name].gpu].profile
+        rooms[name] = {} if file is None else _measured_streams(read_profile(file), [model], experiment.train.precision)
+    for name, given, of_replica in zip(names, parallel.streams_of, counts, strict=True):
+        room = rooms[name]
+        fitting = dict[int, list[int]]()
+        for size in sizes:
+            larger = min((one for one in room if one >= size), default=None)
+            most = inf if not room else 0 if larger is None else room[larger]
+            planned_one = given if size == parallel.micro_batch_size else None
+            fitting[size] = [count for count in of_replica if count <= most or count == planned_one]
+        yield {size: some for size, some in fitting.items() if some}
 
 
 def rooms_of_replicas(placed: PlacedTraining, ranks_per_node: Sequence[int]) -> list[int | None]:

@@ -49,16 +49,16 @@ def _no_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -
     )
     nearest = ", ".join(map(str, near[:2]))
     return (
-        f"parallel.global_batch_size={batch} is divisible by no number of replicas that {gpus} GPUs can have with at "
-        f"most {most} stages: {', '.join(map(str, replicas))}; nearest that are: {nearest}"
+        f"parallel.global_batch_size={batch} is not divisible by any number of replicas that {gpus} GPUs allow with "
+        f"at most {most} stages: {', '.join(map(str, replicas))}; the nearest divisible ones are {nearest}"
     )
 
 
 def _too_many_micro_batches(batch: int, gpus: int) -> str:
     return (
         f"parallel.global_batch_size={batch}: every plan for {gpus} GPUs has more than {MOST_MICRO_BATCHES} "
-        "micro-batches for each replica, of which a search simulates each, or micro-batches that no GPU has room for; "
-        f"use a smaller global batch, one with more divisors such as {_rounder(batch)}, or more nodes"
+        "micro-batches for each replica, too many to simulate, or micro-batches that fit on no GPU; use a smaller "
+        f"global batch, one with more divisors such as {_rounder(batch)}, or more nodes"
     )
 
 
@@ -73,8 +73,8 @@ def _not_as_given(possible: Sequence[Parallel], gpus: int, choices: Choices) -> 
     if any(map(choices.tries, possible)):
         return (
             f"no plan for {gpus} GPUs has parallel.schedule={','.join(choices.schedule)} {given}".rstrip()
-            + ": interleaved needs two stages or more, a layer for each of their chunks, and with Megatron-LM a "
-            "micro-batch for each stage; try another schedule, too"
+            + ": interleaved needs at least two stages, a layer for each of their chunks, and with Megatron-LM a "
+            "micro-batch for each stage; also try another schedule"
         )
     values = {key: sorted({getattr(p, key) for p in possible}) for key in choices.sizes}
     known = "; ".join(f"{key} {', '.join(map(str, numbers))}" for key, numbers in values.items())
@@ -97,8 +97,8 @@ def _nothing_fits(training: Training, kinds: Sequence[NodeKind], choices: Choice
             break
     ways += [*_savers(choices), "a smaller model"]
     return (
-        f"model={training.model.name} with parallel.global_batch_size={training.parallel.global_batch_size} fits into "
-        f"the memory of cluster.gpus ({have}) with no plan; what would help: {'; or '.join(ways)}"
+        f"model={training.model.name} with parallel.global_batch_size={training.parallel.global_batch_size} does not "
+        f"fit in the memory of cluster.gpus ({have}) with any plan; what would help: {'; or '.join(ways)}"
     )
 
 

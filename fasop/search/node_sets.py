@@ -43,8 +43,8 @@ def described(kinds: Sequence[NodeKind]) -> str:
     """In words, which clusters `clusters` gives."""
     by, number = step([kind.group.count for kind in kinds]), len(clusters(kinds))
     if by is None:
-        return f"{number} sets of nodes, each with at most one group in part and without better nodes left out"
-    return f"{number} sets of nodes" + (f", whose numbers differ by {by}" if by > 1 else "")
+        return f"{number} sets of nodes, each with at most one incomplete group and no faster nodes left out"
+    return f"{number} sets of nodes" + (f" in steps of {by}" if by > 1 else "")
 
 
 def _product(counts: Sequence[int], by: int) -> int:

@@ -68,6 +68,6 @@ def nothing_within(front: Sequence[Plan], run: Run, limits: Limits) -> SearchErr
     asked = [f"max_cost={limits.cost:g}"] if math.isfinite(limits.cost) else []
     asked += [f"max_days={limits.days:g}"] if math.isfinite(limits.days) else []
     return SearchError(
-        f"no plan for {run.iterations} iterations keeps {' and '.join(asked)}: the cheapest takes {cheapest}, the "
-        f"fastest {fastest}; allow more, or train less (train.iterations, tokens)"
+        f"no plan for {run.iterations} iterations meets {' and '.join(asked)}: the cheapest takes {cheapest}, the "
+        f"fastest {fastest}; raise the limits, or train less (train.iterations, tokens)"
     )

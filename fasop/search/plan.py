@@ -107,6 +107,6 @@ def check_prices(kinds: Sequence[NodeKind]) -> None:
     without = [kind.name for kind in kinds if kind.group.price_per_hour is None]
     if without:
         raise SearchError(
-            f"pareto needs a price of every node: {', '.join(f'cluster.groups.{name}' for name in without)} "
-            f"has none; give cluster.groups.{without[0]}.price_per_hour=8.1, for example, in US dollars for a node"
+            f"pareto needs the price of every node: {', '.join(f'cluster.groups.{name}' for name in without)} "
+            f"has none; give cluster.groups.{without[0]}.price_per_hour=8.1, for example, in US dollars per node"
         )

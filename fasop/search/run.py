@@ -174,10 +174,10 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
         raise nothing_within(_front(inputs, Limits())[0], inputs.run, limits)
     shown = plans if args.pareto is First.time else plans[::-1]
     whole = f"the whole training has {inputs.run.iterations} iterations"
-    known = whole if inputs.run.known else "tokens=N adds what a whole training takes"
+    known = whole if inputs.run.known else "add tokens=N to see days and dollars of a whole training"
     summary = (
-        f"No other plan beats one of these {len(plans)} in both time and cost.",
-        f"Prices are those of the nodes that a plan uses; {known}.",
+        f"No other plan beats any of these {len(plans)} in both time and cost.",
+        f"Prices cover the nodes that a plan uses; {known}.",
         words.looked_at(inputs, seen, node_sets.described(inputs.kinds)),
         f"Proved: {words.best_layers(shown[0].gap)}",
     )

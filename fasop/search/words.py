@@ -21,7 +21,7 @@ def nodes_used(inputs: Inputs, plan: Plan) -> str:
     every = sum(kind.group.count for kind in inputs.kinds)
     if len(plan.nodes) == every:
         return ""
-    return f"The first plan uses {len(plan.nodes)} of {every} nodes; leave_out=false asks for plans on all of them."
+    return f"The first plan uses {len(plan.nodes)} of {every} nodes; leave_out=false shows plans on all of them."
 
 
 def gained_by_stage(first: Plan, alike: Plan) -> str:
@@ -32,8 +32,8 @@ def gained_by_stage(first: Plan, alike: Plan) -> str:
     sizes = [f"tensor sizes {p.tensor}"] if not isinstance(p.tensor, int) else []
     sizes += [f"replicas {p.replicas}"] if p.replicas else []
     return (
-        f"{' and '.join(sizes).capitalize()} gain {alike.total / first.total - 1:.1%}: the best plan whose stages are "
-        f"all alike takes {alike.total * 1e3:.1f} ms ({_in_short(alike.parallel)})."
+        f"{' and '.join(sizes).capitalize()} gain {alike.total / first.total - 1:.1%}: the best plan with equal "
+        f"stages takes {alike.total * 1e3:.1f} ms ({_in_short(alike.parallel)})."
     )
 
 
@@ -42,7 +42,10 @@ def gained(first: Plan, even: Sequence[Plan]) -> str:
     if first.parallel.shares is None:
         return ""
     if not even:
-        return f"All plans have unequal shares, such as {first.parallel.shares}: nothing divides the batch evenly."
+        return (
+            f"All plans have unequal shares, such as {first.parallel.shares}: no number of replicas divides the batch "
+            "evenly."
+        )
     best = even[0]
     return (
         f"Shares {first.parallel.shares} gain {best.total / first.total - 1:.1%}: the best plan with equal shares "
@@ -65,29 +68,30 @@ def looked_at(inputs: Inputs, seen: Coverage, sets: str, by_stage: Looked | None
         if inputs.training.parallel.global_batch_size > MOST_MICRO_BATCHES
         else ""
     )
-    left = f" For lack of time it left out {seen.left} of these that may be better." if seen.left else ""
+    left = f" It had no time for {seen.left} of these that may be better." if seen.left else ""
     unlike = (
-        f" It also looked at {by_stage.layouts} layouts whose stages differ in replicas or tensor sizes "
+        f" It also covered {by_stage.layouts} layouts with stages that differ in replicas or tensor sizes "
         f"({by_stage.said}) on {by_stage.nodes}."
         if by_stage is not None
         else ""
     )
-    return f"The search looked at {seen.sizes} sizes with a schedule on {sets}, in {orders}{limited}.{left}{unlike}"
+    covered = f"The search covered {seen.sizes} combinations of sizes and schedule on {sets}, in {orders}{limited}."
+    return f"{covered}{left}{unlike}"
 
 
 def proved(least: float, first: Plan, by_stage: Looked | None, closer: bool) -> str:
     """What is proved of even plans (none takes less than `least`), of plans that differ by stage, and of partitions."""
     sentences = (_of_even(least, first), _of_stages(first, by_stage), best_layers(first.gap))
-    return f"Proved: {' '.join(filter(None, sentences))}" + (" prove=true looks closer." if closer else "")
+    return f"Proved: {' '.join(filter(None, sentences))}" + (" prove=true tightens the bound." if closer else "")
 
 
 def _of_even(least: float, first: Plan) -> str:
     if first.parallel.shares is None and first.pipelines is not None:
         least = min(least, first.bound)
     if least > first.total:
-        return "every plan with equal shares and stages all alike is slower than the first."
+        return "every plan with equal shares and equal stages is slower than the first."
     gap = max(1 - least / first.total, 1e-3)
-    return f"no plan with equal shares and stages all alike is more than {gap:.1%} faster than the first."
+    return f"no plan with equal shares and equal stages is more than {gap:.1%} faster than the first."
 
 
 def _of_stages(first: Plan, by_stage: Looked | None) -> str:
@@ -95,7 +99,7 @@ def _of_stages(first: Plan, by_stage: Looked | None) -> str:
         return ""
     gap = 1 - by_stage.least / first.total
     faster = f"more than {max(gap, 1e-3):.1%} faster" if gap > OPTIMAL else "faster"
-    return f"Of the layouts with unlike stages none is {faster} than the first plan."
+    return f"No layout with differing stages is {faster} than the first plan."
 
 
 def best_layers(gap: float) -> str:

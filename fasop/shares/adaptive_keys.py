@@ -32,7 +32,7 @@ def adaptive_words(file: Path, global_batch_size: int) -> list[str]:
     lower, upper = (whole_in(file, key, content[key]) for key in (LOWER, UPPER))
     if not lower <= global_batch_size <= upper:
         raise SearchError(
-            f"parallel.global_batch_size={global_batch_size}, with which a run would start, must lie between {LOWER}="
+            f"parallel.global_batch_size={global_batch_size}, the first batch of a run, must lie between {LOWER}="
             f"{lower} and {UPPER}={upper} of {file}; use one of these, or change the bounds"
         )
     values = {

@@ -28,10 +28,11 @@ def profiles_of(public: PublicFolders, source: str) -> dict[str, LayerProfile]:
     ]:
         if gpus.setdefault((size, host), gpu) != gpu:
             raise SearchError(
-                f"local batch size {size}, host {host}: files are of {gpus[size, host]} and of {gpu}; keep those of one"
+                f"local batch size {size}, host {host}: there are files for {gpus[size, host]} and for {gpu}; keep "
+                f"those of one"
             )
     if not public.steps:
-        raise SearchError(f"{source}: there are no steps (*_comp_profile.json): no GPU has a time")
+        raise SearchError(f"{source}: no steps (*_comp_profile.json), so no GPU has a time")
     every: dict[str, list[Steps]] = {}
     for (size, host), gpu in sorted(gpus.items()):
         models: list[str | None] = [*sorted({model for model, *place, _ in public.steps if place == [size, host]})]
@@ -81,8 +82,8 @@ def public_of(profiles: Mapping[str, LayerProfile]) -> PublicFolders:
     for name, profile in profiles.items():
         if not profile.steps:
             raise SearchError(
-                f"profile {name}: has no steps, which 'tdpp profile streams=1,2 profile={name} add=true' measures and "
-                "'tdpp profile import=DIR profile=NAME' reads"
+                f"profile {name}: has no steps; measure them with 'tdpp profile streams=1,2 profile={name} add=true', "
+                f"or read them with 'tdpp profile import=DIR profile=NAME'"
             )
         for steps in profile.steps:
             place = steps.micro_batch_size, steps.host

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,32 @@ LARGEST = 1 << 40
 def text_in(file: Path) -> str:
     """Raises SearchError where it cannot be read."""
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SearchError(f"cannot read {file}: {getattr(error, 'strerror', None) or 'it is not text'}") from error
+        return file.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file"
+        raise SearchError(f"{file}: cannot be read ({reason})") from error
 
 
 def object_in(file: Path) -> dict[str, Any]:
     """Raises SearchError where it is not an object."""
     try:
         content = json.loads(text_in(file))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise SearchError(f"{file}: is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise SearchError(f"{file}: not JSON: {error}") from error
     if not isinstance(content, dict):
         raise SearchError(f"{file}: must be a JSON object, {{…}}")
     return content
+
+
+@contextmanager
+def of_word(key: str, file: Path) -> Iterator[None]:
+    """Errors about a file that a word of the command line names also name the word's key."""
+    try:
+        yield
+    except SearchError as error:
+        if str(error).startswith(f"{file}:"):
+            raise SearchError(f"{key}={error}") from error
+        raise
 
 
 def there(file: Path, content: Mapping[str, Any], key: str, before: str = "") -> Any:
@@ -54,7 +67,7 @@ def number_in(file: Path, key: str, value: Any, above: float | None = None) -> f
 def whole_in(file: Path, key: str, value: Any) -> int:
     number = number_in(file, key, value)
     if number != int(number) or number < 1:
-        raise SearchError(f"{file}: {key}={shown(value)} must be a whole number, 1 or more")
+        raise SearchError(f"{file}: {key}={shown(value)} must be a whole number, at least 1")
     return int(number)
 
 

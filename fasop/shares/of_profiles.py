@@ -6,14 +6,21 @@ weights are handed out `sequential`ly. A profile without all-reduces has the tim
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
+
+import numpy as np
 
 from conf.schema.experiment import Experiment
+from conf.schema.partition import in_runs
+from fasop.costs.arrays import Floats
 from fasop.costs.profile import LayerProfile, read_profile
 from fasop.costs.steps import Steps
 from fasop.errors import SearchError
-from fasop.shares.performance import BYTES_BY_IIDP, WeightSync, paces
+from fasop.partition.exact_shares import Units, least_time
+from fasop.shares.performance import BYTES_BY_IIDP, Pace, WeightSync, paces
 from fasop.shares.public_files import Cluster, MeasuredGpu, Server, step_of
 from fasop.shares.solution import best
 
@@ -60,7 +67,7 @@ def measured_cluster(experiment: Experiment, in_streams: bool = False) -> Cluste
     if parallel.world_size != parallel.layout.replicas[0]:
         raise SearchError(
             f"{parallel.sizes}: profiles of {' and '.join(one.gpu for one in profiles.values())} have whole steps of "
-            f"model={model}, imported from IIDP or JABAS, which say nothing of parts of it; use parallel.tensor=1 "
+            f"model={model}, imported from IIDP or JABAS, without times of its parts; use parallel.tensor=1 "
             "parallel.pipeline=1, or profiles of 'tdpp profile'"
         )
     of_gpus = {key: _by_size(profile, model, in_streams) for key, profile in profiles.items()}
@@ -80,6 +87,7 @@ def measured_cluster(experiment: Experiment, in_streams: bool = False) -> Cluste
             gpus=gpus,
             bandwidth_within=cluster.groups[name].intra_gbit_per_s * 1e9 / 8,
             bandwidth_between=cluster.groups[name].inter_gbit_per_s * 1e9 / 8,
+            measured_as=cluster.groups[name].gpu,
         )
         for number, (name, gpus) in enumerate(zip(order, experiment.ranks_per_node(), strict=True))
     ]
@@ -99,18 +107,26 @@ def measured_cluster(experiment: Experiment, in_streams: bool = False) -> Cluste
 
 
 def solved(
-    cluster: Cluster, batch: int, size: int | None, shares: Sequence[int] | None, in_streams: bool = False
+    cluster: Cluster,
+    batch: int,
+    size: int | None,
+    shares: Sequence[int] | None,
+    in_streams: bool = False,
+    streams_of: Sequence[int] | None = None,
 ) -> Solved:
     """What takes least, with this micro-batch size if one is given, and with these shares (in proportion) if some are.
 
     Args:
         in_streams: a replica may have as many workers as its GPU, not one alone.
+        streams_of: the workers of each replica, where they are given.
 
     Raises:
-        SearchError: nothing that was measured divides the batch so.
+        SearchError: nothing that was measured divides the batch so, or says anything of so many workers.
     """
     sizes = [*cluster.measured] if size is None else [size]
     equal = [1] * sum(server.gpus for server in cluster.servers)
+    if streams_of is not None:
+        return _with_streams(cluster, batch, sizes, shares, streams_of)
     alike = {one: _taken(cluster, batch, one, equal, in_streams) for one in sizes}
     even = [(way[0], one) for one, way in alike.items() if way is not None]
     if shares is not None:
@@ -118,8 +134,8 @@ def solved(
         found = [(*way, one) for one, way in ways.items() if way is not None]
         if not found:
             raise SearchError(
-                f"parallel.global_batch_size={batch} cannot be shared out so with any local batch size that was "
-                f"measured: {', '.join(map(str, sizes))}"
+                f"parallel.global_batch_size={batch} cannot be divided this way with any measured local batch size: "
+                f"{', '.join(map(str, sizes))}"
             )
         seconds, streams, chosen = min(found)
         of_each = batch // chosen // sum(shares)
@@ -138,6 +154,70 @@ def solved(
         sizes=tuple(compared),
         even=min(even, default=None),
     )
+
+
+def _with_streams(
+    cluster: Cluster, batch: int, sizes: Sequence[int], shares: Sequence[int] | None, streams_of: Sequence[int]
+) -> Solved:
+    """The same where each replica has a given number of workers, which divides its micro-batches.
+
+    Raises:
+        SearchError: as `solved`.
+    """
+    servers = [server for server in cluster.servers for _ in range(server.gpus)]
+    found, even = [], []
+    for size in sizes:
+        if size not in cluster.measured or batch % size:
+            continue
+        known = {server: paces(cluster, server, size, SYNC) for server in cluster.servers}
+        if any(streams > len(known[server]) for server, streams in zip(servers, streams_of, strict=True)):
+            continue
+        kinds: dict[tuple[Pace, int], list[int]] = {}
+        for number, (server, streams) in enumerate(zip(servers, streams_of, strict=True)):
+            kinds.setdefault((known[server][streams - 1], streams), []).append(number)
+        total = batch // size
+        tables = {key: _seconds_of_streams(*key, total) for key in kinds}
+        of_replica = {number: tables[key] for key, numbers in kinds.items() for number in numbers}
+
+        def longest(counts: Sequence[int], tables: Mapping[int, Floats] = of_replica) -> float:
+            return max(float(tables[number][count]) for number, count in enumerate(counts))
+
+        if total % len(servers) == 0:
+            even.append((longest([total // len(servers)] * len(servers)), size))
+        counts: dict[int, int] = {}
+        if shares is None:
+            least = least_time([Units(len(numbers), tables[key]) for key, numbers in kinds.items()], total)
+            if least is not None:
+                counts = dict(zip(chain(*kinds.values()), chain(*least.numbers), strict=True))
+        elif total % sum(shares) == 0:
+            counts = {number: total // sum(shares) * share for number, share in enumerate(shares)}
+        ordered = tuple(counts[number] for number in sorted(counts))
+        if ordered and longest(ordered) < math.inf:
+            found.append((longest(ordered), size, ordered))
+    if not found:
+        most = {size: [len(paces(cluster, server, size, SYNC)) for server in cluster.servers] for size in sizes}
+        rooms = ", ".join(f"{min(counts)} to {max(counts)} with {size} samples" for size, counts in most.items())
+        raise SearchError(
+            f"parallel.streams={in_runs(streams_of, '-')}: parallel.global_batch_size={batch} has no shares of which "
+            f"each replica's are a multiple of its streams; the GPUs were measured with up to {rooms}"
+        )
+    seconds, size, ordered = min(found)
+    return Solved(
+        size=size,
+        counts=ordered,
+        seconds=seconds,
+        streams=tuple(streams_of),
+        sizes=tuple(size for _, size, _ in found),
+        even=min((one for one in even if one[0] < math.inf), default=None),
+    )
+
+
+def _seconds_of_streams(pace: Pace, streams: int, total: int) -> Floats:
+    """By number of micro-batches from 0 to `total`; infinite where the streams do not divide them."""
+    seconds = np.full(total + 1, np.inf)
+    passes = np.arange(total // streams)
+    seconds[streams::streams] = pace.first_s + passes * pace.more_s
+    return seconds
 
 
 def _taken(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from math import log
 
 import numpy as np
@@ -62,9 +63,9 @@ def paces(cluster: Cluster, server: Server, local_batch_size: int, sync: WeightS
     Raises:
         SearchError: memory has room for more workers than the times say anything of.
     """
-    gpu = cluster.measured[local_batch_size][server.gpu]
+    gpu = cluster.measured[local_batch_size][server.measured_as]
     rates = _rates(gpu)
-    reduces = _all_reduces(cluster, server)
+    reduces = all_reduces(cluster, server)
     largest = gpu.steps[-1]
     forward = largest.forward_s / (largest.forward_s + largest.backward_s)
     copy_s = largest.copy_s / (largest.workers - 1) if largest.workers > 1 else 0.0
@@ -93,7 +94,7 @@ def _rates(gpu: MeasuredGpu) -> list[float]:
         if gpu.most_workers > counts[-1]:
             raise SearchError(
                 f"{gpu.gpu}, local batch size {gpu.local_batch_size}: memory has room for {gpu.most_workers} workers, "
-                f"but times are there of {counts[-1]} at most; measure {gpu.most_workers} of them"
+                f"but times reach only {counts[-1]}; measure {gpu.most_workers} of them"
             )
         relative = measured[: gpu.most_workers]
     else:
@@ -102,18 +103,30 @@ def _rates(gpu: MeasuredGpu) -> list[float]:
     if min(relative) <= 0:
         raise SearchError(
             f"{gpu.gpu}, local batch size {gpu.local_batch_size}: {relative.index(min(relative)) + 1} workers would "
-            "have no throughput at all by the line through what was measured; measure it again"
+            f"have no throughput by the fitted line; measure again"
         )
     return [rate * one for rate in relative]
 
 
-def _all_reduces(cluster: Cluster, server: Server) -> list[float]:
+def all_reduces(cluster: Cluster, server: Server) -> list[float]:
     """Seconds of every bucket's."""
     gpus, alone = sum(one.gpus for one in cluster.servers), len(cluster.servers) == 1
     points = cluster.all_reduces_within if alone else cluster.all_reduces_between
     bandwidth = server.bandwidth_within if alone else server.bandwidth_between
-    slope, start = np.polyfit([ideal for ideal, _ in points], [taken for _, taken in points], 1)
+    if not points:
+        raise SearchError(
+            f"all-reduces {'within' if alone else 'between'} servers were not measured: comm_profile_dir has no "
+            f"{'intra' if alone else 'inter'}_comm_profile_data.txt"
+        )
+    slope, start = _line(points)
     return [
         float(slope * (size * MIB / gpus * BYTES_BY_IIDP * (gpus - 1) / bandwidth * 1000) + start) / 1000
         for size in cluster.buckets_mib
     ]
+
+
+@lru_cache(maxsize=8)
+def _line(points: tuple[tuple[float, float], ...]) -> tuple[float, float]:
+    """Slope and start of the line through ideal and measured times."""
+    slope, start = np.polyfit([ideal for ideal, _ in points], [taken for _, taken in points], 1)
+    return float(slope), float(start)

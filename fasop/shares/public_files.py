@@ -1,15 +1,15 @@
 """The files of IIDP and JABAS: configuration, cluster, profiles; read once, into typed values.
 
-Their formats are those of github.com/unist-ssl/IIDP and github.com/unist-ssl/JABAS. A server's profile is that of any
-server with such GPUs: times belong to GPUs, not to host names.
+Their formats are those of github.com/unist-ssl/IIDP and github.com/unist-ssl/JABAS. A server has the profile of the
+host with its name and GPU, or else that of the first host with the same GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fasop.errors import SearchError
 from fasop.shares.adaptive_keys import INTERVAL, LOWER, OF_JABAS, RATE
@@ -19,6 +19,10 @@ from fasop.shares.public_folders import MEMORY_FILE, read_all_reduces, read_buck
 FILES = ("memory_profile_dir", "comp_profile_dir", "comm_profile_dir", "bucket_profile_dir", "gpu_cluster_info")
 NEEDED = (*FILES, "available_servers")
 OPTIONAL = (RATE, INTERVAL, "resource_alloc_unit", "homo_servers", "enable_adjust", "metric")
+
+FIRST = ""
+"""No host's name: stands for the first host with a GPU."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class Server:
     gpus: int
     bandwidth_within: float
     bandwidth_between: float
+    measured_as: str
+    """Its key in `Cluster.measured`: its GPU, unless the server was measured itself and takes other times."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +72,11 @@ class Cluster:
     servers: tuple[Server, ...]
     """Those that are to be used, in the configuration's order."""
     measured: Mapping[int, Mapping[str, MeasuredGpu]]
-    """By local batch size, then by GPU; only sizes that were measured on the GPUs of every server."""
+    """By local batch size, then by `Server.measured_as`; only sizes that were measured on the GPUs of every server."""
     buckets_mib: tuple[float, ...]
     """Of gradients, in the order of the backward pass."""
     all_reduces_within: tuple[tuple[float, float], ...]
-    """Theoretical and measured milliseconds."""
+    """Theoretical and measured milliseconds; none where they were not measured."""
     all_reduces_between: tuple[tuple[float, float], ...]
     unit: int | None
     """GPUs that work alike, where the configuration says so."""
@@ -95,10 +101,14 @@ def read_cluster(file: Path) -> Cluster:
     if "resource_alloc_unit" in content:
         text = str(content["resource_alloc_unit"]).lower().strip()
         unit = whole_in(file, "resource_alloc_unit", text.removesuffix("gpu"))
-    within, between = (_all_reduces(paths["comm_profile_dir"], name) for name in ("intra", "inter"))
+    needed = "intra" if len(servers) == 1 else "inter"
+    within, between = (
+        _all_reduces(paths["comm_profile_dir"], name, needed=name == needed) for name in ("intra", "inter")
+    )
+    servers, measured = _measured(paths["comp_profile_dir"], paths["memory_profile_dir"], servers)
     return Cluster(
         servers=servers,
-        measured=_measured(paths["comp_profile_dir"], paths["memory_profile_dir"], {server.gpu for server in servers}),
+        measured=measured,
         buckets_mib=_buckets(paths["bucket_profile_dir"]),
         all_reduces_within=within,
         all_reduces_between=between,
@@ -133,15 +143,15 @@ def _check_keys(file: Path, content: Mapping[str, Any]) -> None:
     if missing := [key for key in NEEDED if key not in content]:
         raise SearchError(f"{file}: {missing[0]} is missing; a configuration has {', '.join(NEEDED)}")
     if unknown := [key for key in content if key not in known]:
-        raise SearchError(f"{file}: {unknown[0]} is not a configuration key; there are {', '.join(known)}")
+        raise SearchError(f"{file}: {unknown[0]} is not a configuration key; known are {', '.join(known)}")
     if len(some := [key for key in OF_JABAS if key in content]) not in (0, len(OF_JABAS)):
         lacking = next(key for key in OF_JABAS if key not in some)
-        raise SearchError(f"{file}: {lacking} is missing; JABAS takes {', '.join(OF_JABAS)} together")
+        raise SearchError(f"{file}: {lacking} is missing; JABAS needs {', '.join(OF_JABAS)} together")
 
 
 def _servers(file: Path, names: Any, info_file: Path) -> tuple[Server, ...]:
     if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
-        raise SearchError(f"{file}: available_servers={shown(names)} must be a list of at least one server's name")
+        raise SearchError(f"{file}: available_servers={shown(names)} must be a list of at least one server name")
     if len({*names}) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise SearchError(f"{file}: available_servers has {twice!r} twice")
@@ -150,7 +160,7 @@ def _servers(file: Path, names: Any, info_file: Path) -> tuple[Server, ...]:
     for name in names:
         if not isinstance(info := known.get(name), dict):
             raise SearchError(
-                f"{info_file}: server {name!r} of {file} is not there; it has {', '.join(known) or 'none'}"
+                f"{info_file}: no server {name!r}, which {file} names; it has {', '.join(known) or 'none'}"
             )
 
         def number(key: str, of: Mapping[str, Any] = info, server: str = name) -> float:
@@ -166,61 +176,83 @@ def _servers(file: Path, names: Any, info_file: Path) -> tuple[Server, ...]:
                 gpus=whole_in(info_file, f"{name}.number", there(info_file, info, "number", f"{name}.")),
                 bandwidth_within=number("intra_network_bandwidth"),
                 bandwidth_between=number("inter_network_bandwidth"),
+                measured_as=gpu,
             )
         )
     return tuple(servers)
 
 
-def _measured(times: Path, memory: Path, gpus: set[str]) -> dict[int, dict[str, MeasuredGpu]]:
-    """By local batch size and GPU."""
-    limits = {size: _most_workers(folder) for size, folder in _by_size(memory)}
-    found: dict[int, dict[str, MeasuredGpu]] = {}
-    for size, folder in _by_size(times):
-        steps: dict[str, tuple[Step, ...]] = {}
-        for server in _folders(folder):
-            gpu, of_server = _steps(server, size)
-            steps.setdefault(gpu, of_server)
-        if gpus <= steps.keys() & limits.get(size, {}).keys():
-            found[size] = {gpu: MeasuredGpu(gpu, size, limits[size][gpu], steps[gpu]) for gpu in sorted(gpus)}
-    if not found:
+def _measured(
+    times: Path, memory: Path, servers: Sequence[Server]
+) -> tuple[tuple[Server, ...], dict[int, dict[str, MeasuredGpu]]]:
+    """The servers with the keys of their measurements, and these by local batch size and key."""
+    steps = {size: _with_first(_steps(host, size) for host in _folders(folder)) for size, folder in _by_size(times)}
+    limits = {size: _with_first(_limit(host) for host in _folders(folder)) for size, folder in _by_size(memory)}
+    gpus = sorted({server.gpu for server in servers})
+    needed = {(gpu, FIRST) for gpu in gpus}
+    sizes = [size for size, found in steps.items() if needed <= found.keys() & limits.get(size, {}).keys()]
+    if not sizes:
         raise SearchError(
-            f"{times}, {memory}: there is no local batch size with times and a memory limit of every GPU "
-            f"({', '.join(sorted(gpus))}); measure one on all servers"
+            f"{times}, {memory}: no local batch size has times and a memory limit for every GPU ({', '.join(gpus)}); "
+            f"measure one on all servers"
         )
+
+    def of_host(gpu: str, host: str) -> list[MeasuredGpu]:
+        return [
+            MeasuredGpu(gpu, size, _of_host(limits[size], gpu, host), _of_host(steps[size], gpu, host))
+            for size in sizes
+        ]
+
+    known, named = {gpu: of_host(gpu, FIRST) for gpu in gpus}, list[Server]()
+    for server in servers:
+        own = of_host(server.gpu, server.name)
+        key = next((key for key, other in known.items() if other == own), f"{server.gpu} of {server.name}")
+        known[key] = own
+        named.append(replace(server, measured_as=key))
+    return tuple(named), {size: {key: each[number] for key, each in known.items()} for number, size in enumerate(sizes)}
+
+
+def _with_first(hosts: Iterable[tuple[str, str, T]]) -> dict[tuple[str, str], T]:
+    """What hosts have, by GPU and host; that of the first host with a GPU also by `FIRST`."""
+    found: dict[tuple[str, str], T] = {}
+    for gpu, host, measured in hosts:
+        found[gpu, host] = measured
+        found.setdefault((gpu, FIRST), measured)
     return found
+
+
+def _of_host(found: Mapping[tuple[str, str], T], gpu: str, host: str) -> T:
+    return found.get((gpu, host), found[gpu, FIRST])
 
 
 def _by_size(folder: Path) -> list[tuple[int, Path]]:
     found = [(size_of(each), each) for each in _folders(folder)]
     if not found:
-        raise SearchError(f"{folder}: has no folder named by a local batch size, such as {folder / '32'}")
+        raise SearchError(f"{folder}: no folder is named after a local batch size, such as {folder / '32'}")
     return sorted(found)
 
 
-def _most_workers(folder: Path) -> dict[str, int]:
-    """By GPU."""
-    found: dict[str, int] = {}
-    for server in _folders(folder):
-        limit = read_limit(server / MEMORY_FILE)
-        found.setdefault(limit.gpu, limit.most_workers)
-    return found
+def _limit(folder: Path) -> tuple[str, str, int]:
+    """A host's GPU, its name, and how many workers memory has room for."""
+    limit = read_limit(folder / MEMORY_FILE)
+    return limit.gpu, folder.name, limit.most_workers
 
 
-def _steps(folder: Path, size: int) -> tuple[str, tuple[Step, ...]]:
-    """The GPU of a server, and its steps by number of workers."""
+def _steps(folder: Path, size: int) -> tuple[str, str, tuple[Step, ...]]:
+    """A host's GPU, its name, and its steps by number of workers."""
     steps: dict[int, Step] = {}
     gpus = set[str]()
     for file in sorted(folder.glob("*.json")):
         workers, step = read_step(file, size)
         if workers in steps:
-            raise SearchError(f"{file}: num_models={workers} is there twice in {folder}; keep one of the two files")
+            raise SearchError(f"{file}: num_models={workers} occurs twice in {folder}; keep one of the two files")
         gpus.add(step.gpu)
         steps[workers] = step_of(workers, step.times)
     if 1 not in steps:
-        raise SearchError(f"{folder}: has no profile of one worker (num_models 1); the others are compared with it")
+        raise SearchError(f"{folder}: no profile of one worker (num_models 1), to which the others are compared")
     if len(gpus) > 1:
         raise SearchError(f"{folder}: gpu_type must be the same in all files, not {' and '.join(sorted(gpus))}")
-    return gpus.pop(), tuple(steps[workers] for workers in sorted(steps))
+    return gpus.pop(), folder.name, tuple(steps[workers] for workers in sorted(steps))
 
 
 def step_of(workers: int, ms: Mapping[str, float]) -> Step:
@@ -240,14 +272,16 @@ def _buckets(folder: Path) -> tuple[float, ...]:
     return read_buckets(_only(folder, "*.json", "of bucket sizes"))[1]
 
 
-def _all_reduces(folder: Path, where: str) -> tuple[tuple[float, float], ...]:
+def _all_reduces(folder: Path, where: str, needed: bool) -> tuple[tuple[float, float], ...]:
+    if not needed and not any(folder.glob(f"*{where}*")):
+        return ()
     return read_all_reduces(_only(folder, f"*{where}*", f"with {where!r} in its name"))
 
 
 def _only(folder: Path, pattern: str, what: str) -> Path:
     files = sorted(file for file in folder.glob(pattern) if file.is_file())
     if len(files) != 1:
-        raise SearchError(f"{folder}: must hold one file {what}, not {len(files)}")
+        raise SearchError(f"{folder}: must contain one file {what}, not {len(files)}")
     return files[0]
 
 
@@ -261,7 +295,7 @@ def _found(file: Path, key: str, text: Any) -> Path:
         if fits(path):
             return path
     kind = "file" if key == "gpu_cluster_info" else "folder"
-    raise SearchError(f"{file}: {key}={text}: there is no such {kind}, neither here nor in {beside} or {beside.parent}")
+    raise SearchError(f"{file}: {key}={text}: no such {kind} here, in {beside} or in {beside.parent}")
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -74,7 +74,7 @@ def read_folders(roots: Sequence[Path]) -> PublicFolders:
     conflicts: list[str] = []
     for root in roots:
         if not root.is_dir():
-            raise SearchError(f"{root}: there is no such folder; name one that profilers of IIDP or JABAS have filled")
+            raise SearchError(f"import={root}: no such folder; give one that profilers of IIDP or JABAS have filled")
         files = 0
         for kind, key, value, file in _every(root):
             files += 1
@@ -84,8 +84,8 @@ def read_folders(roots: Sequence[Path]) -> PublicFolders:
             getattr(found, kind)[key] = value
         if not files:
             raise SearchError(
-                f"{root}: there is no profile of IIDP or JABAS in it: no {MEMORY_FILE}, *{STEP_END}, *{BUCKET_END} or "
-                f"{' or '.join(ALL_REDUCES)}"
+                f"import={root}: no profile of IIDP or JABAS in it: no {MEMORY_FILE}, *{STEP_END}, "
+                f"*{BUCKET_END} or {' or '.join(ALL_REDUCES)}"
             )
     if conflicts:
         more = f" and {len(conflicts) - MOST_NAMED} more" if len(conflicts) > MOST_NAMED else ""
@@ -97,7 +97,7 @@ def read_folders(roots: Sequence[Path]) -> PublicFolders:
 
 def _every(root: Path) -> Iterator[tuple[str, Any, Any, Path]]:
     """The field of `PublicFolders`, the key in it and what is there."""
-    for file in sorted(path for path in root.rglob("*") if path.is_file()):
+    for file in sorted(path for path in root.rglob("*") if not path.is_dir()):
         if file.name == MEMORY_FILE:
             yield "limits", (_size(file), file.parent.name), read_limit(file), file
         elif file.name.endswith(STEP_END):
@@ -116,14 +116,14 @@ def _size(file: Path) -> int:
 def size_of(folder: Path) -> int:
     """The local batch size that names a folder."""
     if not (folder.name.isascii() and folder.name.isdecimal() and int(folder.name) > 0):
-        raise SearchError(f"{folder}: must be named by a local batch size, as in {folder.parent / '32'}")
+        raise SearchError(f"{folder}: must be named after a local batch size, as in {folder.parent / '32'}")
     return int(folder.name)
 
 
 def read_limit(file: Path) -> PublicLimit:
     content = object_in(file)
     return PublicLimit(
-        gpu=str(there(file, content, "gpu_type")),
+        gpu=_gpu(file, content),
         memory_bytes=whole_in(file, "total_memory", there(file, content, "total_memory")),
         most_workers=whole_in(file, "max_num_models", there(file, content, "max_num_models")),
     )
@@ -133,12 +133,12 @@ def read_step(file: Path, size: int) -> tuple[int, PublicStep]:
     """The number of workers, and what they take."""
     content = object_in(file)
     if (given := whole_in(file, "lbs", there(file, content, "lbs"))) != size:
-        raise SearchError(f"{file}: lbs={given} must be {size}, which its folder is named by")
+        raise SearchError(f"{file}: lbs={given} must be {size}, the name of its folder")
     times = {name: number_in(file, key, there(file, content, key)) for key, name in TIMES.items()}
     times |= {name: number_in(file, key, content[key]) for key, name in OPTIONAL_TIMES.items() if key in content}
     if times["forward"] + times["backward"] <= 0:
         raise SearchError(f"{file}: fwd_time and bwd_time are both 0; measure it again")
-    step = PublicStep(_model(file, there(file, content, "model")), str(there(file, content, "gpu_type")), times)
+    step = PublicStep(_model(file, there(file, content, "model")), _gpu(file, content), times)
     return whole_in(file, "num_models", there(file, content, "num_models")), step
 
 
@@ -150,6 +150,13 @@ def read_buckets(file: Path) -> tuple[str, tuple[float, ...]]:
         raise SearchError(f"{file}: bucket_size_distribution={shown(sizes)} must be a list of sizes in MiB")
     model = _model(file, content.get("model", file.name.removesuffix(BUCKET_END)))
     return model, tuple(number_in(file, "bucket_size_distribution", size, above=0) for size in sizes)
+
+
+def _gpu(file: Path, content: Mapping[str, Any]) -> str:
+    name = str(there(file, content, "gpu_type"))
+    if not (name and name.isprintable()):
+        raise SearchError(f"{file}: gpu_type={shown(name)!r} must be the name of a GPU")
+    return name
 
 
 def _model(file: Path, name: object) -> str:
@@ -170,7 +177,7 @@ def read_all_reduces(file: Path) -> Points:
         ideal, taken = (number_in(file, f"line {number}", part.strip()) for part in parts)
         points.append((ideal, taken))
     if len({ideal for ideal, _ in points}) < 2:
-        raise SearchError(f"{file}: must have at least two lines with unlike theoretical times; a line is fitted")
+        raise SearchError(f"{file}: needs at least two lines with different theoretical times to fit a line")
     return tuple(points)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import gcd
+from dataclasses import dataclass, replace
+from math import gcd, inf
 
 import numpy as np
 
@@ -101,55 +101,73 @@ def best(
     unit = unit or cluster.unit or gcd(*(server.gpus for server in cluster.servers))
     check_unit(cluster.servers, unit)
     sizes = sizes_of(cluster, local_batch_size)
-    found = [
-        solution
-        for size in sizes
-        if (solution := _of_size(cluster, global_batch_size, sync, size, unit, most_workers)) is not None
-    ]
-    if not found:
+    found: Solution | None = None
+    for size in reversed(sizes):  # large ones are fast, and leave little to look at of the others
+        at_most = inf if found is None else found.seconds
+        solution = _of_size(cluster, global_batch_size, sync, size, unit, most_workers, at_most)
+        if solution is not None and (found is None or _rank(solution) < _rank(found)):
+            found = solution
+    if found is None:
         raise SearchError(_none(cluster, global_batch_size, sizes, unit))
-    return min(
-        found,
-        key=lambda one: (one.seconds, sum(share.workers * share.gpus for share in one.shares), -one.local_batch_size),
-    )
+    return found
+
+
+def _rank(solution: Solution) -> tuple[float, int]:
+    return solution.seconds, sum(share.workers * share.gpus for share in solution.shares)
 
 
 def _of_size(
-    cluster: Cluster, batch: int, sync: WeightSync, size: int, unit: int, most_workers: int | None
+    cluster: Cluster,
+    batch: int,
+    sync: WeightSync,
+    size: int,
+    unit: int,
+    most_workers: int | None,
+    at_most: float,
 ) -> Solution | None:
+    """With a local batch size; None where nothing takes `at_most` seconds or less."""
     if batch % (size * unit):
         return None
     total = batch // (size * unit)
-    by_server = [paces(cluster, server, size, sync)[:most_workers] for server in cluster.servers]
-    kinds = list[list[int]]()  # numbers of servers that are alike
-    for number, of in enumerate(by_server):
-        alike = next((kind for kind in kinds if by_server[kind[0]] == of), None)
-        if alike is None:
-            kinds.append([number])
-        else:
-            alike.append(number)
+    kinds: dict[tuple[Pace, ...], list[int]] = {}  # numbers of servers that are alike
+    known: dict[Server, tuple[Pace, ...]] = {}
+    for number, server in enumerate(cluster.servers):
+        nameless = replace(server, name="", gpus=0)
+        if nameless not in known:
+            known[nameless] = tuple(paces(cluster, server, size, sync)[:most_workers])
+        kinds.setdefault(known[nameless], []).append(number)
+    counts = [sum(cluster.servers[number].gpus // unit for number in numbers) for numbers in kinds.values()]
+    most = [_most_within(by_workers, total, at_most) for by_workers in kinds]
+    if sum(count * number for count, number in zip(counts, most, strict=True)) < total:
+        return None
     units = [
-        Units(
-            sum(cluster.servers[number].gpus // unit for number in kind), seconds_by_number(by_server[kind[0]], total)
-        )
-        for kind in kinds
+        Units(count, seconds_by_number(by_workers, number))
+        for count, by_workers, number in zip(counts, kinds, most, strict=True)
     ]
-    found = least_time(units, total)
+    found = least_time(units, total, at_most)
     if found is None:
         return None
     shares: dict[int, list[UnitShare]] = {}
-    for kind, numbers in zip(kinds, found.numbers, strict=True):
-        each = iter(numbers)
-        for number in kind:
+    for (by_workers, numbers), of_units in zip(kinds.items(), found.numbers, strict=True):
+        each = iter(of_units)
+        for number in numbers:
             server = cluster.servers[number]
-            shares[number] = [_share(server, unit, by_server[number], next(each)) for _ in range(server.gpus // unit)]
+            shares[number] = [_share(server, unit, by_workers, next(each)) for _ in range(server.gpus // unit)]
     return Solution(
         global_batch_size=batch,
         local_batch_size=size,
         sync=sync,
         seconds=found.seconds,
-        shares=tuple(share for number in range(len(by_server)) for share in shares[number]),
+        shares=tuple(share for number in range(len(cluster.servers)) for share in shares[number]),
     )
+
+
+def _most_within(by_workers: Sequence[Pace], total: int, seconds: float) -> int:
+    """No GPU takes more micro-batches than this in these seconds, nor more than the total."""
+    if seconds == inf or any(pace.more_s <= 0 for pace in by_workers):
+        return total
+    passes = [int((seconds - pace.first_s) / pace.more_s) + 2 if seconds >= pace.first_s else 0 for pace in by_workers]
+    return min(total, max(number * workers for workers, number in enumerate(passes, 1)))
 
 
 def seconds_by_number(by_workers: Sequence[Pace], total: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -196,8 +214,8 @@ def _none(cluster: Cluster, batch: int, sizes: Sequence[int], unit: int) -> str:
     gpus = sum(server.gpus for server in cluster.servers)
     fits = sorted({*_multiples(batch, sizes, unit, gpus)}, key=lambda value: (abs(value - batch), value))[:NEAREST]
     return (
-        f"parallel.global_batch_size={batch} must be a whole number of micro-batches of {_either(sizes)} samples for "
-        f"each of {gpus} GPUs, the same for {unit} GPUs each; {_either(sorted(fits))} would be"
+        f"parallel.global_batch_size={batch} must give each of {gpus} GPUs a whole number of micro-batches of "
+        f"{_either(sizes)} samples, the same for {unit} GPUs each; {_either(sorted(fits))} would"
     )
 
 

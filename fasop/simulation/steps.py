@@ -130,7 +130,7 @@ def _clocked(actions: Sequence[Sequence[Action]], chunks: int) -> Steps:
                 following = own[left[stage] + 1 : left[stage] + 2]
                 if kind is Pass.INPUT and following and following[0].kind is Kind.BACKWARD_WEIGHT:
                     now.setdefault(Pass.WEIGHT, []).append(_Done(stage, part, read, read))
-        assert now or not clock or clock[-1], "the schedule never ends"
+        assert now or not clock or clock[-1], "the schedule deadlocks"
         for kind, passes in now.items():
             done.update(one.written for one in passes if kind is not Pass.WEIGHT)
             for one in passes:

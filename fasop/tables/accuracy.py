@@ -199,7 +199,8 @@ def calibration(comparisons: Sequence[Comparison]) -> Calibration:
                     of[1] += measured
     if not sums:
         raise SearchError(
-            "calibrate: the runs have no times by stage to calibrate by; use runs with profile.timeline=true, without "
+            "calibrate: the runs have no times by stage to calibrate with; use runs with profile.timeline=true, "
+            "without "
             "parallel.shares and parallel.replicas"
         )
     return Calibration(

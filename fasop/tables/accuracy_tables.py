@@ -49,7 +49,7 @@ def terms(one: Comparison) -> Table:
     ]
     if one.replayed_s is not None:
         whole = f"{one.replayed_s * 1e3:.1f}", f"{one.replayed_s / one.measured.iteration_s - 1:+.1%}"
-        rows.append(["all of them", "", "", "", *whole])
+        rows.append(["all terms", "", "", "", *whole])
     return ("term", "predicted ms", "measured ms", "error", "if known, iteration ms", "error then"), rows
 
 
@@ -80,25 +80,25 @@ def shared(run: str, ranks: int, cores: int) -> str:
 def verdict(one: Comparison) -> Iterator[str]:
     """What is off, in words."""
     if one.worst is None:
-        why = "has no events" if not one.measured.stages else "has replicas that take unequal parts of the batch"
-        yield f"{one.measured.run} {why}, so it is compared as a whole and not by term"
+        why = "has no events" if not one.measured.stages else "has unequal shares of the batch"
+        yield f"{one.measured.run} {why}, so only its total is compared"
         return
     assert one.replayed_s is not None
     change = one.worst.iteration_s / one.prediction.iteration_s - 1
     if abs(change) > WELL:
         off = _off(one.worst.predicted, one.worst.measured)
-        off = "right in all, not by stage" if off in ("+0.0%", "-0.0%") else off
+        off = "total right, stages not" if off in ("+0.0%", "-0.0%") else off
         yield (
-            f"most off: {one.worst.name} ({off}); had it been known, the prediction would be {change:+.1%} and its "
-            f"error {one.worst.iteration_s / one.measured.iteration_s - 1:+.1%}"
+            f"most off: {one.worst.name} ({off}); with its measured value the prediction would be {change:+.1%} and "
+            f"its error {one.worst.iteration_s / one.measured.iteration_s - 1:+.1%}"
         )
     else:
         yield f"no term changes the prediction by more than {WELL:.0%}"
     left = one.replayed_s / one.measured.iteration_s - 1
     if abs(left) > WELL:
         yield (
-            f"with all terms as measured, an error of {left:+.1%} remains: the replay does not know the time between "
-            "events, for example, or that iterations differ"
+            f"with all terms as measured, an error of {left:+.1%} remains, for example from time between events or "
+            f"from varying iterations"
         )
 
 

@@ -52,7 +52,8 @@ def _who(number: int, stage: Stage) -> list[str]:
 
 
 LEGEND = (
-    "messages: waits while one is under way; bubble: waits for other stages, until they have computed, or have their "
-    "gradients; gradients: summed over the replicas, what the backward pass does not hide; embedding: its gradients, "
-    "between the first and the last stage; optimizer: the update; weights: handing out those of a sharded optimizer"
+    "messages: waits while one is under way; bubble: waits until other stages have computed; gradients: their "
+    "all-reduce over the replicas, as far as the backward pass does not hide it; embedding: the all-reduce of its "
+    "gradients between the first and the last stage; optimizer: the update; weights: their all-gather with a sharded "
+    "optimizer"
 )

@@ -66,10 +66,10 @@ def _sizes(plan: Plan) -> dict[str, str]:
     return {name: str(size) for name, size in sizes.items()}
 
 
-def options(parallel: Parallel, schedule: str = "") -> str:
-    """The schedule, under its key or another name, and what is not at its default."""
+def options(parallel: Parallel) -> str:
+    """The schedule's name, and every option that is not at its default."""
     chunks = f" x{parallel.chunks}" if parallel.chunks > 1 else ""
-    given = [f"{schedule or parallel.schedule}{chunks}"]
+    given = [f"{parallel.schedule.label}{chunks}"]
     given += [f"recompute {parallel.recompute}"] if parallel.recompute is not Recompute.none else []
     given += ["sharded optimizer"] if parallel.sharded_optimizer else []
     given += ["sequence parallel"] if parallel.sequence_parallel else []

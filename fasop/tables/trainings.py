@@ -96,19 +96,19 @@ def dollars(value: float | None) -> str:
 def summary(results: Results) -> list[str]:
     """What to know of them, a sentence each."""
     best, cheap, count = results.quickest, results.cheapest, len(results.trainings)
-    found = [f"{best.name} is quickest: {spent(best)}"]
+    found = [f"{best.name} is fastest: {spent(best)}"]
     if cheap is None:
-        found.append("no dollars: the price of some nodes is not known")
+        found.append("no cost: some nodes have no price")
     elif cheap is best:
-        found[0] = f"{best.name} is quickest and cheapest: {spent(best)}"
+        found[0] = f"{best.name} is fastest and cheapest: {spent(best)}"
     else:
         longer = cheap.seconds / best.seconds
-        found.append(f"{cheap.name} is cheapest: {spent(cheap)}, {longer:.2f} times as long as the quickest")
+        found.append(f"{cheap.name} is cheapest: {spent(cheap)}, {longer:.2f} times as long as the fastest")
     if results.elastic is not None:
         found.append(elastic_words(results.elastic))
     found.append(
-        f"{count} {'set' if count == 1 else 'sets'} of nodes played; {len(results.front)} on the front of time and "
-        "dollars"
+        f"{count} {'set' if count == 1 else 'sets'} of nodes simulated; {len(results.front)} on the Pareto front of "
+        f"time and cost"
     )
     return found
 
@@ -122,7 +122,7 @@ def elastic_words(one: Played) -> str:
     """What it uses when."""
     if len(one.legs) == 1:
         return f"elastic: {spent(one)}, on {one.legs[0].node_set.name} throughout"
-    used = [f"{leg.node_set.name} from {leg.course.consumed[0]:,.0f} samples on" for leg in one.legs]
+    used = [f"{leg.node_set.name} from sample {leg.course.consumed[0]:,.0f} on" for leg in one.legs]
     return f"elastic: {spent(one)}, on {', '.join(used)}"
 
 

@@ -18,6 +18,7 @@ from fasop.trainings.played import Course
 from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.adaptive.rules import Rungs
 from megatron_ext.contract.adaptive.shares import Times
+from megatron_ext.contract.schedule.deal import Division
 
 
 class Courses:
@@ -35,12 +36,17 @@ class Courses:
         training = self._training
         player = Player(training, nodes, State(0, 0.0, training.global_batch_size))
         adapt, rungs = training.adapt, player.controller.rungs
-        if adapt is None or rungs is None or adapt.follows_times or nodes.sizes is not None:
+        if adapt is None or rungs is None or adapt.follows_times or not _simple(nodes, adapt):
             return Course.of([*player.play()])
-        key = rungs, sum(player.shares)
+        key = rungs, sum(player.division.shares)
         if key not in self._known:
             self._known[key] = _batches(training, *key)
         return _taken(self._known[key], player, nodes, adapt)
+
+
+def _simple(nodes: Nodes, adapt: AdaptConfig) -> bool:
+    """Whether replicas take the micro-batches of every batch in one order (`shares.dealt`)."""
+    return nodes.ways is None and max(nodes.streams) == 1 and not (adapt.rebalance and nodes.pipelined)
 
 
 @dataclass(frozen=True)
@@ -59,15 +65,17 @@ class _Batches:
 class _Anywhere:
     """Nodes that take a batch whole, of which nobody knows how long they take."""
 
-    sizes = None
+    ways = None
+    streams = (1,)
+    pipelined = False
 
     def __init__(self, count: int) -> None:
         self.weights = (count,)
 
-    def seconds(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> float:
+    def seconds(self, division: Division, measures: bool = False) -> float:
         return 0.0
 
-    def times(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> Times | None:
+    def times(self, division: Division, iterations: int, measures: bool) -> Times | None:
         return None
 
 
@@ -87,27 +95,35 @@ def _taken(batches: _Batches, player: Player, nodes: Nodes, adapt: AdaptConfig) 
     course, controller = batches.course, player.controller
     if not course:
         return course
-    times = nodes.times(player.shares) if adapt.rebalance else None
-    shares = _dealt(controller.order(times), len(player.shares), batches.counts)
-    seconds = np.array([nodes.seconds(one) for one in shares])[batches.place]
-    seconds[0] = nodes.seconds(player.shares)
+    times = nodes.times(player.division, adapt.every, adapt.measures) if adapt.rebalance else None
+    divisions = [player.divided(one) for one in _dealt(controller.order(times), len(nodes.weights), batches.counts)]
+    seconds, measured_s = (
+        np.array([nodes.seconds(one, measures) for one in divisions])[batches.place] for measures in (False, True)
+    )
+    ends = [(0, player.division)]
     if batches.fitted and len(seconds) > 1:
-        seconds[-1] = nodes.seconds(controller.fitted(int(course.batches[-1])))
-    course = replace(course, seconds=seconds)
-    balanced = controller.decide(player.shares, None, times).shares
-    if balanced != player.shares and course.iterations[0] > adapt.every:  # the first decision changes the shares alone
-        return _split(course, adapt.every, nodes.seconds(balanced))
+        ends.append((-1, player.divided(controller.fitted(int(course.batches[-1])))))
+    for place, division in ends:
+        seconds[place], measured_s[place] = nodes.seconds(division), nodes.seconds(division, measures=True)
+    course = replace(course, seconds=seconds, measured_s=np.where(course.measured, measured_s, 0.0))
+    now = player.division
+    balanced = player.divided(controller.decide(now.shares, None, times, now.sizes, now.copies).shares)
+    if balanced != now and course.iterations[0] > adapt.every:  # the first decision changes the shares alone
+        return _split(course, adapt.every, nodes.seconds(balanced), nodes.seconds(balanced, measures=True))
     return course
 
 
-def _split(course: Course, iterations: int, seconds: float) -> Course:
-    """With its first stretch in two: so many iterations as they are, and the others of other seconds."""
-    left, batch = float(course.iterations[0]) - iterations, course.batches[0]
+def _split(course: Course, iterations: int, seconds: float, measured_s: float) -> Course:
+    """With its first stretch in two: so many iterations as they are, the last of which measures, and the others of
+    other seconds."""
+    left, batch, measured = float(course.iterations[0]) - iterations, course.batches[0], course.measured[0] - 1
     return Course(
         consumed=np.insert(course.consumed, 1, course.consumed[0] + iterations * batch),
         iterations=np.concatenate([[iterations, left], course.iterations[1:]]),
         batches=np.insert(course.batches, 1, batch),
         seconds=np.insert(course.seconds, 1, seconds),
+        measured=np.concatenate([[1.0, measured], course.measured[1:]]),
+        measured_s=np.insert(course.measured_s, 1, measured_s if measured else 0.0),
     )
 
 

@@ -32,13 +32,11 @@ def measured(points: Iterable[tuple[float, float | None]], source: str) -> Noise
     """
     known = [(samples, scale) for samples, scale in points if scale is not None and scale > 0.0]
     if not known:
-        raise SearchError(
-            f"noise={source}: has no noise scale; one is measured by a run with adapt.rule=noise, similarity or goodput"
-        )
+        raise SearchError(f"noise={source}: has no noise scale; run with adapt.rule=noise, similarity or goodput")
     samples, scales = zip(*known, strict=True)
     for before, after in itertools.pairwise(samples):
         if after <= before:
-            raise SearchError(f"noise={source}: samples must go up, but {after:g} follows {before:g}")
+            raise SearchError(f"noise={source}: samples must increase, but {after:g} follows {before:g}")
     return Noise(samples, scales)
 
 
@@ -77,7 +75,8 @@ def of_numbers(text: str, samples: float) -> Noise:
         numbers = [above_0(part) for part in text.split(",")]
     except NoValue as rule:
         raise SearchError(
-            f"noise={text} {rule}: the noise scale in samples, or two joined by a comma, of the beginning and the end"
+            f"noise={text} {rule}: one noise scale in samples, or two separated by a comma, at the beginning and at "
+            f"the end"
         ) from rule
     if len(numbers) > 2:
         raise SearchError(

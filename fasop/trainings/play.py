@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from megatron_ext.contract.adaptive.config import NONE, AdaptConfig
-from megatron_ext.contract.adaptive.controller import Controller, Decision
+from megatron_ext.contract.adaptive.controller import Controller
 from megatron_ext.contract.adaptive.expected import Noise, halves
 from megatron_ext.contract.adaptive.noise import Halves, Measurement, measurement
 from megatron_ext.contract.adaptive.shares import Times
-from megatron_ext.contract.schedule.deal import Division, samples_of_halves
+from megatron_ext.contract.schedule.deal import Division, samples_of_halves, several
 
 
 class Nodes(Protocol):
@@ -31,17 +31,28 @@ class Nodes(Protocol):
         ...
 
     @property
-    def sizes(self) -> list[list[int]] | None:
-        """By replica, the sizes that its micro-batches may have; None: the training's alone."""
+    def streams(self) -> Sequence[int]:
+        """Copies of the model with which it begins, by replica."""
         ...
 
-    def seconds(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> float:
-        """Of an iteration in which the replicas take so many micro-batches each, of so many samples; empty: of the
-        training's size."""
+    @property
+    def ways(self) -> Sequence[Mapping[int, Sequence[int]]] | None:
+        """By replica, the sizes that its micro-batches may have, and with each of them the numbers of streams; None:
+        what it begins with alone."""
         ...
 
-    def times(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> Times | None:
-        """What a run would measure; None where it measures none."""
+    @property
+    def pipelined(self) -> bool:
+        """Whether what a run measures of a micro-batch depends on how many there are, as in a pipeline."""
+        ...
+
+    def seconds(self, division: Division, measures: bool = False) -> float:
+        """Of an iteration with such a division, or of one that measures the noise."""
+        ...
+
+    def times(self, division: Division, iterations: int, measures: bool) -> Times | None:
+        """What a run would have measured in so many iterations, the last of which `measures` the noise; None where it
+        measures no times."""
         ...
 
 
@@ -72,20 +83,30 @@ class State:
     window: tuple[Measurement, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Iterations with the same shares."""
+    """Iterations with the same division."""
 
     consumed: float
     """Samples before the first of them."""
     iterations: int
-    shares: tuple[int, ...]
+    division: Division
     seconds: float
-    """Of each of them."""
-    batch: int
-    """Samples of each of them."""
-    sizes: tuple[int, ...] = ()
-    """Of the micro-batches of each replica; empty: the training's."""
+    """Of one that measures nothing."""
+    measured: int
+    """How many of them measure the noise."""
+    measured_s: float
+    """Seconds of each of these; 0 without any."""
+
+    @property
+    def batch(self) -> int:
+        """Samples of each of them."""
+        return self.division.samples
+
+    @property
+    def whole_s(self) -> float:
+        """Seconds of all of them."""
+        return (self.iterations - self.measured) * self.seconds + self.measured * self.measured_s
 
 
 class Player:
@@ -97,24 +118,32 @@ class Player:
         adapt = training.adapt
         self._config = _fixed(training.global_batch_size) if adapt is None else _on(nodes, adapt)
         self.controller = Controller(
-            self._config, training.micro_batch_size, training.global_batch_size, nodes.weights, start.window
+            self._config,
+            training.micro_batch_size,
+            training.global_batch_size,
+            nodes.weights,
+            start.window,
+            nodes.streams,
         )
         self._every = self._config.every if adapt is not None else None
-        self._halved: tuple[tuple[int, ...], tuple[int, ...], tuple[int, int]] | None = None
+        self._halved: tuple[Division, tuple[int, int]] | None = None
         """Of the last division that was measured, the samples of its halves."""
         self.fitted = False
         """Whether the batch is what is left of the samples."""
         self.iteration, self.consumed = start.iteration, start.consumed
+        self._begun = start.iteration
         as_planned = sum(nodes.weights) * training.micro_batch_size == start.batch
-        self.shares = tuple(nodes.weights) if as_planned else self.controller.fitted(start.batch)
-        self.sizes: tuple[int, ...] = ()
-        """Of the micro-batches of each replica; empty: the training's."""
+        self.division = self.divided(tuple(nodes.weights) if as_planned else self.controller.fitted(start.batch))
         self._fit_to_end()
+
+    def divided(self, shares: tuple[int, ...], sizes: tuple[int, ...] = (), streams: tuple[int, ...] = ()) -> Division:
+        """In micro-batches of the training's size and the streams of the nodes, where nothing else is said."""
+        size = self._training.micro_batch_size
+        return Division(shares, sizes or (size,) * len(shares), several(streams or self._nodes.streams))
 
     @property
     def batch(self) -> int:
-        sizes = self.sizes or (self._training.micro_batch_size,) * len(self.shares)
-        return Division(self.shares, sizes).samples
+        return self.division.samples
 
     @property
     def state(self) -> State:
@@ -129,28 +158,44 @@ class Player:
     def play(self, until: float = math.inf) -> Iterator[Stretch]:
         """To the first iteration behind which `until` samples are trained, or to the end."""
         while self.consumed < until and not self.over:
-            wanted = min(until, self._training.samples)
-            most = math.floor((self._training.samples - self.consumed) / self.batch)
+            wanted, left = min(until, self._training.samples), self._training.samples - self.consumed
+            most = math.floor(left / self.batch)
+            if self._config.measures:  # a batch may be smaller than any that follows it
+                most = min(most, math.floor((left - self.controller.least_samples) / self.batch) + 1)
             count = min(most, math.ceil((wanted - self.consumed) / self.batch))
-            iterations, decision = self._to_change(count)
-            seconds = self._nodes.seconds(self.shares, self.sizes)
-            yield Stretch(self.consumed, iterations, self.shares, seconds, self.batch, self.sizes)
+            iterations, after = self._to_change(count)
+            measured = self._measured(iterations)
+            yield Stretch(
+                consumed=self.consumed,
+                iterations=iterations,
+                division=self.division,
+                seconds=self._nodes.seconds(self.division),
+                measured=measured,
+                measured_s=self._nodes.seconds(self.division, measures=True) if measured else 0.0,
+            )
             self.iteration += iterations
             self.consumed += iterations * self.batch
-            if decision is not None:
-                self.shares, self.sizes = decision.shares, decision.sizes
+            if after is not None:
+                self.division = after
             self._fit_to_end()
+
+    def _measured(self, iterations: int) -> int:
+        """How many of the next iterations measure the noise."""
+        if not self._config.measures:
+            return 0
+        every = self._config.every
+        return (self.iteration + iterations) // every - self.iteration // every
 
     def _fit_to_end(self) -> None:
         """The last batch has no more samples than are left."""
         left, least = self._training.samples - self.consumed, self.controller.least_samples
         if self._config.measures and least <= left < self.batch:
             size = self._training.micro_batch_size
-            self.shares, self.sizes = self.controller.fitted(int(left) // size * size), ()
+            self.division = self.divided(self.controller.fitted(int(left) // size * size))
             self.fitted = True
 
-    def _to_change(self, most: int) -> tuple[int, Decision | None]:
-        """Iterations until the shares change, `most` of them at most, and to what."""
+    def _to_change(self, most: int) -> tuple[int, Division | None]:
+        """Iterations until the division changes, `most` of them at most, and to what."""
         every = self._every
         if every is None:
             return most, None
@@ -159,35 +204,38 @@ class Player:
         known = list(self.controller.window)
         number = 0
         while number < decisions:
-            decision = self._decided(known, first, number)
-            if not self._changes(decision):
+            after = self._decided(known, first, number)
+            if after == self.division:
                 end = self._alike(first, number, decisions)
-                if end > number and self._changes(self._decided(known, first, end)):
+                if end > number and self._decided(known, first, end) != self.division:
                     number = self._first_change(known, first, number, end)
-                    decision = self._decided(known, first, number)
+                    after = self._decided(known, first, number)
                 else:
                     number = end
-            if self._changes(decision):
-                return first + number * every, decision
+            if after != self.division:
+                return first + number * every, after
             number += 1
         self.controller.window = self._window(known, first, decisions)
         return most, None
 
     def _first_change(self, known: Sequence[Measurement], first: int, unchanged: int, changed: int) -> int:
         numbers = range(unchanged + 1, changed + 1)
-        return numbers[bisect_left(numbers, True, key=lambda one: self._changes(self._decided(known, first, one)))]
 
-    def _changes(self, decision: Decision) -> bool:
-        return (decision.shares, decision.sizes) != (self.shares, self.sizes)
+        def changes(number: int) -> bool:
+            return self._decided(known, first, number) != self.division
 
-    def _decided(self, known: Sequence[Measurement], first: int, number: int) -> Decision:
+        return numbers[bisect_left(numbers, True, key=changes)]
+
+    def _decided(self, known: Sequence[Measurement], first: int, number: int) -> Division:
         """By the decision of this number from now on."""
-        controller = self.controller
+        controller, now = self.controller, self.division
         controller.window = self._window(known, first, number)
-        found = None
-        if self._config.measures:
-            found = self._halves(first, number)
-        return controller.decide(self.shares, found, self._nodes.times(self.shares, self.sizes), self.sizes)
+        found = self._halves(first, number) if self._config.measures else None
+        every = self._config.every
+        since = every if number else min(every, self.iteration + first - self._begun)
+        times = self._nodes.times(now, since, self._config.measures)
+        decision = controller.decide(now.shares, found, times, now.sizes, now.copies)
+        return self.divided(decision.shares, decision.sizes, decision.streams)
 
     def _window(self, known: Sequence[Measurement], first: int, number: int) -> list[Measurement]:
         """What was measured before the decision of this number."""
@@ -204,11 +252,9 @@ class Player:
     def _halves(self, first: int, number: int) -> Halves:
         """What is measured for the decision of this number."""
         assert self._training.noise is not None, "a rule looks at the noise"
-        size = self._training.micro_batch_size
-        if self._halved is None or self._halved[:2] != (self.shares, self.sizes):
-            division = Division(self.shares, self.sizes or (size,) * len(self.shares))
-            self._halved = self.shares, self.sizes, samples_of_halves(division)
-        return halves(self._training.noise.at(self._samples(first, number)), *self._halved[2])
+        if self._halved is None or self._halved[0] != self.division:
+            self._halved = self.division, samples_of_halves(self.division)
+        return halves(self._training.noise.at(self._samples(first, number)), *self._halved[1])
 
     def _samples(self, first: int, number: int) -> float:
         """Consumed when this decision is made."""
@@ -231,8 +277,14 @@ class Player:
 
 
 def _on(nodes: Nodes, adapt: AdaptConfig) -> AdaptConfig:
-    """With the sizes of micro-batches that these nodes may have."""
-    return adapt if nodes.sizes is None else replace(adapt, micro_batch_sizes=nodes.sizes)
+    """With the ways in which these nodes may take micro-batches."""
+    if nodes.ways is None:
+        return adapt
+    return replace(
+        adapt,
+        micro_batch_sizes=[[*of_replica] for of_replica in nodes.ways],
+        streams=[[[*counts] for counts in of_replica.values()] for of_replica in nodes.ways],
+    )
 
 
 def _fixed(batch: int) -> AdaptConfig:

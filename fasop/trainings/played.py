@@ -26,7 +26,11 @@ class Course:
     batches: Floats
     """Samples of an iteration."""
     seconds: Floats
-    """Of an iteration."""
+    """Of an iteration that measures nothing."""
+    measured: Floats
+    """How many of the iterations measure the noise."""
+    measured_s: Floats
+    """Of each of these; 0 without any."""
 
     @classmethod
     def of(cls, stretches: Sequence[Stretch]) -> Course:
@@ -35,7 +39,14 @@ class Course:
             iterations=np.array([one.iterations for one in stretches], float),
             batches=np.array([one.batch for one in stretches], float),
             seconds=np.array([one.seconds for one in stretches], float),
+            measured=np.array([one.measured for one in stretches], float),
+            measured_s=np.array([one.measured_s for one in stretches], float),
         )
+
+    @property
+    def whole_s(self) -> Floats:
+        """Seconds of all iterations."""
+        return (self.iterations - self.measured) * self.seconds + self.measured * self.measured_s
 
     def __bool__(self) -> bool:
         return len(self.consumed) > 0
@@ -52,7 +63,7 @@ class Leg:
 
     @cached_property
     def seconds(self) -> float:
-        return self.restart_s + float(self.course.iterations @ self.course.seconds)
+        return self.restart_s + float(self.course.whole_s.sum())
 
     @property
     def dollars(self) -> float | None:
@@ -147,7 +158,7 @@ class Played:
         samples, took, counts = [np.zeros(1)], [np.zeros(1)], [np.zeros(1)]
         for leg in self.legs:
             course = leg.course
-            seconds = course.iterations * course.seconds
+            seconds = course.whole_s
             seconds[0] += leg.restart_s
             samples.append(course.consumed + course.iterations * course.batches)
             took.append(seconds)

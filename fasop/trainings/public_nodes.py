@@ -12,18 +12,20 @@ from math import gcd
 from conf.schema.partition import NodeOrder
 from fasop.errors import SearchError
 from fasop.partition.exact_shares import Units, least_time
-from fasop.shares.performance import Pace, WeightSync, paces
+from fasop.shares.performance import Pace, WeightSync, all_reduces, paces
 from fasop.shares.public_files import Cluster, Server
 from fasop.shares.solution import check_unit, seconds_by_number, sizes_of
 from fasop.trainings.node_set import NodeSet, total
 from megatron_ext.contract.adaptive.shares import Times
+from megatron_ext.contract.schedule.deal import Division
 
 
 class PublicNodes:
     """Some servers; a replica stands for so many GPUs that the rules' even numbers of micro-batches divide among
     units."""
 
-    sizes = None
+    ways = None
+    pipelined = False
 
     def __init__(self, cluster: Cluster, sync: WeightSync, sizes: Sequence[int], unit: int) -> None:
         """`sizes` are local batch sizes, of which the best is taken for each batch."""
@@ -32,17 +34,19 @@ class PublicNodes:
         self._known: dict[int, float] = {}
         gpus = sum(server.gpus for server in cluster.servers)
         self.weights = (1,) * max(1, gpus * min(sizes) // self._step)
+        self.streams = (1,) * len(self.weights)
+        self._sum_s = max(sum(all_reduces(cluster, server)) for server in cluster.servers)
 
-    def seconds(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> float:
+    def seconds(self, division: Division, measures: bool = False) -> float:
         """Of the best local batch size. A batch that cannot be divided, as the last one of a training may be, takes
-        what the next larger one does."""
+        what the next larger one does. One that measures sums a second gradient."""
         of_unit = min(self._sizes) * self._unit
-        batch = -(-sum(shares) * self._step // of_unit) * of_unit
+        batch = -(-sum(division.shares) * self._step // of_unit) * of_unit
         if batch not in self._known:
             self._known[batch] = min(self._of_size(batch, size) for size in self._sizes)
-        return self._known[batch]
+        return self._known[batch] + (self._sum_s if measures else 0.0)
 
-    def times(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> Times | None:
+    def times(self, division: Division, iterations: int, measures: bool) -> Times | None:
         return None
 
     def _of_size(self, batch: int, size: int) -> float:
@@ -117,10 +121,10 @@ def unit_of(cluster: Cluster, given: int | None) -> int:
 
 
 def kinds_of(cluster: Cluster) -> dict[str, list[Server]]:
-    """Servers that are alike, by the name of the first of them."""
+    """Servers with the same GPUs and links, by the name of the first of them; their measured times may differ."""
     kinds: dict[Server, list[Server]] = {}
     for server in cluster.servers:
-        kinds.setdefault(replace(server, name=""), []).append(server)
+        kinds.setdefault(replace(server, name="", measured_as=""), []).append(server)
     return {servers[0].name: servers for servers in kinds.values()}
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fasop.errors import SearchError
 from fasop.trainings.courses import Courses
@@ -14,6 +15,7 @@ from fasop.trainings.played import Course, Leg, Played
 from megatron_ext.contract.adaptive.config import NONE
 from megatron_ext.contract.adaptive.forecast import GOALS, TIME, Candidate, choose, forecast
 from megatron_ext.contract.adaptive.shares import fastest
+from megatron_ext.contract.schedule.deal import Division, several
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ def simulate_elastic(training: Training, node_sets: Sequence[NodeSet], how: Elas
     """
     adapt = training.adapt
     bounds = (training.global_batch_size,) * 2 if adapt is None or adapt.rule == NONE else (adapt.lower, adapt.upper)
-    candidates = [Candidate(_Seconds(training, one.nodes).of_batch, one.price_per_hour) for one in node_sets]
+    every = [_Seconds(training, one.nodes) for one in node_sets]
     state, history = State(0, 0.0, training.global_batch_size), [(0.0, float(training.global_batch_size))]
     legs, now = list[tuple[NodeSet, float, list[Stretch]]](), None
     player: Player | None = None
@@ -64,6 +66,13 @@ def simulate_elastic(training: Training, node_sets: Sequence[NodeSet], how: Elas
         end = (math.floor(state.consumed / how.epoch) + 1) * how.epoch
         span = min(how.epoch, training.samples - state.consumed)
         ahead = forecast(history, span, *bounds)
+        factor = 1.0
+        if player is not None and now is not None:  # what is seen corrects what is predicted
+            factor = node_sets[now].nodes.seconds(player.division) / every[now].of_batch(state.batch)
+        candidates = [
+            Candidate(partial(_longer, of.of_batch, factor), one.price_per_hour)
+            for of, one in zip(every, node_sets, strict=True)
+        ]
         try:
             choice = choose(candidates, now or 0, ahead, 0.0 if now is None else how.restart_s, how.goal)
         except ValueError as error:
@@ -86,13 +95,20 @@ def simulate_elastic(training: Training, node_sets: Sequence[NodeSet], how: Elas
     return Played(name="elastic", legs=kept)
 
 
+def _longer(seconds: Callable[[float], float], factor: float, batch: float) -> float:
+    return factor * seconds(batch)
+
+
 class _Seconds:
-    """Of an iteration on a set of nodes, by its batch in samples."""
+    """Of an iteration on a set of nodes, by its batch in samples, with the plan's micro-batches and streams."""
 
     def __init__(self, training: Training, nodes: Nodes) -> None:
         self._size, self._nodes = training.micro_batch_size, nodes
-        rebalances = training.adapt is not None and training.adapt.rebalance
-        times = nodes.times(tuple(nodes.weights)) if rebalances else None
+        self._copies = several(nodes.streams)
+        adapt = training.adapt
+        times = None
+        if adapt is not None and adapt.rebalance:
+            times = nodes.times(self._division(tuple(nodes.weights)), adapt.every, measures=False)
         self._fixed = () if times is None else times.fixed_s
         self._split = [1.0 / weight for weight in nodes.weights] if times is None else times.micro_batch_s
         self._known: dict[int, float] = {}
@@ -103,5 +119,8 @@ class _Seconds:
         if count < len(self._split):
             return math.inf
         if count not in self._known:
-            self._known[count] = self._nodes.seconds(fastest(self._split, count, self._fixed))
+            self._known[count] = self._nodes.seconds(self._division(fastest(self._split, count, self._fixed)))
         return self._known[count]
+
+    def _division(self, shares: tuple[int, ...]) -> Division:
+        return Division(shares, (self._size,) * len(shares), self._copies)

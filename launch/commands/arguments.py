@@ -20,15 +20,15 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "run",
         metavar="RUN",
         nargs="?",
-        help="a run folder or a path in it; a name (tiny, or 20260131-120000-0123abcd); a folder of runs (runs/tiny): "
-        "its latest; a job id; or latest; default: the latest run",
+        help="a run folder or a path in it, a name (tiny, or 20260131-120000-0123abcd), a folder of runs (its latest "
+        "run is taken), a job id, or 'latest' (default: the latest run)",
     )
     add_runs_dir(parser)
 
 
 def add_runs_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--runs-dir", type=Path, default=usual_runs_dir(), help="where runs are (default: TDPP_RUNS_DIR, or runs)"
+        "--runs-dir", type=Path, default=usual_runs_dir(), help="the folder of runs (default: TDPP_RUNS_DIR, or runs)"
     )
 
 
@@ -38,8 +38,8 @@ def add_watch(parser: argparse.ArgumentParser, until: str) -> None:
         _WATCH,
         metavar="SECONDS",
         type=option(_seconds),
-        help=f"look again every SECONDS, {until} (--watch alone: 2 s, or 10 s while Slurm has to be asked); "
-        "a terminal is redrawn, elsewhere only changes are printed",
+        help=f"repeat every SECONDS, {until} (--watch alone: 2 s, or 10 s if Slurm has to be asked); on a terminal "
+        f"the output is redrawn, elsewhere only changes are printed",
     )
 
 
@@ -61,8 +61,8 @@ def runs_folder(arguments: argparse.Namespace) -> Path:
         next(folder.iterdir(), None)
     except OSError as error:
         raise RunFolderError(
-            f"--runs-dir {folder.absolute()}: {error.strerror}; give the folder where runs are, or start a run with "
-            "'tdpp launch'"
+            f"--runs-dir {folder.absolute()}: {error.strerror}; give a folder that has runs, or start a run with "
+            f"'tdpp launch'"
         ) from error
     return folder
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from megatron_ext.inference.exported import Exported
 
 ALL = "all"
-LACKING = "it needs sacrebleu; pip install -e '.[translate]'"
+LACKING = "sacrebleu is not installed; run pip install -e '.[translate]'"
 TOKENIZERS = ("13a", "intl", "char", "none")
 """Some of sacreBLEU's."""
 
@@ -67,8 +67,12 @@ def bleu_of(
 def add_bleu(parser: argparse.ArgumentParser) -> None:
     """For `print_bleu`."""
     parser.add_argument("--bleu", action="store_true", help="print BLEU instead of translations")
-    parser.add_argument("--epochs", choices=(ALL,), help="with --bleu: score every checkpoint of the run, a line each")
-    parser.add_argument("--reference", type=Path, metavar="FILE", help="with --bleu: translations of --input's lines")
+    parser.add_argument(
+        "--epochs", choices=(ALL,), help="with --bleu: score every checkpoint of the run, one line each"
+    )
+    parser.add_argument(
+        "--reference", type=Path, metavar="FILE", help="with --bleu: the reference translations of --input's lines"
+    )
     parser.add_argument(
         "--split",
         choices=SPLITS,
@@ -90,18 +94,18 @@ def require_bleu(arguments: argparse.Namespace) -> None:
     if not arguments.bleu:
         for name, given in (("--epochs", arguments.epochs), ("--reference", arguments.reference)):
             if given is not None:
-                raise LaunchError(f"{name} {given}: it is for BLEU; give --bleu beside it, or leave it out")
+                raise LaunchError(f"{name} {given}: this option works only with --bleu; add --bleu, or leave it out")
         return
     for name, given in (("--export", arguments.export), ("--output", arguments.output)):
         if given is not None:
-            raise LaunchError(f"{name} {given}: --bleu writes no file; leave one of them out")
+            raise LaunchError(f"{name} {given}: --bleu writes no file; leave one of the two out")
     if (arguments.input is None) != (arguments.reference is None):
         raise LaunchError(
-            "--bleu compares the translations of --input's lines with those of --reference; give both, or none for "
-            "the run's own text (--split)"
+            "--bleu compares translations of --input with --reference; give both, or neither to score the run's own "
+            "text (--split)"
         )
     if arguments.epochs is not None and arguments.checkpoint is not None:
-        raise LaunchError(f"--epochs {ALL} takes every checkpoint; leave --checkpoint out")
+        raise LaunchError(f"--epochs {ALL} scores every checkpoint; leave --checkpoint out")
     if find_spec("sacrebleu") is None:
         raise LaunchError(f"--bleu: {LACKING}")
 
@@ -151,7 +155,7 @@ def _all(run: RunDir) -> list[Checkpoint]:
     """Complete ones, the oldest first."""
     folders = [file.parent for file in run.checkpoints.glob(f"*/{META}") if not file.parent.is_symlink()]
     if not folders:
-        raise EngineError(f"{run.checkpoints}: no checkpoint there")
+        raise EngineError(f"{run.checkpoints}: no checkpoint found")
     return sorted(map(Checkpoint.read, folders), key=lambda one: one.meta.iteration)
 
 
@@ -163,7 +167,7 @@ def _sentences(plan: Plan, arguments: Any) -> Sentences:
         if len(found.source) != len(found.target):
             raise LaunchError(
                 f"--input {arguments.input} has {len(found.source)} lines, and --reference {arguments.reference} has "
-                f"{len(found.target)}; line k of one must be the translation of that of the other"
+                f"{len(found.target)}; line k of one must translate line k of the other"
             )
     return Sentences(*(lines[: arguments.samples] for lines in found))
 
@@ -175,7 +179,7 @@ def _lines(path: Path) -> list[str]:
         raise LaunchError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     lines = lines[:-1] if lines[-1] == "" else lines
     if not lines:
-        raise LaunchError(f"{path}: it has no line")
+        raise LaunchError(f"{path}: the file is empty")
     return lines
 
 

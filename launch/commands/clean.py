@@ -35,9 +35,9 @@ def main(argv: Sequence[str]) -> int:
         return 0
     print_table(("what", "unused for", "size", "where"), [_row(one) for one in found])
     total = size_text(sum(one.size or 0 for one in found))
-    question = f"remove {'this' if len(found) == 1 else f'these {len(found)}'}, {total}?"
+    question = f"remove {'it' if len(found) == 1 else f'all {len(found)}'}, {total}?"
     if not arguments.yes and not (can_be_asked() and agreed(question)):
-        print("nothing was removed" + ("" if can_be_asked() else "; add --yes to remove all of it"), file=sys.stderr)
+        print("nothing removed" + ("" if can_be_asked() else "; add --yes to remove all of it"), file=sys.stderr)
         return 0
     _remove(found)
     return 0
@@ -46,13 +46,16 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     made = Parser(
         prog="tdpp clean",
-        description="List what your runs have left behind, and remove it after asking: launches that were cut off, "
-        "jobs of tdpp doctor and profile, dead links by job id, images that tdpp has fetched, and enroot's containers "
-        "and their locks on this machine. Runs that have started, and things of other users, are never touched.",
+        description="List what your runs have left behind, and ask before removing it: interrupted launches, jobs of "
+        "tdpp doctor and tdpp profile, dangling links named after jobs, container images that tdpp "
+        "fetched, and enroot containers and their locks on this machine. Started runs and other users' "
+        "files are never touched.",
     )
     add_runs_dir(made)
     made.add_argument(
-        "--image-dir", type=Path, help="container.image_dir of the runs (default: images beside the folder of runs)"
+        "--image-dir",
+        type=Path,
+        help="container.image_dir of the runs (default: the folder images beside the folder of runs)",
     )
     made.add_argument(
         "--scratch",
@@ -64,9 +67,9 @@ def parser() -> argparse.ArgumentParser:
         "--older-than",
         metavar="DAYS",
         type=option(not_negative),
-        help=f"only what has not been used for so many days (default: {DAYS:g} for containers and images, else 0)",
+        help=f"only what was not used for this many days (default: {DAYS:g} for containers and images, else 0)",
     )
-    made.add_argument("--yes", action="store_true", help="remove it all without asking")
+    made.add_argument("--yes", action="store_true", help="remove everything listed without asking")
     return made
 
 

@@ -83,13 +83,13 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> Parser:
     made = Parser(
         prog="tdpp completion",
-        description="Print a script with which a shell completes commands, options, groups, keys, values and runs.",
+        description="Print a script that makes a shell complete commands, options, groups, keys, values and runs.",
         epilog=HOW,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     which = made.add_mutually_exclusive_group(required=True)
-    which.add_argument("shell", nargs="?", choices=list(SCRIPTS))
-    which.add_argument("--line", help="print what the last word of this line may become; for the scripts")
+    which.add_argument("shell", nargs="?", choices=list(SCRIPTS), metavar="|".join(SCRIPTS))
+    which.add_argument("--line", help=argparse.SUPPRESS)  # the scripts ask so what its last word may become
     return made
 
 
@@ -101,7 +101,9 @@ def hydra_option(argv: Sequence[str]) -> int:
     """
     shells = [shell for shell in SCRIPTS if f"install={shell}" in argv]
     if not shells:
-        raise LaunchError(f"{' '.join(argv)}: 'tdpp completion SHELL' is for {', '.join(SCRIPTS)}")
+        raise LaunchError(
+            f"{' '.join(argv)}: give one shell: 'tdpp completion SHELL', where SHELL is {', '.join(SCRIPTS)}"
+        )
     print(SCRIPTS[shells[0]])
     return 0
 

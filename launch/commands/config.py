@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     key = parser().parse_args(argv).key
     if key is None:
         print_table(["part", "keys", "meaning"], [[*_name_and_size(part), part.meaning] for part in parts()])
-        print("\ntdpp config PART lists its keys, tdpp config KEY explains one.")
+        print("\n'tdpp config PART' lists the keys of a part, 'tdpp config KEY' explains one key.")
         return 0
     keys = found(key)
     if not keys:
@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> Parser:
     made = Parser(
         prog="tdpp config",
-        description="Shows what the keys of a configuration mean, what they take, and their defaults.",
-        epilog="'tdpp launch --cfg job' prints every key with the value that a command line gives it.",
+        description="Show what the keys of a configuration mean, which values they take, and their defaults.",
+        epilog="'tdpp launch ... --cfg job' prints every key with its value under that command line.",
     )
     made.add_argument("key", nargs="?", help="a key, such as train.lr, or a part of the configuration, such as train")
     return made

@@ -60,28 +60,36 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = Parser(
-        prog="tdpp data", description="Turn text, pairs of sentences, images and videos into data for training."
-    )
+    made = Parser(prog="tdpp data", description="Turn text, sentence pairs, images and videos into training data.")
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     options.add_options(commands.add_parser("prepare", help="write indexed data from a source of text"))
-    pairs_options.add_options(commands.add_parser("pairs", help="write sentences in two languages, side by side"))
-    images_options.add_options(commands.add_parser("images", help="write images and their classes, packed into arrays"))
-    videos_options.add_options(commands.add_parser("videos", help="write features of videos' frames, and captions"))
-    look = commands.add_parser("inspect", help="describe data")
+    pairs_options.add_options(commands.add_parser("pairs", help="write aligned sentences in two languages"))
+    images_options.add_options(commands.add_parser("images", help="pack images and their classes into arrays"))
+    videos_options.add_options(commands.add_parser("videos", help="write frame features and captions of videos"))
+    look = commands.add_parser("inspect", help="describe a data set")
     look.add_argument("prefix", type=Path, help=PREFIX)
     one = look.add_mutually_exclusive_group()
     one.add_argument("--document", type=int, metavar="N", help="print one document, pair, image or video")
     one.add_argument(
-        "--sample", type=option(from_0), metavar="N", help="print the text of one training sample of a run, from 0"
+        "--sample",
+        type=option(from_0),
+        metavar="N",
+        help="print the text of one training sample of a run, counted from 0",
     )
     look.add_argument(
-        "--sequence-length", type=option(whole), default=1024, metavar="N", help="the run's (default: 1024)"
+        "--sequence-length",
+        type=option(whole),
+        default=1024,
+        metavar="N",
+        help="the run's sequence length (default: 1024)",
     )
-    look.add_argument("--seed", type=_seed, default=1234, metavar="N", help="the run's (default: 1234)")
-    look.add_argument("--split", default="969,30,1", metavar="W,W,W", help="the run's (default: 969,30,1)")
+    look.add_argument("--seed", type=_seed, default=1234, metavar="N", help="the run's seed (default: 1234)")
+    look.add_argument("--split", default="969,30,1", metavar="W,W,W", help="the run's data.split (default: 969,30,1)")
     look.add_argument(
-        "--samples", type=option(whole), metavar="N", help="all samples of the run, if they take several epochs"
+        "--samples",
+        type=option(whole),
+        metavar="N",
+        help="the number of samples of the whole run, if it takes several epochs",
     )
     look.add_argument("--family", choices=FAMILIES, default=GPT, help="the family of the run's model (default: gpt)")
     look.add_argument(
@@ -89,13 +97,17 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="another key of a run with bert or t5, such as data.mask_prob=0.2 or model.bert_binary_head=false",
+        help="a further key of the run, with bert or t5 only, such as data.mask_prob=0.2 or "
+        "model.bert_binary_head=false",
     )
-    look.add_argument("--page", type=Path, metavar="FILE", help="write a page with figures of documents and tokens")
-    sound = commands.add_parser("check", help="check data in full")
+    look.add_argument("--page", type=Path, metavar="FILE", help="write a page with statistics of documents and tokens")
+    sound = commands.add_parser("check", help="check a data set completely")
     sound.add_argument("prefix", type=Path, help=PREFIX)
     sound.add_argument(
-        "--vocab-size", type=option(whole), metavar="N", help="token ids must be below N (default: the manifest's)"
+        "--vocab-size",
+        type=option(whole),
+        metavar="N",
+        help="check that token ids are below N (default: the manifest's vocabulary size)",
     )
     join = commands.add_parser("merge", help="join several indexed data sets into one, in the order given")
     join.add_argument("prefix", type=Path, nargs="+", help=PREFIX)
@@ -106,10 +118,10 @@ def parser() -> argparse.ArgumentParser:
         type=_weights,
         required=True,
         metavar="W,W",
-        help="the share of documents that each gets, such as 969,31",
+        help="the weight of each part, by documents, such as 969,31",
     )
     for command, names in ((join, "<output>_text_document"), (part, "<output>-0_text_document and so on")):
-        command.add_argument("--output", type=Path, required=True, help=f"the prefix is {names}")
+        command.add_argument("--output", type=Path, required=True, help=f"the prefix of the output: {names}")
     return made
 
 
@@ -137,13 +149,17 @@ def _checked(prefix: Path, vocab_size: int | None) -> str:
         return f"{', '.join(f'{split.pairs} {name}' for name, split in splits)} pairs"
     if kind == IMAGES:
         if vocab_size is not None:
-            raise DataPrepError(f"--vocab-size {vocab_size}: {prefix} holds images, which have no tokens; leave it out")
+            raise DataPrepError(
+                f"--vocab-size {vocab_size}: {prefix} holds images, which have no tokens; leave --vocab-size out"
+            )
         found = check_images(prefix)
         splits_ = ", ".join(f"{split.images} {name}" for name, split in found.splits.items())
         return f"{splits_} images of {len(found.classes)} classes"
     if kind == VIDEOS:
         if vocab_size is not None:
-            raise DataPrepError(f"--vocab-size {vocab_size}: the manifest of {prefix} has its own; leave it out")
+            raise DataPrepError(
+                f"--vocab-size {vocab_size}: the manifest of {prefix} gives the vocabulary size; leave --vocab-size out"
+            )
         splits_ = ", ".join(f"{one.videos} {name}" for name, one in check_videos(prefix).splits.items())
         return f"{splits_} videos"
     data = check(prefix, vocab_size)
@@ -201,7 +217,7 @@ def _inspect(arguments: argparse.Namespace) -> None:
             split=arguments.split,
         )
         if arguments.family == GPT and arguments.set:
-            raise DataPrepError(f"--set {arguments.set[0]}: is for --family bert and t5; leave it out")
+            raise DataPrepError(f"--set {arguments.set[0]}: applies only to --family bert and t5; leave it out")
         if arguments.family == GPT:
             print(sample_text(data, prefix, sample))
             return

@@ -53,12 +53,16 @@ def decided(cfg: DictConfig, words: Sequence[str] | None = None) -> tuple[Experi
         size = "" if "micro_batch_size" in undecided.undecided else f" of {undecided.micro_batch_size} samples"
         raise refused or ConfigError(
             f"{keys}: parallel.global_batch_size={undecided.global_batch_size} must be a whole number of micro-batches"
-            f"{size}, one or more for each of {undecided.layout.replicas[0]} replicas"
-            + (f", which parallel.streams={undecided.streams} divide" if max(undecided.streams_of) > 1 else "")
+            f"{size}, at least one for each of {undecided.layout.replicas[0]} replicas"
+            + (
+                f"; parallel.streams={undecided.streams} must divide the number of each replica"
+                if max(undecided.streams_of) > 1
+                else ""
+            )
             + "; use a larger batch, or fewer replicas (parallel.data)"
         )
     in_streams = "streams" in undecided.undecided
-    cluster = measured_cluster(experiment, in_streams)
+    cluster = measured_cluster(experiment, in_streams or max(undecided.streams_of) > 1)
     if cluster is not None:
         division, told = _of_steps(cluster, experiment, undecided), "; times are those of IIDP's performance model"
     else:
@@ -76,10 +80,10 @@ def _with_streams(experiment: Experiment, undecided: Parallel, alone: Division) 
 
     found = best_in_streams(planned(experiment), undecided, lambda parallel: replace(experiment, parallel=parallel))
     if found is None:
-        return replace(alone, values={**alone.values, "streams": None}), "; no streams were measured to gain anything"
+        return replace(alone, values={**alone.values, "streams": None}), "; streams gain nothing by the measurements"
     told = f"{found.seconds * 1e3:.1f} ms with parallel.streams={found.streams}"
     if found.seconds >= alone.seconds:
-        return replace(alone, values={**alone.values, "streams": None}), f"; at best it would take {told}"
+        return replace(alone, values={**alone.values, "streams": None}), f"; with streams it would take {told} at best"
     chosen = {"micro_batch_size": found.micro_batch_size, "shares": found.shares, "streams": found.streams}
     division = replace(
         alone,
@@ -88,7 +92,7 @@ def _with_streams(experiment: Experiment, undecided: Parallel, alone: Division) 
         sizes=tuple(sorted({*alone.sizes, *found.sizes})) if alone.sizes else (),
         basis=max(alone.basis, found.basis),
     )
-    return division, f"; one stream on each GPU would take {alone.seconds * 1e3:.1f} ms at best"
+    return division, f"; one stream per GPU would take {alone.seconds * 1e3:.1f} ms at best"
 
 
 def _of_steps(cluster: Cluster, experiment: Experiment, undecided: Parallel) -> Division:
@@ -102,7 +106,8 @@ def _of_steps(cluster: Cluster, experiment: Experiment, undecided: Parallel) -> 
     shares = None
     if "shares" not in keys:
         shares = Shares.parse(given.shares).numbers if given.shares else (1,) * given.layout.replicas[0]
-    found = solved(cluster, given.global_batch_size, size, shares, in_streams="streams" in keys)
+    streams = None if "streams" in keys or max(undecided.streams_of) == 1 else undecided.streams_of
+    found = solved(cluster, given.global_batch_size, size, shares, in_streams="streams" in keys, streams_of=streams)
     common = gcd(*found.counts)
     counts = Shares(tuple(count // common for count in found.counts))
     chosen: dict[str, int | str | None] = {

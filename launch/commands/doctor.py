@@ -76,8 +76,8 @@ def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str =
 def parser() -> argparse.ArgumentParser:
     made = Parser(
         prog="tdpp doctor",
-        description="Check the machines that an experiment would run on, with a short job on them. Takes what "
-        "'tdpp launch' takes; dry_run=true prints what would be submitted.",
+        description="Check the machines of an experiment with a short job on them. Takes the same GROUP=CHOICE and "
+        "KEY=VALUE words as 'tdpp launch'; dry_run=true prints what would be submitted.",
     )
     made.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="as for 'tdpp launch'")
     made.add_argument("-cd", "--config-dir", metavar="DIR", action="append", default=[], help="as for 'tdpp launch'")
@@ -86,9 +86,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         type=option(above_0),
         default=WAIT_MIN,
-        help="give up when not all nodes have started after so many minutes (default: %(default)s)",
+        help="give up if not all nodes have started after N minutes (default: %(default)s)",
     )
-    made.add_argument("--json", action="store_true", help="the checks as one JSON object")
+    made.add_argument("--json", action="store_true", help="print the checks as one JSON object")
     return made
 
 
@@ -98,8 +98,8 @@ def _experiment(overrides: Sequence[str]) -> Experiment:
         print(f"({chosen})", file=sys.stderr)
     if experiment.executor.rehearse is not Rehearse.none:
         raise LaunchError(
-            f"executor.rehearse={experiment.executor.rehearse}: a rehearsal runs on this machine alone, and there is "
-            "nothing to check; leave it out"
+            f"executor.rehearse={experiment.executor.rehearse}: a rehearsal runs on this machine alone, so there is "
+            f"nothing to check; leave it out"
         )
     return experiment
 
@@ -109,7 +109,7 @@ def data_check(experiment: Experiment, preflight: Preflight) -> Check:
         doubts = preflight(experiment)
     except TdppError as error:
         return Check(level=Level.error, where=HERE, what="data", text=str(error))
-    fine = f"{experiment.data.prefix} can feed model {experiment.model.name}"
+    fine = f"{experiment.data.prefix} suits model {experiment.model.name}"
     return Check(level=Level.warning if doubts else Level.ok, where=HERE, what="data", text="; ".join(doubts) or fine)
 
 
@@ -176,12 +176,12 @@ def _why_lost(
         return "did not start in time"
     state = f": {job}" if job is not None and job.over else ""
     if node.ended and node.stopped and not node.reason and not given_up:
-        return f"was ended by {node.stopped} from outside{state}"
+        return f"was ended from outside by {node.stopped}{state}"
     if node.ended and not node.stopped and not node.reason:
-        return f"its worker ended with {node.exit_code}{_last_words(of_worker)}"
+        return f"its worker exited with {node.exit_code}{_last_words(of_worker)}"
     if wrote and node.ended:
         return None
-    return node.reason or f"told nothing{state}{_last_words(of_agent)}"
+    return node.reason or f"reported nothing{state}{_last_words(of_agent)}"
 
 
 def _last_words(paths: Sequence[Path]) -> str:
@@ -200,7 +200,7 @@ def _print_checks(checks: Sequence[Check], path: Path | None, as_json: bool) -> 
         ("", "where", "check", "found"), [[check.level, check.where, check.what, check.text] for check in checks]
     )
     counts = [_count(checks, level) for level in (Level.error, Level.warning)]
-    print(" and ".join(filter(None, counts)) or "all well")
+    print(" and ".join(filter(None, counts)) or "everything is fine")
 
 
 def _count(checks: Sequence[Check], level: Level) -> str:

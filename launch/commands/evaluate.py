@@ -108,7 +108,7 @@ def _bleu(
         source, target = (lines[: arguments.samples] for lines in read_sentences(plan.data_prefix, arguments.split))
     except (OSError, ValueError) as error:
         path = getattr(error, "filename", None) or f"{plan.data_prefix}-{arguments.split}.*.txt"
-        return None, f"not computed: {path} cannot be read ({getattr(error, 'strerror', None) or error})"
+        return None, f"not computed: cannot read {path} ({getattr(error, 'strerror', None) or error})"
     if not source:
         return None, f"not computed: {plan.data_prefix}-{arguments.split}.source.txt has no sentence"
     model, _ = model_of(run, checkpoint, arguments.weights)
@@ -116,13 +116,16 @@ def _bleu(
 
 
 def parser() -> Parser:
-    made = Parser(prog="tdpp evaluate", description="Measure a trained run on held-out data.")
+    made = Parser(prog="tdpp evaluate", description="Measure a trained run's loss, metrics and BLEU on held-out data.")
     add_run(made)
     add_checkpoint(made)
     made.add_argument("--split", choices=SPLITS, default="test", help="default: %(default)s")
     made.add_argument(
-        "--samples", type=option(whole), metavar="N", help="only the first N samples (default: the whole split once)"
+        "--samples",
+        type=option(whole),
+        metavar="N",
+        help="use only the first N samples (default: the whole split once)",
     )
-    made.add_argument("--json", action="store_true", help="print the JSON that is written into the run's folder")
+    made.add_argument("--json", action="store_true", help="print the JSON that is also written into the run's folder")
     add_scoring(made)
     return made

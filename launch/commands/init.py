@@ -24,8 +24,8 @@ NAME = "mine"
 WAIT_S = 60
 MODEL = "model"
 EPILOG = """examples:
-  tdpp init                                cluster=mine and experiment=mine, from what Slurm and its nodes say
-  tdpp init lab --price a100=12.24         cluster=lab; a node with A100 costs $12.24 an hour
+  tdpp init                                cluster=mine and experiment=mine, as Slurm and its nodes report
+  tdpp init lab --price a100=12.24         cluster=lab; a node with A100s costs $12.24 an hour
   tdpp init --hosts a:2,b:2                machines that ssh reaches, two ranks on each
   tdpp init model config.json mine-7b      a model from Hugging Face's config.json, as model=mine-7b"""
 
@@ -62,25 +62,25 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     made = Parser(
         prog="tdpp init",
-        description="Writes your cluster, a plan and a first experiment into your folder of configurations.\n"
-        "It asks Slurm and the nodes, or without Slurm looks at this machine.\n"
-        "On a terminal it asks you what no machine knows.",
+        description="Write your cluster, a plan and a first experiment into your folder of configurations.\n"
+        "It asks Slurm and the nodes; without Slurm it looks at this machine.\n"
+        "On a terminal it asks you for what no machine knows, such as prices.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument(
-        "name", metavar="NAME", nargs="?", default=NAME, help="the name of all three (default: %(default)s)"
+        "name", metavar="NAME", nargs="?", default=NAME, help="the name of all three files (default: %(default)s)"
     )
     where = made.add_mutually_exclusive_group()
-    where.add_argument("--hosts", metavar="HOST:RANKS,...", help="use these machines, written as for executor.hosts")
-    where.add_argument("--local", action="store_true", help="use this machine alone, even if there is Slurm")
+    where.add_argument("--hosts", metavar="HOST:RANKS,...", help="use these machines, written as in executor.hosts")
+    where.add_argument("--local", action="store_true", help="use this machine alone, even if Slurm is there")
     made.add_argument(
         "--price",
         metavar="NAME=DOLLARS",
         type=option(_price),
         action="append",
         default=[],
-        help="the price of a node for an hour, by its group or its type of GPU; may be repeated",
+        help="the price of a node per hour, by node group or GPU type; may be repeated",
     )
     made.add_argument(
         "--network", metavar="GBIT", type=option(above_0), help="the network between nodes, in Gbit/s out of each node"
@@ -90,19 +90,22 @@ def parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         type=option(_seconds),
         default=WAIT_S,
-        help="how long to wait for a free node of each group, to ask it for its GPUs (default: %(default)s)",
+        help="how long to wait for a free node of each group, to query its GPUs (default: %(default)s)",
     )
+    made.add_argument("--account", metavar="NAME", help="the account of all jobs, where Slurm wants one")
+    made.add_argument("--qos", metavar="NAME", help="the quality of service of all jobs, where Slurm wants one")
     made.add_argument("--force", action="store_true", help="replace existing files")
     return made
 
 
 def _found(arguments: argparse.Namespace) -> Found:
+    charged = {key: value for key in ("account", "qos") if (value := getattr(arguments, key)) is not None}
     if arguments.hosts is not None:
         return asking.on_hosts([host.strip() for host in arguments.hosts.split(",")])
     if arguments.local or shutil.which("sinfo") is None:
         return asking.here()
     try:
-        return asking.on_slurm(arguments.wait)
+        return asking.on_slurm(arguments.wait, charged)
     except LaunchError as error:
         raise LaunchError(f"{error}; 'tdpp init --local' writes this machine alone") from error
 

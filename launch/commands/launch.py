@@ -11,13 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.plugins.launcher import Launcher
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -26,6 +23,7 @@ from conf.compose import command_line, read_experiment, register
 from conf.defaults_taken import TRAINED, defaults_taken
 from conf.errors import TdppError
 from conf.pipedream import words as pipedream
+from conf.reading.hydra_options import check_options
 from conf.reading.own_folders import SUFFIX
 from conf.reading.user_files import config_dirs
 from conf.reading.values import own_words, path
@@ -44,6 +42,7 @@ from launch.control.submit import resume
 from launch.errors import LaunchError
 from launch.judge.verdict import judge
 from launch.node.worker_command import WORKER
+from launch.sweep.batches import CHOICE, BatchTask, register_launcher
 from launch.sweep.combinations import Combination, Outcome, check_sweep_wide
 from launch.sweep.outcomes import report_single, report_sweep
 from launch.sweep.start import Outcomes, confirm, existing, start_all
@@ -105,6 +104,7 @@ def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str =
         return _resume(argv, worker)
     if any(argument in COMPLETION for argument in argv):
         return hydra_option(argv)
+    check_options(argv)
     session = Session()
 
     def run_batch(returns: Sequence[JobReturn]) -> None:
@@ -194,7 +194,7 @@ def settle(
                 outcomes[number] = Outcome(overrides=overrides, error=error)
             if number in wanted and composed.train.iterations is None:
                 length = composed.train.length
-                doubts[f"{length}: the plan shows train.iterations={ANY_LENGTH}, for the data say how many"] = None
+                doubts[f"{length}: shown with train.iterations={ANY_LENGTH}; the data decide the real number"] = None
             continue
         if run is None:
             wanted[number] = composed
@@ -225,8 +225,8 @@ def _resume(argv: Sequence[str], worker: str) -> int:
     wanted, _ = own_words(argv, {"resume": str, "runs_dir": path}, LaunchError)
     if len(wanted) != len(argv) or not wanted["resume"]:
         raise LaunchError(
-            f"{' '.join(argv)}: resume=RUN continues a run as it was configured, and takes nothing but runs_dir=… "
-            "beside it; for another configuration start a new run with train.load=FOLDER of that run"
+            f"{' '.join(argv)}: resume=RUN continues a run as it was configured and takes only runs_dir=… beside it; "
+            f"to change the configuration, start a new run with train.load=FOLDER of that run"
         )
     run = RunDir.find(wanted.get("runs_dir", usual_runs_dir()), wanted["resume"])
     with interruptible():
@@ -254,20 +254,23 @@ def _run_hydra(argv: Sequence[str], session: Session, run_batch: Callable[[Seque
         if not chosen:
             raise
         hint = (
-            "" if session.metric else f"; most sweepers choose by results: give {METRIC}…, such as {METRIC}valid/loss"
+            ""
+            if session.metric
+            else f"; most sweepers need a result to choose by: add {METRIC}…, such as {METRIC}valid/loss"
         )
         raise LaunchError(f"{chosen[0]}: the sweeper ended: {str(error).rstrip('.')}{hint}") from error
 
 
 def _compose_all(argv: Sequence[str], session: Session, run_batch: Callable[[Sequence[JobReturn]], None]) -> None:
     register()
-    task = hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name="config")(session.task)
+    register_launcher()
+    batch_task = BatchTask(compose=session.task, end_batch=run_batch)
+    task = hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name="config")(batch_task)
     with (
         tempfile.TemporaryDirectory(prefix="tdpp-") as scratch,
         command_line(argv) as words,
-        _arguments(words.all),
+        _arguments(_with_launcher(words.all)),
         _errors_raised(),
-        _batches(run_batch),
     ):
         OmegaConf.register_new_resolver("sweep_dir", lambda: scratch, replace=True)
         session.as_given = words.as_given
@@ -293,7 +296,7 @@ def _record(files: Mapping[str, str], wanted: Sequence[Experiment]) -> None:
             write_atomic(folder / name, text)
     except OSError as error:
         raise LaunchError(
-            f"cannot record the sweep: {error.strerror}: {error.filename}; choose another runs_dir, where you may write"
+            f"cannot record the sweep: {error.strerror}: {error.filename}; choose a runs_dir that you may write to"
         ) from error
 
 
@@ -321,6 +324,13 @@ def _arguments(argv: Sequence[str]) -> Iterator[None]:
         sys.argv = before
 
 
+def _with_launcher(argv: Sequence[str]) -> list[str]:
+    """With our launcher beside the first override: Hydra takes overrides only in one row, and --info would take it."""
+    overrides = (n for n, word in enumerate(argv) if word.startswith("~") or ("=" in word and not word.startswith("-")))
+    place = next(overrides, 0)
+    return [*argv[:place], CHOICE, *argv[place:]]
+
+
 @contextmanager
 def _errors_raised() -> Iterator[None]:
     """Hydra then raises what it would otherwise print and exit with, or log that it cannot log (--info)."""
@@ -334,27 +344,6 @@ def _errors_raised() -> Iterator[None]:
         del os.environ["HYDRA_FULL_ERROR"]
         if before is not None:
             os.environ["HYDRA_FULL_ERROR"] = before
-
-
-@contextmanager
-def _batches(run_batch: Callable[[Sequence[JobReturn]], None]) -> Iterator[None]:
-    """Whatever sweeper there is has Hydra's launcher call the task function for a batch of combinations, and then reads
-    what each returned: `run_batch` comes between the two."""
-    (basic,) = (cast(Any, one) for one in Plugins.instance().discover(Launcher) if one.__name__ == "BasicLauncher")
-    launch: Callable[..., Sequence[JobReturn]] = basic.launch
-
-    def launched(
-        launcher: Launcher, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
-    ) -> Sequence[JobReturn]:
-        returns = launch(launcher, job_overrides, initial_job_idx)
-        run_batch(returns)
-        return returns
-
-    basic.launch = launched
-    try:
-        yield
-    finally:
-        basic.launch = launch
 
 
 def _raised(handler: logging.Handler, record: logging.LogRecord) -> None:

@@ -42,8 +42,8 @@ def with_length(experiment: Experiment) -> Experiment:
     if iterations < 1:
         trained = f", and {load} has seen {start.samples} of them" if load is not None else ""
         raise LaunchError(
-            f"{train.length}: that is {samples} samples{trained}: nothing is left for a global batch of "
-            f"{key}={size}; train longer, or use a smaller one"
+            f"{train.length}: that is {samples} samples{trained}: too few for one global batch of {key}={size}; train "
+            f"longer, or use a smaller batch"
         )
     return replace(
         experiment, train=replace(train, iterations=start.iteration + iterations, samples=samples, load=load)
@@ -89,7 +89,7 @@ def _in_epoch(experiment: Experiment) -> int:
     instead = "give train.samples or train.iterations"
     if not readable(experiment):
         raise LaunchError(
-            f"{given}: the samples of model.code={model.code} can only be counted where its ranks run; {instead}"
+            f"{given}: the samples of model.code={model.code} can be counted only where its ranks run; {instead}"
         )
     count = samples_in_split(experiment, "train")
     if count is not None:
@@ -99,5 +99,5 @@ def _in_epoch(experiment: Experiment) -> int:
     elif model.family is Family.module:
         why = f"the data of model.code={model.code} have no end"
     else:
-        why = f"with model.family={model.family} the text is cut into other samples each time"
-    raise LaunchError(f"{given}: {why}, so that no number of samples is an epoch; {instead}")
+        why = f"with model.family={model.family} every epoch cuts the text into other samples"
+    raise LaunchError(f"{given}: {why}, so an epoch has no fixed number of samples; {instead}")

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     plan = read_run_files(run).plan
     names = plan.node_names
     if arguments.node is not None and arguments.node not in names:
-        raise LaunchError(f"--node {arguments.node}: the run {run.name} has {_some(names)}")
+        raise LaunchError(f"--node {arguments.node}: no such node; the run {run.name} has {_some(names)}")
     chosen = names if arguments.node is None else [arguments.node]
     logs: dict[Path, Log] = {}
     unread: dict[Path, RunFolderError] = {}
@@ -72,23 +72,27 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> Parser:
-    made = Parser(prog="tdpp logs", description="Print what the nodes of a run wrote.")
+    made = Parser(prog="tdpp logs", description="Print the output of a run's nodes.")
     add_run(made)
     made.add_argument("--node", help="only this node, such as local-0")
     which = made.add_mutually_exclusive_group()
-    which.add_argument("--err", action="store_true", help="stderr instead of stdout")
-    which.add_argument("--gpu", action="store_true", help="the readings of its GPUs (docs/gpus.md)")
-    which.add_argument("--agent", action="store_true", help="what its node agent printed, and the job's script")
-    made.add_argument("--tail", type=_count, metavar="N", help="of each file only the last N lines, and what follows")
-    made.add_argument("--raw", action="store_true", help="control characters as they are, also a terminal's orders")
-    made.add_argument("-f", "--follow", action="store_true", help="go on printing until the run has ended")
+    which.add_argument("--err", action="store_true", help="show stderr instead of stdout")
+    which.add_argument("--gpu", action="store_true", help="show the GPU readings (docs/gpus.md)")
+    which.add_argument("--agent", action="store_true", help="show the node agent's and the job script's output")
+    made.add_argument(
+        "--tail", type=_count, metavar="N", help="only the last N lines of each file, and what is added later"
+    )
+    made.add_argument(
+        "--raw", action="store_true", help="do not escape control characters, including terminal escape sequences"
+    )
+    made.add_argument("-f", "--follow", action="store_true", help="keep printing until the run has ended")
     return made
 
 
 def _first(errors: Sequence[RunFolderError]) -> list[object]:
     """Some of them, and how many more there are."""
     more = len(errors) - _FAULTS
-    return [*errors[:_FAULTS], *([f"{more} other files cannot be read either"] if more > 0 else [])]
+    return [*errors[:_FAULTS], *([f"{more} other files could not be read either"] if more > 0 else [])]
 
 
 def _files(run: RunDir, plan: Plan, chosen: Sequence[str], which: argparse.Namespace) -> list[tuple[str, Path]]:
@@ -173,14 +177,14 @@ class _End:
         if not isinstance(answers, LaunchError):
             return complete(look, answers).over
         if not self._told:  # the log goes on, whether or not Slurm answers
-            print(f"tdpp: the end of {self._run.name} cannot be seen for now: {answers}", file=sys.stderr, flush=True)
+            print(f"tdpp: cannot tell whether {self._run.name} has ended: {answers}", file=sys.stderr, flush=True)
         self._told = True
         return False
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines, such as --tail 20")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines; give one, such as --tail 20")
     return int(text)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 
+from conf.reading.hydra_options import CONFIG_DIR
 from launch.commands import module_of
 
-CONFIG_DIR = "--config-dir"
 OF_WORDS = {
     "launch": ("-m", "--multirun", "--cfg", "--resolve", "--package", "--info", CONFIG_DIR, "--help"),
     "search": (CONFIG_DIR, "--help"),

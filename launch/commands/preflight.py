@@ -25,10 +25,12 @@ def _check_module(experiment: Experiment) -> list[str]:
     """Raises a TdppError for a module that cannot be trained, as far as this machine can tell."""
     model = experiment.model
     if not can_look() or experiment.container.kind is not ContainerKind.none:
-        return [f"model.code={model.code} is looked at when the run starts, where its ranks are"]
+        return [f"model.code={model.code} is checked when the run starts, on its nodes"]
     count = len(blocks_of(asked_of(experiment)))
     if count != model.layers:
-        raise LaunchError(f"model.layers={model.layers}, but model.code={model.code} has {count} blocks; leave it out")
+        raise LaunchError(
+            f"model.layers={model.layers}, but model.code={model.code} has {count} blocks; leave model.layers out"
+        )
     return []
 
 
@@ -44,7 +46,7 @@ def _check_evaluation(experiment: Experiment) -> None:
         count = samples_in_split(experiment, SPLIT)
     except TdppError as error:
         raise LaunchError(
-            f"train.eval_interval={train.eval_interval} evaluates on the {SPLIT} split, which cannot be used: {error}"
+            f"train.eval_interval={train.eval_interval} evaluates on the {SPLIT} split, which is unusable: {error}"
         ) from error
     if model.family in TRANSLATION and names_metric(BLEU, train.until, train.best):
         try:
@@ -56,7 +58,7 @@ def _check_evaluation(experiment: Experiment) -> None:
         data = f"of model.family={model.family}" if model.family in (Family.bert, Family.t5) else data
         raise LaunchError(
             f"train.eval_iterations=null evaluates the whole {SPLIT} split, but the data {data} do not say how many "
-            "samples it has; give train.eval_iterations, a number of global batches"
+            f"samples it has; set train.eval_iterations to a number of global batches"
         )
 
 
@@ -79,7 +81,7 @@ def preflight(experiment: Experiment) -> Sequence[str]:
     doubts = _check_module(experiment) if experiment.model.family is Family.module else check_for_training(experiment)
     train = experiment.train
     if train.lr_policy is LrPolicy.constant and train.min_lr not in (0.0, Train.min_lr):
-        text = f"train.min_lr={train.min_lr:g} does nothing with train.lr_policy=constant, whose rate never falls"
+        text = f"train.min_lr={train.min_lr:g} has no effect: train.lr_policy=constant never lowers the rate"
         doubts = [*doubts, text]
     _check_evaluation(experiment)
     with_length(experiment)

@@ -126,9 +126,13 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
         profile = merged(found, gpu, "measured by 'tdpp profile'", datetime.now().date().isoformat())
         profiles[gpu] = profile
         for text in too_large(found, gpu):
-            print(f"({name}: {text} does not fit into its memory, and is left out)", file=sys.stderr)
+            print(f"({name}: {text} does not fit into memory and is left out)", file=sys.stderr)
         for text in unsettled(found, gpu):
-            print(f"({name}: {text} was not known to 2 % within seconds={arguments.seconds:g})", file=sys.stderr)
+            print(
+                f"({name}: {text} could not be measured to 2 % within seconds={arguments.seconds:g}; allow more "
+                f"seconds)",
+                file=sys.stderr,
+            )
         write(name, profile, arguments, comment)
         _print_profile(name, profile, [group for group, one in job.experiment.cluster.groups.items() if one.gpu == gpu])
     if arguments.graph_output is not None:
@@ -183,10 +187,10 @@ def prepare(arguments: Arguments) -> Job:
     experiment = compose([*arguments.overrides, *_plain(ranks), *layers])
     if experiment.executor.rehearse is not Rehearse.none:
         raise LaunchError(
-            f"executor.rehearse={experiment.executor.rehearse}: a rehearsal measures nothing; leave it out"
+            f"executor.rehearse={experiment.executor.rehearse}: a rehearsal measures nothing; leave this key out"
         )
     for word in _of_the_whole(arguments) if 1 not in tensor_sizes else ():
-        raise LaunchError(f"{word} tries the whole model on a GPU: add 1 to tensor_sizes")
+        raise LaunchError(f"{word} tries the whole model on one GPU: add 1 to tensor_sizes")
     points = len(tensor_sizes) * (len(arguments.micro_batches) if arguments.room_from is None else DOUBLINGS)
     room_s = 0 if arguments.room_from is None else ROOM_S
     sizes = points // len(tensor_sizes)
@@ -258,8 +262,8 @@ def _tensor_sizes(arguments: Arguments, cluster: Cluster, model: Model) -> tuple
         if arguments.tensor_sizes not in ((), (1,)):
             asked = ",".join(map(str, arguments.tensor_sizes))
             raise LaunchError(
-                f"tensor_sizes={asked}: nothing cuts the layers of model.family={model.family} over a tensor group; "
-                "use tensor_sizes=1, or leave it out"
+                f"tensor_sizes={asked}: model.family={model.family} has no tensor parallelism; use tensor_sizes=1, or "
+                f"leave it out"
             )
         return (1,)
     nodes = [group.gpus_per_node for group in cluster.groups.values() if group.gpus_per_node is not None]
@@ -269,7 +273,9 @@ def _tensor_sizes(arguments: Arguments, cluster: Cluster, model: Model) -> tuple
         return tuple(size for size in powers if model.heads % size == 0)
     for size in arguments.tensor_sizes:
         if size > most:
-            raise LaunchError(f"tensor_sizes={size}: a tensor group lies inside one node, which has {most} GPUs")
+            raise LaunchError(
+                f"tensor_sizes={size}: a tensor group must fit in one node, and the largest has {most} GPUs"
+            )
         if model.heads % size:
             raise LaunchError(f"tensor_sizes={size} does not divide model.heads={model.heads}")
     return arguments.tensor_sizes
@@ -303,7 +309,7 @@ def _import(arguments: Arguments, comment: str) -> int:
 
     assert arguments.known_cost is not None
     if arguments.profile is None:
-        raise LaunchError("import=…: give the profile a name, profile=NAME, or a file, profile=FILE.yaml")
+        raise LaunchError("import=…: name the profile with profile=NAME, or its file with profile=FILE.yaml")
     check_free(arguments.profile, arguments)
     model = to_object(compose_unchecked(arguments.overrides), Model, "model")
     profile = imported(arguments.known_cost, model)
@@ -319,16 +325,17 @@ def _print_profile(name: str, profile: LayerProfile, groups: Sequence[str]) -> N
         print_table(*table)
     if any(steps.precision is not None for steps in profile.steps):
         how = "" if "cuda" in profile.versions else "; on a CPU they are threads, which share its cores"
-        print(f"{profile.gpu}, streams: whole steps with so many copies of the model on one rank{how}")
+        print(f"{profile.gpu}, streams: whole steps with several copies of the model on one rank{how}")
         print_table(*steps_table(profile))
     for precision, nanoseconds in profile.optimizer_ns_per_parameter.items():
-        print(f"optimizer, {precision}: {nanoseconds:g} ns a parameter")
+        print(f"optimizer, {precision}: {nanoseconds:g} ns per parameter")
     for room in profile.room:
         print(
-            f"room for micro-batches of {room.micro_batch_size} with the whole of model {room.model}, {room.precision}"
+            f"largest micro-batch with the whole model {room.model} on one GPU: {room.micro_batch_size}, "
+            f"{room.precision}"
         )
     for model, sizes in profile.buckets_mib.items():
-        print(f"gradient buckets of {model}, in their order: {', '.join(f'{size:.4g}' for size in sizes)} MiB")
+        print(f"gradient buckets of {model}, in order: {', '.join(f'{size:.4g}' for size in sizes)} MiB")
     for line in _link_lines(profile, groups):
         print(line)
     for doubt in profile_doubts(profile):

@@ -12,6 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from conf.compose import compose_unchecked
+from conf.errors import UsageError
+from conf.reading.hydra_options import refuse_options
+from conf.reading.user_files import config_dirs
 from conf.reading.values import NoValue, Reader, name_of, own_words, path, whole
 from conf.schema.experiment import Experiment
 from fasop.errors import SearchError
@@ -32,12 +35,12 @@ from megatron_ext.contract.schedule.stream_check import prove
 USAGE = f"""usage: tdpp rehearse learning [GROUP=CHOICE ...] [KEY=VALUE[,VALUE...] ...] [small.KEY=VALUE ...]
                               [seeds=N] [profile=NAME] [csv=FILE] [page=FILE]
 
-Trains a small model on this CPU with the delays of a plan: each micro-batch meets the weights that it would meet on the
-plan's ranks. With several plans it says which one reaches a quality first, by the time that an iteration of each is
+Trains a small model on this CPU with the delays of a plan: each micro-batch uses the weights that it would use on the
+plan's ranks. With several plans it shows which one reaches a quality first, by the time that an iteration of each is
 predicted to take on the cluster.
 
 GROUP, KEY and --config-dir DIR are those of 'tdpp launch'. A key may have several values; all combinations are compared
-after the same number of samples and with the same seeds. Plans that flush learn the same, whatever their layout.
+after the same number of samples and with the same seeds. Plans with a flush learn the same, whatever their layout.
 
   tdpp rehearse learning experiment=vit_digits parallel=data.yaml,3-1.yaml train.eval_interval=50
   tdpp rehearse learning cluster=a10x8 model=xl parallel=best,other small.model=tiny small.train.iterations=500 \\
@@ -75,11 +78,12 @@ def main(argv: Sequence[str]) -> int:
         print(USAGE)
         return 0
     if not argv or argv[0] != "learning":
-        raise LaunchError(
-            "'tdpp rehearse' needs to know what to rehearse: 'tdpp rehearse learning …' trains under the delays of "
-            "plans; to rehearse their times, use 'tdpp launch … executor.rehearse=virtual'"
+        raise UsageError(
+            "'tdpp rehearse' takes 'learning': 'tdpp rehearse learning …' trains with the delays of plans; to "
+            "rehearse their times, use 'tdpp launch … executor.rehearse=virtual'"
         )
     own, words = own_words(argv[1:], WORDS, LaunchError)
+    refuse_options(config_dirs(words)[1])
     require_torch("tdpp rehearse learning")
     for word in ("csv", "page"):
         if word in own:
@@ -130,7 +134,7 @@ def predicted(plans: Sequence[Compared], profile: str | None) -> list[float | No
         try:
             prediction = predict(experiment)
         except SearchError as error:
-            doubts[f"not known how long an iteration takes: {error}"] = None
+            doubts[f"the time of an iteration is unknown: {error}"] = None
             found.append(None)
             continue
         found.append(prediction.iteration_s)
@@ -207,7 +211,7 @@ def learn(plan: Plan, metric: str) -> Curve:
             if learned.metrics:
                 if metric not in learned.metrics:
                     raise LaunchError(
-                        f"an evaluation gives {', '.join(learned.metrics)}, not {metric}; use one of these"
+                        f"an evaluation measures {', '.join(learned.metrics)}, not {metric}; use one of them"
                     )
                 samples.append(learned.iteration * plan.global_batch_size)
                 values.append(learned.metrics[metric])
@@ -233,7 +237,7 @@ def _require_memory(small: Sequence[Experiment]) -> None:
     has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     said = f"weights, their versions, gradients and the optimizer's state take at most {_size(largest)}"
     if largest > has:
-        raise LaunchError(f"{said}, but this machine has {_size(has)}; train a smaller model (small.model=…)")
+        raise LaunchError(f"{said}, but this machine has {_size(has)}; choose a smaller model (small.model=…)")
     print(f"({said})", file=sys.stderr)
 
 
@@ -249,7 +253,7 @@ def _weight_bytes(small: Experiment) -> int:
 
 def _peak() -> str:
     unit = 1 if sys.platform == "darwin" else 1024
-    return f"at most {_size(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)} of memory, in one process"
+    return f"peak memory {_size(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)}, in one process"
 
 
 def _size(count: float) -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from reports.sources import Source
 
 TRACKERS = {
-    Tracker.tensorboard: "to TensorBoard's event files, tensorboard/ in the run's folder",
+    Tracker.tensorboard: "TensorBoard event files, in tensorboard/ of the run's folder",
     Tracker.wandb: "to Weights & Biases",
     Tracker.mlflow: "to MLflow",
 }
@@ -90,13 +90,13 @@ def _serve(arguments: argparse.Namespace) -> int:
     """Serves the pages until Ctrl-C.
 
     Raises:
-        TdppError: there is no such folder or run, the port cannot be had, or an option is for pages that are written.
+        TdppError: no such folder or run, the port cannot be had, or an option is for pages that are written.
     """
     if not arguments.serve:
-        raise LaunchError(f"--port {arguments.port} is for a server: add --serve, or leave it out")
+        raise LaunchError(f"--port {arguments.port} works only with --serve: add --serve, or leave it out")
     writing = ("watch", "search", "output", "open", *EXPORTS, *TRACKERS, *SIZES)
     if given := [f"--{name}" for name in writing if getattr(arguments, name)]:
-        raise LaunchError(f"{given[0]} does not go with --serve, which writes no pages; leave one of them out")
+        raise LaunchError(f"{given[0]} does not work with --serve, which writes no files; leave one of the two out")
     folder = runs_folder(arguments)
     from launch.commands.serving.library import Library
     from launch.commands.serving.server import HOST, PORT, Server
@@ -106,7 +106,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     with Server(library, PORT if arguments.port is None else arguments.port) as server:
         print(server.address, flush=True)
         forward = f"ssh -L {server.server_port}:{HOST}:{server.server_port} {socket.gethostname()}"
-        print(f"(from another machine: {forward}; Ctrl-C ends the server)", file=sys.stderr, flush=True)
+        print(f"(to open it from another machine: {forward}; Ctrl-C ends the server)", file=sys.stderr, flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
     return 0
@@ -124,13 +124,13 @@ def _search(sources: Sequence[Source]) -> None:
         except TdppError as error:
             if len(sources) == 1:
                 raise
-            print(visible(f"no plan of search: {error}"), file=sys.stderr)
+            print(visible(f"no plan was searched: {error}"), file=sys.stderr)
 
 
 def show(page: Path) -> None:
     """Shows a page in this user's browser; where there is none, says where the page is."""
     if not webbrowser.open(page.absolute().as_uri()):
-        print(f"no browser was found here; open {page.absolute()}", file=sys.stderr)
+        print(f"no browser found here; open {page.absolute()} yourself", file=sys.stderr)
 
 
 def _tracked(trackers: Sequence[Tracker], written: Written) -> Iterator[str]:
@@ -141,21 +141,23 @@ def _tracked(trackers: Sequence[Tracker], written: Written) -> Iterator[str]:
 
     record = written.found.record
     if written.run is None:
-        raise LaunchError(f"--{trackers[0]} takes runs of tdpp, and {record.log} is a log of Megatron-LM; leave it out")
+        raise LaunchError(f"--{trackers[0]} takes runs of tdpp, but {record.log} is a log of Megatron-LM; leave it out")
     for tracker in trackers:
         yield write(tracker, written.run, record.lines())
 
 
 def parser() -> argparse.ArgumentParser:
     made = Parser(
-        prog="tdpp report", description="Write the pages of a run or of a Megatron-LM log: summary and timeline."
+        prog="tdpp report",
+        description="Write the pages of a run or of a Megatron-LM log: a summary and a timeline. "
+        "With several RUNs, also compare them.",
     )
     made.add_argument(
         "runs",
         nargs="*",
         metavar="RUN",
-        help="a run folder, name, job id or latest (default: the latest run); a folder of runs stands for all of them; "
-        "also a log of Megatron-LM, or the folder with the .out files of a job's nodes; several RUNs are also compared",
+        help="a run folder, name, job id or latest (default: the latest run); a folder of runs stands for all its "
+        "runs; also a log of Megatron-LM, or a folder with the .out files of a job's nodes",
     )
     made.add_argument(
         "--runs-dir",
@@ -167,12 +169,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--watch",
         action="store_true",
-        help="write the pages again and again until the run is over; open pages reload themselves",
+        help="rewrite the pages until the run is over; open pages reload themselves",
     )
     made.add_argument(
         "--search",
         action="store_true",
-        help="also search a faster plan for the GPUs of each run, which takes seconds, and keep it for later pages",
+        help="also search for a faster plan on the GPUs of each run (takes seconds), and keep it for later pages",
     )
     made.add_argument(
         "--serve",
@@ -180,22 +182,20 @@ def parser() -> argparse.ArgumentParser:
         help="serve the runs of --runs-dir, or only RUNs, to a browser on this machine until Ctrl-C; write nothing",
     )
     made.add_argument(
-        "--port", type=option(port), metavar="N", help="with --serve: the port (default: 8000); 0 for a free one"
+        "--port", type=option(port), metavar="N", help="with --serve: the port (default: 8000; 0 takes a free one)"
     )
     made.add_argument(
-        "--open", action="store_true", help="also open the page in a browser; with several RUNs, the comparison"
+        "--open", action="store_true", help="also open the page in a browser (with several RUNs, the comparison)"
     )
     made.add_argument(
         "--output",
         type=Path,
         metavar="FOLDER",
-        help="write there instead of into the run's folder; each of several runs gets a folder of its own there",
+        help="write into FOLDER instead of the run's folder; each of several runs gets its own folder in it",
     )
     made.add_argument("--trace", action="store_true", help="also write a trace for Perfetto, trace.json.gz")
     made.add_argument("--csv", action="store_true", help="also write the tables events.csv and metrics.csv")
-    made.add_argument(
-        "--png", action="store_true", help="also write a picture of the timeline; needs Chromium or Chrome"
-    )
+    made.add_argument("--png", action="store_true", help="also write a PNG of the timeline; needs Chromium or Chrome")
     for tracker, where in TRACKERS.items():
         made.add_argument(f"--{tracker}", action="store_true", help=f"also write {where} (docs/trackers.md)")
     sizes = made.add_argument_group("parallel sizes, for a log that does not contain them")

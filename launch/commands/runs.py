@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
             raise RunFolderError(found[-1].note)
         if not reported and (count := closed + len(found) - len(open_ones)):
             there = f"{plural(count, 'folder')} in {folder} cannot be read"
-            print(f"{there}, and {'are' if count > 1 else 'is'} not listed", file=sys.stderr, flush=True)
+            print(f"{there} and {'are' if count > 1 else 'is'} not listed", file=sys.stderr, flush=True)
         reported = True
         return _view(open_ones, arguments.json)
 
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         code = watch(look, arguments.watch)
     if code:
-        raise LaunchError(f"{folder}: some runs could not be judged; what is noted with them says why")
+        raise LaunchError(f"{folder}: some runs could not be judged; their notes say why")
     return code
 
 
@@ -93,7 +93,9 @@ def parser() -> Parser:
     made = Parser(prog="tdpp runs", description="List the runs, oldest first, with their verdicts.")
     add_filter(made)
     add_runs_dir(made)
-    made.add_argument("--json", action="store_true", help="a JSON list, an object for each run as in 'tdpp status'")
+    made.add_argument(
+        "--json", action="store_true", help="print a JSON list with one object per run, as in 'tdpp status'"
+    )
     add_watch(made, "until all are over")
     return made
 

@@ -48,7 +48,10 @@ class Filter:
 
 def add_filter(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "runs", nargs="*", metavar="RUN", help="only these: names, also with * and ?, folders of runs, or as elsewhere"
+        "runs",
+        nargs="*",
+        metavar="RUN",
+        help="only these runs: names (with * and ? as wildcards), run folders, folders of runs, or job ids",
     )
     parser.add_argument(
         "--verdict",
@@ -90,7 +93,7 @@ def _several(words: type[Word]) -> Callable[[str], frozenset[Word]]:
         try:
             return frozenset(words(part) for part in given)
         except ValueError:
-            raise NoValue(f"must be one or several of {_all(words)}") from None
+            raise NoValue(f"must be one or more of {_all(words)}, separated by commas") from None
 
     return read
 

@@ -19,9 +19,9 @@ USAGE = """usage: tdpp search [GROUP=CHOICE ...] [KEY=VALUE ...] [top=N] [csv=FI
                    [train.overlap_optimizer=auto|true|false] [unit=N]
        tdpp search graph=FILE ... (of a graph.txt; 'tdpp search graph= --help')
 
-Ranks all ways to cut the model over the nodes of the cluster: tensor, data and pipeline size, micro-batch, schedule,
+Ranks all ways to split the model over the nodes of the cluster: tensor, data and pipeline size, micro-batch, schedule,
 recomputation, sharded optimizer, node order and layers per stage. GROUP, KEY and --config-dir DIR are those of 'tdpp
-launch'. The global batch is taken from parallel.global_batch_size. Other keys of parallel limit the search if you give
+launch'. parallel.global_batch_size is the global batch. Other keys of parallel limit the search if you give
 them: parallel.recompute=full tries only that, parallel.recompute=none,full tries both. The same holds for tensor, data,
 pipeline, micro_batch_size, schedule, chunks, sharded_optimizer and sequence_parallel.
 
@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     if args.validate:
         return validation.validate(args)
     if args.calibrate is not None:
-        raise SearchError(f"calibrate={args.calibrate} takes the runs to calibrate by: add validate=RUN")
+        raise SearchError(f"calibrate={args.calibrate} needs runs to calibrate with: add validate=RUN")
     if args.plan is not None:
         check_plan_free(args.plan, args.overwrite)
     return plans.rank(args, f"tdpp search {shlex.join(argv)}")

@@ -23,7 +23,7 @@ USAGE = f"""usage: tdpp simulate [GROUP=CHOICE ...] [KEY=VALUE ...] [noise=…] 
                      [parallel.micro_batch_size=N] [train.overlap_optimizer=auto|true|false] [unit=N]
                      [prices=SERVER:DOLLARS,...] ...
 
-Simulates a whole training with the controller that changes a run's batch (adapt.…), on every number of nodes of the
+Simulates a whole training with the controller that adapts a run's batch (adapt.…), on every number of nodes of the
 cluster. Shows how long each training takes, what it costs, and which nodes are fastest and cheapest. GROUP, KEY and
 --config-dir DIR are those of 'tdpp launch'.
 
@@ -36,8 +36,8 @@ cluster. Shows how long each training takes, what it costs, and which nodes are 
   noise=RUN          the noise scale that an earlier run measured
   nodes=NODES,...    only these sets of nodes, as node orders, such as hgx+gpu2*7,gpu2*4 (default: all)
   epoch=N            the samples of an epoch, if there are no data here to count or the length is given in samples
-  elastic=time       also simulate a training that changes its nodes after an epoch if that saves time; =dollars: money
-  restart_s=N        seconds that such a change takes ({RESTART_S:g})
+  elastic=time       also simulate changing nodes after an epoch where that saves time; =dollars: where it saves money
+  restart_s=N        the seconds that such a change takes ({RESTART_S:g})
   profile=NAME       use the times that 'tdpp profile' saved under this name
   csv=FILE           write a line for each set of nodes and epoch to this file
   page=FILE          write a page: time against dollars, batch over samples, all sets of nodes
@@ -95,13 +95,13 @@ def played(args: Arguments) -> tuple[Results, list[str]]:
     measures = training.adapt is not None and training.adapt.measures
     if training.adapt is not None and measures and args.noise is None:
         raise SearchError(
-            f"adapt.rule={training.adapt.rule} follows the noise of the gradient; forecast it: noise=RUN of an earlier "
-            "run, noise=FILE.csv, or the noise scale at the beginning and at the end, such as noise=500,20000"
+            f"adapt.rule={training.adapt.rule} follows the gradient noise, so it needs a forecast: noise=RUN of an "
+            f"earlier run, noise=FILE.csv, or the noise scale at the beginning and at the end, such as noise=500,20000"
         )
     if not measures and args.noise is not None:
         raise SearchError(
-            f"noise={args.noise} does nothing without a rule for the batch; use adapt.rule=noise adapt.upper=8192, for "
-            "example, or leave it out"
+            f"noise={args.noise} has no effect unless the batch adapts; add adapt.rule=noise adapt.upper=8192, for "
+            f"example, or leave it out"
         )
     if args.noise is not None:
         noise, note = forecast(args.noise, training.samples, asked.runs_dir)
@@ -110,25 +110,22 @@ def played(args: Arguments) -> tuple[Results, list[str]]:
     refused = asked.refused | refused
     if not trainings:
         name, why = next(iter(refused.items()))
-        raise SearchError(f"no set of nodes can train this; {name}: {why}")
+        raise SearchError(f"no set of nodes can run this training; {name}: {why}")
     if refused:
         name, why = next(iter(refused.items()))
-        notes.append(f"{len(refused)} sets of nodes cannot train this, such as {name}: {why}")
+        notes.append(f"{len(refused)} sets of nodes cannot run this training, such as {name}: {why}")
     elastic = None
     run = asked.elastic
     goal = args.elastic if args.elastic is not None else str(run.by) if run is not None else None
     if goal is not None:
-        if any(one.nodes.sizes is not None for one in asked.node_sets):
-            raise SearchError(
-                f"elastic={goal} does not go with adapt.micro_batch_sizes, which belong to the replicas of the nodes "
-                "that it changes; leave one of them out"
-            )
         if asked.epoch is None:
-            raise SearchError(f"elastic={goal} changes nodes at the end of an epoch; add epoch=N, its samples")
+            raise SearchError(
+                f"elastic={goal} changes nodes at the end of an epoch; add epoch=N, the samples of an epoch"
+            )
         able = {one.name for one in trainings}
         restart_s = args.restart_s if args.restart_s is not None else run.restart_s if run is not None else RESTART_S
         how = Elastic(epoch=asked.epoch, goal=goal, restart_s=restart_s)
         if how.goal == "dollars" and all(one.dollars is None for one in trainings):
-            raise SearchError("elastic=dollars: no nodes have a price; give cluster.groups.<group>.price_per_hour")
+            raise SearchError("elastic=dollars: no node has a price; set cluster.groups.<group>.price_per_hour")
         elastic = simulate_elastic(training, [one for one in asked.node_sets if one.name in able], how)
     return Results(trainings=trainings, own=asked.own, epoch=asked.epoch, elastic=elastic), notes

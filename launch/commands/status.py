@@ -36,9 +36,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> Parser:
-    made = Parser(prog="tdpp status", description="Judge a run; the exit code follows the verdict.")
+    made = Parser(prog="tdpp status", description="Judge a run. The exit code says the verdict.")
     add_run(made)
-    made.add_argument("--json", action="store_true", help="everything, as one JSON object; a line for each change")
+    made.add_argument(
+        "--json", action="store_true", help="print everything as one JSON object (with --watch, one line per change)"
+    )
     add_watch(made, "until it is over")
     return made
 

@@ -24,9 +24,9 @@ def confirm(run: RunDir) -> None:
         LaunchError: it is not, or nobody is there to answer.
     """
     if not can_be_asked():
-        raise LaunchError(f"without RUN this would stop the latest run, {run.name}: name it, or add --yes")
+        raise LaunchError(f"without RUN this would stop the latest run, {run.name}; name it, or add --yes")
     if not agreed(f"the latest run is {run.name} ({verdict_on(run).state}); stop it?"):
-        raise LaunchError(f"not confirmed: {run.name} goes on")
+        raise LaunchError(f"not confirmed; {run.name} goes on")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     if over:
         tell_end_if_possible(run)
         verdict = verdict_on(run)
-        print(visible(f"{run.name} has ended already: {verdict.state}, {verdict.reason}; nothing to stop"))
+        print(visible(f"{run.name} has already ended: {verdict.state}, {verdict.reason}; nothing to stop"))
         return 0
     if arguments.run is None and not arguments.yes:
         confirm(run)
@@ -56,9 +56,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> Parser:
-    made = Parser(prog="tdpp stop", description="End a run, and everything that belongs to it.")
+    made = Parser(prog="tdpp stop", description="End a run and everything that belongs to it.")
     add_run(made)
-    made.add_argument("--yes", action="store_true", help="without RUN: end the latest run and do not ask")
+    made.add_argument("--yes", action="store_true", help="without RUN: end the latest run without asking")
     return made
 
 

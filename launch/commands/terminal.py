@@ -48,7 +48,7 @@ def status_screen(found: Findings) -> RenderableType:
         rest = [f"and {more} other lines: tdpp logs --err {found.run.name}"] if more > 0 else []
         parts.append(_lines(f"stderr ({STDERR_NOTE})", [*group_lines(found.stderr[:SHOWN]), *rest]))
     if found.agents:
-        parts.append(_lines("printed by agents that are gone, or by their job", group_lines(found.agents[-SHOWN:])))
+        parts.append(_lines("output of agents that are gone, or of their job", group_lines(found.agents[-SHOWN:])))
     return Group(*parts)
 
 
@@ -74,7 +74,7 @@ def compact(facts: Iterable[Evidence]) -> Iterator[tuple[str, str]]:
         elif fact not in of_gpus[_NAMED:]:
             yield f"{fact.label} {names[0]}".strip(), fact.text
         elif fact == of_gpus[-1]:
-            yield "GPUs", f"of {len(of_gpus) - _NAMED} other nodes: tdpp logs --gpu --tail 9"
+            yield "GPUs", f"{len(of_gpus) - _NAMED} other nodes: see tdpp logs --gpu --tail 9"
 
 
 def runs_screen(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:

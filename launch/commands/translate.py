@@ -65,7 +65,7 @@ def model_of(run: RunDir, checkpoint: str | None, weights: str | None) -> tuple[
 
     Raises:
         RunFolderError: the run has no usable plan.
-        EngineError: there is no such checkpoint, or its model does not translate.
+        EngineError: no such checkpoint exists, or its model does not translate.
         LaunchError: the tokenizer is not there.
     """
     from megatron_ext.inference.exported import Exported
@@ -80,8 +80,8 @@ def model_of(run: RunDir, checkpoint: str | None, weights: str | None) -> tuple[
         tokenizer = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise LaunchError(
-            f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}); the tokenizer lies beside the data "
-            "that the run was trained on"
+            f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}); the tokenizer belongs beside the "
+            f"data that the run was trained on"
         ) from error
     return Exported(found.meta.model, tensors, tokenizer), note(kind)
 
@@ -91,7 +91,7 @@ def require_torch(command: str) -> None:
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise LaunchError(f"{command} needs torch, which is not installed here; pip install -e '.[train]'")
+        raise LaunchError(f"{command} needs torch, which is not installed; run pip install -e '.[train]'")
 
 
 def add_checkpoint(parser: Parser) -> None:
@@ -100,13 +100,18 @@ def add_checkpoint(parser: Parser) -> None:
 
 
 def parser() -> Parser:
-    made = Parser(prog="tdpp translate", description="Translate lines with a trained run.")
+    made = Parser(
+        prog="tdpp translate", description="Translate text with a trained run, measure BLEU, or export the model."
+    )
     add_run(made)
     add_checkpoint(made)
-    made.add_argument("--input", type=Path, metavar="FILE", help="text, one sentence a line (default: stdin)")
+    made.add_argument("--input", type=Path, metavar="FILE", help="text, one sentence per line (default: stdin)")
     made.add_argument("--output", type=Path, metavar="FILE", help="default: stdout")
     made.add_argument(
-        "--export", type=Path, metavar="FILE", help="write the model to FILE, for python -m megatron_ext.translate"
+        "--export",
+        type=Path,
+        metavar="FILE",
+        help="write the model to FILE, for use with python -m megatron_ext.translate",
     )
     add_bleu(made)
     add_scoring(made)

@@ -27,7 +27,7 @@ def check_plan_free(name: str, overwrite: bool) -> None:
     if (why := why_not_kept(name, path)) is not None:
         raise SearchError(f"plan={name}: {why}")
     if path.exists() and not overwrite:
-        raise SearchError(f"plan={name}: {path} exists; choose another name, or add overwrite=true")
+        raise SearchError(f"plan={name}: {path} already exists; choose another name, or add overwrite=true")
 
 
 def check_writable(path: Path) -> None:
@@ -49,5 +49,5 @@ def write(path: Path, text: str) -> None:
         write_whole(path, text)
     except OSError as error:
         raise SearchError(
-            f"cannot write {path}: {error.strerror}; choose a folder where you may write and that has room"
+            f"cannot write {path}: {error.strerror}; choose a folder with free space that you may write to"
         ) from error

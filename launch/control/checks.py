@@ -48,13 +48,13 @@ def check_supported(experiment: Experiment) -> None:
         slurm.check(experiment, os.environ)
     elif experiment.container.kind is ContainerKind.pyxis:
         raise LaunchError(
-            f"container.kind=pyxis: pyxis is a part of Slurm's srun, but executor.kind={kind} starts runs without it; "
-            "use container=enroot, or executor=slurm"
+            f"container.kind=pyxis: pyxis is a plugin of Slurm's srun, but executor.kind={kind} does not use srun; "
+            f"use container=enroot, or executor=slurm"
         )
     if kind is ExecutorKind.slurm and experiment.container.kind is ContainerKind.docker:
         raise LaunchError(
-            "container.kind=docker: docker's daemon starts containers outside of Slurm's jobs, which could neither "
-            "bound nor end them; use container=enroot, pyxis or apptainer, or executor=hosts"
+            "container.kind=docker: docker's daemon starts containers outside of Slurm's jobs, so Slurm could neither "
+            "limit nor end them; use container=enroot, pyxis or apptainer, or executor=hosts"
         )
     if kind is ExecutorKind.local:
         _check_local(experiment)
@@ -62,8 +62,8 @@ def check_supported(experiment: Experiment) -> None:
     for tag in _SUBMITIT_TAGS:
         if tag in path:
             raise LaunchError(
-                f"runs_dir={experiment.runs_dir}, name={experiment.name}: {path} holds {tag!r}, which submitit "
-                "replaces in paths; choose a path without it"
+                f"runs_dir={experiment.runs_dir}, name={experiment.name}: {path} contains {tag!r}, which submitit "
+                f"replaces in paths; choose a path without it"
             )
 
 
@@ -72,8 +72,8 @@ def _check_local(experiment: Experiment) -> None:
     elsewhere = [f"cluster.groups.{name}.partition={partition}" for name, partition in partitions.items() if partition]
     if elsewhere and experiment.executor.rehearse is Rehearse.none and not experiment.dry_run:
         raise LaunchError(
-            f"{', '.join(elsewhere)}: these are Slurm's nodes, but executor.kind=local starts runs on this machine; "
-            "use executor=slurm; executor.rehearse=virtual goes through the plan without them"
+            f"{', '.join(elsewhere)}: these nodes belong to Slurm, but executor.kind=local starts runs on this "
+            f"machine; use executor=slurm, or executor.rehearse=virtual to rehearse the plan without the nodes"
         )
 
 
@@ -81,11 +81,12 @@ def require_exported(experiment: Experiment, shell: Mapping[str, str]) -> None:
     """Raises LaunchError where this shell lacks a variable that the ranks are to have of it."""
     if (name := experiment.notify.webhook) is not None and not shell.get(name):
         raise LaunchError(
-            f"notify.webhook: this shell has no variable {name}; export it before the launch, or leave it out"
+            f"notify.webhook: the variable {name} is not set in this shell; export it before the launch, or leave it "
+            f"out"
         )
     if lacking := [name for name in experiment.cluster.environment_from if name not in shell]:
         names = ", ".join(lacking)
         raise LaunchError(
-            f"cluster.environment_from: this shell has no variable {names}; export it before the launch (export "
+            f"cluster.environment_from: not set in this shell: {names}; export it before the launch (export "
             f"{lacking[0]}=…), or leave it out"
         )

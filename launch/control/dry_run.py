@@ -120,7 +120,7 @@ def stage_contents(plan: Plan, stage: int) -> str:
             )
     if stage == plan.pipeline - 1 and "head" in kinds:
         holds.append("norm, head")
-    return ", ".join(holds) or "nothing, passes on"
+    return ", ".join(holds) or "nothing (passes data on)"
 
 
 def _command(command: Command) -> str:

@@ -1,28 +1,29 @@
-"""What the plan of an elastic run says of its nodes: how many ranks they have, how fast they are, what they cost, and
-what an iteration is predicted to take on other numbers of them."""
+"""What the plan of an elastic run says of all its nodes: how many ranks they have, how fast their replicas are and how
+these may take micro-batches, what nodes cost, and what an iteration is predicted to take on other numbers of them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
-from statistics import mean
 from typing import TYPE_CHECKING
 
 from conf.errors import ConfigError
 from conf.schema.experiment import Experiment
 from fasop.errors import SearchError
+from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.adaptive.shares import overhead
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.plan_parts import Choosing, Elastic, NodeCounts
+from megatron_ext.contract.schedule.deal import Division, several
 
 if TYPE_CHECKING:
     from fasop.trainings.play import Nodes
 
 
-def elastic_of(experiment: Experiment) -> Elastic | None:
-    """None where only these nodes train.
+def elastic_of(experiment: Experiment, adapt: AdaptConfig | None) -> Elastic | None:
+    """None where only these nodes train. `adapt` is what the plan of all nodes says.
 
     Raises:
         TdppError: with `elastic.by`, what an iteration takes is not known.
@@ -30,15 +31,16 @@ def elastic_of(experiment: Experiment) -> Elastic | None:
     if not experiment.elastic.enabled:
         return None
     parallel, counts = experiment.parallel, experiment.ranks_per_node()
-    shares = parallel.micro_batches_of
-    ends = [0, *accumulate(count // parallel.tensor_size for count in counts)]
     prices = [experiment.cluster.groups[name].price_per_hour for name in experiment.node_order.groups]
     return Elastic(
         min_nodes=experiment.elastic.min_nodes,
         ranks=list(counts),
-        weights=[mean(shares[begin:end]) for begin, end in pairwise(ends)],
+        weights=[float(share) for share in parallel.micro_batches_of],
         prices=None if None in prices else [price for price in prices if price is not None],
         choosing=_choosing(experiment),
+        streams=list(parallel.streams_of) if max(parallel.streams_of) > 1 else None,
+        micro_batch_sizes=None if adapt is None else adapt.micro_batch_sizes,
+        numbers_of_streams=None if adapt is None else adapt.streams,
     )
 
 
@@ -58,8 +60,8 @@ def _choosing(experiment: Experiment) -> Choosing | None:
     try:
         found, _ = node_sets(experiment, orders(own))
     except SearchError as error:
-        raise SearchError(f"elastic.by={elastic.by} chooses by predicted times: {error}") from error
-    times = {one.name: _times(one.nodes) for one in found}
+        raise SearchError(f"elastic.by={elastic.by} needs predicted times: {error}") from error
+    times = {one.name: _times(one.nodes, experiment.parallel.micro_batch_size) for one in found}
     of_replica, _ = times[str(own)]
     firsts = accumulate((count // experiment.parallel.tensor_size for count in experiment.ranks_per_node()), initial=0)
     return Choosing(
@@ -76,14 +78,15 @@ def _choosing(experiment: Experiment) -> Choosing | None:
     )
 
 
-def _times(nodes: Nodes) -> tuple[Sequence[float], float]:
+def _times(nodes: Nodes, size: int) -> tuple[Sequence[float], float]:
     """Seconds of a micro-batch, by replica, and of what an iteration has beside them."""
-    times = nodes.times(tuple(nodes.weights))
-    assert times is not None, "elastic runs have one stage"
-    return times.micro_batch_s, overhead(times, tuple(nodes.weights))
+    shares = tuple(nodes.weights)
+    times = nodes.times(Division(shares, (size,) * len(shares), several(nodes.streams)), 1, measures=False)
+    assert times is not None, "times are predicted"
+    return times.micro_batch_s, overhead(times, shares)
 
 
-def started_on(path: str, ranks: Sequence[int]) -> list[int]:
+def started_on(path: str, ranks: Sequence[int], min_nodes: int) -> list[int]:
     """The nodes that `elastic.start` names, by node rank; `ranks` are those of each node.
 
     Raises:
@@ -103,11 +106,16 @@ def started_on(path: str, ranks: Sequence[int]) -> list[int]:
             raise ConfigError(f"{where}: node {key!r} must be one of the plan's, 0 to {len(ranks) - 1}")
         if str(value) not in ("0", str(ranks[node])) or isinstance(value, bool):
             raise ConfigError(
-                f"{where}: node {key} has {ranks[node]} GPUs in the plan, and {value!r} here; nodes take part whole: "
-                f"give {ranks[node]}, or 0"
+                f"{where}: node {key} has {ranks[node]} GPUs in the plan, but {value!r} here; a node takes part with "
+                f"all its GPUs or none: give {ranks[node]}, or 0"
             )
         if str(value) != "0":
             nodes.append(node)
     if not nodes:
-        raise ConfigError(f"{where}: names no node with GPUs, so that nothing would train; give one at least")
+        raise ConfigError(f"{where}: no node has GPUs, so nothing would train; give at least one")
+    if len({*nodes}) < min_nodes:
+        raise ConfigError(
+            f"{where}: names {len({*nodes})} of the nodes, fewer than elastic.min_nodes={min_nodes}; give more nodes "
+            "their GPUs, or use a smaller elastic.min_nodes"
+        )
     return sorted({*nodes})

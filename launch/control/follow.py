@@ -104,7 +104,7 @@ def give_up(run: RunDir) -> None:
     _say(f"stopping {run.name} …")
     stop(run)
     tell_end_if_possible(run)
-    _say(f"stopped {run.name}; nothing of it runs any more")
+    _say(f"stopped {run.name}; none of its processes is left")
 
 
 def _watch(run: RunDir) -> None:

@@ -56,8 +56,8 @@ def _check_alike(experiment: Experiment, hosts: Sequence[Host], found: Sequence[
     for host, there in zip(hosts, found, strict=True):
         if there["tdpp"] != here["tdpp"]:
             raise LaunchError(
-                f"executor.hosts: {host.name} has other sources of tdpp than this machine; bring them to the same "
-                "commit, or share the folder"
+                f"executor.hosts: {host.name} has a different version of tdpp's sources than this machine; check out "
+                f"the same commit on both, or share the folder"
             )
         if _minor(there["python"]) != _minor(here["python"]):
             raise LaunchError(
@@ -66,8 +66,8 @@ def _check_alike(experiment: Experiment, hosts: Sequence[Host], found: Sequence[
             )
         if abs(there["ahead_s"]) > CLOCK_S:
             raise LaunchError(
-                f"executor.hosts: the clock of {host.name} is {there['ahead_s']:+.0f} s off this machine's, so that "
-                "nobody could tell whether it lives; have both set (chrony, ntpd)"
+                f"executor.hosts: the clock of {host.name} is {there['ahead_s']:+.0f} s off this machine's, so signs "
+                f"of life could not be judged; synchronise both (chrony, ntpd)"
             )
     if experiment.container.kind is ContainerKind.none:
         _check_torch(hosts, found)
@@ -82,8 +82,8 @@ def _check_torch(hosts: Sequence[Host], found: Sequence[Mapping[str, Any]]) -> N
             )
         if there["torch"] != first:
             raise LaunchError(
-                f"executor.hosts: {host.name} has torch {there['torch']}, and {hosts[0].name} {first}: between "
-                "different versions collectives hang; install the same"
+                f"executor.hosts: {host.name} has torch {there['torch']}, and {hosts[0].name} {first}; collectives "
+                f"hang between different versions, so install the same"
             )
 
 

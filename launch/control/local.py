@@ -32,7 +32,7 @@ def check_port(port: int | None, where: str = "this machine") -> None:
             probe.bind(("", port))
         except OSError as error:
             raise LaunchError(
-                f"executor.master_port={port} cannot be used on {where} ({error.strerror}); choose another "
+                f"executor.master_port={port} is not available on {where} ({error.strerror}); choose another "
                 "port, or null for a free one"
             ) from error
 

@@ -95,7 +95,7 @@ def check(experiment: Experiment) -> None:
     engine = experiment.engine
     script = Path(engine.checkout or "") / SCRIPT
     if experiment.container.kind is ContainerKind.none and not script.is_file():
-        raise LaunchError(f"engine.checkout={engine.checkout}: {script} is not there; give a checkout of Megatron-LM")
+        raise LaunchError(f"engine.checkout={engine.checkout}: {script} does not exist; give a checkout of Megatron-LM")
 
 
 def pretrain_options(experiment: Experiment, data_path: list[str], checkpoints: Path) -> Options:

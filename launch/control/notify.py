@@ -107,11 +107,11 @@ def _commanded(settings: Settings, run: RunDir, verdict: Verdict, environment: M
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return [f"{what} took more than {COMMAND_S:g} s, and was ended"]
+        return [f"{what} took more than {COMMAND_S:g} s and was killed"]
     except OSError as error:
         return [f"{what} could not be started: {error.strerror}"]
     said = done.stderr.decode(errors="replace").strip().splitlines()
-    return [f"{what} ended with {done.returncode}: {said[-1] if said else 'no message'}"] if done.returncode else []
+    return [f"{what} exited with {done.returncode}: {said[-1] if said else 'no message'}"] if done.returncode else []
 
 
 def _posted(settings: Settings, run: RunDir, verdict: Verdict, environment: Mapping[str, str]) -> list[str]:
@@ -121,7 +121,7 @@ def _posted(settings: Settings, run: RunDir, verdict: Verdict, environment: Mapp
     what = f"notify.webhook={settings.webhook}"
     address = environment.get(settings.webhook, "")
     if not address.startswith(("https://", "http://")):
-        return [f"{what}: the variable holds no address that begins with https:// or http://"]
+        return [f"{what}: the variable must hold an address that begins with https:// or http://"]
     text = f"{run.name}: {verdict.state}, {verdict.reason}"
     content = {
         "text": text,  # Slack and Mattermost show this, Discord the other one

@@ -49,6 +49,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
     decay = _decay(experiment)
     gpus = [_gpu(experiment, group) for group in experiment.node_order.groups]
     environments = _environments(experiment)
+    adapt = experiment.adapt.planned(parallel.global_batch_size, *_micro_batch_sizes(experiment))
     plan = Plan(
         run=run_name,
         tensor=parallel.tensor_size,
@@ -68,8 +69,8 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         tensors=list(layout.tensors) if len(set(layout.tensors)) > 1 else None,
         replicas=None if layout.even else list(layout.replicas),
         streaming=_streaming(parallel.stream),
-        adapt=experiment.adapt.planned(parallel.global_batch_size, *_micro_batch_sizes(experiment)),
-        elastic=elastic_of(experiment),
+        adapt=adapt,
+        elastic=elastic_of(experiment, adapt),
         master_port=experiment.executor.master_port,
         meeting_timeout_s=math.ceil(experiment.executor.meet_min * 60),
         nodes=[
@@ -124,7 +125,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         engine=str(experiment.engine.kind),
     )
     if experiment.elastic.start is not None:
-        plan = replanned(plan, started_on(experiment.elastic.start, counts))
+        plan = replanned(plan, started_on(experiment.elastic.start, counts, experiment.elastic.min_nodes))
     return plan if experiment.executor.rehearse is Rehearse.none else _rehearsed(plan, experiment)
 
 
@@ -147,6 +148,8 @@ def _micro_batch_sizes(experiment: Experiment) -> tuple[list[list[int]] | None, 
         return None, None
     from fasop.search.micro_batch_memory import that_fit  # numpy is slow to import
 
+    if experiment.elastic.enabled:  # whichever nodes are left, a GPU then holds more of a sharded optimizer
+        experiment = replace(experiment, parallel=replace(experiment.parallel, sharded_optimizer=False))
     found = that_fit(experiment, sorted({*sizes}), sorted({*streams}))
     return [[*one] for one in found] if sizes else None, [[*one.values()] for one in found] if streams else None
 

@@ -23,8 +23,12 @@ class Profiler(StrEnum):
     nsys = "nsys"
     ncu = "ncu"
 
-    def wrap(self, command: list[str], report: Path) -> list[str]:
-        """The command under the profiler, which writes `<report>.nsys-rep` or `<report>.ncu-rep`."""
+    def wrap(self, command: list[str], report: Path, one_iteration: bool = False) -> list[str]:
+        """The command under the profiler, which writes `<report>.nsys-rep` or `<report>.ncu-rep`.
+
+        Args:
+            one_iteration: whether nsys captures only what the ranks mark (`megatron_ext.timeline.trace`).
+        """
         output = str(report).replace("%", "%%")  # both replace %h, %p and others
         if self is Profiler.nsys:
             return [
@@ -36,6 +40,7 @@ class Profiler(StrEnum):
                 "--sample=none",
                 "--trace-fork-before-exec=true",  # ranks are forked and never call exec: without it they are not seen
                 "--wait=primary",  # what outlives the worker is the agent's to end
+                *(("--capture-range=cudaProfilerApi", "--capture-range-end=stop") if one_iteration else ()),
                 *command,
             ]
         return [
@@ -62,8 +67,8 @@ def check(experiment: Experiment) -> None:
     if profiler is not None and here and shutil.which(profiler) is None:
         product = "Nsight Systems" if profiler is Profiler.nsys else "Nsight Compute"
         raise LaunchError(
-            f"profile.{profiler}=true: this machine has no command '{profiler}' on PATH; install NVIDIA {product}, or "
-            f"use profile.{profiler}=false"
+            f"profile.{profiler}=true: '{profiler}' is not on this machine's PATH; install NVIDIA {product}, or use "
+            f"profile.{profiler}=false"
         )
 
 
@@ -72,7 +77,8 @@ def profiled(worker: Worker, experiment: Experiment, plan: Plan) -> Worker:
     profiler = profiler_of(experiment)
     if profiler is None:
         return worker
-    return ProfiledWorker(worker=worker, profiler=profiler, nodes=tuple(plan.node_names))
+    captured = plan.trace_iteration if profiler is Profiler.nsys and plan.device == "cuda" else None
+    return ProfiledWorker(worker=worker, profiler=profiler, nodes=tuple(plan.node_names), iteration=captured)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +89,8 @@ class ProfiledWorker:
     profiler: Profiler
     nodes: tuple[str, ...]
     """Names by node rank."""
+    iteration: int | None = None
+    """The only one that is captured; None: all."""
 
     def command(self, run: RunDir, node_rank: int, start: str) -> list[str] | None:
         command = self.worker.command(run, node_rank, start)
@@ -90,12 +98,16 @@ class ProfiledWorker:
             return None
         report = self._report(run.path, node_rank)
         report.parent.mkdir(exist_ok=True)
-        return self.profiler.wrap(command, report)
+        return self._wrapped(command, report)
 
     def shown(self, run: Path, node_rank: int) -> list[str]:
-        return self.profiler.wrap(self.worker.shown(run, node_rank), self._report(run, node_rank))
+        return self._wrapped(self.worker.shown(run, node_rank), self._report(run, node_rank))
+
+    def _wrapped(self, command: list[str], report: Path) -> list[str]:
+        return self.profiler.wrap(command, report, one_iteration=self.iteration is not None)
 
     def _report(self, run: Path, node_rank: int) -> Path:
         """Without the ending, which the profiler adds."""
         folder = RunDir(run).nsys if self.profiler is Profiler.nsys else RunDir(run).ncu
-        return folder / self.nodes[node_rank]
+        node = self.nodes[node_rank]
+        return folder / (node if self.iteration is None else f"{node}.iteration-{self.iteration}")

@@ -88,8 +88,8 @@ def _value(value: str | None) -> str:
         return ""
     if not value.isprintable():
         raise LaunchError(
-            f"{value!r} cannot be written into a job's script: Slurm takes no line breaks or other control characters "
-            "there; choose another name, or folder"
+            f"{value!r} contains a line break or another control character, which Slurm does not accept in a job "
+            f"script; choose another name or folder"
         )
     return f"={shlex.quote(value)}"
 

@@ -81,7 +81,7 @@ def wait(run: RunDir, wait_min: float, run_min: int, longer: str, doing: Callabl
         if absent and waited > wait_min * 60:
             return f"nodes did not start within {wait_min:g} minutes: {now}; wait longer with {longer}"
         if waited > (wait_min + run_min) * 60:
-            return f"the nodes were not done after {wait_min + run_min:g} minutes, and were stopped"
+            return f"the nodes had not finished after {wait_min + run_min:g} minutes and were stopped"
         time.sleep(LOOK_S[kind])
     return None
 

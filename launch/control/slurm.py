@@ -33,19 +33,19 @@ def check(experiment: Experiment, environment: Mapping[str, str]) -> None:
     job = environment.get("SLURM_JOB_ID")
     if job is not None and not experiment.dry_run:
         raise LaunchError(
-            f"SLURM_JOB_ID={job}: this shell is inside a Slurm allocation, where submission would inherit its limits; "
-            "submit from a login node (or unset the SLURM_ variables if you know that it is one)"
+            f"SLURM_JOB_ID={job}: this shell is inside a Slurm allocation, and a submission would inherit its limits; "
+            f"submit from a login node (if this is one, unset the SLURM_ variables)"
         )
     if shutil.which("sbatch") is None and not experiment.dry_run:
         raise LaunchError(
-            "executor.kind=slurm: sbatch is not on this machine; log in to the cluster, or use executor=local "
+            "executor.kind=slurm: sbatch is not on this machine; use a login node of the cluster, or executor=local "
             "(dry_run=true shows any plan anywhere)"
         )
     path = str(Path(experiment.runs_dir).absolute() / experiment.name)
     if "\\" in path or not path.isprintable():
         raise LaunchError(
-            f"runs_dir={experiment.runs_dir!r}, name={experiment.name!r}: {path!r} holds a backslash, a line break or "
-            "another control character, which Slurm does not take in the names of files; choose a path without it"
+            f"runs_dir={experiment.runs_dir!r}, name={experiment.name!r}: {path!r} contains a backslash, a line break "
+            f"or another control character, which Slurm does not accept in file names; choose a path without it"
         )
 
 
@@ -101,7 +101,7 @@ def ask(submission: Submission, request: JobRequest, folder: Path) -> None:
     try:
         slurm_commands.test(str(script))
     except LaunchError as error:
-        raise LaunchError(f"{requested(request)}: Slurm would not take this job: {error}") from error
+        raise LaunchError(f"{requested(request)}: Slurm would refuse this job: {error}") from error
 
 
 def _submit_all(run: RunDir, requests: Sequence[JobRequest], submission: Submission, make_agent: MakeAgent) -> None:
@@ -145,7 +145,7 @@ def _submit(run: RunDir, text: str, agent: NodeAgent) -> str:
     try:
         return str(_executor(run.submitit, text, len(agent.nodes)).submit(agent).job_id)
     except (FailedJobError, FailedSubmissionError) as error:
-        raise LaunchError(f"sbatch did not take the job: {error}") from error
+        raise LaunchError(f"sbatch refused the job: {error}") from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

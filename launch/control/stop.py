@@ -53,13 +53,15 @@ def stop(run: RunDir) -> str:
     try:
         run.write_json(run.stop_request, {"unix": time.time(), "user": user_name(), "host": socket.gethostname()})
     except OSError as error:  # a full disk; one that is mounted read-only, or that root may not write
-        print(f"{run.path}: {error.strerror}: the run is ended without a note that it was asked to", file=sys.stderr)
+        print(
+            f"{run.path}: {error.strerror}: cannot record the request to stop; the run is ended anyway", file=sys.stderr
+        )
     until = time.monotonic() + LAUNCH_S
     while is_launching(run) and time.monotonic() < until:
         time.sleep(LOOK_S)
     submitted = _submitted(run)
     if submitted is None:
-        return "nothing of it had been started"
+        return "nothing had been started"
     if submitted.on_slurm:
         return _stop_jobs(slurm_commands.comment_of(submitted.token), owner_of(run), {job.id for job in submitted.jobs})
     if submitted.on_hosts:
@@ -121,12 +123,10 @@ def _stop_on_hosts(run: RunDir, submitted: Submitted) -> str:
         failed = {name: error for name, error in failed.items() if name in still}
     if failed:
         raise LaunchError(
-            f"{'; '.join(map(str, failed.values()))}; whether anything of {run.name} is left there is unknown: "
-            "an agent that lives has the request, and ends its node when it sees it"
+            f"{'; '.join(map(str, failed.values()))}; processes of {run.name} may be left there: an agent that is "
+            f"alive ends its node as soon as it sees the request"
         )
-    return f"nothing of it is left on {', '.join(names)}" + (
-        f"; {ended} of its processes had to be ended" if ended else ""
-    )
+    return f"no process is left on {', '.join(names)}" + (f"; {ended} processes had to be ended" if ended else "")
 
 
 def _all_ended(run: RunDir) -> bool:
@@ -141,7 +141,7 @@ def _leave_to_its_agents(run: RunDir) -> str:
     until = time.monotonic() + STOP_S
     while not observe(run).over and time.monotonic() < until:
         time.sleep(LOOK_S)
-    return "its agents, on another machine, were asked to end it"
+    return "its agents run on another machine and were asked to end it"
 
 
 def is_over(run: RunDir) -> bool:

@@ -101,8 +101,8 @@ def _make_cache(folder: str | None) -> None:
             Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(
-            f"data.cache={folder}: cannot be made ({error.strerror}: {error.filename}); give a folder that you may "
-            "write to"
+            f"data.cache={folder}: cannot be created ({error.strerror}: {error.filename}); give a folder that you may "
+            f"write to"
         ) from error
 
 
@@ -125,7 +125,7 @@ def resume(run: RunDir, worker: str = WORKER) -> None:
     """
     check_may_resume(run)
     if (verdict := verdict_without_plan(run)) is not None:
-        raise LaunchError(f"resume={run.name}: {verdict.reason}; there is nothing to resume; launch it again")
+        raise LaunchError(f"resume={run.name}: {verdict.reason}; there is nothing to resume: launch it again")
     with launching(run):
         require_own(run.config)  # it says whether the run's folder may be its group's to write
         if run.submitit.is_dir():
@@ -148,11 +148,11 @@ def _resume(run: RunDir, experiment: Experiment, worker: str) -> None:
     if not resumable(plan):
         raise LaunchError(
             f"resume={run.name}: cannot be resumed, because it saves no checkpoints that tdpp reads "
-            "(train.checkpoint=false, a rehearsal, or engine=megatron_lm); start it anew"
+            f"(train.checkpoint=false, a rehearsal, or engine=megatron_lm); launch it again"
         )
     if verdict.state is State.succeeded:
         raise LaunchError(
-            f"resume={run.name}: it has finished ({verdict.reason}); to train on, start a new run with more "
+            f"resume={run.name}: it has finished ({verdict.reason}); to train further, start a new run with more "
             f"train.{plan.train.length_key} and train.load={run.path}"
         )
     _require_same_code(run, plan)
@@ -191,8 +191,8 @@ def _require_same_code(run: RunDir, plan: Plan) -> None:
     except OSError as error:
         wrong = f"cannot be read: {why(error)}"
     raise LaunchError(
-        f"resume={run.name}: model.code={plan.model.code}: {path} {wrong}; put it back as it was, or go on with its "
-        f"weights in a new run: train.load={run.path}"
+        f"resume={run.name}: model.code={plan.model.code}: {path} {wrong}; restore it, or start a new run with its "
+        f"weights: train.load={run.path}"
     )
 
 
@@ -202,7 +202,7 @@ def _where_it_was_launched(run: RunDir) -> contextlib.AbstractContextManager[Non
     try:
         origin = run.read(run.provenance, Origin)
     except RunFolderError as error:
-        raise LaunchError(f"resume={run.name}: where it was launched is not known: {error}") from error
+        raise LaunchError(f"resume={run.name}: the folder it was launched from is unknown: {error}") from error
     folder = Path(origin.cwd if origin is not None else ".")
     return contextlib.chdir(folder) if folder.is_dir() else contextlib.nullcontext()
 
@@ -212,7 +212,7 @@ def _unwritable_told(run: RunDir) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise LaunchError(f"{run.path}: cannot be written ({error.strerror}); give yourself the right to") from error
+        raise LaunchError(f"{run.path}: cannot be written ({error.strerror}); change its permissions") from error
     except OSError as error:
         if not is_full(error):
             raise

@@ -26,7 +26,7 @@ def devices(experiment: Experiment, cuda: bool, group: str, nodes: Sequence[Node
             Fault(
                 level=Level.warning,
                 node=node.name,
-                text=f"{plural(node.wanted, 'rank')} may use {plural(node.cpus, 'CPU')}; ask for more with "
+                text=f"{plural(node.wanted, 'rank')} may use {plural(node.cpus, 'CPU')}; request more with "
                 f"cluster.groups.{group}.cpus_per_task={node.wanted}",
             )
             for node in few
@@ -52,8 +52,8 @@ def _gpu_faults(experiment: Experiment, group: str, node: NodeFindings) -> Itera
     if len(first.gpus) < node.wanted:
         why = first.failed if first.failed and not first.gpus else f"torch sees {len(first.gpus)}"
         text = (
-            f"{why}, but cluster.groups.{group}.gpus_per_node wants {node.wanted} x {gpu.name}; see that gres "
-            f"({config.gres}) gives them to the job, or plan for what is there"
+            f"{why}, but the plan needs {node.wanted} x {gpu.name} (cluster.groups.{group}.gpus_per_node); make sure "
+            f"that gres ({config.gres}) gives them to the job, or plan with the GPUs that are there"
         )
         yield Fault(level=Level.error, node=node.name, text=text)
         return
@@ -62,7 +62,7 @@ def _gpu_faults(experiment: Experiment, group: str, node: NodeFindings) -> Itera
             yield Fault(level=Level.error, node=node.name, text=f"rank {rank.rank}: {rank.failed}")
     others = {name for name in first.gpus if not _is_called(gpu.name, name)}
     if others:
-        text = f"{', '.join(sorted(others))} is there, but cluster.groups.{group}.gpu={config.gpu} is {gpu.name}"
+        text = f"found {', '.join(sorted(others))}, but cluster.groups.{group}.gpu={config.gpu} is {gpu.name}"
         yield Fault(level=Level.warning, node=node.name, text=text)
     for rank in node.ranks:
         if rank.memory is not None:
@@ -74,10 +74,10 @@ def _memory_faults(
 ) -> Iterator[Fault]:
     free, total = memory[0] / GIB, memory[1] / GIB
     if total < MEMORY_SHARE * wanted_gib:
-        text = f"a GPU has {total:.1f} GiB, but cluster.gpus.{key}.memory_gib={wanted_gib:g}"
+        text = f"its GPU has {total:.1f} GiB, but cluster.gpus.{key}.memory_gib={wanted_gib:g}"
         yield Fault(level=Level.warning, node=node.name, text=text)
     if free < FREE_SHARE * total:
-        text = f"the GPU of rank {rank.rank} has only {free:.1f} of {total:.1f} GiB free: somebody else is on it"
+        text = f"the GPU of rank {rank.rank} has only {free:.1f} of {total:.1f} GiB free: another process uses it"
         yield Fault(level=Level.warning, node=node.name, text=text)
 
 

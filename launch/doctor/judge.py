@@ -134,9 +134,11 @@ def _data(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Check:
         ]
     total = sum(size for size in first.files.values() if isinstance(size, int))
     links = (
-        "" if case.experiment.container.kind is ContainerKind.none else "; where a link leads, container.mounts must"
+        ""
+        if case.experiment.container.kind is ContainerKind.none
+        else "; container.mounts must include the targets of links"
     )
-    advice = f"data.prefix and train.load must lead to the same files on all nodes{links}"
+    advice = f"data.prefix and train.load must name the same files on all nodes{links}"
     return check(group, "data", faults, f"{case.experiment.data.prefix}: {size_text(total)}, readable", advice)
 
 
@@ -151,8 +153,8 @@ def _maps(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Iterator[Che
                 faults.append(Fault(level=Level.error, node=node.name, text=place))
             elif case.experiment.data.cache is None and place != Path(prefix).parent:
                 text = (
-                    f"{prefix} may only be read, so its index maps go to {place}; where other nodes, or the next "
-                    "container, are to find them, give data.cache=FOLDER"
+                    f"{prefix} is read-only, so its index maps go to {place}; to share them with other nodes or later "
+                    f"containers, set data.cache=FOLDER"
                 )
                 faults.append(Fault(level=Level.warning, node=node.name, text=text))
     if faults:
@@ -167,8 +169,8 @@ def _disk(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Check:
     for node in nodes:
         if node.disk is not None and node.disk < wanted:
             text = (
-                f"{size_text(node.disk)} free in runs_dir; a checkpoint takes {size_text(one)}, and "
-                f"train.keep_checkpoints={train.keep_checkpoints} with a new one {size_text(wanted)}"
+                f"{size_text(node.disk)} free in runs_dir; a checkpoint takes {size_text(one)}, "
+                f"train.keep_checkpoints={train.keep_checkpoints} and a new one take {size_text(wanted)}"
             )
             level = Level.error if node.disk < one else Level.warning
             faults.append(Fault(level=level, node=node.name, text=text))
@@ -197,9 +199,7 @@ def _together(case: Case) -> Iterator[Check]:
         found = "; ".join(
             f"torch {torch}, NCCL {nccl} on {', '.join(names)}" for (torch, nccl), names in versions.items()
         )
-        text = (
-            f"{found}: between different versions collectives hang; use the same image, or environment, on every node"
-        )
+        text = f"{found}: collectives hang between different versions; use the same image or environment on every node"
         yield Check(level=Level.error, where="all nodes", what="software", text=text)
     if case.images:
         yield _image(case)
@@ -217,9 +217,7 @@ def _image(case: Case) -> Check:
     text = "; ".join(f"{image} on {', '.join(names)}" for image, names in nodes.items())
     if len(nodes) == 1:
         return Check(level=Level.ok, where="all nodes", what="image", text=text)
-    way_out = (
-        f"bring the same container.image={case.experiment.container.image} to every node, and give container.digest"
-    )
+    way_out = f"put the same container.image={case.experiment.container.image} on every node, and set container.digest"
     return Check(level=Level.error, where="all nodes", what="image", text=f"{text}: {way_out}")
 
 
@@ -228,10 +226,10 @@ def _all_reduce(case: Case) -> Check:
     count = case.experiment.parallel.world_size
     times = [rank.all_reduce_ms for _, rank in ranks if rank.all_reduce_ms is not None]
     if len(times) == count:
-        text = f"right on all {count} ranks, 1 MiB in {max(times):.1f} ms"
+        text = f"correct on all {count} ranks, 1 MiB in {max(times):.1f} ms"
         return Check(level=Level.ok, where="all nodes", what="all-reduce", text=text)
     lost = [name for nodes in case.lost.values() for name in nodes]
-    why = _causes(ranks) or "not tried: " + (f"{', '.join(lost)} did not come" if lost else "not every rank came")
+    why = _causes(ranks) or "not tried: " + (f"{', '.join(lost)} did not join" if lost else "not every rank joined")
     return Check(level=Level.error, where="all nodes", what="all-reduce", text=why)
 
 
@@ -243,7 +241,7 @@ def _causes(ranks: Sequence[tuple[NodeFindings, RankFindings]]) -> str:
     met = [(node, rank) for node, rank in ranks if rank.stage != ALONE]
     failed = [f"rank {r.rank} ({node.name}), {r.stage}: {r.failed}" for node, r in met if r.failed and not r.symptom]
     hung = [
-        f"rank {r.rank} ({node.name}) {'did not get past' if r.exit_code == KILLED else 'died in'} {r.stage}"
+        f"rank {r.rank} ({node.name}) {'hung in' if r.exit_code == KILLED else 'died in'} {r.stage}"
         for node, r in met
         if not r.failed and r.exit_code not in (0, None)
     ]
@@ -266,7 +264,7 @@ def _clocks(case: Case) -> Check:
             offsets.append(abs(ahead))
             known.append(uncertainty)
             if abs(ahead) - uncertainty > CLOCK_S:
-                text = f"its time of day is {ahead:+.1f} s off {zero}'s; have the nodes' clocks set (chrony, ntpd)"
+                text = f"its clock is {ahead:+.1f} s off {zero}'s; synchronise the nodes' clocks (chrony, ntpd)"
                 faults.append(Fault(level=Level.warning, node=node.name, text=text))
-    fine = f"at most {max(offsets) * 1e3:.3f} ms off {zero}'s, known to {max(known) * 1e6:.0f} us"
+    fine = f"at most {max(offsets) * 1e3:.3f} ms off {zero}'s, accurate to {max(known) * 1e6:.0f} us"
     return check("all nodes", "clocks", faults, fine)

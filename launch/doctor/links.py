@@ -103,13 +103,13 @@ def _judge(
         + (f" (slowest of {len(paths)}: {ends})" if len(paths) > 1 else "")
         + (f" from {worst.groups[0]} to {worst.groups[1]}" if own and pair[0] != pair[1] else "")
         + f"; configured {worst.configured_gbit_per_s:.4g} Gbit/s, {worst.configured_latency_us:g} us; a message of "
-        f"the plan takes {worst.ratio:.2g} x as long"
+        f"the plan takes {worst.ratio:.2g} times as long as configured"
     )
     if worst.ratio > SLOW:
         interface = "the network in use (NCCL_SOCKET_IFNAME, NCCL_IB_HCA, GLOO_SOCKET_IFNAME)" if between else "the bus"
         keys = " or ".join(dict.fromkeys(f"cluster.groups.{name}" for name in pair))
         figures = f"{kind}_gbit_per_s and {kind}_latency_us of {keys}"
-        text += f"; look at {interface}, or correct {'.'.join([KEY, *worst.groups]) if own else figures}"
+        text += f"; check {interface}, or correct {'.'.join([KEY, *worst.groups]) if own else figures}"
     return Check(
         level=Level.warning if worst.ratio > SLOW else Level.ok,
         where=where,

@@ -60,7 +60,7 @@ def jobs_check(experiment: Experiment) -> Check:
         return _passes("hosts", lambda: _look(experiment), lambda: _reached(experiment))
     missing = [command for command in SLURM_COMMANDS if shutil.which(command) is None]
     if missing:
-        text = f"{', '.join(missing)} not on this machine's PATH; log in to the cluster, or use executor=local"
+        text = f"{', '.join(missing)} not on this machine's PATH; use a login node, or executor=local"
         return Check(level=Level.error, where=HERE, what="slurm", text=text)
     return _passes("slurm", lambda: _ask_slurm(experiment), lambda: _asked(experiment))
 
@@ -80,15 +80,15 @@ def _runs(experiment: Experiment) -> Check:
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         level, summary = (
             Level.error,
-            f"runs_dir={experiment.runs_dir}: you may not write in {there}; choose another folder",
+            f"runs_dir={experiment.runs_dir}: you may not write to {there}; choose another folder",
         )
     elif free < needed:
         level, summary = Level.error, f"{summary}, and a checkpoint takes {size_text(needed)}; choose another runs_dir"
     elif folder.exists() and (others := _who_may_remove(folder)):
         level, summary = (
             Level.warning,
-            f"{summary}, and {others} may write there: whoever can may rename or remove runs; chmod +t {folder} leaves "
-            "each run to its owner",
+            f"{summary}, and {others} may write there, so they can rename or remove runs; chmod +t {folder} protects "
+            f"each run from others",
         )
     else:
         level = Level.ok
@@ -120,8 +120,8 @@ def _container(experiment: Experiment) -> Check:
         if kind is ContainerKind.pyxis:
             if shutil.which("srun") is not None and not slurm_commands.srun_has(PYXIS_OPTION):
                 raise TdppError(
-                    f"container.kind=pyxis: srun knows no {PYXIS_OPTION}; Slurm here does not have the plugin pyxis, "
-                    "0.15 or newer"
+                    f"container.kind=pyxis: srun has no option {PYXIS_OPTION}; Slurm here lacks the plugin pyxis, "
+                    f"0.15 or newer"
                 )
         elif experiment.executor.kind is ExecutorKind.local:
             check_program(kind)
@@ -131,14 +131,14 @@ def _container(experiment: Experiment) -> Check:
         if (found := found_image(experiment.container)) is not None:
             check_found(found)
         if isinstance(container.image, Path) and not container.image.is_file():
-            raise TdppError(f"container.image={experiment.container.image}: there is no such file")
+            raise TdppError(f"container.image={experiment.container.image}: no such file")
 
     summary = f"{experiment.container.kind}, {experiment.container.image}"
     found = _passes("container", look, lambda: summary)
     if found.level is Level.ok and not containers.has_digest(experiment.container):
         text = (
-            f"{summary}: without a digest the image is what the tag leads to on the day it is fetched; add it to "
-            "container.image (registry/name@sha256:…)"
+            f"{summary}: without a digest, the tag may name another image on another day; add the digest to "
+            f"container.image (registry/name@sha256:…)"
         )
         return Check(level=Level.warning, where=HERE, what="container", text=text)
     return found
@@ -170,7 +170,7 @@ def _ask_slurm(experiment: Experiment) -> None:
 
 def _asked(experiment: Experiment) -> str:
     summary = " and ".join(slurm.requested(request) for request in job_requests(experiment))
-    return f"{slurm_commands.version()} would take {summary}"
+    return f"{slurm_commands.version()} accepts {summary}"
 
 
 def _passes(what: str, look: Callable[[], None], fine: Callable[[], str]) -> Check:

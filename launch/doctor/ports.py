@@ -22,15 +22,15 @@ def reached(group: str, nodes: Sequence[NodeFindings], works: bool) -> Check:
             Fault(
                 level=Level.warning if works else Level.error,
                 node=node.name,
-                text=f"does not reach {', '.join(names)} ({why})",
+                text=f"cannot reach {', '.join(names)} ({why})",
             )
             for why, names in whys.items()
         ]
     advice = (
-        "nodes must reach any TCP port of the addresses that ranks listen on; cluster.environment.GLOO_SOCKET_IFNAME "
-        "and NCCL_SOCKET_IFNAME choose the interface"
+        "nodes must reach every TCP port of each other's addresses; choose the interface with "
+        "cluster.environment.GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
     )
-    return check(group, "ports", faults, "every other node can be reached", advice)
+    return check(group, "ports", faults, "all nodes reach each other", advice)
 
 
 def open_ports(experiment: Experiment, group: str, nodes: Sequence[NodeFindings]) -> Iterator[Check]:
@@ -41,7 +41,7 @@ def open_ports(experiment: Experiment, group: str, nodes: Sequence[NodeFindings]
             level=Level.warning,
             node=node.name,
             text=f"ranks listen on {_place(node)}, a public address; choose an interface of the cluster's own network "
-            "with cluster.environment.GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, or have a firewall keep others out",
+            "with cluster.environment.GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, or keep others out with a firewall",
         )
         for node in listening
         if node.address and _is(node.address, "is_global")
@@ -49,14 +49,14 @@ def open_ports(experiment: Experiment, group: str, nodes: Sequence[NodeFindings]
     if experiment.engine.kind is EngineKind.megatron_lm and group == experiment.node_order.groups[0]:
         port = experiment.executor.master_port or "a free port"
         text = (
-            f"torchrun's store listens on {port} of all interfaces and unpickles what anybody sends; have a firewall "
-            "keep others out, or use engine=tdpp"
+            f"torchrun's store listens on {port} of all interfaces and unpickles what anybody sends; keep others out "
+            f"with a firewall, or use engine=tdpp"
         )
         faults.append(Fault(level=Level.warning, node=nodes[0].name, text=text))
     if listening or faults:
         places = ", ".join(dict.fromkeys(map(_place, listening[:_SHOWN])))
         more = f" and on {len(listening) - _SHOWN} more nodes" if len(listening) > _SHOWN else ""
-        fine = f"ranks listen on free ports of {places}{more}; gloo and NCCL let in whoever reaches these"
+        fine = f"ranks listen on free ports of {places}{more}; gloo and NCCL accept anybody who can reach them"
         yield check(group, "open ports", faults, fine)
 
 

@@ -39,7 +39,7 @@ def launching(run: RunDir) -> Iterator[None]:
             try:
                 fcntl.fcntl(handle, fcntl.F_OFD_SETLK, _WHOLE_FILE)
             except (BlockingIOError, PermissionError):
-                raise LaunchError(f"{run.name} is being launched by {launcher(run)}; wait until it is done") from None
+                raise LaunchError(f"{run.name} is being launched by {launcher(run)}; wait until that is done") from None
         with contextlib.suppress(OSError):  # a full disk: what matters is the lock
             os.ftruncate(handle, 0)
             os.write(handle, json.dumps(_myself()).encode())
@@ -71,7 +71,7 @@ def launcher(run: RunDir) -> str:
     """Who launched the run last, for a message."""
     who = _read(run)
     if not who:
-        return "a process that left no name"
+        return "an unknown process"
     return f"process {who.get('pid')} of {who.get('user')} on {who.get('host')}"
 
 

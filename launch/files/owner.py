@@ -35,11 +35,11 @@ def check_may_resume(run: RunDir) -> None:
     owner, user = owner_of(run), os.geteuid()
     if owner == user:
         return
-    way_out = f"start a run of your own with train.load={run.path} to go on from its checkpoint"
+    way_out = f"start a run of your own with train.load={run.path} to continue from its checkpoint"
     if user == 0:
         way_out = f"use 'runuser -u {name_of(owner)} -- tdpp launch resume={run.path}', or {way_out}"
     raise LaunchError(
-        f"resume={run.name}: the run belongs to {name_of(owner)}, and its jobs would be those of user "
+        f"resume={run.name}: the run belongs to {name_of(owner)}, but its jobs would run as user "
         f"{name_of(user)}; {way_out}"
     )
 

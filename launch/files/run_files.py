@@ -90,12 +90,11 @@ def read_submitted(run: RunDir, nodes: int) -> Submitted:
     """jobs.json of a run with so many nodes; raises RunFolderError if it is not what it should be."""
     submitted = run.read(run.jobs, Submitted)
     if submitted is None:
-        raise RunFolderError(f"{run.path} is not a run: {run.jobs.name} is not there")
+        raise RunFolderError(f"{run.path} is not a run: it has no {run.jobs.name}")
     for number, job in enumerate(submitted.jobs):
         if any(node >= nodes for node in job.nodes) or len(set(job.nodes)) < len(job.nodes) or not job.nodes:
             raise RunFolderError(
-                f"{run.jobs} is damaged: jobs[{number}].nodes={list(job.nodes)} must be some of the nodes 0 to "
-                f"{nodes - 1}"
+                f"{run.jobs} is damaged: jobs[{number}].nodes={list(job.nodes)} must be nodes between 0 and {nodes - 1}"
             )
     return submitted
 

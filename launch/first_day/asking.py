@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from conf.schema.hosts import hosts
 from launch.errors import LaunchError
@@ -18,29 +19,42 @@ RUN_MIN = 2
 """A node answers in seconds."""
 
 
-def on_slurm(wait_s: int) -> Found:
+def on_slurm(wait_s: int, charged: Mapping[str, str]) -> Found:
     """The nodes that sinfo shows. One of each group is asked what it has, if it is free within `wait_s`.
+
+    Args:
+        charged: `account` and `qos` of all jobs, where they are given.
 
     Raises:
         LaunchError: Slurm does not answer, or has no node that takes jobs.
     """
     groups = slurm_nodes.groups(slurm_nodes.parse(slurm_commands.nodes()))
     there = [group for group in groups if group.nodes]
-    gone = [f"{group.name}: all {len(group.unusable)} nodes are down or drained" for group in groups if not group.nodes]
+    gone = [
+        f"{group.name}: all {len(group.unusable)} nodes are down, drained or reserved"
+        for group in groups
+        if not group.nodes
+    ]
     if not there:
-        raise LaunchError(f"sinfo shows no node that takes jobs: {'; '.join(gone) or 'none at all'}; try again later")
+        raise LaunchError(
+            f"sinfo shows no node that takes jobs: {'; '.join(gone) or 'no node at all'}; try again later"
+        )
     names = ", ".join(group.name for group in there)
     print(f"asking a node of {names}, for up to {wait_s} s …", file=sys.stderr, flush=True)
     with ThreadPoolExecutor(max_workers=len(there)) as pool:
-        answers = list(pool.map(lambda group: _answer(group, wait_s), there))
-    found = [of_slurm(group, answer) for group, answer in zip(there, answers, strict=True)]
+        answers = list(pool.map(lambda group: _answer(group, wait_s, charged), there))
+    account, qos = charged.get("account"), charged.get("qos")
+    found = [
+        replace(of_slurm(group, answer), account=account, qos=qos) for group, answer in zip(there, answers, strict=True)
+    ]
     return Found(groups=tuple(found), executor="slurm", source="Slurm and its nodes say", notes=tuple(gone))
 
 
-def _answer(group: Group, wait_s: int) -> NodeFigures | str:
+def _answer(group: Group, wait_s: int, charged: Mapping[str, str]) -> NodeFigures | str:
     """What a node of the group says of itself, or why none did."""
+    options = [*group.options, *(f"--{key}={value}" for key, value in charged.items())]
     try:
-        said = slurm_commands.on_one_node(group.options, [sys.executable, "-m", MODULE], wait_s, RUN_MIN)
+        said = slurm_commands.on_one_node(options, [sys.executable, "-m", MODULE], wait_s, RUN_MIN)
         return NodeFigures.parse(said)
     except LaunchError as error:
         return str(error)
@@ -50,21 +64,23 @@ def of_slurm(group: Group, answer: NodeFigures | str) -> FoundGroup:
     """A group as it is written, by what Slurm and one of its nodes say. Without an answer Slurm's word counts."""
     notes = []
     if isinstance(answer, str):
-        notes.append(f"no node has answered: {' '.join(answer.split())}")
+        notes.append(f"no node answered: {' '.join(answer.split())}")
         kind = gpu_kinds.of_type(group.gres.type) if group.gres else gpu_kinds.ON_CPU
         within, network = gpu_kinds.PCIE_GBIT_PER_S, None
     else:
         kind = gpu_kinds.of_figures(answer.gpus) if group.gres and answer.gpus else gpu_kinds.ON_CPU
+        if group.gres and answer.gpus and group.gres.is_part:
+            kind = gpu_kinds.of_type(group.gres.type)
         within, network = gpu_kinds.within_gbit_per_s(answer.gpus), answer.network_gbit_per_s
         if group.gres and not answer.gpus:
-            notes.append(f"Slurm has {group.gres} here, but ranks run on the CPU: {answer.no_gpus}")
+            notes.append(f"Slurm lists {group.gres} here, but ranks will run on the CPU: {answer.no_gpus}")
     on_cpu = kind is gpu_kinds.ON_CPU
     if group.unusable:
-        notes.append(f"down or drained, and not counted: {', '.join(group.unusable)}")
+        notes.append(f"down, drained or reserved, so not counted: {', '.join(group.unusable)}")
     if group.others:
         notes.append(f"these nodes are also in partition {', '.join(group.others)}")
     if group.other_gres:
-        notes.append(f"its nodes also have {', '.join(map(str, group.other_gres))}, which the group leaves alone")
+        notes.append(f"its nodes also have {', '.join(map(str, group.other_gres))}, which the group does not use")
     ranks = 1 if on_cpu or group.gres is None else group.gres.count
     return FoundGroup(
         name=group.name,

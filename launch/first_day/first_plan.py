@@ -54,7 +54,9 @@ def _over(nodes: list[int], order: str | None) -> FirstPlan:
     data = ranks // stages
     of_nodes = f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
     what = f"{data} replica{'s' * (data != 1)} of {stages} stage{'s' * (stages != 1)}"
-    return FirstPlan(data=data, pipeline=stages, node_order=order, why=f"{what} on {of_nodes}, {ranks} ranks")
+    return FirstPlan(
+        data=data, pipeline=stages, node_order=order, why=f"{what} on {of_nodes}, {ranks} rank{'s' * (ranks != 1)}"
+    )
 
 
 def _ranks(group: FoundGroup) -> int:

@@ -26,6 +26,8 @@ class FoundGroup:
     gres: str | None = None
     gres_type: str | None = None
     constraint: str | None = None
+    account: str | None = None
+    qos: str | None = None
     cpus: int | None = None
     """For a node's ranks, as Slurm is asked for them."""
     time_limit: str | None = None
@@ -71,7 +73,7 @@ def usable(found: Found) -> Found:
     if not with_gpus or len(with_gpus) == len(found.groups) or found.executor == "hosts":
         return found
     left_out = [
-        f"{group.name} ({group.title}) is left out: ranks on CPUs do not train with ranks on GPUs"
+        f"{group.name} ({group.title}) is left out: ranks on CPUs cannot train together with ranks on GPUs"
         + "".join(f"; {note}" for note in group.notes)
         for group in found.groups
         if group.on_cpu

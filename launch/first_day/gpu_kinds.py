@@ -10,6 +10,7 @@ from functools import cache
 from omegaconf import OmegaConf
 
 from conf.reading.own_folders import SHIPPED, SUFFIX
+from launch.first_day.slurm_nodes import MIG
 from launch.machine.gpus import GpuFigures
 
 LIKE = 1.06
@@ -50,6 +51,11 @@ class GpuKind:
     """As the driver calls it, or else Slurm."""
 
 
+PARTS_APART = (
+    "parts of GPUs (MIG): NCCL does not connect several parts of one GPU, so a plan with several ranks on a GPU "
+    "may not start; ask your administrator for whole GPUs"
+)
+
 ON_CPU = GpuKind(key=CPU, shipped=CPU, name="CPU")
 
 
@@ -57,7 +63,7 @@ def of_figures(gpus: Sequence[GpuFigures]) -> GpuKind:
     """The kind of a node's first GPU; what they are beside it says `note`."""
     first = gpus[0]
     others = sorted({gpu.name for gpu in gpus} - {first.name})
-    note = f"beside {first.name} there is {', '.join(others)}, which counts as the same" if others else ""
+    note = f"{', '.join(others)} on the same node counts as {first.name}" if others else ""
     found = _shipped(first)
     if found is not None:
         return GpuKind(key=found, shipped=found, note=note, name=first.name)
@@ -77,19 +83,26 @@ def of_figures(gpus: Sequence[GpuFigures]) -> GpuKind:
 
 def of_type(gres: str | None) -> GpuKind:
     """The kind that the type of a gres stands for, where no node could be asked."""
-    fitting = [] if gres is None else [name for name in _shipped_kinds() if _parts(gres) <= _parts(name)]
+    fitting = [] if gres is None else [name for name in _shipped_kinds() if _may_be(gres, name)]
     if fitting:
-        also = f" or {', '.join(fitting[1:])}" if len(fitting) > 1 else ""
-        note = f"after the name that Slurm gives it; no node was asked: it may be {fitting[0]}{also}" if also else ""
+        note = f"no node was asked: by the name that Slurm gives it, it may be {' or '.join(fitting)}"
         return GpuKind(key=fitting[0], shipped=fitting[0], note=note, name=str(gres))
     name = gres or "GPU"
+    part = MIG.search(name)
+    known = {} if part is None else {"memory_gib": float(part[1])}
     return GpuKind(
         key=_key(name),
-        values=(("name", name), *ASSUMED.items()),
-        assumed=tuple(ASSUMED),
-        note="no node was asked",
+        values=(("name", name), *(ASSUMED | known).items()),
+        assumed=tuple(key for key in ASSUMED if key not in known),
+        note="no node was asked" if part is None else PARTS_APART,
         name=name,
     )
+
+
+def _may_be(gres: str, shipped: str) -> bool:
+    """Whether the type of a gres names a shipped kind, in fewer words (a100) or more (nvidia_h100_80gb_hbm3)."""
+    words, kind = _parts(gres), _parts(shipped)
+    return shipped != CPU and MIG.search(gres) is None and (words <= kind or kind <= words)
 
 
 def within_gbit_per_s(gpus: Sequence[GpuFigures]) -> float:

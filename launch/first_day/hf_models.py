@@ -41,7 +41,7 @@ class _Config:
     def given(self, key: str, default: object = _MISSING) -> Any:
         value = self.content.get(key, default)
         if value is _MISSING:
-            raise LaunchError(f"{self.path}: {key} is missing, which a {self.content['model_type']} has; add it")
+            raise LaunchError(f"{self.path}: {key} is missing; a {self.content['model_type']} needs it")
         return default if value is None and default is not _MISSING else value
 
     def size(self, key: str, default: object = _MISSING) -> int:
@@ -62,12 +62,19 @@ class _Config:
             raise self.refuse(key, value, "must be true or false")
         return value
 
+    def table(self, key: str) -> Mapping[str, Any]:
+        """Empty where it is absent or null."""
+        value = self.content.get(key) or {}
+        if not isinstance(value, dict):
+            raise self.refuse(key, value, "must be an object")
+        return value
+
     def must(self, key: str, allowed: object, why: str) -> None:
         """Also absent, which stands for what is allowed. `allowed` may be a tuple of values."""
         values = allowed if isinstance(allowed, tuple) else (allowed,)
         value = self.content.get(key, values[0])
         if value not in values or isinstance(value, bool) != isinstance(values[0], bool):
-            raise self.refuse(key, value, f"{why}; only {' or '.join(map(json.dumps, values))} maps")
+            raise self.refuse(key, value, f"{why}; only {' or '.join(map(json.dumps, values))} can be imported")
 
 
 def from_hf(path: str, content: object, sequence_length: int | None = None) -> FromHf:
@@ -79,33 +86,37 @@ def from_hf(path: str, content: object, sequence_length: int | None = None) -> F
     if not isinstance(content, dict):
         raise LaunchError(f"{path}: must be a JSON object, as Hugging Face's config.json is")
     kind = content.get("model_type")
-    if kind not in _FAMILIES:
+    if not isinstance(kind, str) or kind not in _FAMILIES:
         raise LaunchError(
-            f"{path}: model_type={json.dumps(kind)}: no family of models here is like it; there are: "
+            f"{path}: model_type={json.dumps(kind)}: tdpp has no such model family; it imports "
             f"{', '.join(_FAMILIES)}. docs/your-model.md shows how to train a module of your own"
         )
     config = _Config(path, content)
-    config.must("is_encoder_decoder", kind == "t5", "the family has another shape")
-    config.must("add_cross_attention", False, "no family here attends to another model")
+    config.must("is_encoder_decoder", kind == "t5", "the model has another architecture than tdpp's")
+    config.must("add_cross_attention", False, "tdpp has no cross-attention to another model")
     values = _FAMILIES[kind](config)
     if sequence_length is not None:
         longest = values.get("sequence_length")
         if longest is None:
-            raise LaunchError(f"--sequence-length {sequence_length}: a {kind} has no sequence; leave it out")
+            raise LaunchError(f"--sequence-length {sequence_length}: a {kind} has no sequences; leave it out")
         if isinstance(longest, int) and sequence_length > longest and kind != "t5":
-            raise LaunchError(f"--sequence-length {sequence_length}: {path} knows positions up to {longest}")
+            raise LaunchError(
+                f"--sequence-length {sequence_length}: {path} has positions up to {longest}; give at most that"
+            )
         values["sequence_length"] = sequence_length
     _check_window(config, values)
     return FromHf(values=values, notes=tuple(config.notes))
 
 
 def _gpt2(config: _Config) -> dict[str, object]:
-    config.must("activation_function", TANH_GELU, "a GPT's MLP here has GELU by tanh")
-    config.must("scale_attn_weights", True, "attention here is always scaled by the width of a head")
-    config.must("scale_attn_by_inverse_layer_idx", False, "attention here is scaled alike in all layers")
+    config.must("activation_function", TANH_GELU, "the MLP of tdpp's GPT uses the tanh GELU")
+    config.must("scale_attn_weights", True, "tdpp always scales attention by the width of a head")
+    config.must("scale_attn_by_inverse_layer_idx", False, "tdpp scales attention alike in all layers")
     dropout = config.number("resid_pdrop", 0.1)
     if (embedding := config.number("embd_pdrop", 0.1)) != dropout:
-        raise config.refuse("embd_pdrop", embedding, f"embeddings drop as much as layers here, resid_pdrop={dropout:g}")
+        raise config.refuse(
+            "embd_pdrop", embedding, f"tdpp uses one dropout for embeddings and layers, resid_pdrop={dropout:g}"
+        )
     hidden = config.size("n_embd")
     inner = config.size("n_inner", 4 * hidden)
     return {
@@ -122,12 +133,12 @@ def _gpt2(config: _Config) -> dict[str, object]:
 
 
 def _llama(config: _Config) -> dict[str, object]:
-    config.must("hidden_act", "silu", "a gated MLP here has SiLU")
-    config.must("pretraining_tp", 1, "matrix products are not split up here")
+    config.must("hidden_act", "silu", "tdpp's gated MLP uses SiLU")
+    config.must("pretraining_tp", 1, "tdpp does not split matrix products")
     bias = config.flag("attention_bias", False)
-    config.must("mlp_bias", bias, f"all linear layers here have biases, or none, and attention_bias={json.dumps(bias)}")
-    config.must("partial_rotary_factor", 1.0, "rotary positions here turn all of a head")
-    rope = config.given("rope_parameters", {}) or {}  # where transformers 5 keeps base and scaling
+    config.must("mlp_bias", bias, f"all or no linear layers have biases in tdpp, and attention_bias={json.dumps(bias)}")
+    config.must("partial_rotary_factor", 1.0, "tdpp's rotary positions rotate the whole head")
+    rope = config.table("rope_parameters")  # where transformers 5 keeps base and scaling
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     width = config.given("head_dim", None)
     return {
@@ -160,19 +171,22 @@ def _check_window(config: _Config, values: Mapping[str, object]) -> None:
     """A window that no token of a sequence looks beyond changes nothing."""
     if config.content["model_type"] != "mistral":
         return
-    window, length = config.content.get("sliding_window", 4096), values["sequence_length"]
-    if window is not None and isinstance(length, int) and window < length:
+    length = values["sequence_length"]
+    if config.content.get("sliding_window", 4096) is None:
+        return
+    window = config.size("sliding_window", 4096)
+    if isinstance(length, int) and window < length:
         raise config.refuse(
             "sliding_window",
             window,
-            f"attention here has no window, and sequences of {length} tokens need one; --sequence-length {window} "
-            "takes sequences that fit into it",
+            f"tdpp has no sliding-window attention, which sequences of {length} tokens need; --sequence-length "
+            f"{window} fits into the window",
         )
 
 
 def _scaling(config: _Config, rope: Mapping[str, Any]) -> dict[str, object]:
     key = "rope_scaling" if config.content.get("rope_scaling") else "rope_parameters"
-    scaling = config.content.get("rope_scaling") or rope
+    scaling = config.table("rope_scaling") or rope
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return {}
@@ -181,18 +195,21 @@ def _scaling(config: _Config, rope: Mapping[str, Any]) -> dict[str, object]:
         wrong = other or {"rope_type": kind}
         expected = LLAMA3 if other else {"rope_type": "llama3"}
         name = next(iter(wrong))
-        why = f"scaled rotary positions here are Llama 3's, with {name}={json.dumps(expected[name])}"
+        why = f"tdpp scales rotary positions only as Llama 3 does, with {name}={json.dumps(expected[name])}"
         raise config.refuse(f"{key}.{name}", wrong[name], why)
-    return {"rope_scaling_factor": float(scaling["factor"])}
+    factor = scaling.get("factor")
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)):
+        raise config.refuse(f"{key}.factor", factor, "must be a number")
+    return {"rope_scaling_factor": float(factor)}
 
 
 def _bert(config: _Config) -> dict[str, object]:
     config.must("hidden_act", ("gelu", *TANH_GELU), "an MLP here has GELU")
-    config.must("position_embedding_type", "absolute", "learned positions are what a BERT has here")
-    config.must("type_vocab_size", 2, "a BERT here tells two sentences apart")
-    config.must("is_decoder", False, "a BERT here is an encoder")
-    config.notes.append("As Megatron-LM's: norms stand before attention and MLP (Hugging Face's stand behind them),")
-    config.notes.append("and GELU is by tanh. Sizes and parameters are the same, checkpoints do not cross.")
+    config.must("position_embedding_type", "absolute", "tdpp's BERT uses learned positions")
+    config.must("type_vocab_size", 2, "tdpp's BERT has two token types")
+    config.must("is_decoder", False, "tdpp's BERT is an encoder")
+    config.notes.append("As in Megatron-LM, norms come before attention and MLP (in Hugging Face's after them),")
+    config.notes.append("and GELU uses tanh. Sizes and parameters are the same; checkpoints cannot be exchanged.")
     return {
         "family": "bert",
         **_encoder(config),
@@ -205,11 +222,11 @@ def _bert(config: _Config) -> dict[str, object]:
 def _t5(config: _Config) -> dict[str, object]:
     activation = config.given("feed_forward_proj", "relu")
     if activation not in ("relu", "gated-gelu", "gated-silu"):
-        raise config.refuse("feed_forward_proj", activation, "an MLP here has GELU, or a gate")
+        raise config.refuse("feed_forward_proj", activation, "tdpp's MLP uses GELU or a gate")
     gated = activation.startswith("gated")
     buckets = config.size("relative_attention_num_buckets", 32)
-    config.notes.append(f"Not as Hugging Face's: positions are rotary, not {buckets} relative biases, and the MLP has")
-    config.notes.append(f"{'a gate of SiLU' if gated else 'GELU'}, not {activation}. Checkpoints do not cross.")
+    config.notes.append(f"Unlike Hugging Face's, positions are rotary, not {buckets} relative biases, and the MLP has")
+    config.notes.append(f"{'a gate of SiLU' if gated else 'GELU'}, not {activation}. Checkpoints cannot be exchanged.")
     hidden, heads, width = config.size("d_model"), config.size("num_heads"), config.size("d_kv", 64)
     layers, dropout = config.size("num_layers"), config.number("dropout_rate", 0.1)
     decoder = config.size("num_decoder_layers", layers)
@@ -234,8 +251,8 @@ def _t5(config: _Config) -> dict[str, object]:
 
 
 def _vit(config: _Config) -> dict[str, object]:
-    config.must("hidden_act", "gelu", "the MLP of a ViT here has GELU")
-    config.must("qkv_bias", True, "the attention of a ViT here has biases")
+    config.must("hidden_act", "gelu", "the MLP of tdpp's ViT uses GELU")
+    config.must("qkv_bias", True, "the attention of tdpp's ViT has biases")
     return {
         "family": "vit",
         **_encoder(config),
@@ -247,16 +264,18 @@ def _vit(config: _Config) -> dict[str, object]:
 
 
 def _resnet(config: _Config) -> dict[str, object]:
-    config.must("layer_type", "bottleneck", "a ResNet here has bottlenecks")
-    config.must("hidden_act", "relu", "a ResNet here has ReLU")
-    config.must("downsample_in_first_stage", False, "the first stage here keeps the size of its images")
-    config.must("downsample_in_bottleneck", False, "the 3 x 3 convolution of a bottleneck makes images smaller here")
+    config.must("layer_type", "bottleneck", "tdpp's ResNet has bottleneck blocks")
+    config.must("hidden_act", "relu", "tdpp's ResNet uses ReLU")
+    config.must("downsample_in_first_stage", False, "the first stage of tdpp's ResNet does not downsample")
+    config.must("downsample_in_bottleneck", False, "tdpp's ResNet downsamples in the 3 x 3 convolution of a bottleneck")
     width, depths = config.size("embedding_size", 64), config.given("depths", [3, 4, 6, 3])
+    if not isinstance(depths, list) or not all(type(depth) is int and depth > 0 for depth in depths):
+        raise config.refuse("depths", depths, "must be a list of whole numbers of at least 1")
     widths = config.given("hidden_sizes", [256, 512, 1024, 2048])
     expected = [4 * width * 2**stage for stage in range(len(depths))]
     if widths != expected:
-        raise config.refuse("hidden_sizes", widths, f"here they follow from embedding_size={width}: {expected}")
-    config.notes.append("config.json does not say for which images; model.image_size may be changed.")
+        raise config.refuse("hidden_sizes", widths, f"in tdpp they follow from embedding_size={width}: {expected}")
+    config.notes.append("config.json gives no image size; model.image_size may be changed.")
     return {
         "family": "resnet",
         "depths": "-".join(map(str, depths)),
@@ -283,7 +302,7 @@ def _encoder(config: _Config) -> dict[str, object]:
 
 def _classes(config: _Config) -> int:
     labels = config.content.get("id2label")
-    return len(labels) if isinstance(labels, dict) else config.size("num_labels", 2)
+    return len(labels) if isinstance(labels, dict) and labels else config.size("num_labels", 2)
 
 
 def _untied(config: _Config, tied_by_default: bool) -> dict[str, object]:

@@ -22,7 +22,9 @@ def priced(found: Found, given: Mapping[str, float]) -> Found:
     unknown = [name for name in given if not any(name in _names(group) for group in found.groups)]
     if unknown:
         known = ", ".join(dict.fromkeys(name for group in found.groups for name in _names(group)))
-        raise LaunchError(f"--price {unknown[0]}={given[unknown[0]]:g}: there is no {unknown[0]}; there are: {known}")
+        raise LaunchError(
+            f"--price {unknown[0]}={given[unknown[0]]:g}: no group or GPU type {unknown[0]}; known are {known}"
+        )
 
     def of(group: FoundGroup) -> FoundGroup:
         prices = [given[name] for name in _names(group) if name in given]
@@ -65,7 +67,7 @@ def _number(ask: Asked, question: str) -> float | None:
                 return value
         except ValueError:
             pass
-        print(f"{answer!r} is not a number above 0; Enter leaves it as it is", file=sys.stderr)
+        print(f"{answer!r} is not a number above 0; Enter keeps the default", file=sys.stderr)
     return None
 
 

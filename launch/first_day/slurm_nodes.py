@@ -10,8 +10,12 @@ from itertools import groupby
 
 from launch.errors import LaunchError
 
-UNUSABLE = ("down", "drain", "drng", "fail", "futr", "unk", "inval", "maint")
+UNUSABLE = ("down", "drain", "drng", "fail", "futr", "unk", "inval", "maint", "resv")
 """How sinfo's states of nodes begin that take no job for now."""
+MIG = re.compile(r"\d+g\.(\d+)gb")
+"""Within the type of a part of a GPU, such as a100_1g.5gb, with its memory."""
+NO_NAMES = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
+"""Names of partitions that YAML takes for something else than a text."""
 LIKE = 1.1
 """Nodes whose memory differs by no more than this factor are alike."""
 
@@ -22,6 +26,11 @@ class Gres:
 
     type: str | None
     count: int
+
+    @property
+    def is_part(self) -> bool:
+        """Whether these are parts of GPUs (MIG), which the driver does not list as GPUs."""
+        return self.type is not None and MIG.search(self.type) is not None
 
     def __str__(self) -> str:
         return ":".join(["gpu", *([self.type] if self.type else []), str(self.count)])
@@ -82,21 +91,22 @@ def parse(text: str) -> list[Membership]:
     Raises:
         LaunchError: a line is none.
     """
-    rows = [line.strip().split("|", 10) for line in text.splitlines() if line.strip()]
-    if wrong := next((row for row in rows if len(row) != 11), None):
-        raise LaunchError(f"sinfo printed a line that is not understood: {'|'.join(wrong)}")
-    top = max((int(row[7]) for row in rows if row[7].isdigit()), default=0)
+    rows = [line.strip().split("|", 11) for line in text.splitlines() if line.strip()]
+    if wrong := next((row for row in rows if len(row) != 12), None):
+        raise LaunchError(f"cannot parse a line of sinfo: {'|'.join(wrong)}")
+    top = max((int(row[8]) for row in rows if row[8].isdigit()), default=0)
     return [_membership(row, top) for row in rows]
 
 
 def _membership(row: Sequence[str], top: int) -> Membership:
-    node, partition, marked, state, cpus, memory, limit, tier, preempt, gres, features = row
+    node, partition, marked, state, cpus, most, memory, limit, tier, preempt, gres, features = row
+    of_node = int(re.sub(r"\D.*", "", cpus) or 1)
     return Membership(
         node=node,
         partition=partition,
         default=marked.endswith("*"),
         state=state.lower(),
-        cpus=int(re.sub(r"\D.*", "", cpus) or 1),
+        cpus=min(of_node, int(most)) if most.isdigit() and int(most) else of_node,
         memory_mb=int(re.sub(r"\D.*", "", memory) or 0),
         time_limit=limit,
         yields=preempt.lower() != "off" and tier.isdigit() and int(tier) < top,
@@ -229,5 +239,6 @@ def _named(found: Sequence[Group]) -> list[Group]:
 
 
 def _word(text: str) -> str:
-    """As the name of a group may be written."""
-    return re.sub(r"[^\w.-]", "_", text)
+    """As the name of a group may be written: in keys of the command line, dots separate names."""
+    word = re.sub(r"[^A-Za-z0-9_-]", "_", text)
+    return word if word[0].isalpha() and word.lower() not in NO_NAMES else f"p_{word}"

@@ -19,6 +19,7 @@ from launch.first_day.gpu_kinds import GpuKind
 
 YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
 """That are no text to YAML."""
+FROM_DRIVER = "peaks worked out from what the driver says; the maker's data sheet knows better"
 UNTIL_MEASURED = "assumed, until 'tdpp profile' measures it"
 
 
@@ -47,7 +48,8 @@ def _gpus(kinds: list[GpuKind]) -> Iterator[str]:
         return
     yield "gpus:"
     for kind in kinds:
-        yield f"  {kind.key}: # peaks worked out from what the driver says; the maker's data sheet knows better"
+        known = len(kind.values) - 1 > len(kind.assumed)
+        yield f"  {kind.key}: # {FROM_DRIVER if known else 'its figures are not known'}"
         for key, value in kind.values:
             assumed = " # assumed: take it from the maker's data sheet" if key in kind.assumed else ""
             yield f"    {key}: {scalar(value)}{assumed}"
@@ -81,6 +83,8 @@ def _slurm(group: FoundGroup) -> Iterator[str]:
         "partition": group.partition,
         "gres": group.gres,
         "constraint": group.constraint,
+        "account": group.account,
+        "qos": group.qos,
         "cpus_per_task": group.cpus,
     }.items():
         if value is not None:
@@ -89,7 +93,8 @@ def _slurm(group: FoundGroup) -> Iterator[str]:
     limit = "" if group.time_limit is None else f", up to {group.time_limit}"
     yield f"    # time_min: 60 # minutes{limit}; without it the partition's default"
     yield "    # mem: 0 # all memory of a node; without it the partition's default"
-    yield "    # account: and qos:, where Slurm wants them"
+    if group.account is None or group.qos is None:
+        yield "    # account: and qos:, where Slurm wants them"
 
 
 def plan_text(plan: FirstPlan) -> str:

@@ -53,7 +53,7 @@ def causes(seen: Observation) -> list[Cause]:
             continue
         rule, reason = failure
         if not node.ended and disk_is_full(seen):
-            rule, reason = "disk-full", f"{FULL_DISK}, and so {reason}"
+            rule, reason = "disk-full", f"{FULL_DISK}; {reason}"
         found.append(Cause(node.seen_unix, rule, reason))
     return sorted((cause for cause in found if cause.unix <= until), key=lambda cause: cause.unix)
 
@@ -119,7 +119,7 @@ def _node_failure(node: Node, seen: Observation, ranks_told: bool) -> tuple[str,
             return _with_memory("worker-killed", reason, node)
         if ranks_told:
             return None
-        reason = f"the worker of node {node.name} ended with {node.exit_code}"
+        reason = f"the worker of node {node.name} exited with {node.exit_code}"
         if node.no_memory is None:
             reason += f": see nodes/{node.name}.err"
         return _with_memory("worker-failed", reason, node)
@@ -129,13 +129,13 @@ def _node_failure(node: Node, seen: Observation, ranks_told: bool) -> tuple[str,
     if node.alive or (job is not None and job.withdrawn and node.state == "absent"):
         return None
     if job is not None and job.state is not None and job.over:
-        when = "before it had started" if node.state == "absent" else "and left no result"
-        return JOB_RULES.get(job.state.state, "job-ended"), f"node {node.name} is gone, {when}: {job}"
+        when = "before it started" if node.state == "absent" else "without a result"
+        return JOB_RULES.get(job.state.state, "job-ended"), f"node {node.name} is gone {when}: {job}"
     if node.state == "absent" and job is None and seen.cut_off:
-        reason = f"node {node.name} was never started: the launch was cut off before it had submitted everything"
+        reason = f"node {node.name} was never started: the launch was interrupted before it had submitted everything"
         return "launch-cut-off", reason
     if node.state == "absent":
-        return "never-started", f"node {node.name} was never started, and nothing is left to start it"
+        return "never-started", f"node {node.name} was never started, and nothing is left that would start it"
     return "agent-lost", f"the agent of node {node.name} (process {node.pid}) is gone and left no result"
 
 

@@ -30,10 +30,10 @@ def verdict_without_plan(run: RunDir) -> Verdict | None:
     if launching is None:
         launching = is_young(run, PLANNING_S) and not stopped
     if launching:
-        return Verdict(State.starting, "launching", "its launch is under way", ())
+        return Verdict(State.starting, "launching", "its launch is still under way", ())
     if stopped:
-        return Verdict(State.stopped, "stopped", "ended on request, before anything of it was started", ())
-    reason = f"its launch ({launcher(run)}) was cut off before it had a plan, and nothing of it was started"
+        return Verdict(State.stopped, "stopped", "ended on request before anything was started", ())
+    reason = f"its launch ({launcher(run)}) was interrupted before it had a plan; nothing was started"
     return Verdict(State.lost, "launch-cut-off", reason, ())
 
 
@@ -53,9 +53,9 @@ def is_young(run: RunDir, seconds: float) -> bool:
 def _check_it_never_ran(run: RunDir) -> None:
     """The plan is the last thing that is written before anything is started."""
     if not run.path.is_dir():
-        raise RunFolderError(f"{run.path} is not there any more")
+        raise RunFolderError(f"{run.path} no longer exists")
     lacking = " and ".join(path.name for path in (run.config, run.plan) if not path.is_file())
     started = run.plan.is_file() or run.metrics.exists() or any(entries(run.nodes))
     submitted = run.read(run.jobs, Submitted)
     if started or (submitted is not None and submitted.jobs):
-        raise RunFolderError(f"{run.path} is damaged: {lacking} not there, although it was started")
+        raise RunFolderError(f"{run.path} is damaged: {lacking} missing, although the run was started")

@@ -41,7 +41,7 @@ def evidence_of(seen: Observation, judged: State, later: Iterable[str]) -> Itera
     """Of a run that was judged to be in a state; `later` are causes of failure but for the first."""
     yield Evidence("plan", plan_line(seen.plan))
     if seen.silence is not None:
-        yield Evidence("what Slurm would tell is missing", seen.silence)
+        yield Evidence("no answer from Slurm", seen.silence)
     for job in seen.jobs:
         left = f", {job.state.time_left} left" if job.state and job.state.state == "RUNNING" else ""
         yield Evidence(f"{job}{left}", ", ".join(job.nodes))
@@ -61,9 +61,9 @@ def evidence_of(seen: Observation, judged: State, later: Iterable[str]) -> Itera
         if node.ended:
             how = f", ended by {node.stopped}" if node.stopped else ""
             how += f": it {first_line(node.reason)}" if node.reason else ""
-            yield Evidence(OF_NODE, f"ended with {node.exit_code}{how}", node.name)
+            yield Evidence(OF_NODE, f"exited with {node.exit_code}{how}", node.name)
         else:
-            sign = "" if node.alive or node.unseen else ", but no process of it lives"
+            sign = "" if node.alive or node.unseen else ", but none of its processes is alive"
             state = "not started" if node.state == "absent" else node.state
             state += f", waiting for {node.doing}" if node.doing else ""
             yield Evidence(OF_NODE, f"{state}{sign}", node.name)
@@ -75,7 +75,7 @@ def evidence_of(seen: Observation, judged: State, later: Iterable[str]) -> Itera
     for reason in later:
         yield Evidence("later", first_line(reason))
     if disk_is_full(seen):
-        yield Evidence(FULL_DISK, f"{seen.free_bytes} bytes are free")
+        yield Evidence(FULL_DISK, f"{seen.free_bytes} bytes free")
     symptoms = sum(error.symptom for error in seen.errors)
     if symptoms:
         yield Evidence("", f"{plural(symptoms, 'rank')} failed only because another one was lost")
@@ -110,7 +110,7 @@ def _loss(seen: Observation) -> str:
     loss = seen.log[-1].loss
     if loss is not None:
         return f"loss {loss:.4f}"
-    return "rehearsed, so without a loss" if seen.plan.rehearsal else "all skipped"
+    return "no loss (rehearsal)" if seen.plan.rehearsal else "all iterations skipped"
 
 
 def disk_is_full(seen: Observation) -> bool:

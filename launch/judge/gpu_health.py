@@ -32,11 +32,11 @@ def hang(nodes: Sequence[NodeGpus], now: float, logged_unix: float | None) -> tu
     current = [node for node in nodes if len(node.readings) >= READINGS and node.age_s(now) is None]
     lost = list(_always(current, lambda gpu: gpu.fault is not None))
     if lost:
-        return "gpu-lost", f"{_places(lost)} cannot be read any more: {lost[0][1].fault}; no iteration is logged"
+        return "gpu-lost", f"{_places(lost)} can no longer be read: {lost[0][1].fault}; no iteration is logged"
     settled = [node for node in current if _is_settled(node, logged_unix)]
     unused = list(_always(settled, _is_unused))
     if unused:
-        return "gpu-idle", f"no process of the run is on {_places(unused)}, and no iteration is logged"
+        return "gpu-idle", f"no process of the run uses {_places(unused)}, and no iteration is logged"
     return _waits(settled) if len(settled) == len(nodes) else None
 
 
@@ -49,10 +49,10 @@ def _waits(nodes: Sequence[NodeGpus]) -> tuple[str, str] | None:
         return None
     sample = waiting[0][1]
     reason = (
-        f"{len(waiting)} of {count} GPUs only wait, at full utilisation but little power "
-        f"({sample.power_w} of {sample.power_limit_w} W), and no iteration is logged"
+        f"{len(waiting)} of {count} GPUs only wait (full utilisation, but little power: "
+        f"{sample.power_w} of {sample.power_limit_w} W), and no iteration is logged"
     )
-    return "gpu-spin", reason + (f"; nothing runs on {_places(resting)}" if resting else "")
+    return "gpu-spin", reason + (f"; idle: {_places(resting)}" if resting else "")
 
 
 def summary(node: NodeGpus, now: float) -> str | None:
@@ -64,7 +64,7 @@ def summary(node: NodeGpus, now: float) -> str | None:
         return last.text
     age = node.age_s(now)
     if age is not None:
-        return f"no reading for {age:.0f} s; the driver does not answer"
+        return f"no reading for {age:.0f} s: the driver does not answer"
     gpus = last.gpus[: node.ranks]
     parts = [f"GPU {gpu.index}: {gpu.fault}" for gpu in gpus if gpu.fault is not None]
     if all(gpu.processes is not None for gpu in gpus):

@@ -48,7 +48,7 @@ def other_job(plan: Plan, node_rank: int, log: str) -> Iterator[str]:
     submitted = _job_lines(job_info(plan, printed.get("MODEL", ""), node_rank))  # the plan does not name its model
     for key, value in submitted.items():
         if printed.get(key) != value:
-            yield f"says {key} {printed.get(key, 'not at all')}, but {value} was submitted"
+            yield f"printed {key} {printed.get(key, 'not at all')}, but {value} was submitted"
 
 
 def _job_lines(text: str) -> dict[str, str]:
@@ -74,7 +74,7 @@ def _other_gpus(run: RunDir, plan: Plan, node_rank: int, faults: Faults) -> Iter
 def other_gpus(planned: str, gpus: Iterable[GpuSample]) -> Iterator[str]:
     """Names of GPUs that are not the planned kind, such as `A10` or `A100-40GB` (conf/gpu)."""
     for name in dict.fromkeys(gpu.name for gpu in gpus if not is_a(planned, gpu)):
-        yield f"has GPU {name}, but {planned} was planned"
+        yield f"has the GPU {name}, but {planned} was planned"
 
 
 def is_a(planned: str, gpu: GpuSample) -> bool:

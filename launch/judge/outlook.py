@@ -41,7 +41,7 @@ def outlook(seen: Observation, state: State) -> Outlook:
     if seen.over:
         return _ended(seen)
     if state not in _AT_WORK:
-        return Outlook(now_unix=now, text=f"none is predicted while the run is {state}")
+        return Outlook(now_unix=now, text=f"no prediction while the run is {state}")
     if seen.stop_unix is not None:
         return Outlook(now_unix=now)
     if any(job.state and job.state.pending for job in seen.jobs):
@@ -53,7 +53,10 @@ def outlook(seen: Observation, state: State) -> Outlook:
     last = seen.log[-1].unix
     if state is State.starting or last < began_unix(seen):  # it goes on from earlier iterations
         return Outlook(
-            now_unix=now, text=f"{soonest} {span(left)} left once it trains", cell=span(left), ends_unix=now + left
+            now_unix=now,
+            text=f"{soonest} {span(left)} left after it starts training",
+            cell=span(left),
+            ends_unix=now + left,
         )
     ends = max(now, last + left)
     if ends == now:

@@ -66,7 +66,7 @@ def _stop(seen: Observation) -> Finding | None:
     if seen.stop_unix is None or _has_finished(seen):
         return None
     if not seen.over:
-        return State.running, "stopping", "asked to stop, and on its way out"
+        return State.running, "stopping", "asked to stop; its processes are ending"
     return State.stopped, "stopped", "ended on request"
 
 
@@ -76,7 +76,7 @@ def _interrupted(seen: Observation) -> Finding | None:
     if not ended or not seen.over:
         return None
     why = next((f", and {node.reason}" for node in ended if node.reason), "")
-    reason = f"time ran out{why}; {saved(seen)}; 'tdpp launch resume={_name(seen)}' goes on from there"
+    reason = f"the time limit was reached{why}; {saved(seen)}; continue with 'tdpp launch resume={_name(seen)}'"
     return State.interrupted, "time-limit", reason
 
 
@@ -112,12 +112,12 @@ def _ended_from_outside(seen: Observation) -> Finding | None:
         return None
     if first.stopped == signal.SIGUSR2.name:
         key = "cluster.groups.<group>.time_min" if seen.jobs else "executor.time_min"
-        return State.failed, "time-limit", f"the time limit was reached before anything was saved; give {key} more"
+        return State.failed, "time-limit", f"the time limit was reached before anything was saved; increase {key}"
     if job is not None and job.over:
         rule = JOB_RULES.get(job.state.state, "ended-from-outside") if job.state else "ended-from-outside"
-        return State.failed, rule, f"node {first.name} was ended by {first.stopped} from outside: {job}"
+        return State.failed, rule, f"node {first.name} was ended from outside by {first.stopped}: {job}"
     reason = (
-        f"node {first.name} was ended by {first.stopped} from outside: by somebody, or because its parent process died"
+        f"node {first.name} was ended from outside by {first.stopped}: somebody ended it, or its parent process died"
     )
     return State.failed, "ended-from-outside", reason
 
@@ -151,8 +151,8 @@ def _spent(seen: Observation) -> Finding | None:
         return None
     reason = (
         f"its nodes have cost ${seen.goal.value:.4g} of train.max_cost={seen.goal.limit}; saved after iteration "
-        f"{seen.goal.iteration} of {seen.of_iterations}; a new run with train.load={seen.plan.folder} goes on from "
-        "there"
+        f"{seen.goal.iteration} of {seen.of_iterations}; to continue, start a new run with "
+        f"train.load={seen.plan.folder}"
     )
     return State.interrupted, "max-cost", reason
 
@@ -167,8 +167,8 @@ def _success(seen: Observation) -> Finding | None:
         reason += f": {terms}" if terms else ""
         if seen.goal is not None and seen.goal.ended_by == UNTIL:
             reason = (
-                f"{_ranks(seen)} exited with 0 after iteration {seen.iterations}, where "
-                f"train.until={seen.goal.limit} was reached: {seen.goal.value:.6g}"
+                f"{_ranks(seen)} exited with 0 after iteration {seen.iterations}, which reached "
+                f"train.until={seen.goal.limit}: {seen.goal.value:.6g}"
             )
         return State.succeeded, "finished", reason
     last = seen.log[-1].iteration if seen.log else 0
@@ -190,9 +190,9 @@ def _unknown(seen: Observation) -> Finding | None:
         if node.state == "absent":
             how = "has not reported yet"
         elif node.ended and node.stopped and not node.reason:
-            how = f"was ended by {node.stopped} from outside, and may be started again"
+            how = f"was ended from outside by {node.stopped} and may be started again"
         elif not node.ended and silent_s > SILENCE_S:
-            how = f"gave its last sign of life {ago(silent_s)}"
+            how = f"last showed a sign of life {ago(silent_s)}"
         else:
             continue
         return State.unknown, "slurm-silent", f"node {node.name} {how}, and Slurm does not answer: {seen.silence}"
@@ -203,7 +203,10 @@ def _unwatched(seen: Observation) -> Finding | None:
     node = next((node for node in seen.nodes if node.alive and node.halted), None)
     if node is None:
         return None
-    reason = f"{node.halted} of node {node.name} was stopped by SIGSTOP or Ctrl-Z, and nothing watches its ranks"
+    reason = (
+        f"{node.halted} of node {node.name} was stopped by SIGSTOP or Ctrl-Z, so nothing watches its ranks; "
+        "continue it with SIGCONT"
+    )
     return State.stalled, "process-stopped", reason
 
 
@@ -213,7 +216,7 @@ def _failing(seen: Observation) -> Finding | None:
         return None
     if killed := undecided(seen):
         first = killed[0]
-        reason = f"{first.place} {what(first)}; whether its whole node was ended is not known yet"
+        reason = f"{first.place} {what(first)}; it is not known yet whether its whole node was ended"
         return State.failing, "rank-or-node", reason
     if symptoms := [error for error in seen.errors if error.symptom]:
         if held := held_up_by(seen):
@@ -227,7 +230,9 @@ def _failing(seen: Observation) -> Finding | None:
     node = min(bad, key=lambda node: node.seen_unix)
     if node.reason is not None:
         return State.failing, "node-gave-up", f"node {node.name} {node.reason}"
-    reason = f"node {node.name} was ended by {node.stopped} from outside; whether it is started again is not known yet"
+    reason = (
+        f"node {node.name} was ended from outside by {node.stopped}; it is not known yet whether it is started again"
+    )
     return State.failing, "ended-from-outside", reason
 
 
@@ -244,7 +249,7 @@ def _pace(seen: Observation) -> Finding | None:
         return None
     age = seen.now_unix - max(seen.log[-1].unix, began_unix(seen))
     since = " since the run was started again" if began_unix(seen) > seen.log[-1].unix else ""
-    reason = f"no iteration was logged for {age:.0f} s{since}; usually one line takes {usual_s(seen):.1f} s"
+    reason = f"no iteration logged for {age:.0f} s{since}; usually one takes {usual_s(seen):.1f} s"
     return State.stalled, "no-progress", reason + _by_whom(seen)
 
 
@@ -268,11 +273,11 @@ def _progress(seen: Observation) -> Finding:
     waiting = ", ".join(str(job) for job in seen.jobs if job.state and job.state.pending)
     if seen.start.restarts:
         where = f": {waiting}" if waiting else ""
-        reason = f"to be started again (restart {seen.start.restarts}){where}; {saved(seen)}"
+        reason = f"waiting to be started again (restart {seen.start.restarts}){where}; {saved(seen)}"
         return State.starting, "restarting", reason
     preparing = next((node for node in seen.nodes if node.alive and node.doing), None)
     if preparing is not None:
-        reason = f"node {preparing.name} makes its container ready, waiting for {preparing.doing}"
+        reason = f"node {preparing.name} prepares its container, waiting for {preparing.doing}"
         return State.starting, "preparing", reason
     there = f"{at_work} of {len(seen.nodes)} nodes at work, " if at_work else ""
     return State.starting, "starting", there + (waiting or "waiting for its nodes to start")

@@ -33,7 +33,7 @@ def as_text(found: Findings) -> str:
     if len(found.stderr) > SHOWN:
         lines.append(f"    and {len(found.stderr) - SHOWN} other lines: tdpp logs --err {run.name}")
     if found.agents:
-        lines.append("  printed by agents that are gone, or by their job:")
+        lines.append("  output of agents that are gone, or of their job:")
         lines += [f"    {line}" for line in group_lines(found.agents[-SHOWN:])]
     return "\n".join(lines)
 

@@ -106,7 +106,7 @@ def layout_of(parallel: Parallel) -> str:
     stream = parallel.stream
     if stream is None:
         sizes = f"tensor {parallel.tensor} x data {parallel.replicas or parallel.data} x pipeline {parallel.pipeline}"
-        return sizes if parallel.pipeline == 1 else f"{sizes}, {parallel.schedule}"
+        return sizes if parallel.pipeline == 1 else f"{sizes}, {parallel.schedule.label}"
     found = f"{'-'.join(map(str, stream.replicas))} {stream.semantics}"
     if stream.update_every > 1:
         found += f", an update every {stream.update_every}"
@@ -117,7 +117,7 @@ def _check_plan(experiment: Experiment) -> None:
     """Raises LaunchError for a plan that changes while it runs."""
     if experiment.adapt.on:
         changes = "adapt.rebalance=true" if experiment.adapt.rebalance else f"adapt.rule={experiment.adapt.rule}"
-        raise LaunchError(f"{changes}: a rehearsal trains under one plan and one global batch; leave adapt out")
+        raise LaunchError(f"{changes}: a rehearsal trains with one plan and one global batch; leave adapt out")
 
 
 def _check_small(word: str, dirs: Sequence[str]) -> None:
@@ -125,10 +125,12 @@ def _check_small(word: str, dirs: Sequence[str]) -> None:
     group = key.partition(".")[0]
     if key == BATCH or key == "experiment" or group in GROUPS:
         if len([*combinations([*dirs, word])]) > 1:
-            raise LaunchError(f"{SMALL}{word}: all plans are trained alike; give several values without {SMALL}")
+            raise LaunchError(
+                f"{SMALL}{word}: all plans train the same small model; give several values only to keys without {SMALL}"
+            )
         return
-    rule = f"{SMALL}… changes what is trained: experiment, {', '.join(GROUPS)} and {BATCH}"
-    raise LaunchError(f"{SMALL}{word}: {rule}; the plan is that of the words without {SMALL}")
+    rule = f"{SMALL}… changes only what is trained: experiment, {', '.join(GROUPS)} and {BATCH}"
+    raise LaunchError(f"{SMALL}{word}: {rule}; words without {SMALL} give the plan")
 
 
 def small_of(experiment: Experiment, dirs: Sequence[str], chosen: Sequence[str], small: Sequence[str]) -> Experiment:
@@ -140,8 +142,7 @@ def small_of(experiment: Experiment, dirs: Sequence[str], chosen: Sequence[str],
     """
     if experiment.adapt.rule is not Rule.none:
         raise LaunchError(
-            f"adapt.rule={experiment.adapt.rule}: a rehearsal of learning takes every batch as large as the first; "
-            "leave adapt out"
+            f"adapt.rule={experiment.adapt.rule}: a learning rehearsal keeps the batch size fixed; leave adapt out"
         )
     words = [*dirs, *_replaced(chosen, small)]
     cfg = compose_unchecked([word for word in words if word.partition("=")[0] != BATCH])
@@ -184,7 +185,7 @@ def _samples(parallel: Parallel, batch: str | None) -> tuple[int, int]:
         count = whole // micro
         near = [str(n) for n in (int(batch) // count * count, -(-int(batch) // count) * count) if n]
         raise LaunchError(
-            f"{wrong} cannot be divided into {count} micro-batches, as {BATCH}={whole} is; nearest that can: "
+            f"{wrong} cannot be divided into {count} micro-batches as {BATCH}={whole} is; the nearest that can: "
             f"{', '.join(near)}"
         )
     return size, int(batch)
@@ -197,16 +198,16 @@ def trained(train: Train) -> Train:
         LaunchError: it is one that a rehearsal does not do.
     """
     if train.load is not None:
-        raise LaunchError(f"train.load={train.load}: a rehearsal begins with new weights; use {SMALL}train.load=null")
+        raise LaunchError(f"train.load={train.load}: a rehearsal starts from new weights; use {SMALL}train.load=null")
     if train.eval_interval is None:
         usual = max(1, (train.iterations or 1000) // 20)
         raise LaunchError(
-            "plans are compared by what they reach on the valid split: say how often, such as "
+            "plans are compared by evaluations on the valid split; set their interval, such as "
             f"train.eval_interval={usual}"
         )
     if names_metric(BLEU, train.until, train.best):
         raise LaunchError(
-            f"a rehearsal translates nothing; use another metric than {BLEU} in train.until and train.best"
+            f"a rehearsal does not translate; use another metric than {BLEU} in train.until and train.best"
         )
     return replace(train, max_cost=None, compile=False)
 
@@ -244,8 +245,8 @@ def fitted(partition: Partition, model: Model) -> Partition:
     least = [int(count > 0 or model.measured or stage not in (0, last)) for stage, count in enumerate(partition.layers)]
     if layers < sum(least):
         raise LaunchError(
-            f"parallel.partition={partition} has {sum(least)} stages with layers, but {model.blocks}; train one with "
-            f"at least {sum(least)}, such as {SMALL}model.layers={sum(least)}"
+            f"parallel.partition={partition} has {sum(least)} stages with layers, but {model.blocks}; choose a model "
+            f"with at least {sum(least)}, such as {SMALL}model.layers={sum(least)}"
         )
     parts = [max(*pair) for pair in zip(partition.fitted(layers).layers, least, strict=True)]
     while sum(parts) > layers:
@@ -259,7 +260,7 @@ def _require_equal_samples(plans: Sequence[Compared]) -> None:
     counts: Mapping[str, int | str] = {plan.name: _length(plan.small) for plan in plans}
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"{name}: {count}" for name, count in counts.items())
-        raise LaunchError(f"plans are compared after as many samples ({shown}); give train.samples=N")
+        raise LaunchError(f"plans must be compared after the same number of samples ({shown}); give train.samples=N")
 
 
 def _length(small: Experiment) -> int | str:

@@ -52,11 +52,13 @@ def sentences(rows: Sequence[Row], metric: str, goal: Goal | None) -> Iterator[s
     apart = [(row.plan, None if goal is None else time_apart(row.plan, first, goal)) for row in rows[1:]]
     if len(rows) > 1:
         others = [plan.name for plan, later in apart if later is not None and later.is_noise]
-        yield f"{first.name} comes first" + (f", but within noise of {' and '.join(others)}" if others else "")
+        yield f"{first.name} comes first" + (
+            f", but the difference to {' and '.join(others)} is within noise" if others else ""
+        )
     if goal is not None and not goal.chosen:
-        yield "the goal is what every plan reached with every seed; train.until=… chooses another"
+        yield "the goal is the quality that every plan reached with every seed; train.until=… sets another"
     if len(first.curves) == 1:
-        yield "one seed: nobody knows how much of a difference is noise; seeds=3 trains with three of them"
+        yield "with one seed the noise is unknown; seeds=3 trains with three"
     for plan, later in apart:
         parts = []
         better = quality_apart(plan, first)

@@ -39,7 +39,7 @@ class FileLock:
     @property
     def busy(self) -> str:
         """What is waited for when it cannot be taken."""
-        return f"another process that holds {self._path}"
+        return f"another process to release {self._path}"
 
     def close(self) -> None:
         self.file.close()

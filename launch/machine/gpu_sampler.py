@@ -66,7 +66,7 @@ def gpu_sampling(run: RunDir, node: str, interval_s: int, environment: Mapping[s
         try:
             sampler.wait(_REAP_S)
         except subprocess.TimeoutExpired:  # the driver holds it; it ends when that lets go
-            print(f"the GPU driver of node {node} does not answer: process {sampler.pid} hangs in it", file=sys.stderr)
+            print(f"the GPU driver of node {node} does not answer: process {sampler.pid} hangs", file=sys.stderr)
 
 
 def _prepare() -> None:
@@ -94,7 +94,7 @@ def sample(path: Path, interval_s: int, devices: str | None, token: str) -> None
     finally:
         timer.cancel()
     if unmatched is not None or not gpus:
-        what = f"{unmatched} is none of this node's GPUs" if unmatched else "it hides every GPU"
+        what = f"{unmatched} is not a GPU of this node" if unmatched else "it hides every GPU"
         append(path, GpuTrouble(unix=int(time.time()), text=f"{DEVICES}={devices} on {host}: {what}"))
     number, due = 1, time.monotonic()
     while gpus:

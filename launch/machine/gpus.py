@@ -73,14 +73,14 @@ class Gpus:
         try:
             self._lib: Any = import_module("pynvml")
         except ImportError as error:
-            raise LaunchError(f"{nowhere}Python has no module pynvml; install nvidia-ml-py") from error
+            raise LaunchError(f"{nowhere}the Python module pynvml is missing; install nvidia-ml-py") from error
         try:
             self._lib.nvmlInit()
             self._devices = tuple(self._find())
         except self._lib.NVMLError as error:
             raise LaunchError(f"{nowhere}{error}") from error
         if not self._devices:
-            raise LaunchError(f"{nowhere}the driver knows of none")
+            raise LaunchError(f"{nowhere}the driver lists none")
         self._untold = {getattr(self._lib, f"NVML_ERROR_{name}") for name in UNTOLD}
 
     def read(self) -> tuple[GpuSample, ...]:

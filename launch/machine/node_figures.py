@@ -45,7 +45,7 @@ class NodeFigures:
         """
         lines = [line.removeprefix(MARK) for line in text.splitlines() if line.startswith(MARK)]
         if not lines:
-            raise LaunchError(f"no answer in what was printed: {text.strip()[-200:] or 'nothing'}")
+            raise LaunchError(f"no answer in the output: {text.strip()[-200:] or 'nothing'}")
         return cls.of_json(json.loads(lines[-1]))
 
     @classmethod

@@ -148,7 +148,7 @@ def kill(token: str, node_rank: int | None = None) -> set[int]:
         killed |= living
         send(living, signal.SIGKILL)  # again each round: one of them may have started another meanwhile
         living = wait_until_gone(token, 1.0, node_rank)
-    raise LaunchError(f"processes {sorted(living)} of the run do not end, even when killed; look at them with ps")
+    raise LaunchError(f"processes {sorted(living)} of the run cannot be killed; inspect them with ps")
 
 
 def send(pids: Iterable[int], signum: signal.Signals) -> None:

@@ -101,9 +101,7 @@ def job_states(ids: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, Jo
         except LaunchError:
             if any(job not in found for job in unanswered):
                 raise
-            accounts = {
-                job: replace(found[job], detail="by whom is unknown, because sacct fails") for job in unanswered
-            }
+            accounts = {job: replace(found[job], detail="unknown by whom, because sacct fails") for job in unanswered}
         for job, state in accounts.items():
             if job not in found or found[job].state == state.state:  # the accounting lags behind
                 found[job] = state
@@ -194,7 +192,7 @@ def _whole(parts: Sequence[JobState]) -> JobState:
         return JobState(
             id=ended.id,
             state=ended.state,
-            detail=f"so the rest of the heterogeneous job, {waiting.id}, waits in vain",
+            detail=f"so the rest of the heterogeneous job, {waiting.id}, will never start",
         )
     return next((part for part in parts if not part.over), ended or parts[0])
 
@@ -272,8 +270,17 @@ def allow_requeue(job: str) -> None:
     _ask(["scontrol", "update", f"JobId={job}", "Requeue=1"])
 
 
+def hosts_of(job: str) -> tuple[str, ...]:
+    """The nodes that a job has now, in Slurm's order.
+
+    Raises:
+        LaunchError: Slurm does not answer.
+    """
+    return expanded(_ask(["squeue", "--noheader", f"--jobs={job}", "--format=%N"]).strip())
+
+
 def keep_only(job: str, hosts: Sequence[str]) -> None:
-    """Gives a job's other nodes back. Its first one cannot be.
+    """Gives a job's other nodes back. Its first one, where its script runs, cannot be.
 
     Raises:
         LaunchError: Slurm does not.
@@ -292,7 +299,7 @@ def test(script: str) -> None:
     if done.returncode != 0:
         said = [re.sub(r"^(sbatch: )?(error: )?", "", line) for line in done.stderr.strip().splitlines()]
         if any("node configuration is not available" in line for line in said):
-            said.append("(nodes that are down do not count; sinfo shows them)")
+            said.append("(nodes that are down do not count; see sinfo)")
         raise LaunchError(" ".join(dict.fromkeys(line for line in said if line)))
 
 
@@ -301,9 +308,9 @@ def version() -> str:
     return _ask(["sbatch", "--version"]).strip()
 
 
-NODES_FORMAT = "%N|%R|%P|%t|%c|%m|%l|%p|%M|%G|%f"
-"""sinfo's: node, partition, the same with a mark at the default one, state, CPUs, MB, time limit, tier, preemption,
-gres, features."""
+NODES_FORMAT = "%N|%R|%P|%t|%c|%B|%m|%l|%p|%M|%G|%f"
+"""sinfo's: node, partition, the same with a mark at the default one, state, CPUs, how many of them the partition's jobs
+may have, MB, time limit, tier, preemption, gres, features."""
 
 
 def nodes() -> str:
@@ -364,7 +371,7 @@ def _run(
         )
     except FileNotFoundError as error:
         raise LaunchError(
-            f"{command[0]} is not on this machine, but the run is one of Slurm's; log in to its cluster"
+            f"{command[0]} is not on this machine, but the run is a Slurm run; use a login node of its cluster"
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"{_shown(command)} gave no answer within {timeout_s:g} s") from error
+        raise LaunchError(f"{_shown(command)} did not answer within {timeout_s:g} s") from error

@@ -55,11 +55,11 @@ def call(host: str, verb: str, given: Mapping[str, Any], timeout_s: float = ANSW
         )
     except FileNotFoundError as error:
         raise LaunchError(
-            "executor.kind=hosts: there is no ssh on this machine's PATH; install OpenSSH's client"
+            "executor.kind=hosts: ssh is not on this machine's PATH; install the OpenSSH client"
         ) from error
     except subprocess.TimeoutExpired as error:
         raise LaunchError(
-            f"executor.hosts: {host} gave no answer within {timeout_s:g} s; try 'ssh {host} true'"
+            f"executor.hosts: {host} did not answer within {timeout_s:g} s; try 'ssh {host} true'"
         ) from error
     answers = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode or not answers:
@@ -73,28 +73,26 @@ def call(host: str, verb: str, given: Mapping[str, Any], timeout_s: float = ANSW
 def fault(host: str, code: int, said: str) -> str:
     """What went wrong, and the way out, behind the host's name. `said` is what came on stderr."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    last = lines[-1] if lines else "nothing was said"
+    last = lines[-1] if lines else "no message"
     if code == NO_PROJECT:
         return f" has no tdpp in {PROJECT}; every host needs it at the same path as this machine (docs/hosts.md)"
     if code == NO_PYTHON:
         return f" has no Python {sys.executable}; every host needs it at the same path as this machine (docs/hosts.md)"
     if code != _OF_SSH:
-        return f": tdpp ended with {code} there: {last}"
+        return f": tdpp exited with {code} there: {last}"
     if "IDENTIFICATION HAS CHANGED" in said:
         return (
-            " shows another host key than the one that is known: it was set up anew, or somebody else answers for "
-            f"it. Find out which, then remove the old key (ssh-keygen -R {host}) and accept the new one by hand "
-            f"(ssh {host})"
+            " presents another host key than the known one: the host was reinstalled, or somebody impersonates it. "
+            f"Find out which, then remove the old key (ssh-keygen -R {host}) and accept the new one (ssh {host})"
         )
     if "Host key verification failed" in said or "host key is known" in said:
         return (
-            f" has a host key that this user's ssh does not know, and nobody is trusted unseen: connect by hand once "
-            f"(ssh {host}), compare the fingerprint and accept it"
+            f" has a host key that ssh does not know yet: connect once (ssh {host}), compare the fingerprint and "
+            f"accept it"
         )
     if "Permission denied" in said or "Too many authentication failures" in said:
         return (
-            f" lets nobody in without a password, and none is ever asked for: give it a key of yours "
-            f"(ssh-copy-id {host}), in an agent or without a passphrase, until 'ssh -o BatchMode=yes {host} true' "
-            f"works ({last})"
+            f" asks for a password, which tdpp never enters: install your key (ssh-copy-id {host}), with an agent or "
+            f"without a passphrase, until 'ssh -o BatchMode=yes {host} true' works ({last})"
         )
     return f" cannot be reached by ssh: {last}; try 'ssh {host} true'"

@@ -101,7 +101,7 @@ class NodeAgent:
         job = JobEnvironment()
         submitted = self.run.read(self.run.jobs, Submitted)
         if submitted is not None and submitted.submission > self.submission:  # its launch was killed, and resumed
-            raise LaunchError(f"{self.run.name} was submitted again, and this job is of an earlier submission")
+            raise LaunchError(f"{self.run.name} was submitted again, but this job belongs to an earlier submission")
         signals = StopSignals()
         die_with_parent(signal.SIGTERM)
         slurm = SlurmJob.here(self.run, self.nodes, job.global_rank) if job.cluster == "slurm" else None
@@ -119,7 +119,7 @@ class NodeAgent:
             code, following = node.run(), node.following
             restarted = False
         if code != 0:
-            raise LaunchError(f"node rank {self.nodes[job.global_rank]}: {node.reason or f'ended with {code}'}")
+            raise LaunchError(f"node rank {self.nodes[job.global_rank]}: {node.reason or f'exited with {code}'}")
 
 
 class _Node:
@@ -177,7 +177,7 @@ class _Node:
         except LaunchError as error:  # something of the worker does not even end when it is killed
             fit = False
             self._complain(str(error))
-            self.reason = f"could not clear up: {error}"
+            self.reason = f"could not clean up: {error}"
             code = _NOT_READY
         if self._elastic is not None and fit:
             self.following = self._next_start(self._elastic, code)
@@ -226,7 +226,7 @@ class _Node:
                 ready = self._awaited(lambda: self._prepared(place))
             except LaunchError as error:
                 self._complain(str(error))
-                self.reason = f"could not make its container ready: {error}"
+                self.reason = f"could not prepare its container: {error}"
                 return _NOT_READY
             command = ready and self._awaited(self._command)
             if not command:
@@ -347,7 +347,7 @@ class _Node:
                 if self._elastic is not None:
                     self._elastic.choose()
                     if self._elastic.releases and self._slurm is not None:
-                        self._slurm.give_back()
+                        self._slurm.give_back([self._plan.node_names[rank] for rank in self._plan.used])
                 saves = self._signals.save or (self._elastic is not None and self._elastic.changes)
                 if saves and self._agent.resumable and not self._ending():
                     saving_until = saving_until or now + self._agent.save_s - GRACE_S
@@ -406,13 +406,13 @@ class _Node:
         if not wanted or self._run.stop_request.exists():
             return False
         if not self._agent.resumable:
-            self.reason = "cannot go on later, for it saves no checkpoints (train.checkpoint=false)"
+            self.reason = "cannot be resumed, because it saves no checkpoints (train.checkpoint=false)"
         elif code != SAVED and not behind and self._run.metrics.exists() and not self._has_saved():
             self.reason = (
-                f"could not save in time, and has no earlier checkpoint (executor.save_s={self._agent.save_s:g})"
+                f"could not save in time and has no earlier checkpoint (executor.save_s={self._agent.save_s:g})"
             )
         elif slurm.restarts >= self._agent.max_requeues:
-            self.reason = f"was started again executor.max_requeues={self._agent.max_requeues} times already"
+            self.reason = f"was already started again executor.max_requeues={self._agent.max_requeues} times"
         else:
             return True
         return False

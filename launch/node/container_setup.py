@@ -61,8 +61,8 @@ def check_program(kind: ContainerKind) -> None:
     """Raises LaunchError if this machine does not have the runtime."""
     if shutil.which(PROGRAM[kind]) is None:
         raise LaunchError(
-            f"container.kind={kind}: there is no {PROGRAM[kind]} on the PATH of {socket.gethostname()}; install it, or "
-            "use another container, such as container=none"
+            f"container.kind={kind}: {PROGRAM[kind]} is not on the PATH of {socket.gethostname()}; install it, or "
+            f"choose another container, such as container=none"
         )
 
 
@@ -140,8 +140,8 @@ class Setup:
         if container.digest not in (None, self.image):
             raise LaunchError(
                 f"container.image={container.image} on {socket.gethostname()} has the ID {self.image}, but "
-                f"container.digest={container.digest}; it was not used. Bring the image that you want to every node, "
-                "or correct the digest"
+                f"container.digest={container.digest}; it was not used. Put the right image on every node, or correct "
+                f"the digest"
             )
         yield from self._tried(docker.removal(name))
 
@@ -158,13 +158,11 @@ class Setup:
         if file.is_file():
             return
         if isinstance(container.image, Path):
-            raise LaunchError(
-                f"container.image={file}: there is no such file on {host}; it must lie where all nodes see it"
-            )
+            raise LaunchError(f"container.image={file}: no such file on {host}; put it where all nodes see it")
         if self._node_rank != 0:
             until = time.monotonic() + LIMIT_S
             while not file.is_file():
-                yield _bounded(f"{file}, which node 0 brings", until)
+                yield _bounded(f"{file}, which node 0 fetches", until)
             return
         _make_folder(file.parent, f"container.image_dir={file.parent}")
         partial = file.with_name(f".{host}.{file.name}")
@@ -244,7 +242,7 @@ class Setup:
                 if process.returncode is None:
                     _end(process)
             if process.returncode:
-                ended = f"{shown} {_ended(process.returncode)} on {socket.gethostname()}; it said last:"
+                ended = f"{shown} {_ended(process.returncode)} on {socket.gethostname()}; its last output:"
                 output = _text(err).strip().splitlines()[-_LAST_LINES:] or ["(nothing)"]
                 raise LaunchError("\n  ".join([f"container.image={self._container.image}: {ended}", *output]))
             return _text(out)
@@ -274,12 +272,12 @@ class _Lock(FileLock):
 
 def _bounded(what: str, until: float) -> str:
     if time.monotonic() > until:
-        raise LaunchError(f"{socket.gethostname()} has waited {LIMIT_S / 3600:g} hours for {what}; it gives up")
+        raise LaunchError(f"{socket.gethostname()} waited {LIMIT_S / 3600:g} hours for {what} and gave up")
     return what
 
 
 def _ended(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
 
 def _text(file: IO[bytes]) -> str:
@@ -302,6 +300,6 @@ def _make_folder(folder: Path, key: str, *, private: bool = False) -> None:
         folder.mkdir(mode=0o700 if private else 0o777, parents=not private, exist_ok=True)
     except OSError as error:
         raise LaunchError(
-            f"{key}: {folder} cannot be made on {socket.gethostname()} ({error.strerror}); choose a folder you "
-            "may write to"
+            f"{key}: {folder} cannot be created on {socket.gethostname()} ({error.strerror}); choose a folder that "
+            f"you may write to"
         ) from error

@@ -52,9 +52,8 @@ def check_found(file: Path) -> None:
     for path in (file, record_of(file)):
         if why := _why_not_own(path):
             raise LaunchError(
-                f"container.image_dir={file.parent}: {path} on {socket.gethostname()} {why}, who could have put "
-                "anything there for the ranks to run; remove it to have the image fetched again, or choose an "
-                "image_dir of your own"
+                f"container.image_dir={file.parent}: {path} on {socket.gethostname()} {why}, so somebody else could "
+                f"have put code there; remove it to fetch the image again, or choose an image_dir of your own"
             )
 
 
@@ -85,7 +84,7 @@ def expected(container: RunContainer, file: Path) -> Expected | None:
     with record.open(encoding="utf-8", errors="replace") as opened:
         content = _RECORD.fullmatch(opened.read(_LONGEST))
     if content is None:
-        raise LaunchError(f"{record}: holds no SHA-256 as sha256sum writes it; remove it, and {file}")
+        raise LaunchError(f"{record}: not a SHA-256 as sha256sum writes it; remove it and {file}")
     return Expected(content["digest"], f"{record}, written when it was fetched, has sha256:{content['digest']}")
 
 
@@ -94,5 +93,5 @@ def check_digest(file: Path, found: str, wanted: Expected) -> None:
     if found != wanted.digest:
         raise LaunchError(
             f"{file} on {socket.gethostname()} has the digest sha256:{found}, but {wanted.said_by}; it was not used. "
-            "Remove it to have the image fetched again, or correct the digest if it is the image that you want"
+            "Remove it to fetch the image again, or correct the digest if this is the image that you want"
         )

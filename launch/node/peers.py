@@ -163,7 +163,7 @@ class Peers:
     def _missing(self, name: str) -> Finding | None:
         job = self._ask(name, self._began)
         if job is not None and job.fate is JobFate.over:
-            return Finding(f"node {name} will not come: {job.text}", again=False)
+            return Finding(f"node {name} will not start: {job.text}", again=False)
         if time.monotonic() - self._began < self._meet_s:
             return None
         why = f": {job.text}" if job is not None else ""

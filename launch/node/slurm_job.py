@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
@@ -78,7 +78,7 @@ class SlurmJob:
             return OtherJob("the first node of this job asks Slurm", JobFate.lives)
         job = self._job_of.get(name)
         if job is None:
-            return OtherJob("its job is not submitted yet", JobFate.lives)
+            return OtherJob("its job has not been submitted yet", JobFate.lives)
         if self._asked < max(not_before, time.monotonic() - ASK_S) or job not in self._about:
             self._ask()
         if self._states is None:  # asked again: a controller that restarts must not end the run
@@ -135,26 +135,40 @@ class SlurmJob:
         try:
             slurm_commands.cancel(self.waiting(), only_pending=True)
         except LaunchError as error:  # printed, and the job that starts later finds the failure itself
-            print(f"could not take the run's other jobs out of the queue: {error}", flush=True)
+            print(f"could not remove the run's other jobs from the queue: {error}", flush=True)
 
-    def give_back(self) -> None:
+    def give_back(self, taking: Collection[str]) -> None:
         """Gives back the nodes of this job whose agents have ended well; to be called often.
 
-        Their job is this one, and its first task speaks: without its first node it has the nodes that it has.
+        Slurm takes none back of a job once it has noticed that the node where the job's script ran is lost.
+
+        Args:
+            taking: names of the nodes that take part, as this one does. The first of them in this job speaks.
         """
-        if self._before or time.monotonic() - self._counted < ASK_S:
+        if time.monotonic() - self._counted < ASK_S or any(name in taking for name in self._before):
             return
         self._counted = time.monotonic()
-        states = {name: self._run.read(self._run.node_state(name), NodeRecord) for name in self._hosts}
-        done = [name for name, state in states.items() if state and state.job == self.id and state.exit_code == 0]
+        first, *others = self._own
+        done = [name for name in others if name in self._hosts and self._has_ended_well(name)]
         if not done:
             return
-        for name in done:
-            del self._hosts[name]
+        given = {self._hosts.pop(name) for name in done}
         try:
-            slurm_commands.keep_only(self.id, [*self._hosts.values()])
+            self._shrink(given, self._hosts[first])
         except LaunchError as error:  # they are given back when the job ends
             print(f"nodes {', '.join(done)} could not be given back: {error}", flush=True)
+
+    def _shrink(self, given: Collection[str], first: str) -> None:
+        has = slurm_commands.hosts_of(self.id)
+        if not {*has} & {*given}:
+            return
+        if first not in has:
+            raise LaunchError("Slurm takes no nodes back of a job that has lost its first one")
+        slurm_commands.keep_only(self.id, [host for host in has if host not in given])
+
+    def _has_ended_well(self, name: str) -> bool:
+        state = self._run.read(self._run.node_state(name), NodeRecord)
+        return state is not None and state.job == self.id and state.exit_code == 0
 
     def end_without_script(self) -> None:
         """Ends the job of an elastic run once none of its nodes is at work, where the first was lost and with it the

@@ -51,13 +51,14 @@ def read_doings(run: RunDir, plan: Plan, started_unix: Mapping[str, float], faul
     return tuple(
         _doing(plan.ranks[entry.rank], node, entry.pid, entry.doing)
         for node, unix in started_unix.items()
-        for entry in _ranks(run.node_ranks(node), len(plan.ranks), faults)
+        for entry in _ranks(run.node_ranks(node), plan, faults)
         if entry.doing is not None and entry.doing.since_unix >= unix
     )
 
 
-def _ranks(path: Path, ranks: int, faults: Faults) -> list[RankRecord]:
-    """What nodes/<node>.ranks.json says of each of its ranks."""
+def _ranks(path: Path, plan: Plan, faults: Faults) -> list[RankRecord]:
+    """What nodes/<node>.ranks.json says of each of its ranks. In an elastic run an earlier plan may have had more."""
+    ranks = len(plan.ranks)
     try:
         content = faults.tried(lambda: parse_json(read_text(path), str(path)), None)
     except FileNotFoundError:
@@ -65,13 +66,14 @@ def _ranks(path: Path, ranks: int, faults: Faults) -> list[RankRecord]:
     if content is None:
         return []
     if not isinstance(content, list):
-        faults.add(f"{path} is damaged: it holds no JSON list")
+        faults.add(f"{path} is damaged: it is not a JSON list")
         return []
     found = [
         faults.tried(lambda number=number, entry=entry: typed(RankRecord, entry, f"{path}[{number}]"), None)  # type: ignore[misc]
         for number, entry in enumerate(content)
     ]
-    if strange := [entry.rank for entry in found if entry is not None and entry.rank >= ranks]:
+    strange = [entry.rank for entry in found if entry is not None and entry.rank >= ranks]
+    if strange and plan.elastic is None:
         faults.add(f"{path} is damaged: plan.json has no rank {strange[0]}")
     return [entry for entry in found if entry is not None and entry.rank < ranks]
 
@@ -108,7 +110,7 @@ def _state(doing: Doing, until_unix: float) -> str:
     if doing.stopped:
         return f"its process {doing.pid} {_STOPPED[doing.process]} ({where})"
     does = _ALIVE.get(doing.process, f"is in state {doing.process}")
-    return f"at work of its own for {until_unix - doing.since_unix:.0f} s ({where}); its process {doing.pid} {does}"
+    return f"computing for {until_unix - doing.since_unix:.0f} s ({where}); its process {doing.pid} {does}"
 
 
 def _where(doing: Doing) -> Iterator[str]:

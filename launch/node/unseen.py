@@ -28,10 +28,7 @@ class Unseen:
     def message(self, runs_dir: str) -> str:
         """What is wrong with the node, and the way out."""
         host = self.host or "its host"
-        return (
-            f"{host} does not see runs_dir={runs_dir}, or may not write there ({self.why}); choose a folder that all "
-            "nodes share"
-        )
+        return f"{host} cannot see or write to runs_dir={runs_dir} ({self.why}); choose a folder that all nodes share"
 
 
 def unlaunched(run: RunDir, job: str, names: Sequence[str], state: JobState | None) -> dict[str, Unseen]:
@@ -39,7 +36,7 @@ def unlaunched(run: RunDir, job: str, names: Sequence[str], state: JobState | No
     nodes by task."""
     if state is None or state.detail != LAUNCH_FAILURE or (run.submitit / f"{job}_batch.out").exists():
         return {}
-    why = f"Slurm could not launch job {job} there, and nothing of it is in the folder"
+    why = f"Slurm could not launch job {job} there, and the folder has nothing of it"
     return {names[0]: Unseen(next(iter(state.hosts), ""), why)}
 
 

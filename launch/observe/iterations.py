@@ -56,7 +56,7 @@ def read_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
         whole = _lines(path)
         named = [f"line {whole + number + 1} {why}" for number, why in bad[-_NAMED:]]
         more = f", and {len(bad) - _NAMED} other lines" if len(bad) > _NAMED else ""
-        faults.add(f"{path} has lines that are not logged iterations: {'; '.join(named)}{more}")
+        faults.add(f"{path} has lines that are not iterations: {'; '.join(named)}{more}")
     return tuple(found)
 
 

@@ -250,7 +250,7 @@ def _withdrawn(job: Job, node: str) -> Job:
     """A job that a node took out of the queue, if it was there."""
     if job.state is None or job.state.state != "CANCELLED":
         return job
-    detail = f"taken out of the queue by node {node}"
+    detail = f"removed from the queue by node {node}"
     return replace(job, withdrawn=True, state=replace(job.state, detail=detail))
 
 

@@ -76,7 +76,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         raise LaunchError(f"profile={','.join(names)}: only export=DIR takes several profiles; name one")
     if "export" in own and not folders and not names:
         raise LaunchError(
-            f"export={own['export']}: name the profiles to be written, profile=NAME,NAME, or folders, import=DIR,DIR"
+            f"export={own['export']}: name the profiles to write with profile=NAME,NAME, or folders with import=DIR,DIR"
         )
     arguments = Arguments(
         **own,
@@ -91,9 +91,9 @@ def parse(argv: Sequence[str]) -> Arguments:
             f"{overrides[0]}: import=DIR and export=DIR take profile=NAME, add=true and overwrite=true only"
         )
     if arguments.page is not None and (of_import or folders or "export" in own):
-        raise LaunchError(f"page={arguments.page}: it shows what is measured; leave out import=… and export=…")
+        raise LaunchError(f"page={arguments.page}: a page shows measurements; leave out import=… and export=…")
     if arguments.overwrite and arguments.add:
-        raise LaunchError("overwrite=true and add=true: a file is either replaced or added to; leave out one of them")
+        raise LaunchError("overwrite=true and add=true: these exclude each other; leave out one of them")
     return arguments
 
 
@@ -108,8 +108,8 @@ def check_free(name: str, arguments: Arguments) -> None:
         raise LaunchError(f"profile={name}: {why}")
     if path.exists() and not (arguments.overwrite or arguments.add):
         raise LaunchError(
-            f"profile={name}: {path} exists; choose another name, add=true to add the measurements to it "
-            "(those of the same sizes are replaced), or overwrite=true to replace it"
+            f"profile={name}: {path} already exists; choose another name, or use add=true to add the measurements "
+            f"(those of the same sizes are replaced), or overwrite=true to replace the file"
         )
 
 
@@ -126,7 +126,7 @@ def _import(given: Mapping[str, Any]) -> Import:
     if missing:
         raise LaunchError(
             f"{', '.join(f'{key}={value}' for key, value in given.items())}: an import needs "
-            f"{', '.join(f'{key}=…' for key in missing)}, too; the files do not contain them, and nothing is assumed"
+            f"{', '.join(f'{key}=…' for key in missing)}, too; the files do not contain them"
             + (f" ({given['import']} is not a folder of profiles of IIDP or JABAS)" if [*given] == ["import"] else "")
         )
     return Import(files=Path(given["import"]), **{key: value for key, value in given.items() if key != "import"})

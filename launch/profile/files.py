@@ -40,7 +40,8 @@ def added(old: LayerProfile, new: LayerProfile) -> LayerProfile:
     """
     if old.gpu != new.gpu:
         raise LaunchError(
-            f"add=true: the profile is of gpu {old.gpu}, and what is added of {new.gpu}; choose another profile=NAME"
+            f"add=true: the profile is for gpu {old.gpu}, but the new measurements are for {new.gpu}; choose another "
+            f"profile=NAME"
         )
     known: dict[str, Shape | Module] = {**old.models, **old.modules}
     added: dict[str, Shape | Module] = {**new.models, **new.modules}
@@ -48,9 +49,9 @@ def added(old: LayerProfile, new: LayerProfile) -> LayerProfile:
         before = known.get(name, model)
         if before != model:
             raise LaunchError(
-                f"add=true: the profile has another model under the name {name!r} ({_in_words(before)}, not "
-                f"{_in_words(model)}); give the new one a name of its own, model.name=…, or replace the file with "
-                "overwrite=true"
+                f"add=true: the profile already has another model named {name!r} ({_in_words(before)}, not "
+                f"{_in_words(model)}); give the new one another name with model.name=…, or replace the file with "
+                f"overwrite=true"
             )
     measured = {str(costs) for costs in new.costs}
     tried = {(one.model, one.precision) for one in new.room}
@@ -71,7 +72,7 @@ def added(old: LayerProfile, new: LayerProfile) -> LayerProfile:
             between=_together(old.between, new.between),
         )
     except ConfigError as error:
-        raise ConfigError(f"add=true: together with what the profile has: {error}") from error
+        raise ConfigError(f"add=true: combined with the existing profile: {error}") from error
 
 
 def _in_words(model: Shape | Module) -> str:

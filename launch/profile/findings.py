@@ -86,8 +86,8 @@ def merged(found: Found, gpu: str, source: str, date: str) -> LayerProfile:
     if not costs:
         why = next(point["too_large"] for alike in points.values() for point in alike)
         raise LaunchError(
-            f"model={experiment.model.name} does not fit into the memory of {gpu} with any of these sizes ({why}); try "
-            "a larger tensor_sizes=…, a smaller micro_batches=… or another model"
+            f"model={experiment.model.name} does not fit in the memory of {gpu} at any of these sizes ({why}); try a "
+            f"larger tensor_sizes=…, a smaller micro_batches=… or another model"
         )
     model, precision = experiment.model, experiment.train.precision
     of_module = model.measured
@@ -176,7 +176,7 @@ def unsettled(found: Found, gpu: str) -> list[str]:
             if not point.get("known", True):
                 name = f"tensor {point['tensor']}, micro-batch {point['micro_batch_size']}"
                 every[name] = max(every.get(name, 0.0), point["disturbed"])
-    return [f"{name} ({part:.0%} of it disturbed by other processes)" for name, part in every.items()]
+    return [f"{name} ({part:.0%} of it, disturbed by other processes)" for name, part in every.items()]
 
 
 def _costs(experiment: Experiment, size: tuple[int, int], points: Sequence[Point]) -> ModelCosts:

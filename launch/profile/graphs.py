@@ -33,7 +33,7 @@ def check_free(paths: Iterable[Path], arguments: Arguments) -> None:
         if (why := why_not_writable(path)) is not None:
             raise LaunchError(f"graph_output={path}: {why}")
         if path.exists() and not (arguments.overwrite or arguments.add):
-            raise LaunchError(f"graph_output={path} exists; choose another name, or add overwrite=true")
+            raise LaunchError(f"graph_output={path} already exists; choose another name, or add overwrite=true")
 
 
 def write(file: Path, experiment: Experiment, profiles: Mapping[str, LayerProfile]) -> list[Path]:

@@ -36,12 +36,8 @@ def imported(arguments: Import, model: Model) -> LayerProfile:
     if not files:
         known = sorted({name.rpartition("_")[0] for name in names})
         raise LaunchError(
-            f"import={arguments.files}: there are no files {prefix}_<tensor size>.npy in {folder}; "
-            + (
-                f"there are: {', '.join(f'import={folder / name}' for name in known)}"
-                if known
-                else "it has no .npy files"
-            )
+            f"import={arguments.files}: {folder} has no files {prefix}_<tensor size>.npy; "
+            + (f"it has {', '.join(f'import={folder / name}' for name in known)}" if known else "it has no .npy files")
         )
     return LayerProfile(
         gpu=arguments.gpu,
@@ -58,17 +54,19 @@ def _costs(path: Path, tensor: int, arguments: Import, model: Model) -> ModelCos
         seconds = np.load(io.BytesIO(content), allow_pickle=False)
     except (OSError, ValueError, EOFError, MemoryError, OverflowError, TypeError, SyntaxError, TokenError) as error:
         # a damaged header may ask for any type and size
-        raise LaunchError(f"{path}: cannot be read as an array of numpy's: {why(error)}") from error
+        raise LaunchError(f"{path}: cannot be read as a numpy array: {why(error)}") from error
     if seconds.dtype.kind not in "fiu" or seconds.shape != (model.layers + 2,):
         raise LaunchError(
             f"{path} has {seconds.dtype} of shape {seconds.shape}, but model={model.name} of {model.layers} layers "
-            f"takes {model.layers + 2} numbers (embedding, layers, head); choose the model of the file with model=… or "
-            "model.layers=…"
+            f"needs {model.layers + 2} numbers (embedding, layers, head); choose the model of the file with model=… "
+            f"or model.layers=…"
         )
     # The median would hide a bad layer among good ones.
     for number, value in enumerate(map(float, seconds)):
         if not 0 < value < math.inf:
-            raise LaunchError(f"{path}: number {number} (from 0, the embedding) is {value:g} s; a time is above 0")
+            raise LaunchError(
+                f"{path}: value {number} (counted from 0, the embedding) is {value:g} s; times must be above 0"
+            )
     embedding, *layers, head = (float(value) * 1e3 for value in seconds)
     ratio = arguments.backward_ratio
     return ModelCosts(

@@ -41,7 +41,7 @@ def fit(us_by_bytes: Mapping[int, float]) -> tuple[float, float]:
         latency, slope = 0.0, wst / wss
     if slope <= FASTEST:
         times = ", ".join(f"{size} bytes {us:.1f} us" for size, us in us_by_bytes.items())
-        raise LaunchError(f"large messages took no longer than small ones ({times}); measure again on idle nodes")
+        raise LaunchError(f"large messages did not take longer than small ones ({times}); measure again on idle nodes")
     return latency, slope
 
 

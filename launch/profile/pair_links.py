@@ -85,8 +85,8 @@ def check_free(path: Path, arguments: Arguments) -> None:
         raise LaunchError(f"links={path}: {why}")
     if path.exists() and not (arguments.overwrite or arguments.add):
         raise LaunchError(
-            f"links={path}: the file exists; choose another name, add=true to put the measured pairs into it, "
-            "or overwrite=true to replace it"
+            f"links={path}: the file already exists; choose another name, or use add=true to add the measured pairs, "
+            f"or overwrite=true to replace it"
         )
 
 
@@ -104,4 +104,4 @@ def write_table(path: Path, table: Table, arguments: Arguments, comment: str) ->
     try:
         write_whole(path, lines + yaml.safe_dump(whole, sort_keys=False))
     except OSError as error:
-        raise LaunchError(f"links={path}: cannot write it: {error.strerror}") from error
+        raise LaunchError(f"links={path}: cannot be written: {error.strerror}") from error

@@ -30,8 +30,8 @@ def main(arguments: Arguments, comment: str) -> int:
         public = read_folders(arguments.folders)
         if arguments.profile is None and arguments.export is None:
             raise LaunchError(
-                f"import={','.join(map(str, arguments.folders))}: say where to: profile=NAME makes profiles of it, "
-                "export=DIR one folder"
+                f"import={','.join(map(str, arguments.folders))}: give a destination: profile=NAME writes profiles, "
+                f"export=DIR writes one folder"
             )
         if arguments.profile is not None:
             _import(public, arguments.profile, arguments, comment)
@@ -55,7 +55,7 @@ def _import(public: PublicFolders, wanted: str, arguments: Arguments, comment: s
         for gpu in profiles
     }
     if len({*names.values()}) < len(names):
-        raise LaunchError(f"profile={wanted}: two of the GPUs {', '.join(names)} would have one name")
+        raise LaunchError(f"profile={wanted}: two of the GPUs {', '.join(names)} would get the same name")
     for name in names.values():
         check_free(name, arguments)
     for gpu, name in names.items():
@@ -93,9 +93,9 @@ def _export(public: PublicFolders, root: Path) -> None:
     taken = [file for file, content in files.items() if file.exists() and not _is(file, content)]
     if taken:
         raise LaunchError(
-            f"export={root}: {taken[0]} is there and differs"
+            f"export={root}: {taken[0]} already exists and differs"
             + (f", and so do {len(taken) - 1} more files" if len(taken) > 1 else "")
-            + "; nothing was written: choose another folder"
+            + "; nothing was written; choose another folder"
         )
     for file, content in files.items():
         try:

@@ -25,7 +25,7 @@ def tables(profile: LayerProfile) -> list[tuple[str, Table]]:
 
 def steps_table(profile: LayerProfile) -> Table:
     """Of the steps that this project measured: what several copies on a GPU take together, and gain."""
-    columns = ["model", "host", "micro", "precision", "streams", "pass ms", "adding up ms", "samples/s", "gain"]
+    columns = ["model", "host", "micro", "precision", "streams", "pass ms", "accumulate ms", "samples/s", "gain"]
     rows = []
     for steps in profile.steps:
         if steps.precision is None:

@@ -56,7 +56,7 @@ def counts_as_done(seen: Observation) -> bool:
     """
     verdict = decide(seen)
     if verdict.state is State.unknown:
-        raise LaunchError(f"skip_existing=true: whether {seen.plan.run} still runs is not known: {verdict.reason}")
+        raise LaunchError(f"skip_existing=true: it is unknown whether {seen.plan.run} still runs: {verdict.reason}")
     return verdict.state is State.succeeded or not seen.over
 
 
@@ -104,7 +104,7 @@ def budget(experiments: Sequence[Experiment]) -> str | None:
         parts.append(f"{plural(len(known), 'run')} of up to {_hours(sum(known))} (GPUs x time limit, without restarts)")
     if unknown:
         keys = ", ".join(dict.fromkeys(key for experiment in experiments for key in _without_limit(experiment)))
-        parts.append(f"{plural(unknown, 'run')} of unknown GPU-hours, because there is no time limit ({keys})")
+        parts.append(f"{plural(unknown, 'run')} of unknown GPU-hours, because no time limit is set ({keys})")
     return " and ".join(parts) or None
 
 
@@ -113,7 +113,7 @@ def must_confirm(experiments: Sequence[Experiment]) -> str | None:
     total = sum(gpu_hours(experiment) or 0.0 for experiment in experiments)
     if not experiments or experiments[0].yes or total <= experiments[0].confirm_gpu_hours:
         return None
-    return f"up to {_hours(total)} are more than confirm_gpu_hours={experiments[0].confirm_gpu_hours:g}"
+    return f"up to {_hours(total)} exceed confirm_gpu_hours={experiments[0].confirm_gpu_hours:g}"
 
 
 def check_sweep_wide(experiments: Sequence[Experiment]) -> None:
@@ -122,7 +122,7 @@ def check_sweep_wide(experiments: Sequence[Experiment]) -> None:
         values = list(dict.fromkeys(getattr(experiment, key) for experiment in experiments))
         if len(values) > 1:
             given = ",".join("null" if value is None else str(value).lower() for value in values)
-            raise LaunchError(f"{key}={given}: it is for a sweep as a whole; give it one value")
+            raise LaunchError(f"{key}={given}: it applies to a sweep as a whole; give it one value")
 
 
 def _hours(hours: float) -> str:

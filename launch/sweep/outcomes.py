@@ -11,7 +11,7 @@ from launch.observe.look import observe_all
 from launch.screen.table import print_table
 from launch.sweep.combinations import Outcome
 
-SKIPPED = "skipped: there already"
+SKIPPED = "skipped: exists already"
 
 
 def report_single(outcomes: Sequence[Outcome]) -> int:
@@ -54,7 +54,9 @@ def report_sweep(outcomes: Sequence[Outcome], combinations: int, metric: str | N
     sys.stdout.flush()
     for outcome, overrides in named:
         if outcome.error is not None:
-            print(f"tdpp: error: {overrides}: {outcome.error}", file=sys.stderr)
+            text = str(outcome.error)
+            says_it = text.startswith((f"{overrides} ", f"{overrides}:"))
+            print(f"tdpp: error: {text if says_it else f'{overrides}: {text}'}", file=sys.stderr)
             wrong = True
     if missing := combinations - len(outcomes):
         print(f"{missing} of {combinations} combinations were not started", file=sys.stderr)

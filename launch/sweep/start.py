@@ -38,7 +38,7 @@ def existing(experiment: Experiment) -> RunDir | None:
             if _is_run_of(run, experiment) and counts_as_done(_observed(run)):
                 return run
         except ClosedError as error:  # whether another user's run is the same nobody else can know
-            print(f"skip_existing: {error}; it does not count", file=sys.stderr, flush=True)
+            print(f"skip_existing: {error}; this run is ignored", file=sys.stderr, flush=True)
         except (FileNotFoundError, RunFolderError):
             if RunDir.is_one(run.path):  # else somebody deletes it just now
                 raise
@@ -79,8 +79,8 @@ def confirm(experiments: Sequence[Experiment]) -> None:
         return
     if not can_be_asked():
         raise LaunchError(
-            f"{reason}: nothing was submitted; give yes=true if you mean it, or raise confirm_gpu_hours, or lower the "
-            "time limits (cluster.groups.<group>.time_min)"
+            f"{reason}: nothing was submitted; confirm with yes=true, raise confirm_gpu_hours, or lower the time "
+            f"limits (cluster.groups.<group>.time_min)"
         )
     if not agreed(f"{reason}; submit?"):
         raise LaunchError("not confirmed: nothing was submitted")

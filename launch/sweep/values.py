@@ -32,7 +32,7 @@ def value_of(outcome: Outcome, metric: str) -> float:
     """
     run = outcome.run
     if run is None:
-        raise NoValue(f"a combination has no {metric}, because no run of it was started")
+        raise NoValue(f"a combination has no {metric}, because its run was not started")
     wait(run)
     verdict = judge(run)
     if verdict.state is not State.succeeded:

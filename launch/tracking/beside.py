@@ -64,7 +64,7 @@ class Writers:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             if late or process.returncode not in _SAID:
-                why = "had not written all in time" if late else f"its writer ended with {process.returncode}"
+                why = "did not finish writing in time" if late else f"its writer exited with {process.returncode}"
                 with appended(self._run.node_err(self._node)) as err:
                     err.write(f"log={kind}: {why}; 'tdpp report RUN --{kind}' writes what is missing\n".encode())
 

@@ -27,13 +27,13 @@ def require_ready(kinds: Sequence[Tracker], environment: Mapping[str, str], give
         asked = given_by.format(kind)
         if lacking := [name for name in _packages(kind, environment) if find_spec(name) is None]:
             raise LaunchError(
-                f"{asked}: {', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not installed here; install the "
-                "extra that has all trackers, pip install 'tdpp[trackers]', or leave it out"
+                f"{asked}: {', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not installed here; install "
+                f"all trackers with pip install 'tdpp[trackers]', or leave it out"
             )
         if kind is Tracker.wandb and not _has_account(environment):
             raise LaunchError(
-                f"{asked}: nobody is logged in to Weights & Biases here; run 'wandb login', or export WANDB_API_KEY or "
-                "WANDB_MODE=offline, which keeps all in the run's folder for 'wandb sync'"
+                f"{asked}: not logged in to Weights & Biases here; run 'wandb login', or export WANDB_API_KEY, or "
+                f"export WANDB_MODE=offline to keep everything in the run's folder for 'wandb sync'"
             )
 
 

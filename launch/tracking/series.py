@@ -83,7 +83,8 @@ def require_known(series: str) -> None:
         near = difflib.get_close_matches(series, [*names, "valid/loss"], n=1)
         meant = f"did you mean {near[0]}? " if near else ""
         raise LaunchError(
-            f"sweep_metric={series}: no run logs that; {meant}There are valid/METRIC, train/METRIC, {', '.join(names)}"
+            f"sweep_metric={series}: no run logs that; {meant}valid series are valid/METRIC, train/METRIC, "
+            f"{', '.join(names)}"
         )
 
 

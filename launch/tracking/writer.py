@@ -101,7 +101,7 @@ def _alone(run: RunDir, kind: Tracker, wait_s: float) -> Iterator[None]:
         until = time.monotonic() + wait_s
         while not lock.try_take(fcntl.LOCK_EX):
             if time.monotonic() > until:
-                raise LaunchError(f"{kind}: the run's own writer is at work; it writes all that the run logs")
+                raise LaunchError(f"{kind}: the run's own writer is active and writes everything that the run logs")
             time.sleep(0.1)
         yield
 

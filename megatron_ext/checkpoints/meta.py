@@ -137,7 +137,7 @@ class Checkpoint:
         if (path / META).is_file():
             return cls.read(path)
         raise EngineError(
-            f"{path}: no checkpoint there; give a run folder, its checkpoints folder, or a folder with a meta.json"
+            f"{path}: no checkpoint found; give a run folder, its checkpoints folder, or a folder with a meta.json"
         )
 
     def part(self, name: str) -> Path:
@@ -152,7 +152,7 @@ def _named(latest: Path) -> str:
     except (OSError, ValueError) as error:
         raise EngineError(f"{latest}: cannot be read as the name of a checkpoint: {why(error)}") from error
     if not (re.fullmatch(r"[\w.-]{1,200}", name) and (latest.parent / name).is_dir()):
-        raise EngineError(f"{latest}: names {name[:80]!r}, but there is no such checkpoint; write one that is")
+        raise EngineError(f"{latest}: names {name[:80]!r}, but no such checkpoint exists; write one that is")
     return name
 
 
@@ -194,7 +194,8 @@ def require_optimizer(found: Checkpoint, optimizer: str) -> None:
     if found.meta.updates and found.meta.optimizer != optimizer:
         raise EngineError(
             f"{found.folder}: has the state of train.optimizer={found.meta.optimizer}, which train.optimizer="
-            f"{optimizer} cannot go on with; use train.optimizer={found.meta.optimizer}, or take the weights alone, by "
+            f"{optimizer} cannot continue with; use train.optimizer={found.meta.optimizer}, or take the weights "
+            f"alone, by "
             "export and import with python -m megatron_ext.hf"
         )
 

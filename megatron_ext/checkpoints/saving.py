@@ -133,7 +133,7 @@ class Saver:
             return  # published before
         missing = [part for part in self._parts if not part_file(partial, part).exists()]
         if missing:
-            raise EngineError(f"checkpoint {final}: not made the latest, for it lacks {', '.join(missing)}")
+            raise EngineError(f"checkpoint {final}: not made the latest, because it lacks {', '.join(missing)}")
         with _told(final):
             _write(partial / META, pending.meta.as_json())
             _sync(partial)

@@ -19,8 +19,8 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.run_files import EMA, WEIGHTS
 from megatron_ext.engine.engine import Engine
-from megatron_ext.engine.precision import STATE as STATE_OF_SCALER
-from megatron_ext.engine.update_rules import recounted
+from megatron_ext.engine.optimizer.precision import STATE as STATE_OF_SCALER
+from megatron_ext.engine.optimizer.update_rules import recounted
 from megatron_ext.parallel.comm import all_gather, told
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.task import Task
@@ -115,8 +115,8 @@ def check_order(checkpoint: Checkpoint, order: Dict[str, float]) -> None:
     keys = [key for key in order if before.get(key) != order[key]]
     if meta.consumed_samples and keys:
         raise EngineError(
-            f"{checkpoint.folder}: cannot go on at its sample {meta.consumed_samples}, for the samples come in another "
-            "order: expected "
+            f"{checkpoint.folder}: cannot continue at its sample {meta.consumed_samples}, because the samples come in "
+            "another order: expected "
             + ", ".join(f"{key}={before.get(key)}" for key in keys)
             + "; found "
             + ", ".join(f"{key}={order[key]}" for key in keys)

@@ -16,6 +16,7 @@ from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.models.model import OPTIONS, ModelConfig, lacking
 from megatron_ext.contract.plan_check import MAY_LACK, PlanFault, build, check_object, require
 from megatron_ext.contract.plan_parts import (
+    ELASTIC_OPTIONS,
     Augment,
     Corpus,
     Elastic,
@@ -171,10 +172,10 @@ class Plan(Content):
         for key in MAY_LACK:
             if content[key] is None:
                 del content[key]
-        if self.adapt is not None:
-            for key in ADAPT_OPTIONS:
-                if content["adapt"][key] is None:
-                    del content["adapt"][key]
+        for part, options in (("adapt", ADAPT_OPTIONS), ("elastic", ELASTIC_OPTIONS)):
+            for key in options if getattr(self, part) is not None else ():
+                if content[part][key] is None:
+                    del content[part][key]
         for key in ("other_sizes", "noise"):
             if self.rehearsal is not None and getattr(self.rehearsal, key) is None:
                 del content["rehearsal"][key]

@@ -47,7 +47,7 @@ from megatron_ext.contract.models.model import (
     ModelConfig,
     lacking,
 )
-from megatron_ext.contract.plan_parts import RehearsalConfig
+from megatron_ext.contract.plan_parts import ELASTIC_OPTIONS, Elastic, RehearsalConfig
 from megatron_ext.contract.schedule.schedules import NAMES
 from megatron_ext.contract.schedule.streams import PIPEDREAM, SEMANTICS
 from megatron_ext.contract.train_config import LOSS_SCALERS, LR_POLICIES, OPTIMIZERS, TrainConfig
@@ -106,7 +106,7 @@ def _parsed_by(parse: Callable[[str], object]) -> Range:
         parse("")
     except ValueError as rule:
         return Range(str(rule), holds)
-    raise AssertionError("an empty text says nothing")
+    raise AssertionError("an empty text is not allowed")
 
 
 _COUNT, _NOT_NEGATIVE = _from(1), _from(0)
@@ -131,6 +131,9 @@ _RANGES: Dict[str, Range] = {
     "elastic.ranks": _COUNT,
     "elastic.weights": _POSITIVE,
     "elastic.prices": _NOT_NEGATIVE,
+    **{f"elastic.{key}": _COUNT for key in ("streams", "micro_batch_sizes", "numbers_of_streams")},
+    **{f"elastic.times.{key}": _COUNT for key in ("size", "streams")},
+    "elastic.times.seconds": _POSITIVE,
     "elastic.choosing.by": _one_of(*GOALS),
     "elastic.choosing.epoch": _POSITIVE,
     "elastic.choosing.restart_s": _NOT_NEGATIVE,
@@ -307,6 +310,7 @@ _OPTIONS: Mapping[Any, Mapping[str, Any]] = {
     ModelConfig: OPTIONS,
     TrainConfig: TRAIN_OPTIONS,
     AdaptConfig: ADAPT_OPTIONS,
+    Elastic: ELASTIC_OPTIONS,
     RehearsalConfig: {"other_sizes": None, "noise": None},
 }
 _BEFORE = {"chunks": 1, "recompute": "none", "precision": "fp32"}

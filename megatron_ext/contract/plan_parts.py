@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Optional
+from itertools import accumulate
+from typing import Any, Dict, Iterable, List, Optional
 
 
 @dataclass(frozen=True)
@@ -128,19 +129,51 @@ class Choosing:
 
 
 @dataclass(frozen=True)
+class RoundTime:
+    """What a replica was measured to take for a round of its streams."""
+
+    size: int
+    """Samples of a micro-batch."""
+    streams: int
+    seconds: float
+
+
+ELASTIC_OPTIONS: Dict[str, Any] = {
+    "streams": None,
+    "micro_batch_sizes": None,
+    "numbers_of_streams": None,
+    "times": None,
+}
+"""What `Elastic` may lack, and has then."""
+
+
+@dataclass(frozen=True)
 class Elastic:
-    """What a run needs to go on with other nodes; lists by node rank."""
+    """What a run needs to go on with other nodes. Replicas are those of all nodes, also of nodes that take no part."""
 
     min_nodes: int
     """With fewer it ends."""
     ranks: List[int]
-    """Of a node that takes part."""
+    """By node rank, of a node that takes part."""
     weights: List[float]
-    """How fast a replica on the node is, in proportion."""
+    """By replica, how fast it is, in proportion."""
     prices: Optional[List[float]]
-    """US dollars an hour of the node, where all are known."""
+    """By node rank, US dollars an hour, where all are known."""
     choosing: Optional[Choosing]
     """None: only a loss changes the nodes."""
+    streams: Optional[List[int]] = None
+    """By replica, copies of the model on its GPU, where there are several."""
+    micro_batch_sizes: Optional[List[List[int]]] = None
+    """By replica, `AdaptConfig.micro_batch_sizes`."""
+    numbers_of_streams: Optional[List[List[List[int]]]] = None
+    """By replica, `AdaptConfig.streams`."""
+    times: Optional[List[List[RoundTime]]] = None
+    """By replica, what earlier starts measured, where shares follow measured times."""
+
+    def replicas_on(self, nodes: Iterable[int], tensor: int) -> List[int]:
+        """The replicas of these nodes; each has `tensor` ranks."""
+        ends = [0, *accumulate(count // tensor for count in self.ranks)]
+        return [replica for node in nodes for replica in range(ends[node], ends[node + 1])]
 
 
 @dataclass(frozen=True)

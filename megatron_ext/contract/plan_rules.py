@@ -85,7 +85,7 @@ def _batch(plan: Values) -> Faults:
             yield (
                 "global_batch_size",
                 plan["global_batch_size"],
-                f"a micro-batch at least for each of {plan['data']} replicas",
+                f"at least one micro-batch for each of {plan['data']} replicas",
             )
         return
     if plan.get("shares") is not None:
@@ -166,7 +166,7 @@ def _adapt(plan: Values) -> Faults:
     if plan["train"].get("samples") is None:
         yield "train.samples", None, f"given {with_adapt}.rule"
     if plan["global_batch_size"] < 2 * plan["micro_batch_size"]:
-        yield "global_batch_size", plan["global_batch_size"], f"of two micro-batches at least {with_adapt}.rule"
+        yield "global_batch_size", plan["global_batch_size"], f"of at least two micro-batches {with_adapt}.rule"
     try:
         Rungs.between(adapt["lower"], adapt["upper"], plan["micro_batch_size"], plan["data"])
     except ValueError as error:
@@ -202,9 +202,13 @@ def _elastic(plan: Values) -> Faults:
     elastic, nodes = plan.get("elastic"), len(plan["nodes"])
     if elastic is None:
         return
-    for key in ("ranks", "weights"):
-        if len(elastic.get(key, range(nodes))) != nodes:
-            yield f"elastic.{key}", elastic[key], f"of {nodes} numbers, one for each node"
+    ranks = elastic.get("ranks", [1] * nodes)
+    if len(ranks) != nodes:
+        yield "elastic.ranks", ranks, f"of {nodes} numbers, one for each node"
+    replicas = sum(count // plan["tensor"] for count in ranks)
+    for key in ("weights", "streams", "micro_batch_sizes", "numbers_of_streams", "times"):
+        if elastic.get(key) is not None and len(elastic[key]) != replicas:
+            yield f"elastic.{key}", elastic[key], f"of length {replicas}, one entry for each replica of all nodes"
     if plan["pipeline"] > 1:
         yield "pipeline", plan["pipeline"], "1 with elastic"
 
@@ -363,7 +367,7 @@ def _rehearsal(plan: Values) -> Faults:
     if adapt.get("rule", NONE) != NONE and not samples:
         yield "rehearsal.noise", rehearsal.get("noise"), "given with adapt.rule"
     if samples != sorted({*samples}):
-        yield "rehearsal.noise", samples, "samples that go upwards"
+        yield "rehearsal.noise", samples, "samples in increasing order"
 
 
 def _times(key: str, times: List[Values], plan: Values) -> Faults:
@@ -393,7 +397,7 @@ _RULES: List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]] = [
     (_GRID, _by_stage),
     ((*_GRID, "schedule", "schedule_file", "train"), _streaming),
     ((*_GRID, "micro_batch_size", "global_batch_size", "schedule", "train"), _adapt),
-    (("nodes", "pipeline"), _elastic),
+    (("nodes", "pipeline", "tensor"), _elastic),
     ((*_GRID, "ranks"), _ranks),
     (("nodes", "ranks"), _nodes),
     (("model", "tensor"), _model),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 OTHER_TOKENIZER = (
-    "the data were prepared with another tokenizer: set model.vocab_size to that tokenizer's, or prepare the data anew"
+    "the data were prepared with another tokenizer: set model.vocab_size to that tokenizer's, or prepare the data again"
 )
 
 

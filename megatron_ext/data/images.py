@@ -110,7 +110,7 @@ def require_fitting(prefix: Union[str, Path], manifest: Manifest, model: ModelCo
         if pixels != model.image_size:
             raise DataError(
                 f"{prefix}: its images have a {what} of {pixels} pixels, but model.image_size={model.image_size}; set "
-                "model.image_size to that, or make the data anew with that size"
+                "model.image_size to that, or make the data again with that size"
             )
     if manifest.channels != model.channels:
         raise DataError(
@@ -220,4 +220,4 @@ def _array(prefix: Union[str, Path], split: str, what: str) -> NDArray[Any]:
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read: {why(error)}; make the data anew with 'tdpp data images'") from error
+        raise DataError(f"{path}: cannot be read: {why(error)}; make the data again with 'tdpp data images'") from error

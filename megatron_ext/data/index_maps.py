@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 15
 """Documents that are gone through at once."""
-_WAY_OUT = "delete it, it will be built anew, or give a folder of your own for such maps, data.cache=FOLDER"
+_WAY_OUT = "delete it, it will be rebuilt, or give a folder of your own for such maps, data.cache=FOLDER"
 
 
 class IndexMaps(NamedTuple):

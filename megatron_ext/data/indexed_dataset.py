@@ -72,7 +72,7 @@ class IndexedDataset:
         if size != expected:
             raise DataError(
                 f"{self.idx}: expected {expected} bytes for the {sequences} sequences and {boundaries} document "
-                f"boundaries in its header, found {size}; the file is damaged or was not copied whole"
+                f"boundaries in its header, found {size}; the file is damaged or was not copied completely"
             )
         index = _map(self.idx, size)
         lengths_end = HEADER.size + sequences * LENGTH.itemsize
@@ -85,7 +85,7 @@ class IndexedDataset:
         if bin_size != expected:
             raise DataError(
                 f"{self.bin}: expected {expected} bytes as {self.idx.name} tells, found {bin_size}; the two files do "
-                "not belong together, or one was not copied whole"
+                "not belong together, or one was not copied completely"
             )
         self.tokens: NDArray[Any] = _map(self.bin, bin_size).view(self.dtype)
 
@@ -115,7 +115,8 @@ class IndexedDataset:
             )
         if len(raw) < HEADER.size:
             raise DataError(
-                f"{self.idx}: expected a header of {HEADER.size} bytes, found {len(raw)}; the file was not copied whole"
+                f"{self.idx}: expected a header of {HEADER.size} bytes, found {len(raw)}; the file was not copied "
+                f"completely"
             )
         _, version, code, sequences, boundaries = HEADER.unpack(raw)
         if version != VERSION:
@@ -309,7 +310,7 @@ def _size(path: Path) -> int:
     except OSError as error:
         raise _unreadable(path, error) from error
     if not stat.S_ISREG(found.st_mode):
-        raise DataError(f"{path}: not a regular file; prepare the data anew, or correct data.prefix")
+        raise DataError(f"{path}: not a regular file; prepare the data again, or correct data.prefix")
     return found.st_size
 
 
@@ -323,5 +324,5 @@ def _map(path: Path, size: int) -> NDArray[np.uint8]:
 
 def _unreadable(path: Path, error: OSError) -> DataError:
     if isinstance(error, FileNotFoundError):
-        return DataError(f"{path}: there is no such file; prepare the data, or correct data.prefix")
+        return DataError(f"{path}: no such file; prepare the data, or correct data.prefix")
     return DataError(f"{path}: cannot be read ({error.strerror})")

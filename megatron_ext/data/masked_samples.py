@@ -77,7 +77,7 @@ class MaskedSamples(Samples):
         for place, tokens in enumerate(sentences):
             what = partial("{}: sentence {}".format, self._data.bin, first + place)
             check_token_ids(
-                tokens, self._vocabulary.size, what, "the vocabulary beside the data", "prepare the data anew"
+                tokens, self._vocabulary.size, what, "the vocabulary beside the data", "prepare the data again"
             )
         random = np.random.RandomState((self._seed + number) % 2**32)
         return [tokens.tolist() for tokens in sentences], aim, random
@@ -104,7 +104,7 @@ def vocabulary_for(prefix: Union[str, Path], vocab_size: int, special: Sequence[
         )
     if "bos" in special and not vocabulary.sentinels:
         raise DataError(
-            f"{prefix}{VOCABULARY}: the tokenizer has no sentinels, which stand for the spans that T5 is to write; "
+            f"{prefix}{VOCABULARY}: the tokenizer has no sentinels, which T5 needs for the spans that it writes; "
             "prepare the data with --vocab-extra-ids 100"
         )
     return vocabulary

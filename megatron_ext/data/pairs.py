@@ -42,7 +42,7 @@ class Pairs:
         if len(self.source) != len(self.target):
             raise DataError(
                 f"{self.source.idx}: {len(self.source)} sentences, but {self.target.idx.name} has {len(self.target)}; "
-                "sentence k of one must be that of the other: prepare the pairs anew with 'tdpp data pairs'"
+                "sentence k of one must be that of the other: prepare the pairs again with 'tdpp data pairs'"
             )
         # Each side gets one mark: the source its end; what the decoder reads its begin, what it writes its end.
         longest = np.array([sequence_length, decoder_sequence_length]) - 1

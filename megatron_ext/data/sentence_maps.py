@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LONGEST_SENTENCE = 512
 """Tokens; a document of several sentences of which one is longer is left out."""
 BLOCK = 1 << 16
-_WAY_OUT = "delete it, it will be built anew, or give a folder of your own for such maps, data.cache=FOLDER"
+_WAY_OUT = "delete it, it will be rebuilt, or give a folder of your own for such maps, data.cache=FOLDER"
 
 
 class Cut(NamedTuple):

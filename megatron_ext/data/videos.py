@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KIND, VERSION = "videos", 1
-REMEDY = "make the data anew with 'tdpp data videos'"
+REMEDY = "make the data again with 'tdpp data videos'"
 ORDER = 0x51D0
 """Sets the random numbers of the order apart from those of the same seed elsewhere."""
 

@@ -62,7 +62,7 @@ class Vocabulary:
             content = json.loads(read_regular(path))
         except FileNotFoundError as error:
             raise DataError(
-                f"{path}: there is no such file, which says what tokens of the data mean (where words begin, ids of "
+                f"{path}: no such file, which describes the tokens of the data (where words begin, ids of "
                 f"[CLS], [SEP], [MASK], …); {_WAY_OUT}"
             ) from error
         except (OSError, ValueError, RecursionError) as error:

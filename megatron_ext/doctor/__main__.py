@@ -171,12 +171,12 @@ def _hindrance(plan: Plan, paths: List[Path]) -> str:
     found = {name: _content(path) for name, path in zip(names, paths)}
     for name, content in found.items():
         if "ready" not in content:
-            return f"node {name} did not come"
+            return f"node {name} did not join"
         if content.get("problem"):
             return f"node {name}: {content['problem']}"
     for name, content in found.items():
         if names[0] in content.get("unreached", {}):
-            return f"node {name} does not reach {names[0]}, where ranks meet"
+            return f"node {name} cannot reach {names[0]}, where ranks meet"
     return ""
 
 

@@ -168,7 +168,7 @@ def _all_reduce_ms(device: torch.device) -> float:
             low, high = float(tensor.min()), float(tensor.max())
         times.append(time.monotonic() - before)
         if (low, high) != (right, right):
-            raise EngineError(f"an all-reduce gave {low:g} to {high:g} in the place of {right:g}")
+            raise EngineError(f"an all-reduce gave {low:g} to {high:g} instead of {right:g}")
     return min(times) * 1e3
 
 

@@ -11,6 +11,7 @@ import torch
 
 from megatron_ext.contract.adaptive.config import Adapted, lr_factor
 from megatron_ext.contract.adaptive.controller import Controller, Decision
+from megatron_ext.contract.adaptive.from_before import known_of, nodes_of, weights_of
 from megatron_ext.contract.adaptive.noise import Halves, Measurement
 from megatron_ext.contract.adaptive.shares import Times
 from megatron_ext.contract.adaptive.sizes import Way, ways_of
@@ -18,6 +19,7 @@ from megatron_ext.contract.goal import SAMPLES
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.deal import Division, several
+from megatron_ext.contract.worker import start_of_run
 from megatron_ext.engine.course import record
 from megatron_ext.engine.log import keep_lines
 from megatron_ext.engine.results import StepResult
@@ -62,9 +64,10 @@ class Adaptation:
             self._config,
             plan.micro_batch_size,
             plan.global_batch_size,
-            list(plan.micro_batches),
+            weights_of(plan),
             window,
             plan.streams or (),
+            known_of(plan),
         )
         if before is not None:
             engine.divide(start, self._fitted(before))
@@ -78,7 +81,14 @@ class Adaptation:
         window = [list(measured) for measured in self._controller.window]
         shares, sizes, streams = self._engine.division
         size = self._plan.micro_batch_size
-        return Adapted(size, list(shares), window, None if {*sizes} == {size} else list(sizes), list(streams) or None)
+        return Adapted(
+            size,
+            list(shares),
+            window,
+            None if {*sizes} == {size} else list(sizes),
+            list(streams) or None,
+            nodes_of(self._plan),
+        )
 
     def measures(self, iteration: int) -> bool:
         """Whether the gradients of the halves are to be looked at in this iteration."""
@@ -103,15 +113,17 @@ class Adaptation:
         record(self._plan, iteration, SAMPLES, str(self._plan.train.samples), self._engine.consumed(iteration))
 
     def _fitted(self, before: Adapted) -> Division:
-        """How an earlier start divided its batch or, in another layout or with other micro-batches, the same batch."""
+        """How an earlier start divided its batch or, on other nodes, in another layout or with other micro-batches, the
+        same batch."""
         plan = self._plan
         sizes = before.sizes or [before.micro_batch_size] * len(before.shares)
         division = Division(tuple(before.shares), tuple(sizes), tuple(before.streams or ()))
         may_have = ways_of(self._config, plan.micro_batch_size, plan.streams or [1] * plan.data)
         ways = list(map(Way, division.sizes, division.copies))
-        if len(may_have) == len(ways) and all(way in of_replica for way, of_replica in zip(ways, may_have)):
+        same = before.nodes == nodes_of(plan) and len(may_have) == len(ways)
+        if same and all(way in of_replica for way, of_replica in zip(ways, may_have)):
             return division
-        return self._in_micro_batches(self._controller.fitted(division.samples))
+        return self._controller.divided(division.samples)
 
     def _in_micro_batches(
         self, shares: Sequence[int], sizes: Sequence[int] = (), streams: Sequence[int] = ()
@@ -143,7 +155,7 @@ class Adaptation:
         watch, device = self._engine.stopwatch, torch.device(self._plan.device)
         assert watch is not None
         own = {"halves": result.halves, "seconds": watch.take(), "dp": self._place.dp}
-        found = exchange(own, self._plan.world_size, device, "telling what was measured")
+        found = exchange(own, self._plan.world_size, device, "sending measurements")
         decision: Optional[Decision] = None
         if self._place.rank == 0:
             halves = found[-1]["halves"]  # of the last stage
@@ -152,7 +164,7 @@ class Adaptation:
             division = self._engine.division
             decision = self._controller.decide(division.shares, measured, times, division.sizes, division.copies)
             self._note(iteration, decision, times)
-        told = exchange(decision, self._plan.world_size, device, "telling what was decided")[0]
+        told = exchange(decision, self._plan.world_size, device, "sending decisions")[0]
         shares, reason, similarity, noise_scale, sizes, streams = told
         return Decision(tuple(shares), reason, similarity, noise_scale, tuple(sizes), tuple(streams))
 
@@ -202,6 +214,7 @@ class Adaptation:
         line = {
             "iteration": iteration,
             "unix": time.time(),
+            "start": start_of_run(),
             "consumed_samples": self._engine.consumed(iteration),
             "before": before.samples,
             "global_batch_size": after.samples,

@@ -19,16 +19,16 @@ from megatron_ext.contract.schedule.check import actions_of
 from megatron_ext.contract.schedule.deal import Division
 from megatron_ext.contract.schedule.schedules import Action, Kind, schedule
 from megatron_ext.data.samples import BEGINNING, Position, Samples
-from megatron_ext.engine.channels import channels, warm_up
 from megatron_ext.engine.dealing import Dealing
-from megatron_ext.engine.executor import Executor, Factor
-from megatron_ext.engine.executors import Executors
+from megatron_ext.engine.executor.channels import channels, warm_up
+from megatron_ext.engine.executor.executor import Executor, Factor
+from megatron_ext.engine.executor.executors import Executors
+from megatron_ext.engine.executor.first_pass import pass_both, pass_forward
 from megatron_ext.engine.feed import Feed
-from megatron_ext.engine.first_pass import pass_both, pass_forward
-from megatron_ext.engine.flat import FlatWeights
-from megatron_ext.engine.gradients import Gradients
-from megatron_ext.engine.learning_rate import rate_of
-from megatron_ext.engine.optimizer import DataGroup, Optimizer
+from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.engine.gradients.gradients import Gradients
+from megatron_ext.engine.optimizer.learning_rate import rate_of
+from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.results import Progress, StepResult, not_finite
 from megatron_ext.engine.running import RunningStatistics
 from megatron_ext.engine.stopwatch import Stopwatch

@@ -27,10 +27,10 @@ from megatron_ext.contract.schedule.replay import AnyAction
 from megatron_ext.contract.schedule.schedules import Kind, schedule
 from megatron_ext.data.samples import BEGINNING
 from megatron_ext.engine.adaptation import Adaptation
-from megatron_ext.engine.channels import RECEIVES, by_way, channels
 from megatron_ext.engine.dealing import Dealing
-from megatron_ext.engine.learning_rate import rate_of
+from megatron_ext.engine.executor.channels import RECEIVES, by_way, channels
 from megatron_ext.engine.log import TrainingLog
+from megatron_ext.engine.optimizer.learning_rate import rate_of
 from megatron_ext.engine.results import Progress, StepResult
 from megatron_ext.engine.stopwatch import Stopwatch
 from megatron_ext.engine.streams.steps import StreamSteps
@@ -226,15 +226,15 @@ class Rehearsal:
             self._recorder.record(kind.value, self.now_ns, self.now_ns, micro_batch, outbox.peer.rank, chunk)
 
     def _together(self, name: str, group: Optional[dist.ProcessGroup], duration: int) -> None:
-        """A collective: it begins when the last rank of the group comes to it."""
+        """A collective: it ends for all ranks of the group when it ends for the last of them. With micro-batches of
+        other sizes a rank's passes hide another part of it, so that durations differ."""
         if group is None:
             return
         start = self.now_ns
-        latest = torch.tensor([start])
+        latest = torch.tensor([start + duration])
         with told(name):
             dist.all_reduce(latest, dist.ReduceOp.MAX, group)
         self._reach(int(latest.item()))
-        self._pass(duration)
         self._recorder.record(name, start, self.now_ns)
 
     def _reach(self, moment: int) -> None:

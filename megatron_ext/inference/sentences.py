@@ -31,7 +31,7 @@ def read_sentences(prefix: str, split: str) -> Sentences:
     if len(found.source) != len(found.target):
         raise EngineError(
             f"{prefix}-{split}.source.txt has {len(found.source)} lines, and .target.txt has {len(found.target)}; line "
-            "k of one must be the translation of that of the other: prepare the pairs anew"
+            "k of one must be the translation of that of the other: prepare the pairs again"
         )
     return found
 

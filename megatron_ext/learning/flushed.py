@@ -12,8 +12,8 @@ from torch import Tensor
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import BEGINNING, Samples
-from megatron_ext.engine.flat import FlatWeights
-from megatron_ext.engine.optimizer import DataGroup, Optimizer
+from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.results import not_finite
 from megatron_ext.engine.running import RunningStatistics
 from megatron_ext.parallel.tensor_parallel import TensorGroup

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
-from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.measuring.medians import Median
 from megatron_ext.measuring.passes import Keeping, Passes
 from megatron_ext.parallel.tensor_parallel import TensorGroup

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from megatron_ext.contract.train_config import TrainConfig
-from megatron_ext.engine.flat import FlatWeights
-from megatron_ext.engine.optimizer import DataGroup, Optimizer
+from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.measuring.laps import Lap, Marks
 from megatron_ext.measuring.medians import LEAST, Median, median
 from megatron_ext.timeline.recorder import Recorder

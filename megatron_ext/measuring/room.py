@@ -15,8 +15,8 @@ from torch import nn
 
 from megatron_ext.contract.errors import is_out_of_memory
 from megatron_ext.contract.plan import Plan
-from megatron_ext.engine.flat import FlatWeights
-from megatron_ext.engine.optimizer import DataGroup, Optimizer
+from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.measuring.passes import Keeping
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between

@@ -17,11 +17,11 @@ from torch import Tensor
 from megatron_ext.contract.errors import is_out_of_memory
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.schedules import Action, schedule
-from megatron_ext.engine.executor import Chunk, Executor
-from megatron_ext.engine.flat import FlatWeights
-from megatron_ext.engine.messages import Message
-from megatron_ext.engine.optimizer import DataGroup, Optimizer
-from megatron_ext.engine.pace import Pace
+from megatron_ext.engine.executor.executor import Chunk, Executor
+from megatron_ext.engine.executor.messages import Message
+from megatron_ext.engine.executor.pace import Pace
+from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.workers import Worker, Workers
 from megatron_ext.measuring.laps import Lap, Marks
 from megatron_ext.measuring.medians import LEAST, median

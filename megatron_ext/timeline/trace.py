@@ -1,4 +1,7 @@
-"""torch's own trace of one iteration (profile.trace_iteration): operators and kernels, for Perfetto or chrome://tracing."""
+"""A trace of one iteration (profile.trace_iteration): torch's own, or what Nsight Systems captures of it.
+
+torch's has operators and kernels, for Perfetto or chrome://tracing.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,25 @@ from megatron_ext.contract.plan_parts import Place
 
 
 def traced(plan: Plan, place: Place, iteration: int) -> ContextManager[None]:
-    """Around an iteration: traces the one that the plan names, on the first rank of each stage."""
-    if iteration != plan.trace_iteration or place.dp or place.tp:
+    """Around an iteration: traces the one that the plan names, on the first rank of each stage.
+
+    Under Nsight Systems, which a GPU can report to while torch does not, the first rank of each node marks it instead:
+    the profiler captures all ranks of the node from its first mark to the next.
+    """
+    if iteration != plan.trace_iteration:
         return nullcontext()
-    return _traced(plan, place, iteration)
+    if plan.nsys and plan.device == "cuda":
+        return _captured() if place.local_rank == 0 else nullcontext()
+    return nullcontext() if place.dp or place.tp else _traced(plan, place, iteration)
+
+
+@contextmanager
+def _captured() -> Iterator[None]:
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+    yield
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
 
 
 @contextmanager

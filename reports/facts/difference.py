@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megatron_ext.contract.plan import Plan
 from reports.facts.breakdown import BACKWARD, FORWARD, LOSS, holder
 from reports.facts.statistics import Statistics
-from reports.facts.terms import measured, ranks_seen
+from reports.facts.terms import ranks_seen, terms_of
 from reports.readers.events import Timeline
 
 KINDS = ("forward", "backward", "messages", "all-reduce", "tensor group", "optimizer", "data", "idle", "other")
@@ -21,6 +22,8 @@ SMALL = 0.005
 NAMED = 0.05
 """Of the whole difference: from here a change is named as one of its causes."""
 MOST_NAMED = 3
+ALONE = 1.9
+"""Times the change of its stage, from which a rank has one of its own. Of two ranks the stage has their mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +31,21 @@ class Usual:
     """The usual iteration of a run: medians over steady iterations, and over the ranks of a stage."""
 
     iteration_ms: float
+    longer_ms: float
+    """By how much the mean of the iterations is above that."""
+    between_ms: float
+    """What passes between two iterations: the mean."""
     stages: Mapping[int, Mapping[str, float]]
     """By stage and kind (KINDS), ms; of a stage they add up to the iteration."""
+    ranks: Mapping[int, Mapping[str, float]]
+    """The same by rank."""
+    stage_of: Mapping[int, int]
+    """Of each of these ranks."""
+
+    @property
+    def mean_ms(self) -> float:
+        """From the end of an iteration to the end of the next."""
+        return self.iteration_ms + self.longer_ms + self.between_ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +56,8 @@ class Change:
     kind: str
     before: float
     after: float
+    rank: int | None = None
+    """The only one of the stage in which this changes so much."""
 
     @property
     def more(self) -> float:
@@ -51,42 +69,79 @@ def usual(timeline: Timeline, figures: Statistics, plan: Plan) -> Usual | None:
     period_ms = figures.usual_period_ms
     if period_ms is None:
         return None
-    stages = {}
-    for stage, terms in measured(figures, plan, period_ms).items():
-        data_ms = _data_ms(timeline, figures, ranks_seen(figures, plan, stage))
-        stages[stage] = {
-            "forward": terms.forward,
-            "backward": terms.backward,
-            "messages": terms.messages,
-            "all-reduce": terms.all_reduce,
-            "tensor group": terms.tensor,
-            "optimizer": terms.optimizer,
-            "data": data_ms,
-            "idle": terms.bubble + terms.imbalance,
-            "other": terms.other - data_ms,
-        }
-    return Usual(iteration_ms=period_ms, stages=stages)
+    seen = {stage: ranks_seen(figures, plan, stage) for stage in range(plan.pipeline)}
+    data = _data_ms(timeline, figures, plan)
+    steady = figures.steady
+    return Usual(
+        iteration_ms=period_ms,
+        longer_ms=float(figures.period_ns[steady].mean()) / 1e6 - period_ms,
+        between_ms=float(figures.gap_ns[steady].mean()) / 1e6,
+        stages={stage: _kinds(figures, ranks, data, period_ms) for stage, ranks in seen.items() if ranks},
+        ranks={rank: _kinds(figures, [rank], data, period_ms) for ranks in seen.values() for rank in ranks},
+        stage_of={rank: stage for stage, ranks in seen.items() for rank in ranks},
+    )
 
 
-def _data_ms(timeline: Timeline, figures: Statistics, ranks: Sequence[int]) -> float:
-    """Getting batches, outside the passes: the median over these ranks and the steady iterations."""
+def _kinds(figures: Statistics, ranks: Sequence[int], data: NDArray[np.float64], period_ms: float) -> dict[str, float]:
+    terms = terms_of(figures, ranks, period_ms)
+    data_ms = float(np.median(data[list(ranks)]))
+    return {
+        "forward": terms.forward,
+        "backward": terms.backward,
+        "messages": terms.messages,
+        "all-reduce": terms.all_reduce,
+        "tensor group": terms.tensor,
+        "optimizer": terms.optimizer,
+        "data": data_ms,
+        "idle": terms.bubble + terms.imbalance,
+        # Medians of the parts may add up to more than the median of the whole.
+        "other": max(terms.other - data_ms, 0.0),
+    }
+
+
+def _data_ms(timeline: Timeline, figures: Statistics, plan: Plan) -> NDArray[np.float64]:
+    """(ranks, steady iterations) of getting batches, outside the passes."""
     events = timeline.events
     loads = np.asarray(events["name"] == DATA)
     alone = loads & (holder(events, loads, np.asarray(events["name"].isin([*FORWARD, *BACKWARD, LOSS]))) < 0)
     some = events[alone]
     lasted = (some["end_ns"] - some["start_ns"]).groupby([some["rank"], some["iteration"]]).sum()
     steady = figures.iterations[figures.steady]
-    return float(np.median([lasted.get((rank, number), 0) for rank in ranks for number in steady])) / 1e6
+    ranks = range(len(plan.ranks))
+    return np.array([[lasted.get((rank, number), 0) for number in steady] for rank in ranks]) / 1e6
 
 
 def changes(before: Usual, after: Usual) -> list[Change]:
-    """What takes more time first. Runs of different stages are compared by the means over their stages."""
+    """What takes more time first; in a run that got faster, what takes less.
+
+    Runs of different stages are compared by the means over their stages. A rank stands for its stage where its own
+    change is not that of the others, and for its work alone: what others wait for is one rank's doing.
+    """
     if before.stages.keys() == after.stages.keys():
         pairs = [(stage, kinds, after.stages[stage]) for stage, kinds in before.stages.items()]
         found = [_change(stage, kind, old[kind], new[kind]) for stage, old, new in pairs for kind in KINDS]
+        if before.stage_of == after.stage_of:
+            alone = [*_of_ranks(before, after)]
+            instead = {(one.stage, one.kind) for one in alone}
+            found = [*(one for one in found if (one.stage, one.kind) not in instead), *alone]
     else:
         found = [_change(None, kind, _mean(before, kind), _mean(after, kind)) for kind in KINDS]
-    return sorted((one for one in found if one.before or one.after), key=lambda one: -one.more)
+    sign = -1 if after.iteration_ms < before.iteration_ms else 1
+    return sorted((one for one in found if one.before or one.after), key=lambda one: -sign * one.more)
+
+
+def _of_ranks(before: Usual, after: Usual) -> Iterator[Change]:
+    """Of each stage and kind of work the rank whose change is largest, where the others do not share it."""
+    for stage in before.stages:
+        ranks = [rank for rank, own in before.stage_of.items() if own == stage]
+        for kind in KINDS:
+            more = {rank: after.ranks[rank][kind] - before.ranks[rank][kind] for rank in ranks}
+            most = max(more, key=lambda rank: abs(more[rank]))
+            usual = after.stages[stage][kind] - before.stages[stage][kind]
+            if kind not in ("idle", "other") and len(ranks) > 1 and abs(more[most]) > ALONE * abs(usual):
+                yield Change(
+                    stage=stage, kind=kind, before=before.ranks[most][kind], after=after.ranks[most][kind], rank=most
+                )
 
 
 def _change(stage: int | None, kind: str, before: float, after: float) -> Change:
@@ -99,14 +154,30 @@ def _mean(of: Usual, kind: str) -> float:
 
 def in_words(before: Usual, after: Usual) -> str:
     """How much slower or faster the second run, B, is than the first, A, and the work that it comes from."""
+    usual = _usual_in_words(before, after)
+    mean, median = after.mean_ms - before.mean_ms, after.iteration_ms - before.iteration_ms
+    if abs(mean - median) < SMALL * before.mean_ms:
+        return usual
+    parts = [
+        f"{abs(more):,.1f} ms {'more' if more > 0 else 'less'} {where}"
+        for more, where in (
+            (after.between_ms - before.between_ms, "between two iterations"),
+            (after.longer_ms - before.longer_ms, "in iterations that take longer than the median"),
+        )
+        if abs(more) >= SMALL * before.mean_ms
+    ]
+    both = f"{after.mean_ms:,.1f} against {before.mean_ms:,.1f} ms"
+    return f"On average B takes {both} from one iteration to the next: {', '.join(parts)}. In the median, {usual}"
+
+
+def _usual_in_words(before: Usual, after: Usual) -> str:
     a, b = before.iteration_ms, after.iteration_ms
     both = f"{b:,.1f} against {a:,.1f} ms"
     if abs(b - a) < SMALL * a:
-        return f"B is as fast as A: {both} an iteration."
+        return f"B is as fast as A: {both} per iteration."
     sign, word = (1, "slower") if b > a else (-1, "faster")
-    said = f"B is {abs(b - a):,.1f} ms {word} an iteration ({both}, {b / a - 1:+.0%})"
-    moved = sorted(changes(before, after), key=lambda one: -sign * one.more)
-    least = NAMED * abs(b - a)
+    said = f"B is {abs(b - a):,.1f} ms {word} per iteration ({both}, {b / a - 1:+.0%})"
+    moved, least = changes(before, after), NAMED * abs(b - a)
     work = [one for one in moved if one.kind not in ("idle", "other") and sign * one.more >= least]
     named = work[:MOST_NAMED] or [one for one in moved if sign * one.more >= least][:1]
     how = "more" if sign > 0 else "less"
@@ -117,4 +188,6 @@ def in_words(before: Usual, after: Usual) -> str:
 def _where(one: Change) -> str:
     what = {"forward": "forward passes", "backward": "backward passes", "idle": "idle time", "other": "other time"}
     kind = what.get(one.kind, one.kind)
+    if one.rank is not None:
+        return f"rank {one.rank}'s {kind} (stage {one.stage})"
     return kind if one.stage is None else f"stage {one.stage}'s {kind}"

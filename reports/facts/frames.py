@@ -31,8 +31,8 @@ EVENTS = (
     "end_ns",
 )
 PEAKS = {
-    "max_allocated": "the most that torch's allocator had given out on the GPU (max_allocated)",
-    "max_resident": "the most that the process had resident in the CPU's memory (max_resident)",
+    "max_allocated": "the peak of torch's allocator on the GPU (max_allocated)",
+    "max_resident": "the peak resident CPU memory of the process (max_resident)",
 }
 """Kinds of memory that tell a rank's peak; a rank has one of them."""
 MEMORY = ("weights", "gradients", "optimizer", "activations", "buffers")

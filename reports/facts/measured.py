@@ -37,8 +37,8 @@ def measure(run: RunDir) -> Measured:
     if absent or not len(lasted):
         missing = f"ranks without events: {absent[:5]}" if absent else f"{len(figures.iterations)} iterations"
         raise ReportError(
-            f"{known.name} cannot be measured: {missing}; it takes the events of all ranks (profile.timeline=true) and "
-            "2 whole iterations after the first"
+            f"{known.name} cannot be measured: {missing}; this needs events of all ranks (profile.timeline=true) and "
+            f"2 complete iterations after the first"
         )
     every = waiting_frame(known, timeline, figures)
     steady = every[every["iteration"].isin(figures.iterations[figures.steady])]
@@ -69,7 +69,7 @@ def _passes_at_once(times: pd.DataFrame, plan: Plan) -> pd.Series:
 def _logged(name: str, elapsed_s: Sequence[float]) -> Measured:
     """Without events; the first line has what only happens once."""
     if len(elapsed_s) < 2:
-        raise ReportError(f"{name} cannot be measured: it has logged {len(elapsed_s)} times, and it takes 2")
+        raise ReportError(f"{name} cannot be measured: it logged {len(elapsed_s)} iterations, and this needs 2")
     return Measured(
         run=name,
         iteration_s=float(np.median(elapsed_s[1:])),

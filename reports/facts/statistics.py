@@ -80,6 +80,12 @@ class Statistics:
         return float(np.median(self.period_ns[self.steady])) / 1e6 if self.steady.any() else None
 
     @property
+    def gap_ns(self) -> NDArray[np.int64]:
+        """(n,) what passes before an iteration, from the latest end of those before to its first event."""
+        ends = np.maximum.accumulate(self.start_ns + self.length_ns)
+        return np.asarray(np.maximum(self.start_ns - np.concatenate([self.start_ns[:1], ends[:-1]]), 0))
+
+    @property
     def middle(self) -> int | None:
         """Index of the steady iteration of median length; without any, of the last iteration."""
         steady = np.flatnonzero(self.steady)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -24,11 +25,11 @@ TITLES = {
 }
 """What pages call the terms."""
 MEANING = (
-    "Forward and backward: computing, without the communication inside; forward includes the loss. "
-    "Tensor group: that communication. p2p: messages between stages, from when they were sent. "
-    "All-reduce: of gradients and their norm, and handing out sharded weights, from when the last rank of the group "
-    "began. Bubble: waiting for other stages. Imbalance: waiting for a slower rank of the same stage. "
-    "Optimizer: clipping and the update. Other: what no event of these fills."
+    "Forward and backward: compute, without the communication inside; forward includes the loss. Tensor group: that "
+    "communication. p2p: messages between stages, from the time they were sent. All-reduce: of gradients and their "
+    "norm, and the all-gather of sharded weights, from the time the last rank of the group began. Bubble: waiting for "
+    "other stages. Imbalance: waiting for a slower rank of the same stage. Optimizer: clipping and the update. Other: "
+    "time without any of these events."
 )
 
 
@@ -90,9 +91,14 @@ def measured(figures: Statistics, plan: Plan, iteration_ms: float) -> dict[int, 
     for stage in range(plan.pipeline):
         ranks = ranks_seen(figures, plan, stage)
         if ranks and figures.steady.any():
-            usual = {part: float(np.median(getattr(figures.spent, part)[ranks][:, figures.steady])) for part in PARTS}
-            found[stage] = Terms(**usual, other=iteration_ms - sum(usual.values()))
+            found[stage] = terms_of(figures, ranks, iteration_ms)
     return found
+
+
+def terms_of(figures: Statistics, ranks: Sequence[int], iteration_ms: float) -> Terms:
+    """Medians over these ranks and the steady iterations, of which there are some."""
+    usual = {part: float(np.median(getattr(figures.spent, part)[ranks][:, figures.steady])) for part in PARTS}
+    return Terms(**usual, other=iteration_ms - sum(usual.values()))
 
 
 def ranks_seen(figures: Statistics, plan: Plan, stage: int) -> list[int]:

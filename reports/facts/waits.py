@@ -1,7 +1,8 @@
 """Which part of an event is waiting for another rank; the rest is work or transfer.
 
-- A receive waits until the other rank begins to send. Messages carry no label: of those that a rank sends to another in
-  an iteration, forward or backward, the k-th is what the other receives k-th.
+- A receive waits until the other rank begins to send. Of the messages that a rank sends to another in an iteration,
+  forward or backward, the k-th is what the other receives k-th. Without a flush a message may be taken in a later
+  iteration than it was sent in: there the number of its micro-batch tells.
 - A collective waits until the last rank of its group begins: the k-th of a name in an iteration is the same on all.
 """
 
@@ -77,9 +78,25 @@ def message_pairs(timeline: Timeline, ranks: Sequence[Place]) -> list[tuple[Inte
     found = []
     for way in ("forward", "backward"):
         sent, received = (_messages(timeline, verb, way, len(ranks)) for verb in ("send", "recv"))
-        pairs = received.reset_index().merge(sent.reset_index(), on=["channel", "turn"])
+        pairs = _joined(received, sent, ["channel", "turn"])
+        one, other = pairs["micro_batch_x"], pairs["micro_batch_y"]
+        if _named_singly(timeline) and ((one >= 0) & (other >= 0) & (one != other)).any():
+            keys = ["ranks", "micro_batch"]
+            for side in (sent, received):
+                side["turn"] = side.groupby(keys, sort=False).cumcount()
+            pairs = _joined(received, sent, [*keys, "turn"])
         found.append((pairs["index_x"].to_numpy(np.int64), pairs["index_y"].to_numpy(np.int64)))
     return found
+
+
+def _joined(received: pd.DataFrame, sent: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    return received.reset_index().merge(sent.reset_index(), on=list(keys))
+
+
+def _named_singly(timeline: Timeline) -> bool:
+    """Whether each event that exchanges messages has but one, so that its micro-batch is that of the message."""
+    every = [messages(name) for name in timeline.names]
+    return all(len(one) <= 1 and sum(map(len, one.values())) <= 1 for one in every)
 
 
 def meetings(timeline: Timeline, ranks: Sequence[Place]) -> Integers:
@@ -103,12 +120,13 @@ def _numbered(ranks: Sequence[Place], alike: Sequence[str]) -> Integers:
 
 
 def _messages(timeline: Timeline, verb: str, way: str, ranks: int) -> pd.DataFrame:
-    """Of each event that sends or receives `way`, and whose other rank is known: the channel from rank to rank in its
-    iteration, and how many messages of the channel come before."""
+    """Of each event that sends or receives `way`, and whose other rank is known: its micro-batch, its two ranks, the
+    channel from one to the other in its iteration, and how many messages of the channel come before."""
     names = [name for name in timeline.names if way in messages(name).get(verb, ())]
     events = timeline.events
     some = events[events["name"].isin(names) & events["peer"].between(0, ranks - 1)]
     sender, receiver = ("rank", "peer") if verb == "send" else ("peer", "rank")
-    channel = (some["iteration"] * ranks + some[sender]) * ranks + some[receiver]
+    between = some[sender].astype(np.int64) * ranks + some[receiver]
+    channel = some["iteration"] * ranks * ranks + between
     turn = channel.groupby(channel, sort=False).cumcount()
-    return pd.DataFrame({"channel": channel, "turn": turn})
+    return pd.DataFrame({"channel": channel, "turn": turn, "ranks": between, "micro_batch": some["micro_batch"]})

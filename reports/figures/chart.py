@@ -228,7 +228,7 @@ def dots(items: Sequence[Item], x: Axis, y: Axis) -> go.Figure:
 
 LABEL_ROOM = (0.05, 0.07)
 """Of the width and height of a chart: within these of a label there is no other."""
-LETTER = 0.4
+LETTER = 0.6
 """Of the width in LABEL_ROOM, what a letter of a label takes."""
 
 

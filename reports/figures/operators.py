@@ -57,7 +57,7 @@ def drawn_graph(division: Division) -> go.Figure:
             text=[_tip(node) for node in nodes],
             hovertemplate="%{text}<extra></extra>",
         )
-    made.update_xaxes(title_text="operators before it, at most", showgrid=False)
+    made.update_xaxes(title_text="longest path of operators before it", showgrid=False)
     made.update_yaxes(visible=False, autorange="reversed")
     return made
 
@@ -83,7 +83,7 @@ def drawn_times(division: Division) -> go.Figure:
         if node.stage != other.stage:
             made.add_vline(x=number + 0.5, line={"color": SOFT, "dash": "dash", "width": 1.2})
     made.update_xaxes(title_text="operator")
-    made.update_yaxes(title_text="ms of a mini-batch", rangemode="tozero")
+    made.update_yaxes(title_text="ms per mini-batch", rangemode="tozero")
     return made
 
 

@@ -133,15 +133,14 @@ def emulated(rehearsal: RehearsalConfig | None) -> str:
     if rehearsal is None:
         return ""
     meaning = {
-        "virtual": "logical time: nobody waited, and the run itself was over sooner",
-        "anchored": "logical time, which every rank waited for: the run itself lasted as long",
+        "virtual": "logical time: the rehearsal itself was shorter",
+        "anchored": "real time: the rehearsal itself took as long",
     }
     means = f" ({meaning[rehearsal.clock]})" if rehearsal.clock in meaning else ""
     return (
         '<aside class="emulated"><h2>Rehearsal: all times are emulated</h2>'
-        "<p>Nothing was computed. Every duration comes from the profiles of the GPUs and the speeds of the links "
-        f"in the configuration; clock <b>{escape(rehearsal.clock)}</b>{escape(means)}. No data were read, and there "
-        "is not a loss.</p></aside>"
+        "<p>Nothing was computed. Every duration comes from the GPU profiles and link speeds of the configuration; "
+        f"clock <b>{escape(rehearsal.clock)}</b>{escape(means)}. No data were read, so there is no loss.</p></aside>"
     )
 
 

@@ -23,7 +23,10 @@ def browser() -> str:
     """
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
-        raise ReportError(f"--png needs a Chromium or Chrome, and none of {', '.join(BROWSERS)} is in PATH")
+        raise ReportError(
+            f"--png needs Chromium or Chrome, but none of {', '.join(BROWSERS)} is in PATH; install "
+            f"one, or leave --png out"
+        )
     return found
 
 
@@ -52,8 +55,8 @@ def take(command: str, page: Path) -> bytes:
         try:
             done = subprocess.run(arguments, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         except subprocess.TimeoutExpired as error:
-            raise ReportError(f"{command} took over {LIMIT_S} s for a picture of {page}") from error
+            raise ReportError(f"{command} did not finish a picture of {page} within {LIMIT_S} s") from error
         if done.returncode or not picture.exists():
-            said = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+            said = done.stderr.strip().splitlines()[-1:] or ["no message"]
             raise ReportError(f"{command} made no picture of {page} (exit code {done.returncode}): {said[0]}")
         return picture.read_bytes()

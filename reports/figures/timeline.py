@@ -81,6 +81,6 @@ def _hover(bars: pd.DataFrame) -> list[str]:
         parts += [f"micro-batch {bar.micro_batch}, chunk {bar.chunk}"] if pd.notna(bar.micro_batch) else []
         parts += [f"peer rank {bar.peer}"] if pd.notna(bar.peer) else []
         parts += [f"start {bar.start_ms:,.3f} ms, duration {bar.lasts_ms:,.3f} ms"]
-        parts += [f"waiting {bar.waits_ms:,.3f} ms of it"] if bar.waits_ms > 0 else []
+        parts += [f"of which {bar.waits_ms:,.3f} ms waiting"] if bar.waits_ms > 0 else []
         texts.append("<br>".join(parts))
     return texts

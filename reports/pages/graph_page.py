@@ -47,8 +47,8 @@ def _shares(division: Division) -> str:
         return ""
     how = "the longer of the two" if division.sync is Sync.max else "compute and all-reduce"
     said = (
-        "What a stage takes of each mini-batch, ms, all its replicas together. "
-        f"&ldquo;Both&rdquo; is {how}; in and out are the busiest links before and behind it, there and back."
+        f"Milliseconds of a stage per mini-batch, over all its replicas. &ldquo;Both&rdquo; is {how}; in and out are "
+        "the busiest links before and after it, forward and back."
     )
     return f"<p>{said}</p>{html_table(head, rows)}"
 

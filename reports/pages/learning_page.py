@@ -54,7 +54,7 @@ def render(
         unit, size = ("hours", 3600.0) if max(map(max, seconds)) >= 7200 else ("seconds", 1.0)
         scaled = [[one / size for one in of] for of in seconds]
         body.append(_section(f"{metric} against predicted time", f"predicted {unit}", timed, scaled, goal))
-    return page_with_figures("Rehearsal of learning – tdpp", "\n".join([*body, "</main>"]))
+    return page_with_figures("Learning rehearsal – tdpp", "\n".join([*body, "</main>"]))
 
 
 def _section(

@@ -31,7 +31,7 @@ def render(command: str, profiles: Mapping[str, LayerProfile]) -> str:
 
 
 def _sections(name: str, profile: LayerProfile) -> Iterator[str]:
-    device = profile.device or "device not told"
+    device = profile.device or "device unknown"
     yield f"<section><h2>{escape(name)}: {escape(profile.gpu)} ({escape(device)})</h2>"
     for model, sizes in profile.buckets_mib.items():
         shown = embedded(drawn_buckets(model, sizes), f"Gradient buckets of {model}")
@@ -40,11 +40,11 @@ def _sections(name: str, profile: LayerProfile) -> Iterator[str]:
         yield shown + every
     drawn = list(_rates(profile))
     if drawn:
-        chart = lines(drawn, x_title="streams", title="Samples a second", from_zero=True)
+        chart = lines(drawn, x_title="streams", title="Samples per second", from_zero=True)
         on_cpu = "" if "cuda" in profile.versions else "<p>On a CPU streams are threads, which share its cores.</p>"
-        yield embedded(chart, "Samples a second by streams on a rank") + on_cpu
+        yield embedded(chart, "Samples per second by streams on a rank") + on_cpu
     if not (drawn or profile.buckets_mib):
-        yield "<p>Neither gradient buckets nor streams were measured: give streams=1,2,4 or micro_batches=32+.</p>"
+        yield "<p>Gradient buckets and streams were not measured; use streams=1,2,4 or micro_batches=32+.</p>"
     yield "</section>"
 
 

@@ -50,7 +50,9 @@ def render(
     """The page `index.html` of a run, as HTML. What is None has no section."""
     notes = [*record.notes, *timeline.notes]
     if record.plan.timeline and not figures.steady.any():
-        notes.append("no complete iteration after the first in the events yet: no bubble and no times per stage")
+        notes.append(
+            "the events have no complete iteration after the first one yet, so there is no bubble and no time per stage"
+        )
     body = [
         emulated(record.plan.rehearsal),
         f'<header><p class="crumbs">{record.kind}</p><h1>{escape(record.name)}</h1>'
@@ -87,7 +89,7 @@ def _failures(record: Record) -> str:
         (
             rank_ranges(one.rank for one in ranks),
             Names(dict.fromkeys(one.node for one in ranks)),
-            "follows from another" if symptom else "cause",
+            "caused by another" if symptom else "cause",
             type_,
             message,
         )

@@ -40,7 +40,7 @@ def render(runs: Sequence[RunLine], where: str) -> str:
     """The page, as HTML; `where` is the folder of the runs."""
     body = [
         f'<header><p class="crumbs">{escape(where)}</p><h1>{plural(len(runs), "run")}</h1></header><main class="wide">',
-        _table(runs) if runs else '<section><p class="none">No runs yet: tdpp launch starts one.</p></section>',
+        _table(runs) if runs else '<section><p class="none">No runs yet. Start one with tdpp launch.</p></section>',
         "</main>",
     ]
     return page(f"{plural(len(runs), 'run')} – tdpp", "\n".join(body), [static("runs.js")])
@@ -48,7 +48,7 @@ def render(runs: Sequence[RunLine], where: str) -> str:
 
 def _table(runs: Sequence[RunLine]) -> str:
     drawn = table(HEAD, [_row(run) for run in runs], kind="runs")
-    button = '<p><button id="compare">Compare</button> <span class="note">the runs that are ticked</span></p>'
+    button = '<p><button id="compare">Compare</button> <span class="note">the selected runs</span></p>'
     return f'<section><form action="compare" method="get">{button}{drawn}</form></section>'
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from conf.schema.experiment import Parallel
 from fasop.costs.doubts import doubts
 from fasop.search.idle_gpus import marked
 from fasop.search.plan import Plan, Run, cost_of_step, price_per_hour
@@ -15,7 +14,6 @@ from fasop.search.words import best_layers
 from fasop.simulation.predict import Prediction, predict_plan
 from fasop.tables.plans import options
 from reports.facts.frames import predicted_memory_frame
-from reports.facts.schedules import schedule_name
 from reports.facts.terms import TITLES, Terms
 from reports.figures.chart import Axis, Item, dots, parallel
 from reports.figures.embed import TIMELINE, embedded, looks, plotly_script, shared
@@ -53,7 +51,7 @@ def render(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str
         _answer(command, plans, run, searched),
         _table(plans, run),
         _charts(plans),
-        '<section><h2>A plan in detail</h2><p class="note">Choose one in the table above.</p>',
+        '<section><h2>A plan in detail</h2><p class="note">Choose a plan in the table above.</p>',
         '<div id="legend"></div></section>',
         *(_detail(number, plan, one) for number, (plan, one) in enumerate(zip(plans, shown, strict=False))),
         "</main>",
@@ -79,11 +77,13 @@ def _answer(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[st
     whole = f"; {run.iterations:,} iterations take {_span(run.days(plan))}{paid}" if run.known else ""
     remarks = [*doubts(plan.training, plan.kinds, {plan.basis}), *searched]
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in remarks)
+    layers = best_layers(plan.gap)
+    proved = "" if any(layers in note for note in remarks) else f" {layers}"
     return (
         f'<section class="verdict good"><h2>{virtue}: {escape(_sizes(plan))}</h2>'
-        f'<p class="reason">{plan.total * 1e3:,.1f} ms an iteration, {rate:,.0f} {unit}{whole}.</p>'
+        f'<p class="reason">{plan.total * 1e3:,.1f} ms per iteration, {rate:,.0f} {unit}{whole}.</p>'
         f"<p>{'Blocks' if plan.training.blocks.names else 'Layers'} {escape(str(parallel.partition))} on "
-        f"{escape(str(parallel.node_order))}. {escape(best_layers(plan.gap))}</p>{notes}"
+        f"{escape(str(parallel.node_order))}.{escape(proved)}</p>{notes}"
         f'<pre class="command">{escape(command)}</pre></section>'
     )
 
@@ -97,11 +97,7 @@ def _rate(plan: Plan) -> tuple[float, str]:
 def _sizes(plan: Plan) -> str:
     one = plan.parallel
     sizes = f"tensor {one.tensor} × data {one.replicas or one.data} × pipeline {one.pipeline}"
-    return f"{sizes}, micro-batch {one.micro_batch_size}, {_options(one)}"
-
-
-def _options(parallel: Parallel) -> str:
-    return options(parallel, schedule_name(parallel.schedule))
+    return f"{sizes}, micro-batch {one.micro_batch_size}, {options(one)}"
 
 
 def _cost(plan: Plan) -> float:
@@ -171,7 +167,7 @@ def _table(plans: Sequence[Plan], run: Run) -> str:
                         one.node_order,
                     ),
                 ),
-                _options(one),
+                options(one),
                 f"{plan.total * 1e3:,.1f}",
                 f"{_rate(plan)[0]:,.0f}",
                 *([marked(plan)] if idle else []),
@@ -180,8 +176,8 @@ def _table(plans: Sequence[Plan], run: Run) -> str:
                 *([_span(run.days(plan))] if run.known else []),
             ]
         )
-    note = f"★ {_virtue(plans)}" + (" · ◆ none of these is both faster and cheaper" if ahead else "")
-    note += f" · the first {MOST} in detail below" if len(plans) > MOST else ""
+    note = f"★ {_virtue(plans)}" + (" · ◆ no other plan here is both faster and cheaper" if ahead else "")
+    note += f" · details of the first {MOST} below" if len(plans) > MOST else ""
     drawn = table(titles, rows, kind="runs", row_attributes=attributes)
     return f'<section><h2>Plans</h2>{drawn}<p class="note">{note}</p></section>'
 
@@ -204,7 +200,7 @@ def _charts(plans: Sequence[Plan]) -> str:
         for number, plan in enumerate(plans)
     ]
     time = Axis(title="iteration ms", values=[plan.total * 1e3 for plan in plans])
-    cost = Axis(title="$ for 1000 steps", values=[_cost(plan) for plan in plans])
+    cost = Axis(title="$ per 1000 steps", values=[_cost(plan) for plan in plans])
     priced = any(not math.isnan(_cost(plan)) for plan in plans)
     keys = {
         "tensor": [str(plan.parallel.tensor) for plan in plans],
@@ -212,14 +208,14 @@ def _charts(plans: Sequence[Plan]) -> str:
         "pipeline": [str(plan.parallel.pipeline) for plan in plans],
         "micro-batch": [str(plan.parallel.micro_batch_size) for plan in plans],
         "nodes": [str(plan.parallel.node_order) for plan in plans],
-        "options": [_options(plan.parallel) for plan in plans],
+        "options": [options(plan.parallel) for plan in plans],
     }
     axes = [Axis(title=title, values=values) for title, values in keys.items() if len(set(values)) > 1]
     drawn = embedded(dots(items, cost, time), "Time and cost of every plan") if priced else ""
     if front:  # the next chart would be a knot of lines
-        note = '<p class="note">Each plan by its row, and its nodes. A click opens it.</p>'
+        note = '<p class="note">Each point is a plan, with its row and nodes. Click it to open the plan.</p>'
         return f"<section><h2>Time against cost</h2>{drawn}{note}</section>"
-    label = "A line for each plan across its sizes and what it takes"
+    label = "A line for each plan across its sizes, time and memory"
     crossing = embedded(parallel(items, [*axes, time, *([cost] if priced else [])]), label)
     return f'<section><h2>Charts</h2>{drawn}<div class="scroll">{crossing}</div></section>'
 

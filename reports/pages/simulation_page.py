@@ -28,7 +28,7 @@ def render(command: str, results: Results, notes: Sequence[str]) -> str:
         f'<header><p class="crumbs">tdpp simulate</p><h1>{escape(title)}</h1></header><main>',
         f'<section class="verdict good">{bullets([*more, *notes])}',
         f'<pre class="command">{escape(command)}</pre></section>',
-        f"<section><h2>Time and dollars</h2>{_costs(results)}{_batches(drawn)}{_paces(drawn)}</section>",
+        f"<section><h2>Time and cost</h2>{_costs(results)}{_batches(drawn)}{_paces(drawn)}</section>",
         _epochs(results),
         _table(results),
         "</main>",
@@ -55,7 +55,7 @@ def _costs(results: Results) -> str:
     ]
     dollars = Axis(title="$", values=[math.nan if one.dollars is None else one.dollars for one in ordered])
     time = Axis(title="hours", values=[one.seconds / HOUR for one in ordered])
-    return embedded(dots(items, dollars, time), "Hours and dollars of every set of nodes")
+    return embedded(dots(items, dollars, time), "Hours and US dollars of every set of nodes")
 
 
 def _batches(drawn: Sequence[Played]) -> str:
@@ -66,7 +66,7 @@ def _batches(drawn: Sequence[Played]) -> str:
         values = [batch for _, batch in steps[:-1] for _ in range(2)]
         series.append(pd.Series(values, index=places, name=one.name))
     apart = _told_apart(series)
-    title = "Global batch" if len(apart) == len(series) else "Global batch, where lines are the same as one"
+    title = "Global batch" if len(apart) == len(series) else "Global batch; equal lines are drawn once"
     return embedded(lines(apart, x_title="samples", title=title, from_zero=True), "Global batch over samples")
 
 
@@ -95,7 +95,7 @@ def _epochs(results: Results) -> str:
     parts = one.epochs(span)
     rows = [(str(part.number), part.nodes, number(part.batch, ",.0f"), hours(part.seconds)) for part in parts]
     drawn = table(("epoch" if called == "epoch" else "part", "nodes", "mean batch", "hours"), rows)
-    note = "" if called == "epoch" else f'<p class="note">Each part is {escape(called)}; epoch=N gives its epochs.</p>'
+    note = "" if called == "epoch" else f'<p class="note">Each part is {escape(called)}; use epoch=N for epochs.</p>'
     return f"<section><details><summary>{escape(one.name)}, epoch by epoch</summary>{drawn}{note}</details></section>"
 
 

@@ -130,12 +130,12 @@ def _answer(compared: Comparison, failures: int) -> str:
     first, sound, pareto = compared.first, compared.sound, compared.pareto
     counted = f"{plural(len(sound), 'run')} to compare, {failures} without a result."
     if emulated := sum(one.emulated for one in sound):
-        counted += f" {emulated} of them rehearsed: all times of these are emulated, and nothing was computed"
+        counted += f" {emulated} of them rehearsed, with emulated times"
         counted += "; the best is one of the others." if emulated < len(sound) else "."
     if first is None:
         return f'<section class="verdict bad"><h2>No result</h2><p class="reason">{escape(counted)}</p></section>'
-    settings = ", ".join(f"{key}={first.settings.get(key, '?')}" for key in compared.keys) or "no key of them differs"
-    weighed = f" {len(pareto.runs)} on the front of throughput and {AGAINST[pareto.against]}." if pareto else ""
+    settings = ", ".join(f"{key}={first.settings.get(key, '?')}" for key in compared.keys) or "no key differs"
+    weighed = f" {len(pareto.runs)} on the Pareto front of throughput and {AGAINST[pareto.against]}." if pareto else ""
     gain = ""
     if len(others := rivals(sound)) > 1:
         speed = speeds(sound)
@@ -144,7 +144,7 @@ def _answer(compared: Comparison, failures: int) -> str:
     return (
         f'<section class="verdict good"><h2>Best: {escape(settings)}</h2>'
         f'<p class="reason">{_link(first)}: {tokens}'
-        f"{first.iteration_ms:,.1f} ms an iteration{gain}.</p>"
+        f"{first.iteration_ms:,.1f} ms per iteration{gain}.</p>"
         f'<p class="note">{escape(counted + weighed)}</p></section>'
     )
 
@@ -162,7 +162,7 @@ def _table(compared: Comparison) -> str:
         for one in compared.sound
     ]
     tones = [f' class="{compared.tone(one)}"' for one in compared.sound]
-    note = "★ highest throughput. Memory: the most that a rank took."
+    note = "★ highest throughput. Memory: the peak over all ranks."
     if compared.pareto:
         note = f"◆ no run has both more throughput and less {AGAINST[compared.pareto.against]} · {note}"
     drawn = table(head, rows, kind="runs", row_attributes=tones)
@@ -200,11 +200,9 @@ def _charts(compared: Comparison) -> str:
     parts.append(f'<div class="charts">{"".join(scatter)}</div>')
     settings = [Axis(title=_short_key(key), values=[one.settings.get(key, "–") for one in sound]) for key in keys]
     axes = [*settings, *(axis(quantity) for quantity in shown if quantity.field != "loss")]
-    label = "A line for each run across what was varied and what came out"
-    parts.append(
-        f'<h3>What was varied, and what came out</h3><div class="scroll">{embedded(parallel(items, axes), label)}</div>'
-    )
-    return f'<section><h2>Charts</h2>{"".join(parts)}<p class="note">A click opens the run.</p></section>'
+    label = "A line for each run across varied keys and results"
+    parts.append(f'<h3>Varied keys and results</h3><div class="scroll">{embedded(parallel(items, axes), label)}</div>')
+    return f'<section><h2>Charts</h2>{"".join(parts)}<p class="note">Click a point to open its run.</p></section>'
 
 
 def _others(outcomes: Sequence[Outcome], keys: Sequence[str]) -> str:
@@ -226,7 +224,7 @@ def _failed(failed: Sequence[Outcome], keys: Sequence[str]) -> str:
         (
             Cell(_link(one)),
             one.verdict.state if one.verdict else "no result",
-            one.verdict.reason if one.verdict else "no iteration was logged",
+            one.verdict.reason if one.verdict else "no iteration logged",
             *(one.settings.get(key, "–") for key in keys),
         )
         for one in failed

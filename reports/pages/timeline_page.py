@@ -64,45 +64,50 @@ def render(
             notes,
             "</main>",
             looks(),
-            data("run", facts | _facts(record, timeline, figures, names) | {"path": figures.middle if why else None}),
+            data("run", facts | _facts(record, timeline, figures, names) | {"path": _index(figures, why)}),
             f'<script type="text/plain" id="columns">{packed.text}</script>',
         ]
     )
     return page(title, body, [static(name) for name in SCRIPTS])
 
 
+def _index(figures: Statistics, why: Why | None) -> int | None:
+    """Of the iteration that has a critical path."""
+    return None if why is None else int(np.flatnonzero(figures.iterations == why.iteration)[0])
+
+
 def _answer(plan: Plan, figures: Statistics) -> str:
     """What the timeline amounts to: the length of an iteration, its bubble, the stage that computes longest."""
     if figures.bubble is None:
-        return "Only the first iteration is complete yet, and it is never a steady one."
+        return "Only the first iteration is complete so far, and it does not count as steady."
     length_ms = float(np.median(figures.length_ns[figures.steady])) / 1e6
     period_ms = figures.usual_period_ms or length_ms
     steady = plural(int(figures.steady.sum()), "steady one")
     every = ""
     if f"{period_ms:.1f}" != f"{length_ms:.1f}":
-        every = f"; the next one begins before it ends, so one is done every {period_ms:,.1f} ms"
-    said = f"An iteration takes {length_ms:,.1f} ms from its first event to its last, the median of {steady}{every}. "
-    said += f"The bubble is {figures.bubble:.1%} of passes and bubble"
+        every = f"; iterations overlap, so one finishes every {period_ms:,.1f} ms"
+    said = f"An iteration takes {length_ms:,.1f} ms from its first to its last event (median of {steady}){every}. "
+    said += f"The bubble fraction is {figures.bubble:.1%}"
     known = ideal(plan)
-    said += f", where {known.schedule} with equal stages has {known.fraction:.1%}; " if known else "; "
+    said += f" ({known.schedule} with equal stages: {known.fraction:.1%}); " if known else "; "
     said += f"{figures.communication:.1%} of an iteration is exposed communication."
     compute = {stage: terms.compute for stage, terms in measured(figures, plan, period_ms).items()}
     if len(compute) == 1:
         return said
     longest, least = max(compute, key=lambda stage: compute[stage]), min(compute, key=lambda stage: compute[stage])
     return (
-        f"{said} Stage {longest} computes longest, {compute[longest]:,.1f} ms; stage {least} shortest, "
+        f"{said} Stage {longest} computes the longest, {compute[longest]:,.1f} ms; stage {least} the shortest, "
         f"{compute[least]:,.1f} ms."
     )
 
 
 def _why_no_events(record: Record) -> str:
     if record.plan.engine == MEGATRON_LM:
-        return "Megatron-LM records none"
+        return "Megatron-LM does not record events"
     if not record.plan.timeline:
-        return "profile.timeline=false: the run records none"
+        return "the run does not record events (profile.timeline=false)"
     ended = all(state.get("state") == "ended" for state in record.node_states.values())
-    return "the run ended before its first one" if ended else "none are there yet"
+    return "the run ended before the first event" if ended else "none written yet"
 
 
 def iteration_columns(figures: Statistics) -> dict[str, Any]:

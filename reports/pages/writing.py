@@ -21,6 +21,7 @@ from reports.facts.side_by_side import busy
 from reports.figures.page import refreshing
 from reports.pages import run_page, sweep_page, timeline_page
 from reports.pages.comparison import outcome
+from reports.path.slow_ranks import Expected
 from reports.path.why import Why, explain
 from reports.readers.judgement import Findings, Verdict
 from reports.sections.comparison.difference import Timed
@@ -149,13 +150,13 @@ def rendered(source: Source, judge: Judge | None) -> Rendered:
             findings = judge(source.run)
         except RunFolderError as error:
             known = replace(known, notes=(*known.notes, f"no verdict: {error}"))
-    why = None if known.log else explain(timeline, known.plan, figures, found.searched)
+    why = None if known.log else explain(timeline, known.plan, figures, found.searched, Expected.of(found.prediction))
     return Rendered(
         found=replace(found, record=known, busy=busy(figures, known.plan)),
         figures=figures,
         index=run_page.render(known, timeline, figures, findings, found.prediction, found.gpus, why),
         timeline=timeline_page.render(
-            known, timeline, figures, found.prediction, why if isinstance(why, Why) else None
+            known, timeline, figures, found.prediction, why if isinstance(why, Why) and not why.streams else None
         ),
         findings=findings,
         over=found.over if source.run is None else findings is None or findings.over,

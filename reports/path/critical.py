@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reports.path.graph import HUB, Edge, Graph, Kind
+from reports.path.graph import HUB, STREAMED, Edge, Graph, Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,11 @@ def critical_path(graph: Graph) -> list[Segment]:
 
     It is followed back from the latest end, or from the end on the rank with which that path begins, where this one is
     what an iteration adds to the run: what another rank still has to do then, while this one is at the next iteration,
-    keeps nobody waiting.
+    keeps nobody waiting. Where iterations go on beside each other, it is followed over several of them, for as long as
+    an iteration takes.
     """
+    if graph.streams:
+        return _streamed(graph)
     times = graph.times(graph.ready_ns)
     comes: dict[int, list[Edge]] = {}
     for edge in graph.edges:
@@ -42,6 +45,39 @@ def critical_path(graph: Graph) -> list[Segment]:
     path, origin = _back(graph, times, comes, latest)
     again, period = _back(graph, times, comes, origin)[0], graph.period_ns()
     return min((path, again), key=lambda one: abs(sum(segment.lasts_ns for segment in one) - period))
+
+
+def _streamed(graph: Graph) -> list[Segment]:
+    """Back from the end of the last of some iterations."""
+    every = graph.one_after_another(STREAMED)
+    comes: dict[int, list[Edge]] = {}
+    for edge in graph.edges:
+        comes.setdefault(edge.target, []).append(edge)
+    first = {point: rank for rank, point in graph.first.items()}
+    at = len(every) - 1
+    rank = max(graph.last, key=lambda rank: every[at][graph.last[rank]])
+    point, found = graph.last[rank], list[Segment]()
+    begin = every[at][point] - graph.period_ns()
+    while every[at][point] > begin:
+        ways = [edge for edge in comes.get(point, ()) if edge.back <= at]
+        came = [every[at - edge.back][edge.source] + edge.lasts_ns for edge in ways]
+        if point in first and (not came or max(came) < every[at][point]):
+            if not at:
+                break
+            at, point = at - 1, graph.last[first[point]]
+            continue
+        edge = ways[came.index(max(came))]
+        start = every[at - edge.back][edge.source]
+        if edge.lasts_ns:
+            found.append(_segment(edge, max(start, begin), start + edge.lasts_ns))
+        at, point = at - edge.back, edge.source
+    return found[::-1]
+
+
+def _segment(edge: Edge, start_ns: int, end_ns: int) -> Segment:
+    return Segment(
+        start_ns=start_ns, end_ns=end_ns, rank=edge.rank, sender=edge.sender, kind=edge.kind, event=edge.event
+    )
 
 
 def _back(
@@ -53,16 +89,7 @@ def _back(
         # Of ranks that come to a point together, the path stays on its own.
         edge = max(comes[point], key=lambda e: (times[e.source] + e.lasts_ns, graph.rank[e.source] == rank))
         if edge.lasts_ns:
-            found.append(
-                Segment(
-                    start_ns=times[edge.source],
-                    end_ns=times[edge.source] + edge.lasts_ns,
-                    rank=edge.rank,
-                    sender=edge.sender,
-                    kind=edge.kind,
-                    event=edge.event,
-                )
-            )
+            found.append(_segment(edge, times[edge.source], times[edge.source] + edge.lasts_ns))
         point = edge.source
         rank = rank if graph.rank[point] == HUB else graph.rank[point]
     return found[::-1], rank

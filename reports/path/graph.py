@@ -3,6 +3,9 @@
 A rank's points lie between the things that it does, one after another. An edge says that its target comes at least so
 long after its source (`reports/path/making.py` has what edges there are). Waiting has no edge: it follows. A point
 comes when the longest path to it ends, with the lengths that were recorded or with others.
+
+Where nothing is flushed, a message may be taken in a later iteration than it was sent in. Its edge then comes from the
+same point of an earlier iteration, so that many of them, one after another, are one graph.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from numpy.typing import NDArray
 Integers = NDArray[np.int64]
 HUB = -1
 """The rank of a point at which the ranks of a group meet."""
+STREAMED = 12
+"""Iterations that are replayed where one goes on beside the next: as many as a pipeline needs to settle, and some."""
 
 
 class Kind(IntEnum):
@@ -52,6 +57,8 @@ class Edge(NamedTuple):
     """Its number in the timeline's table, or -1."""
     stood_ns: int
     """For how much of it the rank stood still."""
+    back: int = 0
+    """How many iterations before that of the target the source is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +77,7 @@ class Graph:
     ended_ns: Mapping[int, int]
     """By rank, when it was done, as recorded."""
     edges: Sequence[Edge]
-    """Those to a point come before those from it."""
+    """Those to a point come before those from it in the same iteration."""
 
     @cached_property
     def lasts_ns(self) -> Integers:
@@ -96,8 +103,13 @@ class Graph:
         return np.array([getattr(edge, name) for edge in self.edges], np.int64)
 
     @cached_property
-    def _ways(self) -> Sequence[tuple[int, int]]:
-        return [(edge.source, edge.target) for edge in self.edges]
+    def streams(self) -> bool:
+        """Whether an iteration takes what an earlier one sent."""
+        return any(edge.back for edge in self.edges)
+
+    @cached_property
+    def _ways(self) -> Sequence[tuple[int, int, int]]:
+        return [(edge.source, edge.target, edge.back) for edge in self.edges]
 
     def by_rank(self, lasts_ns: Integers) -> Integers:
         """What edges of these lengths last together, by the number of the rank whose time it is; ns."""
@@ -111,25 +123,44 @@ class Graph:
         lasts[chosen] = np.rint(lasts[chosen] * factors[self.on[chosen]])
         return lasts
 
-    def times(self, ready_ns: Mapping[int, int], lasts_ns: Integers | None = None) -> list[int]:
-        """(points,) when each comes, ns, for ranks that begin at `ready_ns`; `lasts_ns` are other lengths of the
-        edges."""
+    def times(
+        self, ready_ns: Mapping[int, int], lasts_ns: Integers | None = None, before: Sequence[Sequence[int]] = ()
+    ) -> list[int]:
+        """(points,) when each comes, ns, for ranks that begin at `ready_ns`.
+
+        Args:
+            lasts_ns: other lengths of the edges.
+            before: the times of the iterations before this one; what others sent is taken to have come.
+        """
         found = [min(ready_ns.values())] * len(self.rank)
         for rank, point in self.first.items():
             found[point] = ready_ns[rank]
         lengths = (self.lasts_ns if lasts_ns is None else lasts_ns).tolist()
-        for (source, target), length in zip(self._ways, lengths, strict=True):
-            comes = found[source] + length
+        for (source, target, back), length in zip(self._ways, lengths, strict=True):
+            if back > len(before):
+                continue
+            comes = (before[-back][source] if back else found[source]) + length
             if comes > found[target]:
                 found[target] = comes
         return found
 
     def ends(self, ready_ns: Mapping[int, int], lasts_ns: Integers | None = None) -> dict[int, int]:
         """By rank, when it is done."""
-        times = self.times(ready_ns, lasts_ns)
+        return self._ends(self.times(ready_ns, lasts_ns))
+
+    def _ends(self, times: Sequence[int]) -> dict[int, int]:
         return {rank: times[point] for rank, point in self.last.items()}
 
+    def one_after_another(self, count: int, lasts_ns: Integers | None = None) -> list[list[int]]:
+        """The times of so many such iterations, in each of which every rank begins when it was done with the last."""
+        ready, found = self.ready_ns, list[list[int]]()
+        for _ in range(count):
+            found.append(self.times(ready, lasts_ns, found))
+            ready = self._ends(found[-1])
+        return found
+
     def period_ns(self, lasts_ns: Integers | None = None) -> int:
-        """From the end of one such iteration to the end of the next, in which every rank begins when it was done."""
-        once = self.ends(self.ready_ns, lasts_ns)
-        return max(self.ends(once, lasts_ns).values()) - max(once.values())
+        """From the end of one such iteration to the end of the next."""
+        count = STREAMED if self.streams else 2
+        ends = [max(self._ends(times).values()) for times in self.one_after_another(count, lasts_ns)]
+        return (ends[-1] - ends[count // 2 - 1]) // (count - count // 2)

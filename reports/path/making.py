@@ -11,9 +11,10 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,11 +22,13 @@ import pandas as pd
 from megatron_ext.contract.plan_parts import Place
 from reports.errors import ReportError
 from reports.facts.breakdown import ALL_REDUCE, BACKWARD, FORWARD, LOSS, TENSOR
-from reports.facts.waits import EMBEDDING, NORM, meetings, message_pairs, messages
+from reports.facts.waits import EMBEDDING, NORM, Integers, meetings, message_pairs, messages
 from reports.path.graph import HUB, Edge, Graph, Kind
 from reports.path.pieces import GAP, Piece, Span, pieces
 from reports.readers.events import Timeline
 
+NEAR = 4
+"""Iterations that a message may be under way, without a flush."""
 BESIDE, GRADIENTS = "overlapped-grads-all-reduce", "grads-all-reduce"
 KINDS = {
     **dict.fromkeys((*FORWARD, *BACKWARD, LOSS), Kind.COMPUTE),
@@ -38,6 +41,12 @@ KINDS = {
 }
 
 
+WAITED = 0.25
+"""Of what a message took: a receive that lasts longer waited for it."""
+Way = tuple[str, int, int]
+"""Of messages: the name of the receive, the sender, the receiver."""
+
+
 @cache
 def kind_of(name: str) -> Kind:
     """Of an event by its name."""
@@ -46,22 +55,47 @@ def kind_of(name: str) -> Kind:
     return KINDS.get(name, Kind.OPTIMIZER if name.startswith("optimizer") else Kind.HOST)
 
 
-def make_graph(timeline: Timeline, ranks: Sequence[Place], iteration: int) -> Graph:
+class Sent(NamedTuple):
+    """What a receive takes."""
+
+    at_ns: int
+    """When the other rank began to send it."""
+    event: int
+    """The number of the send; of one in an earlier iteration, that of its like in this one."""
+    back: int
+    """How many iterations ago it was sent."""
+
+
+def make_graph(timeline: Timeline, ranks: Sequence[Place], iteration: int, streams: bool = False) -> Graph:
     """The graph of an iteration that has events.
 
     A rank begins when it was done with the iteration before, but not before the first event of any rank in this one:
     what all ranks do in between, such as an evaluation, is not a part of it.
 
+    Args:
+        streams: whether nothing is flushed, so that an iteration may take messages of earlier ones.
+
     Raises:
-        ReportError: its events contradict each other, as where two messages were taken before either was sent.
+        ReportError: its events contradict each other, as where two messages were taken before either was sent; or too
+            little is there of the iterations before.
     """
     every = timeline.events
     chosen = every[every["iteration"] == iteration]
     before = every[every["iteration"] == every["iteration"][every["iteration"] < iteration].max()]
     numbers = chosen.index.tolist()
+    if streams:
+        near = every[(every["iteration"] - iteration).between(-NEAR, NEAR)]
+        sent = _of_earlier(near, message_pairs(_part(timeline, near), ranks), iteration)
     chosen = chosen.reset_index(drop=True)
-    chosen["name"] = chosen["name"].cat.remove_unused_categories()
-    maker = _Maker(replace(timeline, events=chosen), ranks, before.groupby("rank")["end_ns"].max())
+    part = _part(timeline, chosen)
+    if not streams:
+        start = chosen["start_ns"].tolist()
+        sent = {
+            receive: Sent(start[send], send, 0)
+            for pairs in message_pairs(part, ranks)
+            for receive, send in zip(*(side.tolist() for side in pairs), strict=True)
+        }
+    maker = _Maker(part, ranks, before.groupby("rank")["end_ns"].max(), sent)
     edges = [edge._replace(event=numbers[edge.event]) if edge.event >= 0 else edge for edge in maker.edges]
     return Graph(
         iteration=iteration,
@@ -74,10 +108,50 @@ def make_graph(timeline: Timeline, ranks: Sequence[Place], iteration: int) -> Gr
     )
 
 
+def _part(timeline: Timeline, events: pd.DataFrame) -> Timeline:
+    """A timeline of these events alone, numbered from 0."""
+    events = events.reset_index(drop=True)
+    events["name"] = events["name"].cat.remove_unused_categories()
+    return replace(timeline, events=events)
+
+
+def _of_earlier(near: pd.DataFrame, pairs: Sequence[tuple[Integers, Integers]], iteration: int) -> dict[int, Sent]:
+    """By number of a receive in an iteration, what it takes; numbers are those within the iteration.
+
+    Where a channel's first receives take what was sent before, as many of its last sends are taken later. Each of them
+    is the like, one iteration later, of one of the former.
+
+    Args:
+        near: the events of this and neighbouring iterations.
+    """
+    here = near["iteration"].to_numpy() == iteration
+    number = np.where(here, np.cumsum(here) - 1, -1).tolist()
+    label, start = near["iteration"].tolist(), near["start_ns"].tolist()
+    rank, peer = near["rank"].tolist(), near["peer"].tolist()
+    found = {}
+    for receives, sends in pairs:
+        received: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        sent: dict[tuple[int, int], list[int]] = {}
+        for receive, send in sorted(zip(receives.tolist(), sends.tolist(), strict=True)):
+            if label[receive] == iteration:
+                received.setdefault((peer[receive], rank[receive]), []).append((receive, send))
+            if label[send] == iteration:
+                sent.setdefault((rank[send], peer[send]), []).append(send)
+        for channel, own in received.items():
+            likes = sent.get(channel, [])
+            if len(likes) != len(own):
+                raise ReportError(f"in iteration {iteration} the received messages do not match the sent ones")
+            late = sum(label[send] < iteration for _, send in own)
+            for turn, (receive, send) in enumerate(own):
+                back, like = divmod(turn - late, len(likes))
+                found[number[receive]] = Sent(start[send], number[likes[like]], -back)
+    return found
+
+
 class _Maker:
     """Collects points and edges, rank by rank."""
 
-    def __init__(self, timeline: Timeline, ranks: Sequence[Place], before: pd.Series) -> None:
+    def __init__(self, timeline: Timeline, ranks: Sequence[Place], before: pd.Series, sent: Mapping[int, Sent]) -> None:
         events = timeline.events
         self.rank: list[int] = []
         self.edges: list[Edge] = []
@@ -88,11 +162,7 @@ class _Maker:
         self._names = events["name"].astype(str).tolist()
         self._start, self._end = events["start_ns"].tolist(), events["end_ns"].tolist()
         self._owner, self._peer = events["rank"].tolist(), events["peer"].tolist()
-        self._sent_by = {
-            receive: send
-            for pairs in message_pairs(timeline, ranks)
-            for receive, send in zip(*(side.tolist() for side in pairs), strict=True)
-        }
+        self._sent = sent
         self._usual = self._usual_transfers()
         self._meeting = meetings(timeline, ranks).tolist()
         self._together: dict[int, int] = {}
@@ -111,19 +181,26 @@ class _Maker:
         for event, before, point in self._receives:
             self._receive(event, before, point)
 
-    def _usual_transfers(self) -> dict[tuple[str, int, int], float]:
-        """What messages take, by name of the receive and by ranks: the median of those that were waited for from their
-        beginning; where there are none, no more than the quickest one can have taken."""
-        sure: dict[tuple[str, int, int], list[int]] = {}
-        most: dict[tuple[str, int, int], list[int]] = {}
-        for receive, send in self._sent_by.items():
-            known = sure if self._start[receive] <= self._start[send] else most
-            known.setdefault(self._way(receive), []).append(max(self._end[receive] - self._start[send], 0))
-        return {way: min(lasted) for way, lasted in most.items()} | {
-            way: float(np.median(lasted)) for way, lasted in sure.items()
-        }
+    def _usual_transfers(self) -> dict[Way, float]:
+        """What messages take, by name of the receive and by ranks: the median of those that were waited for.
 
-    def _way(self, receive: int) -> tuple[str, int, int]:
+        Where there are none it is what messages take the other way, or else between any ranks, but no more than the
+        quickest of its own can have taken.
+        """
+        sure: dict[Way, list[int]] = {}
+        most: dict[Way, int] = {}
+        for receive, sent in self._sent.items():
+            way, start, end = self._way(receive), self._start[receive], self._end[receive]
+            lasted = max(end - sent.at_ns, 0)
+            most[way] = min(most.get(way, lasted), lasted)
+            if start <= sent.at_ns or end - start > WAITED * lasted:
+                sure.setdefault(way, []).append(lasted)
+        known = {way: float(np.median(lasted)) for way, lasted in sure.items()}
+        between = {(sender, receiver): lasts for (_, sender, receiver), lasts in known.items()}
+        longest = max(known.values(), default=np.inf)
+        return {way: known.get(way, min(least, between.get((way[2], way[1]), longest))) for way, least in most.items()}
+
+    def _way(self, receive: int) -> Way:
         return self._names[receive], self._peer[receive], self._owner[receive]
 
     def _follow(self, rank: int, rows: Sequence[int], begin: int) -> None:
@@ -158,7 +235,7 @@ class _Maker:
                 took = self._end[one] - self._together[self._meeting[one]]
                 stood = self._end[one] - max(piece.start, self._together[self._meeting[one]])
                 self._edge(self._hub(one), here, took, kind, rank, one, stood=stood)
-        elif whole and event in self._sent_by and "recv" in messages(name):
+        elif whole and event in self._sent and "recv" in messages(name):
             self._receives.append((event, before, here))
             self._edge(before, here, 0, kind, rank, event)
         elif whole and event != GAP and self._meeting[event] >= 0:
@@ -170,18 +247,18 @@ class _Maker:
 
     def _receive(self, event: int, before: int, point: int) -> None:
         """A message; a receive that it did not keep waiting takes a time of its own."""
-        send = self._sent_by[event]
-        start, end, sent = self._start[event], self._end[event], self._start[send]
-        usual, rank, sender = self._usual[self._way(event)], self._owner[event], self._peer[event]
-        lasts = end - sent
-        if start >= sent + usual and end - start <= usual:
+        sent, usual = self._sent[event], self._usual[self._way(event)]
+        start, end = self._start[event], self._end[event]
+        rank, sender = self._owner[event], self._peer[event]
+        lasts = end - sent.at_ns
+        if start >= sent.at_ns + usual and end - start <= usual:
             lasts = min(lasts, int(usual))
             self._edge(before, point, end - start, Kind.MESSAGE, rank, event, sender, end - start)
             stood = 0
         else:
-            stood = end - max(start, sent)
-        if send in self._begins:
-            self._edge(self._begins[send], point, lasts, Kind.MESSAGE, rank, event, sender, stood)
+            stood = end - max(start, sent.at_ns)
+        if sent.event in self._begins:
+            self._edge(self._begins[sent.event], point, lasts, Kind.MESSAGE, rank, event, sender, stood, sent.back)
 
     def _point(self, rank: int) -> int:
         self.rank.append(rank)
@@ -197,20 +274,31 @@ class _Maker:
         self._edge(begins, self._hub(event), 0, kind_of(self._names[event]), HUB, event)
 
     def _edge(
-        self, source: int, target: int, lasts: int, kind: Kind, rank: int, event: int, sender: int = -1, stood: int = 0
+        self,
+        source: int,
+        target: int,
+        lasts: int,
+        kind: Kind,
+        rank: int,
+        event: int,
+        sender: int = -1,
+        stood: int = 0,
+        back: int = 0,
     ) -> None:
-        self.edges.append(Edge(source, target, max(lasts, 0), kind, rank, sender, event, max(stood, 0)))
+        self.edges.append(Edge(source, target, max(lasts, 0), kind, rank, sender, event, max(stood, 0), back))
 
 
 def _in_order(edges: Sequence[Edge], points: int, iteration: int) -> list[Edge]:
-    """The edges to a point before those from it."""
+    """The edges to a point before those from it; first those from earlier iterations."""
     leave: list[list[Edge]] = [[] for _ in range(points)]
     missing = [0] * points
-    for edge in edges:
+    if any(edge.back < 0 for edge in edges):
+        raise ReportError(f"iteration {iteration} receives messages of a later one")
+    for edge in (edge for edge in edges if not edge.back):
         leave[edge.source].append(edge)
         missing[edge.target] += 1
     ready = deque(point for point in range(points) if not missing[point])
-    found = []
+    found = [edge for edge in edges if edge.back]
     while ready:
         for edge in leave[ready.popleft()]:
             found.append(edge)
@@ -218,5 +306,7 @@ def _in_order(edges: Sequence[Edge], points: int, iteration: int) -> list[Edge]:
             if not missing[edge.target]:
                 ready.append(edge.target)
     if len(found) < len(edges):
-        raise ReportError(f"the events of iteration {iteration} contradict each other: ranks wait for each other")
+        raise ReportError(
+            f"the events of iteration {iteration} contradict each other: ranks wait for each other in a cycle"
+        )
     return found

@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from fasop.search.found_plan import FoundPlan
 from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
 from reports.facts.statistics import Statistics
-from reports.path.changes import Gain, gains
+from reports.path.change import Gain
+from reports.path.changes import gains, largest
 from reports.path.critical import Segment, critical_path
 from reports.path.idle import idle_frame
+from reports.path.irregular import LONGER, between_iterations, long_iterations
 from reports.path.making import make_graph
+from reports.path.shares import other_shares
+from reports.path.slow_ranks import Expected
 from reports.readers.events import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
 class Why:
-    """Of the steady iteration of median length."""
+    """Of a usual iteration."""
 
     iteration: int
     path: Sequence[Segment]
@@ -31,9 +37,13 @@ class Why:
     replayed_ms: float
     """What each of many such iterations takes, one after another."""
     recorded_ms: float
-    """Median over the steady iterations."""
+    """Median over the steady iterations, or over the shorter ones where many take longer."""
+    longer: int
+    """Steady iterations that take longer than that, where they are many."""
     absent: Sequence[int]
     """Ranks without events in it."""
+    streams: bool = False
+    """Whether nothing is flushed, so that the path goes over several iterations."""
     searched: bool = False
     """Whether plans of a search are among the changes that were tried."""
 
@@ -49,31 +59,55 @@ class Unexplained:
     """A sentence."""
 
 
+def usual_iteration(figures: Statistics) -> NDArray[np.int64]:
+    """Indices of the steady iterations, one of which stands for them; of the shorter ones where at least a quarter take
+    that little, and the others clearly more."""
+    steady = np.flatnonzero(figures.steady)
+    if not len(steady):
+        return steady
+    periods = figures.period_ns[steady]
+    quarter, median = np.quantile(periods, [0.25, 0.5], method="lower")
+    return steady[periods <= LONGER * quarter] if median > LONGER**2 * quarter else steady
+
+
 def explain(
-    timeline: Timeline, plan: Plan, figures: Statistics, searched: Sequence[FoundPlan] | None = None
+    timeline: Timeline,
+    plan: Plan,
+    figures: Statistics,
+    searched: Sequence[FoundPlan] | None = None,
+    expected: Expected | None = None,
 ) -> Why | Unexplained | None:
     """Of a run that has a steady iteration of some length; None without one.
 
     Args:
         searched: what a search found for its GPUs, if there was one.
+        expected: what is predicted of its stages.
     """
-    recorded_ms, middle = figures.usual_period_ms, figures.middle
-    if not recorded_ms or middle is None:
+    usual = usual_iteration(figures)
+    recorded_ms = float(np.median(figures.period_ns[usual])) / 1e6 if len(usual) else 0.0
+    if not recorded_ms:
         return None
-    if plan.stream is not None:
-        return Unexplained("Without a flush iterations go on beside each other: none has a critical path of its own.")
-    iteration = int(figures.iterations[middle])
+    order = np.argsort(figures.length_ns[usual], kind="stable")
+    iteration = int(figures.iterations[usual[order[(len(usual) - 1) // 2]]])
     try:
-        graph = make_graph(timeline, plan.ranks, iteration)
+        graph = make_graph(timeline, plan.ranks, iteration, plan.stream is not None)
     except ReportError as error:
         return Unexplained(f"No critical path: {error}.")
+    found = [
+        *gains(graph, plan, searched or (), expected),
+        *other_shares(timeline, graph, plan),
+        *long_iterations(timeline, plan, figures, graph),
+        *between_iterations(plan, figures),
+    ]
     return Why(
         iteration=iteration,
         path=critical_path(graph),
-        gains=gains(graph, plan, searched or ()),
+        gains=largest(found),
         idle=idle_frame(graph, plan),
         replayed_ms=graph.period_ns() / 1e6,
         recorded_ms=recorded_ms,
+        longer=int(figures.steady.sum()) - len(usual),
         absent=[place.rank for place in plan.ranks if place.rank not in graph.last],
+        streams=graph.streams,
         searched=searched is not None,
     )

@@ -85,5 +85,5 @@ def decisions(lines: Iterable[str], notes: list[str]) -> tuple[Decision | Regrou
             if strange <= _MOST:
                 notes.append(f"{error}; ignored")
     if strange > _MOST:
-        notes.append(f"decisions.jsonl: {strange - _MOST} other lines are no decisions; ignored")
+        notes.append(f"decisions.jsonl: {strange - _MOST} other lines are not decisions; ignored")
     return tuple(found)

@@ -177,7 +177,7 @@ def _header(path: Path, content: bytes) -> tuple[_Header, int]:
     """The header of a file and the offset of its first record."""
     try:
         text, start = header_of(content)
-        header = parse_json(text.decode(), "what stands there")
+        header = parse_json(text.decode(), "its content")
     except (struct.error, ValueError, RunFolderError) as error:
         raise ReportError(f"{path}: expected a JSON header after the first 12 bytes, found none ({error})") from error
     found = header.get("version") if isinstance(header, dict) else header
@@ -210,9 +210,9 @@ def read_run(paths: Mapping[int, Path]) -> Timeline:
                 files.append(file)
                 notes.extend(file.notes)
             else:
-                notes.append(f"rank {rank}: {path} says that it is of rank {file.rank}; ignored")
+                notes.append(f"rank {rank}: {path} belongs to rank {file.rank}; ignored")
     if absent:
-        notes.append(f"no event file of rank{'s' if len(absent) > 1 else ''} {rank_ranges(absent)}")
+        notes.append(f"no event file for rank{'s' if len(absent) > 1 else ''} {rank_ranges(absent)}")
     return merge(files, notes)
 
 
@@ -230,9 +230,9 @@ def merge(files: Sequence[RankEvents], notes: Sequence[str] = ()) -> Timeline:
             moved = file.records.copy()
             for key in ("start_ns", "end_ns"):
                 moved[key] += file.wall_offset_ns - first.wall_offset_ns
-            said.append(f"rank {file.rank}: no clock record; placed by the system clocks, whose error is not known")
+            said.append(f"rank {file.rank}: no clock record; placed by the system clocks, with unknown error")
         else:
-            said.append(f"rank {file.rank}: no clock record and no file of rank 0 to place it by; left out")
+            said.append(f"rank {file.rank}: no clock record, and no file of rank 0 to align it with; left out")
             continue
         part = np.zeros(len(moved), EVENT)
         part["rank"] = file.rank
@@ -267,7 +267,7 @@ def _near(events: NDArray[Any], notes: list[str]) -> NDArray[Any]:
     near = (low < events["start_ns"]) & (events["start_ns"] <= events["end_ns"]) & (events["end_ns"] < high)
     if near.all():
         return events
-    notes.append(f"{np.count_nonzero(~near)} events are 26 days or more from the others; ignored")
+    notes.append(f"{np.count_nonzero(~near)} events are at least 26 days away from the others; ignored")
     return np.asarray(events[near])
 
 

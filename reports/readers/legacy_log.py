@@ -82,7 +82,7 @@ class Blocks:
                     continue
                 block = None  # of the set-up, or of a checkpoint that was saved
             elif block is None and line == "  forward-compute:":
-                self.notes.append(f"line {source.number}: times without the iteration's line before them; left out")
+                self.notes.append(f"line {source.number}: times without an iteration line before them; left out")
             if (block is None or not block.take(line)) and not source.at_cut:
                 yield line
 
@@ -115,7 +115,7 @@ class _Block:
         if whole is None:
             return False
         if self._starts is not None:
-            self._blocks.notes.append(f"{self._where}: the end times are lost; left out")
+            self._blocks.notes.append(f"{self._where}: the end times are missing; left out")
         rank = int(whole[1])
         if rank <= self._last:  # the line with the timer's name was lost; its lists will tell
             self._timer = None

@@ -82,13 +82,15 @@ def timeline(blocks: Blocks, layout: Layout) -> Timeline:
     starts, ends = np.frombuffer(blocks.starts), np.frombuffer(blocks.ends)
     known = [call for call in blocks.calls if call.rank < layout.ranks]
     if strangers := sorted({call.rank for call in blocks.calls if call.rank >= layout.ranks}):
-        notes.append(f"calls of rank {', '.join(map(str, strangers[:5]))}, of {layout.ranks} ranks in all; left out")
+        notes.append(
+            f"calls of rank {', '.join(map(str, strangers[:5]))}, but there are only {layout.ranks} ranks; left out"
+        )
     calls = _possible(_latest(known, notes), starts, ends, notes)
     placed = list(_placed(calls, starts, ends, notes))
     names = legend_order({call.name for call, _ in placed})
     events = _table(placed, starts, ends, names)
     if any(name in names for name in INTERLEAVED):
-        notes.append("interleaved schedule: the log does not tell which call has which micro-batch")
+        notes.append("interleaved schedule: the log does not say which call has which micro-batch")
     else:
         _number(events, names)
     _peers(events, names, layout)
@@ -104,9 +106,7 @@ def _latest(calls: Sequence[Calls], notes: list[str]) -> list[Calls]:
             kept.add(block)
             soonest = iteration
     if again := sorted({call.iteration for call in calls if call.block not in kept}):
-        notes.append(
-            f"iterations up to {', '.join(map(str, again))} were logged again; shown as they were the last time"
-        )
+        notes.append(f"iterations up to {', '.join(map(str, again))} were logged again; the last log counts")
     return [call for call in calls if call.block in kept]
 
 
@@ -125,7 +125,7 @@ def _possible(
         if near and (end >= start).all() and (start[1:] >= end[:-1]).all():
             possible.append(call)
         else:
-            notes.append(f"{_which(call)}: these are no times of calls one after the other; left out")
+            notes.append(f"{_which(call)}: the calls overlap in time; left out")
     return possible
 
 
@@ -173,7 +173,7 @@ def _lengths(calls: Sequence[Calls], notes: list[str]) -> dict[int, int]:
         elif before is not None:
             lengths[block] = block - before
         else:
-            notes.append(f"up to iteration {block}: no calls of optimizer tell how many iterations there are; left out")
+            notes.append(f"up to iteration {block}: no optimizer calls show how many iterations there are; left out")
     return lengths
 
 

@@ -109,5 +109,5 @@ class Facts:
             self.numbers[key] = MANY
             return
         if before != int(value) and key != "global_batch_size":  # that may grow while it trains
-            self.notes.append(f"the log says {name} {before}, and later {value}; the later counts")
+            self.notes.append(f"the log says {name} {before} and later {value}; the later value counts")
         self.numbers[key] = int(value)

@@ -132,14 +132,14 @@ def _not_too_strange(lines: Iterable[str], facts: Facts) -> Iterator[str]:
 
 def _no_log(path: Path, main: _File) -> NeitherError:
     if main.facts.strange is None:
-        found = "it has no line" if main.blocks.lines == 0 else f"it ends after line {main.blocks.lines}"
+        found = "it is empty" if main.blocks.lines == 0 else f"it ends after line {main.blocks.lines}"
     else:
         number, text = main.facts.strange
-        found = f"it makes no sense from line {number} on, which begins {text!r}"
+        found = f"it is unreadable from line {number} on, which begins {text!r}"
     where = "" if main.path == path else f"; {main.path}"
     return NeitherError(
         f"{path} is not a log of Megatron-LM: expected lines such as ' iteration       10/      50 | consumed samples: "
-        f"… | elapsed time per iteration (ms): … |', which its last rank prints{where}: {found}. Give a run of tdpp, "
+        f"… | elapsed time per iteration (ms): … |' (printed by its last rank{where}): {found}. Give a run of tdpp, "
         "the .out file of a job's last node, or the folder with the .out files of all its nodes",
         brief=f"{main.path} is not a log of Megatron-LM: {found}",
     )
@@ -174,12 +174,12 @@ def _layout(blocks: Blocks, facts: Facts, given: Sizes, notes: list[str]) -> Lay
         sizes = _derived(blocks, world, sizes)
         words = " x ".join(f"{key} {size}" for key, size in sizes.items())
         notes.append(
-            f"the log does not say its {', '.join(missing)} size: {words} follows from the ranks that receive nothing "
-            "from a stage before, and from one tensor-parallel rank where none is given; --tensor, --data and "
-            "--pipeline say otherwise"
+            f"the log does not give the {', '.join(missing)} size: {words} is derived from the ranks that receive "
+            f"nothing from an earlier stage, with one tensor-parallel rank if none is given; set --tensor, --data and "
+            f"--pipeline to correct it"
         )
     if any(size is None for size in sizes.values()):
-        notes.append("the log does not say how its ranks lie; --tensor, --data and --pipeline do")
+        notes.append("the log does not give the layout of its ranks; set --tensor, --data and --pipeline")
         return None
     layout = Layout(**{key: size for key, size in sizes.items() if size is not None})
     product = f"tensor {layout.tensor} x data {layout.data} x pipeline {layout.pipeline} = {layout.ranks} ranks"
@@ -210,7 +210,7 @@ def _no_times(blocks: Blocks) -> Timeline:
 def _few(notes: Sequence[str]) -> tuple[str, ...]:
     """Of many notes the first, and how many more there are."""
     more = len(notes) - MOST_NOTES
-    return (*notes[:MOST_NOTES], f"{more} more places of the log are left out") if more > 1 else tuple(notes)
+    return (*notes[:MOST_NOTES], f"{more} more notes on the log are left out") if more > 1 else tuple(notes)
 
 
 def _timers(blocks: Blocks) -> dict[str, tuple[float | None, float]]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from conf.run_folder.rundir import RunDir
 
 TRACE = re.compile(r"rank-(\d{5,9})\.iteration-(\d{1,9})\.json\.gz")
+OF_NODE = re.compile(r"(.+?)(?:\.iteration-(\d{1,9}))?")
+"""The name of a node's report without its ending: with the iteration that it shows, if that is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +33,12 @@ def profile_files(run: RunDir) -> list[ProfileFile]:
 def _found(run: RunDir) -> Iterator[ProfileFile]:
     for path in run.traces.glob("*.json.gz"):
         if named := TRACE.fullmatch(path.name):
-            rank, iteration = map(int, named.groups())
+            rank, traced = map(int, named.groups())
             where = f"{path.parent.name}/{path.name}"
-            yield ProfileFile(path=where, of=f"rank {rank}", iteration=iteration, opener="ui.perfetto.dev")
+            yield ProfileFile(path=where, of=f"rank {rank}", iteration=traced, opener="ui.perfetto.dev")
     for folder, ending, opener in ((run.nsys, "nsys-rep", "Nsight Systems"), (run.ncu, "ncu-rep", "Nsight Compute")):
         for path in folder.glob(f"*.{ending}"):
-            yield ProfileFile(path=f"{folder.name}/{path.name}", of=f"node {path.stem}", iteration=None, opener=opener)
+            if named := OF_NODE.fullmatch(path.stem):
+                node, iteration = named.groups()
+                where, at = f"{folder.name}/{path.name}", int(iteration) if iteration else None
+                yield ProfileFile(path=where, of=f"node {node}", iteration=at, opener=opener)

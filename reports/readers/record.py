@@ -145,7 +145,9 @@ def read(run: RunDir) -> Record:
         RunFolderError: `plan.json` is not a plan.
     """
     if not run.plan.exists():
-        raise ReportError(f"{run.path} has no plan.json: its launch is under way, or was cut off before it wrote one")
+        raise ReportError(
+            f"{run.path} has no plan.json: its launch is still under way, or was interrupted before it wrote one"
+        )
     notes: list[str] = []
     plan = _with_names(run, run.read_plan(), notes)
     upstream = _upstream(run, plan, notes) if plan.engine == MEGATRON_LM else None
@@ -220,8 +222,8 @@ def _experiment(run: RunDir, plan: Plan, notes: list[str]) -> Experiment | None:
         unknown = {node.group for node in plan.planned_nodes} - experiment.cluster.groups.keys()
         if not unknown:
             return experiment
-        why = f"has no group {', '.join(sorted(unknown))}, which plan.json has nodes of"
-    notes.append(f"no prediction, no prices and no peak rates, for config.yaml {why}")
+        why = f"has no group {', '.join(sorted(unknown))}, but plan.json has nodes of it"
+    notes.append(f"no prediction, prices or peak rates: config.yaml {why}")
     return None
 
 
@@ -241,7 +243,7 @@ def _upstream(run: RunDir, plan: Plan, notes: list[str]) -> UpstreamLog:
     lines = (unlabelled(line) for node in plan.nodes for line in _lines(run.node_out(node.name), MOST_LOG_BYTES, notes))
     log = upstream_log.parse(lines).with_tokens(plan.global_batch_size * plan.model.sequence_length)
     if not log.metrics:
-        notes.append("no iteration is in the logs")
+        notes.append("the logs have no iteration")
     return log
 
 

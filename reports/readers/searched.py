@@ -34,9 +34,11 @@ def search(run: RunDir, record: Record) -> tuple[FoundPlan, ...]:
     from fasop.search.other_plans import other_plans  # few ask for it, and it is slow to import
 
     if record.experiment is None:
-        raise ReportError(f"{record.name}: this version of tdpp cannot read its config.yaml, so it can search no plan")
+        raise ReportError(f"{record.name}: this version of tdpp cannot read its config.yaml, so it cannot search plans")
     if record.decisions or record.regroupings:
-        raise ReportError(f"{record.name}: its batch, shares or nodes changed on the way; a search is for one plan")
+        raise ReportError(
+            f"{record.name}: its batch, shares or nodes changed during the run, but a search needs one plan"
+        )
     schedule = run.read_json(run.schedule) if record.plan.schedule_file else None
     return tuple(other_plans(record.experiment, schedule))
 
@@ -54,7 +56,7 @@ def kept(folder: Path, record: Record) -> tuple[tuple[FoundPlan, ...] | None, tu
     except FileNotFoundError:
         return None, ()
     except (RunFolderError, OSError) as error:
-        return None, (f"no plan of search: {error}; 'tdpp report --search' makes the file anew",)
+        return None, (f"no plan from a search: {error}; 'tdpp report --search' writes the file again",)
     return (found.plans if found.config == _digest(record) else None), ()
 
 

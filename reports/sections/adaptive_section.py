@@ -29,7 +29,7 @@ def adaptive_section(record: Record) -> str:
     ]
     changes = [one for one in made if one.changes]
     kept = len(made) - len(changes)
-    note = f'<p class="note">{kept} of {len(made)} decisions changed nothing.</p>' if kept else ""
+    note = f'<p class="note">{kept} of {len(made)} decisions did not change anything.</p>' if kept else ""
     return (
         f'<section><h2>Adaptation</h2><div class="charts">{"".join(charts)}</div>'
         f"{table(HEAD, map(_row, changes)) if changes else ''}{note}</section>"

@@ -13,6 +13,7 @@ from reports.figures.embed import embedded
 from reports.figures.page import table
 from reports.figures.stacked import Part, stacked
 from reports.figures.template import BORDER, SERIES, SOFT
+from reports.path.change import Cause
 from reports.path.critical import Segment
 from reports.path.graph import Kind
 from reports.path.idle import IDLE
@@ -31,7 +32,7 @@ NAMES = {
     Kind.TENSOR: "tensor group",
     Kind.GRADIENTS: "the gradients' all-reduce",
     Kind.EMBEDDING: "the embedding's all-reduce",
-    Kind.WEIGHTS: "handing out the weights",
+    Kind.WEIGHTS: "the weights' all-gather",
     Kind.NORM: "the all-reduce of the gradient's norm",
     Kind.OPTIMIZER: "the optimizer",
     Kind.DATA: "loading data",
@@ -40,12 +41,13 @@ NAMES = {
 COLOURS = dict(zip(IDLE, (BORDER, SERIES[1], SERIES[2], "#a5549b", "#b3a000", SOFT), strict=True))
 WAITING = ("pipeline order", "slow neighbour")
 IDLE_MEANING = (
-    "Milliseconds of an iteration; of several ranks the mean. Idle is what computing and the optimizer leave. A cause "
-    "is what it adds to the idle time when the iteration is replayed without it, then with it, one cause after "
-    "another. Pipeline order: what the schedule costs with equal stages. Slow neighbour: waiting for a slower rank. "
-    "Message: messages between stages, and waiting for ranks that wait for one. Collective: all-reduces and the like. "
-    "Data: loading data. Host: time between the recorded events. Waiting is hatched in the chart. Communication is "
-    "how long messages and collectives were under way; hidden, while the rank went on."
+    "Milliseconds per iteration; means over several ranks. Idle time is everything except compute and the optimizer. "
+    "The iteration is replayed without and then with each cause, one after another; the difference is the cause's "
+    "idle time. Pipeline order: the cost of the schedule with equal stages. Slow neighbour: waiting for a slower "
+    "rank. Message: messages between stages, and waiting for ranks that wait for one. Collective: all-reduces and "
+    "other collectives. Data: loading data. Host: time between the recorded events. The chart hatches waiting. "
+    "Communication: time during which messages and collectives were under way. Hidden: the part of it during which "
+    "the rank kept computing."
 )
 
 
@@ -55,14 +57,14 @@ def cause_section(why: Why | Unexplained | None, plan: Plan) -> str:
         return ""
     if isinstance(why, Unexplained):
         return _section(f'<p class="none">{escape(why.reason)}</p>')
-    answer = f'<p class="reason">{escape(path_in_words(why, plan))}</p>{_changes(why)}'
-    drawn = '<a href="timeline.html#path">The critical path over the timeline →</a>'
-    note = f'<p class="note{"" if _agrees(why) else " open"}">{escape(_note(why))} {drawn}</p>'
-    return _section(f"{answer}{_chart(why.idle)}{note}{_tables(why, plan)}")
+    answer = f'<p class="reason">{escape(cause_in_words(why))}</p><p>{escape(path_in_words(why, plan))}</p>'
+    drawn = "" if why.streams else ' <a href="timeline.html#path">The critical path over the timeline →</a>'
+    note = f'<p class="note{"" if _agrees(why) else " open"}">{escape(_note(why))}{drawn}</p>'
+    return _section(f"{answer}{_changes(why)}{_chart(why.idle)}{note}{_tables(why, plan)}")
 
 
 def _section(body: str) -> str:
-    return f'<section id="why"><h2>Why an iteration takes as long</h2>{body}</section>'
+    return f'<section id="why"><h2>Why an iteration takes this long</h2>{body}</section>'
 
 
 def path_in_words(why: Why, plan: Plan) -> str:
@@ -79,7 +81,7 @@ def path_in_words(why: Why, plan: Plan) -> str:
         for kind, ms in sorted(named.items(), key=lambda item: -item[1])
     ]
     rest = whole - sum(named.values())
-    parts += [f"{_ms(rest)} ms all else"] if rest >= 0.05 else []
+    parts += [f"{_ms(rest)} ms everything else"] if rest >= 0.05 else []
     return f"One iteration takes {_ms(whole)} ms: {'; '.join(parts)}."
 
 
@@ -107,7 +109,7 @@ def place_of(segment: Segment, stages: Mapping[int, int]) -> str:
         ends = sorted((stages[segment.sender], stage))
         return f"messages between stages {ends[0]} and {ends[1]}"
     if segment.kind == Kind.MESSAGE:
-        return f"handing over messages on stage {stage}"
+        return f"passing messages on stage {stage}"
     if segment.kind == Kind.TENSOR:
         return f"the tensor group of stage {stage}"
     if segment.kind == Kind.HOST:
@@ -128,17 +130,36 @@ def _other(kind: Kind, plan: Plan, why: Why) -> str:
     return NAMES[kind]
 
 
+def cause_in_words(why: Why) -> str:
+    """What gains most, and how much."""
+    if not why.gains:
+        plans = ", nor would a plan from tdpp search" if why.searched else ""
+        return f"No single change in the replay gains 1 % or more{plans}."
+    of_run = [one for one in why.gains if one.cause != Cause.PLAN]
+    best = (of_run or why.gains)[0]
+    mean = "on average " if best.mean else ""
+    both = f"{_ms(best.before_ns / 1e6)} → {_ms(best.period_ns / 1e6)} ms"
+    said = f"{best.because} Largest gain: {best.change}, {mean}{both} ({best.share:.1%} less)."
+    plan = why.gains[0]
+    if plan is not best:
+        said += f" tdpp search predicts a larger gain: {_ms(plan.period_ns / 1e6)} ms ({plan.share:.1%} less)."
+    return said
+
+
 def _changes(why: Why) -> str:
     if not why.gains:
-        plans = ", nor would a plan of search" if why.searched else ""
-        return f"<p>No single change that was tried would gain 1 % or more{plans}.</p>"
-    best = why.gains[0]
-    said = (
-        f"{best.because} Largest gain: {best.change}, {_ms(why.replayed_ms)} → {_ms(best.period_ns / 1e6)} ms "
-        f"({best.share:.1%} less)."
-    )
-    rows = [(one.change, f"{_ms(one.period_ns / 1e6)}", f"−{one.share:.1%}") for one in why.gains]
-    return f"<p>{escape(said)}</p>{table(('change', 'iteration ms', 'gain'), rows, kind='gains')}"
+        return ""
+    rows = [
+        (
+            one.change,
+            f"{_ms(one.before_ns / 1e6)} → {_ms(one.period_ns / 1e6)} on average"
+            if one.mean
+            else _ms(one.period_ns / 1e6),
+            f"−{one.share:.1%}",
+        )
+        for one in why.gains
+    ]
+    return table(("change", "iteration ms", "gain"), rows, kind="gains")
 
 
 def _chart(idle: pd.DataFrame) -> str:
@@ -206,13 +227,18 @@ def _agrees(why: Why) -> bool:
 
 
 def _note(why: Why) -> str:
+    which = "one of the shorter ones" if why.longer else "the steady one of median length"
+    median = "median of these" if why.longer else "median of the steady iterations"
+    back = "which leads back from the end, at each step to what it waited for last"
     said = (
-        f"Of iteration {why.iteration}, the steady one of median length. Its parts are those of the critical path, "
-        "which goes back from the end over what each step waited for last. A change is replayed: computing and "
-        "messages last as recorded, but for the change, and waiting follows. Replayed unchanged, it takes "
-        f"{why.replayed_ms:,.1f} ms; the median of the steady iterations is {why.recorded_ms:,.1f} ms"
+        f"For iteration {why.iteration}, {which}. Its parts are those of the critical path, {back}"
+        f"{', for as long as an iteration takes' if why.streams else ''}. Changes are replayed: compute and messages "
+        "keep their recorded times except for the change, and waiting follows. Replayed without a change, it takes "
+        f"{why.replayed_ms:,.1f} ms; the {median} is {why.recorded_ms:,.1f} ms"
     )
-    said += "." if _agrees(why) else f", {abs(why.replayed_ms / why.recorded_ms - 1):.1%} off: read gains with care."
+    said += "." if _agrees(why) else f", {abs(why.replayed_ms / why.recorded_ms - 1):.1%} off; gains are uncertain."
+    if any(one.mean for one in why.gains):
+        said += " On average: the mean over iterations of different length, including the time between them."
     if why.absent:
         many = len(why.absent) > 1
         said += f" Rank{'s' if many else ''} {rank_ranges(why.absent)} ha{'ve' if many else 's'} no events in it."

@@ -35,7 +35,7 @@ def course_section(record: Record, figures: Statistics) -> str:
             [logged("samples per second", "samples_per_s")], "Samples per second", "Samples per second", from_zero=True
         ),
         _chart([logged("gradient norm", "grad_norm")], "Gradient norm", "Gradient norm", from_zero=True),
-        _chart(_memory(record), "Memory of a rank, GiB", "The most memory of a stage's ranks, in GiB,", from_zero=True),
+        _chart(_memory(record), "Memory of a rank, GiB", "Peak memory over a stage's ranks, in GiB,", from_zero=True),
         _chart([logged("power", "power_w_per_rank")], "Power of a GPU, W", "Power of a GPU in watts", from_zero=True),
     ]
     drawn = "".join(charts) or NOTHING

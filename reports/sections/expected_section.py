@@ -15,16 +15,15 @@ COLUMNS = {"passes": "passes"} | {
 }
 """The terms of which a prediction tells; it has the passes whole."""
 NOTE = (
-    "Milliseconds of an iteration: measured − predicted in bold, and both below it. Measured values are medians over "
-    "the ranks of a stage and the steady iterations. Passes are forward, backward and tensor group together, as in a "
-    "profile; the other columns are those of the section Stages. The bubble follows from what other stages do."
+    "Milliseconds per iteration: measured − predicted in bold, both values below. Measured values are medians over "
+    "the ranks of a stage and the steady iterations. Passes: forward, backward and tensor group together, as in a "
+    "profile. The other columns are those of the section Stages. The bubble depends on the other stages."
 )
 BASIS = {
-    Basis.OTHER_FORMAT: "The prediction rests on layer times in the other 16-bit format.",
-    Basis.EXTRAPOLATED: "The prediction rests on times beyond the micro-batch sizes that were measured: "
-    "it may be too long.",
-    Basis.NOT_MEASURED: "No layer times were measured on these devices: the prediction is what their peak rates allow, "
-    "and real runs take longer. 'tdpp profile' measures them.",
+    Basis.OTHER_FORMAT: "The prediction uses layer times measured in the other 16-bit format.",
+    Basis.EXTRAPOLATED: "The prediction extrapolates beyond the measured micro-batch sizes, so it may be too long.",
+    Basis.NOT_MEASURED: "No layer times were measured on these devices, so the prediction uses their peak rates, and "
+    "real runs take longer. 'tdpp profile' measures layer times.",
 }
 
 
@@ -65,7 +64,7 @@ def _answer(
     predicted_ms = prediction.iteration_s * 1e3
     share = iteration_ms / predicted_ms - 1
     than = "as long as" if abs(share) < 5e-4 else f"{abs(share):.1%} {'longer' if share > 0 else 'shorter'} than"
-    said = f"An iteration took {iteration_ms:,.1f} ms, {than} the {predicted_ms:,.1f} ms that were predicted."
+    said = f"An iteration took {iteration_ms:,.1f} ms, {than} the predicted {predicted_ms:,.1f} ms."
     if worst is None:
         return said
     stage, key = worst

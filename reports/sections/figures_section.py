@@ -33,7 +33,7 @@ def figures_section(record: Record, figures: Statistics) -> str:
         *_speed(record),
         *_operations(record),
         *_energy(record),
-        *([("Bubble", bubble, f"of passes and bubble, mean over ranks{beside}")] if timed else []),
+        *([("Bubble", bubble, f"of passes + bubble, mean over ranks{beside}")] if timed else []),
         *([("Exposed communication", exposed, "of an iteration, mean over ranks")] if timed else []),
         *_cost(record, reached),
     ]
@@ -54,7 +54,7 @@ def _progress(record: Record) -> Card:
     batches, took = record.known("global_batch_size"), record.known("elapsed_ms")
     if left >= adapt.lower and len(batches) and len(took) and took.iloc[-1] > 0:
         rate = batches.iloc[-1] / took.iloc[-1] * 1e3
-        note += f" · the rest takes about {_span(left / rate)} at {rate:,.1f} samples/s"
+        note += f" · the rest will take about {_span(left / rate)} at {rate:,.1f} samples/s"
     if train.epochs is None:
         return "Samples", f"{int(consumed.iloc[-1]):,} of {train.samples:,}", note
     return "Epoch", f"{consumed.iloc[-1] * train.epochs / train.samples:.2f} of {train.epochs}", note
@@ -146,5 +146,5 @@ def _cost(record: Record, reached: int) -> list[Card]:
     each, whole = known.of_ms(milliseconds), known.of_ms(milliseconds * reached)
     parts = [f"${each:,.4f} an iteration", f"${whole:,.2f} so far"]
     parts += [f"${known.per_hour / 3600 / tokens * 1e6:,.2f} per million tokens"] if tokens else []
-    parts += [f"without {', '.join(known.unknown)}, whose price is not known"] if known.unknown else []
+    parts += [f"without {', '.join(known.unknown)} (price unknown)"] if known.unknown else []
     return [("Cost", f"{'≥ ' if known.unknown else ''}${known.per_hour:,.2f}/h", " · ".join(parts))]

@@ -18,7 +18,7 @@ def verdict_section(verdict: Verdict) -> str:
     return (
         f'<section class="verdict {tone}"><h2>{escape(verdict.state)}</h2>'
         f'<p class="reason">{escape(verdict.reason)}</p>{bullets(verdict.evidence)}'
-        f'<p class="rule">rule {escape(verdict.rule)} · exit code {verdict.exit_code}</p></section>'
+        f'<p class="rule">verdict by rule {escape(verdict.rule)} · exit code {verdict.exit_code}</p></section>'
     )
 
 
@@ -27,7 +27,7 @@ def nodes_section(findings: Findings) -> str:
     if findings.mismatches:
         answer = f'<div class="bad">{bullets(findings.mismatches)}</div>'
     else:
-        answer = "<p>Every node that reports runs what was submitted.</p>"
+        answer = "<p>All nodes that have reported run what was submitted.</p>"
     parts = [f"<h3>Submitted and run</h3>{answer}"]
     parts += [f"<h3>Errors</h3>{_grouped(findings.stderr)}"] if findings.stderr else []
     parts += [f"<h3>Agents that are gone</h3>{_grouped(findings.agents)}"] if findings.agents else []

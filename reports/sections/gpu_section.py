@@ -23,8 +23,8 @@ def gpu_section(report: GpuReport) -> str:
     if len(known):
         lowest = uses.loc[known.idxmin()]
         said = (
-            f"{plural(len(uses), 'GPU')}, {known.mean():.0f} % utilised on average; the least was GPU "
-            f"{lowest['index']} of {lowest['node']} with {lowest['utilisation']:.0f} %."
+            f"{plural(len(uses), 'GPU')}, {known.mean():.0f} % utilised on average; the least utilised was GPU "
+            f"{lowest['index']} of {lowest['node']}, at {lowest['utilisation']:.0f} %."
         )
     else:
         said = "No GPU reported its utilisation."
@@ -34,11 +34,11 @@ def gpu_section(report: GpuReport) -> str:
     titles = {"utilisation": "Mean utilisation, %", "power_w": "Power of all GPUs, W"}
     charts = "".join(_course(course[key].rename(title)) for key, title in titles.items() if len(course))
     note = (
-        "Medians over the readings in which the run computed. Utilisation is the share of time in which a kernel ran, "
-        "also one that only waits for another GPU; low power with high utilisation means waiting."
+        "Medians over the readings in which the run computed. Utilisation is the fraction of time in which a kernel "
+        "ran, even one that only waits for another GPU; low power at high utilisation means waiting."
     )
     if len(uses) and not len(course):
-        note += " The readings have no times, so that no course of them can be drawn."
+        note += " The readings have no times, so they cannot be drawn over time."
     ordered = uses.assign(sound=uses["fault"].isna()).sort_values(["sound", "utilisation"], kind="stable")
     rows = [_row(use) for _, use in ordered.head(MOST).iterrows()]
     return (

@@ -15,9 +15,8 @@ from reports.figures.template import RAISED, SERIES, SOFT, TEXT, figure
 from reports.readers.record import Record
 
 NOTE = (
-    "Measured: the most that torch's allocator had given out on a GPU of the stage. Predicted: on top of that 1 GiB "
-    "for the CUDA context and the buffers of NCCL, which the allocator does not see. The limit is the memory of the "
-    "stage's smallest GPU."
+    "Measured: the peak of torch's allocator on a GPU of the stage. Predicted: includes 1 GiB for the CUDA context "
+    "and NCCL's buffers, which the allocator does not see. The limit is the memory of the stage's smallest GPU."
 )
 
 
@@ -38,7 +37,7 @@ def memory_parts(memory: pd.DataFrame) -> str:
     columns = [*MEMORY, "predicted", *measured, "limit", "left"]
     head = ("stage", *MEMORY, *(f"{name} GiB" for name in columns[len(MEMORY) :]))
     rows = [(str(stage), *(number(row[name], ".2f") for name in columns)) for stage, row in memory.iterrows()]
-    drawn = embedded(stage_memory(memory), "Memory of every stage, its predicted parts, its limit")
+    drawn = embedded(stage_memory(memory), "Memory of every stage: predicted parts and limit")
     return drawn + table(head, rows, kind="numeric")
 
 
@@ -74,7 +73,7 @@ def stage_memory(memory: pd.DataFrame) -> go.Figure:
     limit = {"symbol": "line-ns-open", "size": 22, "line": {"width": 2.5}, "color": TEXT}
     peak = {"size": 10, "color": RAISED, "line": {"width": 2, "color": TEXT}}
     marks = [("limit", "limit", limit)]
-    marks += [("measured", "measured at most", peak)] if memory["measured"].notna().any() else []
+    marks += [("measured", "measured peak", peak)] if memory["measured"].notna().any() else []
     for name, said, marker in marks:
         tip = f"%{{y}}, {said}: %{{x:.2f}} GiB<extra></extra>"
         made.add_scatter(name=name, y=stages, x=memory[name].tolist(), mode="markers", marker=marker, hovertemplate=tip)

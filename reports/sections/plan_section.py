@@ -20,7 +20,7 @@ MOST_NODES = 16
 def plan_section(plan: Plan) -> str:
     """The section of a run's page on its plan, as HTML."""
     if not plan.ranks:
-        return '<section><h2>Plan</h2><p class="none">the log does not say how its ranks lie</p></section>'
+        return '<section><h2>Plan</h2><p class="none">the log does not give the layout of its ranks</p></section>'
     words = "".join(f"<p>{escape(sentence)}</p>" for sentence in _sentences(plan))
     return f"<section><h2>Plan</h2>{words}{_nodes(plan)}</section>"
 
@@ -88,20 +88,18 @@ def _where(plan: Plan) -> str:
     kinds = Counter(node.gpu for node in nodes)
     counted = ", ".join(f"{count} × {gpu}" for gpu, count in kinds.items())
     on = f"{plural(len(nodes), 'node')} ({counted})"
-    return (
-        f"rehearsed on one machine, where they stand for {on}" if plan.rehearsal else f"on {on}, device {plan.device}"
-    )
+    return f"rehearsed on one machine, standing in for {on}" if plan.rehearsal else f"on {on}, device {plan.device}"
 
 
 def _cut(plan: Plan) -> str:
-    cut = f"The {_counted(plan)} are cut {Partition(tuple(plan.partition))}"
+    cut = f"The {_counted(plan)} are divided {Partition(tuple(plan.partition))}"
     if plan.chunks == 1:
         also = _beside(plan, "the first stage", "the last one")
         return f"{cut}; {also}." if also else f"{cut}."
     also = _beside(plan, "The first stage's first chunk", "the last stage's last one")
     chunks = (
-        f"{cut}: every stage holds {plan.chunks} chunks of the model, and the cut names chunk 0 of all stages, then "
-        "chunk 1, and so on."
+        f"{cut}: every stage holds {plan.chunks} chunks of the model, listed as chunk 0 of all stages, then chunk 1, "
+        f"and so on."
     )
     return f"{chunks} {also}." if also else chunks
 

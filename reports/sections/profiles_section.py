@@ -14,9 +14,7 @@ def profiles_section(record: Record) -> str:
     if not record.profiles:
         return ""
     drawn = table(("file", "of", "iteration", "opens in"), [_row(one) for one in record.profiles])
-    note = (
-        '<p class="note">Files lie in the run&apos;s folder. An iteration that is traced takes longer than others.</p>'
-    )
+    note = '<p class="note">The files are in the run&apos;s folder. A traced iteration takes longer than others.</p>'
     return f"<section><h2>Profiles</h2>{drawn}{note}</section>"
 
 

@@ -23,12 +23,14 @@ def reproduce_section(record: Record) -> str:
         changed = [str(line) for line in provenance.get("changed") or ()]
         if any(line[:2] != "??" for line in changed):
             steps.append(shlex.join(["git", "apply", str(record.diff)]))
-        steps += [f"# not in the patch, for git did not track it: {line[3:]}" for line in changed if line[:2] == "??"]
+        steps += [
+            f"# not in the patch, because git does not track it: {line[3:]}" for line in changed if line[:2] == "??"
+        ]
     steps.append(shlex.join(["tdpp", "launch", *record.overrides]))
-    known = table(("what", "value"), rows) if rows else '<p class="none">no provenance is known</p>'
+    known = table(("what", "value"), rows) if rows else '<p class="none">no provenance recorded</p>'
     return (
         f'<section><h2>Reproduce</h2><pre class="command">{escape(chr(10).join(steps))}</pre>'
-        f"<details><summary>What it ran with</summary>{known}</details></section>"
+        f"<details><summary>Software and machines</summary>{known}</details></section>"
     )
 
 
@@ -42,7 +44,7 @@ def _row(key: str, value: Any) -> tuple[str, str]:
 
 def configuration_section(record: Record) -> str:
     """The section of a run's page, as HTML."""
-    overrides = bullets(record.overrides) if record.overrides else '<p class="none">no overrides: the defaults</p>'
+    overrides = bullets(record.overrides) if record.overrides else '<p class="none">no overrides, only defaults</p>'
     return (
         f"<section><h2>Configuration</h2><h3>Overrides as submitted</h3>{overrides}"
         f"<details><summary>config.yaml as submitted</summary><pre>{escape(record.config)}</pre></details></section>"

@@ -13,10 +13,7 @@ from reports.figures.page import number, table
 from reports.readers.record import Record
 from reports.sections.plan_section import plural
 
-BUBBLE = (
-    "Bubble %: bubble / (passes + bubble). The passes include the communication inside, as in the formulas for "
-    "schedules."
-)
+BUBBLE = "Bubble %: bubble / (passes + bubble). Passes include their communication, as in the formulas for schedules."
 
 
 def stages_section(
@@ -40,10 +37,12 @@ def stages_section(
         for stage, row in frame.iterrows()
     ]
     notes = (
-        [_note(plan, figures), _clocks(uncertainty_ns)] if timed else ["No steady iteration in the events: no times."]
+        [_note(plan, figures), _clocks(uncertainty_ns)]
+        if timed
+        else ["The events have no steady iteration, so there are no times."]
     )
     if kind:
-        notes.append(f"Peak memory: {PEAKS[kind]}, on the rank of the stage that took most.")
+        notes.append(f"Peak memory: {PEAKS[kind]}, on the stage's fullest rank.")
     said = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
     if timed:
         meaning = escape(f"{MEANING} {BUBBLE}")
@@ -62,15 +61,15 @@ def ideal(plan: Plan) -> IdealBubble | None:
 
 def _clocks(uncertainty_ns: int | None) -> str:
     if uncertainty_ns is None:
-        return "It is not known how well the clocks of the nodes agree."
+        return "The nodes' clock offset is unknown."
     if not uncertainty_ns:
         return "All ranks are on one clock."
-    return f"The clocks of the ranks agree within {uncertainty_ns / 1e3:,.0f} µs; no comparison of ranks is finer."
+    return f"The ranks' clocks agree within {uncertainty_ns / 1e3:,.0f} µs; smaller differences mean nothing."
 
 
 def _note(plan: Plan, figures: Statistics) -> str:
     note = (
-        "Milliseconds of an iteration; medians over the ranks of a stage and "
+        "Milliseconds per iteration; medians over the ranks of a stage and "
         f"{plural(int(figures.steady.sum()), 'steady iteration')} (complete, and not the first)."
     )
     known = ideal(plan)
@@ -78,6 +77,6 @@ def _note(plan: Plan, figures: Statistics) -> str:
         return note
     equal = "forward, input-gradient and weight-gradient passes" if plan.schedule == "zb_h1" else "stages"
     return (
-        f"{note} With equal {equal} and free communication {known.schedule} has {known.formula} = "
+        f"{note} With equal {equal} and communication that takes no time, {known.schedule} has {known.formula} = "
         f"{known.idle}/{known.length} = {known.fraction:.1%}."
     )

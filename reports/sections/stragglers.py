@@ -24,7 +24,7 @@ def stragglers_section(figures: Statistics, plan: Plan) -> str:
     found = stragglers_frame(figures, plan)
     longer = f"over {SLOW_RANK - 1:.0%} longer than the others of {'their' if len(found) > 1 else 'its'} stage"
     if plan.data * plan.tensor == 1:
-        said = "Every stage has one rank: there is no other to compare it with."
+        said = "Every stage has one rank, so there is no peer to compare with."
     elif len(found):
         said = f"{plural(len(found), 'rank')} of {len(plan.ranks)} computed {longer}."
     else:

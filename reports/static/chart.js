@@ -37,7 +37,7 @@ class Chart {
     this.note.hidden = true;
     this.box.tabIndex = 0;
     this.box.setAttribute("role", "application");
-    this.box.setAttribute("aria-label", "Timeline. Plus and minus zoom, the arrows left and right move, 0 shows all, full stop and comma go through the events of a row.");
+    this.box.setAttribute("aria-label", "Timeline. Plus and minus zoom, left and right arrows pan, 0 shows everything, full stop and comma step through the events of a row.");
     this.box.append(this.canvas, this.rest);
     place.classList.add("timeline");
     place.replaceChildren(this.box, this.note);

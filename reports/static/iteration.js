@@ -19,10 +19,10 @@ function iterationChart(place, names, events, one, changed = () => {}) {
   const barLines = (bar) => {
     const name = names[events.name[bar.i]];
     const times = [`start ${ms(bar.start)} ms`, `duration ${ms(bar.end - bar.start)} ms`];
-    if (bar.count > 1) return [`${bar.count} × ${name}`, ...times, "together; zoom in to see each"];
+    if (bar.count > 1) return [`${bar.count} × ${name}`, ...times, "in total; zoom in to see each"];
     const chunk = one.chunks > 1 ? ` · chunk ${events.chunk[bar.i]}` : "";
     const microBatch = events.micro_batch[bar.i] < 0 ? [] : [`micro-batch ${events.micro_batch[bar.i]}${chunk}`];
-    return [name, ...microBatch, ...times, ...(bar.wait > 0 ? [`waiting ${ms(bar.wait)} ms of it`] : [])];
+    return [name, ...microBatch, ...times, ...(bar.wait > 0 ? [`of which ${ms(bar.wait)} ms waiting`] : [])];
   };
   const idleLines = (ofRow, time) => {
     const around = ofRow.find((bar) => bar.start <= time && time < bar.start + bar.wait);

@@ -7,7 +7,7 @@ const SHADES = Array.from({ length: 101 }, (_, percent) => scaleColour(percent /
 // period: of the iteration, ns.
 const percent = (share) => share / 10;
 const MAPS = {
-  bubble: { column: "bubble_share", of: percent, unit: "%", least: 30, most: 100, says: "of passes and bubble is waiting for other stages" },
+  bubble: { column: "bubble_share", of: percent, unit: "%", least: 30, most: 100, says: "of passes + bubble is waiting for other stages" },
   communication: { column: "communication_share", of: percent, unit: "%", least: 30, most: 100, says: "of the iteration is exposed communication" },
   compute: { column: "compute_share", of: (share, period) => (share / 1e3) * (period / 1e6), unit: "ms", least: 0, most: Infinity, says: "of forward and backward computation" },
 };

@@ -149,14 +149,14 @@ function whereText(row) {
 function barText(bar) {
   const i = bar.i;
   const rank = events.rank[i];
-  const times = [`start ${ms(bar.start)} ms`, `duration ${ms(bar.end - bar.start)} ms${bar.count > 1 ? " together; zoom in to see each" : ""}`];
+  const times = [`start ${ms(bar.start)} ms`, `duration ${ms(bar.end - bar.start)} ms${bar.count > 1 ? " in total; zoom in to see each" : ""}`];
   const chunk = run.chunks > 1 ? ` · chunk ${events.chunk[i]}` : "";
   const microBatch = events.micro_batch[i] < 0 || bar.count > 1 ? [] : [`micro-batch ${events.micro_batch[i]}${chunk}`];
   const numbers = [...(isPredicted(rank) ? [] : [`iteration ${columns.iterations[view.iteration]}`]), ...microBatch];
   const whole = [run.names[events.name[i]], ...whereText(rank), ...(numbers.length ? [numbers.join(" · ")] : [])];
   if (bar.count > 1) return [`${bar.count} × ${whole[0]}`, ...whole.slice(1), ...times];
   if (events.peer[i] >= 0) whole.push(`peer rank ${events.peer[i]}`);
-  return [...whole, ...times, ...(bar.wait < 0 ? [] : [`waiting ${ms(bar.wait)} ms of it`])];
+  return [...whole, ...times, ...(bar.wait < 0 ? [] : [`of which ${ms(bar.wait)} ms waiting`])];
 }
 
 // What a row does where nothing is drawn: it waits for another rank, or no event says.
@@ -206,7 +206,7 @@ function draw() {
   drawOverview(chosenRanks(), columns, element("map").value);
   markIteration(view.iteration, columns.iterations.length);
   element("fold").hidden = !run.alike.includes(true) || view.node !== "" || view.dp !== "";
-  element("fold").textContent = view.unfolded.size ? "Fold like ranks" : "Show all ranks";
+  element("fold").textContent = view.unfolded.size ? "Fold identical ranks" : "Show all ranks";
   writeHash();
   chart.redraw();
 }
@@ -231,8 +231,8 @@ function say() {
   if (silent) parts.push(`${silent} of ${rows.length} rows have no events in it`);
   if (seen < chart.rows.length) parts.push(`${seen} of ${chart.rows.length} rows in view; scroll for the others`);
   if (view.predicted) parts.push(`predicted: ${ms(run.predicted_ns)} ms from one iteration to the next`);
-  const apart = `clocks of ranks agree within ${(run.uncertainty_ns / 1e3).toLocaleString("en")} µs`;
-  const unknown = run.uncertainty_ns === null ? "how well the clocks of nodes agree is not known" : "all ranks on one clock";
+  const apart = `rank clocks agree within ${(run.uncertainty_ns / 1e3).toLocaleString("en")} µs`;
+  const unknown = run.uncertainty_ns === null ? "clock offset between nodes unknown" : "all ranks on one clock";
   parts.push(run.uncertainty_ns ? apart : unknown);
   const text = parts.join(" · ");
   if (element("said").textContent !== text) element("said").textContent = text;

@@ -250,16 +250,19 @@ def test_what_is_frozen_for_a_run_is_what_it_was_whatever_is_in_it(texts: list[s
     [
         (
             "cluster.environment=${model.name}",
-            "cluster.environment=tiny refers to one value, but .* is a group of keys",
+            "cluster.environment=tiny refers to a single value, but .* is a group of keys",
         ),
-        ("cluster.groups=${name}", "cluster.groups=tiny refers to one value, but cluster.groups is a group of keys"),
+        (
+            "cluster.groups=${name}",
+            "cluster.groups=tiny refers to a single value, but cluster.groups is a group of keys",
+        ),
         (
             "cluster.environment=${model}",
             "cluster.environment refers to a group of keys of another kind, {'name': 'tiny'",
         ),
         ("cluster.groups.local=${cluster.gpus.cpu}", "cluster.groups.local refers to a group of keys of another kind"),
-        ("data.blend=${model.name}", "data.blend=tiny refers to one value, but data.blend is a list"),
-        ("cluster.gpus.cpu=${name}", "cluster.gpus.cpu=tiny refers to one value"),
+        ("data.blend=${model.name}", "data.blend=tiny refers to a single value, but data.blend is a list"),
+        ("cluster.gpus.cpu=${name}", "cluster.gpus.cpu=tiny refers to a single value"),
     ],
 )
 def test_a_reference_to_one_value_stands_for_no_group_of_keys(override: str, message: str) -> None:

@@ -75,7 +75,7 @@ def test_what_nobody_chose_is_named(words: list[str], searched: str, also_traine
     composed = compose_unchecked(words)
     for keys, told in ((SEARCHED, [searched]), (TRAINED, [searched, also_trained])):
         expected = " ".join(filter(None, told))
-        assert defaults_taken(words, composed, keys) == (f"taken by default: {expected}" if expected else None)
+        assert defaults_taken(words, composed, keys) == (f"defaults in use: {expected}" if expected else None)
 
 
 def test_every_shipped_experiment_chooses_all_but_the_number_format() -> None:

@@ -52,7 +52,7 @@ def test_every_range_is_shown() -> None:
     [
         ("train.lr_warmup_iterations", ["takes:   whole number", "rule:    0 or more", "default: 0"]),
         ("cluster.groups.mine.inter_gbit_per_s", ["unit:    gigabits a second", "rule:    above 0", "must be given"]),
-        ("train.optimizer", ["lamb           Adam whose updates", "default: adamw"]),
+        ("train.optimizer", ["lamb           LAMB: Adam with updates", "default: adamw"]),
         ("parallel", ["parallel.shares", "parallel.node_order"]),
         ("cluster.groups", ["cluster.groups.*.count"]),
     ],

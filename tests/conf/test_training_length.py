@@ -33,18 +33,18 @@ def test_the_command_line_takes_the_place_of_what_files_say(words: list[str], le
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train.epochs=3", "train.iterations=9"], r"train.iterations=9 and train.epochs=3 both say how long"),
-        (["train.epochs=3", "train.samples=9"], r"train.epochs=3 and train.samples=9 both say how long"),
+        (["train.epochs=3", "train.iterations=9"], r"train.iterations=9 and train.epochs=3 both set the length"),
+        (["train.epochs=3", "train.samples=9"], r"train.epochs=3 and train.samples=9 both set the length"),
         (
             ["train.epochs=3", "train.samples=9", "train.iterations=2"],
-            r"train.iterations=2 and train.epochs=3 and train.samples=9 all say how long .*; give one of them",
+            r"train.iterations=2 and train.epochs=3 and train.samples=9 all set the length of the training; give one",
         ),
-        (["train.iterations=null"], r"no end: give train.iterations, or in its place train.epochs or train.samples"),
+        (["train.iterations=null"], r"no length: give train.iterations, train.epochs or train.samples"),
         (["train.epochs=0"], r"train.epochs=0 must be at least 1"),
         (["train.samples=-4"], r"train.samples=-4 must be at least 1"),
         (
             ["train.epochs=2", "executor.rehearse=virtual"],
-            r"train.epochs=2 takes its iterations from the data, but executor.rehearse=virtual reads none",
+            r"train.epochs=2 counts the samples of the data, but executor.rehearse=virtual reads none",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -71,7 +71,7 @@ def test_a_runs_configuration_may_hold_what_follows(tmp_path: Path) -> None:
     found = replace(experiment, train=replace(experiment.train, iterations=10, samples=99))
     (tmp_path / "config.yaml").write_text(config_text(found))
     assert read_experiment(tmp_path / "config.yaml") == found
-    with pytest.raises(ConfigError, match=r"train.samples=100 must be a multiple of train.epochs=3"):
+    with pytest.raises(ConfigError, match=r"train.samples=100 must be a larger multiple of train.epochs=3"):
         replace(found, train=replace(found.train, samples=100))
 
 

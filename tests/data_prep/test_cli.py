@@ -43,7 +43,7 @@ def test_prepare_does_nothing_twice(prefix: Path, capsys: pytest.CaptureFixture[
     assert main(["prepare", "--source", "stdlib", "--output", "data/stdlib"]) == 0
     out, err = capsys.readouterr()
     assert (out, data_file(prefix, ".bin").stat()) == (f"{prefix}\n", before)
-    assert "there already, unchanged; --force makes it anew" in err
+    assert "exists already, unchanged; --force makes it again" in err
 
 
 @pytest.mark.parametrize("options", [["--force"], ["--min-chars", "7"]], ids=" ".join)
@@ -66,7 +66,7 @@ def test_prepare_replaces_data_that_others_made_only_when_told(prefix: Path) -> 
 def test_a_limit_that_is_none_is_wrong_usage(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["prepare", "--source", "stdlib", f"--max-mb={limit}"])
-    assert f"{limit!r} must be a whole number, 1 or more" in capsys.readouterr().err
+    assert f"{limit!r} must be a whole number, at least 1" in capsys.readouterr().err
 
 
 def test_inspect_tells_what_the_data_hold(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +124,7 @@ def test_check_finds_one_changed_token(prefix: Path) -> None:
     with data_file(prefix, ".bin").open("r+b") as file:
         file.write(b"!")
     assert IndexedDataset(prefix)[0][0] == ord("!")
-    with pytest.raises(DataPrepError, match="not those that the manifest describes; prepare them anew"):
+    with pytest.raises(DataPrepError, match="not those that the manifest describes; prepare them again"):
         main(["check", str(prefix)])
 
 

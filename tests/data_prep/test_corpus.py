@@ -54,7 +54,7 @@ def test_a_folder_gives_its_files_sorted_without_hidden_ones(library: Path) -> N
 
 
 def test_a_source_that_is_not_there_or_holds_no_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataPrepError, match=r"--source .*gone: there is no such file or folder"):
+    with pytest.raises(DataPrepError, match=r"--source .*gone: no such file or folder"):
         corpus_of([tmp_path / "gone"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataPrepError, match=r"--source .*empty: the folder has no files"):

@@ -136,7 +136,7 @@ BROKEN = {
     "no gz": ("b.txt.gz", b"text", r"b\.txt\.gz:1: cannot be decompressed .* \(Not a gzipped file"),
     "no bz2": ("b.txt.bz2", b"text" * 9, r"b\.txt\.bz2:1: cannot be decompressed any further \(Invalid data stream\)"),
     "no zst": ("b.txt.zst", b"text" * 9, r"b\.txt\.zst:1: cannot be decompressed any further"),
-    "a dump cut short": ("b.xml", DUMP[:-20], r"b\.xml:\d+: not XML from here on .*not copied whole"),
+    "a dump cut short": ("b.xml", DUMP[:-20], r"b\.xml:\d+: not XML from here on .*not copied completely"),
     "nothing at all": ("b.txt", b"", r"source: no text in its files \(1 empty\)"),
 }
 

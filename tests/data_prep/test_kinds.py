@@ -145,7 +145,7 @@ def test_check_passes_sound_data_of_each_kind(prefixes: dict[str, Path], capsys:
 def test_check_finds_one_changed_byte(prefixes: dict[str, Path], kind: str, file: str) -> None:
     path = Path(f"{prefixes[kind]}{file}")
     path.write_bytes(path.read_bytes()[:-1] + b"\x07")
-    with pytest.raises(DataPrepError, match="the files are not those that the manifest describes; prepare them anew"):
+    with pytest.raises(DataPrepError, match="the files are not those that the manifest describes; prepare them again"):
         main(["check", str(prefixes[kind])])
 
 
@@ -161,7 +161,7 @@ def test_check_finds_ids_beyond_a_vocabulary(prefixes: dict[str, Path]) -> None:
 def test_a_damaged_manifest_is_one_message(prefixes: dict[str, Path], kind: str, content: bytes) -> None:
     Path(f"{prefixes[kind]}.json").write_bytes(content.replace(b"?", kind.encode()))
     for command in ("check", "inspect"):
-        with pytest.raises(DataPrepError, match=r"there is no such file|only 1 is known|is damaged|lacks"):
+        with pytest.raises(DataPrepError, match=r"no such file|only 1 is supported|is damaged|lacks"):
             main([command, str(prefixes[kind])])
 
 

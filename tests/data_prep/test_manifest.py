@@ -35,7 +35,7 @@ WITHOUT_SOURCE = {key: value for key, value in SOUND.items() if key != "source"}
         (SOUND | {"sha256": None}, "not a manifest of indexed data (sha256 is None)"),
         (WITHOUT_SOURCE, "its keys are version, recipe,"),
         (SOUND | {"licence": "MIT"}, "sha256, licence instead of version, source,"),
-        (SOUND | {"version": 3, "licence": "MIT"}, "version 3 of the manifest, but only 2 is known"),
+        (SOUND | {"version": 3, "licence": "MIT"}, "version 3 of the manifest, but only 2 is supported"),
         ({}, "it has no version"),
         (3, "it has no version"),
     ],
@@ -47,7 +47,7 @@ def test_a_manifest_of_another_form_is_refused_with_the_reason(tmp_path: Path, c
         read_manifest(tmp_path / "text")
     assert str(caught.value).startswith(f"{tmp_path / 'text.json'}: ")
     assert problem in str(caught.value)
-    assert "prepare the data anew" in str(caught.value)
+    assert "prepare the data again" in str(caught.value)
 
 
 def test_data_may_have_no_manifest(tmp_path: Path) -> None:

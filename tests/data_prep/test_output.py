@@ -56,7 +56,7 @@ def test_prepare_touches_no_file_of_sound_data(prepared: dict[str, bytes], capsy
     before = [(path.name, path.stat()) for path in sorted(PREFIX.parent.iterdir())]
     assert cli.main(PREPARE) == 0
     assert [(path.name, path.stat()) for path in sorted(PREFIX.parent.iterdir())] == before
-    assert "there already, unchanged" in capsys.readouterr().err
+    assert "exists already, unchanged" in capsys.readouterr().err
 
 
 def test_a_process_killed_while_the_files_took_their_names_is_gone_on_with(prepared: dict[str, bytes]) -> None:

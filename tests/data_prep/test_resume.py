@@ -87,9 +87,9 @@ def test_an_interrupted_preparation_loses_no_chunk(
     monkeypatch.setattr(module, "SAVE_EVERY_S", 1e9)
     with pytest.raises(KeyboardInterrupt):
         prepare(Request(corpus=corpus, tokenizer=CutOff(5, KeyboardInterrupt)), tmp_path / "x")
-    assert "interrupted after 35 documents; the same command goes on from there" in capsys.readouterr().err
+    assert "interrupted after 35 documents; the same command continues from there" in capsys.readouterr().err
     prepare(Request(corpus=corpus, tokenizer=ByteTokenizer()), tmp_path / "x")
-    assert "going on after 35 documents" in capsys.readouterr().err
+    assert "continuing after 35 documents" in capsys.readouterr().err
 
 
 def test_what_was_begun_for_other_text_is_not_gone_on_with(corpus: Corpus, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_disk_without_room_for_the_manifest_leaves_no_data_without_one(tmp_pat
 
 def test_on_a_disk_that_was_full_the_same_command_goes_on(corpus: Corpus, tmp_path: Path) -> None:
     request = Request(corpus=corpus, tokenizer=ByteTokenizer())
-    with largest_file(1000), pytest.raises(DataPrepError, match=r"cannot be written \(File too large\); .* goes on"):
+    with largest_file(1000), pytest.raises(DataPrepError, match=r"cannot be written \(File too large\); .* continues"):
         prepare(request, tmp_path / "out" / "x")
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".x.partial"]
     for name in ("out", "whole"):

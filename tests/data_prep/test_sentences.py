@@ -204,7 +204,7 @@ def test_inspect_prints_what_a_bert_reads_and_is_to_find(
         assert text.count("[SEP]") == (2 if pairs else 1)
         places = np.flatnonzero(sample["loss_mask"])
         hidden = [f"{place} {tokenizer.decode(sample['labels'][[place]])!r}" for place in places]
-        assert found == f"to be found: {', '.join(hidden)}"
+        assert found == f"to predict: {', '.join(hidden)}"
         order = "preceded the first" if sample["is_random"] else "follows the first"
         assert second == [f"the second part {order} in the text"] * pairs
     assert {path.name for path in prefix.parent.iterdir()} == before
@@ -234,7 +234,7 @@ def test_inspect_prints_what_a_t5_reads_and_writes(source: Path, capsys: pytest.
         (["--family", "t5"], r"--sample 0: .*no sentinels"),
         (["--family", "bert", "--set", "data.mask_prob=2"], r"--sample 0: data\.mask_prob=2"),
         (["--family", "bert", "--set", "data.mask=2"], r"--sample 0: .*mask"),
-        (["--set", "data.mask_prob=0.2"], r"--set data\.mask_prob=0\.2: is for --family bert and t5"),
+        (["--set", "data.mask_prob=0.2"], r"--set data\.mask_prob=0\.2: applies only to --family bert and t5"),
         (["--family", "bert", "--sequence-length", "4"], r"--sample 0: .*samples have room for 1 tokens"),
     ],
     ids=["no sentinels", "a value that cannot be", "no such key", "gpt", "too short"],
@@ -284,7 +284,7 @@ def test_a_launch_is_refused_when_its_sentences_cannot_feed_it(
     if message is None:
         check_for_training(experiment)
         data_file(prefix, VOCABULARY).unlink()
-        message = r"there is no such file, which says what tokens of the data mean"
+        message = r"no such file, which describes the tokens of the data"
     with pytest.raises(DataPrepError, match=message):
         check_for_training(experiment)
 

@@ -123,7 +123,7 @@ def test_a_learned_tokenizer_lies_beside_its_data(tmp_path: Path, capsys: pytest
     learned = tmp_path / "a_text_document.tokenizer.json"
     assert learned.read_text() == train_bpe([sample()[0]], 300).content
     assert main([*learn, "--train-bpe", "300"]) == 0
-    assert "there already, unchanged" in capsys.readouterr().err
+    assert "exists already, unchanged" in capsys.readouterr().err
     again = ["--tokenizer", str(learned), "--output", str(tmp_path / "b")]
     assert main([*learn, *again]) == 0
     assert (tmp_path / "b_text_document.bin").read_bytes() == prefix.with_suffix(".bin").read_bytes()
@@ -139,6 +139,7 @@ def test_a_learned_tokenizer_lies_beside_its_data(tmp_path: Path, capsys: pytest
         (["--train-bpe", "2147483648"], "--train-bpe 2147483648: must be at most 1048576 ids"),
         (["--end-of-document", "</s>"], "--end-of-document </s> is for a tokenizer that is given"),
         (["--max-mb", "1"], "--max-mb 1 is for --source stdlib alone"),
+        (["--tokenizer", "nosuch"], "--tokenizer nosuch: cannot be read"),
         ([], "--output is missing"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) and value else None,

@@ -67,4 +67,4 @@ def test_the_doctor_compares_their_images(
     assert doctor_command([*IN_DOCKER, mounted, f"runs_dir={tmp_path}/runs", "--json"], preflight=no_data_needed) == 1
     found = {(one["where"], one["what"]): one for one in json.loads(capsys.readouterr().out)["checks"]}
     assert found["all nodes", "image"]["level"] == "error"
-    assert f"{ONE} on a; {OTHER} on b: bring the same" in found["all nodes", "image"]["text"]
+    assert f"{ONE} on a; {OTHER} on b: put the same" in found["all nodes", "image"]["text"]

@@ -111,7 +111,7 @@ def test_the_doctor_names_a_host_that_nobody_reaches(
 ) -> None:
     own = (f"runs_dir={runs}", f"data.prefix={corpus}", "model.sequence_length=32", "executor=hosts")
     assert doctor_command([*own, f"executor.hosts=[a:2,{STRANGER}:2]"]) == 1
-    assert "stranger has a host key that this user's ssh does not know" in capsys.readouterr().out
+    assert "stranger has a host key that ssh does not know" in capsys.readouterr().out
     assert not runs.exists()
 
 
@@ -164,7 +164,7 @@ def test_stop_ends_everything_on_all_hosts(fleet: Fleet, runs: Path, capsys: pyt
     assert status_command.main([str(run.path)]) == 0
     assert stop_command.main([str(run.path)]) == 0
     assert judge(run).state is State.stopped
-    assert "nothing of it is left on a, b" in capsys.readouterr().out
+    assert "no process is left on a, b" in capsys.readouterr().out
     assert not fleet.processes()
     assert logs_command.main([str(run.path), "--agent"]) == 0
 
@@ -244,9 +244,9 @@ def test_a_launcher_that_is_killed_between_two_hosts_leaves_what_stop_ends(
 @pytest.mark.parametrize(
     ("host", "message"),
     [
-        (STRANGER, "stranger has a host key that this user's ssh does not know"),
-        (CHANGED, "changed shows another host key than the one that is known"),
-        (LOCKED, "locked lets nobody in without a password"),
+        (STRANGER, "stranger has a host key that ssh does not know"),
+        (CHANGED, "changed presents another host key than the known one"),
+        (LOCKED, "locked asks for a password"),
         (OFF, "off cannot be reached by ssh"),
         ("nowhere.invalid", "nowhere.invalid cannot be reached by ssh"),
     ],
@@ -261,9 +261,7 @@ def test_a_host_that_cannot_be_reached_is_one_message(fleet: Fleet, runs: Path, 
 def test_a_host_without_the_shared_folder_is_one_message(fleet: Fleet, runs: Path) -> None:
     runs.mkdir(parents=True)
     fleet.hide("b", runs)
-    with pytest.raises(
-        LaunchError, match=r"executor.hosts: b: does not see the run's folder .* choose a runs_dir that"
-    ):
+    with pytest.raises(LaunchError, match=r"executor.hosts: b: cannot see the run's folder .* choose a runs_dir that"):
         start(runs, *TWO)
 
 
@@ -275,6 +273,8 @@ def test_a_host_without_tdpp_or_its_python_is_one_message(fleet: Fleet, runs: Pa
 
 
 def test_a_port_that_is_taken_is_one_message(fleet: Fleet, runs: Path) -> None:
-    refused = pytest.raises(LaunchError, match=r"executor\.hosts: a: executor\.master_port=22022 cannot be used on a ")
+    refused = pytest.raises(
+        LaunchError, match=r"executor\.hosts: a: executor\.master_port=22022 is not available on a "
+    )
     with fleet.listening("a", 22022), refused:
         start(runs, *TWO, "executor.master_port=22022")

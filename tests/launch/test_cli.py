@@ -150,5 +150,5 @@ def test_what_is_too_long_or_no_text_is_one_readable_message(
 def test_a_link_to_itself_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("loop").symlink_to("loop")
-    with pytest.raises(TdppError, match="there are no runs in"):
+    with pytest.raises(TdppError, match="no runs in"):
         RunDir.find(Path("runs"), "loop")

@@ -59,13 +59,13 @@ def test_a_folder_without_runs_says_what_it_lacks(run: Path, tmp_path: Path):
 
 
 def test_the_folder_of_all_runs_names_the_folders_to_choose_from(run: Path, tmp_path: Path):
-    with pytest.raises(ReportError, match="has runs of several names: give one of its folders tiny"):
+    with pytest.raises(ReportError, match="has runs with several names; give one of its folders tiny"):
         main([str(tmp_path / "runs"), "--runs-dir", str(tmp_path / "runs")])
 
 
 @pytest.mark.parametrize("runs", ["runs", "none"], ids=["runs elsewhere", "no runs"])
 def test_a_log_that_is_not_there_is_told_as_such(run: Path, tmp_path: Path, runs: str):
-    with pytest.raises(ReportError, match=r"n067\.out is not there, and (no run|there are no runs)"):
+    with pytest.raises(ReportError, match=r"n067\.out does not exist, and (no run|no runs)"):
         main([str(tmp_path / "log2/n067.out"), "--runs-dir", str(tmp_path / runs)])
 
 
@@ -104,7 +104,7 @@ def test_where_none_of_several_can_be_read_that_is_an_error(output: Path):
 
 
 def test_a_name_that_is_not_there_is_an_error_also_among_others(output: Path):
-    with pytest.raises(ReportError, match=r"c\.log is not there"):
+    with pytest.raises(ReportError, match=r"c\.log does not exist"):
         main([str(output / "a.log"), str(output / "c.log"), "--runs-dir", str(output)])
     assert not (output / "a.report").exists()
 
@@ -153,7 +153,12 @@ def test_the_summary_begins_with_the_verdict_of_the_judge(run: Path):
     judged = []
     summary, _ = report(run, lambda folder: judged.append(folder.name) or Found())
     assert judged == ["tiny/20260101-000000-aaaa"]
-    verdict = ["failed", "Rank 1 <ran> out of memory.", "errors/rank-00001.json", "rule rank-error · exit code 1"]
+    verdict = [
+        "failed",
+        "Rank 1 <ran> out of memory.",
+        "errors/rank-00001.json",
+        "verdict by rule rank-error · exit code 1",
+    ]
     places = [summary.index(part) for part in [*verdict, "Iteration"]]
     assert places == sorted(places)
 
@@ -167,7 +172,7 @@ def test_the_summary_has_the_plan_the_figures_and_the_submitted_configuration(ru
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for part in (
         "2 ranks = 2 pipeline stages × 1 data-parallel replicas × 1 tensor-parallel, on 1 node (1 × A100)",
-        "8 transformer layers are cut 4-4",
+        "8 transformer layers are divided 4-4",
         "4 of 4",
         f"{metrics[-1]['loss']:.4f}",
         f"{sorted(line['elapsed_ms'] for line in metrics[1:])[1]:,.1f} ms",
@@ -186,7 +191,7 @@ def test_changed_sources_are_part_of_how_to_reproduce(run: Path):
         json.dumps({**provenance, "changed": [" M conf/schema/experiment.py", "?? new.py"]})
     )
     summary, _ = report(run)
-    assert f"git apply {run / 'diff.patch'}\n# not in the patch, for git did not track it: new.py\n" in summary
+    assert f"git apply {run / 'diff.patch'}\n# not in the patch, because git does not track it: new.py\n" in summary
 
 
 @pytest.mark.parametrize(
@@ -196,7 +201,7 @@ def test_changed_sources_are_part_of_how_to_reproduce(run: Path):
         ("provenance.json", "provenance.json is not there"),
         ("overrides.txt", "overrides.txt is not there"),
         ("nodes/g0-0.json", "nodes/g0-0.json is not there"),
-        ("events/rank-00001.bin", "no event file of rank 1"),
+        ("events/rank-00001.bin", "no event file for rank 1"),
     ],
     ids=lambda value: value.split("/")[-1] if "." in value and " " not in value else "",
 )
@@ -223,7 +228,7 @@ def test_a_metrics_line_cut_short_is_said_and_the_others_count(run: Path):
 
 
 @pytest.mark.parametrize(
-    ("state", "told"), [("running", "none are there yet."), ("ended", "the run ended before its first one.")]
+    ("state", "told"), [("running", "none written yet."), ("ended", "the run ended before the first event.")]
 )
 def test_a_run_without_events_has_pages_without_figures(run: Path, state: str, told: str):
     for rank in range(2):
@@ -234,7 +239,7 @@ def test_a_run_without_events_has_pages_without_figures(run: Path, state: str, t
         path.write_text(json.dumps({**json.loads(path.read_text()), "state": state}))
     summary, timeline = report(run)
     assert "0 of 4" in summary
-    assert "no event file of ranks 0-1" in summary
+    assert "no event file for ranks 0-1" in summary
     assert "nothing to draw yet" in summary
     assert f"No events: {told}" in timeline
 
@@ -243,7 +248,7 @@ def test_a_run_within_its_first_iteration_says_that_there_is_no_steady_one(run: 
     young = tmp_path / "young/tiny/20260101-000000-bbbb"
     make_run(young, Shape(iterations=1))
     summary, _ = report(young)
-    assert "no complete iteration after the first in the events yet" in summary
+    assert "the events have no complete iteration after the first one yet" in summary
 
 
 def test_a_run_that_records_no_events_is_not_missing_them(run: Path):
@@ -251,7 +256,7 @@ def test_a_run_that_records_no_events_is_not_missing_them(run: Path):
     (run / "plan.json").write_text(json.dumps({**plan, "timeline": False}))
     summary, timeline = report(run)
     assert "Missing" not in summary
-    assert "profile.timeline=false: the run records none" in timeline
+    assert "the run does not record events (profile.timeline=false)" in timeline
 
 
 def with_plan(run: Path, **changes) -> Path:
@@ -362,24 +367,24 @@ def test_runs_without_later_keys_still_have_pages(run: Path, capsys):
     summary, timeline = report(run)
     assert [row[1] for row in stage_rows(run)] == ["layers", "4 + embedding", "4 + head"]
     assert "peak memory" not in summary
-    assert "measured at most" not in summary
+    assert "measured peak" not in summary
     assert "TFLOP" not in summary
     assert "Rehearsal" not in summary + timeline
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("clock", ["virtual", "anchored"])
-def test_pages_of_a_rehearsal_begin_with_its_clock_and_have_no_loss(tmp_path: Path, clock: str):
+@pytest.mark.parametrize(("clock", "meaning"), [("virtual", "logical time"), ("anchored", "real time")])
+def test_pages_of_a_rehearsal_begin_with_its_clock_and_have_no_loss(tmp_path: Path, clock: str, meaning: str):
     run = tmp_path / "runs/tiny/20260101-000000-aaaa"
     make_run(run, Shape(data=2, ranks_per_node=2, gpus=("A100", "A10"), rehearsal=clock))
     for said in report(run, lambda _: Found()):
         begin = said.split("– tdpp", 1)[1].lstrip()
         assert begin.startswith("Rehearsal: all times are emulated")
-        assert f"clock  {clock}  (logical time" in begin
+        assert f"clock  {clock}  ({meaning}" in begin
     summary = (run / "report/index.html").read_text()
     assert "<dt>Loss</dt>" not in summary
     assert "Loss over iterations" not in summary
-    assert "where they stand for 2 nodes (1 × A100, 1 × A10)" in summary
+    assert "standing in for 2 nodes (1 × A100, 1 × A10)" in summary
     assert "<tr><td>g0-0</td><td>A100</td><td>0, 1</td><td>0</td></tr>" in summary
     assert "rehearsal-0" not in summary
 
@@ -420,7 +425,7 @@ def test_what_comes_from_a_run_cannot_end_a_script_or_begin_a_tag(tmp_path: Path
 
 
 def test_a_run_that_cannot_be_found_is_an_error(tmp_path: Path):
-    with pytest.raises(RunFolderError, match="there are no runs in"):
+    with pytest.raises(RunFolderError, match="no runs in"):
         main(["--runs-dir", str(tmp_path)])
 
 

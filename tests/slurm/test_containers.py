@@ -109,15 +109,12 @@ def test_an_image_that_cannot_be_brought_ends_the_run(
     asked = ["container.image=registry.test/other:2", "executor.het=hetjob"]
     run = submitted(tmp_path / "runs", *FOREVER, *contained, *asked)
     verdict = verdict_of(run)
-    told = "node hgx-0 could not make its container ready: container.image=registry.test/other:2: enroot import -o "
+    told = "node hgx-0 could not prepare its container: container.image=registry.test/other:2: enroot import -o "
     assert_failed(verdict, "node-gave-up", told)
     host = run.read_json(run.node_state("hgx-0"))["host"]
-    assert (
-        f"ended with exit code 1 on {host}; it said last:\n  [ERROR] URL https://registry.test#other:2"
-        in verdict.reason
-    )
+    assert f"exited with 1 on {host}; its last output:\n  [ERROR] URL https://registry.test#other:2" in verdict.reason
     assert "[ERROR] URL https://registry.test#other:2" in run.node_err("hgx-0").read_text()
-    ended = "ended with 143, ended by SIGTERM: it ended because node hgx-0 failed"
+    ended = "exited with 143, ended by SIGTERM: it ended because node hgx-0 failed"
     assert [line for line in verdict.evidence if line.startswith("node gpu2-")] == [
         f"node gpu2-{n}: {ended}" for n in (0, 1)
     ]
@@ -130,10 +127,10 @@ def test_stop_ends_a_run_whose_containers_are_being_made(
     double.hold.touch()
     run = submitted(tmp_path / "runs", *FOREVER, *contained)
     wait_for(lambda: list((tmp_path / "images").glob(".*")))
-    wait_for(lambda: any("which node 0 brings" in line for line in judge(run).evidence))
+    wait_for(lambda: any("which node 0 fetches" in line for line in judge(run).evidence))
     verdict = judge(run)
     assert (verdict.state, verdict.rule) == (State.starting, "preparing")
-    assert verdict.reason.startswith("node hgx-0 makes its container ready, waiting for enroot import -o ")
+    assert verdict.reason.startswith("node hgx-0 prepares its container, waiting for enroot import -o ")
     assert stop.main([str(run.path)]) == 0
     assert judge(run).state is State.stopped
 

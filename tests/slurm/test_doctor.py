@@ -65,15 +65,15 @@ def test_a_cluster_without_faults_is_all_well_and_every_check_is_made(slurm: Clu
     wanted |= {("all nodes", what) for what in ("all-reduce", "clocks")}
     assert set(found) == wanted | {(pair, "links between nodes") for pair in ("hgx - gpu2", "gpu2")}
     assert found["gpu2", "nodes"][1] == "gpu2-001, gpu2-002"
-    assert "would take cluster.groups.hgx: 1 node, partition=hgx" in found["here", "slurm"][1]
-    assert found["all nodes", "all-reduce"][1].startswith("right on all 3 ranks, 1 MiB in ")
+    assert "accepts cluster.groups.hgx: 1 node, partition=hgx" in found["here", "slurm"][1]
+    assert found["all nodes", "all-reduce"][1].startswith("correct on all 3 ranks, 1 MiB in ")
 
 
 def test_in_containers_of_pyxis_all_is_well_too(slurm: Cluster, examine: Doctor, pyxis: list[str]) -> None:
     found = examine(*pyxis)
     assert errors(found) == {}
     assert found["gpu2", "nodes"][1] == "gpu2-001, gpu2-002, in a container of pyxis"
-    assert found["all nodes", "all-reduce"][1].startswith("right on all 3 ranks, 1 MiB in ")
+    assert found["all nodes", "all-reduce"][1].startswith("correct on all 3 ranks, 1 MiB in ")
 
 
 def test_data_that_one_node_does_not_see_are_told_with_its_name(
@@ -89,14 +89,14 @@ def test_missing_gpus_are_told_for_each_group_and_hide_nothing_else(slurm: Clust
     found = examine("cluster.groups.gpu2.gpu=a10", "cluster.groups.hgx.gpu=a100_40gb")
     assert set(errors(found)) == {("hgx", "GPUs"), ("gpu2", "GPUs"), ("all nodes", "all-reduce")}
     assert found["gpu2", "GPUs"][1].startswith("gpu2-0, gpu2-1: torch ")
-    assert "cluster.groups.gpu2.gpus_per_node wants 1 x A10" in found["gpu2", "GPUs"][1]
+    assert "the plan needs 1 x A10 (cluster.groups.gpu2.gpus_per_node)" in found["gpu2", "GPUs"][1]
     assert found["all nodes", "all-reduce"][1].startswith("not tried: node hgx-0: rank 0: ")
 
 
 def test_a_node_whose_worker_cannot_start_is_told_with_its_last_words(slurm: Cluster, examine: Doctor) -> None:
     found = examine("+cluster.groups.gpu2.environment.PYTHONHOME=/nonexistent")
     assert set(errors(found)) == {("gpu2", "nodes"), ("all nodes", "all-reduce")}
-    assert found["gpu2", "nodes"][1].startswith("gpu2-0, gpu2-1: its worker ended with 1: ")
+    assert found["gpu2", "nodes"][1].startswith("gpu2-0, gpu2-1: its worker exited with 1: ")
     assert found["hgx", "data"][0] == "ok"
 
 
@@ -114,9 +114,9 @@ def test_a_node_without_network_is_named_and_not_waited_for(isolated: Cluster, e
     # On a busy machine Slurm may take the node for dead (SlurmdTimeout) and end its job before its worker has ended.
     expected = {("hgx", "ports"), ("gpu2", "ports"), ("all nodes", "all-reduce")}
     assert set(errors(found)) - {("gpu2", "nodes")} == expected
-    assert found["hgx", "ports"][1].startswith("hgx-0: does not reach gpu2-1 (")
-    assert "gpu2-1: does not reach hgx-0, gpu2-0 (" in found["gpu2", "ports"][1]
-    assert found["all nodes", "all-reduce"][1] == "not tried: node gpu2-1 does not reach hgx-0, where ranks meet"
+    assert found["hgx", "ports"][1].startswith("hgx-0: cannot reach gpu2-1 (")
+    assert "gpu2-1: cannot reach hgx-0, gpu2-0 (" in found["gpu2", "ports"][1]
+    assert found["all nodes", "all-reduce"][1] == "not tried: node gpu2-1 cannot reach hgx-0, where ranks meet"
     assert isolated.jobs() == []
 
 
@@ -137,7 +137,7 @@ def test_nodes_that_do_not_start_in_time_are_told_with_slurms_reason_and_given_u
     assert found["here", "jobs"][1].startswith("nodes did not start within 0.5 minutes: waiting for gpu2-0, gpu2-1")
     assert "is PENDING (Resources)" in found["here", "jobs"][1]
     assert found["gpu2", "nodes"] == ("error", "gpu2-0, gpu2-1: did not start in time")
-    assert found["all nodes", "all-reduce"] == ("error", "not tried: gpu2-0, gpu2-1 did not come")
+    assert found["all nodes", "all-reduce"] == ("error", "not tried: gpu2-0, gpu2-1 did not join")
     assert found["hgx", "data"][0] == "ok"
 
 

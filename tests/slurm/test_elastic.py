@@ -37,11 +37,13 @@ def host(run: RunDir, node: str) -> str:
 
 def test_a_job_goes_on_without_its_first_node_and_with_one_that_lost_a_rank(slurm: Cluster, tmp_path: Path) -> None:
     """Its script dies with its first node: nothing but its own nodes ends the job then. Before, it gives back the one
-    of its four nodes that it does not begin on."""
+    of its four nodes that it does not begin on. At the time limit Slurm starts the job again on as many nodes as it
+    had at first, and those that trained go on; the first of them gives the other back."""
     first = tmp_path / "3_node_config.json"
     first.write_text('{"0": 1, "1": 1, "2": 1}')
     chosen = [f"elastic.start={first}", "elastic.by=time", "elastic.epoch=1000000000", "elastic.release=true"]
-    run = endless(tmp_path, "parallel.node_order=gpu2*4", "parallel.data=4", *ELASTIC, *chosen)
+    once = "executor.max_requeues=1"
+    run = endless(tmp_path, "parallel.node_order=gpu2*4", "parallel.data=4", *ELASTIC[1:], *chosen, once)
     spare, lost = host(run, "gpu2-3"), host(run, "gpu2-0")
     wait_for(lambda: slurm.states()[spare] == "idle")
     slurm.kill_node(lost)
@@ -55,11 +57,16 @@ def test_a_job_goes_on_without_its_first_node_and_with_one_that_lost_a_rank(slur
         done = slurm.run(*there, f"--nodelist={host(run, 'gpu2-2')}", "kill", "-KILL", str(pid))
         assert done.returncode == 0, done.stderr
         trains_on(run, "0.2", ["gpu2-1", "gpu2-2"])
+        wait_for(lambda: slurm.states()[lost].startswith("down"))
+        assert slurm.run("scancel", "--signal=USR2", job).returncode == 0
+        trains_on(run, "0.3", ["gpu2-1", "gpu2-2"])
+        wait_for(lambda: slurm.states()[host(run, "gpu2-3")] == "idle")
         assert slurm.run("scancel", "--signal=USR2", job).returncode == 0
         verdict = verdict_of(run)
     finally:
         slurm.start_node(lost)
     assert verdict.state is State.interrupted, verdict
+    assert once in verdict.reason
 
 
 def test_of_two_jobs_each_goes_on_without_the_other(slurm: Cluster, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from tests.support.slurm.seed import (
 def test_a_node_that_fails_at_its_start_ends_the_run(slurm: Cluster, tmp_path: Path, het: str, node_rank: int) -> None:
     run = submitted(tmp_path / "runs", *FOREVER, f"executor.het={het}", f"+cluster.environment.FAIL_START={node_rank}")
     name = ["hgx-0", "gpu2-0", "gpu2-1"][node_rank]
-    assert_failed(verdict_of(run), "worker-failed", f"the worker of node {name} ended with 1")
+    assert_failed(verdict_of(run), "worker-failed", f"the worker of node {name} exited with 1")
     assert {state.state for state in job_states(ids(run)).values()} <= {"FAILED", "CANCELLED"}
 
 
@@ -121,7 +121,7 @@ def test_a_slave_job_that_does_not_start_in_time_is_taken_out_of_the_queue(slurm
         slave = ids(run)[SLAVE]
         late = f"did not start within executor.meet_min=0.2 minutes: job {slave} is PENDING"
         assert_failed(verdict, "node-gave-up", late)
-        assert f"job {slave} is CANCELLED (taken out of the queue by node hgx-0)" in "\n".join(verdict.evidence)
+        assert f"job {slave} is CANCELLED (removed from the queue by node hgx-0)" in "\n".join(verdict.evidence)
         assert [job.name for job in slurm.jobs()] == ["wrap"]
 
 
@@ -171,5 +171,5 @@ def test_while_the_cluster_does_not_answer_the_run_s_folder_tells(
         with pytest.raises(LaunchError, match=r"squeue .*failed with 1"):
             stop.stop(run)
     assert verdict.state is State.running
-    assert any(line.startswith("what Slurm would tell is missing: squeue ") for line in verdict.evidence)
+    assert any(line.startswith("no answer from Slurm: squeue ") for line in verdict.evidence)
     stop.stop(run)

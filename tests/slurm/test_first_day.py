@@ -64,7 +64,7 @@ def test_the_page_leads_from_an_empty_account_to_the_best_plan(
         "gpu2": (7, "gpu2", "gpu:a10:4", "cpu"),
     }
     assert groups["hgx"].price_per_hour == 12.24
-    assert "Slurm has gpu:a100:4 here, but ranks run on the CPU: no GPU on " in told["init"].stderr
+    assert "Slurm lists gpu:a100:4 here, but ranks will run on the CPU: no GPU on " in told["init"].stderr
     runs = list(RunDir.all(Path("runs")))
     assert [judge(run).state for run in runs] == [State.succeeded] * 2
     first, best = (run.read_plan() for run in runs)

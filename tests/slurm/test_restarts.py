@@ -57,7 +57,7 @@ def test_a_heterogeneous_job_whose_first_node_fails_is_resumed_by_hand(slurm: Cl
     (run.checkpoints / "latest").write_text("iter_0000990\n")
     slurm.set_node("hgx-001", "down")
     # Until Slurm has put that component back, the run looks like any that has lost a node.
-    wait_for(lambda: "waits in vain" in judge(run).reason)
+    wait_for(lambda: "will never start" in judge(run).reason)
     assert judge(run).state is State.failed
     slurm.resume("hgx-001")
     main([f"resume={run.name}", f"runs_dir={run.runs}"], preflight=no_data_needed, worker=WORKER)

@@ -89,7 +89,7 @@ def test_what_slurm_would_not_take_is_told_before_anything_is_submitted(
     with pytest.raises(TdppError) as caught:
         submitted(tmp_path / "runs", f"executor.het={het}", *overrides)
     assert told in str(caught.value)
-    assert "Slurm would not take this job: " in str(caught.value)
+    assert "Slurm would refuse this job: " in str(caught.value)
     assert not slurm.jobs()
     assert not list((tmp_path / "runs").iterdir())
 
@@ -100,7 +100,7 @@ def test_a_slave_that_cannot_be_submitted_takes_the_master_back(
     """The login node's sbatch fails the second time it submits."""
     once = f'mkdir {tmp_path}/first || {{ echo "sbatch: error: no" >&2; exit 1; }}'
     before_it_submits(slurm, once, tmp_path / "bin", monkeypatch)
-    with pytest.raises(LaunchError, match="sbatch did not take the job"):
+    with pytest.raises(LaunchError, match="sbatch refused the job"):
         submitted(tmp_path / "runs", *FOREVER)
     wait_for(lambda: not slurm.jobs())
     assert not list((tmp_path / "runs").iterdir())
@@ -135,7 +135,9 @@ def test_a_launch_that_is_killed_while_it_submits_is_settled_by_stop(
     assert slave["id"] is None
     wait_for(lambda: len(slurm.jobs()) == 2)
     verdict = judge(run)
-    assert (verdict.state, verdict.rule) == (State.lost, "launch-cut-off"), "submitit's file of the slave is not there"
+    assert (verdict.state, verdict.rule) == (State.lost, "launch-cut-off"), (
+        "submitit's file of the slave is not defined"
+    )
     assert f"job {master['id']} is " in "".join(verdict.evidence)
     assert stop_command.main([str(run.path)]) == 0
     assert not slurm.jobs()

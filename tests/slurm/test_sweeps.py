@@ -127,7 +127,7 @@ def test_what_slurm_refuses_is_told_at_the_end_and_the_others_run(
     told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("tdpp: error")]
     assert len(told) == 4
     assert len([line for line in told if "=5 is not divisible" in line]) == 3
-    assert len([line for line in told if "partition=moon" in line and "Slurm would not take this job" in line]) == 1
+    assert len([line for line in told if "partition=moon" in line and "Slurm would refuse this job" in line]) == 1
     assert len(made(runs)) == 2
     for run in made(runs):
         assert verdict_of(run).state is State.succeeded
@@ -139,7 +139,7 @@ def test_too_many_gpu_hours_are_told_and_nothing_is_submitted(
 ) -> None:
     seed = ["-m", "experiment=seed_a100x1_a10x7", "container=none", f"runs_dir={tmp_path}/runs"]
     limits = [f"cluster.groups.{group}.time_min=1440" for group in ("hgx", "gpu2")]
-    with pytest.raises(LaunchError, match=r"1,536 GPU-hours are more than confirm_gpu_hours=1000: .*yes=true"):
+    with pytest.raises(LaunchError, match=r"1,536 GPU-hours exceed confirm_gpu_hours=1000: .*yes=true"):
         main([*seed, *limits, "parallel.micro_batch_size=1,2"], preflight=no_data_needed, worker=WORKER)
     assert "2 runs of up to 1,536 GPU-hours" in capfd.readouterr().err
     assert not slurm.jobs()

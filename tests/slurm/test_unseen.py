@@ -1,4 +1,4 @@
-"""A node of a real cluster that does not see the run's folder is named, by `status` and by `doctor`."""
+"""A node of a real cluster that cannot see the run's folder is named, by `status` and by `doctor`."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def test_its_verdict_comes_soon(isolated: Cluster, runs: Path, het: str, node: s
     verdict = verdict_of(run)
     waits = run.read_json(run.plan)["meeting_timeout_s"]
     assert time.monotonic() - begun < PATIENCE_S < waits, "the others do not wait for it"
-    told = f"node {name}: {host} does not see runs_dir={runs}, or may not write there ({why}"
+    told = f"node {name}: {host} cannot see or write to runs_dir={runs} ({why}"
     assert_failed(verdict, "runs-dir-unseen", told)
 
 
 def test_the_first_node_of_a_waiting_job(isolated: Cluster, runs: Path) -> None:
     isolated.hide("gpu2-001", runs.parent)
     verdict = verdict_of(submitted(runs, *FOREVER))
-    assert_failed(verdict, "runs-dir-unseen", f"node gpu2-0: gpu2-001 does not see runs_dir={runs}, or may not write")
+    assert_failed(verdict, "runs-dir-unseen", f"node gpu2-0: gpu2-001 cannot see or write to runs_dir={runs}")
 
 
 @pytest.mark.parametrize(("host", "node"), [("gpu2-001", "gpu2-0"), ("gpu2-002", "gpu2-1")])
@@ -55,4 +55,4 @@ def test_doctor_names_it(isolated: Cluster, runs: Path, examine: Doctor, host: s
     found = errors(examine())
     assert time.monotonic() - begun < PATIENCE_S, "nobody waits for it"
     assert set(found) == {("gpu2", "runs_dir"), ("gpu2", "nodes"), ("all nodes", "all-reduce")}
-    assert found["gpu2", "runs_dir"].startswith(f"{node}: {host} does not see runs_dir={runs}, or may not write there")
+    assert found["gpu2", "runs_dir"].startswith(f"{node}: {host} cannot see or write to runs_dir={runs}")

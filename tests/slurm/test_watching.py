@@ -29,9 +29,9 @@ def test_of_agents_that_cannot_start_the_reason_is_told(
     capfd.readouterr()
     assert cli.main(["status", str(run.path)]) == 1
     told = capfd.readouterr().out
-    assert "printed by agents that are gone, or by their job:" in told
+    assert "output of agents that are gone, or of their job:" in told
     assert "/nonexistent/python: No such file or directory" in told
-    assert "hgx-0" in told.partition("printed by")[2]
+    assert "hgx-0" in told.partition("output of")[2]
 
 
 def looking(*arguments: str) -> subprocess.Popen[str]:
@@ -66,7 +66,7 @@ def test_many_runs_are_one_question_to_slurm(
     assert cli.main(["runs", "--runs-dir", str(tmp_path / "runs")]) == 0
     rows = capfd.readouterr().out.splitlines()[1:]
     assert [row.split()[1] for row in rows] == ["succeeded"] + ["running"] * 2
-    assert calls.read_text().split() == ["squeue"], "all of them are in the queue, or over"
+    assert calls.read_text().split() == ["squeue"], "all terms are in the queue, or over"
     for run in made[1:]:
         assert cli.main(["stop", str(run.path)]) == 0
 

@@ -19,9 +19,9 @@ def link_doubts(groups: Mapping[str, NodeGroup], links: Mapping[tuple[str, str],
             if pair not in links:
                 own, latency = _own(groups, pair)
                 yield (
-                    f"{KEY}.{pair[0]}.{pair[1]} and its counterpart are not there: messages between these groups are "
-                    f"taken to have the groups' own figures, {own:g} Gbit/s and {latency:g} us; measure the pair with "
-                    "'tdpp profile', or give it these figures"
+                    f"{KEY}.{pair[0]}.{pair[1]} and its counterpart are missing: messages between these groups are "
+                    f"assumed to have the groups' own figures, {own:g} Gbit/s and {latency:g} us; measure the pair "
+                    f"with 'tdpp profile', or set these figures"
                 )
     for (row, column), link in links.items():
         rate, back = _rate(link), _rate(links[column, row])
@@ -30,13 +30,13 @@ def link_doubts(groups: Mapping[str, NodeGroup], links: Mapping[tuple[str, str],
         own, _ = _own(groups, (row, column))
         if row < column and back is not None and max(rate, back) > OTHER * min(rate, back):
             yield (
-                f"{KEY}.{row}.{column} has up to {rate:g} Gbit/s and {KEY}.{column}.{row} {back:g}: networks are "
-                "mostly alike in both directions; look for a slip in either, or measure again"
+                f"{KEY}.{row}.{column} has up to {rate:g} Gbit/s and {KEY}.{column}.{row} {back:g}: most networks are "
+                f"equal in both directions; check both values, or measure again"
             )
         if rate > OTHER * own:
             yield (
-                f"{KEY}.{row}.{column} has up to {rate:g} Gbit/s, and a node's own link (inter_gbit_per_s) "
-                f"{own:g}; look for a slip in either, or measure again"
+                f"{KEY}.{row}.{column} has up to {rate:g} Gbit/s, but a node's own link (inter_gbit_per_s) has "
+                f"{own:g}; check both values, or measure again"
             )
 
 

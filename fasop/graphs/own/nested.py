@@ -75,7 +75,7 @@ def look(operators: Operators, work: Work, levels: Sequence[Level], options: Opt
         except SearchError as error:
             why = str(error)
     if not found:
-        return None, f"nested stages are not looked at: {why}"
+        return None, f"nested stages were not searched: {why}"
     return min(found, key=lambda one: one[1].pipeline_s), ""
 
 

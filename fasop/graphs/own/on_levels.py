@@ -48,7 +48,7 @@ def on_levels(graph: Graph, levels: Sequence[Level], options: Options, held: Hel
         return division(operators, work, best, data_parallel, notes, options.sync)
     assert nested is not None
     states, answer = nested
-    contiguous = f"{best.seconds * 1e3:.3f} ms at best" if best is not None else "more memory than there is"
+    contiguous = f"{best.seconds * 1e3:.3f} ms at best" if best is not None else "more memory than available"
     return Division(
         stages=stages_with_memory(operators, states, answer, held),
         graph=operators.annotated(states.stages(answer.ends)),
@@ -57,7 +57,7 @@ def on_levels(graph: Graph, levels: Sequence[Level], options: Options, held: Hel
         single_s=answer.single_s,
         notes=(
             "nested stages: a replica count a x b is a machines of the outer level times b within each; on contiguous "
-            f"ranks, which tdpp launch takes, stages take {contiguous}",
+            f"ranks, which tdpp launch uses, stages take {contiguous}",
         ),
     )
 
@@ -86,14 +86,14 @@ def division(
 def proved(best: Best, where: str = "") -> str:
     """In words, what is known of all other divisions; `where` adds to which of them."""
     if best.seconds <= best.bound * (1 + EQUAL):
-        return f"no division on contiguous ranks{where} is faster: this is proved"
+        return f"no division on contiguous ranks{where} is faster (proved)"
     return f"divisions on contiguous ranks{where} could be at most {best.seconds / best.bound - 1:.1%} faster"
 
 
 def nothing(straight: bool, *, limited: bool) -> SearchError:
     if straight:
         return SearchError(
-            "straight=true: no division gives each rank a stage that works"
+            "straight=true: no division gives each rank a stage with work"
             + (" and fits the memory" if limited else "")
             + "; leave straight=true out, or add fewer=true"
         )

@@ -75,7 +75,7 @@ def on_nodes(
         free = Work(operators, times, limited=True)
         notes += _in_other_orders(free, fastest(free, machines, [used], options, held), found)
     if len(orders) > 1:
-        notes.append(f"nodes in the order {names}, the best of {looked} that were looked at")
+        notes.append(f"nodes in the order {names}, the best of {looked} that were searched")
     whole = Recurrence(work, machines, Options(sync=options.sync), held)
     data_parallel = float(whole.stage_s(work.compute_s.sum(axis=0), np.array(work.parameters.sum()), 0, machines.count))
     return replace(division(operators, work, found, data_parallel, notes, options.sync), node_order=names)
@@ -92,7 +92,7 @@ def _in_other_orders(work: Work, best: Best | None, found: Best) -> Iterator[str
     ]
     yield (
         f"blocks in another order could be divided {1 - best.seconds / found.seconds:.1%} faster, into "
-        f"{'; '.join(stages)}: a run takes them in the order in which the model calls them"
+        f"{'; '.join(stages)}; but a run uses the order in which the model calls them"
     )
 
 
@@ -111,10 +111,10 @@ def _require_same(graph: Graph, other: Graph) -> None:
     for one, two in zip(graph.nodes, other.nodes, strict=False):
         if (one.name, one.inputs) != (two.name, two.inputs):
             raise SearchError(
-                f"the graphs are not of one model: where one has node {one.name!r} after {list(one.inputs)}, the other "
-                f"has {two.name!r} after {list(two.inputs)}; profile the same model on each kind of GPU"
+                f"the graphs belong to different models: one has node {one.name!r} after {list(one.inputs)}, the "
+                f"other {two.name!r} after {list(two.inputs)}; profile the same model on each kind of GPU"
             )
     if len(graph.nodes) != len(other.nodes):
         raise SearchError(
-            f"the graphs are not of one model: one has {len(graph.nodes)} nodes, the other {len(other.nodes)}"
+            f"the graphs belong to different models: one has {len(graph.nodes)} nodes, the other {len(other.nodes)}"
         )

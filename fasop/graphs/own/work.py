@@ -30,7 +30,7 @@ class Work:
         self._operators = operators
         works = (compute_s.max(axis=1) > 0) | (operators.parameters > 0)
         if not works.any():
-            raise SearchError("no operator of the graph takes any time or has parameters: there is nothing to divide")
+            raise SearchError("no operator of the graph takes time or has parameters, so there is nothing to divide")
         group_of: dict[int, int] = {}
         groups: list[list[int]] = []
         for one in range(operators.count):

@@ -26,8 +26,8 @@ def divide(graph: Graph, levels: Sequence[Level], options: Options) -> Division:
     notes = []
     if left:
         notes.append(
-            f"the public optimizer looks at what depends on {operators.nodes[states.first].name} only: it gives "
-            f"{', '.join(left[:3])}{', ...' * (len(left) > 3)} no stage and counts no time of them"
+            f"the public optimizer considers only what depends on {operators.nodes[states.first].name}: it gives "
+            f"{', '.join(left[:3])}{', ...' * (len(left) > 3)} no stage and ignores their time"
         )
     return Division(
         stages=stages_of(operators, placed, [segment.replicas for segment in answer.segments]),

@@ -224,8 +224,8 @@ class _Table:
 def _nothing(levels: Sequence[Level], options: Options, states: int) -> SearchError:
     if options.memory_bytes is not None:
         return SearchError(
-            f"memory_gb={options.memory_bytes / 1e9:g}: by the public rule no division of the graph fits; give more, "
-            "or leave memory_gb out"
+            f"memory_gb={options.memory_bytes / 1e9:g}: by the public rule no division of the graph fits; give more "
+            f"memory, or leave memory_gb out"
         )
     machines = "x".join(str(level.machines) for level in levels)
     return SearchError(

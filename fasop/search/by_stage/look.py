@@ -234,14 +234,14 @@ def _tries(choices: Choices, layout: Layout) -> bool:
 def why_not(training: Training, kinds: Sequence[NodeKind], choices: Choices, effort: Effort) -> str | None:
     """Why no plan can have stages that differ, and what to do about it; None if some can."""
     if training.megatron_lm:
-        return "all stages of Megatron-LM are alike; use engine=tdpp, or leave it out"
+        return "Megatron-LM's stages are all alike; use engine=tdpp, or leave it out"
     if not any(schedule in SCHEDULES for schedule in choices.schedule):
         return (
             f"stages that differ cannot have parallel.schedule={','.join(choices.schedule)}; try one of "
             f"{', '.join(SCHEDULES)}, or leave it out"
         )
     if gpus_of(kinds) > effort.gpus:
-        return f"{gpus_of(kinds)} GPUs are more than {effort.gpus}; use fewer nodes, or leave it out"
+        return f"{gpus_of(kinds)} GPUs exceed the limit of {effort.gpus}; use fewer nodes, or leave it out"
     return None
 
 

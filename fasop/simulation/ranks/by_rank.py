@@ -103,7 +103,7 @@ class Ranks:
                     break
                 ready.extend(woken)
         if any(done < len(own) for done, own in zip(self._done, self._actions, strict=True)):
-            raise SearchError("the schedule never ends: ranks wait for messages that nobody sends")
+            raise SearchError("the schedule deadlocks: ranks wait for messages that no rank sends")
         return self._events
 
     def _step(self, rank: int) -> Sequence[int] | None:

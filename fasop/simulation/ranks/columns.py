@@ -164,7 +164,7 @@ def _ordered(
                 steps.append(Step(_DOES[kind], rank, action.chunk))
             left[rank].popleft()
     if any(left.values()):
-        raise SearchError("the schedule never ends: ranks wait for messages that nobody sends")
+        raise SearchError("the schedule deadlocks: ranks wait for messages that no rank sends")
     return steps, messages
 
 

@@ -29,7 +29,7 @@ def by_rank(plan: PlacedTraining) -> list[RankDurations]:
             )
             for stage in range(parallel.pipeline)
         ]
-        for own in Replicas(plan).of(plan.partition.layers)
+        for own in Replicas(plan).stepping_alone(plan.partition.layers)
     ]
     places = (parallel.layout.stage_dp_tp(rank) for rank in range(parallel.world_size))
     return [ranks[replica][stage] for stage, replica, _ in places]

@@ -112,7 +112,7 @@ class _Replay:
         stages = range(len(self.actions))
         waiting = [stage for stage in stages if len(self.events[stage]) < len(self.actions[stage])]
         if waiting:
-            raise SearchError(f"the schedule never ends: the stages {waiting} wait for messages that nobody sends")
+            raise SearchError(f"the schedule deadlocks: the stages {waiting} wait for messages that no stage sends")
         return [event for done in self.events for event in done]
 
     def step(self, stage: int) -> bool:

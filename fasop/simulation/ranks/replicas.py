@@ -69,8 +69,18 @@ class Replicas:
 
     def of(self, layers: Sequence[int]) -> list[Durations]:
         """What each replica takes: its own GPUs' time to compute and to step, and of all else, which replicas do
-        together or over links that they share, what the stage takes. Replicas that take the same share an object.
+        together or over links that they share, what the stage takes. Where a sharded optimizer hands out its results,
+        every replica waits for the slowest step. Replicas that take the same share an object.
         """
+        whole = self.whole(layers)
+        every = self.stepping_alone(layers)
+        if not self.unlike or not any(whole.weights):
+            return every
+        known = {id(one): replace(one, optimizer=_with_waits(one, whole)) for one in every}
+        return [known[id(one)] for one in every]
+
+    def stepping_alone(self, layers: Sequence[int]) -> list[Durations]:
+        """The same without these waits."""
         whole = self.whole(layers)
         if not self.unlike:
             return [whole] * len(self.kinds)
@@ -158,6 +168,12 @@ def _own(whole: Durations, own: Sequence[Durations]) -> Durations:
         ],
         optimizer=[step + handing for step, handing in zip(steps, whole.weights, strict=True)],
     )
+
+
+def _with_waits(own: Durations, whole: Durations) -> list[float]:
+    """The steps of a replica, by stage, where those that hand out their results last as long as the slowest one's."""
+    stages = zip(own.optimizer, whole.optimizer, whole.weights, strict=True)
+    return [slowest if handing else step for step, slowest, handing in stages]
 
 
 def _actions(name: str, stages: int, chunks: int, micro_batches: int) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ def checked_name(name: str) -> str:
     """Raises LaunchError for one that Hydra and a folder of runs cannot both have."""
     if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or name.endswith(SUFFIX):
         raise LaunchError(
-            f"{name!r} cannot name a configuration; begin with a letter, then take letters, digits, '.', '_' and '-'"
+            f"{name!r} cannot name a configuration; a name is a letter followed by letters, digits, '.', '_' and '-'"
         )
     return name
 
@@ -33,9 +33,9 @@ def free_path(name: str, group: str, force: bool) -> Path:
     if (why := why_not_kept(name, path)) is not None:
         raise LaunchError(f"{group}={name}: {why}")
     if path.exists() and path.parent == shipped:
-        raise LaunchError(f"{group}={name} is one of tdpp's own ({path}); choose another NAME")
+        raise LaunchError(f"{group}={name} comes with tdpp ({path}); choose another NAME")
     if path.exists() and not force:
-        raise LaunchError(f"{path} exists; choose another NAME, or replace it with --force")
+        raise LaunchError(f"{path} already exists; choose another NAME, or add --force to replace it")
     return path
 
 

@@ -45,13 +45,16 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> Parser:
     made = Parser(
         prog="tdpp init model",
-        description="Writes a model into your folder of configurations, from a config.json of Hugging Face's: GPT-2, "
-        "Llama, Mistral, BERT, T5, ViT, ResNet. A file whose model tdpp would compute differently is refused.",
+        description="Write a model into your folder of configurations, from a Hugging Face config.json: GPT-2, Llama, "
+        "Mistral, BERT, T5, ViT or ResNet. It refuses a file if tdpp would compute that model differently.",
     )
-    made.add_argument("source", metavar="FILE_OR_DIR", type=Path, help="config.json, or the folder that has it")
-    made.add_argument("name", metavar="NAME", nargs="?", help="the model's name (default: the folder's)")
+    made.add_argument("source", metavar="FILE_OR_DIR", type=Path, help="a config.json, or the folder that has it")
+    made.add_argument("name", metavar="NAME", nargs="?", help="the model's name (default: the folder's name)")
     made.add_argument(
-        "--sequence-length", metavar="N", type=option(whole), help="tokens of a sample (default: the longest)"
+        "--sequence-length",
+        metavar="N",
+        type=option(whole),
+        help="the tokens of a sample (default: the longest that the model takes)",
     )
     made.add_argument("--force", action="store_true", help="replace an existing file")
     return made
@@ -60,7 +63,7 @@ def parser() -> Parser:
 def _content(file: Path) -> object:
     try:
         if file.stat().st_size > MOST_BYTES:
-            raise LaunchError(f"{file}: has more than {MOST_BYTES >> 20} MiB, and is not a config.json")
+            raise LaunchError(f"{file}: larger than {MOST_BYTES >> 20} MiB, so it is not a config.json")
         return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise LaunchError(f"{file}: {error.strerror}; give a config.json, or the folder that has it") from error

@@ -76,7 +76,7 @@ def export(
     replicas = replicas_of(division)
     package = folder / package_folder(name, sum(replicas))
     if package.exists():
-        raise SearchError(f"export={folder}: {package} exists; choose another folder, or delete it")
+        raise SearchError(f"export={folder}: {package} already exists; choose another folder, or delete it")
     files: Mapping[Path, str] = files_of(
         name, replicas, graph_text(division.graph), machines, kind, batch, model, partition
     )
@@ -86,10 +86,10 @@ def export(
         write(target, text)
     print(f"{package}: stages and ranks")
     for driver in [folder / file for file in files if file.parts[0] == DRIVERS]:
-        print(f"{driver}: 'tdpp launch pipedream={driver}' reads it")
+        print(f"{driver}: start it with 'tdpp launch pipedream={driver}'")
     if kind is None:
-        print("(no configurations of its driver, which trains models of images and translation)", file=sys.stderr)
+        print("(no driver configurations: the driver trains only image and translation models)", file=sys.stderr)
     if model is None:
-        print(f"(no stage modules: PipeDream makes them of gpus={sum(replicas)}.txt)", file=sys.stderr)
+        print(f"(no stage modules: PipeDream makes them from gpus={sum(replicas)}.txt)", file=sys.stderr)
     elif model.family not in WRITTEN:
-        print(f"(no stage modules: they are written of {', '.join(WRITTEN)}, not of {model.family})", file=sys.stderr)
+        print(f"(no stage modules: they are written for {', '.join(WRITTEN)}, not for {model.family})", file=sys.stderr)

@@ -32,12 +32,12 @@ its profiler, or of 'tdpp profile'. The machines are given as levels of a networ
   levels=4,2         4 machines that share a network, 2 such groups on the next level, and so on
   bandwidths=B,B     the bandwidth of each level's links, in bytes per second
   memory_gb=N        the memory of a machine, in 10^9 bytes; a cluster's GPUs have their own
-  reference=true     give the answer of PipeDream's public optimizer
+  reference=true     compute exactly what PipeDream's public optimizer computes
   straight=true      use no replicas
   fewer=true         leave out machines that do not make it faster
-  compression=N      send activations N times smaller; with reference=true sending takes no time without it
-  sync=max           a stage with replicas takes the longer of computing and summing its gradients, as in the paper;
-                     sync=sum: both, as in the public optimizer and in a run of tdpp
+  compression=N      send activations N times smaller; with reference=true, sending takes no time without this word
+  sync=max           a stage with replicas takes the longer of compute and gradient all-reduce, as in the paper;
+                     sync=sum: their sum, as in the public optimizer and in a run of tdpp
   csv=FILE           also write the stages to this file
   page=FILE          write a page with the stages, the graph, its cuts and the times of its operators
   graph_output=FILE  write the graph with the stage of each node (stage_id)
@@ -113,7 +113,7 @@ def _divided(args: Arguments, graphs: Mapping[str, Graph]) -> Division:
     if set(graphs) != set(used):
         given = ",".join(f"{gpu}{':' * bool(gpu)}{file}" for gpu, file in args.graph.items())
         raise SearchError(
-            f"graph={given}: the cluster has {', '.join(used)}, each with times of its own; give "
+            f"graph={given}: the cluster has {', '.join(used)}, which need separate times; give "
             f"graph={','.join(f'{gpu}:FILE' for gpu in used)}"
         )
     profiles = [used.index(kind.group.gpu) for kind in kinds]

@@ -34,14 +34,15 @@ def rank(args: Arguments, command: str) -> int:
         training = inputs.training
         if not training.model.sequence_length:
             raise SearchError(
-                f"tokens={args.tokens:g}: samples of {training.model.said} have no tokens; say how long the "
-                "training is with train.iterations=N"
+                f"tokens={args.tokens:g}: samples of {training.model.said} have no tokens; give the training's length "
+                f"with train.iterations=N"
             )
         run = Run.of_tokens(args.tokens, training.parallel.global_batch_size, training.model.sequence_length)
         inputs = replace(inputs, run=run)
     if not inputs.run.known and (limits := args.limits()):
         raise SearchError(
-            f"{limits} limits a whole training: say how long it is: tokens=N, train.samples=N or train.iterations=N"
+            f"{limits} limits a whole training, so its length is needed: add tokens=N, train.samples=N or "
+            f"train.iterations=N"
         )
     if args.calibration is not None:
         calibration = read_calibration(args.calibration)
@@ -50,7 +51,7 @@ def rank(args: Arguments, command: str) -> int:
     outcome = front(inputs, args) if args.pareto else best_plans(inputs, args)
     plans = outcome.plans
     if args.explain is not None and args.explain > len(plans):
-        raise SearchError(f"explain={args.explain}: there are {len(plans)} plans; choose a row of the table")
+        raise SearchError(f"explain={args.explain}: the table has {len(plans)} rows; choose one of them")
     print_table(*(front_table(plans, inputs.run) if args.pareto else ranking(plans)))
     for doubt in doubts(inputs.training, inputs.kinds, {plan.basis for plan in plans}):
         print(f"({doubt})", file=sys.stderr)
@@ -71,7 +72,7 @@ def rank(args: Arguments, command: str) -> int:
     if args.plan is not None:
         path = plan_path(args.plan)
         write(path, plan_yaml(plans[0], command))
-        print(f"parallel={args.plan} is the first of them ({path}): 'tdpp launch … parallel={args.plan}' runs it")
+        print(f"parallel={args.plan} is the first plan ({path}); 'tdpp launch … parallel={args.plan}' runs it")
     return 0
 
 
@@ -89,7 +90,7 @@ def in_streams(plans: Sequence[Plan]) -> str | None:
             return None
         shares = "null" if found.shares is None else found.shares
         return (
-            f"(row {row} with several streams on a GPU, as measured: {found.seconds * 1e3:.1f} ms instead of "
+            f"(row {row} with several streams per GPU, from the measurements: {found.seconds * 1e3:.1f} ms instead of "
             f"{plan.total * 1e3:.1f} with parallel.micro_batch_size={found.micro_batch_size} parallel.shares={shares} "
             f"parallel.streams={found.streams})"
         )
@@ -102,8 +103,8 @@ def explain(row: int, plan: Plan) -> None:
     from fasop.tables.explain import LEGEND, memory, times
 
     prediction = predict_plan(plan)
-    print(f"\nPlan {row}: an iteration of {prediction.iteration_s * 1e3:.1f} ms, in ms by stage")
+    print(f"\nPlan {row}: where the {prediction.iteration_s * 1e3:.1f} ms of an iteration go, in ms by stage")
     print_table(*times(prediction))
     print(f"({LEGEND})", file=sys.stderr)
-    print(f"\nPlan {row}: memory of a rank, in GiB by stage")
+    print(f"\nPlan {row}: memory of one rank, in GiB by stage")
     print_table(*memory(prediction))

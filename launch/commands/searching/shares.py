@@ -41,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
         SearchError: a word or a file cannot be read, or the batch cannot be shared out.
     """
     from fasop.shares.adaptive_keys import adaptive_words
+    from fasop.shares.json_files import of_word
     from fasop.shares.performance import WeightSync, recommended
     from fasop.shares.public_files import read_cluster
     from fasop.shares.solution import best
@@ -51,11 +52,13 @@ def main(argv: Sequence[str]) -> int:
         raise SearchError(
             f"{KEY}={file} does not take {others[0]}, only {', '.join(word for word in WORDS if word != KEY)}"
         )
-    cluster = read_cluster(file)
+    with of_word(KEY, file):
+        cluster = read_cluster(file)
     batch = given.get("parallel.global_batch_size", cluster.smallest_batch)
     if batch is None:
-        raise SearchError(f"{KEY}={file} needs the global batch: add parallel.global_batch_size=512, for example")
-    adapting = adaptive_words(file, batch)
+        raise SearchError(f"{KEY}={file} needs a global batch: add parallel.global_batch_size=512, for example")
+    with of_word(KEY, file):
+        adapting = adaptive_words(file, batch)
     sync = {
         Overlap.auto: recommended(cluster.buckets_mib),
         Overlap.true: WeightSync.overlap,
@@ -80,14 +83,14 @@ def main(argv: Sequence[str]) -> int:
         ],
     )
     print(
-        f"(an iteration of {solution.seconds * 1e3:.1f} ms, {batch / solution.seconds:,.0f} samples a second: no local "
-        "batch size, shares, workers or accumulation that were measured take less by IIDP's performance model)",
+        f"(an iteration of {solution.seconds * 1e3:.1f} ms, {batch / solution.seconds:,.0f} samples/s; by IIDP's "
+        f"performance model no other measured local batch size, shares, workers or accumulation is faster)",
         file=sys.stderr,
     )
     print(f"(the same shares in a run: {' '.join(solution.words())})", file=sys.stderr)
     if adapting:
         print(
-            f"(a batch that adapts as there, beside train.epochs or train.samples: {' '.join(adapting)})",
+            f"(to adapt the batch as there, with train.epochs or train.samples: {' '.join(adapting)})",
             file=sys.stderr,
         )
     return 0

@@ -42,17 +42,17 @@ def _require_one_way(given: Mapping[str, tuple[Any, ...]]) -> None:
     for key, values in given.items():
         word = f"parallel.{key}={','.join(str(value).lower() for value in values)}"
         if key in ("data", "pipeline"):
-            raise SearchError(f"{word}: a search finds the stages and their replicas; leave it out")
+            raise SearchError(f"{word}: the search itself finds the stages and their replicas; leave it out")
         if key in ONLY and values != (ONLY[key],):
             raise SearchError(
-                f"{word}: stages without a flush are searched with {key}={str(ONLY[key]).lower()}; leave it out"
+                f"{word}: a search for stages without a flush needs {key}={str(ONLY[key]).lower()}; leave it out"
             )
         if len(values) > 1:
             raise SearchError(
-                f"{word}: a pipeline without a flush updates after each micro-batch, so that its size decides what is "
-                "trained; give one"
+                f"{word}: a pipeline without a flush updates the weights after each micro-batch, so its size changes "
+                f"the training; give one size"
                 if key == "micro_batch_size"
-                else f"{word}: give one of them"
+                else f"{word}: give one value"
             )
 
 
@@ -112,5 +112,5 @@ def main(argv: Sequence[str]) -> int:
     if plan is not None:
         file = plan_path(plan)
         write(file, plan_text(division, training, command))
-        print(f"parallel={plan} is this plan ({file}): 'tdpp launch … parallel={plan}' runs it")
+        print(f"parallel={plan} is this plan ({file}); 'tdpp launch … parallel={plan}' runs it")
     return 0

@@ -54,7 +54,7 @@ def validate(args: Arguments) -> int:
         print(f"({used})", file=sys.stderr)
     if args.calibrate is not None:
         write(args.calibrate, calibration(comparisons).text())
-        print(f"calibration={args.calibrate} takes that into account")
+        print(f"calibration={args.calibrate} applies it")
     return 0
 
 
@@ -78,13 +78,13 @@ def runs_dir(args: Arguments) -> Path:
     others = sorted({word.partition("=")[0] for word in words})
     if others:
         raise SearchError(
-            f"validate={','.join(args.validate)} predicts runs as they were configured; it does not take "
+            f"validate={','.join(args.validate)} predicts runs as they were configured, so it does not take "
             f"{', '.join(others)}, only calibrate=FILE, calibration=FILE and runs_dir=DIR"
         )
     if args.calibrate is not None and args.calibration is not None:
         raise SearchError(
-            f"calibrate={args.calibrate} calibration={args.calibration}: a calibration is made from what is "
-            "predicted without one; give one of them"
+            f"calibrate={args.calibrate} calibration={args.calibration}: a calibration is made from uncalibrated "
+            f"predictions; give only one of the two"
         )
     folder: Path = given.get("runs_dir", usual_runs_dir())
     return folder

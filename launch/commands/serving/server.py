@@ -50,12 +50,12 @@ def reply(library: Library, token: str, host: str | None, target: str) -> Reply:
     if not is_here(host):
         return _told(
             HTTPStatus.FORBIDDEN,
-            f"{host or 'no name'} does not name this machine; ask for http://{HOST}, or forward a port of your own",
+            f"{host or 'no name'} does not name this machine; open http://{HOST}, or forward a port of your own",
         )
     split = urlsplit(target)
     given, *parts = split.path.removeprefix("/").split("/")
     if not hmac.compare_digest(given.encode(errors="replace"), token.encode()):
-        return _told(HTTPStatus.NOT_FOUND, "Open the whole address that 'tdpp report --serve' has printed.")
+        return _told(HTTPStatus.NOT_FOUND, "Open the complete address that 'tdpp report --serve' printed.")
     try:
         return _found(library, token, [unquote(part) for part in parts], split.query)
     except (TdppError, OSError) as error:
@@ -84,7 +84,7 @@ def _found(library: Library, token: str, parts: list[str], query: str) -> Reply:
                     return Reply(status=HTTPStatus.OK, body=library.index(run))
                 case ["timeline.html"]:
                     return Reply(status=HTTPStatus.OK, body=library.timeline(run))
-    return _told(HTTPStatus.NOT_FOUND, "There is no such page; the run may have been deleted.")
+    return _told(HTTPStatus.NOT_FOUND, "No such page. The run may have been deleted.")
 
 
 def _compared(library: Library, token: str, query: str) -> Reply:
@@ -121,7 +121,7 @@ class Server(ThreadingHTTPServer):
             super().__init__((HOST, port), _Handler)
         except OSError as error:
             raise LaunchError(
-                f"--port {port}: cannot be used ({error.strerror}); give another port, or --port 0 for a free one"
+                f"--port {port}: not available ({error.strerror}); give another port, or --port 0 for a free one"
             ) from error
 
     @property
@@ -141,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(self._reply(), with_body=False)
 
     def _refuse(self) -> None:
-        said = _told(HTTPStatus.METHOD_NOT_ALLOWED, "This server only shows pages: it takes GET and HEAD.")
+        said = _told(HTTPStatus.METHOD_NOT_ALLOWED, "This server only shows pages; it accepts GET and HEAD.")
         self._send(Reply(status=said.status, body=said.body, headers={"Allow": "GET, HEAD"}), with_body=True)
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse

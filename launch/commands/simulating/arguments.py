@@ -48,17 +48,17 @@ def parse(argv: Sequence[str]) -> Arguments:
     own, overrides = own_words([word for word in argv if word != "--json"], WORDS, SearchError)
     chooses = "elastic" in own or any(word.startswith("elastic.by=") for word in overrides)
     if "restart_s" in own and not chooses:
-        raise SearchError(f"restart_s={own['restart_s']:g} is what a change of nodes takes: add elastic=time")
+        raise SearchError(f"restart_s={own['restart_s']:g} is the time of a change of nodes: add elastic=time")
     if "iidp" in own and "profile" in own:
-        raise SearchError(f"iidp={own['iidp']} names files of its own for times; leave out profile={own['profile']}")
+        raise SearchError(f"iidp={own['iidp']} names its own files of times; leave out profile={own['profile']}")
     if "iidp" not in own and (others := [word for word in ("unit", "prices") if word in own]):
-        raise SearchError(f"{others[0]}=… is of servers that iidp=FILE describes; leave it out")
+        raise SearchError(f"{others[0]}=… applies only to iidp=FILE; leave it out")
     return Arguments(**own, json="--json" in argv, overrides=tuple(overrides))
 
 
 def _noise(text: str) -> str:
     if not text:
-        raise NoValue("names no forecast; give a number, two numbers, a CSV file or a run")
+        raise NoValue("is not a forecast; give a number, two numbers, a CSV file or a run")
     return text
 
 
@@ -71,7 +71,7 @@ def _nodes(text: str) -> tuple[NodeOrder, ...]:
 
 def _goal(text: str) -> str:
     if text not in GOALS:
-        raise NoValue(f"must be {' or '.join(GOALS)}, whichever the changes are to save")
+        raise NoValue(f"must be {' or '.join(GOALS)}: what the changes should save")
     return text
 
 

@@ -27,8 +27,8 @@ def forecast(text: str, samples: float, runs_dir: Path) -> tuple[Noise, str | No
     note = None
     if last < 0.99 * samples:
         note = (
-            f"noise={text} ends after {last:,.0f} of {samples:,.0f} samples; from there on the noise scale is taken to "
-            f"stay at {noise.scales[-1]:.4g}"
+            f"noise={text} ends after {last:,.0f} of {samples:,.0f} samples; the noise scale is assumed to stay at "
+            f"{noise.scales[-1]:.4g}"
         )
     return noise, note
 
@@ -39,7 +39,7 @@ def _of_run(name: str, runs_dir: Path) -> Noise:
         lines = run.decisions.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
         raise SearchError(
-            f"noise={name}: {run.path} has no decisions.jsonl: its batch did not adapt; name a run with "
+            f"noise={name}: {run.path} has no decisions.jsonl, because its batch did not adapt; name a run with "
             "adapt.rule=noise, similarity or goodput"
         ) from error
     except OSError as error:

@@ -82,7 +82,7 @@ def _length(experiment: Experiment, epoch: int | None) -> tuple[float, float | N
     """Samples of the training and of an epoch."""
     train = experiment.train
     if train.load is not None:
-        raise SearchError(f"train.load={train.load}: a simulation plays whole trainings; leave it out")
+        raise SearchError(f"train.load={train.load}: a simulation starts from the beginning; leave train.load out")
     if train.epochs is not None and epoch is not None:
         return float(train.epochs * epoch), float(epoch)
     if train.epochs is not None:
@@ -104,7 +104,7 @@ def _orders(experiment: Experiment, given: Sequence[NodeOrder]) -> Sequence[Node
         for name in order.groups:
             if order.groups.count(name) > own.groups.count(name):
                 raise SearchError(
-                    f"nodes={order}: the plan has {own.groups.count(name)} nodes of group {name!r} ({own}); give no "
-                    "more of each"
+                    f"nodes={order}: the plan has {own.groups.count(name)} nodes of group {name!r} ({own}); give at "
+                    f"most that many"
                 )
     return given or orders(own)

@@ -10,6 +10,7 @@ from conf.reading.values import own_words
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.schema.adapt import Adapt, Rule
 from fasop.errors import SearchError
+from fasop.shares.json_files import of_word
 from fasop.shares.performance import WeightSync, recommended
 from fasop.shares.public_files import read_adaptation, read_cluster
 from fasop.shares.solution import sizes_of
@@ -30,16 +31,17 @@ def simulated(args: Arguments, file: Path) -> Simulated:
     given, others = own_words(args.overrides, OF_PUBLIC, SearchError)
     if strange := [word for word in others if not word.startswith("adapt.")]:
         raise SearchError(f"iidp={file} does not take {strange[0]}, only {', '.join(OF_PUBLIC)} and adapt.KEY")
-    cluster = read_cluster(file)
+    with of_word("iidp", file):
+        cluster, of_jabas = read_cluster(file), read_adaptation(file)
     batch = given.get("parallel.global_batch_size", cluster.smallest_batch)
     if batch is None:
         raise SearchError(f"iidp={file} needs the global batch: add parallel.global_batch_size=512, for example")
-    adapt = _adapt(read_adaptation(file), others)
+    adapt = _adapt(of_jabas, others)
     if adapt.rule is Rule.goodput or adapt.rebalance:
         what = "adapt.rebalance=true" if adapt.rebalance else f"adapt.rule={adapt.rule}"
         raise SearchError(
-            f"{what} goes by times that a run measures; with iidp={file} every batch is divided anew in any case: use "
-            "adapt.rule=similarity or noise"
+            f"{what} needs times that a run measures; with iidp={file} every batch is divided anew anyway: use "
+            f"adapt.rule=similarity or noise"
         )
     size = given.get("parallel.micro_batch_size")
     unit, sizes = unit_of(cluster, args.unit), sizes_of(cluster, size)
@@ -60,7 +62,7 @@ def simulated(args: Arguments, file: Path) -> Simulated:
     for order in args.nodes:
         for name in order.groups:
             if order.groups.count(name) > whole.groups.count(name):
-                raise SearchError(f"nodes={order}: {file} has {whole}; give no more of each")
+                raise SearchError(f"nodes={order}: {file} has {whole}; give at most that many of each")
     prices = args.prices or {}
     if unknown := [name for name in prices if name not in kinds_of(cluster)]:
         raise SearchError(f"prices={unknown[0]}:…: the kinds of servers are {', '.join(kinds_of(cluster))}")

@@ -44,7 +44,8 @@ def epoch_of(plan: Plan, consumed: float) -> int:
 def chosen(plan: Plan, available: Collection[int], logged: Sequence[Logged]) -> tuple[list[int], str] | None:
     """The nodes to go on with, and why; None where those of the plan are to stay.
 
-    The times that the plan predicts are multiplied by what the newest iterations took against their prediction.
+    The times that the plan has, which are predicted or measured, are multiplied by what the newest iterations took
+    against them.
 
     Args:
         plan: the present one.
@@ -101,10 +102,10 @@ def _candidate(plan: Plan, nodes: Sequence[int], factor: float) -> Candidate:
 
 
 def _seconds(plan: Plan, nodes: Sequence[int]) -> Callable[[float], float]:
-    """Predicted, of an iteration on some nodes with a global batch of so many samples."""
+    """By the plan's times, of an iteration on some nodes with a global batch of so many samples."""
     elastic, how = _of(plan)
     replicas = [node for node in nodes for _ in range(elastic.ranks[node] // plan.tensor)]
-    weights = [1.0 / elastic.weights[node] for node in replicas]
+    weights = [1.0 / elastic.weights[replica] for replica in elastic.replicas_on(nodes, plan.tensor)]
     rest, micro_batch_s = _rest(plan, nodes), how.micro_batch_s
 
     def of_batch(batch: float) -> float:

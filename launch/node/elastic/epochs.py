@@ -44,8 +44,9 @@ class EpochEnds:
         if last <= self._epoch:
             return
         self._epoch = last
+        plan, logged = self._company.measured_plan(), [self._logged(line) for line in self._lines]
         with suppress(ValueError):  # no nodes can take the batches that are forecast: these go on as long as they can
-            found = chosen(self._plan, self._company.available, [self._logged(line) for line in self._lines])
+            found = chosen(plan, self._company.available, logged)
             if found is not None:
                 self._company.ask_for(*found)
 

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from conf.errors import RunFolderError
@@ -22,6 +23,7 @@ from launch.files.attempt import Start
 from launch.files.records import ChangeRecord
 from launch.files.run_files import planned_start
 from launch.node.elastic.fellows import Fellow, Standing
+from launch.node.elastic.measured import of_start, with_measured
 from launch.node.elastic.replan import replanned
 from launch.node.peers import Finding
 from megatron_ext.contract.files import write_atomic
@@ -133,7 +135,7 @@ class Company:
         change = self.change
         nodes = self._next_nodes(here, change)
         self._check(nodes)
-        plan = replanned(self._plan, nodes)
+        plan = replanned(self.measured_plan(), nodes)
         if self._restarted:  # all were to save in whichever start they were, and have
             self._run.save_request(str(start)).unlink(missing_ok=True)
         if not _make(self._run, start, plan):
@@ -141,6 +143,10 @@ class Company:
         self._show(plan)
         self._note(start, plan, change.reason if change is not None and nodes == sorted(change.nodes) else None)
         return start, plan
+
+    def measured_plan(self) -> Plan:
+        """The plan of this start, with what its replicas have been measured to take."""
+        return with_measured(self._plan, of_start(_decided(self._run), self._start))
 
     def _next_nodes(self, here: list[int], change: ChangeRecord | None) -> list[int]:
         """Those that were chosen, if all are here. Where nodes are chosen, a loss brings no others in as long as enough
@@ -174,22 +180,22 @@ class Company:
         before = self._earlier()
         now = (here, saved(self._run))
         if before[-MOST_IN_VAIN:] == [now] * MOST_IN_VAIN:
-            raise LaunchError(f"was started {MOST_IN_VAIN} times with the same nodes, and saved nothing since")
+            raise LaunchError(f"was started {MOST_IN_VAIN} times with the same nodes without saving anything")
 
     def _earlier(self) -> list[tuple[list[int], int]]:
         """Of each later start of this submission: its nodes, and the iteration that it went on from."""
         names = self._plan.node_names
         return [
             ([names.index(name) for name in line["nodes"]], line["iteration"])
-            for line in _elastic_lines(self._run)
-            if Start.parse(line["start"]).submission == self._start.submission
+            for line in _decided(self._run)
+            if "nodes" in line and Start.parse(line["start"]).submission == self._start.submission
         ]
 
     def _note(self, start: Start, plan: Plan, reason: str | None) -> None:
         """A line of decisions.jsonl (docs/formats.md)."""
         names, before = plan.node_names, self._plan
         lost = [f"node {names[rank]} was lost" for rank in before.used if rank not in plan.used]
-        again = [f"node {names[rank]} takes part again" for rank in plan.used if rank not in before.used]
+        again = [f"node {names[rank]} is back" for rank in plan.used if rank not in before.used]
         why = "the run was started again" if self._restarted else "a rank was lost"
         line = {
             "iteration": saved(self._run),
@@ -201,8 +207,7 @@ class Company:
             "shares": list(plan.micro_batches),
             "reason": reason or "; ".join([*(lost or [why]), *again]),
         }
-        with self._run.decisions.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        _append(self._run.decisions, json.dumps(line))
 
 
 _HERE = (Standing.waits, Standing.ready, Standing.parked)
@@ -234,10 +239,18 @@ def saved(run: RunDir) -> int:
     return 0
 
 
-def _elastic_lines(run: RunDir) -> list[dict[str, Any]]:
-    """Of decisions.jsonl, those that changed the nodes."""
+def _decided(run: RunDir) -> list[dict[str, Any]]:
+    """The lines of decisions.jsonl but for the last one where a rank was killed while it wrote that."""
     try:
-        lines = read_text(run.decisions).splitlines()
+        lines = read_text(run.decisions).splitlines(keepends=True)
     except FileNotFoundError:
         return []
-    return [line for line in map(json.loads, lines) if "nodes" in line]
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _append(path: Path, line: str) -> None:
+    """Adds a line, in the place of one that was cut short."""
+    with path.open("a+b") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(f"{line}\n".encode())

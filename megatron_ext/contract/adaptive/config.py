@@ -72,6 +72,8 @@ class Adapted:
     """Samples of a micro-batch, by replica; None where all have `micro_batch_size`."""
     streams: Optional[List[int]] = None
     """Copies of the model, by replica; None where all have one."""
+    nodes: Optional[List[str]] = None
+    """Of an elastic run, the node of each replica."""
 
 
 def lr_factor(config: Optional[AdaptConfig], samples: int, reference: int) -> float:

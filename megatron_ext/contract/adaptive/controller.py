@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from megatron_ext.contract.adaptive import sizes as of_sizes
 from megatron_ext.contract.adaptive.config import GOODPUT, NONE, SIMILARITY, AdaptConfig
@@ -42,10 +42,12 @@ class Controller:
         weights: Sequence[float],
         window: Sequence[Measurement] = (),
         streams: Sequence[int] = (),
+        known: Sequence[Mapping[Way, float]] = (),
     ) -> None:
         """`reference` is the global batch that the learning rate was chosen for, in samples; `weights` are the shares
         that replicas have while nothing else is known, in proportion. `window` are measurements of an earlier start.
-        `streams` are the plan's, by replica; empty: one each.
+        `streams` are the plan's, by replica; empty: one each. `known` is what an earlier start measured, by replica:
+        seconds of a round, by the way.
 
         Raises:
             ValueError: no batch fits the bounds.
@@ -61,6 +63,9 @@ class Controller:
         ways = ways_of(config, micro_batch_size, self._copies)
         plain = all(of_replica == [Way(micro_batch_size)] for of_replica in ways)
         self._measured = None if plain else [Measured(of_replica) for of_replica in ways]
+        for measured, of_replica in zip(self._measured or (), known):
+            for way, seconds in of_replica.items():
+                measured.note(way, seconds)
         self.window: List[Measurement] = list(window)
         """The newest measurements, as many as decisions take together."""
         self._timed: Tuple[Sequence[float], Sequence[float]] = (), ()
@@ -108,6 +113,16 @@ class Controller:
         """The shares of about so many samples, before anything was measured."""
         return self._divided(None, max(len(self._seconds), round(samples / self._size))).shares
 
+    def divided(self, samples: int) -> Division:
+        """The fastest division of about so many samples by what earlier starts have measured, and by the first shares
+        where they have not."""
+        replicas, expected = None, [measured.expected() for measured in self._measured or ()]
+        if any(expected):
+            own = [Way(self._size, copies) for copies in self._copies]
+            guessed = [{way: way.streams * took} for way, took in zip(own, self._seconds)]
+            replicas = [Replica(found or guess) for found, guess in zip(expected, guessed)]
+        return self._divided(replicas, max(len(self._seconds), round(samples / self._size)))
+
     def order(self, times: Optional[Times]) -> Iterator[int]:
         """In which the micro-batches of the plan's size are dealt (`shares.dealt`), if `times` are always measured."""
         if times is not None and self._rebalances(times):
@@ -142,7 +157,7 @@ class Controller:
                 return count, f"{known}; no times"
             return self._by_goodput(now, scale, times), known
         sought = sought_batch(config.target, scale)
-        return by_noise(count, scale, config.target, self._rungs), f"{known}, sought batch {sought:.4g}"
+        return by_noise(count, scale, config.target, self._rungs), f"{known}, wanted batch {sought:.4g}"
 
     def _by_goodput(self, now: Division, scale: float, times: Times) -> int:
         assert self._rungs is not None

@@ -60,6 +60,11 @@ class Measured:
         factor = seconds / self._known.get(way, seconds)
         self._known = {**{other: known * factor for other, known in self._known.items()}, way: seconds}
 
+    @property
+    def known(self) -> Mapping[Way, float]:
+        """Seconds of a round by way, of those that were measured."""
+        return self._known
+
     def expected(self) -> Dict[Way, float]:
         """Seconds by way, once one was measured: of those that were, and of others next to one that was.
 

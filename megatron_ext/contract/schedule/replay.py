@@ -84,7 +84,7 @@ def check_runs(lists: Sequence[Sequence[Sequence[AnyAction]]], chunks: int) -> N
     replay = Replay(lists, chunks)
     stuck = [f"{rank_named(s, r, len(lists[s]))} at {named(lists[s][r][replay.done[s, r]])}" for s, r in replay.run()]
     if stuck:
-        raise EngineError(f"deadlock: for ever wait {', '.join(stuck)}")
+        raise EngineError(f"deadlock: waiting forever: {', '.join(stuck)}")
 
 
 def rank_named(stage: int, replica: int, replicas: int) -> str:

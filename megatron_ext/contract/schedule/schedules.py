@@ -60,7 +60,7 @@ def schedule(name: str, stages: int, chunks: int, micro_batches: int) -> List[Ac
     if name not in NAMES:
         raise EngineError(f"schedule={name!r} is not known; known: {', '.join(NAMES)}")
     if name == "interleaved" and (stages < 2 or chunks < 2):
-        raise EngineError(f"schedule=interleaved needs 2 stages and 2 chunks at least, not {stages} and {chunks}")
+        raise EngineError(f"schedule=interleaved needs at least 2 stages and 2 chunks, not {stages} and {chunks}")
     if name != "interleaved" and chunks != 1:
         raise EngineError(f"schedule={name} has 1 chunk on a stage, not {chunks}; interleaved has more")
     if min(stages, micro_batches) < 1:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.contract.schedule.streams import Step
-from megatron_ext.engine.executor import Executor, Key
+from megatron_ext.engine.executor.executor import Executor, Key
 from megatron_ext.engine.streams.scaling import SCALE, StageScale
 from megatron_ext.tasks.task import Micro
 

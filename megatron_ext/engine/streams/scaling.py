@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_ext.engine.executor import LOSS
-from megatron_ext.engine.messages import Content
-from megatron_ext.engine.precision import LossScaler
+from megatron_ext.engine.executor.executor import LOSS
+from megatron_ext.engine.executor.messages import Content
+from megatron_ext.engine.optimizer.precision import LossScaler
 from megatron_ext.parallel.comm import told
 from megatron_ext.tasks.task import Tensors
 from megatron_ext.timeline.progress import Wait

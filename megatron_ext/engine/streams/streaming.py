@@ -20,7 +20,7 @@ from megatron_ext.contract.schedule.schedules import Action, Kind, exists
 from megatron_ext.contract.schedule.streams import LATEST, PIPEDREAM, Step, Stream
 from megatron_ext.data.samples import Samples
 from megatron_ext.engine.engine import FORWARD, Engine
-from megatron_ext.engine.learning_rate import learning_rate
+from megatron_ext.engine.optimizer.learning_rate import learning_rate
 from megatron_ext.engine.results import StepResult, not_finite
 from megatron_ext.engine.streams.executor import ScaledExecutor, StreamingExecutor
 from megatron_ext.engine.streams.scaling import StageScale

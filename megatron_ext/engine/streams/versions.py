@@ -7,8 +7,8 @@ from typing import Callable, Collection, Dict, List
 import torch
 from torch import Tensor
 
-from megatron_ext.engine.flat import FlatWeights
-from megatron_ext.engine.optimizer import Optimizer
+from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.engine.optimizer.optimizer import Optimizer
 
 
 class Versions:

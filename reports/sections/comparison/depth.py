@@ -46,7 +46,7 @@ def _group(runs: Sequence[Compared]) -> str:
             )
         )
     head = ("run", "depth", "versions", "samples/s", "predicted samples/s", *_GIB, "best quality")
-    title = "Samples a second over forward passes ahead on the first stage"
+    title = "Samples per second over forward passes ahead on the first stage"
     places = [run.facts.depth[0] for run in ordered]
     measured = pd.Series([run.facts.samples_per_s for run in ordered], places, name="measured")
     predicted = pd.Series([run.facts.predicted_samples_per_s for run in ordered], places, name="predicted").dropna()

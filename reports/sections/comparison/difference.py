@@ -18,8 +18,9 @@ from reports.figures.page import Cell, Row, data, table
 from reports.readers.events import Timeline, legend_order
 
 _NOTE = (
-    "Medians over steady iterations and the ranks of a stage. The rows of a stage add up to the iteration: what takes "
-    "longer on one stage is idle time on the others. Idle: waiting for another rank; other: what no event fills. "
+    "Medians over steady iterations and the ranks of a stage. The rows of a stage add up to the iteration: extra time "
+    "on one stage is idle time on the others. A rank has its own row if it alone changes. Idle: waiting for another "
+    "rank. Other: time without events. "
     f"Changes below {SMALL:.1%} of an iteration are left out."
 )
 
@@ -66,9 +67,9 @@ def difference_section(runs: Sequence[Timed]) -> str:
         f'<section id="difference"><h2>What differs</h2><p class="reason">{escape(in_words(before, after))}</p>'
         f"<p>{named}</p>{_table(before, after)}"
         f'<p class="note">{escape(_NOTE)}</p></section><section><h2>A typical iteration of each</h2>'
-        f'<div id="legend"></div>{timelines}<p class="note">The steady iteration of median length, of the replica that '
-        "computes longest, on one scale of time. Ctrl + wheel or a drag zooms both, a double click shows all; keys + − "
-        f"← → 0.</p></section>{data('difference-data', facts)}{looks()}"
+        f'<div id="legend"></div>{timelines}<p class="note">The steady iteration of median length, for the replica '
+        "that computes the longest, on one time scale. Ctrl + wheel or a drag zooms both, a double click shows all; "
+        f"keys + − ← → 0.</p></section>{data('difference-data', facts)}{looks()}"
         f'<script type="text/plain" id="columns">{packed.text}</script>'
     )
 
@@ -76,7 +77,7 @@ def difference_section(runs: Sequence[Timed]) -> str:
 def _table(before: Usual, after: Usual) -> str:
     found = [one for one in changes(before, after) if abs(one.more) >= SMALL * before.iteration_ms]
     if not found:
-        return '<p class="none">No stage and kind differs.</p>'
+        return '<p class="none">No stage differs.</p>'
     largest = max(abs(one.more) for one in found)
     head = ("stage", "kind", "A ms", "B ms", "B − A ms", "B − A %")
     return table(head, [_row(one, largest) for one in found], kind="changes")
@@ -86,7 +87,7 @@ def _row(one: Change, largest: float) -> Row:
     share = 100 * abs(one.more) / largest
     percent = f"{100 * one.more / one.before:+,.1f}" if one.before > 0 else "–"
     return (
-        "all" if one.stage is None else str(one.stage),
+        "all" if one.stage is None else str(one.stage) if one.rank is None else f"{one.stage}, rank {one.rank}",
         one.kind,
         Cell(f"{one.before:,.1f}", ' class="number"'),
         Cell(f"{one.after:,.1f}", ' class="number"'),

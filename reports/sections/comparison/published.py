@@ -11,7 +11,8 @@ from reports.facts.side_by_side import Compared, Facts, speed_up
 from reports.figures.page import Row, number, table
 
 _NOTE = (
-    "Here: the throughput of the fastest of these runs with the same replicas, against the fastest data-parallel one."
+    "Here: the throughput of the fastest of these runs with the same replicas, relative to the fastest data-parallel "
+    "run."
 )
 
 

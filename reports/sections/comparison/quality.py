@@ -11,8 +11,8 @@ from reports.figures.page import Cell, Row, number, table
 
 _FORMS = {"iteration": ",.0f", SAMPLES: ",.0f", EPOCHS: ",.2f", HOURS: ",.4g", DOLLARS: ",.4g"}
 _NOTE = (
-    "The first evaluation that had a quality. Qualities are the best values of the worst and of the best run, and what "
-    "train.until names; hours are those of iterations and evaluations."
+    "The first evaluation that reached a quality. Qualities are the best value of the worst run, the best value of "
+    "the best run, and the goal of train.until; hours count iterations and evaluations."
 )
 
 

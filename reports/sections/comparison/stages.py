@@ -9,9 +9,9 @@ from reports.facts.side_by_side import Compared
 from reports.figures.page import Cell, Row, number, table
 
 _NOTE = (
-    "Versions: of the stage's weights, that are alive at once at most; it is known before a run starts. Ahead: forward "
-    "passes before the first backward pass. Measured: the most that a rank of the stage took, of a run on CPUs all "
-    "that its process did."
+    "Versions: the most versions of the stage's weights that are alive at once, known before a run starts. Ahead: "
+    "forward passes before the first backward pass. Measured: the peak over the stage's ranks; on CPUs, of the whole "
+    "process."
 )
 
 

@@ -10,8 +10,9 @@ from reports.facts.side_by_side import Compared, speed_up
 from reports.figures.page import Cell, Row, number, table
 
 _NOTE = (
-    "An epoch is its iterations, without evaluations. Data parallelism: the fastest of these runs that has all of the "
-    "same model on each of as many workers. Busy: the part of an iteration in which ranks on such GPUs compute."
+    "An epoch counts its iterations, without evaluations. Data parallelism: the fastest of these runs that has the "
+    "whole model on each of the same number of workers. Busy: the fraction of an iteration in which ranks on these "
+    "GPUs compute."
 )
 
 

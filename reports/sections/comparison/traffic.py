@@ -10,8 +10,8 @@ from reports.facts.side_by_side import Compared, Sent
 from reports.figures.page import Cell, Row, table
 
 _NOTE = (
-    "Counted where ranks send. Activations go to the next stage and their gradients back; all-reduce: gradients of "
-    "weights, of which each rank sends what it does in a ring. Most of a rank: of the one that sends most."
+    "Counted at the sender. Activations go to the next stage, and their gradients back. All-reduce: weight gradients; "
+    "each rank sends as much as in a ring. Most of a rank: the rank that sends the most."
 )
 
 
@@ -33,7 +33,7 @@ def traffic_section(runs: Sequence[Compared]) -> str:
     ]
     head = ("run", *(kind.replace("_", "-") for kind in kinds), "all", "most of a rank")
     drawn = table(head, rows, kind="numeric traffic")
-    return f'<section><h2>Bytes sent for a sample</h2>{drawn}<p class="note">{escape(_NOTE)}</p></section>'
+    return f'<section><h2>Bytes sent per sample</h2>{drawn}<p class="note">{escape(_NOTE)}</p></section>'
 
 
 def size(sent: float) -> str:

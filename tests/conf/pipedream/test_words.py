@@ -185,7 +185,7 @@ def test_stages_that_share_hosts_in_turn_are_said(tmp_path: Path) -> None:
 def test_machines_without_a_rank_are_left_out_and_said(tmp_path: Path) -> None:
     content = {**HYBRID, "stage_to_rank_map": {"0": [0], "1": [1]}}
     word = one_file(tmp_path, content)
-    assert any("no stage has a rank on localhost:2, localhost:3" in note for note in notes_of(word))
+    assert any("left out localhost:2, localhost:3: no stage has a rank there" in note for note in notes_of(word))
     assert compose([word]).parallel.world_size == 2
 
 
@@ -221,7 +221,7 @@ def test_a_bottleneck_is_where_its_middle_is(tmp_path: Path) -> None:
         ({"learning_rate_policy": None, "epochs": 7}, {"train.lr_policy": "constant"}, ""),
         ({"learning_rate": "1e-3"}, {"train.lr": 0.001}, ""),
         ({"batch_size": None}, {"parallel.micro_batch_size": 256}, ""),
-        ({"colour": "blue"}, {}, "not known here, and left out: colour"),
+        ({"colour": "blue"}, {}, "unknown to tdpp, so ignored: colour"),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
 )
@@ -241,19 +241,19 @@ def test_other_keys_have_their_place(
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"compress_activations": True}, "compress_activations=True: nothing is compressed here"),
-        ({"model_type": "speech_to_text"}, "model_type=speech_to_text: there are no other models here; it must be"),
-        ({"machines": ["localhost"]}, "machines: localhost: it must be a list of host:gpu"),
-        ({"machines": []}, "machines=[]: it must be a list of host:gpu"),
-        ({"machines": ["a:0", "a:0"]}, "machines: a:0 is there twice"),
-        ({"batch_size": "many"}, "batch_size=many: it must be a whole number from 1 on"),
-        ({"epochs": True}, "epochs=True: it must be a whole number from 1 on"),
-        ({"learning_rate": "fast"}, "learning_rate=fast: it must be a number from 0 on"),
+        ({"compress_activations": True}, "compress_activations=True: tdpp does not compress"),
+        ({"model_type": "speech_to_text"}, "model_type=speech_to_text: tdpp has no other models; it must be"),
+        ({"machines": ["localhost"]}, "machines: localhost: it must be a list of HOST:GPU"),
+        ({"machines": []}, "machines=[]: it must be a list of HOST:GPU"),
+        ({"machines": ["a:0", "a:0"]}, "machines: a:0 is listed twice"),
+        ({"batch_size": "many"}, "batch_size=many: it must be a whole number, at least 1"),
+        ({"epochs": True}, "epochs=True: it must be a whole number, at least 1"),
+        ({"learning_rate": "fast"}, "learning_rate=fast: it must be a number, at least 0"),
         ({"recompute": "yes"}, "recompute=yes: it must be True or False"),
         ({"distributed_backend": "mpi"}, "distributed_backend=mpi: ranks send through NCCL or gloo; it must be nccl"),
         ({"learning_rate_policy": "cosine"}, "learning_rate_policy=cosine: it is not a policy; it must be step"),
-        ({"learning_rate_policy": "step"}, "learning_rate_policy=step: it falls after each 30 epochs; give"),
-        ({"lr_warmup": True}, "lr_warmup=True: it lasts 5 epochs; give train.lr_warmup_iterations"),
+        ({"learning_rate_policy": "step"}, "learning_rate_policy=step: the rate falls every 30 epochs; give"),
+        ({"lr_warmup": True}, "lr_warmup=True: the warm-up lasts 5 epochs; give train.lr_warmup_iterations"),
         ({"log_directory": None}, "log_directory is missing: the folder of all runs"),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
@@ -262,7 +262,7 @@ def test_what_cannot_be_expressed_is_refused(tmp_path: Path, values: dict[str, o
     word = one_file(tmp_path, HYBRID, **values)
     with pytest.raises(ConfigError) as error:
         compose([word])
-    assert str(error.value).startswith(f"{word} cannot be trained as it is:\n  ")
+    assert str(error.value).startswith(f"{word} cannot be trained unchanged:\n  ")
     assert said in str(error.value)
 
 
@@ -277,14 +277,14 @@ def test_each_fault_has_a_line(tmp_path: Path) -> None:
     [
         ({"module_to_stage_map": [0, 2, 2], "stage_to_rank_map": {"0": [0]}}, "stages must be 0, 1, … in the order"),
         ({"module_to_stage_map": [1, 0, 0], "stage_to_rank_map": {"0": [0], "1": [1]}}, "stages must be 0, 1, …"),
-        ({"module_to_stage_map": "0-1"}, "it must be a list with the stage of each module and of the loss"),
-        ({**HYBRID, "stage_to_rank_map": {"0": [0, 1], "1": [1]}}, "each of 0 to 2 must be there once"),
+        ({"module_to_stage_map": "0-1"}, "it must list the stage of each module and of the loss"),
+        ({**HYBRID, "stage_to_rank_map": {"0": [0, 1], "1": [1]}}, "each rank from 0 to 2 must occur once"),
         ({**HYBRID, "stage_to_rank_map": {"0": [0]}}, "it must have stages 0, 1"),
         ({**HYBRID, "stage_to_rank_map": {"0": [], "1": [0]}}, "each stage must have a list of ranks"),
-        ({**HYBRID, "stage_to_depth_map": {"0": -1, "1": 0}}, "each stage must have a whole number from 0 on"),
+        ({**HYBRID, "stage_to_depth_map": {"0": -1, "1": 0}}, "each stage must have a whole number, at least 0"),
         ({**HYBRID, "stage_to_rank_map": {"0": [0, 1, 2, 3], "1": [4]}}, "has 5 ranks, but machines has 4 GPUs"),
         ({**HYBRID, "module_to_stage_map": [0, 1, 1, 1]}, ""),
-        ("[1, 2]", "it has no keys"),
+        ("[1, 2]", "the file has no keys"),
         ("{", "neither YAML nor JSON"),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
@@ -309,13 +309,13 @@ def test_without_its_stage_modules_a_division_is_found_and_said(tmp_path: Path) 
 
 
 def test_another_models_stages_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has 8 of the layers that are blocks here, but model=vgg16 has 16 blocks"):
+    with pytest.raises(ConfigError, match=r"has 8 layers that are blocks in tdpp, but model=vgg16 has 16 blocks"):
         compose([one_file(tmp_path, HYBRID, ALEXNET)])
 
 
 def test_a_model_that_is_not_known_is_named(tmp_path: Path) -> None:
     word = one_file(tmp_path, HYBRID, module="models.inception_v3.gpus=4")
-    with pytest.raises(ConfigError, match=r"inception_v3 is not a model that is known by that name \(vgg16, resnet50"):
+    with pytest.raises(ConfigError, match=r"inception_v3 is not a known model \(vgg16, resnet50"):
         compose([word])
     made = compose([word, "model=vgg-tiny", "parallel.partition=3-3"])
     assert (made.model.name, str(made.partition)) == ("vgg-tiny", "3-3")
@@ -339,9 +339,9 @@ def test_words_of_the_command_line_are_stronger(tmp_path: Path) -> None:
 
 def test_one_file_at_a_time(tmp_path: Path) -> None:
     word = one_file(tmp_path, HYBRID)
-    with pytest.raises(ConfigError, match="is there 2 times"):
+    with pytest.raises(ConfigError, match="occurs 2 times"):
         compose([word, word])
-    with pytest.raises(ConfigError, match="is a whole experiment, and so is experiment="):
+    with pytest.raises(ConfigError, match="is a whole experiment, like experiment="):
         compose([word, "experiment=demo"])
     with pytest.raises(ConfigError, match=r"pipedream=nowhere\.yml: cannot be read: No such file"):
         compose(["pipedream=nowhere.yml"])
@@ -349,7 +349,7 @@ def test_one_file_at_a_time(tmp_path: Path) -> None:
 
 def test_without_stages_and_ranks_there_is_one(tmp_path: Path) -> None:
     assert compose([one_file(tmp_path, None, machines=["localhost:0"])]).parallel.world_size == 1
-    with pytest.raises(ConfigError, match="config_file is missing, with which there is one rank, but machines has 4"):
+    with pytest.raises(ConfigError, match="config_file is missing, so there is one rank, but machines has 4"):
         compose([one_file(tmp_path, None)])
 
 

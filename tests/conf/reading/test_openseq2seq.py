@@ -73,10 +73,10 @@ def test_words_of_the_command_line_are_stronger(file: Path) -> None:
 def test_what_has_no_place_here_is_said(file: Path) -> None:
     _, notes = read(file)
     assert notes == [
-        "how it searches is said when it translates: tdpp translate --beam 4 --length-norm 0.6",
-        "its sentences (/corpus/train.en, /corpus/train.de) are made ready by tdpp data pairs --output data/small; "
+        "the search is set when translating: tdpp translate --beam 4 --length-norm 0.6",
+        "its sentences (/corpus/train.en, /corpus/train.de) must be prepared with tdpp data pairs --output data/small; "
         "give the model.vocab_size that it prints",
-        "not known here, and left out: data_layer_params.colour",
+        "unknown to tdpp, so ignored: data_layer_params.colour",
     ]
 
 
@@ -85,17 +85,21 @@ def test_what_has_no_place_here_is_said(file: Path) -> None:
     [
         ('"optimizer": tf.contrib.opt.LazyAdamOptimizer', '"optimizer": NovoGrad', "optimizer="),
         ('"lr_policy": transformer_policy', '"lr_policy": "exp_decay"', "lr_policy=exp_decay: transformer_policy, "),
-        ('"loss_scaling": "LogMax"', '"loss_scaling": "Weird"', "loss_scaling=Weird: Backoff and LogMax are read"),
+        ('"loss_scaling": "LogMax"', '"loss_scaling": "Weird"', "loss_scaling=Weird: Backoff and LogMax are supported"),
         ('"max_steps": 1000', '"max_steps": steps()', "max_steps=line "),
-        ('"max_steps": 1000, ', "", "max_steps is not said, and num_epochs neither"),
-        ('"hidden_size": width', '"hidden_size": True', "encoder_params.hidden_size=True: its value is not one"),
+        ('"max_steps": 1000, ', "", "neither max_steps nor num_epochs is given"),
+        (
+            '"hidden_size": width',
+            '"hidden_size": True',
+            "encoder_params.hidden_size=True: its value cannot be evaluated",
+        ),
         ('"d_model": width', '"d_model": width, "max_lr": 1e-6', "lr_policy_params.max_lr=1e-06: the rate would rise"),
         (
             '"encoder": TransformerEncoder',
             '"encoder": ConvS2SEncoder',
             "only TransformerEncoder with TransformerDecoder",
         ),
-        ('"use_horovod"', '"larc_params": {"larc_eta": 1}, "use_horovod"', "larc_params=dict: there is no LARC here"),
+        ('"use_horovod"', '"larc_params": {"larc_eta": 1}, "use_horovod"', "larc_params=dict: tdpp has no LARC"),
     ],
     ids=lambda text: str(text)[:24],
 )
@@ -104,7 +108,7 @@ def test_what_cannot_be_expressed_is_refused(file: Path, old: str, new: str, sai
     file.write_text(SMALL.replace(old, new))
     with pytest.raises(ConfigError) as error:
         compose([f"openseq2seq={file}"])
-    assert str(error.value).startswith(f"openseq2seq={file} cannot be trained as it is:\n  ")
+    assert str(error.value).startswith(f"openseq2seq={file} cannot be trained unchanged:\n  ")
     assert said in str(error.value)
 
 
@@ -118,10 +122,10 @@ def test_each_fault_has_a_line(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("print('x')", "tdpp reads a file, and runs none of it"),
-        ("for k in range(3):\n    pass", "tdpp reads a file, and runs none of it"),
+        ("print('x')", "tdpp reads the file without running it"),
+        ("for k in range(3):\n    pass", "tdpp reads the file without running it"),
         ("a = (", "this is not a Python file"),
-        ("a = 1", "it has no base_params"),
+        ("a = 1", "no base_params"),
     ],
     ids=["call", "loop", "syntax", "other"],
 )

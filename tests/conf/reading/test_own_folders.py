@@ -73,13 +73,13 @@ def test_a_folder_called_conf_of_something_else_is_none_of_ours(nothing_set: Pat
 
 def test_the_name_of_a_shipped_one_is_refused(nothing_set: Path) -> None:
     model(nothing_set / "home/tdpp", "xl")
-    with pytest.raises(ConfigError, match=r"xl\.yaml has the name of .*xl\.yaml, which would be read in its place"):
+    with pytest.raises(ConfigError, match=r"xl\.yaml has the same name as .*xl\.yaml, which takes precedence"):
         compose([])
 
 
 def test_a_variable_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "/nowhere")
-    with pytest.raises(ConfigError, match="TDPP_CONFIG=/nowhere: there is no folder /nowhere; make it"):
+    with pytest.raises(ConfigError, match="TDPP_CONFIG=/nowhere: no folder /nowhere; create it"):
         compose(["model=mine"])
 
 

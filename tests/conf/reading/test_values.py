@@ -40,14 +40,14 @@ REFUSED = [
     ("above_0", "nan", "key=nan must be a number above 0"),
     ("above_0", "inf", "key=inf must be a number above 0"),
     ("above_0", "", "key='' must be a number above 0"),
-    ("whole", "0", "key=0 must be a whole number, 1 or more"),
-    ("whole", "1.5", "key=1.5 must be a whole number, 1 or more"),
-    ("whole", "²", "key='²' must be a whole number, 1 or more"),
-    ("path", "", "key='' names no file; give the path of one"),
+    ("whole", "0", "key=0 must be a whole number, at least 1"),
+    ("whole", "1.5", "key=1.5 must be a whole number, at least 1"),
+    ("whole", "²", "key='²' must be a whole number, at least 1"),
+    ("path", "", "key='' is empty; give the path of a file"),
     ("name", "../x", f"key='../x' {NO_NAME}"),
     ("name", "x\n", rf"key='x\n' {NO_NAME}"),
     ("one_of", "fp8", "key=fp8 must be one of fp32, bf16, fp16"),
-    ("several", "1,,2", "key=1,,2 must be a whole number, 1 or more; several are joined by commas"),
+    ("several", "1,,2", "key=1,,2 must be a whole number, at least 1; separate several by commas"),
 ]
 
 

@@ -60,7 +60,7 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "told"),
-    [("x" * 300, "File name too long"), (".", "it is a folder"), ("gone/x", "there is no folder gone")],
+    [("x" * 300, "File name too long"), (".", "this is a folder"), ("gone/x", "no folder gone")],
     ids=["long", "folder", "gone"],
 )
 def test_what_cannot_be_a_file_is_known_before(path: str, told: str) -> None:

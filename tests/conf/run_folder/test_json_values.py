@@ -37,7 +37,7 @@ def test_what_fits_is_there_with_its_types_and_unknown_keys_are_passed_over() ->
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ([], "x.json is damaged: it holds no JSON object"),
+        ([], "x.json is damaged: it is not a JSON object"),
         ({"at": 1}, "x.json is damaged, or of another version of tdpp: it lacks count"),
         ({"count": True, "at": 1}, "x.json is damaged: count=true must be a whole number"),
         ({"count": 1.0, "at": 1}, "x.json is damaged: count=1.0 must be a whole number"),

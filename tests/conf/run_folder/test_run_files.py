@@ -32,7 +32,7 @@ PLACES: dict[str, tuple[Callable[[Path], object], str]] = {
     "socket": (listening, r"cannot be read \(No such device or address\)"),
     "device": (lambda path: path.symlink_to("/dev/zero"), "is a device, not a regular file"),
     "circle": (lambda path: path.symlink_to(path.name), r"cannot be read \(Too many levels of symbolic links\)"),
-    "terabyte": (huge, "has 1099511627776 bytes, more than the 268435456 that are read of such a file"),
+    "terabyte": (huge, "has 1099511627776 bytes; at most 268435456 are read of such a file"),
 }
 
 
@@ -79,9 +79,9 @@ def test_what_is_not_there_is_not_damaged(tmp_path: Path) -> None:
 
 
 JSON = {
-    "deep list": ("[" * 60 + "]" * 60, "too deep within each other"),
-    "very deep list": ("[" * 10**6, "too deep within each other"),
-    "deep object": ('{"a":' * 60 + "1" + "}" * 60, "too deep within each other"),
+    "deep list": ("[" * 60 + "]" * 60, "too deeply"),
+    "very deep list": ("[" * 10**6, "too deeply"),
+    "deep object": ('{"a":' * 60 + "1" + "}" * 60, "too deeply"),
     "long number": ("9" * 5000, "is not JSON: Exceeds the limit"),
     "half a character": ('["\\ud800"]', "half of a character"),
     "cut off": ('{"a": 1', "is not JSON: Expecting"),

@@ -185,9 +185,9 @@ def test_a_closed_run_says_whose_it_is_and_hides_no_other(open_folder: Path) -> 
         assert list(RunDir.all(open_folder)) == [latest]
         assert RunDir.find(open_folder, "tiny") == latest
         for path in (closed.path, closed_name):
-            with pytest.raises(RunFolderError, match=f"{path}: you may not read this folder, which belongs to"):
+            with pytest.raises(RunFolderError, match=f"{path}: you may not read this folder; it belongs to"):
                 RunDir.find(open_folder, str(path))
-        with pytest.raises(RunFolderError, match=rf"you may not look there \(Permission denied: {closed_name}"):
+        with pytest.raises(RunFolderError, match=rf"not accessible \(Permission denied: {closed_name}"):
             RunDir.find(open_folder, f"{closed_name}/1-1")
 
 
@@ -217,26 +217,26 @@ def test_runs_that_come_and_go_meanwhile_are_no_error(tmp_path: Path) -> None:
 
 def test_what_fits_several_runs_names_them(tmp_path: Path) -> None:
     names = [made(tmp_path, name).name for name in ("a", "b")]
-    with pytest.raises(RunFolderError, match="fits several runs") as caught:
+    with pytest.raises(RunFolderError, match="matches several runs") as caught:
         RunDir.find(tmp_path, Path(names[0]).name)
     assert all(name in str(caught.value) for name in names)
 
 
 def test_what_fits_no_run_is_told_with_the_latest(tmp_path: Path) -> None:
     run = made(tmp_path, "tiny")
-    with pytest.raises(RunFolderError, match=f"no run 'nope' in .*; the latest are: {run.name}"):
+    with pytest.raises(RunFolderError, match=f"no run 'nope' in .*; the latest are {run.name}"):
         RunDir.find(tmp_path, "nope")
 
 
 @pytest.mark.parametrize("wanted", [None, "tiny"], ids=["latest", "a name"])
 def test_no_runs_at_all_says_how_to_start_one(tmp_path: Path, wanted: str | None) -> None:
-    with pytest.raises(RunFolderError, match=r"there are no runs in .*; start one with 'tdpp launch'"):
+    with pytest.raises(RunFolderError, match=r"no runs in .*; start one with 'tdpp launch'"):
         RunDir.find(tmp_path / "runs", wanted)
 
 
 def test_a_runs_folder_that_is_a_file_is_told_with_the_key(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
-    with pytest.raises(RunFolderError, match=r"runs_dir=.*/runs: cannot make a run folder there"):
+    with pytest.raises(RunFolderError, match=r"runs_dir=.*/runs: cannot create a run folder there"):
         RunDir.create(tmp_path / "runs", "tiny", "a", NOW)
 
 

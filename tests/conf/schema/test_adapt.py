@@ -23,7 +23,7 @@ ADAPTING = [
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("adapt.upper=null", "adapt.rule=noise lets the global batch grow, and nothing says how far; give adapt.upper"),
+        ("adapt.upper=null", "adapt.rule=noise lets the global batch grow, so it needs a limit; give adapt.upper"),
         (
             "adapt.upper=8",
             "parallel.global_batch_size=16, with which the run starts, must lie between adapt.lower=16 an",
@@ -42,72 +42,79 @@ ADAPTING = [
             "parallel.data=3 parallel.micro_batch_size=5 parallel.global_batch_size=15 adapt.upper=19",
             "adapt.upper=19 is",
         ),
-        ("train.samples=null train.iterations=9", "train.iterations=9 does not say how long a training is whose batch"),
-        ("adapt.rate=0.2", "adapt.rate=0.2 does nothing with adapt.rule=noise; use adapt.rule=similarity, or leave"),
+        (
+            "train.samples=null train.iterations=9",
+            "train.iterations=9 cannot set the length of a training whose batch",
+        ),
+        ("adapt.rate=0.2", "adapt.rate=0.2 has no effect with adapt.rule=noise; use adapt.rule=similarity, or leave"),
         (
             "adapt.rule=goodput adapt.target=0.5",
-            "does nothing with adapt.rule=goodput; use adapt.rule=similarity or noi",
+            "has no effect with adapt.rule=goodput; use adapt.rule=similarity or noi",
         ),
         (
             "adapt.rule=none adapt.upper=null adapt.every=5",
-            "adapt.every=5 does nothing with adapt.rule=none and adapt.",
+            "adapt.every=5 has no effect with adapt.rule=none and adapt.",
         ),
         ("adapt.target=1", "adapt.target=1.0 must be above 0 and below 1"),
         ("adapt.rule=other", "adapt.rule"),
         (
             "parallel.pipeline=2 parallel.chunks=2 parallel.schedule=interleaved",
-            "parallel.schedule=interleaved does no",
+            "parallel.schedule=interleaved cannot be",
         ),
         (
             "parallel.schedule=pipedream model.untie_embeddings_and_output_weights=true",
-            "parallel.schedule=pipedream do",
+            "parallel.schedule=pipedream cannot be",
         ),
         (
             "parallel.schedule_file=/f.json",
-            "parallel.schedule_file=/f.json is for one number of micro-batches, which a",
+            "parallel.schedule_file=/f.json is for a fixed number of micro-batches, which a",
         ),
         (
             "parallel.pipeline=2 parallel.data=2 parallel.replicas=2-1",
-            "parallel.replicas=2-1 does not go with adapt.rul",
+            "parallel.replicas=2-1 cannot be combined with adapt.rul",
         ),
         ("parallel.pipeline=2 adapt.rule=goodput adapt.rebalance=true", None),
         ("parallel.data=1 adapt.rebalance=true adapt.micro_batch_sizes=[8]", None),
-        ("adapt.micro_batch_sizes=[8]", "adapt.micro_batch_sizes=[8] are chosen by measured times, which adapt.rebala"),
+        (
+            "adapt.micro_batch_sizes=[8]",
+            "adapt.micro_batch_sizes=[8] need adapt.rebalance=true, which chooses them",
+        ),
         (
             "adapt.rebalance=true adapt.micro_batch_sizes=[8,10]",
-            "adapt.micro_batch_sizes=[8, 10]: 10 must be a multiple of parallel.micro_batch_size=4, and larger, for "
-            "together micro-batches make every batch; use 12, or a smaller parallel.micro_batch_size",
+            "adapt.micro_batch_sizes=[8, 10]: 10 must be a larger multiple of parallel.micro_batch_size=4, so that "
+            "micro-batches add up to every batch; use 12, or a smaller parallel.micro_batch_size",
         ),
-        ("parallel.data=1 adapt.rebalance=true", "parallel.data=1 leaves nothing to share; use adapt.rebalance=false"),
+        (
+            "parallel.data=1 adapt.rebalance=true",
+            "adapt.rebalance=true has nothing to share with parallel.data=1; use",
+        ),
         ("parallel.streams=2", None),
         ("parallel.streams=2 adapt.rule=none adapt.upper=null adapt.rebalance=true", None),
         ("parallel.data=1 adapt.rebalance=true adapt.streams=[2]", None),
         (
             "adapt.streams=[2]",
-            "adapt.streams=[2] are chosen by measured times, which adapt.rebalance=false leaves alone",
+            "adapt.streams=[2] need adapt.rebalance=true, which chooses them by measured times",
         ),
         ("adapt.rebalance=true adapt.streams=[2,65]", "adapt.streams=[2, 65]: 65 must be a number from 1 to 64"),
         (
             "parallel.pipeline=2 adapt.rebalance=true adapt.streams=[2]",
-            "adapt.streams=[2] does not go with parallel.pipeline=2: it is for data parallel plans; use parallel.pip",
+            "adapt.streams=[2] cannot be combined with parallel.pipeline=2: it works only in data parallel plans; use "
+            "parallel.pip",
         ),
         (
             "adapt.rebalance=true adapt.streams=[2] train.compile=true",
-            "adapt.streams=[2] does not go with train.compile=true; use train.compile=false, or adapt.streams=[]",
+            "adapt.streams=[2] cannot be combined with train.compile=true; use train.compile=false, or "
+            "adapt.streams=[]",
         ),
         (
             "adapt.rebalance=true adapt.streams=[2] train.overlap_optimizer=true train.clip_grad=0",
-            "train.overlap_optimizer=true does not go with adapt.streams=[2]: the gradients of all streams are added",
+            "train.overlap_optimizer=true cannot be combined with adapt.streams=[2]: the gradients of all streams must",
         ),
-        (
-            "adapt.rebalance=true adapt.streams=[2] elastic.enabled=true train.save_interval=5",
-            "adapt.streams=[2] go with the replicas of the plan, which elastic.enabled=true replaces by others; leave",
-        ),
-        ("executor.rehearse=virtual", "executor.rehearse=virtual computes no gradient whose noise adapt.rule=noise co"),
+        ("executor.rehearse=virtual", "executor.rehearse=virtual computes no gradients, whose noise adapt.rule=noise"),
         ("executor.rehearse=virtual executor.noise=20", None),
         (
             "executor.noise=20",
-            "executor.noise=20 is what a rehearsal with a rule for the batch measures; use executor.",
+            "executor.noise=20 applies only to a rehearsal with a batch that adapts; use",
         ),
     ],
 )
@@ -154,7 +161,7 @@ def test_a_plan_has_what_adapts_and_as_many_iterations_as_the_smallest_batch_mak
         ({"adapt": {"streams": [[[1]], [[1]]]}}, "adapt.streams=[[[1]], [[1]]] must be null without adapt.rebalance"),
         ({"adapt": {"upper": 9}}, "adapt.upper=9 must be larger: no even number of micro-batches of 4 samples"),
         ({"schedule": "interleaved", "chunks": 2, "pipeline": 1}, "must be"),
-        ({"micro_batch_size": 16, "data": 1}, "must be of two micro-batches at least with adapt.rule"),
+        ({"micro_batch_size": 16, "data": 1}, "must be of at least two micro-batches with adapt.rule"),
         ({"train": {"samples": None}}, "train.samples=null must be given with adapt.rule"),
     ],
     ids=["rule", "sizes", "streams", "no rebalancing", "upper", "schedule", "micro-batches", "samples"],

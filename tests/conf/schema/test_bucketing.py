@@ -28,7 +28,7 @@ def test_a_plan_says_how_many_batches_are_sorted_and_nothing_where_none_are() ->
 
 @pytest.mark.parametrize("family", ["tiny", "bert-tiny", "t5-tiny", "vit-tiny"])
 def test_other_models_are_refused(family: str) -> None:
-    with pytest.raises(ConfigError, match=r"data\.bucketing=80 is for models that translate.*; leave it out") as caught:
+    with pytest.raises(ConfigError, match=r"data\.bucketing=80 is for translation.*; leave it out") as caught:
         compose([f"model={family}", *WORDS[1:], "data.bucketing=80"])
     assert len(str(caught.value).splitlines()) == 1
 

@@ -78,16 +78,17 @@ BROKEN = {
     "a reference is not an option": ([ENROOT, "container.image=-x"], "container.image='-x' is neither"),
     "enroot takes no SIF": (
         [ENROOT, "container.image=/images/it.sif"],
-        "container.image=/images/it.sif is not an image file of enroot, whose name ends in .sqsh",
+        "container.image=/images/it.sif is not an image file of enroot; those end in .sqsh",
     ),
     "apptainer takes no squashfs": (
         [APPTAINER, "container.image=/images/it.sqsh"],
-        "container.image=/images/it.sqsh is not an image file of apptainer, whose name ends in .sif",
+        "container.image=/images/it.sqsh is not an image file of apptainer; those end in .sif",
     ),
     "a mount is one": ([ENROOT, "container.mounts=[data]"], "container.mounts: 'data' is not a mount"),
     "enroot mounts no path with a space": (
         [ENROOT, "container.mounts=['/my data:/data']"],
-        "container.mounts: enroot cannot mount '/my data', for it takes no path with spaces, ':' and '\\'; use another",
+        "container.mounts: enroot cannot mount '/my data', because it accepts no path with spaces, ':' and '\\'; use "
+        "another",
     ),
     "pyxis mounts no path with a comma": (
         [PYXIS, "container.mounts=['/a,b']"],
@@ -99,7 +100,7 @@ BROKEN = {
     ),
     "a variable has a name": (
         [ENROOT, "+cluster.environment.A-B=x"],
-        "cluster.environment.A-B: 'A-B' is not a variable's name",
+        "cluster.environment.A-B: 'A-B' is not a variable name",
     ),
     "enroot's own variables stay": (
         [ENROOT, "+cluster.environment.ENROOT_X=1"],
@@ -111,11 +112,11 @@ BROKEN = {
     ),
     "a value has one line": (
         [ENROOT, '+cluster.environment.A="x\ny"'],
-        r"cluster.environment.A='x\ny': enroot takes no value that holds a line break",
+        r"cluster.environment.A='x\ny': enroot accepts no value with a line break",
     ),
     "a value has no quotes around it": (
         [PYXIS, "+cluster.groups.local.environment.A='\"x\"'"],
-        "cluster.groups.local.environment.A='\"x\"': pyxis takes no value that",
+        "cluster.groups.local.environment.A='\"x\"': pyxis accepts no value with",
     ),
 }
 
@@ -150,8 +151,8 @@ def test_images_lie_beside_the_runs() -> None:
     ("overrides", "complaint"),
     [
         (["container=enroot", "container.digest=abc"], r"container\.digest='abc' is not the SHA-256 of an image file"),
-        (["container=enroot", f"container.digest={'0' * 64}"], r"write sha256: and the 64 hexadecimal digits"),
-        (["container=pyxis", f"container.digest={DIGEST}"], r"pyxis takes the image from the registry itself"),
+        (["container=enroot", f"container.digest={'0' * 64}"], r"give sha256: and the 64 hexadecimal digits"),
+        (["container=pyxis", f"container.digest={DIGEST}"], r"pyxis fetches the image from the registry"),
     ],
 )
 def test_a_digest_that_could_not_be_compared_is_refused(overrides: list[str], complaint: str) -> None:

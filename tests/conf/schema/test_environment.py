@@ -38,8 +38,8 @@ def test_what_only_sounds_like_a_secret_is_not_refused(name: str) -> None:
             "cluster.environment.TDPP_RUN_TOKEN: tdpp sets TDPP_RUN_TOKEN itself",
         ),
         ("cluster.environment_from=[NODE_RANK]", "cluster.environment_from: tdpp sets NODE_RANK itself"),
-        ("+cluster.environment.A-B=x", "'A-B' is not a variable's name"),
-        ("cluster.environment_from=['A=1']", "cluster.environment_from: 'A=1' is not a variable's name"),
+        ("+cluster.environment.A-B=x", "'A-B' is not a variable name"),
+        ("cluster.environment_from=['A=1']", "cluster.environment_from: 'A=1' is not a variable name"),
     ],
 )
 def test_a_variable_that_cannot_be_given_is_named(override: str, message: str) -> None:
@@ -48,5 +48,5 @@ def test_a_variable_that_cannot_be_given_is_named(override: str, message: str) -
 
 
 def test_a_variable_has_one_source() -> None:
-    with pytest.raises(ConfigError, match=r"cluster.environment_from has A, which cluster.environment gives a value"):
+    with pytest.raises(ConfigError, match=r"cluster.environment_from names A, which cluster.environment also sets"):
         compose(["+cluster.environment.A=1", "cluster.environment_from=[A]"])

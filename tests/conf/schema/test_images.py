@@ -14,37 +14,37 @@ PLAN = ("parallel=single", "parallel.micro_batch_size=2")
 FAULTS = [
     (["model=vgg16", "model.depths=x"], "model.depths=x must be the blocks of one to five stages"),
     (["model=vgg16", "model.depths=9999-9999"], "together at most 10000"),
-    (["model=vgg16", "model.hidden=3"], "model.hidden=3 is not for model.family=vgg; leave it out"),
+    (["model=vgg16", "model.hidden=3"], "model.hidden=3 does not apply to model.family=vgg; leave it out"),
     (["model=vgg16", "model.layers=3"], "model.layers=3 must be the number of blocks of model.family=vgg, 16"),
-    (["model=vgg16", "model.ffn_hidden=null"], "model.ffn_hidden has no value, which model.family=vgg needs"),
+    (["model=vgg16", "model.ffn_hidden=null"], "model.ffn_hidden is not set, but model.family=vgg needs"),
     (["model=resnet50", "model.hidden_dropout=0.1"], "model.hidden_dropout=0.1 is only for"),
     (["model=alexnet", "model.image_size=32"], "model.image_size=32 is too small for model.family=alexnet"),
     (["model=vgg16", "model.image_size=16"], "use at least 32"),
-    (["model=t2t-vit-tiny", "model.image_size=1"], "model.image_size=1 is too small for model.family=t2t_vit, whose"),
-    (["model=t2t-vit-tiny", "model.image_size=2"], "splits leave nothing of it; use at least 3"),
+    (["model=t2t-vit-tiny", "model.image_size=1"], "model.image_size=1 is too small for model.family=t2t_vit: its"),
+    (["model=t2t-vit-tiny", "model.image_size=2"], "splits would leave nothing of the image; use at least 3"),
     (["model=vit-tiny", "model.patch_size=3"], "model.image_size=8 is not divisible by model.patch_size=3"),
-    (["model=vit-tiny", "model.patch_size=null"], "model.patch_size has no value"),
-    (["model=vit-tiny", "model.classes=null"], "model.classes has no value"),
+    (["model=vit-tiny", "model.patch_size=null"], "model.patch_size is not set"),
+    (["model=vit-tiny", "model.classes=null"], "model.classes is not set"),
     (["model=vit-tiny", "model.classes=1"], "model.classes=1 must be at least 2"),
     (["model=vit-tiny", "model.drop_path=1"], "model.drop_path=1.0 must be at least 0 and less than 1"),
     (["model=vit-tiny", "model.heads=5"], "model.hidden=64 is not divisible by model.heads=5"),
-    (["model=vit-tiny", "model.sequence_length=4"], "model.sequence_length=4 is not for model.family=vit"),
+    (["model=vit-tiny", "model.sequence_length=4"], "model.sequence_length=4 does not apply to model.family=vit"),
     (["model=vit-tiny", "model.swiglu=true"], "model.swiglu=true is only for"),
     (["model=tiny", "model.patch_size=2"], "model.patch_size=2 is only for model.family=vit"),
     (["model=tiny", "data.augment.mixup=0.2"], "data.augment.mixup=0.2 is only for models of images"),
     (["model=vit-tiny", "data.augment.rand_augment_magnitude=11"], "must be between 0 and 10"),
     (["model=vit-tiny", "data.augment.erasing=2"], "data.augment.erasing=2.0 must be between 0 and 1"),
     (["model=vit-tiny", "data.blend=[{prefix: a}]"], "data.blend has 1 corpora"),
-    (["model=vit-tiny", "parallel.recompute=selective"], "nothing is known of attention in model.family=vit"),
+    (["model=vit-tiny", "parallel.recompute=selective"], "which tdpp does not find in model.family=vit"),
     (
         ["model=vit-tiny", "parallel.tensor=2"],
-        "parallel.tensor=2 does not go with model.family=vit; use parallel.tensor=1",
+        "parallel.tensor=2 cannot be combined with model.family=vit; use parallel.tensor=1",
     ),
     (
         ["model=vit-tiny", "engine=megatron_lm", "engine.checkout=there"],
-        "engine.kind=megatron_lm does not go with model.family=vit",
+        "engine.kind=megatron_lm cannot be combined with model.family=vit",
     ),
-    (["model=resnet-tiny", "parallel.micro_batch_size=1"], "one value of each channel with model.image_size=8"),
+    (["model=resnet-tiny", "parallel.micro_batch_size=1"], "a single value per channel with model.image_size=8"),
 ]
 
 
@@ -80,5 +80,5 @@ def test_a_partition_that_does_not_fit_names_the_blocks() -> None:
 def test_a_model_of_tokens_still_needs_its_sizes(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("name: mine\nlayers: 2\nhidden: 8\nheads: 1\nvocab_size: 9\n")
-    with pytest.raises(ConfigError, match=r"model\.sequence_length has no value"):
+    with pytest.raises(ConfigError, match=r"model\.sequence_length is not set"):
         compose([*PLAN, f"model={path}"])

@@ -23,7 +23,7 @@ BROKEN = {
     ),
     "another family": (
         ["model=bert-large", "parallel.partition=null"],
-        "model.family=bert: only model.family=gpt is handed to Megatron-LM, to its pretrain_gpt.py; use engine=tdpp",
+        "model.family=bert: Megatron-LM trains only model.family=gpt here, with its pretrain_gpt.py; use engine=tdpp",
     ),
     "GPipe": (
         ["parallel.schedule=gpipe"],
@@ -39,7 +39,7 @@ BROKEN = {
             *("parallel.replicas=24-8", "parallel.pipeline=2", "parallel.partition=null"),
             *("parallel.micro_batch_size=1", "parallel.global_batch_size=48"),
         ],
-        "parallel.replicas=24-8: all stages of Megatron-LM have as many replicas, of tensor groups of one size",
+        "parallel.replicas=24-8: in Megatron-LM all stages have the same numbers of replicas",
     ),
     "interleaved, with few micro-batches": (
         [
@@ -70,7 +70,7 @@ BROKEN = {
     ),
     "a last iteration that is not logged": (
         ["train.iterations=55"],
-        "train.iterations=55 must be a multiple of train.log_interval=10: Megatron-LM logs no other iteration",
+        "train.iterations=55 must be a multiple of train.log_interval=10: Megatron-LM logs only such iterations",
     ),
 }
 

@@ -14,36 +14,39 @@ from conf.schema.experiment import Cluster, Experiment, Gpu, NodeGroup
 BROKEN = {
     "a dry run has no metric": (
         ["sweep_metric=train/loss", "dry_run=true"],
-        "sweep_metric=train/loss is measured in runs, and dry_run=true starts none; leave one of them out",
+        "sweep_metric=train/loss needs a run, and dry_run=true starts none; leave one of the two out",
     ),
     "Megatron-LM's runs have no metrics file": (
         ["sweep_metric=train/loss", "engine=megatron_lm", "engine.checkout=x"],
-        "sweep_metric=train/loss: a run with engine.kind=megatron_lm has no metrics.jsonl, where it is read; use "
-        "engine=tdpp, or leave it out",
+        "sweep_metric=train/loss is read from metrics.jsonl, which a run with engine.kind=megatron_lm does not",
     ),
     "a metric of evaluations needs evaluations": (
         ["sweep_metric=valid/loss"],
-        "sweep_metric=valid/loss is measured in evaluations, and there are none without train.eval_interval; give "
-        "it a number of iterations",
+        "sweep_metric=valid/loss needs evaluations; set train.eval_interval, in iterations",
     ),
     "a sweep by cost needs prices": (
         ["sweep_metric=cost"],
-        "sweep_metric=cost needs the price of every node, and cluster.groups.local.price_per_hour is not known; give "
-        "it, in dollars for a node",
+        "sweep_metric=cost needs the price of every node, and cluster.groups.local.price_per_hour is not set; give "
+        "it, in dollars per node",
     ),
     "a sweep runs one run at a time at least": (["max_jobs=0"], "max_jobs=0 must be at least 1"),
     "runs of this machine that nobody waits for have no limit": (
         ["max_jobs=2", "executor.wait=false"],
-        "max_jobs=2 cannot hold with executor.wait=false, which starts all runs on this machine at once; use "
+        "max_jobs=2 has no effect with executor.wait=false, which starts all runs on this machine at once; use "
         "executor.wait=true, which runs them one after another, or max_jobs=null",
     ),
     "a limit of GPU-hours is a number": (
         ["confirm_gpu_hours=-1"],
-        "confirm_gpu_hours=-1.0 must be a number, 0 or above",
+        "confirm_gpu_hours=-1.0 must be a number, at least 0",
     ),
     "one profiler at a time": (
         ["profile.nsys=true", "profile.ncu=true"],
         "profile.nsys=true and profile.ncu=true: a process runs under one profiler at a time; set one to false",
+    ),
+    "torch traces nothing under ncu": (
+        ["profile.ncu=true", "profile.trace_iteration=3"],
+        "profile.trace_iteration=3 must be null with profile.ncu=true, under which torch traces nothing; set "
+        "train.iterations to profile few iterations",
     ),
     "time between readings of the GPUs": (
         ["profile.gpu_interval_s=-1"],
@@ -82,7 +85,7 @@ BROKEN = {
     ),
     "a group's GPU is in the cluster": (
         ["cluster.groups.local.gpu=a10"],
-        "cluster.groups.local.gpu=a10 is not in cluster.gpus, which has: cpu",
+        "cluster.groups.local.gpu=a10 is not in cluster.gpus; that has cpu",
     ),
     "several nodes have a number of GPUs": (
         ["cluster.groups.local.count=2"],
@@ -99,20 +102,20 @@ BROKEN = {
     ),
     "a latency is not negative": (
         ["cluster.groups.local.intra_latency_us=-1"],
-        "cluster.groups.local.intra_latency_us=-1.0 must be a number, 0 or above",
+        "cluster.groups.local.intra_latency_us=-1.0 must be a number, at least 0",
     ),
     "a price is a number": (
         ["cluster.groups.local.price_per_hour=nan"],
-        "cluster.groups.local.price_per_hour=nan must be a number, 0 or above",
+        "cluster.groups.local.price_per_hour=nan must be a number, at least 0",
     ),
     **{
-        f"{key} names something": ([f"{key}=''", *others], f"{key}='' names no file or folder; give the path of one")
+        f"{key} names something": ([f"{key}=''", *others], f"{key}='' is empty; give a path")
         for key, *others in (
             *(["runs_dir"], ["train.load"], ["parallel.schedule_file"], ["data.prefix"], ["cluster.scratch"]),
             ["container.image_dir"],
         )
     },
-    "a blank is not a folder": (["runs_dir='  '"], "runs_dir='  ' names no file or folder"),
+    "a blank is not a folder": (["runs_dir='  '"], "runs_dir='  ' is empty"),
     "a name is not a path": (["name=a/b"], "name='a/b' cannot name a run folder"),
     "a name is not an option": (["name='-x'"], "name='-x' cannot name a run folder"),
     "a name is not the folder of job links": (["name=by_job"], "name='by_job' cannot name a run folder"),
@@ -150,7 +153,7 @@ def test_a_group_name_can_be_written_in_a_node_order() -> None:
     gpu = Gpu(name="G", memory_gib=1, fp32_tflops=1, fp16_tflops=1, bf16_tflops=1, memory_gb_per_s=1)
     links = {"intra_gbit_per_s": 1, "intra_latency_us": 0, "inter_gbit_per_s": 1, "inter_latency_us": 0}
     group = NodeGroup(gpus_per_node=1, gpu="g", **links)
-    with pytest.raises(ConfigError, match=re.escape("'a+b' is not a group name")):
+    with pytest.raises(ConfigError, match=re.escape("'a+b' is not a valid group name")):
         Cluster(name="c", gpus={"g": gpu}, groups={"a+b": group})
 
 
@@ -159,11 +162,11 @@ def test_a_group_name_can_be_written_in_a_node_order() -> None:
     [
         (
             ["train.compile=true", "parallel.schedule=zb_h1"],
-            "train.compile=true does not go with parallel.schedule=zb_h1",
+            "train.compile=true cannot be combined with parallel.schedule=zb_h1",
         ),
         (
             ["experiment=seed_a10x8", "executor.rehearse=virtual"],
-            "executor.rehearse=virtual goes through the plan on this machine, but executor.kind=slurm",
+            "executor.rehearse=virtual rehearses the plan on this machine, but executor.kind=slurm",
         ),
         (
             ["experiment=seed_a10x8", "cluster.groups.gpu2.time_min=2"],

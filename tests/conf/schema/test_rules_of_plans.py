@@ -20,19 +20,20 @@ REPLICAS = ["parallel.data=2", "parallel.pipeline=1", "parallel.partition=null",
 BROKEN = {
     "streams in a pipeline": (
         ["parallel.streams=2"],
-        "parallel.streams=2 does not go with parallel.pipeline=2: it is for data parallel plans; use",
+        "parallel.streams=2 cannot be combined with parallel.pipeline=2: it works only in data parallel plans; use",
     ),
     "streams of other replicas": (
         [*REPLICAS, "parallel.streams=2-1-1"],
-        "parallel.streams=2-1-1 is for 3 replicas, but parallel.data=2; give one number, or as many as replicas",
+        "parallel.streams=2-1-1 is for 3 replicas, but parallel.data=2; give one number, or one per replica",
     ),
     "micro-batches that streams cannot share": (
         [*REPLICAS, "parallel.streams=3-1"],
-        "parallel.streams=3-1: a replica takes 1 micro-batch, which its 3 streams cannot share evenly; use",
+        "parallel.streams=3-1: a replica takes 1 micro-batch, which its 3 streams cannot share evenly; choose",
     ),
     "streams of compiled layers": (
         [*REPLICAS, "parallel.micro_batch_size=1", "parallel.streams=2", "train.compile=true"],
-        "parallel.streams=2 does not go with train.compile=true; use train.compile=false, or parallel.streams=null",
+        "parallel.streams=2 cannot be combined with train.compile=true; use train.compile=false, or "
+        "parallel.streams=null",
     ),
     "no streams": ([*REPLICAS, "parallel.streams=0"], "parallel.streams=0 must be a number from 1 to 64, or one for"),
     "layers are not the partition's sum": (
@@ -50,11 +51,12 @@ BROKEN = {
     ),
     "positions that the family does not have": (
         ["model=transformer-tiny", "model.position_embedding_type=rope"],
-        "model.position_embedding_type=rope does not go with model.family=transformer; use sinusoidal",
+        "model.position_embedding_type=rope cannot be combined with model.family=transformer; use sinusoidal",
     ),
     "positions that only another family has": (
         ["model.position_embedding_type=sinusoidal"],
-        "model.position_embedding_type=sinusoidal does not go with model.family=gpt; use learned_absolute or rope or "
+        "model.position_embedding_type=sinusoidal cannot be combined with model.family=gpt; use learned_absolute or "
+        "rope or "
         "none",
     ),
     "an LSTM with an MLP": (
@@ -63,7 +65,7 @@ BROKEN = {
     ),
     "an LSTM with heads": (
         ["model=gnmt-tiny", "model.heads=2"],
-        "the attention of model.family=gnmt has one head; use 1",
+        "the attention of model.family=gnmt has a single head; use 1",
     ),
     "an LSTM with one layer": (
         ["model=gnmt-tiny", "model.layers=1"],
@@ -83,11 +85,12 @@ BROKEN = {
     ),
     "a language model of one LSTM": (
         ["model=awd-lm-tiny", "model.layers=1"],
-        "model.layers=1: the first and the last layer of model.family=awd_lm have widths of their own; use 2 or more",
+        "model.layers=1: model.family=awd_lm needs a first and a last layer, which have their own widths; use 2 or "
+        "more",
     ),
     "part of a layer without attention computed again": (
         ["model=awd-lm-tiny", "parallel.recompute=selective"],
-        "parallel.recompute=selective is for attention, and nothing is known of attention in model.family=awd_lm; use",
+        "parallel.recompute=selective recomputes attention, which tdpp does not find in model.family=awd_lm; use",
     ),
     "a rate of dropout that drops all": (
         ["model=awd-lm-tiny", "model.weight_dropout=1"],
@@ -99,7 +102,7 @@ BROKEN = {
     ),
     "a model of videos without features": (
         ["model=s2vt-tiny", "model.features=null"],
-        "model.features has no value, which model.family=s2vt needs; give model.features=",
+        "model.features is not set, but model.family=s2vt needs it; give model.features=",
     ),
     "features of text": (["model.features=10"], "model.features=10 is only for model.family=s2vt"),
     "tensor parallel LSTMs": (
@@ -123,7 +126,8 @@ BROKEN = {
     ),
     "a head's width that cannot be turned": (
         ["model.kv_channels=7", "model.position_embedding_type=rope"],
-        "model.kv_channels=7 is odd, but model.position_embedding_type=rope turns pairs of numbers; use 8, or another",
+        "model.kv_channels=7 is odd, but model.position_embedding_type=rope rotates pairs of numbers; use 8, or "
+        "another",
     ),
     "a tensor group shares the decoder's sequence, too": (
         [
@@ -150,8 +154,8 @@ BROKEN = {
     ),
     "another schedule has one chunk": (
         ["parallel.schedule=zb_h1", "parallel.chunks=2", "parallel.partition=null"],
-        "parallel.chunks=2 needs parallel.schedule=interleaved, not zb_h1, which has one chunk on a stage; "
-        "use that, or parallel.chunks=1",
+        "parallel.chunks=2 needs parallel.schedule=interleaved, but zb_h1 has one chunk per stage; "
+        "use interleaved, or parallel.chunks=1",
     ),
     "one stage has one chunk": (
         ["parallel.schedule=interleaved", "parallel.chunks=2", "parallel.pipeline=1", "parallel.partition=null"],
@@ -160,7 +164,7 @@ BROKEN = {
     ),
     "a partition is numbers and dashes": (
         ["parallel.partition=2--2"],
-        "parallel.partition='2--2' is not a partition: write the transformer layers of each stage joined by dashes",
+        "parallel.partition='2--2' is not a partition: join the layers of each stage by dashes",
     ),
     "a partition without limit is not computed": (["parallel.partition=1-99999999999"], "is not a partition"),
     "ranks are more than the GPUs": (
@@ -183,8 +187,7 @@ BROKEN = {
     ),
     "the order names a group that is not there": (
         [HET, "parallel.node_order=dgx+gpu2*7"],
-        "parallel.node_order=dgx+gpu2*7 names the node group 'dgx', which cluster 'a100x1_a10x7' has not; "
-        "it has: hgx, gpu2",
+        "parallel.node_order=dgx+gpu2*7 names the node group 'dgx', but cluster 'a100x1_a10x7' has only hgx, gpu2",
     ),
     "a node order is groups and counts": (
         [HET, "parallel.node_order=hgx+gpu2*0"],
@@ -206,12 +209,12 @@ BROKEN = {
     ),
     "shares that are none": (
         ["parallel.shares=3-0"],
-        "parallel.shares='3-0' are no shares: '0' is neither a whole number from 1 on nor NUMBER*TIMES; write for "
+        "parallel.shares='3-0' is invalid: '0' is neither a whole number of at least 1 nor NUMBER*TIMES; write for "
         "example 3-1 or 3*4-1*4",
     ),
     "shares beyond number": (
         ["parallel.shares=" + "-".join(["1*99999"] * 9)],
-        "are no shares: with '1*99999' there are more than 131072 numbers; write for example 3-1 or 3*4-1*4",
+        "is invalid: with '1*99999' it has more than 131072 numbers; write for example 3-1 or 3*4-1*4",
     ),
     "replicas beyond number": (
         ["parallel.replicas=1*99999-1*99999"],
@@ -219,12 +222,12 @@ BROKEN = {
     ),
     "shares that the batch does not have": (
         ["parallel.shares=6-4"],
-        "parallel.shares=6-4 cannot share out parallel.global_batch_size=16 samples in micro-batches of 2: it must be a"
-        " multiple of 5 micro-batches, 10 samples; use parallel.global_batch_size=10 or 20, or parallel.shares=5-3",
+        "parallel.shares=6-4 cannot divide parallel.global_batch_size=16 in micro-batches of 2: the batch must be a "
+        "multiple of 5 micro-batches, 10 samples; use parallel.global_batch_size=10 or 20, or parallel.shares=5-3",
     ),
     "shares of half micro-batches": (
         ["parallel.shares=1-1", "parallel.global_batch_size=6", "parallel.micro_batch_size=4"],
-        "it must be a multiple of 2 micro-batches, 8 samples; use parallel.global_batch_size=8",
+        "the batch must be a multiple of 2 micro-batches, 8 samples; use parallel.global_batch_size=8",
     ),
     "tensor sizes of another number of stages": (
         ["parallel.tensor=2-1-1"],
@@ -252,17 +255,18 @@ BROKEN = {
             *("parallel.replicas=3-1-3", "parallel.node_order=hgx+gpu2", "model.heads=16"),
         ],
         "parallel.tensor=1-2-1 puts a tensor group of stage 1, ranks 3 to 4, over node 0 (hgx) and node 1 (gpu2), but "
-        "a tensor-parallel group lies inside one node, and ranks fill the nodes of parallel.node_order stage by "
+        "a tensor-parallel group must fit in one node, and ranks fill the nodes of parallel.node_order stage by "
         "stage; nearest that fits: parallel.tensor=1*3 parallel.replicas=3-2-3",
     ),
     "replicas of which not each gets a micro-batch": (
         ["parallel.replicas=9-1"],
         "parallel.replicas=9-1 has a stage of 9 replicas, but parallel.global_batch_size=16 in micro-batches of 2 "
-        "gives 8 of them: not each gets one; use parallel.global_batch_size=18, or parallel.replicas=8-1",
+        "gives only 8 micro-batches, fewer than replicas; use parallel.global_batch_size=18, or parallel.replicas=8-1",
     ),
     "shares of replicas that differ by stage": (
         ["parallel.replicas=2-1", "parallel.shares=1-2"],
-        "parallel.shares=1-2 does not go with parallel.replicas=2-1: it is for stages with as many replicas; use "
+        "parallel.shares=1-2 cannot be combined with parallel.replicas=2-1: it needs the same number of replicas in "
+        "every stage; use "
         "parallel.shares=null, or parallel.replicas=null parallel.data=2",
     ),
     "shares of other than the replicas that all stages have": (
@@ -271,7 +275,8 @@ BROKEN = {
     ),
     "interleaved replicas that differ by stage": (
         ["parallel.replicas=2-1", "parallel.schedule=interleaved"],
-        "parallel.schedule=interleaved does not go with parallel.replicas=2-1: it is for stages with as many replicas; "
+        "parallel.schedule=interleaved cannot be combined with parallel.replicas=2-1: it needs the same number of "
+        "replicas in every stage; "
         "use gpipe, one_f_one_b or zb_h1",
     ),
     "alike stages, written one by one, on other than their ranks": (
@@ -280,7 +285,8 @@ BROKEN = {
     ),
     "chunks of replicas that differ by stage": (
         ["parallel.replicas=2-1", "parallel.schedule=interleaved", "parallel.chunks=2", "parallel.partition=1-1-1-1"],
-        "parallel.chunks=2 does not go with parallel.replicas=2-1: it is for stages with as many replicas; use "
+        "parallel.chunks=2 cannot be combined with parallel.replicas=2-1: it needs the same number of replicas in "
+        "every stage; use "
         "parallel.chunks=1",
     ),
     "stages that differ on other than their ranks": (
@@ -289,19 +295,19 @@ BROKEN = {
     ),
     "more replicas than micro-batches": (
         ["parallel.shares=1-3", "parallel.global_batch_size=2"],
-        "it must be a multiple of 4 micro-batches, 8 samples; use parallel.global_batch_size=8",
+        "the batch must be a multiple of 4 micro-batches, 8 samples; use parallel.global_batch_size=8",
     ),
     "shares and a schedule of one's own": (
         ["parallel.shares=3-1", "parallel.schedule_file=mine.json"],
-        "parallel.shares=3-1 does not go with parallel.schedule_file=mine.json, which is for one number of",
+        "parallel.shares=3-1 cannot be combined with parallel.schedule_file=mine.json, which is for a fixed number of",
     ),
     "Megatron-LM has no shares": (
         ["parallel.shares=3-1", "engine=megatron_lm", "engine.checkout=x"],
-        "parallel.shares=3-1: replicas of Megatron-LM take equal numbers of micro-batches; use parallel.shares=null",
+        "parallel.shares=3-1: Megatron-LM's replicas take equal numbers of micro-batches; use parallel.shares=null",
     ),
     "tensor does not fit a node": (
         [SEED, "parallel.tensor=8", "parallel.data=1", "parallel.pipeline=4", "parallel.partition=null"],
-        "parallel.tensor=8 does not fit cluster.groups.gpu2.gpus_per_node=4: a tensor-parallel group lies inside one "
+        "parallel.tensor=8 does not fit cluster.groups.gpu2.gpus_per_node=4: a tensor-parallel group must fit in one "
         "node; nearest that fit: 4",
     ),
     "tensor does not divide the heads": (

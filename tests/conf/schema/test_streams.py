@@ -23,22 +23,31 @@ PIPEDREAM = [
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("parallel.semantics=latest parallel.schedule=gpipe", "parallel.semantics=latest is for parallel.schedule=p"),
-        ("parallel.update_every=2 parallel.schedule=gpipe", "parallel.update_every=2 is for parallel.schedule=pipedre"),
-        ("parallel.schedule_file=own.json", "parallel.schedule_file=own.json does not go with parallel.schedule=pip"),
+        ("parallel.semantics=latest parallel.schedule=gpipe", "parallel.semantics=latest works only with parallel"),
+        ("parallel.update_every=2 parallel.schedule=gpipe", "parallel.update_every=2 works only with parallel"),
+        (
+            "parallel.schedule_file=own.json",
+            "parallel.schedule_file=own.json cannot be combined with parallel.schedule=pip",
+        ),
         ("parallel.global_batch_size=7", "is not divisible by parallel.micro_batch_size=2; nearest that are: 6, 8"),
-        ("parallel.data=2 parallel.shares=2-1", "parallel.shares=2-1 does not go with parallel.schedule=pipedream"),
-        ("parallel.data=2 parallel.sharded_optimizer=true", "parallel.sharded_optimizer=true does not go with"),
+        (
+            "parallel.data=2 parallel.shares=2-1",
+            "parallel.shares=2-1 cannot be combined with parallel.schedule=pipedream",
+        ),
+        ("parallel.data=2 parallel.sharded_optimizer=true", "parallel.sharded_optimizer=true cannot be combined with"),
         ("parallel.chunks=2 parallel.pipeline=2", "parallel.chunks=2"),
-        ("parallel.pipeline=2 parallel.tensor=2-1 parallel.replicas=1-2", "parallel.tensor=2-1 does not go with"),
+        (
+            "parallel.pipeline=2 parallel.tensor=2-1 parallel.replicas=1-2",
+            "parallel.tensor=2-1 cannot be combined with",
+        ),
         ("parallel.pipeline=2 parallel.depth=3", "parallel.depth=3 is for 1 stage, but parallel.pipeline=2"),
         ("parallel.pipeline=2 parallel.depth=a", "parallel.depth='a' is not a depth"),
-        ("parallel.pipeline=3 parallel.depth=0-1-0", "never comes to its end (deadlock: "),
+        ("parallel.pipeline=3 parallel.depth=0-1-0", "would deadlock (deadlock: "),
         ("parallel.pipeline=4 parallel.semantics=two", "parallel.update_every=1 must be at least 3 with"),
         ("parallel.pipeline=3 parallel.partition=2-0-2", "use parallel.pipeline=2 parallel.partition=2-2"),
         (
             "parallel.pipeline=2 model.untie_embeddings_and_output_weights=false",
-            "use model.untie_embeddings_and_output_weights=true, or a schedule that flushes",
+            "use model.untie_embeddings_and_output_weights=true, or a schedule with a flush",
         ),
     ],
 )

@@ -310,7 +310,7 @@ def test_images_that_are_there_are_left_alone(folder: Path, tmp_path: Path, caps
     before = (tmp_path / "x.json").stat().st_ino
     prepare(tmp_path / "x", folder)
     assert (tmp_path / "x.json").stat().st_ino == before
-    assert "there already, unchanged; --force makes it anew" in capsys.readouterr().err
+    assert "exists already, unchanged; --force makes it again" in capsys.readouterr().err
     (tmp_path / "x-test.labels.npy").write_bytes(b"")
     prepare(tmp_path / "x", folder)
     assert len(arrays(tmp_path / "x", "test")[1]) == 4
@@ -319,7 +319,7 @@ def test_images_that_are_there_are_left_alone(folder: Path, tmp_path: Path, caps
 @pytest.mark.parametrize(
     ("files", "given", "message"),
     [
-        ({}, ["gone"], "there is no such file or folder; images of packages are called digits, mnist"),
+        ({}, ["gone"], "no such file or folder; images of packages are called digits, mnist"),
         ({"d/readme": b""}, ["d"], "d: no image in it; give a folder or a tar file with a folder of PNG or JPEG"),
         ({"d/1.png": encoded(random(0, 2, 2))}, ["d"], "1.png: in no folder that names its class"),
         ({"d/a/1.png": encoded(random(0, 2, 2))}, ["d"], "every image is of the class 'a'; give the folder above"),

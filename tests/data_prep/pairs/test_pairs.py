@@ -93,7 +93,7 @@ def test_pairs_that_are_there_are_left_alone_and_others_made_anew(
     prepare(source, prefix)
     out, err = capsys.readouterr()
     assert out == f"{prefix}\n"
-    assert "there already, unchanged; --force makes it anew" in err
+    assert "exists already, unchanged; --force makes it again" in err
     assert Path(f"{prefix}.json").stat().st_ino == before
     prepare(source, prefix, "--seed", "2")
     assert Path(f"{prefix}.json").stat().st_ino != before

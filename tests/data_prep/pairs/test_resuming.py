@@ -68,7 +68,7 @@ def test_ctrl_c_loses_no_chunk(
         cut_after(patch, 3, KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             prepare(source, tmp_path / "x")
-    assert "interrupted; the same command goes on from there" in capsys.readouterr().err
+    assert "interrupted; the same command continues from there" in capsys.readouterr().err
     assert Journal(tmp_path / ".x.partial")._steps["read"].items == 27
     prepare(source, tmp_path / "x")
     prepare(source, tmp_path / "whole" / "x")
@@ -109,7 +109,7 @@ def test_what_was_begun_for_other_text_is_not_gone_on_with(
 
 
 def test_on_a_disk_that_was_full_the_same_command_goes_on(source: Path, tmp_path: Path) -> None:
-    with largest_file(1500), pytest.raises(DataPrepError, match=r"cannot be written \(File too large\); .* goes on"):
+    with largest_file(1500), pytest.raises(DataPrepError, match=r"cannot be written \(File too large\); .* continues"):
         prepare(source, tmp_path / "out" / "x")
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".x.partial"]
     for name in ("out", "whole"):

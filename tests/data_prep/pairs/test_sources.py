@@ -221,7 +221,7 @@ def test_of_words_that_differ_by_system_the_default_is_taken() -> None:
         ({"a.de": "ü\n".encode("latin-1"), "a.en": b"x\n"}, ["a"], r"a\.de:1: not UTF-8 \(byte 0xfc\); convert"),
         ({"a.de": b"x\n"}, ["a.de"], r"a\.de: the file with its translation is missing: give both, de first"),
         ({"a.de": b"x\n"}, ["a"], r"there is no .*a\.en; pairs come from"),
-        ({}, ["a"], "there is no such file or folder; pairs come from two files of lines"),
+        ({}, ["a"], "no such file or folder; pairs come from two files of lines"),
         ({"d/a.txt": b""}, ["d"], "d: no pairs in it; pairs come from"),
         ({"a.mo": b"not one"}, ["a.mo"], r"a\.mo: not a catalogue of gettext"),
         ({"a.po": b"msgid unquoted\n"}, ["a.po"], r"a\.po: not a catalogue of gettext \(line 1 is"),

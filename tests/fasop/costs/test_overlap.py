@@ -21,8 +21,8 @@ from fasop.simulation.predict import planned
 from fasop.simulation.ranks.replicas import Replicas
 from launch.control.plan import make_plan
 from megatron_ext.contract.plan import BUCKET_BYTES, Plan
-from megatron_ext.engine.flat import FlatWeights
-from megatron_ext.engine.reduce import buckets
+from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.engine.gradients.reduce import buckets
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
 from tests.support.cases import each

@@ -84,16 +84,16 @@ def test_what_is_written_of_a_profile_reads_as_the_same(
 
 
 def test_an_unknown_profile_is_told_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=f"no profile 'nope' in .*; there are: {', '.join(SHIPPED)}; 'tdpp profile'"):
+    with pytest.raises(ConfigError, match=f"no profile 'nope' in .*; known are {', '.join(SHIPPED)}; 'tdpp profile'"):
         profile.read_profile("nope")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("gpu: X\n", "", r"is not a profile: gpu has no value"),
-        ("source: a test\n", "", "is not a profile: source has no value"),
-        ("    precision: fp16\n", "", r"is not a profile: costs\[0\]\.precision has no value"),
+        ("gpu: X\n", "", r"is not a profile: gpu is not set"),
+        ("source: a test\n", "", "is not a profile: source is not set"),
+        ("    precision: fp16\n", "", r"is not a profile: costs\[0\]\.precision is not set"),
         ("precision: fp16", "precision: fp8", r"is not a profile: .*precision: .*fp8"),
         (FIRST, FIRST.replace("2", "soon"), r"is not a profile: layer\.backward: .*soon"),
         ("    head:", "    tail:", "is not a profile: .*tail"),
@@ -102,9 +102,9 @@ def test_an_unknown_profile_is_told_with_the_known_ones() -> None:
         (FIRST, FIRST.replace("1", "0"), OF_FIRST + r": layer\.forward=0\.0 must be above 0"),
         (FIRST, FIRST.replace("1", ".nan"), OF_FIRST + r": layer\.forward=nan must be above 0"),
         (FIRST, FIRST.replace("2", ".inf"), OF_FIRST + r": layer\.backward=inf must be above 0"),
-        ("tensor: 2", "tensor: 1", OF_FIRST + " is there twice"),
+        ("tensor: 2", "tensor: 1", OF_FIRST + " occurs twice"),
         ("tensor: 2", "tensor: 0", "tensor must be at least 1"),
-        ("  xl: {hidden: 1600", "  x: {hidden: 1600", r"costs are of model 'xl', but models has no such key"),
+        ("  xl: {hidden: 1600", "  x: {hidden: 1600", r"costs are for model xl, but models has no such key"),
         ("heads: 16", "heads: 0", r"models\.xl\.heads=0 must be at least 1"),
         ("{fp16: 0.3}", "{fp16: -1}", r"optimizer_ns_per_parameter\.fp16=-1\.0 must be"),
         ("gbit_per_s: 100", "gbit_per_s: 0", r"within\.p2p\.gbit_per_s=0\.0 must be above 0"),
@@ -143,17 +143,17 @@ HEAD = "head: {forward: 1, backward: 2}"
         (
             HEAD,
             HEAD.replace("2", "8.8"),
-            OF_FIRST + r": head\.backward=8\.8 ms is 8\.8 times forward \(1 ms\), and 0\.125",
+            OF_FIRST + r": head\.backward=8\.8 ms is 8\.8 times forward \(1 ms\), but usual is 0\.125",
         ),
         (
             FIRST,
             FIRST.replace("2", "10"),
-            OF_FIRST + r": layer\.backward=10 ms is 10 times forward \(1 ms\), and 0\.125",
+            OF_FIRST + r": layer\.backward=10 ms is 10 times forward \(1 ms\), but usual is 0\.125",
         ),
         (
             SECOND,
             SECOND.replace("1.1", "100").replace("2", "200"),
-            r"tensor=2 .*layer\.forward=100 ms is 100 times that of tensor 1 \(1 ms\), and 0\.4 to 30 times is usual",
+            r"tensor=2 .*layer\.forward=100 ms is 100 times that of tensor 1 \(1 ms\), but usual is 0\.4 to 30;",
         ),
         (SECOND, SECOND.replace("1.1", "0.3").replace("2", "0.6"), r"tensor=2 .*=0\.3 ms is 0\.3 times that of"),
         (THIRD, THIRD.replace("3", "0.3"), r"size=4 .*: layer\.backward=6 ms is 20 times forward"),

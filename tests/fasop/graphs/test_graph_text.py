@@ -57,15 +57,15 @@ def test_older_files_have_other_zeros_and_nodes_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "graph.txt has no nodes; a line of one is NAME -- DESCRIPTION"),
+        ("", "graph.txt has no nodes; the line of a node is NAME -- DESCRIPTION"),
         (f"{NODE}\nb: Linear\n", "graph.txt, line 2: neither a node nor an edge"),
-        (f"{NODE}\n{NODE}\n", "line 2: node 'a' has a line above, too"),
+        (f"{NODE}\n{NODE}\n", "line 2: node 'a' already has a line above"),
         (f"{NODE}\n\ta -- z\n", "line 2: no line above describes node 'z'"),
-        (f"{NODE}\n\ta\n", "line 2: 'a' is not an edge, which is a tab, SOURCE -- TARGET"),
+        (f"{NODE}\n\ta\n", "line 2: 'a' is not an edge; an edge is a tab, SOURCE -- TARGET"),
         (NODE.replace("forward", "fwd"), "line 1: 'fwd_compute_time=1.000"),
         (
             NODE.replace("1.000", "fast"),
-            "line 1: forward_compute_time=fast must be a number of milliseconds, 0 or more",
+            "line 1: forward_compute_time=fast must be a number of milliseconds, at least 0",
         ),
         (NODE.replace("2.500", "-1"), "line 1: backward_compute_time=-1 must be"),
         (NODE.replace("8.0", "nan"), "line 1: activation_size=nan must be a number of bytes"),
@@ -103,11 +103,11 @@ def test_deep_graphs_are_read() -> None:
 def test_odd_figures_are_reported_and_kept() -> None:
     graph = chain()
     assert [*doubts(graph)] == [
-        "node0 (Input0) takes 30 ms in this profile, though an input computes nothing: waiting for data was probably "
-        "measured; counted as 0"
+        "node0 (Input0) takes 30 ms in this profile although an input computes nothing: the profile probably measured "
+        "waiting for data; counted as 0"
     ]
     short, idle = line("a", "EmuBidirLSTM(8)", 5.247, 0.016), line("b", "Linear(2)", 0, 0)
     found = [*doubts(parse(f"{short}\n{idle}\n", "odd"))]
     assert found[0].startswith("a (EmuBidirLSTM) has a backward pass of 0.016 ms after a forward pass of 5.247 ms")
-    assert found[1].startswith("b (Linear) has parameters and takes no time")
+    assert found[1].startswith("b (Linear) has parameters but takes no time")
     assert not [*doubts(branches())]

@@ -47,22 +47,22 @@ def test_the_public_answer_is_printed_and_written(graph: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "needs the machines: levels=N"),
-        (["reference=true"], "reference=true is for machines in levels: add levels= and bandwidths="),
-        (["cluster=a10x8", "memory_gb=16"], "memory_gb=16 is for machines in levels"),
+        ([], "needs machines: levels=N"),
+        (["reference=true"], "reference=true applies to machines in levels: add levels= and bandwidths="),
+        (["cluster=a10x8", "memory_gb=16"], "memory_gb=16 applies to machines in levels"),
         (
             ["cluster=a100x1_a10x7"],
-            "the cluster has a100_40gb, a10, each with times of its own; give graph=a100_40gb:FILE",
+            "the cluster has a100_40gb, a10, which need separate times; give graph=a100_40gb:FILE",
         ),
         (["cluster=none_such"], "none_such"),
-        (["levels=4,2", "bandwidths=1e9"], "levels=4,2 has 2 levels, and bandwidths=1e+09 has 1; give one bandwidth"),
-        (["levels=4"], "levels=4 has 1 level, and bandwidths= is not given"),
-        (["levels=4,0", "bandwidths=1e9,1e9"], "levels=4,0 must be a whole number, 1 or more; several are joined"),
-        (["levels=4", "bandwidths=1.25"], "bandwidths=1.25 must be bytes per second, 100000 or more"),
+        (["levels=4,2", "bandwidths=1e9"], "levels=4,2 has 2 levels, but bandwidths=1e+09 has 1; give one bandwidth"),
+        (["levels=4"], "levels=4 has 1 level, but bandwidths= is not given"),
+        (["levels=4,0", "bandwidths=1e9,1e9"], "levels=4,0 must be a whole number, at least 1; separate several"),
+        (["levels=4", "bandwidths=1.25"], "bandwidths=1.25 must be bytes per second, at least 100000;"),
         (["levels=4", "bandwidths=1e9", "compression=0"], "compression=0 must be a number above 0"),
         (["levels=4", "bandwidths=1e9", "reference=yes"], "reference=yes must be true or false"),
-        (["levels=4", "bandwidths=1e9", "model=xl"], "model=xl has no meaning beside levels=4"),
-        (["levels=4", "bandwidths=1e9", "csv=/none/there.csv"], "cannot write /none/there.csv: there is no folder"),
+        (["levels=4", "bandwidths=1e9", "model=xl"], "model=xl has no effect with levels=4"),
+        (["levels=4", "bandwidths=1e9", "csv=/none/there.csv"], "cannot write /none/there.csv: no folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -82,7 +82,7 @@ def test_stages_are_placed_on_the_nodes_of_a_cluster(graph: Path, capsys: pytest
     told = capsys.readouterr()
     assert "replicas 1-1-1:" in told.out
     assert "nodes in the order" in told.err
-    assert "no division on contiguous ranks in this order of nodes is faster: this is proved" in told.err
+    assert "no division on contiguous ranks in this order of nodes is faster (proved)" in told.err
     assert "a10: node0 (Input0) takes 60 ms" in told.err
 
 

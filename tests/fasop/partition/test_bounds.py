@@ -127,7 +127,7 @@ def test_twins_take_the_same_with_every_partition() -> None:
 def test_a_search_finds_the_best_of_all_sizes_orders_and_partitions() -> None:
     """With all the ways in which it leaves out plans: bounds, options that are never worse, orders that are alike."""
     tried = 0
-    for seed in seeds(fewer(25, 40)):
+    for seed in seeds(fewer(12, 40)):
         rng = np.random.default_rng(seed)
         training, kinds, choices = random_case(rng)
         best = best_times(training, kinds, choices)
@@ -139,4 +139,4 @@ def test_a_search_finds_the_best_of_all_sizes_orders_and_partitions() -> None:
         assert found == pytest.approx(min(seconds for _, seconds in best), rel=ROUNDING)
         assert all(floor(sized, kinds) <= seconds * (1 + ROUNDING) for sized, seconds in best)
         tried += 1
-    assert tried > 10
+    assert tried > 5

@@ -1,4 +1,4 @@
-"""Partitions of layers that differ, of random sequences, against all of them."""
+"""Partitions of layers that differ, of random sequences, against all terms."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_no_move_gains_more_than_is_expected_of_it() -> None:
 
 
 def test_a_search_among_many_partitions_finds_one_that_is_hardly_worse_than_the_best() -> None:
-    """Here all of them are few; so the search is made to begin at the balance."""
+    """Here all terms are few; so the search is made to begin at the balance."""
     ratios = []
     for _, lines, layers in cases(fewer(24, 60)):
         _, seconds = all_times(lines, layers)

@@ -80,7 +80,7 @@ def test_no_division_of_the_batch_takes_less(tmp_path: Path, more: tuple[str, ..
     chosen, said = decided(compose_unchecked(words(tmp_path, *more, *BOTH)))
     seconds = predict(chosen).iteration_s
     assert seconds == pytest.approx(min(every_division(chosen, sizes)), rel=1e-6)
-    assert f"{seconds * 1e3:.1f} ms an iteration; micro-batches of {', '.join(map(str, sizes))} were compared" in str(
+    assert f"{seconds * 1e3:.1f} ms per iteration; micro-batches of {', '.join(map(str, sizes))} were compared" in str(
         said
     )
 
@@ -88,7 +88,7 @@ def test_no_division_of_the_batch_takes_less(tmp_path: Path, more: tuple[str, ..
 def test_only_what_is_left_open_is_chosen(tmp_path: Path) -> None:
     shares, said = decided(compose_unchecked(words(tmp_path, BOTH[0], "parallel.micro_batch_size=2")))
     assert (shares.parallel.micro_batch_size, shares.parallel.shares) == (2, "2*2-1*2")
-    assert str(said).startswith("parallel.shares=auto: parallel.shares=2*2-1*2 takes least by prediction, ")
+    assert str(said).startswith("parallel.shares=auto: parallel.shares=2*2-1*2 is predicted to be fastest, ")
     assert "equal shares would take" not in str(said)  # 6 micro-batches for 4 replicas
     size, said = decided(compose_unchecked(words(tmp_path, BOTH[1], "parallel.shares=2*2-1*2")))
     assert size.parallel.shares == "2*2-1*2"
@@ -118,15 +118,16 @@ def test_a_micro_batch_that_does_not_fit_is_not_chosen(tmp_path: Path) -> None:
     ("more", "message"),
     [
         (("parallel.shares=auto", "parallel.micro_batch_size=5"),
-         "batch_size=12 must be a whole number of micro-batches of 5 samples, one or more for each of 4"),
-        ((*BOTH, "parallel.global_batch_size=3"), "one or more for each of 4 replicas; use a larger batch"),
-        ((*BOTH, "model.layers=96"), "no micro-batch size fits into memory, by prediction: with micro-batches of 1"),
-        ((*BOTH, "parallel.schedule_file=x"), "parallel.micro_batch_size=auto does not go with parallel.schedule_file"),
-        (("parallel.shares=auto", "parallel.schedule=pipedream"), "parallel.shares=auto does not go with"),
+         "batch_size=12 must be a whole number of micro-batches of 5 samples, at least one for each of 4"),
+        ((*BOTH, "parallel.global_batch_size=3"), "at least one for each of 4 replicas; use a larger batch"),
+        ((*BOTH, "model.layers=96"), "no micro-batch size fits in memory: with micro-batches of 1"),
+        ((*BOTH, "parallel.schedule_file=x"), "parallel.micro_batch_size=auto cannot be combined with "
+                                              "parallel.schedule_file"),
+        (("parallel.shares=auto", "parallel.schedule=pipedream"), "parallel.shares=auto cannot be combined with"),
         (("parallel.shares=auto", "parallel.pipeline=2", "parallel.replicas=3-1"),
-         "parallel.shares=auto does not go with parallel.replicas=3-1"),
+         "parallel.shares=auto cannot be combined with parallel.replicas=3-1"),
         ((*BOTH, "parallel.data=5"), "ranks, but the chosen nodes"),
-        (("parallel.micro_batch_size=some",), "parallel.micro_batch_size=some must be a whole number, or auto"),
+        (("parallel.micro_batch_size=some",), "parallel.micro_batch_size=some must be a whole number or auto"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_chosen_is_one_message(tmp_path: Path, more: tuple[str, ...], message: str) -> None:
@@ -141,7 +142,9 @@ def test_a_search_leaves_the_same_open(tmp_path: Path) -> None:
 
 
 def test_whoever_does_not_choose_says_who_does(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"parallel.shares=auto: 'tdpp launch' and 'tdpp doctor' choose the value"):
+    with pytest.raises(
+        ConfigError, match=r"parallel.shares=auto: only 'tdpp launch' and 'tdpp doctor' choose the value"
+    ):
         compose(words(tmp_path, "parallel.shares=auto"))
 
 

@@ -70,7 +70,7 @@ def test_the_best_plan_without_idle_nodes_stands_beside(everywhere: tuple[list[P
     plans, told = everywhere
     plan, sentence = plans[0], told[0]
     assert set(idle(plan).whole) == {"a10"}
-    assert f"plan 1 leaves GPUs idle that hold no layers, {idle(plan).gpus} of 32: a10*2" in sentence
+    assert f"plan 1 leaves GPUs without layers idle, {idle(plan).gpus} of 32: a10*2" in sentence
     assert "without these nodes a100*2, which leave_out=true shows, is the best: " in sentence
     assert "for $65.55 an hour instead of $85.09" in sentence
     both = best_plans(read([*SLOW, "parallel.data=8"]), Arguments(top=1)).plans[0]
@@ -78,7 +78,7 @@ def test_the_best_plan_without_idle_nodes_stands_beside(everywhere: tuple[list[P
     assert left(plan) == {"a100": 2} == left(both)
     shown = notes([both, plan])
     assert len(shown) == 1
-    assert "plan 2 leaves GPUs idle" in shown[0]
+    assert "plan 2 leaves GPUs without layers idle" in shown[0]
     assert "without these nodes plan 1 is the best" in shown[0]
 
 
@@ -95,7 +95,7 @@ def test_a_search_may_leave_nodes_out_says_so_and_launch_takes_that(
     files = [f"csv={tmp_path / 'plans.csv'}", f"page={tmp_path / 'plans.html'}", f"plan={tmp_path / 'best.yaml'}"]
     assert main(["search", *SLOW, "top=2", *files]) == 0
     told = capsys.readouterr()
-    assert "The first plan uses 2 of 4 nodes; leave_out=false asks for plans on all of them." in told.err
+    assert "The first plan uses 2 of 4 nodes; leave_out=false shows plans on all of them." in told.err
     words = [word for word in SLOW if not word.startswith("parallel.")]
     taken = compose([*words, f"parallel={tmp_path / 'best.yaml'}"])
     assert str(taken.node_order) == "a100*2"

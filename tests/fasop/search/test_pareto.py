@@ -137,7 +137,7 @@ def test_limits_that_nothing_keeps_are_told_with_what_would() -> None:
     with pytest.raises(SearchError) as error:
         front(inputs, Arguments(pareto=First.time, max_cost=0.001, max_days=7))
     text = str(error.value)
-    assert "no plan for 50 iterations keeps max_cost=0.001 and max_days=7: the cheapest takes" in text
+    assert "no plan for 50 iterations meets max_cost=0.001 and max_days=7: the cheapest takes" in text
     (days, cost), (_, most) = re.findall(r"([\d.e-]+) days for \$([\d.]+)", text)
     assert float(days) == pytest.approx(inputs.run.days(cheapest), rel=0.01)
     assert float(cost) == pytest.approx(step_cost(cheapest) * 50, rel=0.01)
@@ -181,7 +181,7 @@ def test_days_and_dollars_are_told_of_a_training_whose_length_was_given(
     assert [name in heading for name in ("days", "$")] == [bool(length)] * 2
     assert [bool(row[name]) for name in ("train_days", "train_cost")] == [bool(length)] * 2
     assert ("31 iterations take" in page.read_text(), "all takes" in page.read_text()) == (bool(length),) * 2
-    assert ("tokens=N adds what a whole training takes" in shown.err) == (not length)
+    assert ("add tokens=N to see days and dollars of a whole training" in shown.err) == (not length)
     assert row["price_per_step"] and "$/1000 steps" in shown.out
 
 
@@ -190,7 +190,7 @@ def test_a_limit_of_a_training_of_unknown_length_is_refused(limit: str, capsys: 
     assert main(["search", "pareto=cost", *WORDS, limit]) == 1
     told = capsys.readouterr()
     assert (
-        f"{limit} limits a whole training: say how long it is: tokens=N, train.samples=N or train.iterations=N"
+        f"{limit} limits a whole training, so its length is needed: add tokens=N, train.samples=N or train.iterations=N"
         in told.err
     )
     assert not told.out
@@ -210,7 +210,7 @@ def test_tokens_make_iterations_rounded_up() -> None:
     ("words", "message"),
     [
         (["pareto=both"], "pareto=both must be time or cost"),
-        (["max_cost=5"], "max_cost=5 limits a front of time against cost: add pareto=time"),
+        (["max_cost=5"], "max_cost=5 limits a Pareto front of time and cost: add pareto=time"),
         (["pareto=time", "max_days=-1"], "max_days=-1 must be a number above 0"),
         (["tokens=many"], "tokens=many must be a number above 0"),
     ],

@@ -149,7 +149,7 @@ def test_what_fits_nowhere_says_what_would_do() -> None:
         space(one.training, few(one.kinds, 1))
     text = str(told.value)
     assert (
-        "model=13b with parallel.global_batch_size=64 fits into the memory of cluster.gpus (A10 22.2 GiB) with no"
+        "model=13b with parallel.global_batch_size=64 does not fit in the memory of cluster.gpus (A10 22.2 GiB) with"
         in text
     )
     percent, times = re.findall(r"(\d+) % of this memory on every GPU; or (\d+) times as many nodes", text)[0]
@@ -163,7 +163,7 @@ def test_a_batch_that_no_replicas_divide_is_told_with_near_ones() -> None:
     one = read(["cluster=a10x8", "model=tiny", "parallel.micro_batch_size=1", "parallel.global_batch_size=6"])
     with pytest.raises(
         SearchError,
-        match=r"=6 is divisible by no number of replicas that 256 GPUs .*: 16, 32, .*; nearest that are: 16",
+        match=r"is not divisible by any number of replicas that 256 GPUs .*: 16, 32, .*; the nearest divisible .* 16",
     ):
         space(one.training, few(one.kinds, 64))
 
@@ -255,12 +255,12 @@ def test_what_is_given_stays() -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("parallel.tensor=x", "parallel.tensor=x must be a whole number, 1 or more; several are joined by commas"),
+        ("parallel.tensor=x", "parallel.tensor=x must be a whole number, at least 1; separate several by commas"),
         ("parallel.recompute=ful", "parallel.recompute=ful must be one of none, selective, full"),
         ("parallel.sharded_optimizer=1", "parallel.sharded_optimizer=1 must be true or false"),
-        ("parallel.chunks=1", "parallel.chunks=1 must be 2 or more, as in every interleaved schedule"),
-        ("parallel.partition=24-24", "parallel.partition=24-24: a search finds the partition; leave it out"),
-        ("parallel.node_order=gpu2*8", "a search finds the node order; leave it out"),
+        ("parallel.chunks=1", "parallel.chunks=1 must be at least 2, as in every interleaved schedule"),
+        ("parallel.partition=24-24", "parallel.partition=24-24: the search itself finds the partition; leave it out"),
+        ("parallel.node_order=gpu2*8", "the search itself finds the node order; leave it out"),
     ],
     ids=["size", "word", "flag", "chunks", "partition", "order"],
 )
@@ -280,7 +280,7 @@ def test_sizes_that_are_given_and_impossible_are_told_with_those_that_are_not() 
 def test_a_schedule_that_no_pipeline_can_run_is_told() -> None:
     inputs = read(["experiment=seed_a10x8", "parallel.schedule=interleaved", "parallel.pipeline=1"])
     with pytest.raises(
-        SearchError, match=r"has parallel.schedule=interleaved parallel.pipeline=1: interleaved needs two"
+        SearchError, match=r"has parallel.schedule=interleaved parallel.pipeline=1: interleaved needs at least two"
     ):
         space_of(inputs, 8)
 
@@ -309,7 +309,7 @@ def test_a_search_out_of_time_for_sets_of_nodes_goes_on_with_all_of_them(monkeyp
     monkeypatch.setattr("fasop.search.run.Space", Noted)
     monkeypatch.setattr("fasop.search.run.SETS_S", 0.0)
     outcome = best_plans(inputs, Arguments(top=1))
-    assert "For lack of time" in "\n".join(outcome.summary)
+    assert "It had no time" in "\n".join(outcome.summary)
     assert len(outcome.plans) == 1
     assert len(laid_out) == len(set(laid_out)) == len(clusters(inputs.kinds))
 
@@ -428,5 +428,7 @@ def test_a_batch_that_nothing_divides_is_told_with_a_rounder_one() -> None:
 
 def test_a_module_that_was_not_measured_is_refused_in_one_message() -> None:
     words = ["model=module", "model.code=net.py:Net", "cluster.groups.local.gpus_per_node=2"]
-    with pytest.raises(SearchError, match=r"needs what each block costs, and profile 'cpu' has no times of modules; m"):
+    with pytest.raises(
+        SearchError, match=r"needs the cost of each block, but profile 'cpu' has no times of modules; m"
+    ):
         read([*words, "parallel.global_batch_size=8"])

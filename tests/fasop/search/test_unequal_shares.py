@@ -172,7 +172,7 @@ def _keys(text: str) -> dict[str, str]:
 
 
 def test_a_search_does_not_take_shares(tmp_path):
-    with pytest.raises(SearchError, match="a search finds the shares; leave it out"):
+    with pytest.raises(SearchError, match="the search itself finds the shares; leave it out"):
         read([*SMALL, "parallel.shares=3-1"])
 
 
@@ -197,11 +197,14 @@ def test_replicas_that_cannot_take_equally_many_take_one_more_or_less() -> None:
     assert outcome.summary[0].startswith(f"Shares 11*2-10 gain {gain}: the best plan with equal shares takes ")
     proved = outcome.summary[-1]
     assert best.parallel.pipeline == 1 and proved.endswith("the first plan has the best layers per stage.")
-    assert proved.startswith("Proved: every plan with equal shares and stages all alike is slower than the first.")
+    assert proved.startswith("Proved: every plan with equal shares and equal stages is slower than the first.")
     assert predict_plan(best).iteration_s == pytest.approx(best.total)
     only_thirds = best_plans(read([*words, "parallel.data=3"]), Arguments(leave_out=False))
     assert only_thirds.plans[0].parallel == best.parallel
-    assert "All plans have unequal shares, such as 11*2-10: nothing divides the batch evenly." in only_thirds.summary
+    assert (
+        "All plans have unequal shares, such as 11*2-10: no number of replicas divides the batch evenly."
+        in only_thirds.summary
+    )
 
 
 @pytest.mark.parametrize("seed", range(fewer(6, 12)))
@@ -258,7 +261,9 @@ def test_replicas_that_are_slow_on_unlike_stages_are_predicted_each_by_itself() 
 
 
 def test_a_search_does_not_take_replicas_by_stage_and_leaves_out_those_of_a_configuration(tmp_path: Path) -> None:
-    with pytest.raises(SearchError, match=r"finds the replicas; leave it out \(by_stage=true looks closer\), or see"):
+    with pytest.raises(
+        SearchError, match=r"finds the replicas; leave it out \(by_stage=true looks closer\), or measure"
+    ):
         read([*SMALL, "parallel.replicas=1-2"])
     own = tmp_path / "own.yaml"
     own.write_text('tensor: 2-1\nreplicas: "1-2"\npipeline: 2\nglobal_batch_size: 8\n')

@@ -51,7 +51,7 @@ def test_no_plan_is_faster_than_the_lower_bound_of_its_sizes(name: Schedule) -> 
 @pytest.mark.slow
 def test_a_search_finds_the_best_of_all_sizes_orders_and_partitions() -> None:
     tried = 0
-    for training, kinds, choices, best in cases(fewer(18, 30)):
+    for training, kinds, choices, best in cases(fewer(10, 30)):
         keep = Best(1)
         seen = explore([Space(training, kinds, choices)], keep)
         least = min(seconds for _, seconds in best)
@@ -59,7 +59,7 @@ def test_a_search_finds_the_best_of_all_sizes_orders_and_partitions() -> None:
         assert found == pytest.approx(least, rel=ROUNDING)
         assert seen.least <= least * (1 + ROUNDING)
         tried += 1
-    assert tried > 4
+    assert tried > 2
 
 
 def test_bounds_leave_out_most_plans_of_a_t5() -> None:

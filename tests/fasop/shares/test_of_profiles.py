@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
-from conf.compose import compose_unchecked
+from conf.compose import compose, compose_unchecked
 from conf.errors import TdppError
 from conf.schema.experiment import Experiment
 from fasop.costs.network.links import Link
+from fasop.errors import SearchError
+from fasop.search.micro_batch_memory import that_fit
 from fasop.shares.of_profiles import SYNC, measured_cluster
 from fasop.shares.performance import paces
 from fasop.shares.public_files import Cluster
@@ -78,7 +81,7 @@ def test_no_division_of_the_batch_takes_less(batch: int) -> None:
         for counts in compositions(batch // size, 4)
     )
     assert found == pytest.approx(least)
-    assert f"{least * 1e3:.1f} ms an iteration" in said
+    assert f"{least * 1e3:.1f} ms per iteration" in said
     assert said.endswith("times are those of IIDP's performance model")
 
 
@@ -111,6 +114,27 @@ def test_streams_are_chosen_with_the_shares() -> None:
     ]
     assert max(found) == pytest.approx(least)
     assert max(parallel.streams_of) > 1
+
+
+def test_given_streams_are_those_of_the_times() -> None:
+    """By t(v, a) with v as given; a replica's micro-batches are a multiple of them."""
+    streams = (4, 1, 2, 1)
+    words = ("parallel.shares=auto", "parallel.micro_batch_size=32", "parallel.global_batch_size=512")
+    experiment, said = chosen(*words, "parallel.streams=4-1-2-1")
+    cluster = measured_cluster(experiment, in_streams=True)
+    assert cluster is not None
+    servers = [server for server in cluster.servers for _ in range(server.gpus)]
+    of = [paces(cluster, server, 32, SYNC)[count - 1] for server, count in zip(servers, streams, strict=True)]
+
+    def longest(counts: tuple[int, ...]) -> float:
+        ways = zip(of, counts, streams, strict=True)
+        return max(pace.seconds(count // v - 1) if count % v == 0 else math.inf for pace, count, v in ways)
+
+    least = min(map(longest, compositions(16, 4)))
+    assert longest(experiment.parallel.micro_batches_of) == pytest.approx(least)
+    assert f"{least * 1e3:.1f} ms per iteration" in said
+    with pytest.raises(TdppError, match="no shares of which"):
+        chosen(*words[:2], "parallel.global_batch_size=1024", "parallel.streams=8")
 
 
 def test_the_faster_gpus_take_more() -> None:
@@ -151,11 +175,25 @@ def test_a_ring_over_the_clusters_links_where_no_all_reduces_were_measured() -> 
     ("more", "message"),
     [
         (("parallel.pipeline=2", "parallel.data=2", "parallel.global_batch_size=256"),
-         "say nothing of parts of it; use parallel.tensor=1 parallel.pipeline=1"),
-        (("parallel.global_batch_size=100",), "parallel.global_batch_size=100 must be a whole number of micro-batches"),
+         "without times of its parts; use parallel.tensor=1 parallel.pipeline=1"),
+        (("parallel.global_batch_size=100",), "parallel.global_batch_size=100 must give each of 4 GPUs a whole number"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_solved_is_one_message(more: tuple[str, ...], message: str) -> None:
     with pytest.raises(TdppError) as error:
         chosen("parallel.shares=auto", "parallel.micro_batch_size=auto", *more)
     assert message in str(error.value)
+
+
+def test_a_batch_that_adapts_keeps_to_the_room_that_was_measured() -> None:
+    words = ["cluster=unlike.yaml", "model=resnet50", "parallel=single", "parallel.data=4", "executor=slurm"]
+    words += ["container=none", "parallel.micro_batch_size=16", "parallel.global_batch_size=768", "train.samples=99999"]
+    experiment = compose([*words, "adapt.rebalance=true"])
+    fit = {16: [1, 2, 4], 32: [1, 2, 4], 48: [1, 2], 64: [1, 2], 128: [1]}
+    assert that_fit(experiment, [32, 48, 64, 128], [2, 4]) == [fit] * 4
+    with pytest.raises(
+        SearchError, match="micro-batches of 192 samples do not fit in the memory of any replica, by profile"
+    ):
+        that_fit(experiment, [192], [])
+    with pytest.raises(SearchError, match="8 streams do not fit in the memory of any replica, by profile"):
+        that_fit(experiment, [], [8])

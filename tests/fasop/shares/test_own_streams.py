@@ -81,7 +81,7 @@ def test_no_streams_and_shares_take_less(words: list[str]) -> None:
     chosen, said = decided(compose_unchecked([*words, *ALL]))
     assert predict(chosen).iteration_s == pytest.approx(min(every_way(chosen, (1, 2, 3, 4, 6))), rel=1e-6)
     assert chosen.parallel.streams_of[0] > 1
-    assert "one stream on each GPU would take" in str(said)
+    assert "one stream per GPU would take" in str(said)
 
 
 def test_shares_of_given_streams_take_least_of_those_that_the_rule_allows(words: list[str]) -> None:
@@ -92,7 +92,7 @@ def test_shares_of_given_streams_take_least_of_those_that_the_rule_allows(words:
     assert predict(chosen).iteration_s == pytest.approx(min(predict(one).iteration_s for one in others))
     both, _ = decided(compose_unchecked([*words, *ALL[:2], "parallel.global_batch_size=28", "parallel.streams=2"]))
     assert all(count % 2 == 0 for count in both.parallel.micro_batches_of)
-    with pytest.raises(ConfigError, match=r"parallel\.streams=2 divide"):
+    with pytest.raises(ConfigError, match=r"parallel\.streams=2 must divide"):
         decided(compose_unchecked([*words, *ALL[:1], "parallel.micro_batch_size=4", "parallel.streams=2"]))
 
 
@@ -105,7 +105,7 @@ def test_streams_of_given_shares(words: list[str]) -> None:
 def test_where_none_were_measured_there_is_one(words: list[str]) -> None:
     chosen, said = decided(compose_unchecked([*words, *ALL[::2], "parallel.micro_batch_size=1"]))
     assert chosen.parallel.streams is None
-    assert str(said).endswith("no streams were measured to gain anything")
+    assert str(said).endswith("streams gain nothing by the measurements")
 
 
 def test_further_streams_take_memory_for_gradients_and_activations(words: list[str]) -> None:
@@ -124,4 +124,4 @@ def test_further_streams_take_memory_for_gradients_and_activations(words: list[s
 def test_a_search_says_what_streams_would_gain(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     of_plan = (*(f"parallel.{key}=" for key in ("tensor", "pipeline", "data", "partition")), "executor", "runs_dir")
     assert main(["search", *(word for word in words if not word.startswith(of_plan)), "top=20"]) == 0
-    assert "with several streams on a GPU, as measured: " in capsys.readouterr().err
+    assert "with several streams per GPU, from the measurements: " in capsys.readouterr().err

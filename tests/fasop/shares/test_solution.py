@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def test_a_configuration_of_jabas_is_launched_with_the_words_that_its_search_pri
         ({"metric": "gns"}, "metric=gns must be similarity"),
         ({"enable_adjust": 2}, "enable_adjust=2 must be true or false"),
         ({"similarity_target": 1}, "config.json: adapt.target=1.0 must be"),
-        ({"batch_size_lower_bound": 1024}, "parallel.global_batch_size=512, with which a run would start, must lie be"),
+        ({"batch_size_lower_bound": 1024}, "parallel.global_batch_size=512, the first batch of a run, must lie be"),
     ],
 )
 def test_what_is_wrong_with_a_configuration_of_jabas_is_named(
@@ -146,8 +147,21 @@ def test_a_server_without_a_profile_of_its_own_takes_that_of_its_gpu(tmp_path: P
     assert shares[0].micro_batches == shares[1].micro_batches
 
 
+def test_a_server_that_was_measured_itself_takes_its_own_times(tmp_path: Path) -> None:
+    file = quickstart.write(tmp_path, available_servers=["node0", "node2"])  # two of V100
+    for name in ("node0", "node2"):
+        shutil.copytree(tmp_path / "comp/32/server-V100", tmp_path / "comp/32" / name)
+    for step in (tmp_path / "comp/32/node2").iterdir():
+        times = json.loads(step.read_text())
+        change(step, fwd_time=3 * times["fwd_time"], bwd_time=3 * times["bwd_time"])
+    first, second = solved(file, 1024, local_batch_size=32).shares
+    assert (first.micro_batches, second.micro_batches) == (6, 2)
+
+
 def test_one_server_sums_within_itself(tmp_path: Path) -> None:
-    one = solved(quickstart.write(tmp_path, available_servers=["node0"]), 128, local_batch_size=32)
+    config = quickstart.write(tmp_path, available_servers=["node0"])
+    (tmp_path / "comm/inter_comm_profile_data.txt").unlink()  # a server alone does not measure it
+    one = solved(config, 128, local_batch_size=32)
     cluster = read_cluster(tmp_path / "config.json")
     assert best(cluster, 128, WeightSync.sequential, 32).seconds > one.seconds
 
@@ -169,19 +183,19 @@ STEP = "comp/32/server-V100/resnet50_32_2_comp_profile.json"
 FAULTS = [
     (CONFIG, {"comp_profile_dir": None}, "config.json: comp_profile_dir is missing"),
     (CONFIG, {"comp_profil_dir": "x"}, "comp_profil_dir is not a configuration key"),
-    (CONFIG, {"comp_profile_dir": "there"}, "comp_profile_dir=there: there is no such folder"),
+    (CONFIG, {"comp_profile_dir": "there"}, "comp_profile_dir=there: no such folder"),
     (CONFIG, {"gpu_cluster_info": 3}, "gpu_cluster_info=3 must be a path"),
-    (CONFIG, {"available_servers": []}, "must be a list of at least one server's name"),
+    (CONFIG, {"available_servers": []}, "must be a list of at least one server name"),
     (CONFIG, {"available_servers": ["node0", "node0"]}, "has 'node0' twice"),
-    (CONFIG, {"available_servers": ["node7"]}, "server 'node7' of"),
-    (CONFIG, {"similarity_target": 0.3}, "batch_size_lower_bound is missing; JABAS takes"),
+    (CONFIG, {"available_servers": ["node7"]}, "no server 'node7', which"),
+    (CONFIG, {"similarity_target": 0.3}, "batch_size_lower_bound is missing; JABAS needs"),
     (CONFIG, {"resource_alloc_unit": "some"}, "resource_alloc_unit=some must be a number"),
-    (CLUSTER, {"node0": {"type": "x", "number": 0}}, "node0.number=0 must be a whole number, 1 or more"),
+    (CLUSTER, {"node0": {"type": "x", "number": 0}}, "node0.number=0 must be a whole number, at least 1"),
     (CLUSTER, {"node0": {"type": "x", "number": 4}}, "node0.intra_network_bandwidth is missing"),
     (STEP, {"lbs": 64}, "lbs=64 must be 32"),
     (STEP, {"fwd_time": "fast"}, "fwd_time=fast must be a number, 0 or more"),
     (STEP, {"fwd_time": 1e400}, "fwd_time=Infinity must be a number"),
-    (STEP, {"num_models": 1}, "num_models=1 is there twice"),
+    (STEP, {"num_models": 1}, "num_models=1 occurs twice"),
     (STEP, {"gpu_type": "P4"}, "gpu_type must be the same in all files"),
     ("bucket/resnet50_bucket_size_profile.json", {"bucket_size_distribution": []}, "must be a list of sizes in MiB"),
     ("mem/32/server-V100/max_memory_profile_info.json", {"max_num_models": 1.5}, "max_num_models=1.5 must be a whole"),
@@ -203,9 +217,9 @@ def test_each_fault_is_one_message_that_names_the_file(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "needs the global batch: add parallel.global_batch_size=512"),
-        (["parallel.global_batch_size=500"], "384 or 512 would be"),
-        (["parallel.global_batch_size=100"], "256 or 512 would be"),
+        ([], "needs a global batch: add parallel.global_batch_size=512"),
+        (["parallel.global_batch_size=500"], "; 384 or 512 would"),
+        (["parallel.global_batch_size=100"], "; 256 or 512 would"),
         (["parallel.global_batch_size=512", "parallel.micro_batch_size=31"], "micro_batch_size=31 was not measured"),
         (["parallel.global_batch_size=512", "unit=3"], "a unit of 3 GPUs must divide"),
         (["parallel.global_batch_size=512", "train.overlap_optimizer=yes"], "must be one of auto, true, false"),
@@ -219,8 +233,19 @@ def test_what_a_command_line_cannot_ask_for(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"similarity_target": 1' + "0" * 5000 + "}"])
+def test_a_configuration_that_cannot_be_read_is_named_with_its_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    file = tmp_path / "my.json"
+    if content is not None:
+        file.write_text(content)
+    assert main(["search", f"iidp={file}", "parallel.global_batch_size=512"]) != 0
+    assert f"error: iidp={file}: " in capsys.readouterr().err
+
+
 def test_memory_for_more_workers_than_were_timed(tmp_path: Path) -> None:
     config = quickstart.write(tmp_path)
     change(tmp_path / "mem/64/server-V100/max_memory_profile_info.json", max_num_models=3)
-    with pytest.raises(SearchError, match="room for 3 workers, but times are there of 2 at most; measure 3 of them"):
+    with pytest.raises(SearchError, match="room for 3 workers, but times reach only 2; measure 3 of them"):
         solved(config, 768, local_batch_size=64)

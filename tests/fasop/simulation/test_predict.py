@@ -110,7 +110,7 @@ def test_events_of_a_stage_follow_each_other_without_a_gap(overrides: tuple[str,
 
 
 def test_a_run_on_this_machine_can_be_predicted() -> None:
-    """Its node has as many ranks as the plan asks for."""
+    """Its node has as many ranks as the plan needs."""
     one = experiment("experiment=demo")
     found = predict(one)
     assert [stage.layers for stage in found.stages] == [(1,), (3,)]

@@ -85,7 +85,7 @@ def test_a_term_that_is_right_in_all_but_not_by_stage_is_told_so() -> None:
     first, *middle, last = measured.stages
     moved = replace(first, optimizer=first.optimizer + 0.5), *middle, replace(last, optimizer=last.optimizer - 0.5)
     found = compare(replace(measured, stages=moved), prediction)
-    assert next(iter(verdict(found))).startswith("most off: optimizer (right in all, not by stage)")
+    assert next(iter(verdict(found))).startswith("most off: optimizer (total right, stages not)")
 
 
 def test_what_no_term_explains_is_told_apart() -> None:
@@ -102,7 +102,7 @@ def test_a_run_without_events_is_compared_in_all() -> None:
     assert runs([found])[1][0][3] == f"{found.error:+.1%}"
     other = compare(replace(measured, iteration_s=2 * prediction.iteration_s), prediction)
     assert together([found, other]).endswith(", worst 50.0%")
-    with pytest.raises(SearchError, match="the runs have no times by stage to calibrate by"):
+    with pytest.raises(SearchError, match="the runs have no times by stage to calibrate with"):
         calibration([found])
 
 
@@ -172,7 +172,7 @@ def test_ranks_that_took_turns_on_this_machine_are_told(tmp_path: Path, monkeypa
 
 def test_a_calibration_is_for_the_nodes_that_it_was_made_on() -> None:
     other = Calibration(runs=["a/b"], groups={"elsewhere": Factors()})
-    with pytest.raises(SearchError, match=r"of the node groups elsewhere, and cluster\.groups are gpu2; make one"):
+    with pytest.raises(SearchError, match=r"for the node groups elsewhere, but cluster\.groups has gpu2; make one"):
         predict(experiment(), calibration=other)
 
 
@@ -180,12 +180,12 @@ def test_a_calibration_is_for_the_nodes_that_it_was_made_on() -> None:
     ("text", "message"),
     [
         (None, "No such file"),
-        ("[1]", "is none: it has no keys"),
-        ("3", "is none: it has no keys"),
-        ("runs: a: b", "is none: not YAML: mapping values are not allowed here"),
-        (b"\xff", "is none: not a text file: byte 0 is not UTF-8"),
-        ("runs: [a]", "groups has no value"),
-        ("runs: [a]\ngroups: {gpu2: {speed: 2}}", "is none: groups.gpu2.speed: Key 'speed'"),
+        ("[1]", "is not a calibration: the file has no keys"),
+        ("3", "is not a calibration: the file has no keys"),
+        ("runs: a: b", "is not a calibration: not YAML: mapping values are not allowed here"),
+        (b"\xff", "is not a calibration: not a text file: byte 0 is not UTF-8"),
+        ("runs: [a]", "groups is not set"),
+        ("runs: [a]\ngroups: {gpu2: {speed: 2}}", "is not a calibration: groups.gpu2.speed: Key 'speed'"),
         ("runs: [a]\ngroups: {gpu2: {forwrd: 2}}", "did you mean forward?"),
         ("runs: [a]\ngroups: {gpu2: {forward: -1}}", "a factor for forward must be from 0.01 to 100, not -1"),
     ],
@@ -203,10 +203,10 @@ def test_what_is_no_calibration_is_one_message(tmp_path: Path, text: str | bytes
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["calibrate=a.yaml"], "calibrate=a.yaml takes the runs to calibrate by: add validate=RUN"),
-        (["validate=one,"], "validate=one, must be runs, joined by commas"),
+        (["calibrate=a.yaml"], "calibrate=a.yaml needs runs to calibrate with: add validate=RUN"),
+        (["validate=one,"], "validate=one, must be runs separated by commas"),
         (["validate=one", "model=xl"], "it does not take model, only"),
-        (["validate=one", "calibrate=a", "calibration=b"], "give one of them"),
+        (["validate=one", "calibrate=a", "calibration=b"], "give only one of the two"),
     ],
     ids=["no-run", "comma", "other-keys", "both"],
 )

@@ -19,6 +19,7 @@ from megatron_ext.contract.adaptive.controller import Controller
 from megatron_ext.contract.adaptive.expected import Noise, halves
 from megatron_ext.contract.adaptive.noise import measurement, noise_scale, similarity
 from megatron_ext.contract.adaptive.shares import Times, longest
+from megatron_ext.contract.schedule.deal import Division
 from tests.support.cases import fewer
 
 
@@ -29,13 +30,18 @@ class Linear:
     weights: Sequence[int]
     micro_batch_s: Sequence[float]
     rest_s: float
-    sizes: list[list[int]] | None = None
+    ways: None = None
+    pipelined: bool = False
 
-    def seconds(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> float:
-        return longest(self.micro_batch_s, shares) + self.rest_s
+    @property
+    def streams(self) -> Sequence[int]:
+        return (1,) * len(self.weights)
 
-    def times(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> Times | None:
-        return Times(self.micro_batch_s, self.seconds(shares))
+    def seconds(self, division: Division, measures: bool = False) -> float:
+        return longest(self.micro_batch_s, division.shares) + self.rest_s * (2 if measures else 1)
+
+    def times(self, division: Division, iterations: int, measures: bool) -> Times | None:
+        return Times(self.micro_batch_s, self.seconds(division))
 
 
 def adapted(random: Random, rule: str, lower: int, upper: int) -> AdaptConfig:
@@ -83,6 +89,7 @@ def one_by_one(training: Training, nodes: Linear) -> Iterator[tuple[float, tuple
     config, size = training.adapt, training.micro_batch_size
     assert config is not None and training.noise is not None
     controller = Controller(config, size, training.global_batch_size, nodes.weights)
+    shares: tuple[int, ...]
     shares, iteration, consumed = tuple(nodes.weights), 0, 0.0
     last = training.samples // training.global_batch_size
 
@@ -98,13 +105,14 @@ def one_by_one(training: Training, nodes: Linear) -> Iterator[tuple[float, tuple
         iteration, consumed = iteration + 1, consumed + sum(shares) * size
         if config.due(iteration):
             found = halves(training.noise.at(consumed), *halved(shares, size)) if config.measures else None
-            shares = controller.decide(shares, found, nodes.times(shares)).shares
+            times = nodes.times(Division(shares, (size,) * len(shares)), config.every, config.measures)
+            shares = controller.decide(shares, found, times).shares
         shares = fitted()
 
 
 def flat(stretches: Sequence[Stretch], size: int) -> list[tuple[float, tuple[int, ...]]]:
     return [
-        (one.consumed + number * sum(one.shares) * size, one.shares)
+        (one.consumed + number * sum(one.division.shares) * size, one.division.shares)
         for one in stretches
         for number in range(one.iterations)
     ]
@@ -117,7 +125,9 @@ def test_jumps_are_the_loop_over_every_iteration(seed: int) -> None:
     player = Player(training, nodes, State(0, 0.0, training.global_batch_size))
     played = [*player.play()]
     assert flat(played, training.micro_batch_size) == wanted, training
-    assert all(one.seconds == nodes.seconds(one.shares) for one in played)
+    assert all(one.seconds == nodes.seconds(one.division) for one in played)
+    if training.adapt is not None and training.adapt.measures:
+        assert sum(one.measured for one in played) == len(wanted) // training.adapt.every
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 4))
@@ -173,13 +183,13 @@ def test_a_training_of_very_many_iterations_is_played_at_once() -> None:
     asked = []
 
     class Counted(Linear):
-        def times(self, shares: tuple[int, ...], sizes: tuple[int, ...] = ()) -> Times | None:
-            asked.append(shares)
-            return super().times(shares)
+        def times(self, division: Division, iterations: int, measures: bool) -> Times | None:
+            asked.append(division)
+            return super().times(division, iterations, measures)
 
     nodes = Counted([2, 2, 2, 2], [0.1] * 4, 0.1)
     played = [*Player(training, nodes, State(0, 0.0, 64)).play()]
-    batches = [sum(one.shares) * 8 for one in played]
+    batches = [one.batch for one in played]
     assert sum(one.iterations for one in played) > 1e6
     assert len(asked) < 3000
     assert all(b > a for a, b in pairwise(batches[:-1]))

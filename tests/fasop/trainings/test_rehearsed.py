@@ -20,21 +20,25 @@ WORDS = (
     *("executor=local", "executor.rehearse=virtual", "container=none", "model=xl", "train=gpt2"),
     *("train.precision=fp16", "train.log_interval=1", "profile.timeline=false"),
     *("parallel.node_order=a100+a10", "parallel.partition=null", "parallel.micro_batch_size=1"),
-    *("parallel.global_batch_size=16", "adapt.every=20"),
+    "parallel.global_batch_size=16",
 )
 REPLICAS = ("parallel.data=4", "parallel.pipeline=1")
 PIPELINE = ("parallel.data=2", "parallel.pipeline=2")
-FOLLOWS = ("train.samples=8000", "adapt.upper=64", "executor.noise='10,80'")
+FOLLOWS = ("train.samples=4000", "adapt.upper=64", "executor.noise='10,80'")
 CASES = {
-    "noise": (*REPLICAS, "parallel.shares=5*2-3*2", *FOLLOWS, "adapt.rule=noise"),
-    "similarity": (*PIPELINE, *FOLLOWS, "adapt.rule=similarity"),
-    "goodput": (*REPLICAS, *FOLLOWS, "adapt.rule=goodput", "adapt.rebalance=true"),
+    "noise": (*REPLICAS, "parallel.shares=5*2-3*2", *FOLLOWS, "adapt.rule=noise", "adapt.every=10"),
+    "similarity": (*PIPELINE, *FOLLOWS, "adapt.rule=similarity", "adapt.every=1"),
+    "goodput": (
+        *(*PIPELINE, "model=tiny", "model.layers=8", *FOLLOWS, "adapt.rule=goodput", "adapt.every=2"),
+        *("adapt.rebalance=true", "adapt.micro_batch_sizes=[2,4]"),
+    ),
     "sizes": (
         *REPLICAS,
-        *("model=small", "train.iterations=120"),
+        *("model=small", "train.iterations=100", "adapt.every=20"),
         *("parallel.global_batch_size=32", "adapt.rebalance=true", "adapt.micro_batch_sizes=[2,4]"),
     ),
 }
+"""A tiny model's pipeline spends its time on messages, so that its pace is not that of its slowest stage."""
 
 
 def played(plan: Plan, *words: str) -> list[Stretch]:
@@ -64,23 +68,21 @@ def divided(run: EngineRun) -> list[tuple[list[int], list[int]]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_simulated_training_ends_with_its_rehearsal(tmp_path: Path, case: str) -> None:
-    """In a rehearsal ranks go through every iteration, by messages with each other. Beside the simulation it only has
-    what measurements take: one all-reduce more in one of 20 iterations."""
+    """In a rehearsal ranks go through every iteration, by messages with each other."""
     words = (*WORDS, *CASES[case])
     run = make_run(tmp_path / "run", tmp_path / "none", *words, base=())
     assert run.go() == 0, run.stderr()
-    stretches, size = played(run.plan, *words), run.plan.micro_batch_size
-    sizes = [list(one.sizes) or [size] * len(one.shares) for one in stretches]
-    changes = [(list(one.shares), of) for one, of in zip(stretches, sizes, strict=True)][1:]
+    stretches = played(run.plan, *words)
+    changes = [(list(one.division.shares), list(one.division.sizes)) for one in stretches][1:]
     assert divided(run) == changes
     assert len(changes) > 0
-    lines = run.metrics()
-    assert len(lines) == sum(one.iterations for one in stretches)
+    lines, adapt = run.metrics(), run.plan.adapt
+    assert adapt is not None
     assert lines[-1]["consumed_samples"] == stretches[-1].consumed + stretches[-1].iterations * stretches[-1].batch
-    took = sum(line["elapsed_ms"] for line in lines) / 1e3
-    measures = run.plan.adapt is not None and run.plan.adapt.measures
-    assert sum(one.iterations * one.seconds for one in stretches) == pytest.approx(took, rel=0.02 if measures else 1e-5)
-    plain = [line["elapsed_ms"] for line in lines if not measures or line["iteration"] % 20]
-    simulated = [one.seconds * 1e3 for one in stretches for _ in range(one.iterations)]
-    kept = [ms for number, ms in enumerate(simulated, 1) if not measures or number % 20]
-    assert plain[1:] == pytest.approx(kept[1:], rel=1e-5)  # the first one fills an empty pipeline
+    every = [one for one in stretches for _ in range(one.iterations)]
+    simulated = [
+        one.measured_s if adapt.measures and adapt.due(number) else one.seconds for number, one in enumerate(every, 1)
+    ]
+    ran = [line["elapsed_ms"] / 1e3 for line in lines]
+    assert ran[1:] == pytest.approx(simulated[1:], rel=1e-5, abs=1e-7)  # the first one fills an empty pipeline
+    assert sum(one.whole_s for one in stretches) == pytest.approx(sum(ran), rel=1e-3)

@@ -68,10 +68,10 @@ def test_other_words_and_text_are_compared_where_they_are_asked_for(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--epochs", "all"], "--epochs all: it is for BLEU; give --bleu beside it"),
+        (["--epochs", "all"], "--epochs all: this option works only with --bleu; add --bleu"),
         (["--bleu", "--export", "m.safetensors"], "--export m.safetensors: --bleu writes no file"),
-        (["--bleu", "--input", "x"], "--bleu compares the translations of --input's lines with those of --reference"),
-        (["--bleu", "--epochs", "all", "--checkpoint", "iter_0000025"], "--epochs all takes every checkpoint"),
+        (["--bleu", "--input", "x"], "--bleu compares translations of --input with --reference"),
+        (["--bleu", "--epochs", "all", "--checkpoint", "iter_0000025"], "--epochs all scores every checkpoint"),
         (["--bleu", "--input", "nowhere", "--reference", "nowhere"], "nowhere: cannot be read (No such file"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",

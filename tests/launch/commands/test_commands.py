@@ -124,7 +124,7 @@ def test_without_runs_there_is_a_message(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main([command]) == 1
-    assert "there are no runs in" in capsys.readouterr().err
+    assert "no runs in" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("watch", [[], ["--watch"], ["--json"]], ids=["once", "watch", "json"])
@@ -138,7 +138,7 @@ def test_a_folder_of_runs_that_is_none_is_no_empty_table(
     assert cli.main(["runs", "--runs-dir", str(tmp_path / folder), *watch]) == 1
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err.startswith(f"tdpp: error: --runs-dir {tmp_path / folder}: {why}; give the folder where runs are")
+    assert told.err.startswith(f"tdpp: error: --runs-dir {tmp_path / folder}: {why}; give a folder that has runs")
 
 
 def test_a_folder_without_runs_is_an_empty_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

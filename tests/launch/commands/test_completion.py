@@ -212,4 +212,4 @@ def test_hydras_own_option_gives_the_same(shell: str, capsys: pytest.CaptureFixt
     assert cli.main(["launch", "--shell-completion", f"install={shell}"]) == 0
     assert capsys.readouterr().out == ours
     assert cli.main(["launch", "-sc", f"query={shell}"]) == 1
-    assert "'tdpp completion SHELL' is for bash, zsh, fish" in capsys.readouterr().err
+    assert "'tdpp completion SHELL', where SHELL is bash, zsh, fish" in capsys.readouterr().err

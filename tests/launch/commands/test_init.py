@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,8 @@ from tests.support.composing import COMPOSED
 from tests.support.launch.machines import Machine, nvml_gpu
 
 NODES = """
-{name}-1|{part}|{part}|idle|64|256000|1-00:00:00|10|OFF|{gres}|(null)
-{name}-2|{part}|{part}|idle|64|256000|1-00:00:00|10|OFF|{gres}|(null)
+{name}-1|{part}|{part}|idle|64|UNLIMITED|256000|1-00:00:00|10|OFF|{gres}|(null)
+{name}-2|{part}|{part}|idle|64|UNLIMITED|256000|1-00:00:00|10|OFF|{gres}|(null)
 """
 A100 = GpuFigures(name="NVIDIA A100-SXM4-40GB", memory_mib=40536, nvlinks=12)
 A10 = GpuFigures(name="NVIDIA A10", memory_mib=22731)
@@ -85,8 +86,18 @@ def test_a_mixed_cluster_is_written_with_a_stage_on_each_kind() -> None:
         ({"a": ("gpu:titan:2", "nobody is free")}, (2, 2)),
         ({"a": ("gpu:a10:2,gpu:l4:1", node(A10, A10, L4))}, (2, 2)),
         ({name: ("gpu:a10:2", node(A10, A10)) for name in "abcdef"}, (2, 4)),
+        ({"p": ("gpu:a100_1g.5gb:7,gpu:a100_3g.20gb:2", node(A100))}, (7, 2)),
     ],
-    ids=["one kind", "unequal nodes", "no GPUs", "some without GPUs", "unknown", "two kinds in a node", "many groups"],
+    ids=[
+        "one kind",
+        "unequal nodes",
+        "no GPUs",
+        "some without GPUs",
+        "unknown",
+        "two kinds in a node",
+        "many groups",
+        "MIG",
+    ],
 )
 def test_all_that_is_written_composes(nodes: dict[str, tuple[str, NodeFigures | str]], sizes: tuple[int, int]) -> None:
     written = composed(slurm(**nodes))
@@ -96,10 +107,22 @@ def test_all_that_is_written_composes(nodes: dict[str, tuple[str, NodeFigures | 
 def test_what_is_not_known_is_said_in_the_file() -> None:
     found = slurm(a=("gpu:titan:2", "srun failed:\n nobody is free"), b=("(null)", node()))
     text = cluster_text("mine", found, "2026-01-31")
-    assert "# no node has answered: srun failed: nobody is free" in text
+    assert "# no node answered: srun failed: nobody is free" in text
     assert "fp16_tflops: 40 # assumed: take it from the maker's data sheet" in text
-    assert "# Note: b (2 nodes, CPU) is left out: ranks on CPUs do not train with ranks on GPUs" in text
+    assert "# Note: b (2 nodes, CPU) is left out: ranks on CPUs cannot train together with ranks on GPUs" in text
     assert "# time_min: 60 # minutes, up to 1-00:00:00" in text
+
+
+def test_a_part_of_a_gpu_is_not_taken_for_the_whole() -> None:
+    (gpu,) = composed(slurm(a=("gpu:a100_1g.5gb:7", node(A100)))).cluster.gpus.values()
+    assert (gpu.name, gpu.memory_gib) == ("a100_1g.5gb", 5)
+
+
+def test_account_and_qos_are_written() -> None:
+    found = slurm(a=("gpu:a10:4", node(*[A10] * 4)))
+    charged = replace(found, groups=tuple(replace(group, account="lab", qos="long") for group in found.groups))
+    group = composed(charged).cluster.groups["a"]
+    assert (group.account, group.qos) == ("lab", "long")
 
 
 def test_hosts_are_named_in_the_experiment() -> None:
@@ -131,19 +154,21 @@ def test_nothing_is_replaced_unasked(capsys: pytest.CaptureFixture[str]) -> None
     file = Path("conf/cluster/mine.yaml")
     file.write_text(file.read_text() + "# mine\n")
     assert cli.main(["init", "--local"]) == 1
-    assert "cluster/mine.yaml exists; choose another NAME, or replace it with --force" in capsys.readouterr().err
+    assert (
+        "cluster/mine.yaml already exists; choose another NAME, or add --force to replace it" in capsys.readouterr().err
+    )
     assert file.read_text().endswith("# mine\n")
     assert cli.main(["init", "--local", "--force"]) == 0
     assert not file.read_text().endswith("# mine\n")
     assert cli.main(["init", "local", "--local", "--force"]) == 1
-    assert "is one of tdpp's own" in capsys.readouterr().err
+    assert "cluster=local comes with tdpp (" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["init", "--local", "1st"], "'1st' cannot name a configuration; begin with a letter"),
-        (["init", "--local", "--price", "a100=3"], "--price a100=3: there is no a100; there are: local, cpu"),
+        (["init", "--local", "1st"], "'1st' cannot name a configuration; a name is a letter"),
+        (["init", "--local", "--price", "a100=3"], "--price a100=3: no group or GPU type a100; known are local, cpu"),
         (["init", "--hosts", "a"], "'a' is not a host; write NAME:RANKS, such as a:2"),
     ],
     ids=["name", "price", "hosts"],

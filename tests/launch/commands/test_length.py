@@ -93,7 +93,7 @@ def test_samples_need_no_data_and_iterations_stay_as_they_are() -> None:
     ("words", "message"),
     [
         (["train.epochs=1", "parallel.global_batch_size=4096", "parallel.micro_batch_size=1"], "nothing is left"),
-        (["train.samples=7"], r"train.samples=7: that is 7 samples: nothing is left for a global batch of 8"),
+        (["train.samples=7"], r"train.samples=7: that is 7 samples: too few for one global batch of 8"),
         (["train.epochs=2", "train.lr_warmup_iterations=100000"], r"less than train.iterations=\d+"),
     ],
     ids=["an epoch", "samples", "warm-up"],
@@ -115,7 +115,7 @@ def test_a_module_in_a_container_is_not_counted(tmp_path: Path) -> None:
     words = [*SINGLE, "model=module", f"model.code={tmp_path}/own.py:net", "model.layers=2", "train.epochs=2"]
     experiment = compose(words)
     inside = replace(experiment, container=replace(compose(["container=apptainer", "container.image=i"]).container))
-    with pytest.raises(TdppError, match=r"can only be counted where its ranks run; give train.samples or train.it"):
+    with pytest.raises(TdppError, match=r"can be counted only where its ranks run; give train.samples or train.it"):
         with_length(inside)
 
 
@@ -157,7 +157,7 @@ def test_a_training_of_epochs_goes_on_with_another_global_batch_and_layout(tmp_p
         assert meta.order == Checkpoint.at(first.run.path).meta.order
         if size == 8:
             np.testing.assert_allclose(second.losses(), first.losses()[5:], rtol=1e-5)
-    with pytest.raises(TdppError, match=r"train.epochs=2: .* has seen \d+ of them: nothing is left for a global batch"):
+    with pytest.raises(TdppError, match=r"train.epochs=2: .* has seen \d+ of them: too few for one global batch"):
         settled(corpus, *words, f"train.load={first.run.path}")
 
 

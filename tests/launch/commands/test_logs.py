@@ -43,7 +43,7 @@ def test_logs_are_those_of_the_nodes(finished: RunDir, capsys: pytest.CaptureFix
 
 def test_logs_of_an_unknown_node_name_the_known_ones(finished: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["logs", str(finished.path), "--node", "x"]) == 1
-    assert f"--node x: the run {finished.name} has the nodes local-0, local-1" in capsys.readouterr().err
+    assert f"--node x: no such node; the run {finished.name} has the nodes local-0, local-1" in capsys.readouterr().err
 
 
 def test_logs_are_followed_to_the_end(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -78,7 +78,7 @@ def test_a_run_that_root_has_stopped_is_its_owners_to_resume(theirs: RunDir) -> 
 def test_root_does_not_resume_the_run_of_another_user(theirs: RunDir) -> None:
     stop.stop(theirs)
     before = {path: path.stat().st_mtime_ns for path in theirs.path.rglob("*")}
-    with pytest.raises(LaunchError, match=r"belongs to nobody, and its jobs would be those of user root; use 'runuser"):
+    with pytest.raises(LaunchError, match=r"belongs to nobody, but its jobs would run as user root; use 'runuser"):
         launch([f"resume={theirs.path}"], preflight=no_data_needed)
     assert {path: path.stat().st_mtime_ns for path in theirs.path.rglob("*")} == before
 
@@ -92,7 +92,7 @@ def test_another_user_neither_stops_nor_resumes_a_run(ours: RunDir, group: int) 
     assert "belongs to root, and user nobody cannot end its processes; only root" in stopped.stderr
     resumed = other_user("launch", f"resume={ours.path}", cwd=ours.path, group=group)
     assert resumed.returncode == 1
-    assert f"resume={ours.name}: the run belongs to root, and its jobs would be those of user nobody" in resumed.stderr
+    assert f"resume={ours.name}: the run belongs to root, but its jobs would run as user nobody" in resumed.stderr
     assert not ours.stop_request.exists()
     assert not observe(ours).over
     stop.stop(ours)
@@ -104,4 +104,4 @@ def test_another_user_sees_a_run_as_its_owner_does(ours: RunDir) -> None:
     stop.stop(ours)
     told = other_user("stop", str(ours.path), cwd=ours.path)
     assert (told.returncode, told.stderr) == (0, "")
-    assert "has ended already: stopped" in told.stdout
+    assert "has already ended: stopped" in told.stdout

@@ -45,7 +45,9 @@ def test_a_misspelt_key_of_a_file_is_told_with_the_right_one(
     Path("own/model/mine.yaml").write_text(MODEL.replace("hidden", "hiden"))
     assert cli.main([*command, "--config-dir", "own", "model=mine"]) == 1
     told = capsys.readouterr()
-    assert told.err.startswith("tdpp: error: own/model/mine.yaml: model.hiden is not a key; did you mean model.hidden?")
+    assert told.err.startswith(
+        "tdpp: error: own/model/mine.yaml, line 3: model.hiden is not a key; did you mean model.hidden?"
+    )
     assert (told.out, told.err.count("\n")) == ("", 1)
 
 
@@ -76,7 +78,7 @@ def test_a_dry_run_is_shown_although_only_its_data_say_how_long_it_is(capsys: py
     shown = capsys.readouterr()
     assert "tensor 1 x data 15-1 x pipeline 2, partition 13-3" in shown.out
     *_, stood_in, error = shown.err.splitlines()
-    assert stood_in == "(train.epochs=60: the plan shows train.iterations=1000000000, for the data say how many)"
+    assert stood_in == "(train.epochs=60: shown with train.iterations=1000000000; the data decide the real number)"
     assert error.startswith("tdpp: error: data.prefix=data/imagenet: ")
 
 
@@ -102,7 +104,7 @@ def test_a_sweep_over_files_says_which_one_each_run_had(runs: Path, capsys: pyte
     [
         (["-m", "--cfg", "job"], "Only one of --run, --multirun, --cfg, --info and --shell_completion"),
         (["--config-name", "nope"], "Cannot find primary config 'nope'"),
-        (["--config-dir", "nope"], "--config-dir nope: there is no such folder"),
+        (["--config-dir", "nope"], "--config-dir nope: no such folder"),
     ],
     ids=["two-answers", "name", "dir"],
 )

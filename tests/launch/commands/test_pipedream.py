@@ -39,8 +39,8 @@ def test_a_dry_run_does_not_wait_for_data_that_are_still_to_be_made(
     shown, said = capsys.readouterr()
     assert "partition 2-4, micro-batch 8, global batch 16, 3 ranks on 1 node" in shown
     assert "docker run" in shown and "nvcr.io/nvidia/pytorch:19.05-py3" in shown
-    assert "(its data (/mnt/data/imagenet/) are made ready by tdpp data images --output data/imagenet)" in said
-    assert "data/imagenet.json: cannot be read" in said and "train.epochs=60: the plan shows" in said
+    assert "(prepare its data (/mnt/data/imagenet/) with tdpp data images --output data/imagenet)" in said
+    assert "data/imagenet.json: cannot be read" in said and "train.epochs=60: shown with" in said
     assert not [*driver.parent.glob("**/*.npy")]
 
 
@@ -91,7 +91,7 @@ def test_a_division_of_a_graph_is_exported(tmp_path: Path, capsys: pytest.Captur
     file.write_text(graph_text(chain()))
     words = [f"graph={file}", "levels=4,2", "bandwidths=2e9,1e9", f"export={tmp_path / 'out'}"]
     assert cli.main(["search", *words]) == 0
-    assert "no stage modules: PipeDream makes them of gpus=8.txt" in capsys.readouterr().err
+    assert "no stage modules: PipeDream makes them from gpus=8.txt" in capsys.readouterr().err
     package = tmp_path / "out" / "models" / "vgg16" / "gpus=8"
     hybrid = placement.read(package / "hybrid_conf.json", "file")
     assert sum(hybrid.replicas) == 8

@@ -53,9 +53,9 @@ def test_a_checkpoint_that_cannot_be_gone_on_with_is_told(saved: Path) -> None:
     assert "another model: expected hidden=32; found hidden=64; give the run the same" in told("model.hidden=32")
     assert "iter_0000040 is of iteration 40 and train.iterations=40: nothing is left" in told("train.iterations=40")
     (saved / "checkpoints" / "latest").write_text("\n")
-    assert "latest: names '', but there is no such checkpoint" in told()
+    assert "latest: names '', but no such checkpoint exists" in told()
     (saved / "checkpoints" / "latest").unlink()
-    assert "no checkpoint there; give a run folder" in told()
+    assert "no checkpoint found; give a run folder" in told()
 
 
 def test_a_checkpoint_that_nobody_lets_read_is_told(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_a_checkpoint_that_nobody_lets_read_is_told(saved: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("word", "told"),
     [
-        ("train.load=nowhere", "train.load=nowhere: nowhere: no checkpoint there; give a run folder"),
+        ("train.load=nowhere", "train.load=nowhere: nowhere: no checkpoint found; give a run folder"),
         ("parallel.schedule_file=nowhere.json", "parallel.schedule_file=nowhere.json: cannot be read"),
     ],
     ids=["checkpoint", "schedule"],

@@ -79,7 +79,7 @@ def test_a_difference_that_is_noise_is_called_so(words: list[str], capsys: pytes
     assert cli.main(["rehearse", "learning", *words, "parallel=data.yaml,async.yaml", "seeds=2"]) == 0
     shown = capsys.readouterr().err
     assert "noise" in shown
-    assert "iB of memory, in one process" in shown
+    assert "iB, in one process" in shown
     assert cli.main(["rehearse", "learning", *words, "parallel=data.yaml,async.yaml", "seeds=1"]) == 0
     shown = capsys.readouterr().err
     assert "one seed" in shown
@@ -122,9 +122,9 @@ STREAM = ("parallel.schedule=pipedream", "parallel.pipeline=2")
     ("others", "message"),
     [
         (["train.eval_interval=null"], "train.eval_interval=1"),
-        (["train.load=runs/demo"], "begins with new weights"),
+        (["train.load=runs/demo"], "starts from new weights"),
         (["seeds=99"], "seeds=99 must be at most 10"),
-        (["small.train.lr=1e-3,2e-3"], "small.train.lr=1e-3,2e-3: all plans are trained alike"),
+        (["small.train.lr=1e-3,2e-3"], "small.train.lr=1e-3,2e-3: all plans train the same small model"),
         (["small.parallel.pipeline=2"], "small.parallel.pipeline=2"),
         (["small.parallel.global_batch_size=7"], "nearest that can: 8"),
         (["parallel.global_batch_size=8,16"], "give train.samples=N"),
@@ -132,7 +132,7 @@ STREAM = ("parallel.schedule=pipedream", "parallel.pipeline=2")
         ([*STREAM, "parallel.depth=1-1-1"], "parallel.depth=1-1-1 is for 3 stages"),
         (["adapt.rule=jabas"], "adapt.rule=jabas"),
         (["parallel.semantics=vertical,stashing"], "semantics=vertical: parallel.semantics=vertical is for"),
-        (["train.until=top-1>=0.9"], "an evaluation with model.family=gpt gives loss and perplexity"),
+        (["train.until=top-1>=0.9"], "an evaluation with model.family=gpt measures loss and perplexity"),
         (["model.layers=3", "modle.layers=3"], "modle"),
         (["data.prefix=nothing"], "nothing"),
         (["parallel=glob(*)"], "give the names"),

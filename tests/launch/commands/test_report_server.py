@@ -188,9 +188,9 @@ def test_a_page_is_made_again_when_its_run_has_changed(runs: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--serve", "--watch"], "--watch does not go with --serve"),
-        (["--serve", "--tensor", "2"], "--tensor does not go with --serve"),
-        (["--port", "1"], "--port 1 is for a server: add --serve"),
+        (["--serve", "--watch"], "--watch does not work with --serve"),
+        (["--serve", "--tensor", "2"], "--tensor does not work with --serve"),
+        (["--port", "1"], "--port 1 works only with --serve: add --serve"),
         (["--serve", "nothing-like-this"], "no run 'nothing-like-this'"),
     ],
 )
@@ -214,4 +214,4 @@ def test_a_page_opens_in_a_browser_or_says_where_it_is(runs: Path, tmp_path: Pat
         [sys.executable, "-c", "from launch.commands import report; report.show(report.Path('a.html'))"],
         cwd=tmp_path, env=alone | {"BROWSER": "", "PATH": "/nonexistent"}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert done.stderr == f"no browser was found here; open {tmp_path / 'a.html'}\n"
+    assert done.stderr == f"no browser found here; open {tmp_path / 'a.html'} yourself\n"

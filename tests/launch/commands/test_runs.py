@@ -48,19 +48,19 @@ def drop_key(run: RunDir) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[RunDir], object], str]] = {
-    "no plan": (lambda run: run.plan.unlink(), "is damaged: plan.json not there, although it was started"),
-    "no configuration": (lambda run: run.config.unlink(), "is damaged: config.yaml not there"),
-    "no jobs": (lambda run: run.jobs.unlink(), "is not a run: jobs.json is not there"),
+    "no plan": (lambda run: run.plan.unlink(), "is damaged: plan.json missing, although the run was started"),
+    "no configuration": (lambda run: run.config.unlink(), "is damaged: config.yaml missing, although the run was"),
+    "no jobs": (lambda run: run.jobs.unlink(), "is not a run: it has no jobs.json"),
     "plan cut short": (lambda run: run.plan.write_text('{"version": 1, "nod'), "plan.json is not JSON: "),
     "plan of something else": (lambda run: run.plan.write_text("{}"), "it lacks version, run, tensor"),
-    "a list for an object": (lambda run: run.jobs.write_text("[]"), "jobs.json is damaged: it holds no JSON object"),
+    "a list for an object": (lambda run: run.jobs.write_text("[]"), "jobs.json is damaged: it is not a JSON object"),
     "a node without keys": (drop_key, "local-1.json is damaged, or of another version of tdpp: it lacks start, pid"),
     "no text": (lambda run: run.jobs.write_bytes(b"\xff"), "jobs.json is not text: byte 0 is not UTF-8"),
     "another type": (
         lambda run: run.jobs.write_text(run.jobs.read_text().replace("[]", '[{"id": 1, "nodes": [0]}]')),
         "jobs.json is damaged: jobs[0].id=1 must be a text",
     ),
-    "too deep": (lambda run: run.jobs.write_text("[" * 10**5), "too deep within each other"),
+    "too deep": (lambda run: run.jobs.write_text("[" * 10**5), "too deeply"),
     "a folder": (lambda run: (run.metrics.unlink(), run.metrics.mkdir()), "metrics.jsonl is a folder, not a regular"),
     "a pipe": (
         lambda run: (run.node_state("local-0").unlink(), os.mkfifo(run.node_state("local-0"))),
@@ -96,7 +96,7 @@ def test_the_exit_code_and_a_message_say_that_a_run_could_not_be_judged(
     captured = capsys.readouterr()
     (told,) = json.loads(captured.out)
     assert (told["run"], told["state"]) == ("tiny/a", None)
-    assert "jobs.json is not there" in told["reason"]
+    assert "it has no jobs.json" in told["reason"]
     assert captured.err.count("\n") == 1
     assert "some runs could not be judged" in captured.err
 
@@ -267,9 +267,9 @@ def test_as_json_every_figure_has_its_unit(tmp_path: Path, several: dict[str, Ru
     [
         (["nope"], "no run 'nope' in ", 1),
         (["tin?y"], "no run 'tin?y' in ", 1),
-        (["--verdict", "fialed"], "must be one or several of starting, running, succeeded, failing, failed", 2),
-        (["--kind", "pbs"], "must be one or several of local, slurm, hosts, rehearsal", 2),
-        (["--limit", "0"], "must be a whole number, 1 or more", 2),
+        (["--verdict", "fialed"], "must be one or more of starting, running, succeeded, failing, failed", 2),
+        (["--kind", "pbs"], "must be one or more of local, slurm, hosts, rehearsal", 2),
+        (["--limit", "0"], "must be a whole number, at least 1", 2),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -306,7 +306,7 @@ def test_folders_of_others_that_are_closed_are_a_line(capsys: pytest.CaptureFixt
             assert cli.main(["runs", "--runs-dir", str(runs)]) == 0
     captured = capsys.readouterr()
     assert [line.split()[0] for line in captured.out.splitlines()] == ["run", first.name]
-    assert captured.err == f"1 folder in {runs} cannot be read, and is not listed\n"
+    assert captured.err == f"1 folder in {runs} cannot be read and is not listed\n"
 
 
 CLOSED = ("plan.json", "jobs.json", "nodes", "nodes/local-1.json", "metrics.jsonl")
@@ -327,7 +327,7 @@ def test_of_a_run_a_part_of_which_is_closed_one_line_tells(part: str, capsys: py
             judged = capsys.readouterr()
             assert cli.main(["logs", second.name, "--runs-dir", str(runs)]) == (part not in CLOSED[3:])
     assert [line.split()[0] for line in listed.out.splitlines()] == ["run", first.name]
-    assert listed.err == f"1 folder in {runs} cannot be read, and is not listed\n"
+    assert listed.err == f"1 folder in {runs} cannot be read and is not listed\n"
     why = f"{part}{'/local-0.json' * (part == 'nodes')}: cannot be read (Permission denied)"
     assert (asked.out, asked.err.count("\n")) == ("", 1)
     assert f"{second.path}/{why}" in asked.err
@@ -356,9 +356,7 @@ def test_a_damaged_line_is_noted_beside_the_verdict(tmp_path: Path, capsys: pyte
     heading, row = table(tmp_path, capsys, code=0)
     assert heading.split() == [*HEADING, "note"]
     assert row.split()[1] == "succeeded"
-    assert row.endswith(
-        "metrics.jsonl has lines that are not logged iterations: line 11 is damaged: it holds no JSON object"
-    )
+    assert row.endswith("metrics.jsonl has lines that are not iterations: line 11 is damaged: it is not a JSON object")
 
 
 def test_a_node_whose_file_is_damaged_leaves_the_rest_of_the_status(
@@ -370,7 +368,7 @@ def test_a_node_whose_file_is_damaged_leaves_the_rest_of_the_status(
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith(f"{run.name}: unknown, {run.node_state('local-1')} is damaged, or of another version")
     assert any(line.startswith("  iteration: 50 of 50, ") for line in told)
-    assert "  node local-0: ended with 0" in told
+    assert "  node local-0: exited with 0" in told
 
 
 def test_what_cannot_be_printed_is_named_and_the_other_nodes_are_printed(

@@ -137,20 +137,20 @@ def test_servers_of_jabas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 WRONG = [
     (["noise=20", "adapt.rule=noise"], "give adapt.upper"),
-    (["adapt.rule=noise", "adapt.upper=512"], "forecast it: noise=RUN"),
-    (["noise=20"], "does nothing without a rule"),
+    (["adapt.rule=noise", "adapt.upper=512"], "so it needs a forecast: noise=RUN"),
+    (["noise=20"], "has no effect unless the batch adapts"),
     (["noise=1,2,3", *ADAPTS[:-1]], "has 3 numbers"),
     (["noise=-1", *ADAPTS[:-1]], "must be a number above 0"),
     (["noise=not_there.csv", *ADAPTS[:-1]], "cannot be read as a CSV file"),
-    (["noise=not_there", *ADAPTS[:-1]], "there are no runs in"),
+    (["noise=not_there", *ADAPTS[:-1]], "no runs in"),
     (["nodes=fast*3"], "the plan has 2 nodes of group 'fast'"),
     (["nodes=*"], "must be sets of nodes"),
     (["elastic=time", *ADAPTS], "add epoch=N"),
     (["elastic=money"], "must be time or dollars"),
     (["restart_s=5"], "add elastic=time"),
-    (["prices=a:1"], "is of servers that iidp=FILE describes"),
+    (["prices=a:1"], "applies only to iidp=FILE"),
     (["parallel.schedule_file=x.json"], "x.json"),
-    (["train.load=somewhere"], "a simulation plays whole trainings"),
+    (["train.load=somewhere"], "a simulation starts from the beginning"),
 ]
 
 

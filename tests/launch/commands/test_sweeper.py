@@ -63,14 +63,14 @@ def test_a_sweep_ends_where_a_run_lacks_the_metric(runs: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["train.iterations=choice(6,7)"], r"^hydra/sweeper=optuna: the sweeper ended: .*give sweep_metric=…, such as"),
+        (["train.iterations=choice(6,7)"], r"^hydra/sweeper=optuna: the sweeper ended: .*add sweep_metric=…, such as"),
         (
             ["train.iterations=choice(6,7)", "hydra.sweeper.direction=sideways"],
             r"^hydra/sweeper=optuna: the sweeper ended: .*minimize",
         ),
         (
             ["train.iterations=choice(6,7)", "sweep_metric=iteration_s"],
-            "^a combination has no iteration_s, because no run of it was started",
+            "^a combination has no iteration_s, because its run was not started",
         ),
     ],
     ids=["no-metric", "what-the-sweeper-cannot", "a-wrong-name"],

@@ -236,7 +236,7 @@ def test_what_cannot_be_done_is_one_message(
     message = said(capsys, "translate", run, "--output", tmp_path / "none" / "file", "--input", "/dev/null", code=1)
     assert "cannot be written (No such file or directory)" in message
     empty = make_run(tmp_path / "runs" / "x" / "20260101-000000-00000000", make_corpus(tmp_path), "parallel=single")
-    assert "no checkpoint there" in said(capsys, "evaluate", empty.run.path, code=1)
+    assert "no checkpoint found" in said(capsys, "evaluate", empty.run.path, code=1)
     assert empty.go() == 0, empty.stderr()
     assert "model.family=gpt, which does not translate" in said(capsys, "translate", empty.run.path, code=1)
     assert "model.family=gpt, which does not translate" in said(capsys, "translate", empty.run.path, "--bleu", code=1)

@@ -95,7 +95,7 @@ def listed(capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
     lines = told.out.splitlines()
     if lines == ["nothing to remove"]:
         return []
-    assert told.err == "nothing was removed; add --yes to remove all of it\n"
+    assert told.err == "nothing removed; add --yes to remove all of it\n"
     return [line.split("  ")[0].strip() for line in lines[1:]]
 
 

@@ -173,7 +173,7 @@ def test_an_image_that_is_not_there_is_pulled(docker: Runtime, contained: list[s
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("container.image=lab:3", "docker pull --quiet lab:3 ended with exit code 1"),
+        ("container.image=lab:3", "docker pull --quiet lab:3 exited with 1"),
         (f"container.digest=sha256:{'2' * 64}", f"has the ID {IMAGE_ID}, but container.digest=sha256:2222"),
     ],
     ids=["not to be had", "another one"],
@@ -191,8 +191,8 @@ def test_a_wrong_image_is_one_message(
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["container.image=/images/it.sqsh"], "is a file, but docker takes images by their names"),
-        (["container.digest=abc"], "container.digest='abc' is not the ID of an image"),
+        (["container.image=/images/it.sqsh"], "is a file, but docker needs an image name"),
+        (["container.digest=abc"], "container.digest='abc' is not an image"),
         (["+cluster.environment.NVIDIA_VISIBLE_DEVICES=0"], "docker sets NVIDIA_VISIBLE_DEVICES itself"),
     ],
 )

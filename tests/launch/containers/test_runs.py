@@ -113,8 +113,8 @@ def test_a_container_that_cannot_be_made_is_told(enroot: Runtime, contained: lis
     wait_for(lambda: observe(run).over)
     verdict = judge(run)
     assert (verdict.state, verdict.rule, verdict.exit_code) == (State.failed, "node-gave-up", 1)
-    assert "could not make its container ready: container.image=/no/such.sqsh: there is no such file" in verdict.reason
-    assert "there is no such file" in run.node_err(verdict.reason.split()[1]).read_text()
+    assert "could not prepare its container: container.image=/no/such.sqsh: no such file" in verdict.reason
+    assert "no such file" in run.node_err(verdict.reason.split()[1]).read_text()
 
 
 def test_stop_ends_what_makes_it(double: Runtime, contained: list[str], runs: Path) -> None:

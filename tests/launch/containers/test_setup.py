@@ -137,7 +137,7 @@ def test_a_reload_makes_it_anew_once_for_the_run(enroot: Runtime, container: Run
 def test_a_reload_waits_for_the_run_that_uses_it(enroot: Runtime, container: RunContainer) -> None:
     with Setup(container, 0) as first, Setup(replace(container, run="tiny/2", reload=True), 0) as second:
         touched = touch_in(enroot, ready(first).name)
-        until(second, lambda: "another process that holds" in str(second.doing))
+        until(second, lambda: "another process to release" in str(second.doing))
         for _ in range(10):
             assert not second.step()
         assert touched.exists()
@@ -176,7 +176,7 @@ def test_what_a_killed_process_left_half_made_is_made_again(double: Runtime, con
     one.send_signal(signal.SIGKILL)
     one.wait()
     with Setup(container, 0) as setup:  # the orphan that still makes it is waited for
-        until(setup, lambda: "another process that holds" in str(setup.doing))
+        until(setup, lambda: "another process to release" in str(setup.doing))
         double.hold.unlink()
         touched = touch_in(double, double("list").stdout.strip())
         ready(setup)
@@ -205,7 +205,7 @@ def test_node_0_brings_the_image_and_the_others_wait(double: Runtime, imported: 
     with Setup(imported, 0) as first, Setup(imported, 1) as second:
         until(first, lambda: folder.exists() and list(folder.iterdir()))
         assert not imported.file.exists()
-        until(second, lambda: "which node 0 brings" in str(second.doing))
+        until(second, lambda: "which node 0 fetches" in str(second.doing))
         double.hold.unlink()
         wait_for(lambda: first.step() and second.step())
     assert sorted(folder.iterdir()) == [imported.file, record_of(imported.file)]
@@ -299,7 +299,7 @@ def test_a_record_that_holds_no_digest_is_said(double: Runtime, fetched: RunCont
     file = image_of(fetched)
     record_of(file).write_text("e3b0\n")
     os.utime(record_of(file), ns=(1, 1))
-    assert fails(fetched).startswith(f"{record_of(file)}: holds no SHA-256 ")
+    assert fails(fetched).startswith(f"{record_of(file)}: not a SHA-256 ")
 
 
 @pytest.mark.parametrize("who", ["its group", "everybody"])
@@ -325,7 +325,7 @@ def test_an_image_of_another_user_is_not_used(double: Runtime, fetched: RunConta
         file.rename(file.with_suffix(".old"))
         file.symlink_to(file.with_suffix(".old"))
     os.chown(file, NOBODY, NOBODY, follow_symlinks=False)
-    assert "belongs to nobody, who could have put anything there" in fails(fetched)
+    assert "belongs to nobody, so somebody else could have put code there" in fails(fetched)
     assert double("list").stdout == ""
 
 
@@ -367,7 +367,7 @@ def test_pyxis_needs_nothing_made(container: RunContainer, imported: RunContaine
 def test_a_failure_names_command_code_and_last_words(double: Runtime, imported: RunContainer) -> None:
     told = fails(imported)
     assert told.startswith("container.image=nvcr.io/nvidia/pytorch:23.04-py3: enroot import -o ")
-    assert "ended with exit code 1 on " in told
+    assert "exited with 1 on " in told
     assert told.endswith("\n  [ERROR] URL https://nvcr.io#nvidia/pytorch:23.04-py3 returned error code: 404 Not Found")
     assert imported.file is not None
     assert list(imported.file.parent.iterdir()) == []
@@ -382,13 +382,13 @@ def test_a_file_that_is_no_image_is_told(enroot: Runtime, container: RunContaine
 
 def test_a_missing_image_file_is_told(enroot: Runtime, container: RunContainer) -> None:
     told = fails(replace(container, image=Path("/no.sqsh"), file=Path("/no.sqsh")))
-    assert told.startswith("container.image=/no.sqsh: there is no such file on ")
+    assert told.startswith("container.image=/no.sqsh: no such file on ")
     assert enroot.calls == []
 
 
 def test_a_missing_runtime_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(LaunchError, match=r"container\.kind=enroot: there is no enroot on the PATH of"):
+    with pytest.raises(LaunchError, match=r"container\.kind=enroot: enroot is not on the PATH of"):
         check_program(ContainerKind.enroot)
 
 
@@ -411,7 +411,7 @@ def test_another_user_s_folder_is_not_used(
 
 def test_a_wait_is_bounded(enroot: Runtime, imported: RunContainer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container_setup, "LIMIT_S", 0.1)
-    assert "which node 0 brings; it gives up" in fails(imported, node_rank=1)
+    assert "which node 0 fetches and gave up" in fails(imported, node_rank=1)
 
 
 def test_a_command_that_takes_too_long_is_ended(

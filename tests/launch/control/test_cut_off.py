@@ -28,6 +28,7 @@ from launch.judge.verdict import decide, judge
 from launch.machine import processes
 from launch.observe.look import observe
 from launch.sweep.start import existing
+from tests.support.cases import fewer
 from tests.support.launch import fake_slurm
 from tests.support.launch.live import FOREVER, WORKER, token
 from tests.support.slurm.seed import NODES, SMALL
@@ -76,10 +77,10 @@ def killed_at(step: int, experiment: Experiment, steps: Collection[str]) -> bool
         os._exit(code)
 
 
-def left_of_each_kill(experiment: Experiment, steps: Collection[str] = STEPS) -> Iterator[RunDir]:
-    """A run folder for every step of a launch, cut off there; each is deleted before the next."""
+def left_of_each_kill(experiment: Experiment, steps: Collection[str] = STEPS, *, each: int = 1) -> Iterator[RunDir]:
+    """A run folder for every step of a launch, or every `each`-th, cut off there; it is deleted before the next."""
     runs = Path(experiment.runs_dir)
-    for step in itertools.count():
+    for step in itertools.count(step=each):
         killed = killed_at(step, experiment, steps)
         run = RunDir.find(runs, None)
         if not killed:
@@ -124,7 +125,7 @@ def test_a_launch_on_slurm_that_is_killed_at_any_step_is_settled_by_stop(
 ) -> None:
     experiment = on_slurm(runs)
     waiting = set()
-    for run in left_of_each_kill(experiment):
+    for run in left_of_each_kill(experiment, each=fewer(2, 1)):
         waiting.add(jobs := len(list(queue.glob("*.job"))))
         assert_is_settled_by_stop(run, experiment, capsys, waiting=jobs > 0)
         assert not list(queue.glob("*.job"))
@@ -143,7 +144,7 @@ def test_a_launch_on_slurm_that_is_killed_at_any_step_is_resumed_or_says_why_not
                 assert waiting, error
                 assert "it has not ended yet" in str(error)
             else:
-                assert "launch it anew" in str(error)
+                assert "there is nothing to resume: launch it again" in str(error)
         else:
             resumed += 1
             assert len(waiting | named) <= 2
@@ -199,7 +200,7 @@ def test_an_agent_of_a_launch_that_was_resumed_meanwhile_does_not_run(
     stop.stop(run)
     resume(run)
     monkeypatch.setenv("_TEST_CLUSTER_", "slurm")
-    with pytest.raises(LaunchError, match="submitted again, and this job is of an earlier submission"):
+    with pytest.raises(LaunchError, match="submitted again, but this job belongs to an earlier submission"):
         agent()
     assert not list(run.nodes.iterdir())
     stop.stop(run)

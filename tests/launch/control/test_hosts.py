@@ -39,7 +39,7 @@ def test_a_host_is_a_name_and_its_ranks(text: str, host: Host) -> None:
     [
         ("[]", r"executor\.kind=hosts needs executor\.hosts"),
         ("[a]", "'a' is not a host; write NAME:RANKS"),
-        ("[me@a:2]", r"a user, a port or a key stand in ~/\.ssh/config"),
+        ("[me@a:2]", r"a user, a port or a key into ~/.ssh/config"),
         ("[-oProxyCommand:2]", "'-oProxyCommand:2' is not a host"),
         ("['a b:2']", "'a b:2' is not a host"),
         ("[a:0]", "a host runs 1 to 1024 ranks"),
@@ -75,11 +75,11 @@ FINE: dict[str, Any] = {"host": "x", **software()}
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"tdpp": "0"}, "b has other sources of tdpp than this machine; bring them to the same commit"),
+        ({"tdpp": "0"}, "b has a different version of tdpp's sources than this machine; check out the same commit"),
         ({"python": "3.9.1"}, rf"b has Python 3\.9\.1 at {sys.executable}, and this machine 3"),
         ({"torch": None}, "b has no torch in"),
-        ({"torch": "1.0"}, r"b has torch 1\.0, and a .*: between different versions collectives hang"),
-        ({"unix": 1000.0}, r"the clock of b is -\d+ s off this machine's, .* have both set"),
+        ({"torch": "1.0"}, r"b has torch 1\.0, and a .*; collectives hang between different versions"),
+        ({"unix": 1000.0}, r"the clock of b is -\d+ s off this machine's, .* synchronise both"),
         ({"unix": 4e9}, r"the clock of b is \+\d+ s off this machine's"),
     ],
     ids=["sources", "python", "no torch", "torch", "slow clock", "fast clock"],

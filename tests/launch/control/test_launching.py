@@ -122,9 +122,9 @@ def test_where_nobody_can_tell_time_does(tmp_path: Path, age: float, stop: float
 @pytest.mark.parametrize(
     ("age", "stopped", "state", "reason"),
     [
-        (0, False, State.starting, "its launch is under way"),
+        (0, False, State.starting, "its launch is still under way"),
         (0, True, State.stopped, "ended on request"),
-        (PLANNING_S, False, State.lost, "was cut off before it had a plan, and nothing of it was started"),
+        (PLANNING_S, False, State.lost, "was interrupted before it had a plan; nothing was started"),
     ],
     ids=["young", "young, but asked to stop", "old"],
 )

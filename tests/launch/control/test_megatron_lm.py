@@ -191,7 +191,7 @@ def test_a_layout_has_the_layers_of_its_partition(partition: list[int]) -> None:
 
 
 def test_a_checkout_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=r"engine\.checkout=.*/pretrain_gpt\.py is not there"):
+    with pytest.raises(LaunchError, match=r"engine\.checkout=.*/pretrain_gpt\.py does not exist"):
         check(compose([*STAND_IN, f"engine.checkout={tmp_path}"]))
 
 

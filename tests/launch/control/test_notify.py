@@ -114,7 +114,7 @@ def test_what_cannot_be_told_changes_no_verdict_and_shows_no_address(runs: Path,
     hook.answer = 500
     run = start(runs, "notify.webhook=TDPP_WEBHOOK", "notify.command=\"sh -c 'echo no mail here >&2; exit 3'\"")
     failures = [
-        "notify.command (sh) ended with 3: no mail here",
+        "notify.command (sh) exited with 3: no mail here",
         "notify.webhook=TDPP_WEBHOOK: the server answered 500",
     ]
     assert told(run)["failures"] == failures
@@ -152,9 +152,12 @@ def test_nobody_else_than_its_owner_runs_a_command(tmp_path: Path, runs: Path, h
     [
         (f"notify.webhook=https://x.example/{SECRET}", "notify.webhook takes the name of a variable"),
         ('notify.command="a \'b"', 'notify.command="a \'b" cannot be read'),
-        ("notify.command=''", "names no program"),
+        ("notify.command=''", "is empty"),
         ("notify.mail=me", "notify.mail='me' must be an address"),
-        ("notify.mail=me@example.org", "notify.mail=me@example.org is mail of Slurm, but executor.kind=local"),
+        (
+            "notify.mail=me@example.org",
+            "notify.mail=me@example.org needs Slurm, which sends the mail, but executor.kind=local",
+        ),
     ],
 )
 def test_what_can_tell_nobody_is_refused(word: str, message: str) -> None:
@@ -165,5 +168,5 @@ def test_what_can_tell_nobody_is_refused(word: str, message: str) -> None:
 
 
 def test_a_variable_that_is_not_exported_is_named() -> None:
-    with pytest.raises(LaunchError, match="this shell has no variable HOOK"):
+    with pytest.raises(LaunchError, match="HOOK is not set in this shell"):
         require_exported(compose(["notify.webhook=HOOK"]), {})

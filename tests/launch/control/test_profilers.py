@@ -60,6 +60,30 @@ def test_a_percent_sign_in_a_path_is_not_replaced(profiler: Profiler) -> None:
     assert output.endswith("=/runs/50%%h/n-0")
 
 
+def test_nsys_captures_the_iteration_that_is_traced_and_its_report_is_named_for_it() -> None:
+    experiment = compose(["experiment=seed_a10x8", "profile.nsys=true", "profile.trace_iteration=20"])
+    worker = profiled(Shown(), experiment, make_plan(experiment, "a/b"))
+    command = worker.shown(Path("/runs/a"), 1)
+    (node,) = make_plan(experiment, "a/b").node_names[1:2]
+    options = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
+    assert command[: -len(COMMAND)] == [
+        *LINES[Profiler.nsys][:2],
+        f"--output=/runs/a/nsys/{node}.iteration-20",
+        *LINES[Profiler.nsys][3:],
+        *options,
+    ]
+    on_cpus = compose(["profile.nsys=true", "profile.trace_iteration=20"])
+    assert not {*options} & {*profiled(Shown(), on_cpus, make_plan(on_cpus, "a/b")).shown(Path("/runs/a"), 0)}
+
+
+class Shown:
+    def command(self, run: RunDir, node_rank: int, start: str) -> list[str] | None:
+        return COMMAND
+
+    def shown(self, run: Path, node_rank: int) -> list[str]:
+        return COMMAND
+
+
 def test_without_profiler_the_worker_is_as_it_was() -> None:
     experiment = compose([])
     worker = object()
@@ -82,7 +106,7 @@ def test_a_profiler_that_is_not_here_is_told_with_the_way_out(
     with pytest.raises(LaunchError) as raised:
         check(compose([f"profile.{profiler}=true"]))
     assert str(raised.value) == (
-        f"profile.{profiler}=true: this machine has no command '{profiler}' on PATH; install NVIDIA {product}, or use "
+        f"profile.{profiler}=true: '{profiler}' is not on this machine's PATH; install NVIDIA {product}, or use "
         f"profile.{profiler}=false"
     )
 
@@ -124,7 +148,7 @@ words = sys.argv[1:]
 command = words[{options}:]
 (output,) = [word.partition("=")[2] for word in words[:{options}] if word.startswith(("--output=", "--export="))]
 code = subprocess.call(command)
-with open(output + ".rep", "w") as file:  # fails where there is no such folder
+with open(output + ".rep", "w") as file:  # fails where no such folder
     json.dump(words[:{options}], file)
 sys.exit(code)
 """
@@ -184,5 +208,5 @@ def test_a_node_without_the_profiler_says_so(tmp_path: Path, runs: Path, monkeyp
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     run = live.start(runs, "profile.nsys=true", "+cluster.environment.PATH=/nowhere")
     wait_for(lambda: observe(run).over)
-    assert judge(run).reason == "the worker of node local-0 ended with 127: see nodes/local-0.err"
+    assert judge(run).reason == "the worker of node local-0 exited with 127: see nodes/local-0.err"
     assert run.node_err("local-0").read_text() == f"nsys: no such command on {socket.gethostname()}\n"

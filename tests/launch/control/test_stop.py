@@ -80,7 +80,7 @@ def test_stop_leaves_a_run_alone_that_has_ended(runs: Path, capsys: pytest.Captu
     run = start(runs)
     follow(run)
     assert stop_command.main([run.name, "--runs-dir", str(runs)]) == 0
-    assert "has ended already: succeeded" in capsys.readouterr().out
+    assert "has already ended: succeeded" in capsys.readouterr().out
     assert not run.stop_request.exists()
 
 
@@ -104,7 +104,7 @@ def test_the_latest_run_is_not_stopped_unasked(runs: Path) -> None:
     assert (refused.returncode, refused.stdout) == (1, "")
     assert (
         refused.stderr
-        == f"tdpp: error: without RUN this would stop the latest run, {run.name}: name it, or add --yes\n"
+        == f"tdpp: error: without RUN this would stop the latest run, {run.name}; name it, or add --yes\n"
     )
     assert not observe(run).over and not run.stop_request.exists()
     assert done("stop", "--yes", cwd=runs.parent).returncode == 0

@@ -108,7 +108,7 @@ def test_a_combination_that_has_succeeded_is_not_run_again(here: Path, capsys: p
     assert (new[2], old[0], old[2]) == ("succeeded", first.name, "succeeded (skipped)")
     assert len(list(RunDir.all(here))) == 2
     assert launch(*SHORT, "parallel.global_batch_size=4", "skip_existing=true") == 0
-    assert "iteration 6 of 6 logged (skipped: there already)" in capsys.readouterr().out
+    assert "iteration 6 of 6 logged (skipped: exists already)" in capsys.readouterr().out
     assert launch(*SHORT, "parallel.global_batch_size=4") == 0
     assert len(list(RunDir.all(here))) == 3
 
@@ -162,7 +162,7 @@ def test_a_run_that_may_not_be_read_does_not_keep_others_from_starting_theirs(
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert told.startswith(f"skip_existing: {run.path}/{part}")
-    assert told.endswith("cannot be read (Permission denied); it does not count\n")
+    assert told.endswith("cannot be read (Permission denied); this run is ignored\n")
 
 
 def test_a_schedule_with_other_content_is_another_run(here: Path, tmp_path: Path) -> None:
@@ -192,11 +192,11 @@ def test_a_module_whose_file_has_changed_is_not_resumed(runs: Path, tmp_path: Pa
     with pytest.raises(LaunchError) as caught:
         main([f"resume={run.path}"], worker=WORKER)
     assert str(caught.value) == (
-        f"resume={run.name}: model.code={own}:Net: {own} has changed since the run was launched; put it back as it "
-        f"was, or go on with its weights in a new run: train.load={run.path}"
+        f"resume={run.name}: model.code={own}:Net: {own} has changed since the run was launched; restore it, "
+        f"or start a new run with its weights: train.load={run.path}"
     )
     own.unlink()
-    with pytest.raises(LaunchError, match=r"my\.py cannot be read: No such file or directory; put it back as it was"):
+    with pytest.raises(LaunchError, match=r"my\.py cannot be read: No such file or directory; restore it"):
         main([f"resume={run.path}"], worker=WORKER)
     assert run.jobs.read_text() == before
 
@@ -239,7 +239,7 @@ def test_gpu_hours_are_told_and_so_is_what_is_not_known() -> None:
     assert sweep.budget([limited] * 3) == "3 runs of up to 138 GPU-hours (GPUs x time limit, without restarts)"
     assert sweep.budget([limited, composed(LIMITS[1])]) == (
         "1 run of up to 46 GPU-hours (GPUs x time limit, without restarts) and 1 run of unknown GPU-hours, because "
-        "there is no time limit (cluster.groups.hgx.time_min)"
+        "no time limit is set (cluster.groups.hgx.time_min)"
     )
     assert sweep.budget([compose()]) is None
     assert sweep.budget([]) is None
@@ -248,7 +248,7 @@ def test_gpu_hours_are_told_and_so_is_what_is_not_known() -> None:
 def test_many_gpu_hours_need_consent() -> None:
     limited = composed(*LIMITS, "confirm_gpu_hours=100")
     assert sweep.must_confirm([limited] * 2) is None
-    assert sweep.must_confirm([limited] * 3) == "up to 138 GPU-hours are more than confirm_gpu_hours=100"
+    assert sweep.must_confirm([limited] * 3) == "up to 138 GPU-hours exceed confirm_gpu_hours=100"
     assert sweep.must_confirm([replace(limited, yes=True)] * 3) is None
     assert sweep.must_confirm([]) is None
 
@@ -276,11 +276,13 @@ def test_on_a_terminal_consent_is_asked(answer: str, agreed: bool, monkeypatch: 
     else:
         with pytest.raises(LaunchError, match="not confirmed: nothing was submitted"):
             confirm(many)
-    assert asked.getvalue().endswith("up to 46 GPU-hours are more than confirm_gpu_hours=10; submit? [y/N] ")
+    assert asked.getvalue().endswith("up to 46 GPU-hours exceed confirm_gpu_hours=10; submit? [y/N] ")
 
 
 def test_elsewhere_the_message_names_the_keys() -> None:
-    with pytest.raises(LaunchError, match=r"46 GPU-hours.*confirm_gpu_hours=10: nothing was submitted; give yes=true"):
+    with pytest.raises(
+        LaunchError, match=r"46 GPU-hours.*confirm_gpu_hours=10: nothing was submitted; confirm with yes=true"
+    ):
         confirm([composed(*LIMITS, "confirm_gpu_hours=10")])
 
 
@@ -288,7 +290,7 @@ def test_a_dry_run_tells_gpu_hours_without_asking(here: Path, capsys: pytest.Cap
     given = ("dry_run=true", "confirm_gpu_hours=10", "parallel.micro_batch_size=1,2,4", "max_jobs=2")
     assert launch("-m", *SEED, *LIMITS, *given) == 0
     captured = capsys.readouterr()
-    assert captured.err.splitlines()[0] == "(taken by default: train.precision=fp32)"
+    assert captured.err.splitlines()[0] == "(defaults in use: train.precision=fp32)"
     assert captured.err.partition("\n")[2] == "3 runs of up to 138 GPU-hours (GPUs x time limit, without restarts)\n"
     assert captured.out.count("#SBATCH --dependency='afterany:<jobs of run 1>'\n") == 1
     assert captured.out.count("afterany") == 1
@@ -296,7 +298,7 @@ def test_a_dry_run_tells_gpu_hours_without_asking(here: Path, capsys: pytest.Cap
 
 
 def test_keys_of_the_whole_sweep_have_one_value(here: Path) -> None:
-    with pytest.raises(LaunchError, match=r"max_jobs=1,null: it is for a sweep as a whole; give it one value"):
+    with pytest.raises(LaunchError, match=r"max_jobs=1,null: it applies to a sweep as a whole; give it one value"):
         launch("-m", "max_jobs=1,null", *SHORT)
     assert not here.exists()
 

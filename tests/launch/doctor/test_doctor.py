@@ -60,7 +60,7 @@ def test_this_machine_is_examined_with_real_ranks(
     code, found = examined(capsys, *here, *nodes)
     assert code == 0, found
     assert {"error"}.isdisjoint(level for level, _ in found.values())
-    assert found["all nodes", "all-reduce"][1].startswith("right on all 4 ranks")
+    assert found["all nodes", "all-reduce"][1].startswith("correct on all 4 ranks")
     assert ("local", "links in a node") in found
     assert (("local", "links between nodes") in found, ("local", "ports") in found) == (bool(nodes), bool(nodes))
     assert not list(RunDir.all(Path("runs")))
@@ -84,7 +84,7 @@ def test_a_worker_that_cannot_run_is_told_with_its_last_words(
 ) -> None:
     code, found = examined(capsys, *here, "+cluster.environment.PYTHONHOME=/nonexistent")
     assert code == 1
-    assert found["local", "nodes"][1].startswith("local-0: its worker ended with 1: ")
+    assert found["local", "nodes"][1].startswith("local-0: its worker exited with 1: ")
 
 
 def test_a_runs_dir_where_nothing_can_be_made_is_told_before_anything_is_started(
@@ -93,7 +93,7 @@ def test_a_runs_dir_where_nothing_can_be_made_is_told_before_anything_is_started
     (tmp_path / "file").touch()
     code, found = examined(capsys, *here, f"runs_dir={tmp_path}/file/runs")
     assert code == 1
-    assert found["here", "runs_dir"][1].endswith(f"you may not write in {tmp_path}/file; choose another folder")
+    assert found["here", "runs_dir"][1].endswith(f"you may not write to {tmp_path}/file; choose another folder")
     assert {where for where, _ in found} == {"here"}
 
 
@@ -126,7 +126,7 @@ def test_what_is_odd_about_the_data_is_a_warning() -> None:
         found = doctor.data_check(compose([]), lambda _: doubts)
         return found.level, found.text
 
-    assert data() == (Level.ok, "data/stdlib_text_document can feed model tiny")
+    assert data() == (Level.ok, "data/stdlib_text_document suits model tiny")
     assert data("a", "b") == (Level.warning, "a; b")
 
 

@@ -91,20 +91,20 @@ def test_a_line_tells_of_each_check_of_each_group_when_all_is_well() -> None:
         ("gpu2", "GPUs"): "4 x NVIDIA A10 on each node, free",
         ("gpu2", "data"): f"{SEED.data.prefix}: 1.07 KiB, readable",
         ("gpu2", "disk"): "500.0 GiB free in runs_dir; a checkpoint takes 17.4 GiB",
-        ("gpu2", "ports"): "every other node can be reached",
+        ("gpu2", "ports"): "all nodes reach each other",
         (
             "gpu2",
             "open ports",
         ): "ranks listen on free ports of 10.1.0.11 (ib0), 10.1.0.12 (ib0) and on 5 more nodes; gloo "
-        "and NCCL let in whoever reaches these",
-        ("all nodes", "all-reduce"): "right on all 32 ranks, 1 MiB in 4.1 ms",
-        ("all nodes", "clocks"): "at most 2.000 ms off hgx-0's, known to 15 us",
+        "and NCCL accept anybody who can reach them",
+        ("all nodes", "all-reduce"): "correct on all 32 ranks, 1 MiB in 4.1 ms",
+        ("all nodes", "clocks"): "at most 2.000 ms off hgx-0's, accurate to 15 us",
         ("gpu2", "links in a node"): "100 Gbit/s, 8 us (slowest of 21: gpu2-0); configured 128 Gbit/s, 10 us; "
-        "a message of the plan takes 1.3 x as long",
+        "a message of the plan takes 1.3 times as long as configured",
         ("gpu2", "links between nodes"): "36 Gbit/s, 18 us (slowest of 6: gpu2-0 - gpu2-1); configured 40 Gbit/s, "
-        "20 us; a message of the plan takes 1.1 x as long",
+        "20 us; a message of the plan takes 1.1 times as long as configured",
         ("hgx - gpu2", "links between nodes"): "36 Gbit/s, 18 us (slowest of 2: hgx-0 - gpu2-0); configured 40 Gbit/s, "
-        "20 us; a message of the plan takes 1.1 x as long",
+        "20 us; a message of the plan takes 1.1 times as long as configured",
     }
 
 
@@ -119,43 +119,43 @@ OTHER_SOFTWARE = node(3, ranks=tuple(rank(number, torch="2.13.0") for number in 
             node(2, ranks=tuple(rank(number, gpus=("NVIDIA A10",) * 3) for number in range(8, 12))),
             ("gpu2", "GPUs"),
             Level.error,
-            "gpu2-1: torch sees 3, but cluster.groups.gpu2.gpus_per_node wants 4 x A10; see that gres (gpu:a10:4)",
+            "gpu2-1: torch sees 3, but the plan needs 4 x A10 (cluster.groups.gpu2.gpus_per_node); make sure that",
         ),
         (
             node(2, ranks=tuple(rank(n, gpus=(), failed=NO_GPU, stage="alone") for n in range(8, 12))),
             ("gpu2", "GPUs"),
             Level.error,
-            f"gpu2-1: {NO_GPU}, but cluster.groups.gpu2",
+            f"gpu2-1: {NO_GPU}, but the plan needs 4 x A10 (cluster.groups.gpu2.gpus_per_node)",
         ),
         (
             node(0, ranks=tuple(rank(number, gpus=("NVIDIA A10",) * 4) for number in range(4))),
             ("hgx", "GPUs"),
             Level.warning,
-            "hgx-0: NVIDIA A10 is there, but cluster.groups.hgx.gpu=a100_40gb is A100-40GB",
+            "hgx-0: found NVIDIA A10, but cluster.groups.hgx.gpu=a100_40gb is A100-40GB",
         ),
         (
             with_rank(9, memory=(int(2.2 * GIB), int(22.1 * GIB))),
             ("gpu2", "GPUs"),
             Level.warning,
-            "gpu2-1: the GPU of rank 9 has only 2.2 of 22.1 GiB free: somebody else is on it",
+            "gpu2-1: the GPU of rank 9 has only 2.2 of 22.1 GiB free: another process uses it",
         ),
         (
             with_rank(0, memory=(int(19 * GIB), int(20 * GIB))),
             ("hgx", "GPUs"),
             Level.warning,
-            "hgx-0: a GPU has 20.0 GiB, but cluster.gpus.a100_40gb.memory_gib=39.59",
+            "hgx-0: its GPU has 20.0 GiB, but cluster.gpus.a100_40gb.memory_gib=39.59",
         ),
         (
             node(5, files={"/data/my.bin": "Permission denied", "/data/my.idx": "Permission denied"}),
             ("gpu2", "data"),
             Level.error,
-            "gpu2-4: /data/my.bin, /data/my.idx: Permission denied; data.prefix and train.load must lead to the same",
+            "gpu2-4: /data/my.bin, /data/my.idx: Permission denied; data.prefix and train.load must name the same",
         ),
         (
             node(5, maps={"/data/my": Path("/home/me/.cache/tdpp")}),
             ("gpu2", "index maps"),
             Level.warning,
-            "gpu2-4: /data/my may only be read, so its index maps go to /home/me/.cache/tdpp; ",
+            "gpu2-4: /data/my is read-only, so its index maps go to /home/me/.cache/tdpp; ",
         ),
         (
             node(5, maps={"/data/my": "/data/my: its index maps cannot be written neither in /data nor in /x"}),
@@ -199,19 +199,20 @@ OTHER_SOFTWARE = node(3, ranks=tuple(rank(number, torch="2.13.0") for number in 
             with_rank(8, clock=(3_200_000_000, 20_000)),
             ("all nodes", "clocks"),
             Level.warning,
-            "gpu2-1: its time of day is +3.2 s off hgx-0's; have the nodes' clocks set",
+            "gpu2-1: its clock is +3.2 s off hgx-0's; synchronise the nodes' clocks",
         ),
         (
             with_rank(5, links=(Link(first=5, second=6, latency_us=8.0, gbit_per_s=(100.0, 12.0)),)),
             ("gpu2", "links in a node"),
             Level.warning,
-            "12 Gbit/s, 8 us (slowest of 21: gpu2-0); configured 128 Gbit/s, 10 us; a message of the plan takes 10 x",
+            "12 Gbit/s, 8 us (slowest of 21: gpu2-0); configured 128 Gbit/s, 10 us; a message of the plan takes 10 "
+            "times",
         ),
         (
             node(3, unreached={"hgx-0": "timed out", "gpu2-0": "timed out"}),
             ("gpu2", "ports"),
             Level.warning,
-            "gpu2-2: does not reach hgx-0, gpu2-0 (timed out); nodes must reach any TCP port",
+            "gpu2-2: cannot reach hgx-0, gpu2-0 (timed out); nodes must reach every TCP port",
         ),
         (
             node(3, address="8.8.8.8", interface="eth0"),
@@ -271,14 +272,14 @@ def test_a_pairs_link_is_held_against_the_table_in_each_direction() -> None:
     assert (pair.where, pair.level) == ("hgx - gpu2", Level.warning)
     assert pair.text.startswith(
         "36 Gbit/s, 18 us (slowest of 2: gpu2-6 - hgx-0) from gpu2 to hgx; configured 160 Gbit/s, 5 us; a message of "
-        "the plan takes 4.4 x as long; look at the network in use"
+        "the plan takes 4.4 times as long as configured; check the network in use"
     )
     assert pair.text.endswith("or correct cluster.links.gpu2.hgx")
     assert {(check.where, check.level) for check in odd} == {("cluster.links", Level.warning)}
     assert [check.text.partition(";")[0] for check in odd] == [
-        "cluster.links.gpu2.hgx has up to 160 Gbit/s and cluster.links.hgx.gpu2 40: networks are mostly alike in both "
+        "cluster.links.gpu2.hgx has up to 160 Gbit/s and cluster.links.hgx.gpu2 40: most networks are equal in both "
         "directions",
-        "cluster.links.gpu2.hgx has up to 160 Gbit/s, and a node's own link (inter_gbit_per_s) 40",
+        "cluster.links.gpu2.hgx has up to 160 Gbit/s, but a node's own link (inter_gbit_per_s) has 40",
     ]
 
 
@@ -317,7 +318,7 @@ LOST_ALL = "an all-reduce of 32 ranks failed: Connection closed by peer"
     [
         (
             with_rank(9, stage="meeting", exit_code=-9, all_reduce_ms=None),
-            "rank 9 (gpu2-1) did not get past meeting",
+            "rank 9 (gpu2-1) hung in meeting",
         ),
         (with_rank(9, stage="meeting", exit_code=-6, all_reduce_ms=None), "rank 9 (gpu2-1) died in meeting"),
         (
@@ -329,10 +330,10 @@ LOST_ALL = "an all-reduce of 32 ranks failed: Connection closed by peer"
             f"rank 9 (gpu2-1), all-reduce: {LOST_ALL}",
         ),
         (
-            with_rank(9, stage="alone", all_reduce_ms=None, hindrance="node gpu2-3 did not come"),
-            "not tried: node gpu2-3 did not come",
+            with_rank(9, stage="alone", all_reduce_ms=None, hindrance="node gpu2-3 did not join"),
+            "not tried: node gpu2-3 did not join",
         ),
-        (with_rank(9, stage="alone", exit_code=-9, all_reduce_ms=None), "not tried: not every rank came"),
+        (with_rank(9, stage="alone", exit_code=-9, all_reduce_ms=None), "not tried: not every rank joined"),
     ],
     ids=["hung", "died", "wrong", "lost-others", "hindered", "stopped"],
 )
@@ -363,7 +364,7 @@ def test_a_node_that_told_nothing_hides_nothing_of_the_others() -> None:
 def test_cpus_that_slurm_was_not_asked_for_are_told() -> None:
     found = judged(but(node(1, cpus=1)), cuda=False)
     assert found["gpu2", "CPUs"].text == (
-        "gpu2-0: 4 ranks may use 1 CPU; ask for more with cluster.groups.gpu2.cpus_per_task=4"
+        "gpu2-0: 4 ranks may use 1 CPU; request more with cluster.groups.gpu2.cpus_per_task=4"
     )
 
 
@@ -379,4 +380,4 @@ def test_images_of_docker_that_differ_are_an_error() -> None:
     assert (same.level, same.text.count("sha256:1")) == (Level.ok, 1)
     other = judged(images={one.name: "sha256:1" for one in ALL} | {"gpu2-3": "sha256:2"})["all nodes", "image"]
     assert other.level is Level.error
-    assert "sha256:2 on gpu2-3: bring the same container.image=" in other.text
+    assert "sha256:2 on gpu2-3: put the same container.image=" in other.text

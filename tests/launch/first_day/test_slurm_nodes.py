@@ -7,8 +7,8 @@ import pytest
 from launch.errors import LaunchError
 from launch.first_day.slurm_nodes import Gres, Group, groups, parse, parse_gres
 
-GPU2 = "gpu2-00{n}|gpu2|gpu2*|idle|64|256000|infinite|10|OFF|gpu:a10:4|a10"
-SCAVENGE = "gpu2-00{n}|scavenge|scavenge|idle|64|256000|infinite|1|REQUEUE|gpu:a10:4|a10"
+GPU2 = "gpu2-00{n}|gpu2|gpu2*|idle|64|UNLIMITED|256000|infinite|10|OFF|gpu:a10:4|a10"
+SCAVENGE = "gpu2-00{n}|scavenge|scavenge|idle|64|UNLIMITED|256000|infinite|1|REQUEUE|gpu:a10:4|a10"
 
 
 def lines(*templates: str, count: int = 3) -> str:
@@ -59,7 +59,7 @@ def test_a_feature_tells_nodes_of_a_partition_apart() -> None:
 
 
 def test_nodes_that_slurm_cannot_be_asked_for_apart_are_one_group_of_the_least() -> None:
-    small = GPU2.replace("|64|256000|", "|32|128000|").replace("gpu2-", "old-")
+    small = GPU2.replace("|64|UNLIMITED|256000|", "|32|UNLIMITED|128000|").replace("gpu2-", "old-")
     (group,) = found(lines(GPU2, small))
     assert (len(group.nodes), group.cpus, group.memory_mb, group.constraint) == (6, 32, 128000, None)
 
@@ -74,10 +74,24 @@ def test_memory_that_hardly_differs_makes_no_groups() -> None:
     assert [(group.memory_mb, len(group.nodes)) for group in found(text)] == [(251000, 3)]
 
 
-def test_a_name_that_no_group_may_have_is_changed() -> None:
-    assert [group.name for group in found(lines(GPU2.replace("|gpu2|", "|gpu 2+|")))] == ["gpu_2_"]
+@pytest.mark.parametrize(
+    ("partition", "name"), [("gpu 2+", "gpu_2_"), ("a.b", "a_b"), ("1gpu", "p_1gpu"), ("on", "p_on")]
+)
+def test_a_name_that_no_key_may_have_is_changed(partition: str, name: str) -> None:
+    (group,) = found(lines(GPU2.replace("|gpu2|gpu2*|", f"|{partition}|{partition}*|")))
+    assert (group.name, group.partition) == (name, partition)
+
+
+def test_cpus_that_a_partition_keeps_from_its_jobs_are_not_asked_for() -> None:
+    (group,) = found(lines(GPU2.replace("|UNLIMITED|", "|48|")))
+    assert group.cpus == 48
+
+
+def test_reserved_nodes_are_not_counted() -> None:
+    text = lines(GPU2.replace("idle", "{n}state"), count=2).replace("1state", "resv").replace("2state", "idle")
+    assert [(group.nodes, group.unusable) for group in found(text)] == [(("gpu2-002",), ("gpu2-001",))]
 
 
 def test_a_line_that_is_not_understood_is_shown() -> None:
-    with pytest.raises(LaunchError, match="not understood: a\\|b"):
+    with pytest.raises(LaunchError, match="cannot parse a line of sinfo: a\\|b"):
         parse("a|b\n")

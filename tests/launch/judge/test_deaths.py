@@ -192,7 +192,7 @@ def test_when_time_runs_out_the_run_saves_and_can_be_resumed(runs: Path) -> None
     run = start(runs, *FOREVER, *TWO_NODES)
     verdict = time_runs_out(run)
     assert (verdict.state, verdict.rule, verdict.exit_code) == (State.interrupted, "time-limit", 8)
-    assert f"'tdpp launch resume={run.name}' goes on" in verdict.reason
+    assert f"continue with 'tdpp launch resume={run.name}'" in verdict.reason
     saved = observe(run).saved
     resume(run, WORKER)
     wait_for(lambda: observe(run).log[-1].iteration > (saved or 0))

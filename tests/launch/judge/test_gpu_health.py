@@ -57,33 +57,33 @@ HANGS = {
     "all wait for one another": (
         [node(SPIN, SPIN), node(SPIN, SPIN, name="a-1")],
         "gpu-spin",
-        "4 of 4 GPUs only wait, at full utilisation but little power (66 of 150 W), and no iteration is logged",
+        "4 of 4 GPUs only wait (full utilisation, but little power: 66 of 150 W), and no iteration is logged",
     ),
     "all wait for one that does nothing": (
         [node(SPIN, SPIN), node(SPIN, REST, name="a-1")],
         "gpu-spin",
-        "3 of 4 GPUs only wait, at full utilisation but little power (66 of 150 W), and no iteration is logged; "
-        "nothing runs on GPU 1 of a-1",
+        "3 of 4 GPUs only wait (full utilisation, but little power: 66 of 150 W), and no iteration is logged; "
+        "idle: GPU 1 of a-1",
     ),
     "a GPU without process": (
         [node(WORK, replace(REST, processes=()))],
         "gpu-idle",
-        "no process of the run is on GPU 1 of a-0, and no iteration is logged",
+        "no process of the run uses GPU 1 of a-0, and no iteration is logged",
     ),
     "GPUs with other people's processes only": (
         [node(replace(WORK, processes=OTHERS), replace(REST, processes=OTHERS), replace(REST, processes=()))],
         "gpu-idle",
-        "no process of the run is on GPU 0 of a-0 and 2 others, and no iteration is logged",
+        "no process of the run uses GPU 0 of a-0 and 2 others, and no iteration is logged",
     ),
     "a lost GPU": (
         [node(WORK), node(SPIN, LOST, name="a-1")],
         "gpu-lost",
-        "GPU 1 of a-1 cannot be read any more: GPU is lost; no iteration is logged",
+        "GPU 1 of a-1 can no longer be read: GPU is lost; no iteration is logged",
     ),
     "a GPU beyond those of the plan may do what it likes": (
         [node(SPIN, SPIN, WORK, ranks=2)],
         "gpu-spin",
-        "2 of 2 GPUs only wait, at full utilisation but little power (66 of 150 W), and no iteration is logged",
+        "2 of 2 GPUs only wait (full utilisation, but little power: 66 of 150 W), and no iteration is logged",
     ),
 }
 
@@ -156,7 +156,7 @@ LINES = {
         node(replace(WORK, memory_used_mib=30000, memory_total_mib=40960), replace(WORK, memory_used_mib=22000)),
         "2 of 2 busy, 97 % mean, fullest 21.5/22.2 GiB",
     ),
-    "silent": (node(WORK, age=240), "no reading for 240 s; the driver does not answer"),
+    "silent": (node(WORK, age=240), "no reading for 240 s: the driver does not answer"),
     "no GPU": (NodeGpus(node="a-0", ranks=1, entries=(NO_GPU,)), NO_GPU.text),
 }
 

@@ -55,7 +55,7 @@ def test_a_node_that_says_something_else_is_named_with_both(tmp_path: Path) -> N
     run = made(tmp_path)
     text = run.node_out("local-1").read_text()
     run.node_out("local-1").write_text(text.replace("PARTITION: 1-3", "PARTITION: 2-2"))
-    assert told(run) == ["node local-1: says PARTITION 2-2, but 1-3 was submitted"]
+    assert told(run) == ["node local-1: printed PARTITION 2-2, but 1-3 was submitted"]
 
 
 def test_nodes_that_differ_alike_share_a_line(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_nodes_that_differ_alike_share_a_line(tmp_path: Path) -> None:
     for node in NODES:
         lines = run.node_out(node).read_text().splitlines(keepends=True)
         run.node_out(node).write_text("".join(line for line in lines if "WORLD_SIZE" not in line))
-    assert told(run) == ["nodes local-0, local-1: says WORLD_SIZE not at all, but 4 was submitted"]
+    assert told(run) == ["nodes local-0, local-1: printed WORLD_SIZE not at all, but 4 was submitted"]
 
 
 def test_only_what_the_newest_start_says_counts(tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def with_gpus(path: Path, planned: str, *names: str) -> RunDir:
 
 def test_gpus_of_another_kind_than_planned_are_told(tmp_path: Path) -> None:
     run = with_gpus(tmp_path, "A10", "NVIDIA A10", "NVIDIA A100-SXM4-40GB")
-    assert told(run) == ["nodes local-0, local-1: has GPU NVIDIA A100-SXM4-40GB, but A10 was planned"]
+    assert told(run) == ["nodes local-0, local-1: has the GPU NVIDIA A100-SXM4-40GB, but A10 was planned"]
     found = findings(run, observe(run, NOW))
-    line = "mismatch: nodes local-0, local-1: has GPU NVIDIA A100-SXM4-40GB, but A10 was planned"
+    line = "mismatch: nodes local-0, local-1: has the GPU NVIDIA A100-SXM4-40GB, but A10 was planned"
     assert f"\n  {line}" in as_text(found)
     assert as_json(found)["mismatches"] == [line.removeprefix("mismatch: ")]
 

@@ -52,13 +52,13 @@ CASES = {
         Case([Node(), ended(1)]),
         'Traceback (most recent call last):\n  File "x.py"\nMemoryError\n',
         "out-of-memory",
-        f"{WORKER} ended with 1, out of memory: MemoryError (nodes/local-1.err)",
+        f"{WORKER} exited with 1, out of memory: MemoryError (nodes/local-1.err)",
     ),
     "a-worker-for-another-reason": (
         Case([Node(), ended(1)]),
         "KeyError: 7\n",
         "worker-failed",
-        f"{WORKER} ended with 1: see nodes/local-1.err",
+        f"{WORKER} exited with 1: see nodes/local-1.err",
     ),
     "nobody": (Case([Node(), Node()], last=20), "UserWarning: out of memory soon\n", "running", "4 ranks at work"),
 }

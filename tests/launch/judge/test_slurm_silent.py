@@ -44,11 +44,11 @@ def made(case: Case, tmp_path: Path) -> RunDir:
         pytest.param(Case(last=20), State.running, "4 ranks at work", id="nodes-that-beat"),
         pytest.param(Case([ended(1), Node()], [Error(0, NOW - 6)]), State.failed, "rank 0 ", id="a-rank-that-failed"),
         pytest.param(Case([OK, OK], last=50), State.succeeded, "iteration 50 of 50", id="finished"),
-        pytest.param(Case(last=20, age=99), State.stalled, "no iteration was logged for 99 s", id="stalled"),
+        pytest.param(Case(last=20, age=99), State.stalled, "no iteration logged for 99 s", id="stalled"),
         pytest.param(
             Case([Node(), LOST], last=20),
             State.unknown,
-            "node local-1 gave its last sign of life 5 min ago, and Slurm does not answer: squeue",
+            "node local-1 last showed a sign of life 5 min ago, and Slurm does not answer: squeue",
             id="a-node-that-is-silent-too",
         ),
         pytest.param(
@@ -82,7 +82,7 @@ def test_status_tells_what_it_knows_and_that_this_is_not_all(
     assert "iteration: 20 of 50" in out
     assert "job 41 is UNKNOWN (Slurm does not answer): local-0, local-1" in out
     OmegaConf.save(OmegaConf.structured(compose()), run.config)
-    with pytest.raises(LaunchError, match="it may still be running: node local-0 gave its last sign"):
+    with pytest.raises(LaunchError, match="it may still be running: node local-0 last showed a sign"):
         resume(run)
 
 

@@ -42,19 +42,19 @@ CASES = {
         (State.failed, "node-gave-up", f"node local-0 {GAVE_UP}"),
     ),
     "the-waiting-job-was-cancelled-by-somebody": (
-        Case([ended(143, "SIGTERM", reason="ended because node local-1 will not come: job 12 is CANCELLED"), None]),
+        Case([ended(143, "SIGTERM", reason="ended because node local-1 will not start: job 12 is CANCELLED"), None]),
         ("FAILED", "CANCELLED by 1000"),
-        (State.failed, "cancelled", "node local-1 is gone, before it had started: job 12 is CANCELLED (by 1000)"),
+        (State.failed, "cancelled", "node local-1 is gone before it started: job 12 is CANCELLED (by 1000)"),
     ),
     "the-first-job-was-cancelled-and-took-the-waiting-one-along": (
         Case([replace(ended(143, "SIGTERM"), withdrew=("12",)), None]),
         ("CANCELLED by 1000", "CANCELLED by 0"),
-        (State.failed, "cancelled", "node local-0 was ended by SIGTERM from outside: job 11 is CANCELLED (by 1000)"),
+        (State.failed, "cancelled", "node local-0 was ended from outside by SIGTERM: job 11 is CANCELLED (by 1000)"),
     ),
     "a-container-that-cannot-be-made-took-the-waiting-job-along": (
-        Case([replace(ended(1, reason="could not make its container ready: no"), withdrew=("12",)), None]),
+        Case([replace(ended(1, reason="could not prepare its container: no"), withdrew=("12",)), None]),
         ("FAILED", "CANCELLED by 0"),
-        (State.failed, "node-gave-up", "node local-0 could not make its container ready: no"),
+        (State.failed, "node-gave-up", "node local-0 could not prepare its container: no"),
     ),
     "a-node-was-set-down-and-slurm-has-not-told": (
         Case([Node(), Node()], [KILLED, LOST_RANK], last=20),
@@ -64,7 +64,7 @@ CASES = {
     "a-node-was-set-down": (
         Case([ended(1), Node()], [KILLED, LOST_RANK], last=20),
         ("RUNNING", "NODE_FAIL"),
-        (State.failed, "node-failed", "node local-1 is gone, and left no result: job 12 is NODE_FAIL"),
+        (State.failed, "node-failed", "node local-1 is gone without a result: job 12 is NODE_FAIL"),
     ),
     "an-agent-was-killed-and-slurm-has-not-told": (
         Case([Node(), Node()], [LOST_RANK], last=20),
@@ -74,7 +74,7 @@ CASES = {
     "an-agent-was-killed": (
         Case([ended(1), Node()], [LOST_RANK], last=20),
         ("RUNNING", "FAILED"),
-        (State.failed, "job-ended", "node local-1 is gone, and left no result: job 12 is FAILED"),
+        (State.failed, "job-ended", "node local-1 is gone without a result: job 12 is FAILED"),
     ),
     "a-rank-was-killed-alone": (
         Case([ended(1), ended(1)], [KILLED, LOST_RANK], last=20),
@@ -84,7 +84,7 @@ CASES = {
     "a-job-was-cancelled-and-the-other-one-still-ends": (
         Case([Node(), ended(143, "SIGTERM")], last=20),
         ("RUNNING", "CANCELLED by 1000"),
-        (State.failed, "cancelled", "node local-1 was ended by SIGTERM from outside: job 12 is CANCELLED (by 1000)"),
+        (State.failed, "cancelled", "node local-1 was ended from outside by SIGTERM: job 12 is CANCELLED (by 1000)"),
     ),
     "a-job-has-saved-and-the-other-one-still-does": (
         Case([Node(), ended(75, "SIGUSR2")], last=20),
@@ -94,7 +94,7 @@ CASES = {
     "a-node-is-ended-and-may-be-started-again": (
         Case([Node(), ended(143, "SIGTERM")], last=20),
         ("RUNNING", "COMPLETING"),
-        (State.failing, "ended-from-outside", "node local-1 was ended by SIGTERM from outside"),
+        (State.failing, "ended-from-outside", "node local-1 was ended from outside by SIGTERM"),
     ),
 }
 
@@ -111,7 +111,7 @@ def test_what_happened_first_is_the_verdict(
 
 def test_that_the_run_itself_has_taken_a_job_out_of_the_queue_is_said(tmp_path: Path) -> None:
     case, states, _ = CASES["the-waiting-job-was-taken-out-of-the-queue-by-the-run-itself"]
-    line = "job 12 is CANCELLED (taken out of the queue by node local-0): local-1"
+    line = "job 12 is CANCELLED (removed from the queue by node local-0): local-1"
     assert line in decide(seen_of(tmp_path, case, *states)).evidence
 
 

@@ -78,7 +78,7 @@ CASES = {
     ),
     "one-that-sleeps-at-work-of-its-own": (
         Still(ENDED, [gave_up()], ranks={0: AT_WORK, 2: Does(), 3: Does()}),
-        "rank 0 (stage 0, dp 0, tp 0, node local-0) stood still: at work of its own for 58 s "
+        "rank 0 (stage 0, dp 0, tp 0, node local-0) stood still: computing for 58 s "
         "(iteration 7, after: activations from rank 0); its process 100 sleeps",
     ),
     "a-stopped-one-before-one-at-work": (
@@ -87,7 +87,7 @@ CASES = {
     ),
     "several-the-longest-first": (
         Still(ENDED, [gave_up()], ranks={0: Does("works", LOST - 40, "R"), 2: AT_WORK, 3: Does()}),
-        "rank 2 (stage 1, dp 0, tp 0, node local-1) stood still: at work of its own for 58 s",
+        "rank 2 (stage 1, dp 0, tp 0, node local-1) stood still: computing for 58 s",
     ),
     "none-that-was-at-work-for-a-moment-only": (
         Still(ENDED, [gave_up()], ranks={0: Does("works", LOST - 2), 2: Does(), 3: Does("works", LOST + 1)}),
@@ -177,7 +177,7 @@ def test_while_one_rank_works_and_the_others_wait_for_it_that_is_evidence(tmp_pa
     verdict = judged(Still(ranks={0: works, 1: waits, 2: waits, 3: waits}), tmp_path)
     assert verdict.state is State.running
     assert (
-        "rank 0 (stage 0, dp 0, tp 0, node local-0) keeps the others waiting: at work of its own for 30 s "
+        "rank 0 (stage 0, dp 0, tp 0, node local-0) keeps the others waiting: computing for 30 s "
         "(before the first iteration, after: finding the other ranks); its process 100 runs"
     ) in verdict.evidence
 
@@ -185,7 +185,7 @@ def test_while_one_rank_works_and_the_others_wait_for_it_that_is_evidence(tmp_pa
 def test_ranks_that_all_compute_for_long_are_not_blamed(tmp_path: Path) -> None:
     ranks = {rank: Does("works", NOW - 40 - rank, "R") for rank in range(4)}
     verdict = judged(Still(last=20, age=45, ranks=ranks), tmp_path)
-    assert verdict.reason == "no iteration was logged for 45 s; usually one line takes 1.0 s"
+    assert verdict.reason == "no iteration logged for 45 s; usually one takes 1.0 s"
 
 
 def test_files_of_an_engine_that_does_not_tell_what_its_ranks_do_are_read(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is known of a node that does not see the run's folder: from Slurm's answers, and from what a job printed."""
+"""What is known of a node that cannot see the run's folder: from Slurm's answers, and from what a job printed."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def state(job: str, state: str, detail: str = "") -> JobState:
 
 
 def test_the_first_node_of_a_job_that_was_not_launched_and_left_nothing(tmp_path: Path) -> None:
-    run = made(tmp_path, ended(1, reason="ended because node local-1 will not come: job 12 is FAILED"), None)
+    run = made(tmp_path, ended(1, reason="ended because node local-1 will not start: job 12 is FAILED"), None)
     answers = {"11": state("11", "FAILED"), "12": state("12", "FAILED", "JobLaunchFailure")}
     verdict = decide(complete(read_run_files(run), answers, NOW))
     assert (verdict.state, verdict.rule) == (State.failed, "runs-dir-unseen")
     assert verdict.reason == (
-        f"node local-1: host-12 does not see runs_dir={tmp_path}/runs, or may not write there (Slurm could not launch "
-        "job 12 there, and nothing of it is in the folder); choose a folder that all nodes share"
+        f"node local-1: host-12 cannot see or write to runs_dir={tmp_path}/runs (Slurm could not launch "
+        "job 12 there, and the folder has nothing of it); choose a folder that all nodes share"
     )
     (run.submitit / "12_batch.out").touch()
     assert decide(complete(read_run_files(run), answers, NOW)).rule == "job-ended"
@@ -81,7 +81,7 @@ def test_a_node_whose_agent_could_not_open_its_output_is_known_while_the_others_
     answers = {"11": state("11", "RUNNING"), "12": state("12", "RUNNING")}
     verdict = decide(complete(read_run_files(run), answers, NOW))
     assert (verdict.state, verdict.rule) == (State.failed, "runs-dir-unseen")
-    told = f"host-12 does not see runs_dir={tmp_path}/runs, or may not write there (Permission denied); choose"
+    told = f"host-12 cannot see or write to runs_dir={tmp_path}/runs (Permission denied); choose"
     assert verdict.reason.startswith(f"node local-1: {told}")
     found = SlurmJob(run, "11", 0, (0,), task=0).other("local-1", 0.0)
     assert found is not None

@@ -153,7 +153,7 @@ SPEED = "200.0 ms per iteration, 80.0 samples/s, logged"
 CASES = {
     "a-goal-that-was-reached-is-a-success": (
         Case([OK, OK], last=20, goal=REACHED, train=(*EVALUATING, "train.until=loss<=3.5")),
-        State.succeeded, "4 ranks exited with 0 after iteration 20, where train.until=loss<=3.5 was reached: 3.25",
+        State.succeeded, "4 ranks exited with 0 after iteration 20, which reached train.until=loss<=3.5: 3.25",
     ),
     "all-epochs-are-a-success": (
         Case([OK, OK], last=50, length={"epochs": 3, "samples": 810}),
@@ -181,21 +181,21 @@ CASES = {
     ),
     "what-a-run-may-cost-was-spent": (
         Case([OK, OK], last=20, goal=SPENT),
-        State.interrupted, "have cost $5.012 of train.max_cost=5; saved after iteration 22 of 50; a new run with",
+        State.interrupted, "have cost $5.012 of train.max_cost=5; saved after iteration 22 of 50; to continue",
     ),
     "an-evaluation-may-take-longer-than-iterations": (
         Case(last=15, age=100, train=EVALUATING), State.running, "4 ranks at work",
     ),
     "a-line-without-an-evaluation-is-late-all-the-same": (
-        Case(last=20, age=100, train=EVALUATING), State.stalled, "no iteration was logged for 100 s",
+        Case(last=20, age=100, train=EVALUATING), State.stalled, "no iteration logged for 100 s",
     ),
     "an-evaluation-takes-about-as-long-as-those-before": (
         Case(last=25, age=100, train=EVALUATING, evaluated={10: 2.0, 20: 2.0}),
-        State.stalled, "no iteration was logged for 100 s",
+        State.stalled, "no iteration logged for 100 s",
     ),
     "ranks-that-were-killed-with-their-node-did-not-fail-by-themselves": (
         Case([ended(-15, "SIGTERM"), ended(143, "SIGTERM")], [Error(0, NOW - 6, "Killed", "killed by SIGTERM")]),
-        State.failed, "was ended by SIGTERM from outside",
+        State.failed, "was ended from outside by SIGTERM",
     ),
     "a-rank-that-somebody-ended-is-named": (
         Case([ended(1), ended(143, "SIGTERM")], [Error(0, NOW - 6, "Killed", "killed by SIGTERM")]),
@@ -212,7 +212,7 @@ CASES = {
     "exit-code-0-without-a-log": (Case([OK, OK]), State.incomplete, "the log ends at iteration 0 of 50"),
     "the-last-iteration-is-not-enough": (
         Case([OK, ended(1)], last=50),
-        State.failed, "the worker of node local-1 ended with 1: see nodes/local-1.err",
+        State.failed, "the worker of node local-1 exited with 1: see nodes/local-1.err",
     ),
     "at-work": (Case(last=20), State.running, "4 ranks at work"),
     "the-last-iteration-is-logged-but-the-checkpoint-takes-long": (
@@ -221,14 +221,14 @@ CASES = {
     "nothing-told-yet": (Case([None, None], submitted=NOW - 2), State.starting, "waiting for its nodes"),
     "a-container-is-made-ready": (
         Case([Node("preparing", doing="enroot create -n a b.sqsh"), None], submitted=NOW - 2),
-        State.starting, "node local-0 makes its container ready, waiting for enroot create -n a b.sqsh",
+        State.starting, "node local-0 prepares its container, waiting for enroot create -n a b.sqsh",
     ),
     "a-container-cannot-be-made-ready": (
         Case([
-            Node("ended", 1, ended=NOW - 5, reason="could not: it said last:\n  no"),
+            Node("ended", 1, ended=NOW - 5, reason="could not: its last output:\n  no"),
             Node("ended", 143, "SIGTERM", ended=NOW - 4, reason="ended because node local-0 failed"),
         ]),
-        State.failed, "node local-0 could not: it said last:\n  no",
+        State.failed, "node local-0 could not: its last output:\n  no",
     ),
     "never-told-anything": (
         Case([None, None], submitted=NOW - SILENCE_S - 1), State.lost, "node local-0 was never started"
@@ -252,7 +252,8 @@ CASES = {
     ),
     "a-killed-rank-whose-node-may-be-ending-with-it": (
         Case([Node(), Node()], [Error(3, NOW - 1, "Killed", "killed by SIGKILL: by somebody")], last=20),
-        State.failing, "rank 3 (stage 1, dp 1, tp 0, node local-1) was killed by SIGKILL: by somebody; whether its",
+        State.failing, "rank 3 (stage 1, dp 1, tp 0, node local-1) was killed by SIGKILL: by somebody; it is not "
+                       "known yet",
     ),
     "a-killed-rank-that-may-have-brought-about-what-came-later": (
         Case([Node(), Node()], [Error(3, NOW - 2, "Killed", "killed by SIGKILL"), Error(0, NOW - 1)], last=20),
@@ -274,14 +275,14 @@ CASES = {
             [replace(ended(143, "SIGTERM"), stopped_unix=NOW - 40), ended(143, "SIGTERM", NOW - 4)],
             [Error(0, NOW - 10, "Killed", "killed by SIGKILL: by somebody")],
         ),
-        State.failed, "node local-0 was ended by SIGTERM from outside",
+        State.failed, "node local-0 was ended from outside by SIGTERM",
     ),
     "a-rank-that-the-signal-for-all-reached-before-its-agent": (
         Case(
             [replace(ended(143, "SIGTERM"), stopped_unix=NOW - 9), ended(143, "SIGTERM", NOW - 4)],
             [Error(0, NOW - 10, "Killed", "killed by SIGTERM")],
         ),
-        State.failed, "node local-0 was ended by SIGTERM from outside",
+        State.failed, "node local-0 was ended from outside by SIGTERM",
     ),
     "a-rank-that-was-killed-before-its-node-was-told-to-end": (
         Case(
@@ -309,7 +310,7 @@ CASES = {
     ),
     "a-node-was-ended-and-the-others-have-not-noticed": (
         Case([Node(), ended(143, "SIGTERM")], last=20),
-        State.failing, "node local-1 was ended by SIGTERM from outside; whether it is started again is not known yet",
+        State.failing, "node local-1 was ended from outside by SIGTERM; it is not known yet whether it is",
     ),
     "a-node-gave-up-and-the-others-have-not-noticed": (
         Case([Node(), ended(143, "SIGTERM", reason="ended because node local-0 was lost")], last=20),
@@ -324,7 +325,7 @@ CASES = {
     ),
     "only-symptoms": (
         Case([ended(1), ended(1)], [Error(0, NOW - 9, "PeerLost", "lost rank 2", symptom=True)]),
-        State.failed, "the worker of node local-1 ended with 1",
+        State.failed, "the worker of node local-1 exited with 1",
     ),
     "only-symptoms-on-every-node": (
         Case([ended(1), ended(1)], [Error(r, NOW - 9 + r, "PeerLost", "gone", symptom=True) for r in (0, 2)]),
@@ -363,7 +364,7 @@ CASES = {
     "it-had-finished-when-it-was-stopped": (Case([OK, OK], last=50, stop=NOW - 4), State.succeeded, "4 ranks exited"),
     "ended-by-somebody-else": (
         Case([ended(143, "SIGTERM", NOW - 6), ended(143, "SIGTERM")]),
-        State.failed, "node local-0 was ended by SIGTERM from outside",
+        State.failed, "node local-0 was ended from outside by SIGTERM",
     ),
     "started-again-too-often": (
         Case([ended(143, reason="was started again more than executor.max_requeues=3 times")] * 2, last=20),
@@ -372,7 +373,7 @@ CASES = {
     "time-limit": (Case([ended(143, "SIGUSR2")] * 2, last=20), State.failed, "executor.time_min"),
     "loss-not-a-number": (Case(last=20, loss=math.nan), State.not_finite, "the loss of iteration 20 is nan"),
     "loss-infinite-at-the-end": (Case([OK, OK], last=50, loss=math.inf), State.not_finite, "iteration 50 is inf"),
-    "stalled": (Case(last=20, age=31), State.stalled, "no iteration was logged for 31 s; usually one line takes 1.0 s"),
+    "stalled": (Case(last=20, age=31), State.stalled, "no iteration logged for 31 s; usually one takes 1.0 s"),
     "a-node-has-not-started-yet": (
         Case([Node(), None], submitted=NOW - 5), State.starting, "1 of 2 nodes at work, waiting for its nodes to start"
     ),
@@ -398,7 +399,7 @@ def test_what_an_earlier_start_logged_hours_ago_does_not_make_a_run_stall(
     verdict = judge(Case(nodes, last=20, age=4 * 3600).make(tmp_path / "run"), NOW)
     assert verdict.state == state
     if state is State.stalled:
-        assert "no iteration was logged for 301 s since the run was started again" in verdict.reason
+        assert "no iteration logged for 301 s since the run was started again" in verdict.reason
 
 
 def test_after_its_first_new_line_a_run_that_was_started_again_is_judged_by_its_pace(tmp_path: Path) -> None:
@@ -465,7 +466,7 @@ def test_the_first_of_several_ranks_that_say_the_same_is_named(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("overrides", "told"),
-    [((), "all skipped"), ((*A10, "executor.rehearse=virtual"), "rehearsed, so without a loss")],
+    [((), "all iterations skipped"), ((*A10, "executor.rehearse=virtual"), "no loss (rehearsal)")],
     ids=["skipped", "rehearsed"],
 )
 def test_without_a_loss_the_evidence_says_why(tmp_path: Path, overrides: tuple[str, ...], told: str) -> None:
@@ -506,8 +507,8 @@ def test_damaged_lines_of_the_log_are_reported_by_number_and_the_others_count(tm
     assert (found.verdict.state, found.seen.log[-1].iteration) == (State.succeeded, 50)
     (fault,) = found.faults
     assert fault.endswith(
-        "metrics.jsonl has lines that are not logged iterations: line 4 is damaged, or of another version of tdpp: it "
-        "lacks iteration, unix, elapsed_ms, loss, nan; line 12 is damaged: it holds no JSON object; line 13 is "
+        "metrics.jsonl has lines that are not iterations: line 4 is damaged, or of another version of tdpp: it "
+        "lacks iteration, unix, elapsed_ms, loss, nan; line 12 is damaged: it is not a JSON object; line 13 is "
         "damaged, or of another version of tdpp: it lacks unix, elapsed_ms, loss, nan"
     )
     assert f"fault: {fault}" in as_text(found)

@@ -36,7 +36,7 @@ def gpu_run(path: Path, case: Case, *gpus: GpuSample, device: str = "cuda") -> R
 def test_a_run_whose_gpus_only_wait_hangs(tmp_path: Path) -> None:
     verdict = judge(gpu_run(tmp_path, Case(last=20, age=40), SPIN, SPIN), NOW)
     assert (verdict.state, verdict.rule, verdict.exit_code) == (State.hung, "gpu-spin", 9)
-    assert verdict.reason.startswith("4 of 4 GPUs only wait, ")
+    assert verdict.reason.startswith("4 of 4 GPUs only wait (")
 
 
 CASES = {

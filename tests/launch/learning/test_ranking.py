@@ -142,7 +142,7 @@ def test_the_first_plan_is_named_with_those_that_may_as_well_be_first() -> None:
     goal = goal_of([], "top-1>=0.8", None)
     late = plan("late", [(0.4, 0.79, 0.9), (0.6, 0.81, 0.95)])
     said = [*sentences(ranked([GOOD, late], goal), "top-1", goal)]
-    assert said[0] == "good comes first, but within noise of late"
+    assert said[0] == "good comes first, but the difference to late is within noise"
     assert said[1].startswith("late compared with good: the same top-1; ")
     slower = plan("slower", [curve.values for curve in GOOD.curves], 3.0)
     said = [*sentences(ranked([slower, GOOD], goal), "top-1", goal)]

@@ -293,8 +293,14 @@ def test_gpus_are_those_of_the_plan() -> None:
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["data.prefix='/my data/text'"], "data.prefix=/my data/text: enroot cannot mount '/my data', for it takes no"),
-        (["train.load='/a:b'"], "train.load=/a:b: enroot cannot mount '/a:b', for it takes no path with spaces, ':'"),
+        (
+            ["data.prefix='/my data/text'"],
+            "data.prefix=/my data/text: enroot cannot mount '/my data', because it accepts no",
+        ),
+        (
+            ["train.load='/a:b'"],
+            "train.load=/a:b: enroot cannot mount '/a:b', because it accepts no path with spaces, ':'",
+        ),
         (["container=pyxis", "data.prefix='/a,b/text'"], "data.prefix=/a,b/text: pyxis cannot mount '/a,b'"),
     ],
     ids=["data", "checkpoint", "pyxis"],

@@ -94,7 +94,7 @@ def test_only_the_gpus_of_the_run_are_read(machine: Machine, run: RunDir, enviro
         wait_for(lambda: len(told(run)) >= 2)
     trouble, reading = told(run)[:2]
     assert isinstance(trouble, GpuTrouble)
-    assert trouble.text == f"CUDA_VISIBLE_DEVICES=2,1,9 on {HOST}: 9 is none of this node's GPUs"
+    assert trouble.text == f"CUDA_VISIBLE_DEVICES=2,1,9 on {HOST}: 9 is not a GPU of this node"
     assert isinstance(reading, GpuReading)
     assert [gpu.index for gpu in reading.gpus] == [2, 1]
 

@@ -47,9 +47,9 @@ def test_a_reading_has_all_that_the_driver_tells(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("nvml", "reason"),
     [
-        (None, "Python has no module pynvml; install nvidia-ml-py"),
+        (None, "the Python module pynvml is missing; install nvidia-ml-py"),
         ({"no_driver": True}, "Driver Not Loaded"),
-        ({}, "the driver knows of none"),
+        ({}, "the driver lists none"),
     ],
     ids=["no package", "no driver", "no device"],
 )

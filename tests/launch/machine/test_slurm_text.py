@@ -67,7 +67,7 @@ def test_a_job_of_an_elastic_run_is_kept_when_it_loses_a_node_or_a_task() -> Non
 
 @pytest.mark.parametrize("folder", ["/a\ntouch /tmp/x/submitit", "/a\r/submitit"])
 def test_no_line_of_a_script_comes_from_a_path_or_a_value(folder: str) -> None:
-    with pytest.raises(LaunchError, match="Slurm takes no line breaks"):
+    with pytest.raises(LaunchError, match="contains a line break"):
         sbatch_text(replace(SUBMISSION, folder=Path(folder)), requests("executor=slurm")["job"], None)
 
 
@@ -150,7 +150,7 @@ def test_a_shells_slurm_settings_reach_no_job_but_the_cluster_does() -> None:
             "12+1|FAILED|None|0:00\n12+0|PENDING|Resources|0:00\n",
             {
                 "12": JobState(
-                    id="12+1", state="FAILED", detail="so the rest of the heterogeneous job, 12+0, waits in vain"
+                    id="12+1", state="FAILED", detail="so the rest of the heterogeneous job, 12+0, will never start"
                 )
             },
             id="heterogeneous-cannot-be-whole-again",

@@ -106,7 +106,7 @@ def test_what_not_even_a_kill_ends_is_told_as_the_nodes_end(tmp_path: Path, monk
     """Such as ranks that a sick GPU driver holds."""
 
     def in_vain(_token: str, _node_rank: int) -> NoReturn:
-        raise LaunchError("processes [7] of the run do not end, even when killed")
+        raise LaunchError("processes [7] of the run cannot be killed")
 
     monkeypatch.setattr("launch.machine.processes.kill", in_vain)
     run = Case([None, OK]).make(tmp_path / "run")
@@ -129,5 +129,5 @@ def test_what_not_even_a_kill_ends_is_told_as_the_nodes_end(tmp_path: Path, monk
     assert _Node(agent, 0, None, told, Start(0, 0), run.read_plan(), restarted=False).run() == 1
     verdict = judge(run)
     assert verdict.rule == "node-gave-up"
-    assert verdict.reason == "node local-0 could not clear up: processes [7] of the run do not end, even when killed"
-    assert run.node_err("local-0").read_text().endswith("even when killed\n")
+    assert verdict.reason == "node local-0 could not clean up: processes [7] of the run cannot be killed"
+    assert run.node_err("local-0").read_text().endswith("cannot be killed\n")

@@ -134,7 +134,7 @@ def test_a_missing_node_is_waited_for_until_the_limit(run: RunDir, clock: Clock)
 
 def test_a_missing_node_whose_job_is_over_is_not_waited_for(run: RunDir, clock: Clock) -> None:
     job = OtherJob("job 7 is CANCELLED (by 0)", JobFate.over)
-    assert peers(run, job=job).look() == Finding("node b-0 will not come: job 7 is CANCELLED (by 0)", again=False)
+    assert peers(run, job=job).look() == Finding("node b-0 will not start: job 7 is CANCELLED (by 0)", again=False)
 
 
 @pytest.mark.parametrize(

@@ -97,10 +97,35 @@ def test_nodes_that_have_ended_well_are_given_back_once(
         content = STATE | {"state": state, "exit_code": code, "job": "1", "start": "0.0"}
         run.write_json(run.node_state(node), content)
     job = SlurmJob.here(run, (0, 1, 2), 0, {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-3]"})
-    job.give_back()
-    job.give_back()
+    says(squeue, "echo 'n[1-3]'")
+    job.give_back(["a-0"])
+    job.give_back(["a-0"])
     assert Path(f"{scontrol}.said").read_text() == "update JobId=1 NodeList=n1,n3\n"
     assert not Path(Path(f"{scontrol}.where").read_text().strip()).exists()  # Slurm leaves a script there
+
+
+def test_the_first_node_that_trains_gives_others_back_as_long_as_slurm_takes_them(
+    run: RunDir, squeue: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is asked of Slurm where it has taken the lost first node out of the job, for it would refuse."""
+    monkeypatch.setattr(slurm_job, "ASK_S", 0.0)
+    scontrol = squeue.with_name("scontrol")
+    says(scontrol, f'echo "$@" >> {scontrol}.said')
+    names = [f"a-{number}" for number in range(6)]
+    run.write_json(run.plan, plan_of(*names))
+    run.nodes.mkdir()
+    for node in names:
+        state = {"state": "ended", "exit_code": 0} if node in ("a-2", "a-5") else {"state": "running"}
+        run.write_json(run.node_state(node), STATE | {"exit_code": None} | state | {"job": "1", "start": "0.1"})
+    given = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-6]"}
+    for has in ("n[1-3,5-6]", "n[2-6]", "n[2,4-5]"):
+        says(squeue, f"echo '{has}'")
+        for task in (1, 3):
+            SlurmJob.here(run, tuple(range(6)), task, given).give_back(["a-1", "a-3"])
+    assert Path(f"{scontrol}.said").read_text() == "update JobId=1 NodeList=n1,n2,n5\n"
+    assert capsys.readouterr().out == (
+        "nodes a-2, a-5 could not be given back: Slurm takes no nodes back of a job that has lost its first one\n"
+    )
 
 
 def test_the_first_of_a_thousand_nodes_reads_the_jobs_once_for_all_of_them(
@@ -140,7 +165,7 @@ def test_without_the_accounting_the_queue_still_tells_what_it_knows(squeue: Path
     says(squeue.with_name("sacct"), "echo 'sacct: error: Connection refused' >&2; exit 1")
     states = slurm_commands.job_states(["1", "2"])
     assert states["1"].state == "RUNNING"
-    assert str(states["2"]) == "job 2 is CANCELLED (by whom is unknown, because sacct fails)"
+    assert str(states["2"]) == "job 2 is CANCELLED (unknown by whom, because sacct fails)"
     with pytest.raises(LaunchError, match="Connection refused"):
         slurm_commands.job_states(["1", "3"])
 

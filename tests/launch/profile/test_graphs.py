@@ -40,8 +40,8 @@ def test_files_that_are_there_stay(tmp_path: Path) -> None:
     several = graphs.files(tmp_path / "graph.txt", ["a10", "a100"])
     assert [path.name for path in several.values()] == ["graph_a10.txt", "graph_a100.txt"]
     (tmp_path / "graph_a10.txt").touch()
-    with pytest.raises(LaunchError, match=r"graph_a10.txt exists; choose another name, or add overwrite=true"):
+    with pytest.raises(LaunchError, match=r"graph_a10.txt already exists; choose another name, or add overwrite=true"):
         graphs.check_free(several.values(), Arguments())
     graphs.check_free(several.values(), Arguments(overwrite=True))
-    with pytest.raises(LaunchError, match="there is no folder"):
+    with pytest.raises(LaunchError, match="no folder"):
         graphs.check_free([tmp_path / "none" / "graph.txt"], Arguments())

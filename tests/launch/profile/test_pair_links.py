@@ -89,7 +89,7 @@ def test_a_file_is_read_into_the_configuration_and_added_to(tmp_path: Path) -> N
     path = tmp_path / "links.yaml"
     write_table(path, {"hgx": {"hgx": {"gbit_per_s": 1.0}}}, Arguments(), "Made by: a test")
     assert path.read_text().startswith("# Made by: a test\nhgx:\n")
-    with pytest.raises(LaunchError, match="the file exists; choose another name, add=true to put the measured pairs"):
+    with pytest.raises(LaunchError, match="the file already exists; choose another name, or use add=true to add the"):
         check_free(path, Arguments())
     check_free(path, Arguments(add=True))
     write_table(path, LINKS, Arguments(add=True), "")
@@ -103,9 +103,9 @@ def test_a_file_is_read_into_the_configuration_and_added_to(tmp_path: Path) -> N
     [
         (None, [], "cannot be read: No such file or directory; 'tdpp profile links=FILE.yaml' writes such a file"),
         ("hgx: [", [], ": not YAML"),
-        ("5", [], ": it has no keys"),
+        ("5", [], ": the file has no keys"),
         ("hgx: {gpu2: {gbit_per_s: 5}}", [], ": cluster.links.hgx.gpu2 has no counterpart"),
-        ("{}", ["+cluster.links={hgx: {hgx: {gbit_per_s: 5}}}"], " are both given; leave out one of them"),
+        ("{}", ["+cluster.links={hgx: {hgx: {gbit_per_s: 5}}}"], " are both given; give only one of them"),
     ],
     ids=["no-file", "no-yaml", "no-keys", "no-table", "both"],
 )
@@ -140,7 +140,7 @@ def test_two_groups_are_measured_in_both_directions_and_a_search_reads_the_table
     }
     search = ["search", *words, "cluster.gpus.cpu.profile=mine", "parallel.global_batch_size=4", "top=1"]
     assert main([*search, "cluster.links_file=pairs.yaml"]) == 0
-    with pytest.raises(LaunchError, match=r"links=pairs\.yaml: the file exists"):
+    with pytest.raises(LaunchError, match=r"links=pairs\.yaml: the file already exists"):
         from launch.commands import profile
 
         profile.main([*words, *quick, "overwrite=false", "links=pairs.yaml", "profile=other"])

@@ -113,7 +113,7 @@ def test_a_module_is_measured_by_kind_of_block_and_its_plan_is_one_that_launch_t
     assert "tokens/s" not in page
     assert main(["launch", *module, "parallel=./best.yaml", "train.iterations=6"]) == 0
     assert main([*searched[:-1], "tokens=5"]) == 1
-    assert "have no tokens; say how long the training is with train.iterations=N" in capsys.readouterr().err
+    assert "have no tokens; give the training's length with train.iterations=N" in capsys.readouterr().err
 
 
 def test_a_model_of_images_is_measured_by_kind_of_block_and_its_plan_is_one_that_launch_takes(
@@ -133,15 +133,15 @@ def test_a_model_of_images_is_measured_by_kind_of_block_and_its_plan_is_one_that
     assert main(["launch", *model, "parallel=./best.yaml", "train.iterations=6"]) == 0
     capsys.readouterr()
     assert main([*searched[:-1], "model.width=8"]) == 1
-    assert "model=vgg-tiny: profile 'mine' is of model.family=vgg with other sizes" in capsys.readouterr().err
+    assert "model=vgg-tiny: profile 'mine' is for a model.family=vgg of other sizes" in capsys.readouterr().err
     assert main(["profile", *model, "tensor_sizes=2", "profile=other"]) == 1
-    assert "nothing cuts the layers of model.family=vgg over a tensor group" in capsys.readouterr().err
+    assert "model.family=vgg has no tensor parallelism" in capsys.readouterr().err
 
 
 def test_a_module_that_cannot_be_measured_is_one_message_before_anything_is_started(folder: Path) -> None:
     file = users_file(folder, "convnet")
     words = ["model=module", f"model.code={file}:convnet"]
-    with pytest.raises(TdppError, match=r"tensor_sizes=2: nothing cuts the layers of model.family=module over a tenso"):
+    with pytest.raises(TdppError, match=r"tensor_sizes=2: model.family=module has no tensor parallelism"):
         profile.main([*words, "tensor_sizes=2"])
     with pytest.raises(TdppError, match=rf"model.code={file}:nothing: .* has no nothing; it defines"):
         profile.main(["model=module", f"model.code={file}:nothing"])
@@ -190,7 +190,7 @@ def test_a_profile_may_lie_anywhere_and_a_rehearsal_reads_it_there(
     assert main(["search", *words, "parallel.schedule=one_f_one_b", "parallel.tensor=1", "top=1"]) == 0
     monkeypatch.chdir(folder)  # a run is looked at from anywhere
     assert predict(experiment).iteration_s > 0
-    with pytest.raises(TdppError, match=r"there is no profile '.*/mine\.yaml'; 'tdpp profile' makes one"):
+    with pytest.raises(TdppError, match=r"no profile '.*/mine\.yaml'; 'tdpp profile' makes one"):
         predict(compose(words))
 
 
@@ -212,7 +212,7 @@ def test_a_profile_that_cannot_be_written_is_told_before_anything_is_measured(
     with ordinary_user(), pytest.raises(TdppError) as caught:
         profile.main(["profile=mine"])
     assert str(caught.value) == (
-        "profile=mine: you may not write in .; give the path of a file instead, such as ./mine.yaml"
+        "profile=mine: you may not write to .; give the path of a file instead, such as ./mine.yaml"
     )
     with ordinary_user(), pytest.raises(TdppError, match=r"profile=./mine.yaml: permission denied; choose a folder"):
         profile.main(["profile=./mine.yaml"])
@@ -222,23 +222,32 @@ def test_a_worker_that_cannot_run_is_told_with_its_reason_and_nothing_is_written
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["profile", *SMALL, "+cluster.environment.PYTHONHOME=/nonexistent", "profile=mine"]) == 1
-    assert "the worker of node local-0 ended with 1: see nodes/local-0.err" in capsys.readouterr().err
+    assert "the worker of node local-0 exited with 1: see nodes/local-0.err" in capsys.readouterr().err
     assert not (folder / "mine.yaml").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["profile=taken"], r"profile=taken: .*taken\.yaml exists; choose another name, add=true to add .*"),
+        (
+            ["profile=taken"],
+            r"profile=taken: .*taken\.yaml already exists; choose another name, or use add=true to add .*",
+        ),
         (["profile=../x"], "profile='../x' cannot name a profile"),
-        (["profile=nowhere/x.yaml"], "profile=nowhere/x.yaml: there is no folder nowhere; make it, or choose another"),
-        (["overwrite=true", "add=true"], "a file is either replaced or added to"),
-        (["tensor_sizes=0"], "tensor_sizes=0 must be a whole number, 1 or more; several are joined"),
+        (
+            ["profile=nowhere/x.yaml"],
+            "profile=nowhere/x.yaml: no folder nowhere; create it, or choose another",
+        ),
+        (["overwrite=true", "add=true"], "these exclude each other"),
+        (["tensor_sizes=0"], "tensor_sizes=0 must be a whole number, at least 1; separate several"),
         (["tensor_sizes=3"], "tensor_sizes=3 does not divide model.heads=4"),
-        (["micro_batches=a"], "micro_batches=a must be a whole number, 1 or more; several are joined"),
+        (["micro_batches=a"], "micro_batches=a must be a whole number, at least 1; separate several"),
         (["seconds=nan"], "seconds=nan must be a number above 0"),
         (["cluster=nope"], "Could not find 'cluster/nope'"),
-        (["cluster=a10x8", "tensor_sizes=8"], "tensor_sizes=8: a tensor group lies inside one node, which has 4 GPUs"),
+        (
+            ["cluster=a10x8", "tensor_sizes=8"],
+            "tensor_sizes=8: a tensor group must fit in one node, and the largest has 4 GPUs",
+        ),
         (["executor.rehearse=virtual"], "executor.rehearse=virtual: a rehearsal measures nothing"),
         (
             ["import=x", "gpu=A10"],
@@ -341,7 +350,7 @@ def test_nodes_of_a_type_are_merged_and_types_are_not() -> None:
     assert a10.optimizer_ns_per_parameter == {Precision.fp16: 0.5}
     assert two.peak_bytes == 100
     assert too_large(mixed(), "a10") == ["tensor 1, micro-batch 1"]
-    assert unsettled(mixed(), "a10") == ["tensor 2, micro-batch 1 (25% of it disturbed by other processes)"]
+    assert unsettled(mixed(), "a10") == ["tensor 2, micro-batch 1 (25% of it, disturbed by other processes)"]
 
 
 def test_links_are_those_of_the_type_and_from_a_single_node_those_to_others() -> None:
@@ -378,7 +387,7 @@ def test_a_doubt_about_a_figure_is_a_warning_and_the_profile_is_written(
     assert profile.main(["import=gpt_A10", *KNOWN, "backward_ratio=8.8"]) == 0
     told = capsys.readouterr()
     assert "(old: model=xl parallel.tensor=1 " in told.err
-    assert "head.backward=18.64 ms is 8.8 times forward (2.118 ms), and 0.125 to 8 times is usual" in told.err
+    assert "head.backward=18.64 ms is 8.8 times forward (2.118 ms), but usual is 0.125 to 8" in told.err
     assert read_profile("old").costs[0].parts["head"].backward == 18.64
     words = ("cluster=a10x8", "cluster.groups.gpu2.count=2", "model=xl", "train.precision=fp16")
     searched = (*words, "parallel.global_batch_size=16", "parallel.schedule=one_f_one_b", "top=1")
@@ -393,13 +402,16 @@ def test_a_doubt_about_a_figure_is_a_warning_and_the_profile_is_written(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["import=nope/gpt_A10"], r"there are no files gpt_A10_<tensor size>\.npy in nope; it has no \.npy files"),
-        (["import=gpt_A100"], r"no files gpt_A100_<.*; there are: import=.*gpt_A10"),
-        (["import=gpt_A10", "model=small"], r"shape \(50,\), but model=small of 24 layers takes 26 numbers"),
-        (["import=damaged_A10"], r"damaged_A10_1\.npy: cannot be read as an array"),
-        (["import=pipe_A10"], r"pipe_A10_1\.npy: cannot be read as an array of numpy's: not a regular file"),
-        (["import=text_A10"], r"text_A10_1\.npy: cannot be read as an array"),
-        (["import=slip_A10"], r"slip_A10_1\.npy: number 7 \(from 0, the embedding\) is -0\.01 s; a time is above 0"),
+        (["import=nope/gpt_A10"], r"nope has no files gpt_A10_<tensor size>\.npy; it has no \.npy files"),
+        (["import=gpt_A100"], r"no files gpt_A100_<.*; it has import=.*gpt_A10"),
+        (["import=gpt_A10", "model=small"], r"shape \(50,\), but model=small of 24 layers needs 26 numbers"),
+        (["import=damaged_A10"], r"damaged_A10_1\.npy: cannot be read as a numpy array"),
+        (["import=pipe_A10"], r"pipe_A10_1\.npy: cannot be read as a numpy array: not a regular file"),
+        (["import=text_A10"], r"text_A10_1\.npy: cannot be read as a numpy array"),
+        (
+            ["import=slip_A10"],
+            r"slip_A10_1\.npy: value 7 \(counted from 0, the embedding\) is -0\.01 s; times must be above 0",
+        ),
     ],
     ids=["no-folder", "no-files", "another-model", "damaged", "pipe", "no-array", "one-negative-layer"],
 )
@@ -427,9 +439,9 @@ def test_what_is_added_joins_what_is_there_and_replaces_the_same_sizes(folder: P
     text = (folder / "old.yaml").read_text()
     assert text.count("# Made by: tdpp profile") == 3
     assert text.count("interval. docs/profile.md") == 1
-    with pytest.raises(TdppError, match="add=true: the profile is of gpu A10, and what is added of A100"):
+    with pytest.raises(TdppError, match="add=true: the profile is for gpu A10, but the new measurements are for A100"):
         profile.main([*KNOWN, "import=gpt_A10", "gpu=A100", "add=true"])
-    with pytest.raises(TdppError, match="add=true: the profile has another model under the name 'xl'"):
+    with pytest.raises(TdppError, match="add=true: the profile already has another model named 'xl'"):
         profile.main([*KNOWN, "import=gpt_A10", "model.heads=20", "add=true"])
 
 
@@ -454,7 +466,7 @@ def test_larger_micro_batches_are_tried_until_there_is_no_room(
     sizes = [one.micro_batch_size for one in profile.costs]
     assert sizes[:3] == [4, 8, 16]
     assert sizes[-1] == room.micro_batch_size
-    assert f"room for micro-batches of {room.micro_batch_size}" in capsys.readouterr().out
+    assert f"with the whole model tiny on one GPU: {room.micro_batch_size}, " in capsys.readouterr().out
     assert len(profile.buckets_mib["tiny"]) == 1
     batch = 64 * room.micro_batch_size
     auto = [
@@ -482,7 +494,7 @@ def test_gradients_that_come_first_are_in_the_first_bucket() -> None:
     [
         (["micro_batches=0+"], "micro_batches=0+"),
         (["micro_batches=4+,8"], "micro_batches=4+,8"),
-        (["micro_batches=4+", "tensor_sizes=2"], "tries the whole model on a GPU: add 1 to tensor_sizes"),
+        (["micro_batches=4+", "tensor_sizes=2"], "tries the whole model on one GPU: add 1 to tensor_sizes"),
     ],
 )  # fmt: skip
 def test_room_that_cannot_be_tried(

@@ -92,7 +92,7 @@ def test_nothing_is_overwritten(folder: Path) -> None:
     (file,) = Path("ours").rglob("*_bucket_size_profile.json")
     file.write_text("{}")
     before = {path: path.read_text() for path in Path("ours").rglob("*") if path.is_file()}
-    with pytest.raises(TdppError, match="is there and differs; nothing was written"):
+    with pytest.raises(TdppError, match="already exists and differs; nothing was written"):
         profile(["import=theirs", "export=ours"])
     assert {path: path.read_text() for path in Path("ours").rglob("*") if path.is_file()} == before
     assert profile(["import=theirs", "profile=./q.yaml"]) == 0
@@ -112,16 +112,16 @@ def test_two_profiles_that_say_different_things_are_not_exported_together(folder
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["import=theirs"], "say where to: profile=NAME makes profiles of it"),
-        (["export=ours"], "name the profiles to be written, profile=NAME,NAME"),
-        (["import=theirs,nowhere", "export=ours"], "nowhere: there is no such folder"),
-        (["import=empty", "export=ours"], "empty: there is no profile of IIDP or JABAS in it"),
+        (["import=theirs"], "give a destination: profile=NAME writes profiles"),
+        (["export=ours"], "name the profiles to write with profile=NAME,NAME"),
+        (["import=theirs,nowhere", "export=ours"], "nowhere: no such folder"),
+        (["import=empty", "export=ours"], "empty: no profile of IIDP or JABAS in it"),
         (["import=nowhere", "profile=q"], "nowhere is not a folder of profiles of IIDP or JABAS"),
         (["import=theirs", "profile=a,b", "export=ours"], "profile=a,b: only export=DIR takes several"),
-        (["export=ours", "profile=cpu"], "profile cpu: has no steps, which 'tdpp profile streams=1,2"),
-        (["export=ours", "profile=./none.yaml"], "there is no profile './none.yaml'"),
+        (["export=ours", "profile=cpu"], "profile cpu: has no steps; measure them with 'tdpp profile streams=1,2"),
+        (["export=ours", "profile=./none.yaml"], "no profile './none.yaml'"),
         (["import=theirs", "export=ours", "model=xl"], "model=xl: import=DIR and export=DIR take"),
-        (["import=theirs/mem", "profile=./q.yaml"], "there are no steps"),
+        (["import=theirs/mem", "profile=./q.yaml"], "no steps (*_comp_profile.json)"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_one_message(folder: Path, words: list[str], message: str) -> None:
@@ -135,8 +135,9 @@ def test_what_cannot_be_is_one_message(folder: Path, words: list[str], message: 
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        ("comp/32/server-V100/resnet50_32_2_comp_profile.json", {"gpu_type": "P4"}, "files are of "),
+        ("comp/32/server-V100/resnet50_32_2_comp_profile.json", {"gpu_type": "P4"}, "there are files for "),
         ("comp/32/server-V100/resnet50_32_2_comp_profile.json", {"model": "../x"}, "without '/'"),
+        ("comp/32/server-V100/resnet50_32_2_comp_profile.json", {"gpu_type": ""}, "gpu_type='' must be the name of"),
         ("comp/32/server-V100/resnet50_32_2_comp_profile.json", {"lbs": 64}, "lbs=64 must be 32"),
         ("mem/32/server-V100/max_memory_profile_info.json", {"total_memory": "all"}, "total_memory=all must be"),
     ],

@@ -108,7 +108,7 @@ def test_a_terminal_is_drawn_anew_in_colour_and_keeps_the_last_look(runs: Path) 
     assert "\x1b[?1049h" in other_screen
     assert "\x1b[1;32msucceeded" in after
     assert "2 nodes" in after
-    assert "ended with 0 (local-0, local-1)" in after
+    assert "exited with 0 (local-0, local-1)" in after
 
 
 def test_runs_are_listed_in_colour_on_a_terminal_whatever_their_names(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_of_the_gpus_of_many_nodes_some_lines_are_shown() -> None:
     facts = [Evidence(OF_GPUS, "4 of 4 busy", f"a-{number}") for number in range(128)]
     shown = list(compact([*facts, Evidence("later", "rank 3 failed")]))
     assert shown[:2] == [("GPUs of a-0", "4 of 4 busy"), ("GPUs of a-1", "4 of 4 busy")]
-    assert shown[6:] == [("GPUs", "of 122 other nodes: tdpp logs --gpu --tail 9"), ("later", "rank 3 failed")]
+    assert shown[6:] == [("GPUs", "122 other nodes: see tdpp logs --gpu --tail 9"), ("later", "rank 3 failed")]
 
 
 def test_the_word_after_watch_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -215,7 +215,7 @@ def test_two_writers_do_not_write_one_run(run: RunDir, killed: list[Writer]) -> 
     killed.append(writer)
     log(run, [line(10, 4.5)])
     wait_for(lambda: found_loss(Tracker.tensorboard, run))
-    with pytest.raises(LaunchError, match="the run's own writer is at work"):
+    with pytest.raises(LaunchError, match="the run's own writer is active"):
         write(Tracker.tensorboard, run, [line(10, 4.5)])
 
 
@@ -255,7 +255,7 @@ def test_a_missing_library_is_named_before_the_start(
     with pytest.raises(LaunchError) as error:
         require_ready([kind], environment)
     assert str(error.value) == (
-        f"log={kind}: {package} is not installed here; install the extra that has all trackers, "
+        f"log={kind}: {package} is not installed here; install all trackers with "
         "pip install 'tdpp[trackers]', or leave it out"
     )
 
@@ -268,12 +268,12 @@ def test_an_mlflow_server_needs_no_database_here(monkeypatch: pytest.MonkeyPatch
 def test_wandb_needs_an_account_or_to_be_offline(tmp_path: Path) -> None:
     netrc = tmp_path / "netrc"
     nobody = {"NETRC": str(netrc)}
-    with pytest.raises(LaunchError, match="nobody is logged in to Weights & Biases here; run 'wandb login'"):
+    with pytest.raises(LaunchError, match="not logged in to Weights & Biases here; run 'wandb login'"):
         require_ready([Tracker.wandb], nobody)
     for known in ({"WANDB_MODE": "offline"}, {"WANDB_API_KEY": "x" * 40}):
         require_ready([Tracker.wandb], nobody | known)
     netrc.write_text("machine wandb.example login user password secret\n")
     netrc.chmod(0o600)
     require_ready([Tracker.wandb], nobody | {"WANDB_BASE_URL": "https://wandb.example"})
-    with pytest.raises(LaunchError, match="nobody is logged in"):
+    with pytest.raises(LaunchError, match="not logged in"):
         require_ready([Tracker.wandb], nobody)

@@ -221,7 +221,7 @@ def test_the_command_tells_what_is_wrong_in_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "megatron_ext.hf", "export", str(tmp_path), str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"error: {tmp_path}: no checkpoint there; give a run folder")
+    assert done.stderr.startswith(f"error: {tmp_path}: no checkpoint found; give a run folder")
     assert done.stdout == ""
 
 

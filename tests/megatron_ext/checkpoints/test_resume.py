@@ -327,10 +327,10 @@ def test_a_damaged_part_is_named_by_the_ranks_that_need_it(
         ((f"train.iterations={ITERATIONS}",), "nothing is left to train; use more iterations"),
         (
             ("train.iterations=100",),
-            "cannot go on at its sample 72, for the samples come in another order: expected epochs=1",
+            "cannot continue at its sample 72, because the samples come in another order: expected epochs=1",
         ),
         (("train.seed=7",), "come in another order: expected seed=1234; found seed=7"),
-        (("train.load=/nowhere",), "/nowhere: no checkpoint there; give a run folder"),
+        (("train.load=/nowhere",), "/nowhere: no checkpoint found; give a run folder"),
     ],
     ids=["layers", "hidden", "vocabulary", "at-its-end", "more-epochs", "seed", "nothing-there"],
 )

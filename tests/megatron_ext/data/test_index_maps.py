@@ -273,7 +273,7 @@ def test_maps_with_any_byte_changed_are_refused_or_the_same(
     try:
         found = load(data)
     except DataError as error:
-        assert re.search(r"_idx\.npy: this index map .*; delete it, it will be built anew", str(error))
+        assert re.search(r"_idx\.npy: this index map .*; delete it, it will be rebuilt", str(error))
     else:
         assert [map.tolist() for map in found] == whole
     finally:

@@ -112,8 +112,8 @@ def folder(suffix: str) -> Callable[[Path], None]:
 
 LENGTHS, OFFSETS, BOUNDARIES = 34, 34 + 3 * 4, 34 + 3 * 12
 DAMAGES = {
-    "no index": (remove(".idx"), r"_text\.idx: there is no such file; prepare the data, or correct data\.prefix"),
-    "no tokens": (remove(".bin"), r"_text\.bin: there is no such file"),
+    "no index": (remove(".idx"), r"_text\.idx: no such file; prepare the data, or correct data\.prefix"),
+    "no tokens": (remove(".bin"), r"_text\.bin: no such file"),
     "an index that is a folder": (folder(".idx"), r"_text\.idx: not a regular file"),
     "tokens that are a folder": (folder(".bin"), r"_text\.bin: not a regular file"),
     "an empty index": (cut(".idx", 0), r"_text\.idx: expected b'MMIDIDX\\x00\\x00' at the start, found b''"),

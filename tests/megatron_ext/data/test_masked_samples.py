@@ -185,7 +185,7 @@ def test_data_without_sentences_say_how_to_make_some(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (Path.unlink, r"there is no such file, .*\[CLS\].*tdpp data prepare --split-sentences"),
+        (Path.unlink, r"no such file, .*\[CLS\].*tdpp data prepare --split-sentences"),
         (lambda path: path.write_text("{"), "not a description of a vocabulary, or damaged"),
         (lambda path: path.write_text('{"version": 2}'), "expected version 1"),
         (lambda path: edit(path, size=0), "size is 0"),

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_ext.engine import engine, flat
+from megatron_ext.engine import engine
+from megatron_ext.engine.gradients import flat
 from megatron_ext.parallel import tensor_parallel
 from megatron_ext.tasks.language.bert import BertTask
 from megatron_ext.tasks.language.t5 import T5Task

@@ -21,7 +21,7 @@ from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.worker import PROFILE
 from megatron_ext.doctor import __main__
 from megatron_ext.engine import engine as engine_module
-from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.measuring import link_times
 from megatron_ext.parallel import links
 from megatron_ext.timeline import cuda_recorder
@@ -35,7 +35,7 @@ from tests.support.megatron_ext.pretended_tensors import Gpus, read_waits
 GPU = "cluster.gpus.cpu.name=GPU"
 ONE = ("parallel.data=1", "parallel.pipeline=1", "parallel.partition=3", "parallel.micro_batch_size=2")
 LAYOUTS = {
-    "one-rank": f"{' '.join(ONE)} profile.nsys=true",
+    "one-rank": f"{' '.join(ONE)} profile.nsys=true profile.trace_iteration=2",
     "replicas-sharded-bf16": "parallel.data=2 parallel.pipeline=2 parallel.partition=1-2 train.precision=bf16 "
     "parallel.sharded_optimizer=true parallel.recompute=full parallel.micro_batch_size=2",
     "tensor-gpipe": "parallel.tensor=2 parallel.data=1 parallel.pipeline=2 parallel.partition=1-2 "

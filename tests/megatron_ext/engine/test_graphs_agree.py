@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.engine.channels import channels
-from megatron_ext.engine.executor import Chunk, Executor
-from megatron_ext.engine.messages import Message, message_of
-from megatron_ext.engine.pace import Pace
+from megatron_ext.engine.executor.channels import channels
+from megatron_ext.engine.executor.executor import Chunk, Executor
+from megatron_ext.engine.executor.messages import Message, message_of
+from megatron_ext.engine.executor.pace import Pace
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut, ties
@@ -27,7 +27,7 @@ from megatron_ext.tasks.linear import WeightGradients, linear
 from megatron_ext.tasks.stage import Stage
 from megatron_ext.tasks.task import Block, Held, Micro, Wire
 from megatron_ext.timeline.recorder import Recorder
-from tests.megatron_ext.engine.test_executor_soak import random_schedule
+from tests.megatron_ext.engine.executor.test_executor_soak import random_schedule
 from tests.support import cases
 from tests.support.megatron_ext.tasks import WIDTH, GraphTask
 

@@ -12,7 +12,8 @@ import torch
 from conf.compose import compose
 from launch.control.plan import make_plan
 from megatron_ext.contract.plan import Plan
-from megatron_ext.engine import engine, flat
+from megatron_ext.engine import engine
+from megatron_ext.engine.gradients import flat
 from megatron_ext.engine.running import RunningStatistics
 from megatron_ext.tasks.images.batch_norm import BatchNorm
 from tests.megatron_ext.engine.test_layouts_agree import Layout, options

@@ -15,9 +15,10 @@ import torch
 from _pytest.mark import ParameterSet
 
 from megatron_ext.contract.schedule.schedules import NAMES, as_json
-from megatron_ext.engine import engine, flat
+from megatron_ext.engine import engine
+from megatron_ext.engine.gradients import flat
 from megatron_ext.parallel import tensor_parallel
-from tests.megatron_ext.engine.test_executor_soak import random_schedule
+from tests.megatron_ext.engine.executor.test_executor_soak import random_schedule
 from tests.support import cases
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 from tests.support.megatron_ext.textbook import textbook

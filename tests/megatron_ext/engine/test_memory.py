@@ -19,10 +19,10 @@ from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.samples import Samples, Split
-from megatron_ext.engine import flat
 from megatron_ext.engine.engine import Engine
-from megatron_ext.engine.flat import FlatWeights
-from megatron_ext.engine.reduce import GradientReducer
+from megatron_ext.engine.gradients import flat
+from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.engine.gradients.reduce import GradientReducer
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of, task_of

@@ -24,14 +24,14 @@ from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.operations import flops_per_token
 from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.contract.train_config import TrainConfig
-from megatron_ext.engine.channels import channels
-from megatron_ext.engine.flat import FlatWeights
-from megatron_ext.engine.learning_rate import learning_rate
+from megatron_ext.engine.executor.channels import channels
+from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.engine.gradients.reduce import buckets
 from megatron_ext.engine.log import iteration_line
-from megatron_ext.engine.optimizer import DataGroup, Optimizer
-from megatron_ext.engine.precision import LossScaler
-from megatron_ext.engine.reduce import buckets
-from megatron_ext.engine.update_rules import NORM_ROW
+from megatron_ext.engine.optimizer.learning_rate import learning_rate
+from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
+from megatron_ext.engine.optimizer.precision import LossScaler
+from megatron_ext.engine.optimizer.update_rules import NORM_ROW
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.software import difference
 from megatron_ext.parallel.tensor_parallel import TensorGroup

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron_ext.engine.executor import Executor
+from megatron_ext.engine.executor.executor import Executor
 from megatron_ext.measuring.steps import PARTS, Copies
 from tests.megatron_ext.measuring.test_room import CPU, GPT, planned
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.engine.messages import message_of
+from megatron_ext.engine.executor.messages import message_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import check, cut, ties
 from megatron_ext.tasks.families import task_of

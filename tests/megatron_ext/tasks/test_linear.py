@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from megatron_ext.contract.plan import ModelConfig
-from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.language.transformer import TransformerLayer
 from megatron_ext.tasks.linear import WeightGradients, embedding, linear

@@ -16,7 +16,7 @@ import pytest
 from megatron_ext.contract.events import MAGIC, NAMES, RECORD
 from megatron_ext.contract.schedule.check import actions_of
 from megatron_ext.contract.schedule.schedules import Kind
-from megatron_ext.engine.executor import Executor, Key
+from megatron_ext.engine.executor.executor import Executor, Key
 from megatron_ext.timeline import cuda_recorder
 from megatron_ext.timeline.event_files import EventBuffer, EventFile
 from megatron_ext.timeline.recorder import Recorder, begin_events

@@ -16,7 +16,7 @@ from conf.run_folder.rundir import RunDir
 from megatron_ext.contract.schedule.schedules import Kind, as_json
 from megatron_ext.engine import engine as engine_module
 from reports.readers.events import read_rank
-from tests.megatron_ext.engine.test_executor_soak import random_schedule
+from tests.megatron_ext.engine.executor.test_executor_soak import random_schedule
 from tests.support.megatron_ext.engine_run import EngineRun
 from tests.support.megatron_ext.pretended_gpus import pretended_gpus
 

@@ -131,7 +131,10 @@ def test_a_picture_is_taken_of_the_timeline(run: Path, tmp_path: Path, monkeypat
 def test_without_a_browser_a_picture_is_refused_before_anything_is_written(tmp_path: Path, run: Path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     (run / "report/index.html").unlink(missing_ok=True)
-    with pytest.raises(ReportError, match=r"--png needs a Chromium or Chrome, and none of chromium, .* is in PATH"):
+    with pytest.raises(
+        ReportError,
+        match=r"--png needs Chromium or Chrome, but none of chromium, .* is in PATH; install one, or leave --png out",
+    ):
         main([str(run), "--png"])
     assert not (run / "report/index.html").exists()
 

@@ -88,4 +88,4 @@ def test_events_of_another_century_are_left_out_and_said(run: Path):
         main([str(run)])
     finally:
         path.write_bytes(content)
-    assert "1 events are 26 days or more from the others; ignored" in text(run / "report/timeline.html")
+    assert "1 events are at least 26 days away from the others; ignored" in text(run / "report/timeline.html")

@@ -52,9 +52,9 @@ def test_it_begins_with_the_best_plan_and_lists_all(searched: Searched, open_pag
     page.wait_for_selector("body[data-ready]")
     best = searched.plans[0]
     answer = page.inner_text(".verdict")
-    assert f"{best.total * 1e3:,.1f} ms an iteration" in answer
+    assert f"{best.total * 1e3:,.1f} ms per iteration" in answer
     assert f"tdpp search {COMMAND} page={searched.page}" in answer
-    assert "sizes with a schedule on" in answer
+    assert "combinations of sizes and schedule on" in answer
     rows = page.locator("tr[data-plan]").evaluate_all(
         "(all) => all.map((row) => Array.from(row.cells, (c) => c.innerText))"
     )
@@ -121,7 +121,7 @@ def test_nothing_leads_to_the_details_of_another_plan(searched: Searched, monkey
     assert len(searched.plans) > 2
     monkeypatch.setattr(search_page, "MOST", 2)
     said = render("tdpp search", searched.plans, searched.run)
-    assert "the first 2 in detail below" in said
+    assert "details of the first 2 below" in said
     links = Counter(re.findall(r'href="(#plan-\d+)"', said))
     assert set(links) == {"#plan-1", "#plan-2"}
     assert links["#plan-1"] == links["#plan-2"]

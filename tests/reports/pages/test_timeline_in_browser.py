@@ -90,7 +90,7 @@ def test_next_previous_and_a_number_choose_the_iteration(page: Page, timeline: T
     assert iteration(page) == start
     drawn_after(page, lambda: (page.fill("#iteration", "1"), page.press("#iteration", "Enter")))
     assert page.inner_text("#said").startswith("iteration 1 of 5 ·")
-    assert page.inner_text("#said").endswith("clocks of ranks agree within 31 µs")
+    assert page.inner_text("#said").endswith("rank clocks agree within 31 µs")
     assert page.is_disabled("#previous")
     assert drawn(page) == events_in(timeline, 1)
     drawn_after(page, lambda: (page.fill("#iteration", "99"), page.press("#iteration", "Enter")))
@@ -161,7 +161,7 @@ def test_hovering_tells_all_about_an_event(page: Page, timeline: Timeline):
         f"peer rank {event['peer']}",
         f"start {bar['start'] / 1e6:.3f} ms",
         f"duration {lasted:.3f} ms",
-        f"waiting {waited:.3f} ms of it",
+        f"of which {waited:.3f} ms waiting",
     ]
 
 
@@ -460,13 +460,13 @@ def test_it_begins_with_what_it_amounts_to(page: Page, timeline: Timeline):
     compute = np.median(figures.spent.compute[:, 1:].reshape(2, -1), axis=1)
     said = page.inner_text(".answer")
     assert said.startswith(
-        f"An iteration takes {np.median(lengths):,.1f} ms from its first event to its last, "
-        f"the median of 4 steady ones; the next one begins before it ends, so one is done every "
-        f"{figures.usual_period_ms:,.1f} ms. The bubble is {figures.bubble:.1%} of passes and bubble, where 1F1B "
-        f"with equal stages has 20.0%; {figures.communication:.1%} of an iteration is exposed communication. "
+        f"An iteration takes {np.median(lengths):,.1f} ms from its first to its last event "
+        f"(median of 4 steady ones); iterations overlap, so one finishes every {figures.usual_period_ms:,.1f} ms. "
+        f"The bubble fraction is {figures.bubble:.1%} (1F1B with equal stages: 20.0%); "
+        f"{figures.communication:.1%} of an iteration is exposed communication. "
     )
     longest = int(np.argmax(compute))
-    assert re.search(rf"Stage {longest} computes longest, [\d.]+ ms; stage {1 - longest} shortest", said)
+    assert re.search(rf"Stage {longest} computes the longest, [\d.]+ ms; stage {1 - longest} the shortest", said)
     assert page.locator(".answer").bounding_box()["y"] < page.locator("#overview").bounding_box()["y"]
 
 

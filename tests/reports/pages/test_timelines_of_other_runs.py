@@ -114,7 +114,7 @@ def test_a_run_with_ranks_that_have_no_events_still_shows_the_others(tmp_path: P
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
     page = timeline_page(run, open_page)
     assert drawn(page) == events_in(events_of(run, SHAPE.ranks), iteration(page))
-    assert "no event file of rank 2" in page.inner_text(".missing")
+    assert "no event file for rank 2" in page.inner_text(".missing")
     drawn_after(page, lambda: (page.fill("#iteration", "5"), page.press("#iteration", "Enter")))
     assert "2 of 4 rows have no events in it" in page.inner_text("#said")
 
@@ -181,7 +181,7 @@ def test_of_many_ranks_the_slowest_replica_and_those_that_differ_are_shown_first
     drawn_after(page, lambda: page.locator("#timeline canvas").click(position={"x": x, "y": y}))
     assert shown(0) == list(range(33))
     assert len(shown(1)) == differs[1].sum()
-    drawn_after(page, page.get_by_role("button", name="Fold like ranks").click)
+    drawn_after(page, page.get_by_role("button", name="Fold identical ranks").click)
     assert len(shown(0)) == differs[0].sum()
     drawn_after(page, page.get_by_role("button", name="Show all ranks").click)
     assert [shown(0), shown(1)] == [list(range(33))] * 2

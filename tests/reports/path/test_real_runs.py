@@ -15,7 +15,7 @@ from benchmarks.accuracy_cases import SLEEPING
 from benchmarks.sleeping import Pass, Slowness, as_given
 from conf.compose import compose
 from reports.facts.statistics import statistics
-from reports.path.changes import Cause
+from reports.path.change import Cause
 from reports.path.why import Why, explain
 from reports.readers import record
 from reports.readers.events import read_run
@@ -33,7 +33,9 @@ def slow_second_rank(rank: int, _iteration: int) -> float:
     ("sizes", "partition", "slowness", "cause", "said"),
     [
         pytest.param((2, 2), (1, 1), slow_second_rank, Cause.RANK, "Rank 1 on ", id="slow-rank"),
-        pytest.param((3, 1), (1, 4, 1), as_given, Cause.PARTITION, "Stage 1 computes longest", id="uneven-partition"),
+        pytest.param(
+            (3, 1), (1, 4, 1), as_given, Cause.PARTITION, "Stage 1 computes the longest", id="uneven-partition"
+        ),
     ],
 )
 def test_the_page_of_a_real_run_names_the_cause(

@@ -15,7 +15,7 @@ from fasop.search.other_plans import other_plans
 from fasop.simulation.predict import predict
 from launch.commands.report import main as report
 from reports.facts.statistics import statistics
-from reports.path.changes import Cause
+from reports.path.change import Cause
 from reports.path.why import Why, explain
 from reports.readers import record, searched
 from reports.readers.events import read_run
@@ -45,7 +45,7 @@ def test_other_layers_take_what_a_run_with_them_takes(tmp_path: Path, data: int)
     uneven = replace(UNEVEN, data=data, iterations=6)
     even = FoundPlan(iteration_s=1.0, own_s=2.0, differs={"partition": "2-2-2-2"})
     found = explained(made(tmp_path / "uneven", uneven), uneven, even)
-    (gain,) = (one for one in found.gains if "the best that search finds" in one.change)
+    (gain,) = (one for one in found.gains if "the best that tdpp search finds" in one.change)
     with_them = explained(made(tmp_path / "even", replace(uneven, parts=None)), uneven)
     assert gain.cause is Cause.PARTITION
     assert gain.period_ns / 1e6 == pytest.approx(with_them.recorded_ms, rel=0.03)
@@ -55,7 +55,7 @@ def test_another_plan_takes_what_the_prediction_says_of_the_measured_time(tmp_pa
     plan = FoundPlan(iteration_s=1.0, own_s=4.0, differs={"data": "2", "pipeline": "2"})
     found = explained(made(tmp_path), UNEVEN, plan)
     best = found.gains[0]
-    assert (best.cause, best.change) == (Cause.PLAN, "the plan of search, by prediction: data=2, pipeline=2")
+    assert (best.cause, best.change) == (Cause.PLAN, "the plan of tdpp search, as predicted: data=2, pipeline=2")
     assert best.period_ns / 1e6 == pytest.approx(found.replayed_ms / 4)
 
 
@@ -85,7 +85,7 @@ def test_a_search_is_kept_for_later_pages(tmp_path: Path, capsys: pytest.Capture
         return [one for one in re.findall(r"<td[^>]*>([^<]*)</td>", page) if "search" in one]
 
     found = rows("--search")
-    assert sorted(one.partition("search")[2][:8] for one in found) == [" finds f", ", by pre"]
+    assert sorted(one.partition("search")[2][:8] for one in found) == [" finds f", ", as pre"]
     kept = run.report / "search.json"
     before = kept.stat().st_mtime_ns
     assert rows() == found

@@ -103,7 +103,7 @@ def test_absent_files_are_said_in_one_note(run):
     paths, _ = run
     for rank in (1, 2, 3):
         paths[rank].unlink()
-    assert read_run(paths).notes == ("no event file of ranks 1-3",)
+    assert read_run(paths).notes == ("no event file for ranks 1-3",)
 
 
 def test_a_file_under_the_name_of_another_rank_is_left_out_and_said(run):
@@ -111,7 +111,7 @@ def test_a_file_under_the_name_of_another_rank_is_left_out_and_said(run):
     paths[1].write_bytes(paths[0].read_bytes())
     timeline = read_run(paths)
     assert timeline.ranks == [0, 2, 3]
-    assert timeline.notes == (f"rank 1: {paths[1]} says that it is of rank 0; ignored",)
+    assert timeline.notes == (f"rank 1: {paths[1]} belongs to rank 0; ignored",)
 
 
 def test_records_that_cannot_be_are_left_out_and_said(run):
@@ -139,7 +139,7 @@ def test_a_rank_on_another_host_without_clock_records_is_placed_by_the_system_cl
     paths, records = run
     without_clock(paths[3])
     timeline = read_run(paths)
-    assert timeline.notes == ("rank 3: no clock record; placed by the system clocks, whose error is not known",)
+    assert timeline.notes == ("rank 3: no clock record; placed by the system clocks, with unknown error",)
     # The header of every file has the same system time at the same moment; only the drift remains.
     assert abs(min(row[5] for row in rows(timeline, 3)) - min(record[5] for record in records[3])) < 100_000
 
@@ -150,7 +150,7 @@ def test_a_rank_that_nothing_can_place_is_left_out_and_said(run):
     paths[0].unlink()
     timeline = read_run(paths)
     assert timeline.ranks == [1, 2]
-    assert timeline.notes[-1] == "rank 3: no clock record and no file of rank 0 to place it by; left out"
+    assert timeline.notes[-1] == "rank 3: no clock record, and no file of rank 0 to align it with; left out"
 
 
 def test_names_that_are_not_known_come_last_and_keep_their_events(tmp_path: Path):

@@ -169,7 +169,7 @@ def test_hostile_text_ends_in_a_page_without_it_or_in_one_message(
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        pytest.param(b"", "it has no line", id="empty"),
+        pytest.param(b"", "it is empty", id="empty"),
         pytest.param(b"\x7fELF\x02\x01\n\x00\x00", "from line 1 on, which begins '\\x7fELF", id="binary"),
         pytest.param(b"a,b\n1,2\n", "from line 1 on, which begins 'a,b'", id="csv"),
         pytest.param(
@@ -199,7 +199,7 @@ def test_sizes_that_the_log_does_not_say_follow_from_who_receives_and_that_is_to
     record, _ = shown(tmp_path, without_sizes(TEXT))
     assert (record.plan.tensor, record.plan.data, record.plan.pipeline) == (1, 2, 3)
     assert [rank.stage for rank in record.plan.ranks] == [0, 0, 1, 1, 2, 2]
-    assert "tensor 1 x data 2 x pipeline 3 follows from the ranks that receive nothing" in record.notes[0]
+    assert "tensor 1 x data 2 x pipeline 3 is derived from the ranks that receive nothing" in record.notes[0]
 
 
 def test_given_sizes_win_over_what_the_log_says(tmp_path: Path):
@@ -264,7 +264,7 @@ def test_in_a_browser_every_call_of_the_last_iteration_is_a_bar(tmp_path: Path, 
     until(page, "columns.iterations[view.iteration] === 8")
     calls_of_it = [call for call in CALLS if call.iteration == 8 and call.name != "forward-backward"]
     until(page, f"chart.shown.bars.reduce((sum, bar) => sum + bar.count, 0) === {len(calls_of_it)}")
-    assert "how well the clocks of nodes agree is not known" in page.inner_text("#said")
+    assert "clock offset between nodes unknown" in page.inner_text("#said")
 
 
 def test_sizes_of_a_run_cannot_be_given(tmp_path: Path):

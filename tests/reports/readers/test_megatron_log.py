@@ -72,7 +72,7 @@ def test_a_log_of_megatron_lm_has_its_course_timers_and_memory(tmp_path: Path):
 
 def test_without_sizes_a_log_has_no_stages_and_its_page_says_why(tmp_path: Path):
     summary = pages(tmp_path, LOG)
-    for part in ("30 of 30", "the log does not say how its ranks lie; --tensor, --data and --pipeline do"):
+    for part in ("30 of 30", "the log does not give the layout of its ranks; set --tensor, --data and --pipeline"):
         assert part in summary
     assert "8 ranks" not in summary
     assert "Bubble" not in summary  # neither events nor stages tell one
@@ -143,13 +143,13 @@ def test_no_more_is_said_of_nodes_than_a_log_tells(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({}, "The 48 transformer layers are cut 24-24"),
-        ({"virtual_pipeline_model_parallel_size": "4"}, "The 48 transformer layers are cut 6-6-6-6-6-6-6-6"),
-        ({"decoder_first_pipeline_num_layers": "20"}, "The 48 transformer layers are cut 20-28"),
-        ({"decoder_last_pipeline_num_layers": "20"}, "The 48 transformer layers are cut 28-20"),
+        ({}, "The 48 transformer layers are divided 24-24"),
+        ({"virtual_pipeline_model_parallel_size": "4"}, "The 48 transformer layers are divided 6-6-6-6-6-6-6-6"),
+        ({"decoder_first_pipeline_num_layers": "20"}, "The 48 transformer layers are divided 20-28"),
+        ({"decoder_last_pipeline_num_layers": "20"}, "The 48 transformer layers are divided 28-20"),
         ({"pipeline_model_parallel_layout": "Et*24|t*24L"}, "Model: 48 layers, hidden 1600"),
         ({"account_for_loss_in_pipeline_split": "True"}, "Model: 48 layers, hidden 1600"),
-        ({"account_for_loss_in_pipeline_split": "False"}, "The 48 transformer layers are cut 24-24"),
+        ({"account_for_loss_in_pipeline_split": "False"}, "The 48 transformer layers are divided 24-24"),
         ({"num_layers": "47"}, "Model: 47 layers, hidden 1600"),
     ],
     ids=lambda value: "-".join(value) or "even" if isinstance(value, dict) else "",
@@ -213,7 +213,7 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch
 def test_a_large_file_that_is_no_log_is_not_read_to_its_end(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(megatron_log, "STRANGE_LIMIT", 1000)
     noise = "no log at all\n" * 100
-    with pytest.raises(ReportError, match="makes no sense from line 1 on"):
+    with pytest.raises(ReportError, match="is unreadable from line 1 on"):
         read_text(tmp_path, noise + LOG)
     record, _ = read_text(tmp_path, ARGUMENTS + noise + LOG)
     assert record.metrics["iteration"].tolist() == [1, 10, 20, 30]
@@ -224,7 +224,7 @@ def test_an_interleaved_log_shows_its_calls_without_micro_batches_and_says_so(tm
     text = log(job, calls(job)).replace("backward-send-forward-recv", "forward-send-forward-recv")
     record, timeline = read_text(tmp_path, job_info(job, 0) + text)
     assert set(records(timeline)["micro_batch"].tolist()) == {-1}
-    assert "interleaved schedule: the log does not tell which call has which micro-batch" in timeline.notes
+    assert "interleaved schedule: the log does not say which call has which micro-batch" in timeline.notes
     assert record.plan.schedule == "unknown"
 
 
@@ -244,4 +244,4 @@ def test_of_a_badly_damaged_log_the_first_places_are_named_and_the_others_counte
     assert timeline.notes[0].startswith(
         "rank 0, forward-backward up to iteration 2 (line 26): the end times are damaged"
     )
-    assert (len(timeline.notes), timeline.notes[-1]) == (21, f"{lists - 20} more places of the log are left out")
+    assert (len(timeline.notes), timeline.notes[-1]) == (21, f"{lists - 20} more notes on the log are left out")

@@ -38,8 +38,8 @@ def test_layers_of_one_kind_are_counted(model: str) -> None:
         f"model={model}", "model.layers=4", "parallel.data=1", "parallel.pipeline=2", "parallel.partition=1-3"
     )
     assert (
-        "The 4 transformer layers are cut 1-3; the first stage also has the embedding, the last one the final norm and "
-        "the head."
+        "The 4 transformer layers are divided 1-3; the first stage also has the embedding, the last one the final norm "
+        "and the head."
     ) in sentences(plan)
     assert [stage_contents(plan, stage) for stage in range(2)] == ["1 + embedding", "3 + head"]
 
@@ -48,8 +48,8 @@ def test_encoder_and_decoder_are_named_and_so_is_the_stage_in_which_they_meet() 
     plan = planned("model=t5-base", "parallel.data=1", "parallel.pipeline=4", "parallel.partition=8-5-11-0")
     said = sentences(plan)
     assert (
-        "The 12 encoder and 12 decoder layers are cut 8-5-11-0; the first stage also has the embedding, the stage of "
-        "decoder.0 the encoder norm and the decoder embedding, the last one the final norm and the head."
+        "The 12 encoder and 12 decoder layers are divided 8-5-11-0; the first stage also has the embedding, the stage "
+        "of decoder.0 the encoder norm and the decoder embedding, the last one the final norm and the head."
     ) in said
     assert any("8 samples of 512 + 128 tokens" in sentence for sentence in said)
     assert "Model: t5, hidden 768, 12 heads, vocabulary 30622 (padded 30720)." in said
@@ -79,7 +79,7 @@ def test_a_users_module_has_blocks_and_nothing_else(tmp_path: Path) -> None:
     layout = ("model.layers=5", "parallel.data=1", "parallel.pipeline=2", "parallel.partition=2-3")
     plan = planned("model=module", f"model.code={code}:Net", *layout)
     said = sentences(plan)
-    assert {"The 5 blocks are cut 2-3.", "Model: module my.py:Net."} <= set(said)
+    assert {"The 5 blocks are divided 2-3.", "Model: module my.py:Net."} <= set(said)
     assert not re.search(r"\b0\b|None|vocabulary|tokens|heads|hidden|embedding", " ".join(said))
     assert [stage_contents(plan, stage) for stage in range(2)] == ["2", "3"]
 

@@ -109,7 +109,7 @@ def test_cost_says_which_price_is_not_known(run: Path):
     del config["cluster"]["groups"]["g0"]["price_per_hour"]
     said, _ = report(with_config(run, **config))
     assert f"≥ ${PRICE_PER_HOUR:.2f}/h" in said
-    assert "without g0, whose price is not known" in said
+    assert "without g0 (price unknown)" in said
 
 
 def test_differences_to_the_prediction_are_measured_less_predicted_and_add_up(run: Path):
@@ -156,7 +156,7 @@ def test_a_configuration_that_cannot_be_read_costs_its_figures_and_nothing_else(
 ):
     (run / "config.yaml").write_text("a: b: c")
     said, _ = report(run)
-    assert "no prediction, no prices and no peak rates, for config.yaml cannot be read" in said
+    assert "no prediction, prices or peak rates: config.yaml cannot be read" in said
     assert "Predicted and measured" not in said
     assert "Stages" in said
 
@@ -194,7 +194,7 @@ def test_what_nodes_say_is_grouped_and_errors_come_before_warnings(run: Path):
 
 
 def test_nodes_that_run_what_was_submitted_are_said_to(run: Path):
-    assert "Every node that reports runs what was submitted." in report(run, lambda _: Found())[0]
+    assert "All nodes that have reported run what was submitted." in report(run, lambda _: Found())[0]
 
 
 def sample(index: int, utilisation: int | None, power: int | None, ours: bool = True) -> GpuSample:
@@ -225,7 +225,7 @@ def test_gpus_are_summed_up_over_the_time_in_which_the_run_computed(run: Path):
     (run / "nodes/g0-0.gpu").write_text("cut off\n" + readings(idle, busy, busy) + "2026-11-21T22:02:10")
     (run / "nodes/g1-1.gpu").write_text(entry_text(GpuTrouble(unix=1_760_000_000, text="no GPU here")))
     said, _ = report(run)
-    assert "2 GPUs, 69 % utilised on average; the least was GPU 1 of g0-0 with 40 %." in said
+    assert "2 GPUs, 69 % utilised on average; the least utilised was GPU 1 of g0-0, at 40 %." in said
     assert row(run, "GPUs", "g0-0")[1:] == ["1", "NVIDIA A10", "40", "70 of 150", "10,001 of 22,731", "61"]
     assert "g1-1: no GPU here" in said
 
@@ -297,7 +297,7 @@ def test_what_a_run_decided_about_its_batch_is_drawn_over_samples_and_listed_wit
         "33.3",
         "a &lt; b",
     ]
-    assert "1 of 2 decisions changed nothing." in page
+    assert "1 of 2 decisions did not change anything." in page
     assert Source.find(run.parent, str(run), Sizes()).read().record.micro_batch_numbers == 5 > SHAPE.micro_batches
     assert "decisions.jsonl: line 3 is damaged, or of another version of tdpp: it lacks consumed_samples" in page
     assert "Noise scale (samples) over samples" in page
@@ -317,14 +317,15 @@ def test_of_a_batch_that_adapts_the_head_says_how_many_samples_were_trained(
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     said, _ = report(run)
     head = "Samples 100 of 100" if samples == 100 else "Samples 100 of 400" if epochs is None else "Epoch 1.25 of 5"
-    rest = "" if samples == 100 else " · the rest takes about 1 s at 400.0 samples/s"
+    rest = "" if samples == 100 else " · the rest will take about 1 s at 400.0 samples/s"
     assert f"{head} iteration {lines[-1]['iteration']}, last logged{rest} Loss" in " ".join(said.split())
 
 
 def test_what_profilers_left_is_listed_with_the_iteration_that_it_shows(run: Path):
     report(run)
     assert "<h2>Profiles</h2>" not in (run / "report/index.html").read_text()
-    for name in ("traces/rank-00002.iteration-3.json.gz", "traces/other.json.gz", "nsys/g0-0.nsys-rep"):
+    captured = "nsys/g0-0.iteration-3.nsys-rep"
+    for name in ("traces/rank-00002.iteration-3.json.gz", "traces/other.json.gz", "nsys/g0-0.nsys-rep", captured):
         (run / name).parent.mkdir(exist_ok=True)
         (run / name).write_bytes(b"")
     report(run)
@@ -332,4 +333,6 @@ def test_what_profilers_left_is_listed_with_the_iteration_that_it_shows(run: Pat
     assert row(run, "Profiles", whole) == [whole, "node g0-0", "all", "Nsight Systems"]
     link = '<a href="timeline.html#iteration=3">3 in the timeline</a>'
     assert row(run, "Profiles", traced) == [traced, "rank 2", link, "ui.perfetto.dev"]
+    captured = f"<code>{captured}</code>"
+    assert row(run, "Profiles", captured) == [captured, "node g0-0", link, "Nsight Systems"]
     assert "other.json.gz" not in (run / "report/index.html").read_text()

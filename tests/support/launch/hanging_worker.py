@@ -11,8 +11,9 @@ from typing import Any
 from megatron_ext import worker
 from megatron_ext.checkpoints import tensors
 from megatron_ext.data.gpt_samples import GptSamples
-from megatron_ext.engine import engine, optimizer
+from megatron_ext.engine import engine
 from megatron_ext.engine.engine import Engine
+from megatron_ext.engine.optimizer import optimizer
 from megatron_ext.node import ranks
 from megatron_ext.tasks.language.gpt import GptTask
 from megatron_ext.tasks.stage import Stage

@@ -59,10 +59,14 @@ def done(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def wait_for(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
+    """Looks for a quarter of the time at most: judging a run on hosts starts processes, and the run needs the cores."""
     until = time.monotonic() + seconds
-    while not condition():
+    while True:
+        begun = time.monotonic()
+        if condition():
+            return
         assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.05)
+        time.sleep(max(0.05, 3 * (time.monotonic() - begun)))
 
 
 def wait_until_running(run: RunDir) -> None:

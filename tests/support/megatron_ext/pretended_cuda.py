@@ -51,6 +51,7 @@ class Cuda:
             "nccl.version": lambda: NCCL,
             "nvtx.range_push": self.range_push,
             "nvtx.range_pop": self.range_pop,
+            "profiler.start": self.start,
             "profiler.stop": self.stop,
         }
 
@@ -100,6 +101,12 @@ class Cuda:
             raise RuntimeError("range_pop without a range_push")
         self._ranges.pop()
         return len(self._ranges)
+
+    def start(self) -> None:
+        if self._ranges:
+            raise RuntimeError(f"the profiler starts within the ranges {self._ranges}")
+        if self._synchronised < self._recorded:
+            raise RuntimeError("the profiler starts while the GPU is at work")
 
     def stop(self) -> None:
         if self._ranges:

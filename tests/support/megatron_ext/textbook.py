@@ -16,11 +16,10 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.samples import Split
-from megatron_ext.engine.learning_rate import learning_rate
-from megatron_ext.engine.update_rules import KINDS
+from megatron_ext.engine.optimizer.learning_rate import learning_rate
+from megatron_ext.engine.optimizer.update_rules import KINDS
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
-from tests.support.megatron_ext.engine_run import VOCAB
 
 
 def textbook(
@@ -30,14 +29,14 @@ def textbook(
     look: Callable[[int, Callable[[Tensor], Tensor]], None] = lambda *_: None,
 ) -> tuple[np.ndarray, dict[str, Tensor]]:
     """Losses and, as a checkpoint has it, final state of a GPT; `batches` and `look` as in `trained`."""
-    train = plan.train
+    train, vocab = plan.train, plan.model.vocab_size
     count = train.samples or 4 * plan.global_batch_size
-    samples = GptSamples(corpus, Split(count, train.seed, tuple(plan.data_split)), plan.model.sequence_length, VOCAB)
+    samples = GptSamples(corpus, Split(count, train.seed, tuple(plan.data_split)), plan.model.sequence_length, vocab)
 
     def loss(model: nn.Module, number: Tensor) -> Tensor:
         tokens = torch.stack([torch.from_numpy(samples.tokens(sample)) for sample in number.tolist()])
         logits = model({"tokens": tokens[:, :-1], "number": number})["logits"]
-        logits = logits[..., :VOCAB]  # without the vocabulary's padding
+        logits = logits[..., :vocab]  # without the vocabulary's padding
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     return trained(plan, loss, batches=batches, look=look)

@@ -31,7 +31,7 @@ def test_a_table_that_has_every_pair_in_like_figures_is_believed() -> None:
 
 def test_a_pair_that_is_left_out_is_named_with_the_figures_that_it_has() -> None:
     (doubt,) = found(both("a", "b", 10, 10) | both("b", "c", 10, 10))
-    assert doubt.startswith("cluster.links.a.c and its counterpart are not there: ")
+    assert doubt.startswith("cluster.links.a.c and its counterpart are missing: ")
     assert "40 Gbit/s and 20 us" in doubt
 
 
@@ -39,7 +39,7 @@ def test_directions_that_differ_and_pairs_faster_than_their_nodes_are_odd() -> N
     (doubt,) = found(both("a", "b", 10, 21), "ab")
     assert doubt.startswith("cluster.links.a.b has up to 10 Gbit/s and cluster.links.b.a 21: ")
     faster = found(both("a", "b", 100, 100), "ab")
-    assert [one.partition(", and")[0] for one in faster] == [
+    assert [one.partition(", but")[0] for one in faster] == [
         "cluster.links.a.b has up to 100 Gbit/s",
         "cluster.links.b.a has up to 100 Gbit/s",
     ]

@@ -260,7 +260,7 @@ def test_unlike_nodes_get_the_work_that_they_can_do() -> None:
         "fast": [3, 3],
         "slow": [1, 1],
     }
-    with pytest.raises(SearchError, match="not of one model"):
+    with pytest.raises(SearchError, match="belong to different models"):
         on_nodes([slow, chain()], [0, 1], kinds, Options(), Held())
 
 
@@ -274,8 +274,8 @@ def test_stages_in_the_order_of_the_blocks_and_what_another_order_would_give() -
     assert ours.pipeline_s == pytest.approx(4e-3)
     assert [[one.name for one in stage.nodes] for stage in ours.stages] == [["a", "b"], ["c", "d"]]
     assert ours.notes == (
-        "no division on contiguous ranks in the order of the blocks is faster: this is proved",
-        "blocks in another order could be divided 25.0% faster, into a, c; b, d: a run takes them in the order in "
+        "no division on contiguous ranks in the order of the blocks is faster (proved)",
+        "blocks in another order could be divided 25.0% faster, into a, c; b, d; but a run uses the order in "
         "which the model calls them",
     )
 
@@ -296,13 +296,13 @@ def test_many_branches_are_searched_within_a_second() -> None:
     begin = time.process_time()
     ours = on_levels(wide(6, 3), [Level(machines=8, bytes_per_s=1e9)], Options(), Held())
     assert time.process_time() - begin < 3
-    assert ours.notes[0] == "no division on contiguous ranks is faster: this is proved"
+    assert ours.notes[0] == "no division on contiguous ranks is faster (proved)"
 
 
 def test_of_many_cuts_nested_stages_are_left_out_in_words() -> None:
     levels = [Level(machines=2, bytes_per_s=1e10), Level(machines=2, bytes_per_s=1e9)]
     ours = on_levels(wide(7, 4), levels, Options(), Held())
-    assert ours.notes == (ours.notes[0], "nested stages are not looked at: there are too many cuts")
+    assert ours.notes == (ours.notes[0], "nested stages were not searched: there are too many cuts")
 
 
 def test_a_gap_is_reported_where_there_are_too_many_cuts(monkeypatch: pytest.MonkeyPatch) -> None:

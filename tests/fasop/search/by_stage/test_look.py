@@ -36,7 +36,7 @@ MOST = 60
 
 
 def all_layouts(gpus: int, tensors: list[int]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Tensor sizes and replicas by stage, not all of them alike."""
+    """Tensor sizes and replicas by stage, not all terms alike."""
     for cuts in product([False, True], repeat=gpus - 1):
         ends = [place + 1 for place, cut in enumerate(cuts) if cut]
         widths = np.diff([0, *ends, gpus]).tolist()
@@ -177,13 +177,11 @@ def test_a_search_finds_replicas_by_stage_and_launch_takes_them(
     found = tmp_path / "found.yaml"
     assert main(["search", *NEAR_AND_FAR, "leave_out=false", "by_stage=true", "top=1", f"plan={found}"]) == 0
     told = capsys.readouterr()
-    said = re.search(
-        r"Replicas 1-3-2-1\*2 gain (\S+)%: the best plan whose stages are all alike takes (\S+) ms", told.err
-    )
+    said = re.search(r"Replicas 1-3-2-1\*2 gain (\S+)%: the best plan with equal stages takes (\S+) ms", told.err)
     assert said is not None
     gain, alike = said.groups()
-    assert "455 layouts whose stages differ in replicas or tensor sizes (all) on hgx+gpu2." in told.err
-    assert "Of the layouts with unlike stages none is more than" in told.err
+    assert "455 layouts with stages that differ in replicas or tensor sizes (all) on hgx+gpu2." in told.err
+    assert "No layout with differing stages is more than" in told.err
     experiment = compose([*NEAR_AND_FAR, f"parallel={found}", "executor=local", "container=none"])
     seconds = predict(experiment).iteration_s
     assert float(alike) / (seconds * 1e3) - 1 == pytest.approx(float(gain) / 100, abs=1e-3)
@@ -200,11 +198,11 @@ def test_a_search_finds_replicas_by_stage_and_launch_takes_them(
     ("words", "message"),
     [
         (["by_stage=maybe"], "by_stage=maybe must be true or false"),
-        (["parallel.tensor=4-2"], "parallel.tensor=4-2 must be sizes that a stage may have: which stage has which"),
-        (["parallel.replicas=3-1"], "parallel.replicas=3-1: a search finds the replicas; leave it out"),
+        (["parallel.tensor=4-2"], "parallel.tensor=4-2 must be single sizes: the search finds which stage has which"),
+        (["parallel.replicas=3-1"], "parallel.replicas=3-1: the search itself finds the replicas; leave it out"),
         (
             ["by_stage=true", "engine=megatron_lm", "engine.checkout=/m"],
-            "by_stage=true: all stages of Megatron-LM are alike; use engine=tdpp",
+            "by_stage=true: Megatron-LM's stages are all alike; use engine=tdpp",
         ),
         (
             ["by_stage=true", "parallel.schedule=interleaved"],

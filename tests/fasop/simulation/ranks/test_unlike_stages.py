@@ -71,7 +71,7 @@ def test_a_rehearsal_takes_what_is_predicted(name: str, tmp_path: Path, capsys: 
     assert main(["search", "validate=x", f"runs_dir={tmp_path}"]) == 0
     shown = capsys.readouterr().out
     assert " 0.0%" in shown.replace("+0.0%", " 0.0%").replace("-0.0%", " 0.0%")
-    assert "has replicas that take unequal parts of the batch, so it is compared as a whole and not by term" in shown
+    assert "has unequal shares of the batch, so only its total is compared" in shown
     for stage in predicted.stages:
         assert sum(stage.terms.by_name().values()) == pytest.approx(predicted.iteration_s)
 

@@ -111,14 +111,17 @@ def test_the_public_initial_configuration_says_where_a_run_starts(tmp_path: Path
         pytest.param({"3": 4}, "0 to 2", id="no-such-node"),
         pytest.param({"a": 4}, "0 to 2", id="no-number"),
         pytest.param({"0": 2}, "give 4, or 0", id="part-of-a-node"),
-        pytest.param({"0": 0}, "names no node", id="none"),
+        pytest.param({"0": 0}, "no node has GPUs", id="none"),
+        pytest.param({"0": "4", "1": 0}, "names 1 of the nodes, fewer than elastic.min_nodes=2", id="too-few"),
+        pytest.param({"0": 4.5}, "give 4, or 0", id="no-whole-number"),
+        pytest.param({"0": True, "1": 4}, "give 4, or 0", id="no-number-of-gpus"),
     ],
 )
 def test_another_initial_configuration_is_refused(tmp_path: Path, content: object, rule: str) -> None:
     path = tmp_path / "start.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(ConfigError, match=rule) as refused:
-        started_on(str(path), [4, 4, 4])
+        started_on(str(path), [4, 4, 4], min_nodes=2)
     assert str(refused.value).startswith(f"elastic.start={path}: ")
 
 
@@ -127,8 +130,8 @@ def test_another_initial_configuration_is_refused(tmp_path: Path, content: objec
     [
         pytest.param(["elastic.by=time"], "elastic.epoch", id="no-epoch"),
         pytest.param(["elastic.by=dollars", "elastic.epoch=5"], "price_per_hour", id="no-price"),
-        pytest.param(["elastic.release=true"], "elastic.release=true does nothing", id="nothing-to-release"),
-        pytest.param(["elastic.epoch=5"], "elastic.epoch=5 does nothing", id="no-choice"),
+        pytest.param(["elastic.release=true"], "elastic.release=true has no effect", id="nothing-to-release"),
+        pytest.param(["elastic.epoch=5"], "elastic.epoch=5 has no effect", id="no-choice"),
     ],
 )
 def test_what_says_nothing_or_too_little_is_refused(words: list[str], named: str) -> None:

@@ -14,9 +14,12 @@ from conf.run_folder.rundir import RunDir
 from launch.control.plan import make_plan
 from launch.errors import LaunchError
 from launch.files.attempt import Start
+from launch.files.faults import Faults
 from launch.node.elastic.fellows import DOUBTED_S, PARKED, REGROUPS, SILENCE_S
 from launch.node.elastic.regroup import MOST_IN_VAIN, Company, newest
+from launch.node.elastic.replan import replanned
 from launch.node.peers import LOOK_S
+from launch.node.stalled_rank import read_doings
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import SAVED
 from tests.launch.node.elastic.test_replan import ELASTIC
@@ -131,6 +134,23 @@ def test_one_that_is_silent_is_gone_on_without(run: RunDir, clock: Clock) -> Non
     assert decided(run)[-1]["reason"] == "node local-0 was lost"
 
 
+def test_two_that_are_lost_at_once_are_gone_on_without_together(run: RunDir, clock: Clock) -> None:
+    """One of them while it waits for a plan, with the other one's silence as its reason."""
+    content = plan(run).as_json()
+    content["elastic"]["min_nodes"] = 1
+    of = Plan.parse(content, run.path)
+    tell(run, 0, REGROUPS)
+    tell(run, 1, "running")
+    left = Company(run, 2, FIRST, of, MEET_S)
+    assert left.next_plan() is None
+    for _ in range(int(DOUBTED_S / LOOK_S) + 2):
+        clock.now += LOOK_S
+        found = left.next_plan()
+    assert found is not None
+    assert found[1].used == [2]
+    assert decided(run)[-1]["reason"] == "node local-0 was lost; node local-1 was lost"
+
+
 def test_one_that_takes_no_part_is_taken_in_again(run: RunDir, clock: Clock) -> None:
     tell(run, 0, REGROUPS)
     tell(run, 1, PARKED)
@@ -174,10 +194,19 @@ def test_what_fails_again_and_again_ends(run: RunDir, clock: Clock) -> None:
         assert company(run, 0).next_plan() is not None
     for node_rank in range(3):
         tell(run, node_rank, REGROUPS, start=f"0.{MOST_IN_VAIN}")
-    with pytest.raises(LaunchError, match="saved nothing since"):
+    with pytest.raises(LaunchError, match="without saving anything"):
         company(run, 0).next_plan()
     run.latest_checkpoint.write_text("iter_0000005")
     assert company(run, 0).next_plan() is not None
+
+
+def test_ranks_of_an_earlier_plan_are_no_fault(run: RunDir) -> None:
+    """They stand in their node's file until the ranks of the next plan have begun."""
+    one = {"rank": 2, "pid": 1, "exit_code": -15, "ended_unix": 1.0, "doing": None}
+    run.write_json(run.node_ranks("local-2"), [one])
+    faults = Faults()
+    assert read_doings(run, replanned(plan(run), {0, 2}), {"local-2": 0.0}, faults) == ()
+    assert not [*faults]
 
 
 def test_whoever_looks_sees_the_newest_plan_though_its_maker_died(run: RunDir, clock: Clock) -> None:

@@ -22,6 +22,7 @@ from launch.judge.verdict import judge
 from megatron_ext.data.indexed_dataset import write_indexed
 from tests.support.launch import live
 from tests.support.launch.live import ranks, wait_for
+from tests.support.megatron_ext.textbook import textbook
 
 
 @pytest.fixture(scope="module")
@@ -48,21 +49,22 @@ def elastic(nodes: int) -> list[str]:
     ]
 
 
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
 def losses(run: RunDir) -> dict[int, float]:
-    lines = [json.loads(line) for line in run.metrics.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    return {line["iteration"]: line["loss"] for line in lines}
+    return {line["iteration"]: line["loss"] for line in lines(run.metrics)}
 
 
 def logged(run: RunDir, since_unix: float) -> int:
-    lines = run.metrics.read_text().splitlines(keepends=True)
-    return sum(json.loads(line)["unix"] > since_unix for line in lines if line.endswith("\n"))
+    return sum(line["unix"] > since_unix for line in lines(run.metrics))
 
 
 def decided(run: RunDir) -> dict[str, dict[str, Any]]:
     """By start; the plan is there before its line is."""
-    lines = run.decisions.read_text().splitlines(keepends=True) if run.decisions.exists() else []
-    made = map(json.loads, (line for line in lines if line.endswith("\n")))
-    return {line["start"]: line for line in made if "start" in line}
+    made = lines(run.decisions) if run.decisions.exists() else []
+    return {line["start"]: line for line in made if "nodes" in line}
 
 
 def wait_until_training(run: RunDir, start: str, nodes: int) -> None:
@@ -86,9 +88,10 @@ def saved_and_ended(run: RunDir, start: str) -> None:
 
 
 @pytest.mark.slow
-def test_four_nodes_two_and_three_train_what_one_process_does(runs: Path, corpus: Path) -> None:
+def test_four_nodes_two_three_and_one_train_what_one_process_does(runs: Path, corpus: Path) -> None:
     """One agent is killed; another stands still between the decision and the start, and comes back when it is gone on
-    without; a rank that is killed brings its node into the next plan."""
+    without; a rank that is killed brings its node into the next plan. Then an agent is killed while another node
+    regroups for a lost rank, and one between the decision and the start."""
     run = start(runs, corpus, *elastic(4))
     wait_for(lambda: run.latest_checkpoint.exists())
     os.kill(agent(run, 3), signal.SIGKILL)
@@ -102,7 +105,14 @@ def test_four_nodes_two_and_three_train_what_one_process_does(runs: Path, corpus
     wait_for(lambda: run.read_json(run.node_state("local-2"))["state"] == "parked")
     os.kill(ranks(run)[1], signal.SIGKILL)
     wait_until_training(run, "0.3", 3)
-    saved_and_ended(run, "0.3")
+    os.kill(ranks(run)[1], signal.SIGKILL)
+    wait_for(lambda: run.read_json(run.node_state("local-1"))["state"] == "regroups")
+    os.kill(agent(run, 0), signal.SIGKILL)
+    wait_for(lambda: run.plan_of("0.4").exists())
+    os.kill(agent(run, 2), signal.SIGKILL)
+    wait_until_training(run, "0.5", 1)
+    assert run.read_plan().used == [1]
+    saved_and_ended(run, "0.5")
     last = max(losses(run))
     one = start(runs, corpus)
     wait_for(lambda: one.metrics.exists() and max(losses(one), default=0) >= last)
@@ -175,8 +185,7 @@ def test_nodes_that_are_chosen_after_an_epoch_train_on_and_waiting_ones_take_the
 
 
 def batches(run: RunDir) -> dict[int, float]:
-    lines = [json.loads(line) for line in run.metrics.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    return {line["iteration"]: line["global_batch_size"] for line in lines}
+    return {line["iteration"]: line["global_batch_size"] for line in lines(run.metrics)}
 
 
 @pytest.mark.slow
@@ -187,9 +196,9 @@ def test_a_batch_that_grows_brings_in_a_node_and_stays_when_that_is_lost(
     first = tmp_path / "1_node_config.json"
     first.write_text('{"0": 1}')
     adapt = [
-        "adapt.rule=similarity",
+        "adapt.rule=noise",
         "adapt.target=0.999",
-        "adapt.rate=0.99",
+        "adapt.smoothing=1",
         "adapt.every=2",
         "adapt.upper=48",
         "train.samples=1000000",
@@ -210,3 +219,36 @@ def test_a_batch_that_grows_brings_in_a_node_and_stays_when_that_is_lost(
     assert found == pytest.approx({iteration: expected[iteration] for iteration in range(1, last + 1)}, rel=1e-5)
     assert batches(run) == {iteration: batches(one)[iteration] for iteration in range(1, last + 1)}
     assert {*batches(run).values()} == {12, 24, 48}
+
+
+@pytest.mark.slow
+def test_micro_batches_and_streams_go_on_changing_with_the_nodes_that_are_left(runs: Path, corpus: Path) -> None:
+    """The batch follows goodput, and so the times that this machine measures: one process is given the same batches."""
+    adapt = [
+        *("adapt.rule=goodput", "adapt.every=2", "adapt.smoothing=1", "adapt.upper=48", "adapt.rebalance=true"),
+        *("adapt.micro_batch_sizes=[2,4]", "adapt.streams=[1,2]", "train.samples=1000000", "parallel.streams=2-1-1"),
+        *("elastic.by=time", "elastic.epoch=100000", "parallel.shares=6-4-2", "train.save_interval=5"),
+    ]
+    run = start(runs, corpus, *elastic(3), *adapt)
+    wait_for(lambda: run.latest_checkpoint.exists())
+    measured = [line for line in lines(run.decisions) if line.get("micro_batch_ms")]
+    os.kill(agent(run, 1), signal.SIGKILL)
+    wait_until_training(run, "0.1", 2)
+    plan = run.read_plan()
+    assert plan.elastic is not None
+    assert plan.elastic.times is not None
+    for replica, times in enumerate(plan.elastic.times):  # or more, measured since
+        ways = {(line["micro_batch_sizes_before"][replica], line["streams_before"][replica]) for line in measured}
+        assert ways <= {(one.size, one.streams) for one in times}
+    assert plan.streams == [2, 1]
+    assert plan.adapt is not None
+    assert plan.adapt.micro_batch_sizes == [[1, 2, 4]] * 2
+    assert plan.adapt.streams == [[[1, 2]] * 3] * 2
+    saved_and_ended(run, "0.1")
+    found, sizes = losses(run), batches(run)
+    assert [*sizes] == [*range(1, len(sizes) + 1)]
+    last = [line for line in lines(run.decisions) if line.get("micro_batch_ms")][-1]
+    assert last["start"] == "0.1"
+    assert len(last["shares"]) == 2
+    expected, _ = textbook(plan, corpus, [*sizes.values()])
+    assert [*found.values()] == pytest.approx([*expected], rel=1e-5)

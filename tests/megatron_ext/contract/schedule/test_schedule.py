@@ -161,7 +161,7 @@ def test_equal_stages_wait_as_long_as_the_paper_says(size: Size) -> None:
     ("size", "message"),
     [
         (("two_f", 1, 1, 1), "'two_f' is not known; known: gpipe, one_f_one_b, interleaved, zb_h1"),
-        (("interleaved", 4, 1, 8), "needs 2 stages and 2 chunks at least, not 4 and 1"),
+        (("interleaved", 4, 1, 8), "needs at least 2 stages and 2 chunks, not 4 and 1"),
         (("zb_h1", 4, 2, 8), "schedule=zb_h1 has 1 chunk on a stage, not 2; interleaved has more"),
         (("gpipe", 2, 1, 0), "needs a stage and a micro-batch, not 2 and 0"),
     ],
@@ -216,7 +216,8 @@ def in_a_circle(lists: list[Actions]) -> None:
         (both, "stage 1 has nothing to do with backward-compute of micro-batch 2, chunk 0"),
         (too_early, "stage 1 does forward-compute of micro-batch 2, chunk 0 before forward-recv of micro-batch 2"),
         (overtaken, "stage 1 waits for forward-send of micro-batch 0, chunk 0 of stage 0, but .* micro-batch 1,"),
-        (in_a_circle, "for ever wait stage 0 at backward-recv of micro-batch 0, chunk 0, stage 1 at forward-recv of"),
+        (in_a_circle, "waiting forever: stage 0 at backward-recv of micro-batch 0, chunk 0, stage 1 at forward-recv "
+                      "of"),
         (list.pop, "the schedule has 1 stages, but the pipeline 2"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

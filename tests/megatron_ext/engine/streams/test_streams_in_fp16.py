@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_ext.engine.executor import LOSS
-from megatron_ext.engine.precision import LossScaler
+from megatron_ext.engine.executor.executor import LOSS
+from megatron_ext.engine.optimizer.precision import LossScaler
 from megatron_ext.engine.streams.scaling import SCALE, StageScale
 from tests.megatron_ext.engine.streams.test_streams_agree import ADAM, SGD, Case, assert_as_delayed
 from tests.megatron_ext.engine.test_layouts_agree import DROPOUT

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from conf.compose import compose
 from launch.control.plan import make_plan
-from megatron_ext.engine.flat import FlatWeights
-from megatron_ext.engine.optimizer import DataGroup, Optimizer
+from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.streams.versions import Versions
 from megatron_ext.timeline.recorder import Recorder
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from megatron_ext.contract.plan import Plan
-from megatron_ext.engine.learning_rate import learning_rate
+from megatron_ext.engine.optimizer.learning_rate import learning_rate
 from megatron_ext.tasks.families import task_of
 from reports.readers.record import read, stage_contents
 from tests.support import cases

@@ -183,5 +183,5 @@ def headings(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("code", ["null", "my.py", "my.py:", "my:Net"])
 def test_a_code_that_names_nothing_is_one_message(code: str) -> None:
-    with pytest.raises(ConfigError, match=r"^model\.code=.* must be FILE\.py:NAME, a Python file and what in it"):
+    with pytest.raises(ConfigError, match=r"^model\.code=.* must be FILE\.py:NAME, a Python file and the name of what"):
         compose(["model=module", f"model.code='{code}'" if code != "null" else "model.code=null"])

@@ -14,7 +14,7 @@ from torch import nn
 
 from conf.run_folder.rundir import RunDir
 from megatron_ext import blocks
-from megatron_ext.engine.learning_rate import learning_rate
+from megatron_ext.engine.optimizer.learning_rate import learning_rate
 from megatron_ext.tasks.task import LOGGED
 from tests.support import ROOT
 from tests.support.megatron_ext.engine_run import EngineRun, make_run

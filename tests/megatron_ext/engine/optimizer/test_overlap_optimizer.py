@@ -1,4 +1,4 @@
-"""Weights that are updated bucket by bucket, while later gradients are still summed, are the same to the last bit."""
+"""Weights that are updated bucket by bucket while later gradients are still summed, are the same to the last bit."""
 
 from __future__ import annotations
 

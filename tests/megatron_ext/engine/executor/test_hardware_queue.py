@@ -19,15 +19,23 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.schedules import Actions, schedule
-from megatron_ext.engine.channels import channels
-from megatron_ext.engine.executor import Executor
-from megatron_ext.engine.pace import Pace
+from megatron_ext.engine.executor.channels import channels
+from megatron_ext.engine.executor.executor import Executor
+from megatron_ext.engine.executor.pace import Pace
 from megatron_ext.parallel import comm
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.timeline.recorder import Recorder
 from megatron_ext.train import device_of
-from tests.megatron_ext.engine.test_executor_soak import BATCH, HIDDEN, SEQUENCE, TinyStage, chunks_of, micros, squares
+from tests.megatron_ext.engine.executor.test_executor_soak import (
+    BATCH,
+    HIDDEN,
+    SEQUENCE,
+    TinyStage,
+    chunks_of,
+    micros,
+    squares,
+)
 from tests.support.megatron_ext.engine_run import EngineRun
 
 GROUPS = Groups(None, None, None, "forward", "backward", "forward wrap", "backward wrap")  # type: ignore[arg-type]

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.engine.flat import FlatWeights
-from megatron_ext.engine.halves import HalfGradients
-from megatron_ext.engine.reduce import GradientReducer
+from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.engine.gradients.halves import HalfGradients
+from megatron_ext.engine.gradients.reduce import GradientReducer
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.groups import Groups, TiedPart
 from megatron_ext.tasks.cut import ties

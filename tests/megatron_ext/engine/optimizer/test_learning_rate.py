@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from megatron_ext.contract.train_config import LR_POLICIES, TrainConfig
-from megatron_ext.engine.learning_rate import learning_rate
+from megatron_ext.engine.optimizer.learning_rate import learning_rate
 from tests.megatron_ext.engine.test_parts import SEED_TRAIN
 
 LR, MIN_LR, WARMUP, DECAY = 0.4, 0.04, 7, 40

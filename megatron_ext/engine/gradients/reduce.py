@@ -6,7 +6,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch.distributed as dist
 
-from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.parallel.comm import told
 from megatron_ext.timeline.recorder import Recorder, UnderWay
 

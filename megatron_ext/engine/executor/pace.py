@@ -76,7 +76,7 @@ class Pace:
                 if time.monotonic() > until:
                     raise PeerLost(
                         f"{what} did not end on the GPU within train.comm_timeout_s={self._patience_s:g}: "
-                        "another rank is gone or stands still, or a pass and the wait for its message take longer"
+                        "another rank is gone or hangs, or a pass and the wait for its message take longer"
                     )
                 time.sleep(sleep_s)
                 sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)

@@ -11,9 +11,9 @@ from torch import Tensor
 from megatron_ext.contract.schedule.replay import AnyAction
 from megatron_ext.contract.schedule.schedules import Action, Kind
 from megatron_ext.contract.traffic import ACTIVATIONS, GRADIENTS
-from megatron_ext.engine.channels import Channels, by_way
-from megatron_ext.engine.messages import Content, Message
-from megatron_ext.engine.pace import Pace
+from megatron_ext.engine.executor.channels import Channels, by_way
+from megatron_ext.engine.executor.messages import Content, Message
+from megatron_ext.engine.executor.pace import Pace
 from megatron_ext.engine.stopwatch import Stopwatch
 from megatron_ext.parallel.comm import Inbox, Outbox
 from megatron_ext.tasks.linear import WeightGradients

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from megatron_ext.contract.run_files import EMA, WEIGHTS
 from megatron_ext.contract.train_config import TrainConfig
-from megatron_ext.engine.flat import FlatWeights
-from megatron_ext.engine.learning_rate import learning_rate
-from megatron_ext.engine.precision import LogMaxScaler, scaler_of
-from megatron_ext.engine.update_rules import NORM_ROW, Piece, row_norms, square_norm, update_rule
+from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.engine.optimizer.learning_rate import learning_rate
+from megatron_ext.engine.optimizer.precision import LogMaxScaler, scaler_of
+from megatron_ext.engine.optimizer.update_rules import NORM_ROW, Piece, row_norms, square_norm, update_rule
 from megatron_ext.parallel.comm import all_gather, all_reduce, told
 from megatron_ext.timeline.progress import Wait
 from megatron_ext.timeline.recorder import Recorder

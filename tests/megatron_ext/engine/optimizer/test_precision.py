@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_ext.engine.precision import LogMaxScaler, LossScaler
-from megatron_ext.engine.update_rules import KINDS
+from megatron_ext.engine.optimizer.precision import LogMaxScaler, LossScaler
+from megatron_ext.engine.optimizer.update_rules import KINDS
 from tests.support.megatron_ext.engine_run import EngineRun
 
 LAYOUTS = {

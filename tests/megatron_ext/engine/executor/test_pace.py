@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from megatron_ext.contract.errors import PeerLost
-from megatron_ext.engine import pace
-from megatron_ext.engine.pace import PASSES_AHEAD, Pace
+from megatron_ext.engine.executor import pace
+from megatron_ext.engine.executor.pace import PASSES_AHEAD, Pace
 
 
 class Gpu:

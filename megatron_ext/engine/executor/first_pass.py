@@ -7,7 +7,7 @@ from typing import Callable, Sequence
 import torch
 from torch import Tensor
 
-from megatron_ext.engine.executor import LOSS, Chunk
+from megatron_ext.engine.executor.executor import LOSS, Chunk
 from megatron_ext.tasks.stage import backward
 from megatron_ext.tasks.task import Micro, Tensors
 

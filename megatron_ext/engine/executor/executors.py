@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from megatron_ext.contract.plan import Plan
-from megatron_ext.engine.channels import Channels
-from megatron_ext.engine.executor import Chunk, Executor, Sizes
-from megatron_ext.engine.messages import Message, message_of
-from megatron_ext.engine.pace import Pace
+from megatron_ext.engine.executor.channels import Channels
+from megatron_ext.engine.executor.executor import Chunk, Executor, Sizes
+from megatron_ext.engine.executor.messages import Message, message_of
+from megatron_ext.engine.executor.pace import Pace
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import Part
 from megatron_ext.tasks.linear import WeightGradients

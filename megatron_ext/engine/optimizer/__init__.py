@@ -1,0 +1,1 @@
+"""The update of a rank's weights: rules, learning rate, precision and loss scale."""

@@ -1,0 +1,103 @@
+"""Links that messages take: between two stages, or of one node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatron_ext.contract.plan import Plan
+from reports.path.change import Cause, Change
+from reports.path.graph import Graph, Integers
+
+SLOWER = 1.5
+"""Times the median of others like them, from which messages are slow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Way:
+    """The messages from one node to another, from one stage to another, on the edges of these numbers."""
+
+    sender: str
+    receiver: str
+    stages: tuple[int, int]
+    edges: Sequence[int]
+    usual_ns: float
+
+
+def links(graph: Graph, plan: Plan) -> Iterator[Change]:
+    """Each link between two stages twice as fast in both directions. Where the messages of some nodes take longer than
+    those of other replicas, or those of one node longer than all others, only these."""
+    ways = _ways(graph, plan)
+    for pair in sorted({tuple(sorted(way.stages)) for way in ways}):
+        yield _between(graph, pair[0], pair[1], [way for way in ways if tuple(sorted(way.stages)) == pair])
+    yield from _of_nodes(graph, ways)
+
+
+def _ways(graph: Graph, plan: Plan) -> list[_Way]:
+    stages = [place.stage for place in plan.ranks]
+    found: dict[tuple[str, str, int, int], list[int]] = {}
+    for number in np.flatnonzero(graph.sender >= 0).tolist():
+        sender, receiver = int(graph.sender[number]), int(graph.on[number])
+        key = plan.node_of(sender), plan.node_of(receiver), stages[sender], stages[receiver]
+        found.setdefault(key, []).append(number)
+    return [
+        _Way(
+            sender=one,
+            receiver=other,
+            stages=(stage, to),
+            edges=edges,
+            usual_ns=float(np.median(graph.lasts_ns[edges])),
+        )
+        for (one, other, stage, to), edges in found.items()
+    ]
+
+
+def _between(graph: Graph, one: int, other: int, ways: Sequence[_Way]) -> Change:
+    """Of the ways between two stages."""
+    slowest = max(ways, key=lambda way: way.usual_ns)
+    said = f"from stage {slowest.stages[0]} to stage {slowest.stages[1]}"
+    alike = [way.usual_ns for way in ways if way.stages == slowest.stages and way != slowest]
+    if alike and slowest.usual_ns > SLOWER * (usual := float(np.median(alike))):
+        nodes = {slowest.sender, slowest.receiver}
+        ways = [way for way in ways if {way.sender, way.receiver} == nodes]
+        where = f" between {' and '.join(sorted(nodes))}" if len(nodes) > 1 else f" on {slowest.sender}"
+        because = (
+            f"A message {said} takes {_ms(slowest.usual_ns)} from {slowest.sender} to {slowest.receiver}, but "
+            f"{_ms(usual)} in other replicas."
+        )
+        change = f"the link between stages {one} and {other}{where} twice as fast"
+    else:
+        because = f"A message {said} takes {_ms(slowest.usual_ns)}."
+        change = f"the link between stages {one} and {other} twice as fast"
+    return Change(Cause.LINK, change, because, _twice_as_fast(graph, ways))
+
+
+def _of_nodes(graph: Graph, ways: Sequence[_Way]) -> Iterator[Change]:
+    """Nodes whose messages to or from all their neighbours take longer than those between other nodes."""
+    apart = [way for way in ways if way.sender != way.receiver]
+    for node in sorted({way.sender for way in apart}):
+        own = [way for way in apart if node in (way.sender, way.receiver)]
+        others = [way.usual_ns for way in apart if node not in (way.sender, way.receiver)]
+        slowest: dict[str, float] = {}
+        for way in own:
+            neighbour = way.receiver if way.sender == node else way.sender
+            slowest[neighbour] = max(slowest.get(neighbour, 0.0), way.usual_ns)
+        usual = float(np.median(others)) if others else np.inf
+        if len(slowest) > 1 and min(slowest.values()) > SLOWER * usual:
+            because = (
+                f"Messages to and from {node} take up to {_ms(max(slowest.values()))}; messages between other nodes "
+                f"take {_ms(usual)}."
+            )
+            yield Change(Cause.LINK, f"the network of {node} twice as fast", because, _twice_as_fast(graph, own))
+
+
+def _twice_as_fast(graph: Graph, ways: Sequence[_Way]) -> Integers:
+    lasts = graph.lasts_ns.copy()
+    lasts[[number for way in ways for number in way.edges]] //= 2
+    return lasts
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:,.2f} ms"

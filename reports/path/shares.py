@@ -1,0 +1,84 @@
+"""Replicas that take unequally long: what other shares of the micro-batches would bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+
+from fasop.errors import SearchError
+from fasop.simulation.ranks.replay import StageTimes, simulate
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.schedule.schedules import as_json, schedule
+from reports.facts.breakdown import BACKWARD, FORWARD, LOSS
+from reports.path.change import Cause, Gain
+from reports.path.graph import Graph
+from reports.readers.events import Timeline
+
+MS = 1e6
+
+
+def other_shares(timeline: Timeline, graph: Graph, plan: Plan) -> Iterator[Gain]:
+    """Shares in proportion to how fast the replicas are; what they take is simulated, from mean times of passes."""
+    counts = list(plan.micro_batches)
+    alone = plan.schedule_file or plan.stream or plan.streams or plan.adapt or not plan.layout.even
+    if alone or len(counts) < 2 or not all(counts):
+        return
+    events = timeline.events[timeline.events["iteration"] == graph.iteration]
+    times = [_times(events, plan, dp) for dp in range(len(counts))]
+    try:
+        lengths = [_length(plan, one, count) for one, count in zip(times, counts, strict=True)]
+        paces = [max(sum(stage.forward) + sum(stage.backward) for stage in one) for one in times]
+        shares = _shares(paces, sum(counts), plan.pipeline if plan.chunks > 1 else 1)
+        if shares == counts:
+            return
+        after = [_length(plan, one, count) for one, count in zip(times, shares, strict=True)]
+    except SearchError:
+        return
+    now, slow, quick = graph.period_ns(), int(np.argmax(lengths)), int(np.argmin(lengths))
+    yield Gain(
+        cause=Cause.SHARES,
+        change=f"shares of the replicas {'-'.join(map(str, shares))}, as simulated",
+        because=(
+            f"Replica {slow} takes {lengths[slow] / MS:,.0f} ms for its {counts[slow]} micro-batches, replica {quick} "
+            f"{lengths[quick] / MS:,.0f} ms for {counts[quick]}."
+        ),
+        before_ns=now,
+        period_ns=round(now - max(lengths) + max(after)),
+    )
+
+
+def _times(events: pd.DataFrame, plan: Plan, dp: int) -> list[StageTimes]:
+    """What the stages of a replica take for a micro-batch, ns; messages are free."""
+    found = []
+    for stage in range(plan.pipeline):
+        ranks = [place.rank for place in plan.ranks if (place.stage, place.dp) == (stage, dp)]
+        own = events[events["rank"].isin(ranks)]
+        lasted = (own["end_ns"] - own["start_ns"]) / len(ranks) / max(len(plan.taken_by(stage, dp)), 1)
+
+        forward, backward = (
+            [
+                float(lasted[own["name"].isin(list(names)) & (own["chunk"] == chunk)].sum())
+                for chunk in range(plan.chunks)
+            ]
+            for names in ((*FORWARD, LOSS), BACKWARD)
+        )
+        found.append(StageTimes(forward=forward, backward=backward, send_forward=0.0, send_backward=0.0))
+    return found
+
+
+def _length(plan: Plan, times: Sequence[StageTimes], micro_batches: int) -> float:
+    """Of a replica's pipeline, ns."""
+    lists = schedule(plan.schedule, plan.pipeline, plan.chunks, micro_batches)
+    return max(event.end for event in simulate(as_json(lists, plan.chunks, micro_batches), times))
+
+
+def _shares(paces: Sequence[float], total: int, step: int) -> list[int]:
+    """Of replicas whose longest stage takes so long for a micro-batch: `step` more go to whoever has done them first,
+    again and again; each gets some."""
+    shares = [step] * len(paces)
+    for _ in range(total // step - len(paces)):
+        quick = min(range(len(paces)), key=lambda dp: (shares[dp] + step) * paces[dp])
+        shares[quick] += step
+    return shares

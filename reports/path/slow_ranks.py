@@ -1,0 +1,134 @@
+"""Ranks that compute longer than others with as much work on the same GPUs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from conf.run_folder.rank_ranges import rank_ranges
+from fasop.costs.layers import Basis
+from fasop.simulation.predict import Prediction
+from megatron_ext.contract.models.model import BERT, GPT
+from megatron_ext.contract.plan import Plan
+from reports.path.change import Cause, Change
+from reports.path.graph import Graph, Integers, Kind
+
+SLOWER = 1.05
+"""Times the median of the other ranks of its stage, from which a rank is slow."""
+SLOWER_STAGE = 1.2
+"""The same beside other stages, for as many layers or as predicted, where a stage has no other ranks."""
+SLOWER_ROOFLINE = 1.5
+"""The same where the prediction rests on peak rates."""
+ALIKE = (GPT, BERT)
+"""Families whose counted blocks all take equally long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What stages are predicted to compute for a micro-batch, in any unit."""
+
+    stages: Sequence[float]
+    measured: bool
+    """Whether a measured profile says so."""
+
+    @classmethod
+    def of(cls, prediction: Prediction | None) -> Expected | None:
+        if prediction is None or prediction.by_rank:
+            return None
+        return cls(
+            stages=[sum(stage.times.forward) + sum(stage.times.backward) for stage in prediction.stages],
+            measured=prediction.basis != Basis.NOT_MEASURED,
+        )
+
+
+def slow_ranks(graph: Graph, plan: Plan, expected: Expected | None) -> Iterator[Change]:
+    """Each as fast as its peers, all of a node together."""
+    slow: dict[str, dict[int, float]] = {}
+    for rank, usual, own in _beside_peers(graph, plan, expected):
+        slow.setdefault(plan.node_of(rank), {})[rank] = usual / own
+    for node, factors in slow.items():
+        ranks, more = rank_ranges(factors), 1 / min(factors.values())
+        if len(factors) > 1:
+            change = f"ranks {ranks} on {node} as fast as their peers"
+            because = f"Ranks {ranks} on {node} take up to {more:.2f} times as long to compute as their peers."
+        else:
+            change = f"rank {ranks} on {node} as fast as its peers"
+            because = f"Rank {ranks} on {node} takes {more:.2f} times as long to compute as its peers."
+        yield Change(Cause.RANK, change, because, scaled(graph, factors))
+
+
+def _beside_peers(graph: Graph, plan: Plan, expected: Expected | None) -> Iterator[tuple[int, float, float]]:
+    """Slow ranks: what their peers compute, and what they do."""
+    gpu, stages, own = gpus(plan), {place.rank: place.stage for place in plan.ranks}, computing(graph)
+    # Of a pass, for replicas may take unequal numbers of micro-batches.
+    passes = Counter(rank for rank, _ in {(one.rank, one.event) for one in graph.edges if one.kind is Kind.COMPUTE})
+    work, least_of_stages = _work(plan, expected)
+    for rank, ns in own.items():
+        alike = [other for other in own if other != rank and gpu[other] == gpu[rank]]
+        peers = [own[other] * passes[rank] / passes[other] for other in alike if _same(stages, rank, other, passes)]
+        least = SLOWER
+        if not peers and rank in work:
+            peers, least = [own[other] * work[rank] / work[other] for other in alike if other in work], least_of_stages
+        usual = float(np.median(peers)) if peers else 0.0
+        if ns > least * usual > 0:
+            yield rank, usual, ns
+
+
+def _same(stages: Mapping[int, int], rank: int, other: int, passes: Mapping[int, int]) -> bool:
+    return stages[other] == stages[rank] and passes[other] > 0
+
+
+def _work(plan: Plan, expected: Expected | None) -> tuple[dict[int, float], float]:
+    """By rank whose work is known in relation to that of other stages, how much it is in an iteration; and from how
+    many times as much time a rank is slow.
+
+    Where nothing is predicted, layers tell: the first and the last stage have an embedding or a head beside them.
+    """
+    gpu, layers = gpus(plan), layers_of(plan)
+    mixed = {
+        stage
+        for stage in range(plan.pipeline)
+        if len({gpu[place.rank] for place in plan.ranks if place.stage == stage}) > 1
+    }
+    if expected is not None:
+        each = {stage: amount for stage, amount in enumerate(expected.stages) if stage not in mixed and amount > 0}
+        least = SLOWER_STAGE if expected.measured else SLOWER_ROOFLINE
+    else:
+        inner = range(1, plan.pipeline - 1) if layers and plan.model.family in ALIKE else range(0)
+        each, least = {stage: float(layers[stage]) for stage in inner if layers[stage]}, SLOWER_STAGE
+    found = {
+        place.rank: each[place.stage] * len(plan.taken_by(place.stage, place.dp))
+        for place in plan.ranks
+        if place.stage in each
+    }
+    return {rank: amount for rank, amount in found.items() if amount}, least
+
+
+def computing(graph: Graph) -> dict[int, int]:
+    """By rank, ns."""
+    sums = graph.by_rank(np.where(graph.kind == Kind.COMPUTE, graph.lasts_ns, 0))
+    return {rank: int(sums[rank]) for rank in graph.last}
+
+
+def scaled(graph: Graph, factors: Mapping[int, float]) -> Integers:
+    """The lengths with the computing of each rank that has a factor times it."""
+    every = np.ones(max(graph.last) + 1)
+    for rank, factor in factors.items():
+        every[rank] = factor
+    return graph.scaled(Kind.COMPUTE, every)
+
+
+def layers_of(plan: Plan) -> list[int]:
+    """Of each stage; none where the plan does not say."""
+    if len(plan.partition) != plan.pipeline * plan.chunks:
+        return []
+    return [sum(plan.partition[stage :: plan.pipeline]) for stage in range(plan.pipeline)]
+
+
+def gpus(plan: Plan) -> dict[int, str]:
+    """By rank, the kind of GPU that it runs on or stands for."""
+    kinds = {node.name: node.gpu for node in (*plan.nodes, *(plan.rehearsal.nodes if plan.rehearsal else ()))}
+    return {place.rank: kinds.get(plan.node_of(place.rank), "") for place in plan.ranks}
