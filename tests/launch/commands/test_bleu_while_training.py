@@ -118,7 +118,7 @@ def test_text_that_is_not_there_is_one_message_before_the_start(tmp_path: Path) 
 
 def test_a_metric_that_a_translation_does_not_have_is_one_message() -> None:
     words = ["model=transformer-tiny", "parallel=single", "train.eval_interval=20", "train.until='top-1>=0.5'"]
-    with pytest.raises(TdppError, match="gives loss and nll and accuracy and perplexity and bleu; use one of these"):
+    with pytest.raises(TdppError, match="measures loss and nll and accuracy and perplexity and bleu; use one of these"):
         compose(words)
 
 

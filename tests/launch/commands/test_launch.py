@@ -193,7 +193,7 @@ def test_a_sweep_reports_every_combination_and_goes_on_after_a_bad_one(
         (["container=enroot"], "container.kind=enroot: enroot is not on the PATH of "),
         (
             ["container=pyxis"],
-            "container.kind=pyxis: pyxis is a plugin of Slurm's srun, but executor.kind=local starts",
+            "container.kind=pyxis: pyxis is a plugin of Slurm's srun, but executor.kind=local does not use srun",
         ),
         (["-m", "model=foo", "parallel.data=1,2"], "Could not find 'model/foo'"),
         (["runs_dir='a%j'"], "'%j'"),

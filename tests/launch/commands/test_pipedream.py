@@ -82,7 +82,7 @@ def test_a_division_of_a_model_is_exported_and_read_back(
     assert (made.parallel.data, made.parallel.pipeline, str(made.executor.kind)) == (4, 1, "local")
     assert {node.stage for node in read_graph(package / "gpus=4.txt").nodes} == set(range(count))
     assert cli.main(["search", *words, "export=exported"]) == 1
-    assert "gpus=4 exists; choose another folder, or delete it" in capsys.readouterr().err
+    assert "gpus=4 already exists; choose another folder, or delete it" in capsys.readouterr().err
 
 
 def test_a_division_of_a_graph_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

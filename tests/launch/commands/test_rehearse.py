@@ -131,7 +131,7 @@ STREAM = ("parallel.schedule=pipedream", "parallel.pipeline=2")
         ([*STREAM, "small.model.layers=1"], "such as small.model.layers=2"),
         ([*STREAM, "parallel.depth=1-1-1"], "parallel.depth=1-1-1 is for 3 stages"),
         (["adapt.rule=jabas"], "adapt.rule=jabas"),
-        (["parallel.semantics=vertical,stashing"], "semantics=vertical: parallel.semantics=vertical is for"),
+        (["parallel.semantics=vertical,stashing"], "semantics=vertical: parallel.semantics=vertical works only with"),
         (["train.until=top-1>=0.9"], "an evaluation with model.family=gpt measures loss and perplexity"),
         (["model.layers=3", "modle.layers=3"], "modle"),
         (["data.prefix=nothing"], "nothing"),
@@ -158,7 +158,7 @@ def test_a_plan_that_diverges_is_a_result(words: list[str], capsys: pytest.Captu
 
 
 def test_other_rehearsals_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["rehearse", "time"]) == 1
+    assert cli.main(["rehearse", "time"]) == 2
     assert "executor.rehearse=virtual" in capsys.readouterr().err
     assert cli.main(["rehearse", "--help"]) == 0
     assert "small.KEY=VALUE" in capsys.readouterr().out

@@ -222,7 +222,7 @@ def test_a_container_that_a_run_takes_while_the_question_is_asked_stays(
     with Setup(used, 0) as setup:
 
         def agreed(question: str) -> bool:
-            assert question == "remove these 3, " + question.split(", ")[1]
+            assert question == "remove all 3, " + question.split(", ")[1]
             wait_for(setup.step)
             return True
 

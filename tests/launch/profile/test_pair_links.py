@@ -105,7 +105,7 @@ def test_a_file_is_read_into_the_configuration_and_added_to(tmp_path: Path) -> N
         ("hgx: [", [], ": not YAML"),
         ("5", [], ": the file has no keys"),
         ("hgx: {gpu2: {gbit_per_s: 5}}", [], ": cluster.links.hgx.gpu2 has no counterpart"),
-        ("{}", ["+cluster.links={hgx: {hgx: {gbit_per_s: 5}}}"], " are both given; give only one of them"),
+        ("{}", ["+cluster.links={hgx: {hgx: {gbit_per_s: 5}}}"], " are both given; give only one"),
     ],
     ids=["no-file", "no-yaml", "no-keys", "no-table", "both"],
 )

@@ -96,7 +96,7 @@ def test_nothing_is_overwritten(folder: Path) -> None:
         profile(["import=theirs", "export=ours"])
     assert {path: path.read_text() for path in Path("ours").rglob("*") if path.is_file()} == before
     assert profile(["import=theirs", "profile=./q.yaml"]) == 0
-    with pytest.raises(TdppError, match=f"{NAMES[0]} exists; choose another name"):
+    with pytest.raises(TdppError, match=f"{NAMES[0]} already exists; choose another name"):
         profile(["import=theirs", "profile=./q.yaml"])
 
 
