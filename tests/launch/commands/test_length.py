@@ -92,7 +92,10 @@ def test_samples_need_no_data_and_iterations_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train.epochs=1", "parallel.global_batch_size=4096", "parallel.micro_batch_size=1"], "too few for one global batch"),
+        (
+            ["train.epochs=1", "parallel.global_batch_size=4096", "parallel.micro_batch_size=1"],
+            "too few for one global batch",
+        ),
         (["train.samples=7"], r"train.samples=7: that is 7 samples: too few for one global batch of 8"),
         (["train.epochs=2", "train.lr_warmup_iterations=100000"], r"less than train.iterations=\d+"),
     ],
