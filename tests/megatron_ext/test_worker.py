@@ -142,7 +142,7 @@ def test_a_killed_worker_takes_its_ranks_along(long_run: tuple[EngineRun, int]) 
     wait_for(run.run.metrics.exists)
     os.kill(worker, signal.SIGKILL)
     ended(worker)
-    wait_for(lambda: not any(alive(pid) for pid in pids(run).values()), seconds=5)
+    wait_for(lambda: not any(alive(pid) for pid in pids(run).values()))
 
 
 def test_a_stopped_rank_is_given_up_after_the_timeout_and_named_by_who_waited(
@@ -293,7 +293,7 @@ def a_child_from_before(seconds: float, code: int) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("seconds", "code"),
-    [(0.0, 3), (0.5, 0), (0.5, 3), (60.0, 3)],
+    [(0.0, 3), (0.5, 0), (0.5, 3), (300.0, 3)],
     ids=["failed-at-once", "ended-well-while-ranks-run", "failed-while-ranks-run", "failed-later"],
 )
 def test_a_child_that_it_did_not_start_says_nothing_of_its_ranks(
@@ -302,7 +302,7 @@ def test_a_child_that_it_did_not_start_says_nothing_of_its_ranks(
     run = engine_run("parallel.data=2", "parallel.pipeline=1", "train.iterations=2")
     before = time.monotonic()
     assert run.go(a_child_from_before(seconds, code)) == 0, run.stderr()
-    assert time.monotonic() - before < 30
+    assert time.monotonic() - before < 150
     assert run.metrics()[-1]["iteration"] == 2
     assert sorted(entry["rank"] for entry in json.loads(run.run.node_ranks("local-0").read_text())) == [0, 1]
 

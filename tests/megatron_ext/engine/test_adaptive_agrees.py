@@ -165,7 +165,7 @@ def test_token_weights_count_in_the_halves(tmp_path: Path) -> None:
 def test_batch_norm_has_the_statistics_of_one_process(tmp_path: Path) -> None:
     images = make_images(tmp_path, 32)
     own = [
-        *("model=resnet-tiny", "model.width=4", "model.image_size=32", "train.lr=1e-3", "train.comm_timeout_s=20"),
+        *("model=resnet-tiny", "model.width=4", "model.image_size=32", "train.lr=1e-3", "train.comm_timeout_s=120"),
         *("parallel.partition=null", "parallel.pipeline=1", "parallel.micro_batch_size=4", "train.adam_eps=1e-5"),
         *("parallel.global_batch_size=16", "train.samples=120", "train.iterations=null", "train.log_interval=1"),
         *(

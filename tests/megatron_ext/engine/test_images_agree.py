@@ -27,7 +27,7 @@ AUGMENT = (
 )
 BASE = (
     *("train.iterations=4", "train.log_interval=1", "train.lr=1e-3", "train.min_lr=1e-5", "train.clip_grad=0.5"),
-    *("train.lr_warmup_iterations=1", "train.comm_timeout_s=20", "parallel.global_batch_size=12"),
+    *("train.lr_warmup_iterations=1", "train.comm_timeout_s=120", "parallel.global_batch_size=12"),
     # Of keys the bias changes no attention, so that its gradient is rounding alone, which Adam would make steps of.
     *("parallel.partition=null", "train.adam_eps=1e-5"),
 )

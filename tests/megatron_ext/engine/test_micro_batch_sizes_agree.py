@@ -159,7 +159,7 @@ def test_token_weights_count_in_micro_batches_of_any_size_and_in_streams(
 def test_a_batch_norm_sees_the_micro_batches_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decide_in_turn(monkeypatch, IN_STREAMS)
     own = [
-        *("model=resnet-tiny", "model.width=4", "model.image_size=32", "train.lr=1e-3", "train.comm_timeout_s=20"),
+        *("model=resnet-tiny", "model.width=4", "model.image_size=32", "train.lr=1e-3", "train.comm_timeout_s=120"),
         *("parallel.partition=null", "parallel.pipeline=1", "parallel.data=2", "parallel.micro_batch_size=2"),
         *("parallel.global_batch_size=8", "train.samples=136", "train.iterations=null", "train.log_interval=1"),
         *("adapt.rule=similarity", "adapt.upper=64", "adapt.every=2", "train.lr_warmup_iterations=0"),

@@ -150,9 +150,9 @@ def test_a_rank_that_dies_meanwhile_is_told_at_once(
     engine_run: Callable[..., EngineRun], monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
     slow(rank, lambda: os.kill(os.getpid(), signal.SIGKILL), monkeypatch)
-    run = engine_run(*TWO, "train.comm_timeout_s=60")
+    run = engine_run(*TWO, "train.comm_timeout_s=300")
     start = time.monotonic()
     assert ended(run.start()) == 1
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 150
     causes = [(error["rank"], error["type"]) for error in run.errors() if not error["symptom"]]
     assert causes == [(rank, "Killed")]

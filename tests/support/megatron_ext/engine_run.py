@@ -29,7 +29,7 @@ VOCAB = 61
 TINY = (
     "model.layers=3 model.hidden=32 model.heads=4 model.sequence_length=24 "
     f"model.vocab_size={VOCAB} model.vocab_multiple=1 train.iterations=4 train.log_interval=1 train.lr=1e-3 "
-    "train.min_lr=1e-5 train.lr_warmup_iterations=1 train.comm_timeout_s=20 train.clip_grad=0.5 "
+    "train.min_lr=1e-5 train.lr_warmup_iterations=1 train.comm_timeout_s=120 train.clip_grad=0.5 "
     "parallel.global_batch_size=8 parallel.partition=null"
 ).split()
 

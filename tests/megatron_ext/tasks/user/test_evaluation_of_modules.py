@@ -44,7 +44,7 @@ def folded(folder: Path, shape: str, *overrides: str) -> EngineRun:
     words = [
         *("model=module", f"model.code={file}:net", "parallel=single", "parallel.global_batch_size=8"),
         *("parallel.micro_batch_size=4", "train.iterations=2", "train.log_interval=1", "train.eval_interval=1"),
-        *("train.lr_warmup_iterations=1", "train.comm_timeout_s=20"),
+        *("train.lr_warmup_iterations=1", "train.comm_timeout_s=120"),
     ]
     return make_run(folder / "run", Path("none"), *words, *overrides, base=())
 

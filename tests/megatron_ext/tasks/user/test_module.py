@@ -46,7 +46,7 @@ def module_run(folder: Path, name: str, *overrides: str, code: str = "", capture
             f"model.capture={str(captured if capture is None else capture).lower()}",
         ),
         *("train.iterations=4", "train.log_interval=1", "train.lr=1e-2", "train.min_lr=1e-5"),
-        *("train.lr_warmup_iterations=1", "train.comm_timeout_s=20", "train.clip_grad=0.5", "train.seed=7"),
+        *("train.lr_warmup_iterations=1", "train.comm_timeout_s=120", "train.clip_grad=0.5", "train.seed=7"),
         *("parallel=single", "parallel.global_batch_size=8", "parallel.micro_batch_size=2"),
     ]
     return make_run(folder, Path("none"), *words, *overrides, base=())

@@ -49,7 +49,7 @@ def own_run(folder: Path, *overrides: str, dropout: float = 0.0) -> EngineRun:
             "train.min_lr=1e-5",
             "train.lr_decay_iterations=4",
             "train.lr_warmup_iterations=1",
-            "train.comm_timeout_s=20",
+            "train.comm_timeout_s=120",
         ),
         *("train.clip_grad=0.5", "train.seed=7"),
         *("parallel=single", "parallel.global_batch_size=8", "parallel.micro_batch_size=2"),
