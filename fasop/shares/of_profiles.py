@@ -7,7 +7,7 @@ weights are handed out `sequential`ly. A profile without all-reduces has the tim
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 
@@ -45,10 +45,12 @@ class Solved:
     """Seconds with equal shares, and the micro-batch size that is then best."""
 
 
-def measured_cluster(experiment: Experiment, in_streams: bool = False) -> Cluster | None:
+def measured_cluster(
+    experiment: Experiment, in_streams: bool = False, read: Callable[[str], LayerProfile] = read_profile
+) -> Cluster | None:
     """The nodes of a run, as IIDP describes servers; None unless steps of its model are all that profiles have of it.
 
-    With `in_streams` each GPU can have as many workers as were measured.
+    With `in_streams` each GPU can have as many workers as were measured. `read` gives the profile of a name.
 
     Raises:
         ConfigError: a profile cannot be read.
@@ -60,7 +62,7 @@ def measured_cluster(experiment: Experiment, in_streams: bool = False) -> Cluste
     profiles: dict[str, LayerProfile] = {}
     for key in keys:
         name = cluster.gpus[key].profile
-        profile = None if name is None else read_profile(name)
+        profile = None if name is None else read(name)
         if profile is None or profile.costs or not any(steps.model == model for steps in profile.steps):
             return None
         profiles[key] = profile

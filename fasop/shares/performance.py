@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from math import log
+from typing import NamedTuple
 
 import numpy as np
 
+from fasop.costs.arrays import Floats
 from fasop.errors import SearchError
 from fasop.shares.public_files import Cluster, MeasuredGpu, Server
 
@@ -29,6 +31,7 @@ BUCKET_MIB = 25.0
 """PyTorch's capacity of a bucket."""
 UNEVEN = 1.5
 """Of a bucket's capacity, the mean size from which on the optimizer had better wait for all of them."""
+_OF_PACE = ("first_s", "more_s", "copy_s")
 
 
 class WeightSync(StrEnum):
@@ -44,9 +47,42 @@ class Pace:
 
     first_s: float
     more_s: float
+    copy_s: float = 0.0
+    """Of `first_s`, what each worker but the first adds by getting the weights."""
 
     def seconds(self, passes_before: int) -> float:
         return self.first_s + passes_before * self.more_s
+
+
+class InRounds(NamedTuple):
+    """Seconds of an iteration of one GPU."""
+
+    whole: float
+    passes: float
+    """Of these, the data and the passes of the micro-batches."""
+
+
+def in_rounds(by_workers: Sequence[Pace], workers: int, *halves: int) -> InRounds:
+    """With workers that take so many micro-batches in rounds, one half after the other. The last round of a half may
+    have fewer micro-batches, beside which the other workers are idle."""
+    passes, last = 0.0, workers
+    for count in halves:
+        full, left = divmod(count, workers)
+        passes += full * by_workers[workers - 1].more_s + (by_workers[left - 1].more_s if left else 0.0)
+        last = (left or workers) if count else last
+    end = by_workers[last - 1]
+    return InRounds(passes - end.more_s + end.first_s + (workers - last) * end.copy_s, passes)
+
+
+def seconds_in_rounds(by_workers: Sequence[Pace], workers: int, most: int) -> Floats:
+    """The same of 0, 1, … up to `most` micro-batches in one go; nobody takes 0."""
+    first_s, more_s, copy_s = (np.array([getattr(pace, key) for pace in by_workers]) for key in _OF_PACE)
+    counts = np.arange(1, most + 1)
+    left = counts % workers
+    last = np.where(left > 0, left, workers)
+    full = (counts - last) // workers
+    seconds = full * more_s[workers - 1] + first_s[last - 1] + (workers - last) * copy_s[last - 1]
+    return np.concatenate([[np.inf], seconds])
 
 
 def recommended(buckets_mib: Sequence[float]) -> WeightSync:
@@ -79,7 +115,7 @@ def paces(cluster: Cluster, server: Server, local_batch_size: int, sync: WeightS
         first_s = (
             data_s + largest.statistics_s * workers + forward_s + max(backward_s, sum(reduces[:-1])) + reduces[-1]
         ) + (largest.update_s + copy_s * (workers - 1)) * share
-        found.append(Pace(first_s, data_s + forward_s + backward_s))
+        found.append(Pace(first_s, data_s + forward_s + backward_s, copy_s * share))
     return found
 
 

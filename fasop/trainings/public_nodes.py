@@ -1,5 +1,5 @@
 """Servers that IIDP or JABAS profiled, with the exact division of every batch: local batch size, virtual workers and
-passes of accumulation may change with it, as they do there."""
+passes of accumulation may change with it, as they do there; or the workers of each GPU stay as they are given."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from dataclasses import replace
 from functools import cached_property
 from math import gcd
 
+from conf.errors import ConfigError
+from conf.schema.gpu_streams import AUTO, by_replica
 from conf.schema.partition import NodeOrder
 from fasop.errors import SearchError
 from fasop.partition.exact_shares import Units, least_time
-from fasop.shares.performance import Pace, WeightSync, all_reduces, paces
+from fasop.shares.performance import Pace, WeightSync, all_reduces, paces, seconds_in_rounds
 from fasop.shares.public_files import Cluster, Server
 from fasop.shares.solution import check_unit, seconds_by_number, sizes_of
 from fasop.trainings.node_set import NodeSet, total
 from megatron_ext.contract.adaptive.shares import Times
 from megatron_ext.contract.schedule.deal import Division
+
+Streams = Mapping[str, tuple[int, ...]]
+"""Workers that stay as they are, by server, then by unit of its GPUs."""
 
 
 class PublicNodes:
@@ -27,9 +32,11 @@ class PublicNodes:
     ways = None
     pipelined = False
 
-    def __init__(self, cluster: Cluster, sync: WeightSync, sizes: Sequence[int], unit: int) -> None:
-        """`sizes` are local batch sizes, of which the best is taken for each batch."""
-        self._cluster, self._sync, self._sizes, self._unit = cluster, sync, sizes, unit
+    def __init__(
+        self, cluster: Cluster, sync: WeightSync, sizes: Sequence[int], unit: int, streams: Streams | None = None
+    ) -> None:
+        """`sizes` are local batch sizes, of which the best is taken for each batch; `streams` None: so are workers."""
+        self._cluster, self._sync, self._sizes, self._unit, self._streams = cluster, sync, sizes, unit, streams
         self._step = step(sizes, unit)
         self._known: dict[int, float] = {}
         gpus = sum(server.gpus for server in cluster.servers)
@@ -53,24 +60,31 @@ class PublicNodes:
         total, left = divmod(batch, size * self._unit)
         if left:
             return math.inf
-        units = [Units(count, seconds_by_number(own, total)) for own, count in self._kinds[size]]
+        units = [
+            Units(count, seconds_by_number(own, total) if v is None else seconds_in_rounds(own, v, total))
+            for (own, v), count in self._kinds[size].items()
+        ]
         found = least_time(units, total)
         return math.inf if found is None else found.seconds
 
     @cached_property
-    def _kinds(self) -> dict[int, list[tuple[list[Pace], int]]]:
-        """By local batch size: the paces of units that are alike, and how many these are."""
+    def _kinds(self) -> dict[int, dict[tuple[tuple[Pace, ...], int | None], int]]:
+        """By local batch size: the paces of units that are alike and their workers, if these stay, and how many units
+        these are."""
         return {size: self._alike(size) for size in self._sizes}
 
-    def _alike(self, size: int) -> list[tuple[list[Pace], int]]:
-        counts: dict[tuple[Pace, ...], int] = {}
+    def _alike(self, size: int) -> dict[tuple[tuple[Pace, ...], int | None], int]:
+        counts: dict[tuple[tuple[Pace, ...], int | None], int] = {}
         of_kind: dict[Server, tuple[Pace, ...]] = {}
         for server in self._cluster.servers:
             kind = replace(server, name="", gpus=1)
             if kind not in of_kind:
                 of_kind[kind] = tuple(paces(self._cluster, server, size, self._sync))
-            counts[of_kind[kind]] = counts.get(of_kind[kind], 0) + server.gpus // self._unit
-        return [([*own], count) for own, count in counts.items()]
+            units = server.gpus // self._unit
+            for workers in (None,) * units if self._streams is None else self._streams[server.name]:
+                key = of_kind[kind], workers
+                counts[key] = counts.get(key, 0) + 1
+        return counts
 
 
 def step(sizes: Sequence[int], unit: int) -> int:
@@ -86,6 +100,7 @@ def node_sets(
     size: int | None,
     unit: int | None,
     prices: Mapping[str, float],
+    streams: Streams | None = None,
 ) -> list[NodeSet]:
     """Those of the orders, whose groups are named as `kinds_of` does; `prices` are by group, US dollars an hour.
 
@@ -93,7 +108,7 @@ def node_sets(
         SearchError: the local batch size was not measured, or a unit fits no server.
     """
     unit = unit_of(cluster, unit)
-    sizes, kinds = sizes_of(cluster, size), kinds_of(cluster)
+    sizes, kinds = sizes_with(cluster, size, streams), kinds_of(cluster, streams)
     found = []
     for order in orders:
         left = {name: iter(servers) for name, servers in kinds.items()}
@@ -103,7 +118,7 @@ def node_sets(
                 name=str(order),
                 gpus=sum(server.gpus for server in some.servers),
                 price_per_hour=total([prices.get(name) for name in order.groups]),
-                nodes=PublicNodes(some, sync, sizes, unit),
+                nodes=PublicNodes(some, sync, sizes, unit, streams),
             )
         )
     return found
@@ -120,21 +135,76 @@ def unit_of(cluster: Cluster, given: int | None) -> int:
     return unit
 
 
-def kinds_of(cluster: Cluster) -> dict[str, list[Server]]:
-    """Servers with the same GPUs and links, by the name of the first of them; their measured times may differ."""
-    kinds: dict[Server, list[Server]] = {}
+def streams_by_server(cluster: Cluster, text: str, unit: int) -> Streams | None:
+    """`parallel.streams`: workers of each GPU in the order of the servers, or one number for all; None: those that are
+    best for each batch.
+
+    Raises:
+        SearchError: they are none, not those of all GPUs, or differ within a unit.
+    """
+    if text == AUTO:
+        return None
+    gpus = sum(server.gpus for server in cluster.servers)
+    try:
+        each = iter(by_replica(text, gpus))
+    except ConfigError as error:
+        raise SearchError(str(error)) from error
+    found = {}
     for server in cluster.servers:
-        kinds.setdefault(replace(server, name="", measured_as=""), []).append(server)
+        own = [next(each) for _ in range(server.gpus)]
+        units = [own[first : first + unit] for first in range(0, server.gpus, unit)]
+        if any(len({*of_unit}) > 1 for of_unit in units):
+            raise SearchError(
+                f"parallel.streams={text}: {unit} GPUs of a server work alike (unit={unit}), but {server.name} gets "
+                f"{'-'.join(map(str, own))}; give them the same number, or use a smaller unit"
+            )
+        found[server.name] = tuple(of_unit[0] for of_unit in units)
+    return found
+
+
+def sizes_with(cluster: Cluster, given: int | None, streams: Streams | None) -> list[int]:
+    """Local batch sizes with which every GPU has room for its workers.
+
+    Raises:
+        SearchError: the given one was not measured, or there are none.
+    """
+    sizes = sizes_of(cluster, given)
+    if streams is None:
+        return sizes
+    short = {
+        size: [
+            (server, most)
+            for server in cluster.servers
+            if max(streams[server.name]) > (most := cluster.measured[size][server.measured_as].most_workers)
+        ]
+        for size in sizes
+    }
+    if not (fitting := [size for size, servers in short.items() if not servers]):
+        size, ((server, most), *_) = next(iter(short.items()))
+        raise SearchError(
+            f"parallel.streams gives {max(streams[server.name])} workers to a GPU of {server.name}, but with "
+            f"micro-batches of {size} its memory has room for {most}; give it fewer"
+        )
+    return fitting
+
+
+def kinds_of(cluster: Cluster, streams: Streams | None = None) -> dict[str, list[Server]]:
+    """Servers with the same GPUs, links and workers, by the name of the first of them; their measured times may
+    differ."""
+    kinds: dict[tuple[Server, tuple[int, ...]], list[Server]] = {}
+    for server in cluster.servers:
+        workers = () if streams is None else streams[server.name]
+        kinds.setdefault((replace(server, name="", measured_as=""), workers), []).append(server)
     return {servers[0].name: servers for servers in kinds.values()}
 
 
-def whole_order(cluster: Cluster) -> NodeOrder:
+def whole_order(cluster: Cluster, streams: Streams | None = None) -> NodeOrder:
     """Of all servers, by the names of their kinds.
 
     Raises:
         SearchError: a server has a name that no node order can have.
     """
-    counts = {name: len(servers) for name, servers in kinds_of(cluster).items()}
+    counts = {name: len(servers) for name, servers in kinds_of(cluster, streams).items()}
     if strange := [name for name in counts if any(sign in name for sign in "+*,: ")]:
         raise SearchError(f"available_servers: {strange[0]!r} cannot name servers in a node order; use no '+*,:' in it")
     return NodeOrder.of(counts)

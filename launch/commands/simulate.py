@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 USAGE = f"""usage: tdpp simulate [GROUP=CHOICE ...] [KEY=VALUE ...] [noise=…] [nodes=NODES,...] [epoch=N]
                      [elastic=time|dollars] [restart_s=N] [profile=NAME] [csv=FILE] [page=FILE] [--json]
        tdpp simulate iidp=FILE train.epochs=N epoch=N [adapt.KEY=VALUE ...] [parallel.global_batch_size=N]
-                     [parallel.micro_batch_size=N] [train.overlap_optimizer=auto|true|false] [unit=N]
-                     [prices=SERVER:DOLLARS,...] ...
+                     [parallel.micro_batch_size=N] [parallel.streams=auto|3*4-1*4] [unit=N]
+                     [train.overlap_optimizer=auto|true|false] [prices=SERVER:DOLLARS,...] ...
 
 Simulates a whole training with the controller that adapts a run's batch (adapt.…), on every number of nodes of the
 cluster. Shows how long each training takes, what it costs, and which nodes are fastest and cheapest. GROUP, KEY and

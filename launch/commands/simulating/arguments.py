@@ -102,6 +102,7 @@ WORDS: Mapping[str, Reader[Any]] = {
 OF_PUBLIC: Mapping[str, Reader[Any]] = {
     "parallel.global_batch_size": whole,
     "parallel.micro_batch_size": whole,
+    "parallel.streams": str,
     "train.overlap_optimizer": one_of(Overlap),
     "train.epochs": whole,
     "train.samples": whole,

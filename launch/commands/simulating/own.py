@@ -11,12 +11,9 @@ from conf.schema.adapt import Rule
 from conf.schema.elastic import Elastic
 from conf.schema.experiment import Experiment
 from conf.schema.partition import NodeOrder
-from fasop.costs.doubts import doubts
 from fasop.errors import SearchError
-from fasop.simulation.predict import planned
-from fasop.simulation.ranks.rank_durations import basis
 from fasop.trainings.node_set import NodeSet, orders
-from fasop.trainings.placed_nodes import node_sets
+from fasop.trainings.placed_nodes import node_sets, times_of
 from fasop.trainings.play import Training
 from launch.commands.decided import decided
 from launch.commands.length import with_length
@@ -55,11 +52,10 @@ def simulated(args: Arguments) -> Simulated:
         experiment = replace(experiment, cluster=profiled(experiment.cluster, args.profile))
     samples, epoch = _length(experiment, args.epoch or experiment.elastic.epoch)
     wanted = _orders(experiment, args.nodes)
-    sets, refused = node_sets(experiment, wanted)
+    times = times_of(experiment)
+    sets, refused = node_sets(experiment, wanted, times)
     parallel, adapt = experiment.parallel, experiment.adapt
-    placed = planned(experiment)
-    notes = [chosen] if chosen is not None else []
-    notes += doubts(placed.training, sorted(placed.kinds, key=lambda kind: kind.name), {basis(placed)})
+    notes = [*([chosen] if chosen is not None else []), *times.notes]
     return Simulated(
         training=Training(
             adapt=adapt.planned(parallel.global_batch_size),

@@ -9,14 +9,22 @@ from conf.compose import compose_unchecked, to_object
 from conf.reading.values import own_words
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.schema.adapt import Adapt, Rule
+from conf.schema.gpu_streams import AUTO
 from fasop.errors import SearchError
 from fasop.shares.json_files import of_word
 from fasop.shares.performance import WeightSync, recommended
 from fasop.shares.public_files import read_adaptation, read_cluster
-from fasop.shares.solution import sizes_of
 from fasop.trainings.node_set import orders
 from fasop.trainings.play import Training
-from fasop.trainings.public_nodes import kinds_of, node_sets, step, unit_of, whole_order
+from fasop.trainings.public_nodes import (
+    kinds_of,
+    node_sets,
+    sizes_with,
+    step,
+    streams_by_server,
+    unit_of,
+    whole_order,
+)
 from launch.commands.searching.shares import Overlap
 from launch.commands.simulating.arguments import OF_PUBLIC, Arguments
 from launch.commands.simulating.own import Simulated
@@ -44,7 +52,9 @@ def simulated(args: Arguments, file: Path) -> Simulated:
             f"adapt.rule=similarity or noise"
         )
     size = given.get("parallel.micro_batch_size")
-    unit, sizes = unit_of(cluster, args.unit), sizes_of(cluster, size)
+    unit = unit_of(cluster, args.unit)
+    streams = streams_by_server(cluster, given.get("parallel.streams", AUTO), unit)
+    sizes = sizes_with(cluster, size, streams)
     step_size = step(sizes, unit)
     if batch % (2 * step_size):
         near = batch // (2 * step_size) * 2 * step_size
@@ -58,14 +68,14 @@ def simulated(args: Arguments, file: Path) -> Simulated:
             f"parallel.global_batch_size={batch}, with which the training starts, must lie between adapt.lower={lower} "
             f"and adapt.upper={upper}"
         )
-    whole = whole_order(cluster)
+    whole = whole_order(cluster, streams)
     for order in args.nodes:
         for name in order.groups:
             if order.groups.count(name) > whole.groups.count(name):
                 raise SearchError(f"nodes={order}: {file} has {whole}; give at most that many of each")
-    prices = args.prices or {}
-    if unknown := [name for name in prices if name not in kinds_of(cluster)]:
-        raise SearchError(f"prices={unknown[0]}:…: the kinds of servers are {', '.join(kinds_of(cluster))}")
+    prices, kinds = args.prices or {}, kinds_of(cluster, streams)
+    if unknown := [name for name in prices if name not in kinds]:
+        raise SearchError(f"prices={unknown[0]}:…: the kinds of servers are {', '.join(kinds)}")
     sync = {
         Overlap.auto: recommended(cluster.buckets_mib),
         Overlap.true: WeightSync.overlap,
@@ -81,7 +91,7 @@ def simulated(args: Arguments, file: Path) -> Simulated:
         ),
         own=str(whole),
         epoch=args.epoch,
-        node_sets=node_sets(cluster, sync, args.nodes or orders(whole), size, args.unit, prices),
+        node_sets=node_sets(cluster, sync, args.nodes or orders(whole), size, args.unit, prices, streams),
         refused={},
         notes=[],
         runs_dir=given.get("runs_dir", usual_runs_dir()),

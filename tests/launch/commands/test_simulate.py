@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
+from fasop.shares.performance import WeightSync, paces
+from fasop.shares.public_files import read_cluster
 from fasop.simulation.predict import predict
 from launch.cli import main
 from tests.support.fasop import quickstart
@@ -133,6 +135,27 @@ def test_servers_of_jabas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert adapted["quickest"] == "node0+node1"
     assert adapted["trainings"][0]["seconds"] < both["seconds"]
     assert adapted["trainings"][0]["epochs"][-1]["batch"] > 1000
+
+
+def test_servers_of_iidp_with_given_streams(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = quickstart.write(tmp_path)
+    words = (f"iidp={file}", "train.samples=512000", "parallel.global_batch_size=512", "parallel.micro_batch_size=32")
+
+    def seconds(*more: str) -> dict[str, float]:
+        return {one["nodes"]: one["seconds"] for one in answered(capsys, *words, "adapt.rule=none", *more)["trainings"]}
+
+    free, solved, single = seconds(), seconds("parallel.streams=3*4-1*4"), seconds("parallel.streams=1")
+    assert free == seconds("parallel.streams=auto")
+    assert solved["node0+node1"] == pytest.approx(1000 * 0.30033, rel=1e-4)  # by IIDP's own answer
+    assert solved["node0+node1"] == free["node0+node1"] < single["node0+node1"]
+    (servers,) = (cluster.servers for cluster in [read_cluster(file)])
+    of = [paces(read_cluster(file), server, 32, WeightSync.overlap)[0] for server in servers]
+    least = min(max(of[0].seconds(n - 1), of[1].seconds(4 - n - 1)) for n in (1, 2, 3))
+    assert single["node0+node1"] == pytest.approx(1000 * least, rel=1e-12)
+    assert main(["simulate", *words, "parallel.streams=3-1*7"]) != 0
+    assert "node0 gets 3-1-1-1" in capsys.readouterr().err
+    assert main(["simulate", *words, "parallel.streams=8"]) != 0
+    assert "has room for 4; give it fewer" in capsys.readouterr().err
 
 
 WRONG = [
