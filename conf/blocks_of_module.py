@@ -16,8 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf.errors import ConfigError
 from conf.schema.experiment import Experiment
-from conf.schema.model import Family, Model, check_code
+from conf.schema.model import Model, check_code
 from conf.schema.parallel import AUTO
+from conf.schema.values.architectures import Family
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.models.model import ALL_COUNTED, IMAGES, MODULE
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from conf.schema.ranges import MOST_LAYERS
+from conf.schema.values.ranges import MOST_LAYERS
 from megatron_ext.contract.models.images import counted_blocks
 from megatron_ext.contract.models.model import ALL_COUNTED, DEPTHS, IMAGES, SIZES, ModelConfig, lacking, needed
 

@@ -22,7 +22,7 @@ from omegaconf import MISSING
 from conf.reading.own_folders import groups
 from conf.reading.user_files import choices
 from conf.schema.experiment import Experiment
-from conf.schema.ranges import RANGES
+from conf.schema.values.ranges import RANGES
 
 _NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 _PLURALS = {str: "texts", Any: "tables"}

@@ -44,6 +44,14 @@ FLOORS = {
         ),
         "completions defaults_taken reference",
     ],
+    "conf/schema": [
+        "values",
+        "config_class",
+        "adapt cluster data elastic engine executor model notify parallel profile trackers train",
+        "containers",
+        "rules",
+        "experiment",
+    ],
     "megatron_ext": [
         *("contract", "timeline", "data", "parallel", "tasks", "engine", "checkpoints", "inference measuring learning"),
         *("node", "train", "worker", "doctor profile hf schedule blocks translate"),

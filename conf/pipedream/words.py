@@ -15,7 +15,8 @@ from conf.pipedream.placement import Placement
 from conf.pipedream.reading import Reading
 from conf.reading.hydra_words import in_word
 from conf.reading.user_files import choices
-from conf.schema.model import Family, Model
+from conf.schema.model import Model
+from conf.schema.values.architectures import Family
 from megatron_ext.contract.models.model import IMAGES, TRANSLATION
 
 WORD = "pipedream="

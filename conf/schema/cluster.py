@@ -11,8 +11,8 @@ from omegaconf import MISSING
 
 from conf.errors import ConfigError
 from conf.reading.own_folders import is_file
-from conf.schema import environment, links, ranges
 from conf.schema.config_class import config
+from conf.schema.values import environment, links, ranges
 
 CPU = "CPU"
 """The name of what is no GPU, or the first word of it."""
@@ -98,7 +98,7 @@ class Cluster:
     """Groups of identical nodes, each under a name that you choose."""
     links: dict[str, Any] = field(default_factory=dict)
     """Links between pairs of groups that differ from the groups' own figures: a table with the sending group as the row
-    and the receiving group as the column (`conf.schema.links`)."""
+    and the receiving group as the column (`conf.schema.values.links`)."""
     links_file: str | None = None
     """A YAML file with that table, as `tdpp profile` writes it. After reading, the table is in `links`."""
     environment: dict[str, str] = field(default_factory=dict)

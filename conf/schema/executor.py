@@ -6,9 +6,9 @@ from dataclasses import field
 from enum import StrEnum
 
 from conf.errors import ConfigError
-from conf.schema import ranges
 from conf.schema.config_class import config
-from conf.schema.hosts import Host, hosts
+from conf.schema.values import ranges
+from conf.schema.values.hosts import Host, hosts
 
 
 class ExecutorKind(StrEnum):

@@ -10,24 +10,16 @@ from typing import Any
 from omegaconf import MISSING
 
 from conf.errors import ConfigError
-from conf.schema import ranges
 from conf.schema.config_class import config
-from conf.schema.divisors import divides
+from conf.schema.values import ranges
+from conf.schema.values.architectures import Family, Normalization, PositionEmbedding
+from conf.schema.values.divisors import divides
 from megatron_ext.contract.models.images import counted_blocks, depths_of, smallest_image
 from megatron_ext.contract.models.model import (
-    ALEXNET,
     ALL_COUNTED,
-    AWD_LM,
-    BERT,
     DEPTHS,
-    GNMT,
-    GPT,
     IMAGES,
-    LAYER_NORM,
-    LEARNED,
     MEASURED,
-    MODULE,
-    NO_POSITIONS,
     OF_TRANSFORMERS,
     ONLY_OF,
     OPTIONS,
@@ -35,17 +27,7 @@ from megatron_ext.contract.models.model import (
     POSITIONS,
     POSITIONS_OF,
     RECURRENT,
-    RESNET,
-    RMS_NORM,
-    ROTARY,
-    S2VT,
-    SINUSOIDAL,
     SIZES,
-    T2T_VIT,
-    T5,
-    TRANSFORMER,
-    VGG,
-    VIT,
     WITHOUT_ATTENTION,
     ModelConfig,
     lacking,
@@ -55,55 +37,6 @@ from megatron_ext.contract.models.parameters import parameter_count
 
 MOST_BLOCKS = 10_000
 """Of a module."""
-
-
-class Family(StrEnum):
-    """What a model is made of, and what it learns (docs/models.md)."""
-
-    gpt = GPT
-    """A decoder that predicts the next token; with Llama's options, a Llama."""
-    bert = BERT
-    """An encoder that predicts masked tokens, and whether two sentences follow each other."""
-    t5 = T5
-    """An encoder and a decoder, which predicts the spans that were cut out of the encoder's tokens."""
-    transformer = TRANSFORMER
-    """An encoder and a decoder of attention, which translates sentences (docs/translation.md)."""
-    gnmt = GNMT
-    """The same with LSTMs."""
-    awd_lm = AWD_LM
-    """LSTMs that predict the next token, the AWD-LSTM."""
-    s2vt = S2VT
-    """LSTMs that read the frames of a video and describe it (docs/videos.md)."""
-    vit = VIT
-    """A transformer over the patches of an image that classifies it (docs/images.md), like the next four."""
-    t2t_vit = T2T_VIT
-    """The same over tokens that are joined step by step (Tokens-to-Token ViT)."""
-    resnet = RESNET
-    """Bottlenecks of convolutions with batch norms, such as ResNet-50."""
-    vgg = VGG
-    """Stages of convolutions and three linear layers, such as VGG-16."""
-    alexnet = ALEXNET
-    """Five convolutions and three linear layers."""
-    module = MODULE
-    """A module from your own Python file (docs/your-model.md)."""
-
-
-class Normalization(StrEnum):
-    """Of the inputs of attention, MLP and head."""
-
-    LayerNorm = LAYER_NORM
-    RMSNorm = RMS_NORM
-
-
-class PositionEmbedding(StrEnum):
-    """How a model knows where a token stands."""
-
-    learned_absolute = LEARNED
-    rope = ROTARY
-    """Rotary: queries and keys are rotated by an angle."""
-    none = NO_POSITIONS
-    sinusoidal = SINUSOIDAL
-    """For transformer only: sines and cosines, added to embeddings that are scaled by the square root of hidden."""
 
 
 @config

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
 from conf.errors import ConfigError
-from conf.schema import gpu_streams, ranges, streams
 from conf.schema.config_class import config
-from conf.schema.partition import Shares, in_runs, numbers_in
+from conf.schema.values import gpu_streams, ranges
+from conf.schema.values.depth import check_depth, depth_in
+from conf.schema.values.partition import Shares, in_runs, numbers_in
+from conf.schema.values.schedules import Recompute, Schedule, Semantics
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.schedule.streams import Stream
 
@@ -23,63 +24,6 @@ else:
 
 AUTO = "auto"
 """In the place of a value that the least predicted time of an iteration is to choose."""
-
-
-class Schedule(StrEnum):
-    """In which order a stage takes its forward and backward passes (megatron_ext/contract/schedule/schedules.py)."""
-
-    gpipe = "gpipe"
-    """All forward, then all backward."""
-    one_f_one_b = "one_f_one_b"
-    """1F1B: one forward, one backward pass in turn. A stage holds at most one micro-batch more than there are stages
-    after it."""
-    interleaved = "interleaved"
-    """Interleaved 1F1B over several chunks of the model per stage: a smaller bubble for more messages and memory."""
-    zb_h1 = "zb_h1"
-    """1F1B that computes weight gradients where it would wait (ZB-H1): a smaller bubble; no stage holds more than the
-    first one."""
-    model_parallel = "model_parallel"
-    """No overlap: a micro-batch passes through all stages and back before the next one starts. Never the fastest."""
-    pipedream = "pipedream"
-    """1F1B without a flush: stages update their weights independently and keep older versions of them."""
-
-    @property
-    def label(self) -> str:
-        """The schedule's name in the literature, for tables, sentences and pages; files keep the key."""
-        return _LABELS[self]
-
-
-_LABELS = {
-    Schedule.gpipe: "GPipe",
-    Schedule.one_f_one_b: "1F1B",
-    Schedule.interleaved: "interleaved 1F1B",
-    Schedule.zb_h1: "ZB-H1",
-    Schedule.model_parallel: "model parallelism",
-    Schedule.pipedream: "PipeDream",
-}
-
-
-class Semantics(StrEnum):
-    """Which version of a stage's weights a micro-batch meets (megatron_ext/contract/schedule/streams.py)."""
-
-    stashing = "stashing"
-    """The newest version at the forward pass; the backward pass uses the same one."""
-    vertical = "vertical"
-    """Versions that have learned from the same micro-batches on all stages, in both passes."""
-    latest = "latest"
-    """The newest version in each pass: no memory for versions, but inexact gradients."""
-    two = "two"
-    """The version before the newest, in both passes (PipeDream-2BW); needs an `update_every` of at least the depth."""
-
-
-class Recompute(StrEnum):
-    """Which activations are computed again in the backward pass, to save their memory."""
-
-    none = "none"
-    selective = "selective"
-    """Only the attention core."""
-    full = "full"
-    """Everything except each layer's input."""
 
 
 @config
@@ -153,7 +97,7 @@ class Parallel:
         """How micro-batches stream through the stages; None with a schedule that flushes."""
         if self.schedule is not Schedule.pipedream or self.schedule_file is not None:
             return None
-        depth = None if self.depth is None else streams.depth_in(self.depth)
+        depth = None if self.depth is None else depth_in(self.depth)
         return Stream(self.layout.replicas, str(self.semantics), self.update_every, depth)
 
     @property
@@ -403,7 +347,7 @@ def _check_stream(parallel: Parallel) -> None:
             f"parallel.tensor={parallel.tensor} cannot be combined with parallel.schedule=pipedream and "
             f"parallel.replicas={parallel.replicas}: use parallel.tensor=1, or as many replicas in all stages"
         )
-    streams.check_depth(parallel.stream)
+    check_depth(parallel.stream)
 
 
 def check_data_parallel(parallel: Parallel, streams: str, none: str) -> None:

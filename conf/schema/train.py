@@ -6,8 +6,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from conf.errors import ConfigError
-from conf.schema import ranges
 from conf.schema.config_class import config
+from conf.schema.values import ranges
 from megatron_ext.contract.goal import METRICS, Best, Target
 from megatron_ext.contract.train_config import DECAYING, EVALUATING, KINDS, ONLY_WITH, OPTIONS
 

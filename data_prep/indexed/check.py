@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from conf.schema.experiment import EngineKind, Experiment
-from conf.schema.model import Family
+from conf.schema.values.architectures import Family
 from data_prep.errors import DataPrepError
 from data_prep.indexed.manifest import TOKENIZER, Manifest, is_true, read_manifest, same_vocabulary
 from megatron_ext.contract.errors import DataError

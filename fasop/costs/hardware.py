@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 from conf.schema.config_class import config
 from conf.schema.experiment import Cluster, Gpu, NodeGroup
-from conf.schema.links import PairLink, pairs
+from conf.schema.values.links import PairLink, pairs
 from fasop.costs.profile import LayerProfile, read_profile
 from fasop.errors import SearchError
 

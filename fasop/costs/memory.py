@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.schema.experiment import Precision, Recompute, Schedule
-from conf.schema.model import Family
+from conf.schema.values.architectures import Family
 from fasop.costs.blocks import blocks_of
 from fasop.costs.measured_module import MeasuredBlock, MeasuredModule
 from fasop.costs.network.links import Number

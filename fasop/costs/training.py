@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from conf.schema.experiment import Engine, EngineKind, Experiment, Model, Parallel, Precision, Schedule
-from conf.schema.partition import Partition
+from conf.schema.values.partition import Partition
 from fasop.costs.blocks import Blocks, blocks_of
 from fasop.costs.hardware import NodeKind
 from fasop.costs.measured_module import MeasuredModule, between

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from conf.schema.experiment import Recompute, Schedule
-from conf.schema.partition import Partition
+from conf.schema.values.partition import Partition
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Time, layer_times
 from fasop.costs.measured_module import MeasuredModule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from conf.schema.partition import Partition
+from conf.schema.values.partition import Partition
 from fasop.costs.arrays import Floats, Integers
 from fasop.partition.least_sum import amp_of_unlike
 from fasop.simulation.pipelines import Pipelines

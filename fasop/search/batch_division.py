@@ -16,7 +16,7 @@ import numpy as np
 from conf.errors import ConfigError
 from conf.schema.experiment import EngineKind, Experiment
 from conf.schema.parallel import Parallel
-from conf.schema.partition import Shares
+from conf.schema.values.partition import Shares
 from fasop.costs.layers import Basis
 from fasop.costs.training import PlacedTraining
 from fasop.errors import SearchError

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from conf.schema.experiment import Schedule
-from conf.schema.partition import Shares
+from conf.schema.values.partition import Shares
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes

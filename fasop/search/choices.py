@@ -12,8 +12,8 @@ from typing import Any
 
 from conf.reading.values import NoValue, Reader, flag, one_of, read, several, whole
 from conf.schema.experiment import Engine, EngineKind, Model, Parallel, Recompute, Schedule, Train
-from conf.schema.megatron_lm import SCHEDULES
 from conf.schema.parallel import AUTO
+from conf.schema.rules.megatron_lm import SCHEDULES
 from fasop.costs.blocks import blocks_of
 from fasop.errors import SearchError
 from megatron_ext.contract.models.model import RECURRENT
@@ -88,7 +88,7 @@ def _that_matter(values: Sequence[bool], matters: bool) -> Sequence[bool]:
 
 
 def runnable(engine: Engine, train: Train, model: Model) -> Choices:
-    """All that can be run with these parts of a configuration (conf/schema/experiment.py), and that is predicted."""
+    """All that can be run with these parts of a configuration (conf/schema/rules/), and that is predicted."""
     megatron_lm = engine.kind is EngineKind.megatron_lm
     schedules = tuple(
         schedule

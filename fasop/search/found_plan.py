@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from conf.errors import ConfigError
-from conf.schema.partition import Partition
+from conf.schema.values.partition import Partition
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conf.schema.partition import NodeOrder
+from conf.schema.values.partition import NodeOrder
 from fasop.search.plan import Plan, price_per_hour
 
 ALIKE = 5e-4

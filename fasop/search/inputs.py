@@ -19,7 +19,7 @@ from conf.compose import compose_unchecked, to_object
 from conf.defaults_taken import SEARCHED, defaults_taken
 from conf.errors import ConfigError
 from conf.schema.experiment import Cluster, Engine, Experiment, Model, Parallel, Train
-from conf.schema.model import Family
+from conf.schema.values.architectures import Family
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
 from fasop.costs.profile import name_of

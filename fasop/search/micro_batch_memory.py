@@ -9,7 +9,7 @@ from functools import cache, partial
 from math import inf
 
 from conf.schema.experiment import Experiment, Precision
-from conf.schema.parallel import Recompute
+from conf.schema.values.schedules import Recompute
 from fasop.costs.hardware import NodeKind
 from fasop.costs.profile import LayerProfile, read_profile
 from fasop.costs.training import PlacedTraining

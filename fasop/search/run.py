@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from conf.schema.partition import Partition
+from conf.schema.values.partition import Partition
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
 from fasop.partition.exact import proved

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.schema.experiment import Parallel
-from conf.schema.partition import NodeOrder, Partition
+from conf.schema.values.partition import NodeOrder, Partition
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis

@@ -14,8 +14,8 @@ from itertools import chain
 
 import numpy as np
 
-from conf.schema.parallel import Schedule
-from conf.schema.partition import NodeOrder, Partition, Shares
+from conf.schema.values.partition import NodeOrder, Partition, Shares
+from conf.schema.values.schedules import Schedule
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.by_replica import parts

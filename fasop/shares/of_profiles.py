@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 
 from conf.schema.experiment import Experiment
-from conf.schema.partition import in_runs
+from conf.schema.values.partition import in_runs
 from fasop.costs.arrays import Floats
 from fasop.costs.profile import LayerProfile, read_profile
 from fasop.costs.steps import Steps

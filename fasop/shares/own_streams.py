@@ -16,7 +16,7 @@ import numpy as np
 
 from conf.errors import ConfigError
 from conf.schema.parallel import AUTO, Parallel
-from conf.schema.partition import Shares, in_runs
+from conf.schema.values.partition import Shares, in_runs
 from fasop.costs.arrays import Floats
 from fasop.costs.layers import Basis
 from fasop.costs.stream_rates import stream_rates

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from conf.schema.experiment import Experiment, Parallel
-from conf.schema.links import only
+from conf.schema.values.links import only
 from fasop.costs.calibration import Calibration
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from conf.schema.partition import NodeOrder
+from conf.schema.values.partition import NodeOrder
 from fasop.trainings.play import Nodes
 
 MOST = 300

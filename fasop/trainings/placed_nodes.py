@@ -10,7 +10,7 @@ from conf.errors import ConfigError
 from conf.schema.elastic import Elastic
 from conf.schema.experiment import Experiment
 from conf.schema.parallel import AUTO, Parallel
-from conf.schema.partition import NodeOrder, Shares, in_runs
+from conf.schema.values.partition import NodeOrder, Shares, in_runs
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
 from fasop.search.batch_division import provisional

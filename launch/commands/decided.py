@@ -13,7 +13,7 @@ from conf.compose import to_experiment, to_object, with_known_keys
 from conf.errors import ConfigError
 from conf.schema.experiment import Experiment
 from conf.schema.parallel import AUTO, Parallel
-from conf.schema.partition import Shares, in_runs
+from conf.schema.values.partition import Shares, in_runs
 
 if TYPE_CHECKING:
     from fasop.search.batch_division import Division

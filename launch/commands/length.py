@@ -12,7 +12,7 @@ from pathlib import Path
 from conf.blocks_of_module import asked_of, can_look, samples_of_module
 from conf.schema.adapt import Rule
 from conf.schema.experiment import ContainerKind, Experiment
-from conf.schema.model import Family
+from conf.schema.values.architectures import Family
 from launch.errors import LaunchError
 
 

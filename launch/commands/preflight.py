@@ -9,8 +9,8 @@ from pathlib import Path
 from conf.blocks_of_module import asked_of, blocks_of, can_look
 from conf.errors import TdppError
 from conf.schema.experiment import ContainerKind, Experiment, Rehearse
-from conf.schema.model import Family
 from conf.schema.train import LrPolicy, Train
+from conf.schema.values.architectures import Family
 from launch.commands.length import readable, samples_in_split, with_length
 from launch.errors import LaunchError
 from megatron_ext.contract.goal import BLEU, SPLIT, names_metric

@@ -19,8 +19,8 @@ from conf.blocks_of_module import can_look, count_blocks
 from conf.compose import compose, compose_unchecked, to_object
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Cluster, Executor, Experiment, Model, Rehearse
-from conf.schema.links import FILE
-from conf.schema.model import Family
+from conf.schema.values.architectures import Family
+from conf.schema.values.links import FILE
 from fasop.costs.doubts import profile_doubts
 from fasop.costs.profile import LayerProfile, Links, name_of, profile_path
 from launch.commands import writing

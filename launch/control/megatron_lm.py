@@ -1,6 +1,7 @@
 """Starting Megatron-LM (`engine=megatron_lm`): torchrun on every node, pretrain_gpt.py on every rank.
 
-Option names are those of Megatron-LM core_v0.19.0. What Megatron-LM cannot do is refused in `conf.schema.megatron_lm`.
+Option names are those of Megatron-LM core_v0.19.0. What Megatron-LM cannot do is refused in
+`conf.schema.rules.megatron_lm`.
 """
 
 from __future__ import annotations

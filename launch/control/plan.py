@@ -136,7 +136,7 @@ def _decay(experiment: Experiment) -> int:
         return train.lr_decay_iterations
     if experiment.adapt.rule is Rule.none:
         return train.last_iteration
-    assert train.samples is not None, "checked by conf.schema.adapt"
+    assert train.samples is not None, "checked by conf.schema.rules.adaptation"
     return max(1, train.samples // experiment.parallel.global_batch_size)
 
 
@@ -197,7 +197,7 @@ def _noise(experiment: Experiment) -> list[NoisePoint] | None:
         return None
     from fasop.trainings.noise import NUMBERS, of_numbers, read_csv  # numpy is slow to import
 
-    assert samples is not None, "checked by conf.schema.adapt"
+    assert samples is not None, "checked by conf.schema.rules.adaptation"
     found = of_numbers(text, samples) if NUMBERS.fullmatch(text) else read_csv(Path(text))
     return [NoisePoint(*point) for point in zip(found.samples, found.scales, strict=True)]
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from conf.run_folder.rundir import RunDir
 from conf.schema.adapt import Rule
 from conf.schema.elastic import Elastic
-from conf.schema.experiment import Engine, ExecutorKind, Experiment, Profile
+from conf.schema.experiment import Engine, ExecutorKind, Experiment
+from conf.schema.profile import Profile
 from launch.control.follow import tidy
 from launch.control.stop import is_over, stop
 from launch.files.records import Submitted

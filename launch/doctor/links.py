@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from conf.schema.experiment import Experiment
-from conf.schema.links import KEY, pairs
+from conf.schema.values.links import KEY, pairs
 from fasop.costs.network.link_doubts import link_doubts
 from fasop.costs.network.links import transfer_s
 from fasop.costs.sizes import activation_bytes

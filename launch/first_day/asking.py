@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from conf.schema.hosts import hosts
+from conf.schema.values.hosts import hosts
 from launch.errors import LaunchError
 from launch.first_day import gpu_kinds, slurm_nodes
 from launch.first_day.found import CPU_GBIT_PER_S, Found, FoundGroup

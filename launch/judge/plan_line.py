@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conf.schema.partition import NodeOrder, Partition
+from conf.schema.values.partition import NodeOrder, Partition
 from launch.screen.text import plural
 from megatron_ext.contract.plan import Plan
 

@@ -16,8 +16,8 @@ from conf.errors import TdppError
 from conf.reading.user_files import config_dirs
 from conf.schema.adapt import Rule
 from conf.schema.experiment import Data, Experiment, Model, Parallel, Recompute, Schedule, Train
-from conf.schema.parallel import Semantics
-from conf.schema.partition import Partition
+from conf.schema.values.partition import Partition
+from conf.schema.values.schedules import Semantics
 from launch.errors import LaunchError
 from megatron_ext.contract.goal import BLEU, names_metric
 

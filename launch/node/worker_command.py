@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from conf.run_folder.rundir import RunDir
-from conf.schema.partition import Partition
+from conf.schema.values.partition import Partition
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import NODE_RANK, START
 

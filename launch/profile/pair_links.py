@@ -1,4 +1,4 @@
-"""What messages between nodes took, as a table of pairs of node groups: `cluster.links` (`conf.schema.links`)."""
+"""What messages between nodes took, as a table of pairs of node groups for `cluster.links`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from conf.reading.writable import why_not_writable, write_whole
-from conf.schema.links import KEY, from_file
+from conf.schema.values.links import KEY, from_file
 from launch.errors import LaunchError
 from launch.profile.arguments import Arguments
 from launch.profile.findings import Found, medians

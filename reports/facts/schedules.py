@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conf.schema.parallel import Schedule
+from conf.schema.values.schedules import Schedule
 
 
 def schedule_name(key: str) -> str:

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from html import escape
 
-from conf.schema.partition import Partition
+from conf.schema.values.partition import Partition
 from megatron_ext.contract.models.model import GPT, RECURRENT
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from reports.facts.schedules import schedule_name

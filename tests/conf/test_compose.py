@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from conf.compose import compose, config_text, read_experiment
 from conf.errors import ConfigError
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, Het
-from conf.schema.partition import Partition
+from conf.schema.values.partition import Partition
 from tests.support import ROOT, composing
 
 EXPERIMENT = compose()

@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 
 from conf.compose import compose_unchecked
 from conf.reference import found, markdown, parts
-from conf.schema.ranges import RANGES
+from conf.schema.values.ranges import RANGES
 from launch.cli import main
 from tests.support import ROOT
 

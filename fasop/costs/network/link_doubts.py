@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 
 from conf.schema.experiment import NodeGroup
-from conf.schema.links import KEY, PairLink
+from conf.schema.values.links import KEY, PairLink
 
 OTHER = 2.0
 """By how many times directions may differ, or a pair may be faster than its groups' own links."""

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from conf.schema.experiment import NodeGroup
-from conf.schema.links import PairLink
+from conf.schema.values.links import PairLink
 
 if TYPE_CHECKING:
     from numpy import float64

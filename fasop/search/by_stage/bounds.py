@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema.parallel import Schedule
+from conf.schema.values.schedules import Schedule
 from fasop.costs import overlap, sizes
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind

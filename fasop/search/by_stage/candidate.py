@@ -10,8 +10,8 @@ from itertools import combinations
 
 import numpy as np
 
-from conf.schema.parallel import Schedule
-from conf.schema.partition import NodeOrder, Partition
+from conf.schema.values.partition import NodeOrder, Partition
+from conf.schema.values.schedules import Schedule
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.memory import GIB, stage_memory

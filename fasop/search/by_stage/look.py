@@ -18,8 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema.parallel import Parallel, Recompute, Schedule
-from conf.schema.partition import NodeOrder, Shares, in_runs
+from conf.schema.parallel import Parallel
+from conf.schema.values.partition import NodeOrder, Shares, in_runs
+from conf.schema.values.schedules import Recompute, Schedule
 from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes

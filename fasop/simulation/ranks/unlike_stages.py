@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conf.schema.parallel import Parallel, Schedule, Semantics
-from conf.schema.partition import Shares
+from conf.schema.parallel import Parallel
+from conf.schema.values.partition import Shares
+from conf.schema.values.schedules import Schedule, Semantics
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis

@@ -12,7 +12,7 @@ from conf.pipedream.driver import Kind
 from conf.pipedream.export import DRIVERS, files_of, package_folder
 from conf.pipedream.stage_source import WRITTEN
 from conf.schema.cluster import Cluster
-from conf.schema.partition import NodeOrder
+from conf.schema.values.partition import NodeOrder
 from fasop.errors import SearchError
 from launch.commands.writing import check_writable, write
 from megatron_ext.contract.models.model import ModelConfig

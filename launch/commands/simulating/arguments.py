@@ -9,7 +9,7 @@ from typing import Any
 
 from conf.errors import ConfigError
 from conf.reading.values import NoValue, Reader, above_0, name_of, not_negative, one_of, own_words, path, whole
-from conf.schema.partition import NodeOrder
+from conf.schema.values.partition import NodeOrder
 from fasop.errors import SearchError
 from launch.commands.searching.shares import Overlap
 from megatron_ext.contract.adaptive.forecast import GOALS

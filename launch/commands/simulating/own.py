@@ -10,7 +10,7 @@ from conf.compose import compose_unchecked
 from conf.schema.adapt import Rule
 from conf.schema.elastic import Elastic
 from conf.schema.experiment import Experiment
-from conf.schema.partition import NodeOrder
+from conf.schema.values.partition import NodeOrder
 from fasop.errors import SearchError
 from fasop.trainings.node_set import NodeSet, orders
 from fasop.trainings.placed_nodes import node_sets, times_of
@@ -87,7 +87,7 @@ def _length(experiment: Experiment, epoch: int | None) -> tuple[float, float | N
         return float(counted), counted / train.epochs
     if train.samples is not None:
         return float(train.samples), epoch
-    assert experiment.adapt.rule is Rule.none, "checked by conf.schema.adapt"
+    assert experiment.adapt.rule is Rule.none, "checked by conf.schema.rules.adaptation"
     return float(train.last_iteration * experiment.parallel.global_batch_size), epoch
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conf.schema.experiment import Gpu
-from conf.schema.partition import Partition
+from conf.schema.values.partition import Partition
 from fasop.costs.blocks import blocks_of
 from fasop.costs.layers import layer_times
 from fasop.costs.memory import GIB, layer_activations, stage_memory

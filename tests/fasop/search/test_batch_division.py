@@ -12,7 +12,7 @@ import pytest
 from conf.compose import compose, compose_unchecked
 from conf.errors import ConfigError, TdppError
 from conf.schema.experiment import Experiment
-from conf.schema.partition import Shares
+from conf.schema.values.partition import Shares
 from fasop.search.inputs import read
 from fasop.simulation.predict import predict
 from launch.commands.decided import decided

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from conf.schema.partition import Partition
+from conf.schema.values.partition import Partition
 from fasop.search.arguments import Arguments
 from fasop.search.idle_gpus import idle, left, notes
 from fasop.search.inputs import read

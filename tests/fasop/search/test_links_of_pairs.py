@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conf.compose import compose
-from conf.schema.links import PairLink
+from conf.schema.values.links import PairLink
 from fasop.costs.hardware import NodeKind
 from fasop.costs.network.links import transfer_s
 from fasop.costs.training import Training

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from conf.compose import compose
-from conf.schema.parallel import Schedule
-from conf.schema.partition import NodeOrder, Partition, Shares
+from conf.schema.values.partition import NodeOrder, Partition, Shares
+from conf.schema.values.schedules import Schedule
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError

@@ -11,7 +11,7 @@ import pytest
 from conf.compose import compose_unchecked
 from conf.errors import ConfigError
 from conf.schema.experiment import Experiment, Precision
-from conf.schema.partition import Shares
+from conf.schema.values.partition import Shares
 from fasop.costs.profile import read_profile
 from fasop.costs.profile_text import profile_text
 from fasop.costs.steps import Steps, StepTimes

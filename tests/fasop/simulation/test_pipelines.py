@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from conf.schema.experiment import Schedule
-from conf.schema.partition import Partition
+from conf.schema.values.partition import Partition
 from fasop.costs.hardware import node_kinds
 from fasop.costs.memory import GIB, stage_memory
 from fasop.costs.network.placement import place

@@ -10,7 +10,7 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from conf.schema.hosts import Host
+from conf.schema.values.hosts import Host
 from launch.control import hosts
 from launch.control.dry_run import dry_run_text
 from launch.errors import LaunchError

@@ -10,7 +10,7 @@ import yaml
 import fasop.costs.profile as profiles
 from conf.compose import compose
 from conf.errors import ConfigError
-from conf.schema.links import PairLink, pairs
+from conf.schema.values.links import PairLink, pairs
 from fasop.costs.network.links import transfer_s
 from launch.cli import main
 from launch.errors import LaunchError

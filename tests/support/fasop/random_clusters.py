@@ -20,8 +20,8 @@ from conf.schema.experiment import (
     Recompute,
     Schedule,
 )
-from conf.schema.links import PairLink
-from conf.schema.model import Family
+from conf.schema.values.architectures import Family
+from conf.schema.values.links import PairLink
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.memory import GIB
 from fasop.costs.training import Training

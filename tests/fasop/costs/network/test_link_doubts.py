@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from conf.schema.links import PairLink
+from conf.schema.values.links import PairLink
 from fasop.costs.doubts import doubts
 from fasop.costs.hardware import NodeKind
 from fasop.costs.network.link_doubts import link_doubts

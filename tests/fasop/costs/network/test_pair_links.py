@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.schema.experiment import Experiment
-from conf.schema.links import PairLink
+from conf.schema.values.links import PairLink
 from fasop.costs.hardware import Factors
 from fasop.costs.network.links import transfer_s
 from fasop.costs.training import Training

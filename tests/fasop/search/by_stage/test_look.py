@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from conf.compose import compose
-from conf.schema.parallel import Schedule
-from conf.schema.partition import NodeOrder, Partition, Shares, in_runs
+from conf.schema.values.partition import NodeOrder, Partition, Shares, in_runs
+from conf.schema.values.schedules import Schedule
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.by_stage.bounds import Many, Work

@@ -6,63 +6,17 @@ Every function returns nothing and raises `ConfigError` when its rule is broken.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field
-from enum import StrEnum
 
 from conf.errors import ConfigError
 from conf.schema.cluster import Cluster
-from conf.schema.config_class import config
 from conf.schema.executor import Rehearse
-from conf.schema.model import Family, Model
+from conf.schema.model import Model
 from conf.schema.parallel import Parallel
+from conf.schema.trackers import Tracker
 from conf.schema.train import Train
+from conf.schema.values.architectures import Family
 
 SCHEDULES = ("one_f_one_b", "interleaved")
-
-
-class EngineKind(StrEnum):
-    """What trains on the ranks."""
-
-    tdpp = "tdpp"
-    megatron_lm = "megatron_lm"
-
-
-@config
-class Engine:
-    """What trains; all but `kind` is for Megatron-LM. Paths are as the ranks see them, for example in a container."""
-
-    kind: EngineKind = EngineKind.tdpp
-    checkout: str | None = None
-    """Folder of a Megatron-LM checkout, with pretrain_gpt.py in it."""
-    vocab_file: str | None = None
-    """Vocabulary file of GPT-2's tokenizer, together with merge_file. Indexed data need no tokenizer; without these
-    files Megatron-LM gets only the vocabulary size."""
-    merge_file: str | None = None
-    """Merge file of GPT-2's tokenizer, together with vocab_file."""
-    arguments: list[str] = field(default_factory=list)
-    """Further options of pretrain_gpt.py; they come last, so they override those that tdpp sets."""
-
-    def __post_init__(self) -> None:
-        _check_engine(self)
-
-
-def _check_engine(value: Engine) -> None:
-    """What the keys of the engine say together."""
-    given = [key for key in ("checkout", "vocab_file", "merge_file", "arguments") if getattr(value, key)]
-    if value.kind == "tdpp":
-        if given:
-            raise ConfigError(f"engine.{given[0]} is for Megatron-LM, but engine.kind=tdpp; use engine=megatron_lm too")
-        return
-    if not value.checkout:
-        raise ConfigError(
-            "engine.kind=megatron_lm needs engine.checkout, the folder of Megatron-LM that has pretrain_gpt.py, as the "
-            "ranks see it"
-        )
-    if (value.vocab_file is None) != (value.merge_file is None):
-        raise ConfigError(
-            f"engine.vocab_file={value.vocab_file} and engine.merge_file={value.merge_file} are the two files of one "
-            "tokenizer: give both, or neither"
-        )
 
 
 def can_run(
@@ -86,6 +40,15 @@ def can_run(
         raise ConfigError(
             f"train.iterations={train.iterations} must be a multiple of train.log_interval={train.log_interval}: "
             f"Megatron-LM logs only such iterations, and a run counts as complete only when its last one is logged"
+        )
+
+
+def check_log(log: list[Tracker]) -> None:
+    """Whether a run can write these trackers, whose metrics are known from Megatron-LM's log alone."""
+    if log:
+        raise ConfigError(
+            f"log={','.join(log)}: with engine.kind=megatron_lm, metrics are read from its log after the run; leave "
+            f"it out, and run 'tdpp report RUN --{log[0]}' afterwards"
         )
 
 

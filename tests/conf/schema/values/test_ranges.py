@@ -13,8 +13,8 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from conf.schema import experiment
 from conf.schema.data import Augment
-from conf.schema.partition import Partition
-from conf.schema.ranges import RANGES
+from conf.schema.values.partition import Partition
+from conf.schema.values.ranges import RANGES
 
 PARTS = {
     "cluster.gpus.*": experiment.Gpu,

@@ -9,11 +9,12 @@ from dataclasses import asdict
 
 from conf.errors import ConfigError
 from conf.schema.data import Augment, Data
+from conf.schema.engine import Engine, EngineKind
 from conf.schema.executor import Executor, Rehearse
-from conf.schema.megatron_lm import Engine, EngineKind
 from conf.schema.model import Model
-from conf.schema.parallel import Parallel, Recompute
+from conf.schema.parallel import Parallel
 from conf.schema.train import Train
+from conf.schema.values.schedules import Recompute
 from megatron_ext.contract.models.images import values_of_norm
 from megatron_ext.contract.models.model import IMAGES, TRANSLATION
 

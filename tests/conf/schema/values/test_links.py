@@ -9,7 +9,7 @@ import pytest
 
 from conf.compose import compose, config_text, read_experiment
 from conf.errors import ConfigError
-from conf.schema.links import PairLink, only, pairs
+from conf.schema.values.links import PairLink, only, pairs
 
 HET = "experiment=seed_a100x1_a10x7"
 BACK = "gpu2: {hgx: {gbit_per_s: 5}}"

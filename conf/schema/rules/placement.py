@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from conf.errors import ConfigError
-from conf.schema import ranges
 from conf.schema.cluster import Cluster
 from conf.schema.executor import Executor
 from conf.schema.model import Model
 from conf.schema.parallel import Parallel
-from conf.schema.partition import NodeOrder, Partition
+from conf.schema.values import ranges
+from conf.schema.values.partition import NodeOrder, Partition
 
 
 def check_partition(partition: Partition, parallel: Parallel, model: Model) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from conf.errors import ConfigError
 from conf.schema.adapt import Adapt
-from conf.schema.megatron_lm import Engine, EngineKind
+from conf.schema.engine import Engine, EngineKind
 from conf.schema.parallel import AUTO, Parallel
 from conf.schema.train import Optimizer, Precision, Train
 

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from conf.errors import ConfigError
 from conf.reading.yaml_file import fault, load_yaml
-from conf.schema.ranges import NotNegative, Positive, Range
+from conf.schema.values.ranges import NotNegative, Positive, Range
 
 KEY, FILE = "cluster.links", "cluster.links_file"
 MOST_BYTES = 2**40

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError
-from conf.schema.partition import NodeOrder, Partition
+from conf.schema.values.partition import NodeOrder, Partition
 
 STAGES = st.lists(st.integers(0, 999), min_size=1, max_size=16).map(tuple)
 NAMES = st.text("abzAZ09_.-", min_size=1, max_size=6)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conf.errors import ConfigError
-from conf.schema.partition import numbers_in
+from conf.schema.values.partition import numbers_in
 
 AUTO = "auto"
 """A launch is to choose them."""

@@ -1,0 +1,54 @@
+"""What trains on the ranks."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from enum import StrEnum
+
+from conf.errors import ConfigError
+from conf.schema.config_class import config
+
+
+class EngineKind(StrEnum):
+    """What trains on the ranks."""
+
+    tdpp = "tdpp"
+    megatron_lm = "megatron_lm"
+
+
+@config
+class Engine:
+    """What trains; all but `kind` is for Megatron-LM. Paths are as the ranks see them, for example in a container."""
+
+    kind: EngineKind = EngineKind.tdpp
+    checkout: str | None = None
+    """Folder of a Megatron-LM checkout, with pretrain_gpt.py in it."""
+    vocab_file: str | None = None
+    """Vocabulary file of GPT-2's tokenizer, together with merge_file. Indexed data need no tokenizer; without these
+    files Megatron-LM gets only the vocabulary size."""
+    merge_file: str | None = None
+    """Merge file of GPT-2's tokenizer, together with vocab_file."""
+    arguments: list[str] = field(default_factory=list)
+    """Further options of pretrain_gpt.py; they come last, so they override those that tdpp sets."""
+
+    def __post_init__(self) -> None:
+        _check_engine(self)
+
+
+def _check_engine(value: Engine) -> None:
+    """What the keys of the engine say together."""
+    given = [key for key in ("checkout", "vocab_file", "merge_file", "arguments") if getattr(value, key)]
+    if value.kind == "tdpp":
+        if given:
+            raise ConfigError(f"engine.{given[0]} is for Megatron-LM, but engine.kind=tdpp; use engine=megatron_lm too")
+        return
+    if not value.checkout:
+        raise ConfigError(
+            "engine.kind=megatron_lm needs engine.checkout, the folder of Megatron-LM that has pretrain_gpt.py, as the "
+            "ranks see it"
+        )
+    if (value.vocab_file is None) != (value.merge_file is None):
+        raise ConfigError(
+            f"engine.vocab_file={value.vocab_file} and engine.merge_file={value.merge_file} are the two files of one "
+            "tokenizer: give both, or neither"
+        )
