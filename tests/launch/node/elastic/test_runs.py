@@ -252,3 +252,29 @@ def test_micro_batches_and_streams_go_on_changing_with_the_nodes_that_are_left(r
     assert len(last["shares"]) == 2
     expected, _ = textbook(plan, corpus, [*sizes.values()])
     assert [*found.values()] == pytest.approx([*expected], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_batch_by_goodput_goes_on_with_the_nodes_that_cost_least(runs: Path, corpus: Path) -> None:
+    """What is measured before the change of nodes is known after it: a batch changes, and one process is given the same
+    ones."""
+    adapt = [
+        *("adapt.rule=goodput", "adapt.every=2", "adapt.smoothing=2", "adapt.upper=48", "adapt.rebalance=true"),
+        *("train.samples=1000000", "elastic.by=dollars", "elastic.epoch=240", "elastic.restart_s=0"),
+        *("cluster.groups.local.price_per_hour=1", "train.save_interval=5"),
+    ]
+    run = start(runs, corpus, *elastic(3), *adapt)
+    wait_for(lambda: "0.1" in decided(run))
+    choice = decided(run)["0.1"]
+    wait_until_training(run, "0.1", len(choice["nodes"]))
+    assert choice["reason"].startswith("epoch ")
+    assert "fewer dollars expected" in choice["reason"]
+    assert len(choice["nodes"]) < len(choice["nodes_before"]) == 3
+    saved_and_ended(run, "0.1")
+    found, sizes = losses(run), batches(run)
+    assert [*sizes] == [*range(1, len(sizes) + 1)]
+    assert sizes[choice["iteration"] + 1] == sizes[choice["iteration"]]  # until the next decision
+    made = [line for line in lines(run.decisions) if "nodes" not in line and line["start"] == "0.1"]
+    assert all(line["reason"] and line["noise_scale"] != 0 for line in made)
+    expected, _ = textbook(run.read_plan(), corpus, [*sizes.values()])
+    assert [*found.values()] == pytest.approx([*expected], rel=1e-5)
