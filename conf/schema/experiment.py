@@ -142,7 +142,7 @@ class Experiment:
         tensor_groups.check(self.parallel, self.model, self.cluster, order.groups, ranks)
         families.check_compile(self.train, self.parallel)
         overlapping.check(self.parallel, self.train, self.engine, self.adapt)
-        gpu_streams.check(self.parallel, self.adapt, self.train, self.engine, self.executor)
+        gpu_streams.check(self.parallel, self.adapt, self.train, self.engine)
         if self.parallel.stream is not None:
             pipedream.check(self.partition, self.model)
         training.check(self.train, self.model, self.data, self.executor)

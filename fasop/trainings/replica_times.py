@@ -67,18 +67,20 @@ class OneStage:
         self._rates = rates
 
     def iteration(self, count: int, streams: int) -> Taken:
-        return self._taken(self._beside(count, streams), streams, 0.0)
+        return self._taken(self._beside(count, streams), 0.0)
 
     def measuring(self, even: int, odd: int, streams: int, again: tuple[float, ...]) -> Taken:
-        return self._taken(self._beside(even, streams) + self._beside(odd, streams), streams, again[0])
+        return self._taken(self._beside(even, streams) + self._beside(odd, streams), again[0])
 
     def _beside(self, count: int, streams: int) -> float:
-        """In rounds, the last of which may have fewer micro-batches than there are streams."""
+        """In rounds, the last of which may have fewer micro-batches than there are streams; then the gradients of the
+        streams are added up."""
         most, left = count - count % streams, count % streams
-        return self._micro_batch_s * sum(of / self._rates.rate(n) for of, n in ((most, streams), (left, left)) if of)
+        passes = sum(of / self._rates.rate(n) for of, n in ((most, streams), (left, left)) if of)
+        return self._micro_batch_s * passes + ((streams - 1) * self._rates.copy_s if count else 0.0)
 
-    def _taken(self, work: float, streams: int, again: float) -> Taken:
-        whole = work + self.gradients[0] + again + self._step + (streams - 1) * self._rates.copy_s
+    def _taken(self, work: float, again: float) -> Taken:
+        whole = work + self.gradients[0] + again + self._step
         return Taken(whole, (work,), (work,))
 
 

@@ -16,7 +16,7 @@ from conf.schema.cluster import Gpu
 from conf.schema.experiment import EngineKind, Experiment, Rehearse
 from conf.schema.model import Model
 from launch.control.elastic import elastic_of, started_on
-from launch.control.rehearsal import rehearsal_times
+from launch.control.rehearsal import rehearsal_times, times_in_streams
 from launch.node.elastic.replan import replanned
 from megatron_ext.contract.layout import lcm
 from megatron_ext.contract.plan import Plan
@@ -28,6 +28,7 @@ from megatron_ext.contract.plan_parts import (
     RehearsalConfig,
     RunNode,
     Streaming,
+    TimesInStreams,
     TimesOfSize,
 )
 from megatron_ext.contract.schedule.streams import Stream
@@ -178,6 +179,7 @@ def _rehearsed(plan: Plan, experiment: Experiment) -> Plan:
             ranks=rehearsal_times(experiment),
             other_sizes=None if adapt is None else _times_of_sizes(experiment, adapt.micro_batch_sizes),
             noise=_noise(experiment),
+            in_streams=_times_in_streams(plan, experiment),
         ),
     )
 
@@ -188,6 +190,17 @@ def _times_of_sizes(experiment: Experiment, sizes: Sequence[Sequence[int]] | Non
         return None
     others = sorted({size for of_replica in sizes for size in of_replica} - {experiment.parallel.micro_batch_size})
     return [TimesOfSize(size, rehearsal_times(experiment, size)) for size in others]
+
+
+def _times_in_streams(plan: Plan, experiment: Experiment) -> list[TimesInStreams] | None:
+    """Of every size of micro-batches, where replicas may have several streams."""
+    adapt, size = plan.adapt, plan.micro_batch_size
+    of_replicas = [] if adapt is None else adapt.streams or []
+    counts = [*(plan.streams or ()), *(one for of_sizes in of_replicas for of_size in of_sizes for one in of_size)]
+    if max(counts, default=1) == 1:
+        return None
+    sizes = {size} if adapt is None else {size, *(one for own in adapt.micro_batch_sizes or () for one in own)}
+    return [times_in_streams(experiment, one, max(counts)) for one in sorted(sizes)]
 
 
 def _noise(experiment: Experiment) -> list[NoisePoint] | None:

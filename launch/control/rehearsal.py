@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from conf.schema.experiment import Experiment
-from megatron_ext.contract.plan_parts import RankTimes
+from megatron_ext.contract.plan_parts import RankTimes, TimesInStreams
 
 if TYPE_CHECKING:
+    from fasop.costs.training import PlacedTraining
     from fasop.simulation.ranks.rank_times import RankDurations
 
 
 def rehearsal_times(experiment: Experiment, micro_batch_size: int | None = None) -> list[RankTimes]:
-    """By rank; None: of the micro-batches that the plan has.
+    """By rank, of replicas with one stream; None: of the micro-batches that the plan has.
 
     A rank takes its own GPU's time to compute, which of a stage on several kinds of GPU is not the slowest one's. All
     else, which ranks do together, takes what is predicted of the stage.
@@ -23,10 +25,30 @@ def rehearsal_times(experiment: Experiment, micro_batch_size: int | None = None)
         SearchError: a profile has no costs for a tensor size.
     """
     from fasop.simulation.predict import planned  # with numpy: no other launch needs it
-    from fasop.simulation.ranks.rank_durations import by_rank
+
+    return _by_rank(planned(experiment), micro_batch_size, in_streams=False)
+
+
+def times_in_streams(experiment: Experiment, micro_batch_size: int, most: int) -> TimesInStreams:
+    """What ranks take while replicas have up to so many streams, by the gain that was measured on their GPUs.
+
+    Raises:
+        ConfigError: a profile cannot be read.
+        SearchError: a profile has no costs for a tensor size.
+    """
+    from fasop.costs.stream_rates import stream_rates
+    from fasop.simulation.predict import planned
 
     placed = planned(experiment)
-    return [_in_ns(rank) for rank in by_rank(placed if micro_batch_size is None else placed.sized(micro_batch_size))]
+    model, precision = placed.training.model, placed.training.precision
+    by_kind = {kind.name: stream_rates(kind.profile, model, precision, micro_batch_size) for kind in placed.kinds}
+    rates = [by_kind[node.name] for node in placed.nodes for _ in range(node.gpus)]
+    return TimesInStreams(
+        size=micro_batch_size,
+        ranks=_by_rank(placed, micro_batch_size, in_streams=True),
+        rates=[[of.rate(streams) for streams in range(1, most + 1)] for of in rates],
+        copy_ns=[_ns(of.copy_s) for of in rates],
+    )
 
 
 def doubts(experiment: Experiment) -> list[str]:
@@ -42,6 +64,14 @@ def doubts(experiment: Experiment) -> list[str]:
 
     plan = planned(experiment)
     return [*doubts.doubts(plan.training, sorted(plan.kinds, key=lambda kind: kind.name), {basis(plan)})]
+
+
+def _by_rank(placed: PlacedTraining, micro_batch_size: int | None, *, in_streams: bool) -> list[RankTimes]:
+    """Of one micro-batch at a time; `in_streams` as of `Training`."""
+    from fasop.simulation.ranks.rank_durations import by_rank
+
+    sized = placed if micro_batch_size is None else placed.sized(micro_batch_size)
+    return [_in_ns(rank) for rank in by_rank(replace(sized, training=replace(sized.training, in_streams=in_streams)))]
 
 
 def _in_ns(rank: RankDurations) -> RankTimes:

@@ -176,7 +176,7 @@ class Plan(Content):
             for key in options if getattr(self, part) is not None else ():
                 if content[part][key] is None:
                     del content[part][key]
-        for key in ("other_sizes", "noise"):
+        for key in ("other_sizes", "noise", "in_streams"):
             if self.rehearsal is not None and getattr(self.rehearsal, key) is None:
                 del content["rehearsal"][key]
         if self.engine == TDPP:

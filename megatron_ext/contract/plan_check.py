@@ -194,11 +194,14 @@ _RANGES: Dict[str, Range] = {
     "rehearsal.clock": _one_of("virtual", "anchored"),
     "rehearsal.nodes.ranks": _NOT_NEGATIVE,
     "rehearsal.other_sizes.size": _COUNT,
+    "rehearsal.in_streams.size": _COUNT,
+    "rehearsal.in_streams.rates": _POSITIVE,
+    "rehearsal.in_streams.copy_ns": _NOT_NEGATIVE,
     "rehearsal.noise.samples": _NOT_NEGATIVE,
     "rehearsal.noise.scale": Range("above 0", lambda value: value > 0),
     **{
         f"rehearsal.{of}.{key}_ns": _NOT_NEGATIVE
-        for of in ("ranks", "other_sizes.ranks")
+        for of in ("ranks", "other_sizes.ranks", "in_streams.ranks")
         for key in (
             *("forward", "backward", "send_forward", "send_backward", "grads_all_reduce", "embedding_all_reduce"),
             *("optimizer", "params_all_gather"),
@@ -311,7 +314,7 @@ _OPTIONS: Mapping[Any, Mapping[str, Any]] = {
     TrainConfig: TRAIN_OPTIONS,
     AdaptConfig: ADAPT_OPTIONS,
     Elastic: ELASTIC_OPTIONS,
-    RehearsalConfig: {"other_sizes": None, "noise": None},
+    RehearsalConfig: {"other_sizes": None, "noise": None, "in_streams": None},
 }
 _BEFORE = {"chunks": 1, "recompute": "none", "precision": "fp32"}
 """What runs did before there was a key for it."""

@@ -206,6 +206,20 @@ class TimesOfSize:
 
 
 @dataclass(frozen=True)
+class TimesInStreams:
+    """What ranks take while a replica has several streams. Lists by rank."""
+
+    size: int
+    """Samples of a micro-batch."""
+    ranks: List[RankTimes]
+    """With one micro-batch at a time."""
+    rates: List[List[float]]
+    """Micro-batches in a time, over those of one at a time, with 1, 2, … of them beside each other."""
+    copy_ns: List[int]
+    """Of adding up the gradients of a further stream."""
+
+
+@dataclass(frozen=True)
 class NoisePoint:
     """What is expected of the gradient's noise."""
 
@@ -226,3 +240,5 @@ class RehearsalConfig:
     """Where micro-batches may have other sizes than the plan's."""
     noise: Optional[List[NoisePoint]] = None
     """What is measured where the batch follows it, samples upwards."""
+    in_streams: Optional[List[TimesInStreams]] = None
+    """Where replicas may have several streams: one for each size of micro-batches."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Callable, Iterator, List, Mapping, Tuple
+from typing import Any, Callable, Collection, Iterator, List, Mapping, Tuple
 
 from megatron_ext.contract.adaptive.config import ADAPTS, NONE
 from megatron_ext.contract.adaptive.rules import Rungs
@@ -363,11 +363,29 @@ def _rehearsal(plan: Values) -> Faults:
     lacking = {size for sizes in adapt.get("micro_batch_sizes") or () for size in sizes} - timed
     if lacking:
         yield "rehearsal.other_sizes", sorted(timed), f"with the times of micro-batches of {min(lacking)} samples"
+    yield from _rehearsed_streams(plan, rehearsal.get("in_streams") or [], timed)
     samples = [point["samples"] for point in rehearsal.get("noise") or ()]
     if adapt.get("rule", NONE) != NONE and not samples:
         yield "rehearsal.noise", rehearsal.get("noise"), "given with adapt.rule"
     if samples != sorted({*samples}):
         yield "rehearsal.noise", samples, "samples in increasing order"
+
+
+def _rehearsed_streams(plan: Values, timed: List[Values], sizes: Collection[int]) -> Faults:
+    """Whether there are times for all streams that replicas may have, with each size of micro-batches."""
+    of_replicas = (plan.get("adapt") or {}).get("streams") or ()
+    counts = [*(plan.get("streams") or ()), *(one for sizes in of_replicas for of_size in sizes for one in of_size)]
+    most = max(counts, default=1)
+    lacking = {*sizes} - {one["size"] for one in timed}
+    if most > 1 and lacking:
+        yield "rehearsal.in_streams", [one["size"] for one in timed], f"with micro-batches of {min(lacking)} samples"
+    for number, one in enumerate(timed):
+        key = f"rehearsal.in_streams[{number}]"
+        yield from _times(f"{key}.ranks", one["ranks"], plan)
+        if len(one["rates"]) != len(plan["ranks"]) or min(map(len, one["rates"])) < most:
+            yield f"{key}.rates", one["rates"], f"of {len(plan['ranks'])} ranks, for up to {most} streams each"
+        if len(one["copy_ns"]) != len(plan["ranks"]):
+            yield f"{key}.copy_ns", one["copy_ns"], f"of {len(plan['ranks'])} ranks"
 
 
 def _times(key: str, times: List[Values], plan: Values) -> Faults:

@@ -66,9 +66,13 @@ class Rehearsal:
         self._plan = plan
         self._place = place
         self._dealing = Dealing(plan, place, BEGINNING)
-        self._times = plan.rehearsal.ranks[place.rank]
-        others = plan.rehearsal.other_sizes or ()
-        self._times_of = {plan.micro_batch_size: self._times, **{one.size: one.ranks[place.rank] for one in others}}
+        others, in_streams = plan.rehearsal.other_sizes or (), plan.rehearsal.in_streams or ()
+        self._times_of = {
+            plan.micro_batch_size: plan.rehearsal.ranks[place.rank],
+            **{one.size: one.ranks[place.rank] for one in others},
+        }
+        self._in_streams = {one.size: one for one in in_streams}
+        self._times = self._own_times()
         points = plan.rehearsal.noise or ()
         self._noise = Noise([point.samples for point in points], [point.scale for point in points])
         """What the gradient's is taken to be, where the batch follows it."""
@@ -109,7 +113,7 @@ class Rehearsal:
     def divide(self, iteration: int, division: Division) -> None:
         """Has the iterations after this one, the last one so far, be divided like this."""
         self._dealing.divide(iteration, division)
-        self._times = self._times_of[self._dealing.size]
+        self._times = self._own_times()
         self._actions = self._scheduled(len(self._dealing.taken))
 
     def progress(self, iteration: int) -> Progress:
@@ -129,8 +133,7 @@ class Rehearsal:
             if iteration == self._stream.until:
                 self._flush()
         else:
-            self._take(self._actions)
-            self._flush()
+            self._pass_all(len(self._dealing.taken), self._actions)
             self._update_together()
         return NOTHING_LEARNED
 
@@ -139,9 +142,8 @@ class Rehearsal:
         iteration first, and sums a copy of their gradient, too."""
         watch.begin()
         with watch.working():
-            for actions in self._of_halves() if halves else [self._actions]:
-                self._take(actions)
-                self._flush()
+            for count in self._of_halves() if halves else [len(self._dealing.taken)]:
+                self._pass_all(count, self._scheduled(count) if halves else self._actions)
         if halves:
             self._together("grads-all-reduce", self._groups.data, self._times.grads_all_reduce_ns)
         self._update_together()
@@ -151,15 +153,40 @@ class Rehearsal:
         scale = self._noise.at(self.consumed(iteration))
         return NOTHING_LEARNED._replace(halves=expected_halves(scale, *self._dealing.samples_of_halves()))
 
-    def _of_halves(self) -> List[Sequence[AnyAction]]:
-        """What this rank does with its even and its odd micro-batches."""
+    def _of_halves(self) -> List[int]:
+        """How many even and odd micro-batches this rank has, if it has any."""
         odd = int((self._dealing.taken % 2).sum())
-        return [self._scheduled(count) for count in (len(self._dealing.taken) - odd, odd) if count]
+        return [count for count in (len(self._dealing.taken) - odd, odd) if count]
 
     def _scheduled(self, micro_batches: int) -> Sequence[AnyAction]:
         """With so many."""
         plan = self._plan
         return schedule(plan.schedule, plan.pipeline, plan.chunks, micro_batches)[self._place.stage]
+
+    def _own_times(self) -> RankTimes:
+        """With the division of the iterations to come."""
+        size = self._dealing.size
+        return self._in_streams[size].ranks[self._place.rank] if self.division.streams else self._times_of[size]
+
+    def _pass_all(self, count: int, actions: Sequence[AnyAction]) -> None:
+        """So many micro-batches, for which the actions are, to the end of all messages."""
+        if self.division.streams:
+            self._pass_in_rounds(count)
+        else:
+            self._take(actions)
+        self._flush()
+
+    def _pass_in_rounds(self, count: int) -> None:
+        """So many micro-batches as a rank's streams take them beside each other; the last round may have fewer. Events
+        are those of the first stream, as in a run."""
+        known, rank = self._in_streams[self._dealing.size], self._place.rank
+        streams = self.division.copies[self._place.dp]
+        for kind, m, chunk in (action[:3] for action in self._scheduled(-(-count // streams))):
+            alone = computing_ns(self._times, kind, chunk)
+            assert alone is not None, "one stage has no messages"
+            beside = min(streams, count - m * streams)
+            self._spend(kind.value, round(alone * beside / known.rates[rank][beside - 1]), m, chunk)
+        self._pass((streams - 1) * known.copy_ns[rank])
 
     def _take(self, actions: Sequence[AnyAction]) -> None:
         for kind, ways in self._inboxes.items():

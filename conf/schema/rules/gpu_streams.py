@@ -5,12 +5,11 @@ from __future__ import annotations
 from conf.errors import ConfigError
 from conf.schema.adapt import Adapt
 from conf.schema.engine import Engine, EngineKind
-from conf.schema.executor import Executor, Rehearse
 from conf.schema.parallel import Parallel, check_data_parallel
 from conf.schema.train import Train
 
 
-def check(parallel: Parallel, adapt: Adapt, train: Train, engine: Engine, executor: Executor) -> None:
+def check(parallel: Parallel, adapt: Adapt, train: Train, engine: Engine) -> None:
     """Whether plan, training and engine go with several streams on a GPU, where the plan or its adaptation has them."""
     streams, none = f"parallel.streams={parallel.streams}", "parallel.streams=null"
     if max(parallel.streams_of) == 1:
@@ -21,7 +20,6 @@ def check(parallel: Parallel, adapt: Adapt, train: Train, engine: Engine, execut
     for key, value, allowed in (
         ("train.compile", str(train.compile).lower(), "false"),
         ("engine.kind", str(engine.kind), str(EngineKind.tdpp)),
-        ("executor.rehearse", str(executor.rehearse), str(Rehearse.none)),
     ):
         if value != allowed:
             raise ConfigError(f"{streams} cannot be combined with {key}={value}; use {key}={allowed}, or {none}")
