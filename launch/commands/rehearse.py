@@ -16,6 +16,7 @@ from conf.errors import UsageError
 from conf.reading.hydra_options import refuse_options
 from conf.reading.user_files import config_dirs
 from conf.reading.values import NoValue, Reader, name_of, own_words, path, whole
+from conf.schema.adapt import Rule
 from conf.schema.experiment import Experiment
 from fasop.errors import SearchError
 from launch.commands.decided import decided
@@ -25,6 +26,7 @@ from launch.commands.translate import require_torch
 from launch.commands.writing import check_writable, write
 from launch.control.plan import make_plan
 from launch.errors import LaunchError
+from launch.learning.batch_times import BatchTimes
 from launch.learning.plans import Compared, compared
 from launch.learning.ranking import MOST_SEEDS, Curve, Trained, goal_of, mean_curve, metric_of, ranked
 from launch.learning.table import csv_text, sentences, table
@@ -164,7 +166,7 @@ def train(plans: Sequence[Compared], seeds: int, metric: str, iterations: Sequen
         jobs.setdefault(keys[-1], plan)
     _require_memory(small)
     curves: dict[str, list[Curve]] = {key: [] for key in jobs}
-    done = 0
+    done, times = 0, [_batch_times(plan, seconds) for plan, seconds in zip(plans, iterations, strict=True)]
     for seed in range(seeds):
         for key, plan in jobs.items():
             began = time.process_time()
@@ -183,12 +185,17 @@ def train(plans: Sequence[Compared], seeds: int, metric: str, iterations: Sequen
         Trained(
             name=plan.name,
             layout=plan.layout,
-            curves=curves[key],
+            curves=[curve if of_batch is None else curve.timed(of_batch.seconds) for curve in curves[key]],
             iteration_s=iteration_s,
             samples=jobs[key].global_batch_size,
         )
-        for plan, key, iteration_s in zip(plans, keys, iterations, strict=True)
+        for plan, key, iteration_s, of_batch in zip(plans, keys, iterations, times, strict=True)
     ]
+
+
+def _batch_times(plan: Compared, iteration_s: float | None) -> BatchTimes | None:
+    """None where all iterations take as long, or nobody knows how long."""
+    return None if iteration_s is None or plan.experiment.adapt.rule is Rule.none else BatchTimes(plan.experiment)
 
 
 def learn(plan: Plan, metric: str) -> Curve:
@@ -206,20 +213,24 @@ def learn(plan: Plan, metric: str) -> Curve:
     torch.set_num_threads(1)  # as on the ranks
     samples: list[int] = []
     values: list[float] = []
+    batches: list[tuple[int, bool]] = []
+    ends: list[int] = []
     try:
         for learned in learning.learn(plan):
+            batches.append((learned.micro_batches, learned.measured))
             if learned.metrics:
                 if metric not in learned.metrics:
                     raise LaunchError(
                         f"an evaluation measures {', '.join(learned.metrics)}, not {metric}; use one of them"
                     )
-                samples.append(learned.iteration * plan.global_batch_size)
+                samples.append(learned.samples)
                 values.append(learned.metrics[metric])
+                ends.append(learned.iteration)
     except NotFinite as error:
-        return Curve(samples=samples, values=values, failed=str(error))
+        return Curve(samples=samples, values=values, batches=batches, iterations=ends, failed=str(error))
     except EngineError as error:
         raise LaunchError(str(error)) from error
-    return Curve(samples=samples, values=values)
+    return Curve(samples=samples, values=values, batches=batches, iterations=ends)
 
 
 def _checked(small: Experiment) -> Experiment:

@@ -14,9 +14,9 @@ from conf.blocks_of_module import count_blocks
 from conf.compose import command_line, compose, compose_unchecked, to_object
 from conf.errors import TdppError
 from conf.reading.user_files import config_dirs
-from conf.schema.adapt import Rule
+from conf.schema.adapt import Adapt, Rule
 from conf.schema.experiment import Data, Experiment, Model, Parallel, Recompute, Schedule, Train
-from conf.schema.values.partition import Partition
+from conf.schema.values.partition import Partition, Shares
 from conf.schema.values.schedules import Semantics
 from launch.errors import LaunchError
 from megatron_ext.contract.goal import BLEU, names_metric
@@ -114,10 +114,12 @@ def layout_of(parallel: Parallel) -> str:
 
 
 def _check_plan(experiment: Experiment) -> None:
-    """Raises LaunchError for a plan that changes while it runs."""
-    if experiment.adapt.on:
-        changes = "adapt.rebalance=true" if experiment.adapt.rebalance else f"adapt.rule={experiment.adapt.rule}"
-        raise LaunchError(f"{changes}: a rehearsal trains with one plan and one global batch; leave adapt out")
+    """Raises LaunchError for a plan whose batches depend on more than what it learns."""
+    if experiment.adapt.rule is Rule.goodput:
+        raise LaunchError(
+            "adapt.rule=goodput: its batches depend on the times of the GPUs, which a rehearsal of learning does not "
+            "measure; use adapt.rule=noise or similarity"
+        )
 
 
 def _check_small(word: str, dirs: Sequence[str]) -> None:
@@ -140,23 +142,30 @@ def small_of(experiment: Experiment, dirs: Sequence[str], chosen: Sequence[str],
     Raises:
         TdppError: there is no such thing.
     """
-    if experiment.adapt.rule is not Rule.none:
-        raise LaunchError(
-            f"adapt.rule={experiment.adapt.rule}: a learning rehearsal keeps the batch size fixed; leave adapt out"
-        )
     words = [*dirs, *_replaced(chosen, small)]
     cfg = compose_unchecked([word for word in words if word.partition("=")[0] != BATCH])
     count_blocks(cfg)
     model, train, data = (to_object(cfg, Model, "model"), to_object(cfg, Train, "train"), to_object(cfg, Data, "data"))
     batch = next((word.partition("=")[2] for word in reversed(small) if word.startswith(f"{BATCH}=")), None)
+    samples = _samples(experiment.parallel, batch)
     return replace(
         compose(),
         name="rehearsal",
         model=model,
         train=trained(train),
         data=data,
-        parallel=delays(experiment, model, _samples(experiment.parallel, batch)),
+        parallel=delays(experiment, model, samples),
+        adapt=_adapting(experiment, samples[0]),
     )
+
+
+def _adapting(experiment: Experiment, micro_batch_size: int) -> Adapt:
+    """What of it decides which batches are learned: not how replicas share them, nor in micro-batches of which size."""
+    adapt, own = experiment.adapt, experiment.parallel.micro_batch_size
+    if adapt.rule is Rule.none:
+        return Adapt()
+    lower, upper = (None if bound is None else bound * micro_batch_size // own for bound in (adapt.lower, adapt.upper))
+    return replace(adapt, rebalance=False, micro_batch_sizes=[], streams=[], lower=lower, upper=upper)
 
 
 def _replaced(chosen: Sequence[str], small: Sequence[str]) -> list[str]:
@@ -218,6 +227,10 @@ def delays(experiment: Experiment, model: Model, samples: tuple[int, int]) -> Pa
     With a flush that is the batch alone; all ways to lay it out learn the same.
     """
     parallel, (micro, whole) = experiment.parallel, samples
+    if parallel.stream is None and experiment.adapt.rule is not Rule.none:  # a batch has one for each replica at least
+        replicas = parallel.layout.replicas[0]
+        shares = None if whole // micro % replicas == 0 else str(Shares.even(whole // micro, replicas))
+        return Parallel(micro_batch_size=micro, global_batch_size=whole, data=replicas, shares=shares)
     if parallel.stream is None:
         return Parallel(micro_batch_size=micro, global_batch_size=whole)
     latest = parallel.semantics is Semantics.latest

@@ -7,8 +7,9 @@ comes with the half-width of its 95 % interval (Student's t), and two plans are 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from statistics import fmean, stdev
 from typing import Any
 
@@ -27,8 +28,19 @@ class Curve:
     """Consumed up to each evaluation."""
     values: Sequence[float]
     """Of the metric, there."""
+    seconds: Sequence[float] = ()
+    """Predicted up to each evaluation, where the batch adapts; empty: every iteration takes as long."""
+    batches: Sequence[tuple[int, bool]] = ()
+    """By iteration, its micro-batches, and whether it measured the noise of its gradient."""
+    iterations: Sequence[int] = ()
+    """Up to each evaluation."""
     failed: str | None = None
     """Why it ended before its time: the loss was no number any more."""
+
+    def timed(self, seconds: Callable[[int, bool], float]) -> Curve:
+        """With `seconds` of an iteration, by what `batches` say of it."""
+        ends = [0.0, *accumulate(seconds(*batch) for batch in self.batches)]
+        return replace(self, seconds=[ends[iteration] for iteration in self.iterations])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +52,17 @@ class Trained:
     curves: Sequence[Curve]
     """By seed."""
     iteration_s: float | None
-    """Predicted of the plan on its cluster; None where nobody knows."""
+    """Predicted of the plan on its cluster, with its first batch; None where nobody knows."""
     samples: int
-    """Of an iteration, of what was trained."""
+    """Of an iteration with that batch, of what was trained."""
 
-    def seconds(self, samples: float) -> float | None:
+    def seconds(self, samples: float, curve: Curve) -> float | None:
         """The predicted time of as many iterations as it took to train on so many samples."""
-        return None if self.iteration_s is None else samples / self.samples * self.iteration_s
+        if self.iteration_s is None:
+            return None
+        if not curve.seconds:
+            return samples / self.samples * self.iteration_s
+        return _between(samples, [0, *curve.samples], [0.0, *curve.seconds])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +101,10 @@ class Mean:
 def mean_curve(plan: Trained) -> dict[str, Any]:
     """What a page draws of a plan: evaluation by evaluation, as far as all seeds came, their mean and their ends."""
     columns = [*zip(*(curve.values for curve in plan.curves))]  # noqa: B905  (as far as all came)
-    samples = list(plan.curves[0].samples[: len(columns)])
-    seconds = [plan.seconds(one) for one in samples]
+    places = [*zip(*(curve.samples for curve in plan.curves))][: len(columns)]  # noqa: B905
+    samples = [round(fmean(of_seeds)) for of_seeds in places]
+    times = [[plan.seconds(one, curve) for one, curve in zip(of, plan.curves, strict=True)] for of in places]
+    seconds = [fmean(one for one in of_seeds if one is not None) for of_seeds in times if None not in of_seeds]
     return {
         "name": plan.name,
         "samples": samples,
@@ -170,17 +188,24 @@ def _row(plan: Trained, goal: Goal | None) -> Row:
     ended = [curve.values[-1] for curve in plan.curves if curve.failed is None]
     places = [] if goal is None else [reached_at(curve, goal) for curve in plan.curves]
     found = [place for place in places if place is not None]
-    to_goal = Mean.of(found) if found and len(found) == len(plan.curves) else None
-    iteration = None if plan.iteration_s is None else plan.iteration_s / plan.samples
+    all_reach = bool(found) and len(found) == len(plan.curves)
+    times = [plan.seconds(place, curve) for place, curve in zip(found, plan.curves, strict=False)]
+    known = [one for one in times if one is not None]
     return Row(
         plan=plan,
         quality=Mean.of(ended) if len(ended) == len(plan.curves) else None,
-        to_goal=to_goal,
+        to_goal=Mean.of(found) if all_reach else None,
         reached=len(found),
-        time_to_goal=None
-        if to_goal is None or iteration is None
-        else Mean(to_goal.value * iteration, to_goal.half * iteration),
+        time_to_goal=Mean.of(known) if all_reach and len(known) == len(times) else None,
     )
+
+
+def _between(place: float, places: Sequence[float], values: Sequence[float]) -> float:
+    """On straight lines between values at rising places; beyond the last one, that one's."""
+    for (left, low), (right, high) in pairwise(zip(places, values, strict=True)):
+        if place <= right:
+            return low + (high - low) * (place - left) / (right - left)
+    return values[-1]
 
 
 def quality_apart(one: Trained, other: Trained) -> Mean | None:
@@ -204,7 +229,7 @@ def time_apart(one: Trained, other: Trained, goal: Goal) -> Mean | None:
         places = reached_at(mine, goal), reached_at(theirs, goal)
         if places[0] is None or places[1] is None:
             return None
-        ours, others = (one.seconds(places[0]), other.seconds(places[1])) if timed else places
+        ours, others = (one.seconds(places[0], mine), other.seconds(places[1], theirs)) if timed else places
         if not others:
             return None
         found.append((ours or 0.0) / others - 1.0)

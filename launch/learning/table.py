@@ -98,7 +98,7 @@ def csv_text(rows: Sequence[Row], metric: str, goal: Goal | None) -> str:
     for rank, row in enumerate(rows, 1):
         for seed, curve in enumerate(row.plan.curves):
             at = None if goal is None else reached_at(curve, goal)
-            time = None if at is None else row.plan.seconds(at)
+            time = None if at is None else row.plan.seconds(at, curve)
             last = curve.values[-1] if curve.values and curve.failed is None else None
             cells = [rank, row.plan.name, row.plan.layout, seed, last, goal, at, row.plan.iteration_s, time]
             out.writerow(["" if cell is None else cell for cell in cells])

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Iterator, List
+from typing import TYPE_CHECKING, Iterator, List, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from megatron_ext.contract.adaptive.noise import Halves
 from megatron_ext.contract.plan import Plan
-from megatron_ext.data.samples import BEGINNING, Samples
+from megatron_ext.data.samples import Position, Samples
 from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.engine.gradients.halves import HalfGradients
+from megatron_ext.engine.optimizer.learning_rate import rate_of
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.results import not_finite
 from megatron_ext.engine.running import RunningStatistics
+from megatron_ext.learning.batches import Batches
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between
 from megatron_ext.tasks.stage import Stage
@@ -39,7 +43,8 @@ class FlushedTraining:
         self._model.place(cpu, dtype)
         flat = FlatWeights(self._model.parameters_by_name(), dtype, cpu)
         self._optimizer = Optimizer(flat, plan.train, None, DataGroup(1, 0, None), False, [])
-        self._window = plan.global_batch_size // plan.micro_batch_size
+        self._flat = flat
+        self.batches = Batches(plan)
         self._running = RunningStatistics([self._model], None)
 
     def step(self, iteration: int) -> float:
@@ -48,26 +53,51 @@ class FlushedTraining:
         Raises:
             NotFinite: the loss or the gradient is not finite, and not because of fp16's loss scale.
         """
-        plan, scaler = self._plan, self._optimizer.scaler
-        scale = scaler.scale
-        rows = BEGINNING.share(iteration, np.arange(self._window), plan.global_batch_size, plan.micro_batch_size)
+        plan, scaler, batches = self._plan, self._optimizer.scaler, self.batches
+        scale, count = scaler.scale, batches.count
+        start = Position(iteration - 1, batches.consumed)
+        rows = start.share(iteration, np.arange(count), batches.samples, plan.micro_batch_size)
         micros = [self._micro(row) for row in rows]
         factor = scale / self._weight(micros)
         self._running.begin()
+        halves = None
+        if batches.measures(iteration):
+            loss, halves = self._in_halves(micros, factor, scale)
+        else:
+            loss = self._pass(micros, factor)
+        if not math.isfinite(loss):
+            raise not_finite(iteration, "loss", loss / scale)
+        rate = rate_of(plan, iteration - 1, batches.consumed, batches.samples) if plan.adapt is not None else None
+        norm = self._optimizer.step(Recorder(None), rate)
+        skipped = not math.isfinite(norm)
+        if skipped and not scaler.dynamic:
+            raise not_finite(iteration, "gradient's norm", norm)
+        self._running.finish(count, skipped)
+        batches.after(iteration, halves)
+        return loss / scale
+
+    def _pass(self, micros: Sequence[Micro], factor: float) -> float:
+        """The loss of micro-batches, whose gradients are added up."""
         loss = 0.0
         for micro in micros:
             self._model.begin(micro.first)
             of_micro = self._task.loss(self._left(micro), micro, TensorGroup()) * factor
             of_micro.backward()  # type: ignore[no-untyped-call]
             loss += float(of_micro.detach())
-        if not math.isfinite(loss):
-            raise not_finite(iteration, "loss", loss / scale)
-        norm = self._optimizer.step(Recorder(None))
-        skipped = not math.isfinite(norm)
-        if skipped and not scaler.dynamic:
-            raise not_finite(iteration, "gradient's norm", norm)
-        self._running.finish(self._window, skipped)
-        return loss / scale
+        return loss
+
+    def _in_halves(self, micros: Sequence[Micro], factor: float, scale: float) -> Tuple[float, Halves]:
+        """The same, with the gradients of the even ones beside that of all, without the loss scale."""
+        gradients = HalfGradients(self._flat.grad, [], None, 1)
+        loss = self._pass(micros[::2], factor)
+        gradients.keep()
+        loss += self._pass(micros[1::2], factor)
+        even, whole, product = (value / scale**2 for value in gradients.compared(lambda: None))
+        sizes = len(micros[::2]) * self._plan.micro_batch_size, len(micros[1::2]) * self._plan.micro_batch_size
+        part = sizes[0] / sum(sizes)
+        if any(micro.weight is not None for micro in micros):
+            part = self._weight(micros[::2]) / self._weight(micros)
+        return loss, Halves(even, whole, product, part, *sizes)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -95,10 +125,10 @@ class FlushedTraining:
         micro = self._task.micro({name: torch.from_numpy(held) for name, held in batch.items()})
         return micro._replace(first=int(numbers[0]))
 
-    def _weight(self, micros: List[Micro]) -> float:
-        """Of the global batch: by what the losses of its micro-batches, which are sums or means, are divided."""
+    def _weight(self, micros: Sequence[Micro]) -> float:
+        """Of micro-batches: by what their losses, which are sums or means, are divided."""
         weights: List[Tensor] = [micro.weight for micro in micros if micro.weight is not None]
         if not weights:
-            return float(self._window)
+            return float(len(micros))
         total = float(torch.stack([weight.reshape(()).double() for weight in weights]).sum())
         return total if total > 0 else math.inf

@@ -16,6 +16,7 @@ from megatron_ext.data.samples import Samples
 from megatron_ext.engine.evaluation import Tally, means, samples_to_evaluate
 from megatron_ext.engine.streams.delayed import DelayedTraining
 from megatron_ext.engine.streams.streaming import require_untied
+from megatron_ext.learning.batches import Batches
 from megatron_ext.learning.flushed import FlushedTraining
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import check
@@ -31,10 +32,17 @@ class Learned(NamedTuple):
     """Of the iteration's global batch, in training."""
     metrics: Mapping[str, float]
     """Of the evaluation after it; empty where there was none."""
+    samples: int
+    """Consumed up to its end."""
+    micro_batches: int
+    """Of its global batch."""
+    measured: bool
+    """Whether the noise of its gradient was looked at."""
 
 
 def learn(plan: Plan) -> Iterator[Learned]:
-    """Iteration by iteration, from new weights to the plan's last iteration.
+    """Iteration by iteration, from new weights to the plan's last iteration, or the end of its samples where the batch
+    adapts.
 
     Raises:
         EngineError: the model, its data or its partition cannot be used.
@@ -53,12 +61,19 @@ def learn(plan: Plan) -> Iterator[Learned]:
         require_untied(task, plan)
         training = DelayedTraining(plan, task, samples)
     held_out = None if train.eval_interval is None else _held_out(plan, task)
+    batches = training.batches if isinstance(training, FlushedTraining) else Batches(plan)
     for iteration in range(1, train.iterations + 1):
+        count, measured = batches.count, batches.measures(iteration)
         loss = training.step(iteration)
+        if not isinstance(training, FlushedTraining):
+            batches.after(iteration, None)
+        last = batches.over or iteration == train.iterations
         metrics: Mapping[str, float] = {}
-        if held_out is not None and (iteration % (train.eval_interval or 1) == 0 or iteration == train.iterations):
+        if held_out is not None and (iteration % (train.eval_interval or 1) == 0 or last):
             metrics = _evaluated(plan, task, training, *held_out)
-        yield Learned(iteration, loss, metrics)
+        yield Learned(iteration, loss, metrics, batches.consumed, count, measured)
+        if last:
+            return
 
 
 def _held_out(plan: Plan, task: Task) -> Tuple[Samples, int]:

@@ -6,6 +6,7 @@ import csv
 import shlex
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from fasop.simulation.predict import predict
 from launch import cli
 from launch.commands import rehearse
 from launch.control.plan import make_plan
+from launch.learning.batch_times import BatchTimes
 from launch.learning.plans import compared
 from megatron_ext.learning.learn import learn
 from tests.support import ROOT
@@ -22,6 +24,7 @@ from tests.support.megatron_ext.engine_run import TINY, make_corpus
 from tests.support.reports.figures import drawn
 
 DATA = ("data.split='70,30,0'", "train.eval_interval=2", "train.iterations=4", "parallel.micro_batch_size=1")
+SAMPLES = ("train.samples=80", "train.iterations=null")
 UNTIED = "model.untie_embeddings_and_output_weights=true"
 PLANS = {
     "data.yaml": "data: 2\n",
@@ -115,6 +118,29 @@ def test_every_stage_of_a_small_model_has_a_layer(words: list[str]) -> None:
     assert plan.small.partition.layers == (2, 1, 1, 1)
 
 
+def test_a_batch_that_adapts_beside_one_that_stays(words: list[str]) -> None:
+    """Its iterations take what is predicted of their batches; small micro-batches have bounds in proportion."""
+    adapt = ("adapt.rule=similarity", "adapt.target=0.99", "adapt.every=2", "adapt.rate=0.5", "parallel.data=2")
+    given = [*(word for word in words if not word.startswith("train.iterations")), *SAMPLES, *adapt]
+    given += ["parallel.micro_batch_size=2", "small.parallel.global_batch_size=4"]
+    plans = compared([*given, "adapt.upper=8,32"], compose)
+    times = rehearse.predicted(plans, None)
+    fixed, adapted = rehearse.train(plans, 1, "loss", times)
+    (curve,) = adapted.curves
+    counts = [count for count, _ in curve.batches]
+    assert counts[:4] == [4, 4, 6, 6]
+    assert max(counts) == 16  # 32 samples, in micro-batches of 2; the small ones have 1
+    assert len(counts) < len(fixed.curves[0].batches)
+    assert curve.samples[-1] == sum(counts)
+    plain = [word for word in given if not word.startswith(("small.", "adapt."))]
+    of_fourth = predict(compose([*plain, "parallel.global_batch_size=12"])).iteration_s
+    assert curve.batches[2] == (6, False)
+    alone = replace(curve, iterations=[2, 3]).timed(BatchTimes(plans[1].experiment).seconds).seconds
+    assert alone[1] - alone[0] == pytest.approx(of_fourth, rel=1e-9)
+    assert adapted.seconds(curve.samples[-1], curve) == curve.seconds[-1]
+    assert {count for count, _ in fixed.curves[0].batches} == {4}
+
+
 STREAM = ("parallel.schedule=pipedream", "parallel.pipeline=2")
 
 
@@ -131,6 +157,7 @@ STREAM = ("parallel.schedule=pipedream", "parallel.pipeline=2")
         ([*STREAM, "small.model.layers=1"], "such as small.model.layers=2"),
         ([*STREAM, "parallel.depth=1-1-1"], "parallel.depth=1-1-1 is for 3 stages"),
         (["adapt.rule=jabas"], "adapt.rule=jabas"),
+        (["adapt.rule=goodput", "adapt.upper=32", *SAMPLES], "adapt.rule=goodput: its batches depend on the times"),
         (["parallel.semantics=vertical,stashing"], "semantics=vertical: parallel.semantics=vertical works only with"),
         (["train.until=top-1>=0.9"], "an evaluation with model.family=gpt measures loss and perplexity"),
         (["model.layers=3", "modle.layers=3"], "modle"),
@@ -186,11 +213,14 @@ def test_the_commands_of_the_page_run(
         elif words[1] == "rehearse":
             kept = [word for word in words[1:] if word.partition("=")[0] not in changed]
             few = [f"{key}={value}" for key, value in changed.items() if value is not None]
+            if "train.samples=19200" in kept:
+                kept.remove("train.samples=19200")
+                few = [word.replace("train.iterations=4", "train.samples=192") for word in few]
             assert cli.main([*kept, *few, "train.lr_warmup_iterations=1"]) == 0
             ran += 1
         elif words[1] == "data":
             assert cli.main(words[1:]) == 0
-    assert ran == 2
+    assert ran == 3
     assert "3-1" in capsys.readouterr().out
     assert Path("plans.html").is_file()
 

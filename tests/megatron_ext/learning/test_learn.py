@@ -15,6 +15,7 @@ from megatron_ext.engine.results import NotFinite
 from megatron_ext.learning.learn import learn
 from tests.megatron_ext.engine.streams.test_streams_agree import ADAM, FULL, SGD, Case
 from tests.megatron_ext.engine.streams.test_streams_of_families import STREAM
+from tests.megatron_ext.engine.test_adaptive_agrees import GROWING, LAYOUTS
 from tests.megatron_ext.engine.test_images_agree import BASE
 from tests.megatron_ext.engine.test_images_agree import MODELS as IMAGES
 from tests.megatron_ext.engine.test_layouts_agree import DROPOUT
@@ -79,6 +80,37 @@ def test_a_pipeline_without_a_flush(engine_run: Callable[..., EngineRun], case: 
 def test_a_plan_that_flushes(engine_run: Callable[..., EngineRun], layout: Sequence[str]) -> None:
     """With tied weights, on whatever stages they are."""
     assert_same(engine_run(*FLUSHED, *layout, *EVALUATED))
+
+
+@pytest.mark.parametrize("layout", ["three replicas", pytest.param("zb_h1", marks=pytest.mark.slow)])
+def test_a_batch_that_adapts(engine_run: Callable[..., EngineRun], layout: str) -> None:
+    """It grows and, at the end of the samples, shrinks; the number of replicas decides how far."""
+    words = [*GROWING, *LAYOUTS[layout], "train.eval_interval=3", "data.split='70,30,0'", "adapt.lr_scaling=linear"]
+    run = engine_run(*words)
+    assert_same(run)
+    found = [*learn(run.plan)]
+    batches = [line["global_batch_size"] for line in run.metrics()]
+    assert [one.micro_batches * run.plan.micro_batch_size for one in found] == batches
+    assert len({*batches}) > 3
+    assert found[-1].samples == sum(batches)
+
+
+@pytest.mark.slow
+def test_a_batch_that_adapts_with_running_statistics_and_noise(tmp_path: Path) -> None:
+    images = make_images(tmp_path, 32)
+    base = ("parallel=single", *IMAGES["resnet"], *BASE, "parallel.micro_batch_size=2", *SGD, "train.lr=0.01")
+    adapt = ("adapt.rule=noise", "adapt.target=0.9", "adapt.every=1", "adapt.smoothing=2", "adapt.upper=48")
+    length = ("train.samples=200", "train.iterations=null", "parallel.global_batch_size=8", "train.eval_interval=2")
+    assert_same(make_run(tmp_path / "run", images, *base, "parallel.data=2", *adapt, *length, base=()))
+
+
+@pytest.mark.slow
+def test_a_batch_that_adapts_with_token_weights(tmp_path: Path) -> None:
+    pairs = write_pairs(tmp_path, 61)
+    words = [*TRANSLATION["untied-gnmt"], "parallel.micro_batch_size=1", "train.eval_interval=2", "parallel.data=2"]
+    adapt = ["adapt.rule=similarity", "adapt.target=0.99", "adapt.every=2", "adapt.rate=0.5", "adapt.upper=24"]
+    length = ["train.samples=100", "train.iterations=null", "parallel.global_batch_size=6", "parallel.shares=2-1"]
+    assert_same(make_run(tmp_path / "run", pairs, "parallel=single", *words, *adapt, *length))
 
 
 @pytest.mark.parametrize(
