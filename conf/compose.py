@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
 from hydra import compose as hydra_compose
-from hydra import initialize_config_module
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
@@ -24,6 +23,7 @@ from conf.blocks_of_module import count_blocks
 from conf.errors import ConfigError
 from conf.family_sizes import fill_sizes
 from conf.hydra_errors import COMPOSING, message, unknown_key
+from conf.hydra_session import hydra_session
 from conf.pipedream import words as pipedream
 from conf.reading.hydra_options import refuse_options
 from conf.reading.references import require_shapes
@@ -164,7 +164,7 @@ def compose_unchecked(words: Sequence[str] = (), config_name: str = "config") ->
 
 def _composed(words: Sequence[str], config_name: str) -> DictConfig:
     register()
-    with command_line(words) as found, initialize_config_module("conf", version_base="1.3"):
+    with command_line(words) as found, hydra_session():
         refuse_options(found.overrides)
         if of_sweeper := [word for word in found.overrides if re.match(r"[+~]*hydra[./]", word)]:
             raise ConfigError(f"{' '.join(of_sweeper)}: only 'tdpp launch' takes this option")

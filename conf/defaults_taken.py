@@ -7,12 +7,12 @@ from operator import attrgetter
 from typing import Any
 
 from hydra import compose as hydra_compose
-from hydra import initialize_config_module
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from conf.compose import command_line
 from conf.errors import ConfigError
+from conf.hydra_session import hydra_session
 from conf.reading.own_folders import SHIPPED
 from conf.reading.user_files import config_dirs
 from conf.reading.yaml_file import load_yaml
@@ -41,7 +41,7 @@ def defaults_taken(words: Sequence[str], composed: object, keys: Sequence[str]) 
     try:
         with (
             command_line([*(f"--config-dir={folder}" for folder in folders), *choices]) as found,
-            initialize_config_module("conf", version_base="1.3"),
+            hydra_session(),
         ):
             chosen: Any = OmegaConf.to_container(hydra_compose(_UNDECIDED, found.all))
     except ConfigError:  # files that rely on what the demo has

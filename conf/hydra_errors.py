@@ -20,7 +20,8 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from conf.errors import ConfigError
 from conf.reading.own_folders import SUFFIX, groups
 from conf.reading.user_files import Words, names_in
-from conf.reading.yaml_file import NO_KEYS, NO_VALUE, NOT_TEXT, line_of, load_yaml, rule, yaml_fault
+from conf.reading.yaml_file import NO_KEYS, NO_VALUE, NOT_TEXT, load_yaml, rule, yaml_fault
+from conf.reading.yaml_lines import line_of
 from conf.schema import experiment
 
 COMPOSING = (
@@ -205,9 +206,9 @@ def _unreadable(words: Words, fault: str) -> str:
         try:
             load_yaml(file)
         except ConfigError as error:
-            faults.append(f"{_shown(file)}: {error}")
+            faults.append(f"{shown(file)}: {error}")
         except OSError as error:
-            faults.append(f"{_shown(file)}: {error.strerror}")
+            faults.append(f"{shown(file)}: {error.strerror}")
     return "; ".join(one for one in faults if fault in one)
 
 
@@ -234,11 +235,17 @@ def _raised_by_hydra(error: Exception) -> bool:
 
 
 def _file(config: str, words: Words) -> str:
-    """The path of what Hydra calls `model/tiny`."""
+    """As `file_of`, to be shown; of a config without a file, its name."""
+    file = file_of(config, words)
+    return config if file is None else shown(file)
+
+
+def file_of(config: str, words: Words) -> Path | None:
+    """The path of what Hydra calls `model/tiny`; None if it is no file."""
     files = (folder / f"{config}{SUFFIX}" for folder in words.folders)
-    return next((_shown(file) for file in files if file.is_file()), config)
+    return next((file for file in files if file.is_file()), None)
 
 
-def _shown(file: Path) -> str:
+def shown(file: Path) -> str:
     """A file that was given by its path is a link."""
     return os.path.realpath(file) if file.is_symlink() else str(file)

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()  # here, where a device without room can be reported; also after argparse's --help
     except TdppError as error:
-        print(visible(f"tdpp: error: {error}"), file=sys.stderr)
+        print(visible(f"tdpp: error: {_with_origins(str(error), argv)}"), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -66,6 +66,15 @@ def _run(argv: Sequence[str]) -> int:
         print(_unknown(verb), file=sys.stderr)
         return WRONG_USAGE
     return int(module_of(verb).main(rest))
+
+
+def _with_origins(message: str, argv: Sequence[str]) -> str:
+    """A message with the lines of the user's files that it is about."""
+    if not any("=" in word for word in argv):
+        return message
+    from conf.origins import with_origins  # imports Hydra
+
+    return with_origins(message, argv[1:])
 
 
 def usage() -> str:

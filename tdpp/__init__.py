@@ -9,10 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from conf.compose import compose
     from conf.errors import TdppError
     from reports.notebook import load_sweep
-    from tdpp.planning import search
+    from tdpp.planning import compose, search
     from tdpp.runs import Run, launch, load
 
 __all__ = ["Run", "TdppError", "compose", "launch", "load", "load_sweep", "search"]
@@ -21,13 +20,11 @@ __all__ = ["Run", "TdppError", "compose", "launch", "load", "load_sweep", "searc
 def __getattr__(name: str) -> object:
     """The names above, imported when they are asked for (PEP 562)."""
     match name:
-        case "compose":
-            module = import_module("conf.compose")
         case "TdppError":
             module = import_module("conf.errors")
         case "load_sweep":
             module = import_module("reports.notebook")
-        case "search":
+        case "compose" | "search":
             module = import_module("tdpp.planning")
         case "Run" | "launch" | "load":
             module = import_module("tdpp.runs")

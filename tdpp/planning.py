@@ -1,9 +1,12 @@
-"""Searching for plans."""
+"""Configurations, and searching for plans."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from conf import compose as composed
+from conf.origins import origins_named
+from conf.schema.experiment import Experiment
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments, parse
 from fasop.search.inputs import read
@@ -12,6 +15,16 @@ from fasop.search.run import best_plans
 
 WORDS = ("top", "profile", "leave_out", "by_stage", "prove", "overrides")
 """Of those of `tdpp search`, which say what is searched; the others are about tables and files."""
+
+
+def compose(overrides: Sequence[str] = ()) -> Experiment:
+    """The checked configuration that `tdpp launch <overrides>` runs.
+
+    Raises:
+        TdppError: a word cannot be read, or a rule is broken; with the message of the command line.
+    """
+    with origins_named(overrides):
+        return composed.compose(overrides)
 
 
 def search(overrides: Sequence[str] = ()) -> list[Plan]:
@@ -25,4 +38,5 @@ def search(overrides: Sequence[str] = ()) -> list[Plan]:
     others = [name for name in vars(usual) if name not in WORDS and getattr(arguments, name) != getattr(usual, name)]
     if others:
         raise SearchError(f"{others[0]}=… is for 'tdpp search' on the command line; leave it out here")
-    return list(best_plans(read(arguments.overrides, arguments.profile), arguments).plans)
+    with origins_named(arguments.overrides):
+        return list(best_plans(read(arguments.overrides, arguments.profile), arguments).plans)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conf.compose import compose_unchecked
+from conf.origins import origins_named
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from launch.commands.decided import decided
@@ -87,7 +88,8 @@ def launch(overrides: Sequence[str] = (), wait: bool = True) -> Run:
     Raises:
         TdppError: the configuration breaks a rule, or the run cannot be started; with the message of the command line.
     """
-    return launched(overrides, wait, preflight, WORKER)
+    with origins_named(overrides):
+        return launched(overrides, wait, preflight, WORKER)
 
 
 def launched(overrides: Sequence[str], wait: bool, preflight: Preflight, worker: str) -> Run:

@@ -39,10 +39,10 @@ FLOORS = {
             "run_folder",
             "reading",
             "schema",
-            "hydra_errors identity blocks_of_module family_sizes training_length pipedream",
+            "hydra_errors hydra_session identity blocks_of_module family_sizes training_length pipedream",
             "compose",
         ),
-        "completions defaults_taken reference",
+        "completions defaults_taken origins reference",
     ],
     "conf/schema": [
         "values",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -159,29 +159,3 @@ def rule(error: BaseException) -> str:
         if (found := re.fullmatch(pattern, reported)) is not None:
             return words.format(*found.groups())
     return reported
-
-
-def line_of(path: Path, key: str) -> int | None:
-    """The line where a file has a key, which may also be named as seen from above the file; None if it has it not."""
-    try:
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except (OSError, ValueError, YAMLError, RecursionError):
-        return None
-    parts = re.findall(r"[^.\[\]]+", key)
-    lines = (_line(root, parts[start:]) for start in range(len(parts)))
-    return next((line for line in lines if line is not None), None)
-
-
-def _line(node: yaml.Node | None, parts: Sequence[str]) -> int | None:
-    line = None
-    for part in parts:
-        if isinstance(node, yaml.SequenceNode) and part.isdecimal() and int(part) < len(node.value):
-            node = node.value[int(part)]
-            line = node.start_mark.line + 1
-            continue
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        found = next(((name, value) for name, value in pairs if str(name.value) == part), None)
-        if found is None:
-            return None
-        line, node = found[0].start_mark.line + 1, found[1]
-    return line

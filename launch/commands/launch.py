@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +19,7 @@ import conf
 from conf.compose import command_line, read_experiment, register
 from conf.defaults_taken import TRAINED, defaults_taken
 from conf.errors import TdppError
+from conf.origins import with_origins
 from conf.pipedream import words as pipedream
 from conf.reading.hydra_options import check_options
 from conf.reading.own_folders import SUFFIX
@@ -42,7 +40,8 @@ from launch.control.submit import resume
 from launch.errors import LaunchError
 from launch.judge.verdict import judge
 from launch.node.worker_command import WORKER
-from launch.sweep.batches import CHOICE, BatchTask, register_launcher
+from launch.sweep.batches import BatchTask, register_launcher
+from launch.sweep.called import called_with
 from launch.sweep.combinations import Combination, Outcome, check_sweep_wide
 from launch.sweep.outcomes import report_single, report_sweep
 from launch.sweep.start import Outcomes, confirm, existing, start_all
@@ -122,9 +121,9 @@ def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str =
                 _record(session.record, session.experiments)
             start_all(session.combinations, wanted, session.outcomes, worker)
     except (KeyboardInterrupt, LaunchError):
-        _report(session)
+        _report(argv, session)
         raise
-    return _report(session)
+    return _report(argv, session)
 
 
 def _agreed(argv: Sequence[str], session: Session, preflight: Preflight) -> dict[int, Experiment]:
@@ -208,16 +207,26 @@ def settle(
 
 
 def _print_defaults(argv: Sequence[str], overrides: Sequence[str], experiment: Experiment) -> None:
-    folders = [f"--config-dir={folder}" for folder in config_dirs(argv)[0]]
-    if (note := defaults_taken([*folders, *overrides], experiment, TRAINED)) is not None:
+    if (note := defaults_taken([*_folders(argv), *overrides], experiment, TRAINED)) is not None:
         print(f"({note})", file=sys.stderr, flush=True)
 
 
-def _report(session: Session) -> int:
-    outcomes = [outcome for _, outcome in sorted(session.outcomes.items())]
+def _report(argv: Sequence[str], session: Session) -> int:
+    outcomes = [_with_origins(argv, outcome) for _, outcome in sorted(session.outcomes.items())]
     if session.mode is RunMode.MULTIRUN:
         return report_sweep(outcomes, len(session.combinations), session.metric)
     return report_single(outcomes)
+
+
+def _with_origins(argv: Sequence[str], outcome: Outcome) -> Outcome:
+    """The same; an error names the lines of the user's files that it is about."""
+    if outcome.error is not None:
+        outcome.error.args = (with_origins(str(outcome.error), [*_folders(argv), *outcome.overrides]),)
+    return outcome
+
+
+def _folders(argv: Sequence[str]) -> list[str]:
+    return [f"--config-dir={folder}" for folder in config_dirs(argv)[0]]
 
 
 def _resume(argv: Sequence[str], worker: str) -> int:
@@ -269,8 +278,7 @@ def _compose_all(argv: Sequence[str], session: Session, run_batch: Callable[[Seq
     with (
         tempfile.TemporaryDirectory(prefix="tdpp-") as scratch,
         command_line(argv) as words,
-        _arguments(_with_launcher(words.all)),
-        _errors_raised(),
+        called_with(words.all),
     ):
         OmegaConf.register_new_resolver("sweep_dir", lambda: scratch, replace=True)
         session.as_given = words.as_given
@@ -311,41 +319,3 @@ def _new_folder(sweeps: Path, stamp: str) -> Path:
             folder = sweeps / f"{stamp}.{attempt}"
         else:
             return folder
-
-
-@contextmanager
-def _arguments(argv: Sequence[str]) -> Iterator[None]:
-    """Hydra reads its arguments from sys.argv, and takes options only before or after all overrides."""
-    before = sys.argv
-    sys.argv = ["tdpp launch", *sorted(argv, key=lambda argument: argument not in ("-m", "--multirun"))]
-    try:
-        yield
-    finally:
-        sys.argv = before
-
-
-def _with_launcher(argv: Sequence[str]) -> list[str]:
-    """With our launcher beside the first override: Hydra takes overrides only in one row, and --info would take it."""
-    overrides = (n for n, word in enumerate(argv) if word.startswith("~") or ("=" in word and not word.startswith("-")))
-    place = next(overrides, 0)
-    return [*argv[:place], CHOICE, *argv[place:]]
-
-
-@contextmanager
-def _errors_raised() -> Iterator[None]:
-    """Hydra then raises what it would otherwise print and exit with, or log that it cannot log (--info)."""
-    before, handle = os.environ.get("HYDRA_FULL_ERROR"), logging.Handler.handleError
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    logging.Handler.handleError = _raised  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        logging.Handler.handleError = handle  # type: ignore[method-assign]
-        del os.environ["HYDRA_FULL_ERROR"]
-        if before is not None:
-            os.environ["HYDRA_FULL_ERROR"] = before
-
-
-def _raised(handler: logging.Handler, record: logging.LogRecord) -> None:
-    """In the place of `logging.Handler.handleError`, which is called where an exception is at hand."""
-    raise

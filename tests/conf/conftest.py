@@ -12,6 +12,8 @@ from tests.support.composing import COMPOSED
 SUBJECT = {
     "test_compose",
     "test_hydra_errors",
+    "test_hydra_session",
+    "test_origins",
     "test_defaults_taken",
     "test_user_files",
     "test_own_folders",

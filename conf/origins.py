@@ -1,0 +1,161 @@
+"""Where a value comes from that breaks a rule: the file of the user's, and the line.
+
+A rule knows keys and values, not files. A message names its keys, so the files are looked up once it is to be shown:
+Hydra lists the files that a command line merges, in their order, and the last one that sets a key has set its value.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+
+from conf.compose import command_line
+from conf.errors import TdppError
+from conf.hydra_errors import COMPOSING, file_of, shown
+from conf.hydra_session import hydra_session
+from conf.pipedream.words import WORD as PIPEDREAM
+from conf.reading.hydra_options import CONFIG_DIR
+from conf.reading.own_folders import SHIPPED, groups
+from conf.reading.user_files import OPENSEQ2SEQ, Words, config_dirs
+from conf.reading.yaml_lines import Lines, parts_of
+
+_MENTION = re.compile(r"(?<![\w./@+~-])(?P<key>[a-z_][\w.\[\]<>*-]*)(?P<after>=| is not set)?")
+"""What may be a key in a message, and what follows."""
+_LACKING = " is not set"
+_EXPANDED = (OPENSEQ2SEQ, PIPEDREAM)
+_GIT_S = 5
+"""Seconds that git has to list files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A file that Hydra merges."""
+
+    path: Path
+    package: tuple[str, ...]
+    """The key below which it is merged."""
+    own: bool
+    """Whether it is the user's, not one that ships with tdpp."""
+
+    def below(self, parts: Sequence[str]) -> Sequence[str] | None:
+        """What the file itself calls a key; None if the key lies elsewhere."""
+        depth = len(self.package)
+        return parts[depth:] if tuple(parts[:depth]) == self.package else None
+
+
+@contextmanager
+def origins_named(words: Sequence[str]) -> Iterator[None]:
+    """An error that is raised within names the files and lines that set its keys."""
+    try:
+        yield
+    except TdppError as error:
+        error.args = (with_origins(str(error), words),)
+        raise
+
+
+def with_origins(message: str, words: Sequence[str]) -> str:
+    """A message, behind the user's files and the lines in them that set the keys which it names.
+
+    `words` may be those of any command. Keys that they set themselves are not looked up, nor is a file that the message
+    already names.
+    """
+    if not any(map(_chooses, words)):
+        return message
+    try:
+        folders = [f"{CONFIG_DIR}={folder}" for folder in config_dirs(words)[0]]
+        with command_line([*folders, *filter(_chooses, words)]) as found, hydra_session():
+            given = {_key(word) for word in (*found.overrides, *words) if not _chooses(word)}
+            return _places(message, _sources(found), given) + message
+    except (TdppError, *COMPOSING):  # words that cannot be composed; the message is about something else
+        return message
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+~").partition("=")[0]
+
+
+def _chooses(word: str) -> bool:
+    """Whether a word chooses a file of a group, or stands for others that may."""
+    return "=" in word and (_key(word).partition("@")[0] in groups() or word.startswith(_EXPANDED))
+
+
+def _sources(found: Words) -> list[Source]:
+    """The files of a command line, in the order in which Hydra merges them."""
+    words = replace(found, overrides=tuple(filter(_chooses, found.overrides)))
+    listed = GlobalHydra.instance().config_loader().compute_defaults_list("config", words.all, RunMode.RUN).defaults
+    beside = _untracked()
+    files = [(file_of(default.config_path or "", found), default.package or "") for default in listed]
+    return [
+        Source(path=path, package=parts_of(package), own=SHIPPED not in path.parents or path in beside)
+        for path, package in files
+        if path is not None
+    ]
+
+
+def _untracked() -> set[Path]:
+    """In a checkout, the files that the user has put beside the shipped ones."""
+    if not (SHIPPED.parent / ".git").exists():
+        return set()
+    command = ["git", "-C", str(SHIPPED), "ls-files", "-z", "--others"]
+    try:
+        listed = subprocess.run(command, capture_output=True, timeout=_GIT_S, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return set()
+    return {SHIPPED / name.decode(errors="surrogateescape") for name in listed.split(b"\0") if name}
+
+
+def _places(message: str, sources: Sequence[Source], given: set[str]) -> str:
+    """`FILE, lines 3 and 5: `, for the keys in a message that are not among those `given`; empty without any."""
+    of_file = {source.path: Lines.read(source.path) for source in sources}
+    lines: dict[str, set[int]] = {}
+    for mention in _MENTION.finditer(message):
+        parts, has_value = parts_of(mention["key"].rstrip(".")), mention["after"] == "="
+        is_word = len(parts) == 1 and not has_value
+        is_set = any(".".join(parts[:end]) in given for end in range(1, len(parts) + 1))
+        if is_word or is_set or "<" in mention["key"]:
+            continue
+        place = _setting(parts, has_value, sources, of_file)
+        if place is None and mention["after"] == _LACKING:
+            place = _containing(parts, sources, of_file)
+        if place is not None and place[0].own and (file := shown(place[0].path)) not in message:
+            lines.setdefault(file, set()).update(place[1])
+    return "; ".join(file + _numbers(of) for file, of in lines.items()) + (": " if lines else "")
+
+
+def _setting(
+    parts: Sequence[str], has_value: bool, sources: Sequence[Source], of_file: Mapping[Path, Lines]
+) -> tuple[Source, list[int]] | None:
+    """The file that has set a key, and its line."""
+    for source in reversed(sources):
+        below = source.below(parts)
+        found = of_file[source.path].find(below) if below else None
+        if found is not None and not (found.is_group and has_value):  # model=mine is a choice
+            return source, [found.line]
+    return None
+
+
+def _containing(
+    parts: Sequence[str], sources: Sequence[Source], of_file: Mapping[Path, Lines]
+) -> tuple[Source, list[int]] | None:
+    """The file where a key that is not set would belong, and the line above it."""
+    for end in range(len(parts) - 1, 0, -1):
+        for source in reversed(sources):
+            below = source.below(parts[:end])
+            if below is not None and (not below or of_file[source.path].find(below) is not None):
+                found = of_file[source.path].find(below)
+                return source, [] if found is None else [found.line]
+    return None
+
+
+def _numbers(lines: set[int]) -> str:
+    if not lines:
+        return ""
+    *others, last = map(str, sorted(lines))
+    return f", lines {', '.join(others)} and {last}" if others else f", line {last}"
