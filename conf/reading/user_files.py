@@ -26,8 +26,12 @@ OPENSEQ2SEQ = "openseq2seq="
 
 COMPARED = ("train.until",)
 """Keys whose values hold < or >, which Hydra reads only between quotes."""
+COMMANDS = ("notify.command",)
+"""Keys whose values are command lines, with quotes of their own around some of their words."""
 LISTED = ("log",)
 """Keys whose values are lists, which Hydra takes for a sweep unless there are brackets."""
+_QUOTED = re.compile(r"""(['"])(?:(?!\1)[^\\]|\\.)*\1""", re.DOTALL)
+"""A text that is quoted for Hydra already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +108,9 @@ def _found(command: Sequence[str], links: Path) -> Words:
         elif key.lstrip("+") in COMPARED and re.fullmatch(r"[^'\",]*[<>][^'\",]*", value):
             given[f"'{value}'"] = value
             overrides.append(f"{key}='{value}'")
+        elif key.lstrip("+") in COMMANDS and re.search(r"['\"=;(){}]", value) and not _QUOTED.fullmatch(value):
+            given[quoted(value)] = value
+            overrides.append(f"{key}={quoted(value)}")
         elif key.lstrip("+") in LISTED and re.fullmatch(r"[\w ,-]+", value) and value != "null":
             given[f"{key}=[{value}]"] = word
             overrides.append(f"{key}=[{value}]")

@@ -130,3 +130,17 @@ def test_what_hydra_says_of_a_file_is_said_of_its_path(folder: Path) -> None:
 def test_without_files_of_ones_own_hydra_gets_the_words_unchanged() -> None:
     with found_files(["model=xl", "train.load=x.yaml", "-m"]) as words:
         assert words.all == ["model=xl", "train.load=x.yaml", "-m"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("/a/ended.sh 'my runs'", ("/a/ended.sh", "my runs")),
+        ("'/a b' 'c'", ("/a b", "c")),
+        ("sh -c 'a; b' x=y", ("sh", "-c", "a; b", "x=y")),
+        ("\"sh -c 'echo $X'\"", ("sh", "-c", "echo $X")),
+    ],
+    ids=["one-in-quotes", "all-in-quotes", "characters", "quoted-for-hydra"],
+)
+def test_a_command_is_written_as_for_a_shell(command: str, words: tuple[str, ...]) -> None:
+    assert compose([f"notify.command={command}"]).notify.words == words
