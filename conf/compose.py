@@ -20,7 +20,7 @@ from omegaconf.errors import (
 )
 
 from conf.blocks_of_module import count_blocks
-from conf.errors import ConfigError
+from conf.errors import CompositionError, ConfigError
 from conf.family_sizes import fill_sizes
 from conf.hydra_errors import COMPOSING, message, unknown_key
 from conf.hydra_session import hydra_session
@@ -36,6 +36,8 @@ from conf.schema.model import Model
 from conf.training_length import choose_length
 
 T = TypeVar("T")
+_LACKING = re.compile(r"Missing mandatory value: (?P<key>[\w.]+)")
+"""What OmegaConf says of a reference to a value that is not set."""
 _REFERENCE = re.compile(r"(\\*)\$\{")
 
 
@@ -76,11 +78,16 @@ def _values_named() -> Iterator[None]:
     try:
         yield
     except MissingMandatoryValue as error:
-        key = error.full_key
-        raise ConfigError(f"{key} is not set: give {key}=…, or choose a file that sets it") from error
+        raise ConfigError(_not_set(str(error.full_key))) from error
     except InterpolationResolutionError as error:
+        if (lacking := _LACKING.search(str(error))) is not None:
+            raise ConfigError(_not_set(lacking["key"])) from error
         key, cause = error.full_key, str(error).splitlines()[0]
         raise ConfigError(f"{key} cannot be resolved: {cause}; give {key}=…") from error
+
+
+def _not_set(key: str) -> str:
+    return f"{key} is not set: give {key}=…, or choose a file that sets it"
 
 
 def with_known_keys(cfg: DictConfig, words: Sequence[str] | None) -> DictConfig:
@@ -184,7 +191,7 @@ def command_line(words: Sequence[str]) -> Iterator[Words]:
         try:
             yield replace(found, notes=(*notes, *found.notes))
         except COMPOSING as error:
-            raise ConfigError(message(error, found)) from error
+            raise CompositionError(message(error, found)) from error
 
 
 def _model_of(words: Sequence[str]) -> Model:

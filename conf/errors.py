@@ -29,6 +29,10 @@ class ConfigError(TdppError):
     """A configuration that breaks a rule of `conf`."""
 
 
+class CompositionError(ConfigError):
+    """Words or files that cannot be composed. Its message names the word, or the file and its line."""
+
+
 class RunFolderError(TdppError):
     """A run folder that cannot be found, made or read."""
 

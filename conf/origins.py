@@ -17,7 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
 from conf.compose import command_line
-from conf.errors import TdppError
+from conf.errors import CompositionError, TdppError
 from conf.hydra_errors import COMPOSING, file_of, shown
 from conf.hydra_session import hydra_session
 from conf.pipedream.words import WORD as PIPEDREAM
@@ -56,17 +56,19 @@ def origins_named(words: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except TdppError as error:
-        error.args = (with_origins(str(error), words),)
+        error.args = (with_origins(error, words),)
         raise
 
 
-def with_origins(message: str, words: Sequence[str]) -> str:
-    """A message, behind the user's files and the lines in them that set the keys which it names.
+def with_origins(error: TdppError, words: Sequence[str]) -> str:
+    """The message of an error, behind the user's files and the lines in them that set the keys which it names.
 
     `words` may be those of any command. Keys that they set themselves are not looked up, nor is a file that the message
     already names.
     """
-    if not any(map(_chooses, words)):
+    message = str(error)
+    composed = not isinstance(error, CompositionError) and not isinstance(error.__cause__, CompositionError)
+    if not (composed and any(map(_chooses, words))):
         return message
     try:
         folders = [f"{CONFIG_DIR}={folder}" for folder in config_dirs(words)[0]]

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()  # here, where a device without room can be reported; also after argparse's --help
     except TdppError as error:
-        print(visible(f"tdpp: error: {_with_origins(str(error), argv)}"), file=sys.stderr)
+        print(visible(f"tdpp: error: {_with_origins(error, argv)}"), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -68,13 +68,13 @@ def _run(argv: Sequence[str]) -> int:
     return int(module_of(verb).main(rest))
 
 
-def _with_origins(message: str, argv: Sequence[str]) -> str:
-    """A message with the lines of the user's files that it is about."""
+def _with_origins(error: TdppError, argv: Sequence[str]) -> str:
+    """Its message, with the lines of the user's files that it is about."""
     if not any("=" in word for word in argv):
-        return message
+        return str(error)
     from conf.origins import with_origins  # imports Hydra
 
-    return with_origins(message, argv[1:])
+    return with_origins(error, argv[1:])
 
 
 def usage() -> str:

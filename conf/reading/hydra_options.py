@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from conf.errors import UsageError
@@ -30,7 +31,14 @@ def parser() -> Parser:
 
 
 def check_options(words: Sequence[str]) -> None:
-    """Ends the program with a message if `tdpp launch` has no such option, or the option no such value."""
+    """Ends the program with a message if `tdpp launch` has no such option, or the option no such value.
+
+    Raises:
+        UsageError: of --dry-run, for which argparse would suggest --run.
+    """
+    for word in words:
+        if re.fullmatch(r"--dry[-_]?run(=.*)?", word):
+            raise UsageError(f"{word}: 'tdpp launch' has no such option; write dry_run=true")
     parser().parse_intermixed_args([*words])
 
 

@@ -221,7 +221,7 @@ def _report(argv: Sequence[str], session: Session) -> int:
 def _with_origins(argv: Sequence[str], outcome: Outcome) -> Outcome:
     """The same; an error names the lines of the user's files that it is about."""
     if outcome.error is not None:
-        outcome.error.args = (with_origins(str(outcome.error), [*_folders(argv), *outcome.overrides]),)
+        outcome.error.args = (with_origins(outcome.error, [*_folders(argv), *outcome.overrides]),)
     return outcome
 
 

@@ -162,7 +162,7 @@ FAULTY = {
     "number": ("5\n", "{path}: the file has no keys"),
     "list": ("- a\n", "{path}: Invalid type assigned: list is not a subclass of Model"),
     "defaults": ("defaults: [nope]\n" + MODEL, "{path}: Could not find 'model/nope'"),
-    "empty": ("", "Missing mandatory value: model.name"),
+    "empty": ("", "model.name is not set: give model.name=…, or choose a file that sets it"),
 }
 """What a file says, and what is told of it."""
 

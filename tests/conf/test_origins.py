@@ -146,12 +146,22 @@ def test_a_file_that_was_given_by_its_path_is_named(tmp_path: Path) -> None:
 def test_a_message_that_names_a_line_already_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(MODEL)
     message = f"{tmp_path}/mine.yaml, line 3: model.hidden: must be a whole number"
-    assert with_origins(message, [f"model={tmp_path}/mine.yaml"]) == message
+    assert with_origins(ConfigError(message), [f"model={tmp_path}/mine.yaml"]) == message
+
+
+def test_a_word_that_cannot_be_composed_is_not_the_fault_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(CLUSTER)
+    words = [f"cluster={tmp_path}/mine.yaml", "cluster.groups.lft.count=2"]
+    with (
+        pytest.raises(ConfigError, match=r"^cluster\.groups\.lft does not exist: cluster\.groups has left"),
+        origins_named(words),
+    ):
+        compose(words)
 
 
 @pytest.mark.parametrize("words", [[], ["model=moon"], ["--config-dir"], ["experiment=[1"], ["pipedream=nowhere"]])
 def test_words_that_choose_no_file_leave_a_message_as_it_is(words: list[str]) -> None:
-    assert with_origins("model.hidden=65 is wrong", words) == "model.hidden=65 is wrong"
+    assert with_origins(ConfigError("model.hidden=65 is wrong"), words) == "model.hidden=65 is wrong"
 
 
 def test_in_a_checkout_the_users_files_are_those_that_git_does_not_track(

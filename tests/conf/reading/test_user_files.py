@@ -95,6 +95,7 @@ def test_a_file_that_nobody_lets_read_is_named(folder: Path, monkeypatch: pytest
     shutil.copytree(folder, open_folder := Path(tempfile.mkdtemp()), dirs_exist_ok=True)
     open_folder.chmod(0o755)
     monkeypatch.chdir(open_folder)
+    compose([])  # Hydra imports its parts where the user may not read
     mine = Path("own/parallel/mine.yaml")
     mine.chmod(0)
     for words in (["--config-dir=own", "parallel=mine"], [f"parallel={mine}"]):

@@ -115,3 +115,9 @@ def test_options_of_hydra_that_cannot_be_are_one_message(
     error = capsys.readouterr().err
     assert told in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--dryrun", "--dry_run=true"])
+def test_whoever_wants_a_dry_run_is_not_led_to_a_real_one(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["launch", option]) == 2
+    assert capsys.readouterr().err == f"tdpp: error: {option}: 'tdpp launch' has no such option; write dry_run=true\n"
