@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import repeat
+from typing import TypeAlias
 
 from fasop.trainings.replica_times import ReplicaTimes, Taken, halves_of
 from megatron_ext.contract.adaptive.shares import Times
 from megatron_ext.contract.schedule.deal import Division
+
+_Shared: TypeAlias = tuple[ReplicaTimes, tuple[int, int], int]
+"""A replica with its even and odd micro-batches and its streams."""
 
 
 class ReplicaNodes:
@@ -33,7 +38,7 @@ class ReplicaNodes:
     def seconds(self, division: Division, measures: bool = False) -> float:
         key = division, measures
         if key not in self._known:
-            self._known[key] = max(taken.whole for taken in self._taken(division, measures))
+            self._known[key] = max(taken.whole for taken in self._unlike(division, measures).values())
         return self._known[key]
 
     def times(self, division: Division, iterations: int, measures: bool) -> Times:
@@ -60,20 +65,28 @@ class ReplicaNodes:
 
     def _taken(self, division: Division, measures: bool) -> list[Taken]:
         """By replica."""
+        unlike = self._unlike(division, measures)
+        return [unlike[one] for one in self._shared(division, measures)]
+
+    def _unlike(self, division: Division, measures: bool) -> dict[_Shared, Taken]:
+        """Interchangeable replicas, which are one object, take their share once."""
+        every = {*self._shared(division, measures)}
+        if not measures:
+            return {one: one[0].iteration(sum(one[1]), one[2]) for one in every}
+        again = tuple(map(max, zip(*{replica.gradients for replica, *_ in every}, strict=True)))
+        return {one: one[0].measuring(*one[1], one[2], again) for one in every}
+
+    def _shared(self, division: Division, measures: bool) -> Iterable[_Shared]:
+        """By replica."""
         in_streams = bool(division.streams)
-        replicas = [self._replicas(size, in_streams)[place] for place, size in enumerate(division.sizes)]
-        halves = [(count, 0) for count in division.shares]
+        replicas = self._replicas(division.sizes[0], in_streams)
+        if len(sizes := {*division.sizes}) > 1:
+            of_size = {size: self._replicas(size, in_streams) for size in sizes}
+            replicas = [of_size[size][place] for place, size in enumerate(division.sizes)]
+        halves: Iterable[tuple[int, int]] = zip(division.shares, repeat(0))
         if measures and (self.pipelined or in_streams):  # else it does not matter which micro-batches are even
             halves = halves_of(division.shares)
-        again = tuple(map(max, zip(*{replica.gradients for replica in replicas}, strict=True)))
-        known: dict[tuple[ReplicaTimes, int, int, int], Taken] = {}
-        found = []
-        for replica, (even, odd), streams in zip(replicas, halves, division.copies, strict=True):
-            key = replica, even, odd, streams
-            if key not in known:
-                known[key] = replica.measuring(*key[1:], again) if measures else replica.iteration(even + odd, streams)
-            found.append(known[key])
-        return found
+        return zip(replicas, halves, division.copies, strict=True)
 
 
 def _between(plain: Taken, measured: Taken, part: float) -> Taken:

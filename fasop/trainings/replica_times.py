@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import chain
 from typing import NamedTuple, Protocol
 
@@ -64,7 +65,7 @@ class OneStage:
         (times,) = durations.times
         self._micro_batch_s = times.forward[0] + times.backward[0]
         self.gradients, self._step = tuple(durations.gradients), durations.optimizer[0]
-        self._rates = rates
+        self._rate, self._copy_s = cache(rates.rate), rates.copy_s
 
     def iteration(self, count: int, streams: int) -> Taken:
         return self._taken(self._beside(count, streams), 0.0)
@@ -76,8 +77,8 @@ class OneStage:
         """In rounds, the last of which may have fewer micro-batches than there are streams; then the gradients of the
         streams are added up."""
         most, left = count - count % streams, count % streams
-        passes = sum(of / self._rates.rate(n) for of, n in ((most, streams), (left, left)) if of)
-        return self._micro_batch_s * passes + ((streams - 1) * self._rates.copy_s if count else 0.0)
+        passes = sum(of / self._rate(n) for of, n in ((most, streams), (left, left)) if of)
+        return self._micro_batch_s * passes + ((streams - 1) * self._copy_s if count else 0.0)
 
     def _taken(self, work: float, again: float) -> Taken:
         whole = work + self.gradients[0] + again + self._step
