@@ -53,7 +53,7 @@ class Results:
 
     def marks(self, one: Played) -> str:
         """What it is among all, in words."""
-        found = ["quickest"] if one is self.quickest else []
+        found = ["fastest"] if one is self.quickest else []
         found += ["cheapest"] if one is self.cheapest else []
         if not found and one in self.front:
             found = ["front"]

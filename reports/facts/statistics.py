@@ -148,23 +148,31 @@ def slowest_first(figures: Statistics, replica_of: Sequence[int]) -> list[int]:
     return sorted(longest, key=lambda replica: -longest[replica])
 
 
-def alike(figures: Statistics, ranks: Sequence[Place], replica: int) -> NDArray[np.bool_]:
-    """(ranks,) whether a rank is like that of this replica in its stage and place of the tensor group: within SLOW_RANK
-    in compute time, and within as many hundredths in its bubble (medians over steady iterations). Where a stage has no
-    such replica, its first one stands for it; the one that others are like is not like itself."""
-    found = np.zeros(len(ranks), bool)
+def stands_for(figures: Statistics, ranks: Sequence[Place], replicas: Sequence[int]) -> NDArray[np.int64]:
+    """(ranks,) the rank that each is like, or -1: one of an earlier replica, of the same stage and place of the tensor
+    group, that is like no other itself. Two are alike within SLOW_RANK in compute time, and within as many hundredths
+    in their bubble (medians over steady iterations). A few slow replicas thus leave the others alike.
+
+    Args:
+        replicas: in the order in which they are to stand for others.
+    """
+    found = np.full(len(ranks), -1)
     if not figures.steady.any():
         return found
     compute = np.median(figures.spent.compute[:, figures.steady], axis=1)
     bubble = np.median(figures.bubble_share[:, figures.steady], axis=1)
-    known = {(one.stage, one.tp): one.rank for one in reversed(ranks)}
-    known |= {(one.stage, one.tp): one.rank for one in ranks if one.dp == replica}
-    for one in ranks:
-        other = known[one.stage, one.tp]
-        if other != one.rank and compute[other] > 0 and compute[one.rank] > 0:
-            ratio = compute[one.rank] / compute[other]
-            found[one.rank] = 1 / SLOW_RANK < ratio < SLOW_RANK
-            found[one.rank] &= abs(bubble[one.rank] - bubble[other]) < SLOW_RANK - 1
+    order = {replica: at for at, replica in enumerate(replicas)}
+    standing: dict[tuple[int, int], list[int]] = {}
+    for one in sorted(ranks, key=lambda one: order[one.dp]):
+        others = standing.setdefault((one.stage, one.tp), [])
+        if compute[one.rank] > 0:
+            ratio = compute[one.rank] / compute[others]
+            near = (ratio > 1 / SLOW_RANK) & (ratio < SLOW_RANK)
+            near &= abs(bubble[one.rank] - bubble[others]) < SLOW_RANK - 1
+            if near.any():
+                found[one.rank] = others[int(near.argmax())]
+            else:
+                others.append(one.rank)
     return found
 
 

@@ -105,7 +105,8 @@ class Axis:
         if math.isnan(low):
             return []
         shares = (0.0, 0.25, 0.5, 0.75, 1.0) if high > low else (0.5,)
-        return [(f"{low + share * (high - low) if high > low else low:,.3g}", share) for share in shares]
+        decimals = _decimals((high - low) / 4 if high > low else low)
+        return [(f"{low + share * (high - low) if high > low else low:,.{decimals}f}", share) for share in shares]
 
     def place(self, item: int) -> float:
         """From 0 below to 1 above; NaN if it is not known."""
@@ -118,6 +119,11 @@ class Axis:
     def _range(self) -> tuple[float, float]:
         known = [float(value) for value in self.values if not math.isnan(float(value))]
         return (min(known), max(known)) if known else (math.nan, math.nan)
+
+
+def _decimals(step: float) -> int:
+    """Of numbers that are so far apart, so that two of them are not written alike."""
+    return max(0, 1 - math.floor(math.log10(abs(step)))) if step else 0
 
 
 def _natural(text: str) -> tuple[float, str]:

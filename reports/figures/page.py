@@ -112,8 +112,11 @@ def _cell(cell: str | Names | Cell) -> str:
 
 
 def number(value: float | None, form: str, unit: str = "") -> str:
-    """A dash for what is not known."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:{form}}{unit}"
+    """A dash for what is not known; what rounds to zero has no minus sign."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    text = f"{value:{form}}"
+    return f"{text if any(digit in text for digit in '123456789') else text.removeprefix('-')}{unit}"
 
 
 def bullets(items: Iterable[str]) -> str:

@@ -13,6 +13,10 @@ from reports.figures.chart import lines
 from reports.figures.embed import embedded, page_with_figures
 from reports.figures.page import table
 from reports.figures.template import SERIES, figure
+from reports.sections.plan_section import plural
+
+MOST_TICKS = 12
+"""Under the buckets."""
 
 
 def render(command: str, profiles: Mapping[str, LayerProfile]) -> str:
@@ -23,8 +27,8 @@ def render(command: str, profiles: Mapping[str, LayerProfile]) -> str:
     """
     body = [
         f'<header><p class="crumbs">tdpp profile</p><h1>{escape(", ".join(profiles))}</h1></header><main>',
-        f'<section><pre class="command">{escape(command)}</pre></section>',
         *(part for name, profile in profiles.items() for part in _sections(name, profile)),
+        f'<section><h2>Command</h2><pre class="command">{escape(command)}</pre></section>',
         "</main>",
     ]
     return page_with_figures("Profile – tdpp", "\n".join(body))
@@ -33,12 +37,13 @@ def render(command: str, profiles: Mapping[str, LayerProfile]) -> str:
 def _sections(name: str, profile: LayerProfile) -> Iterator[str]:
     device = profile.device or "device unknown"
     yield f"<section><h2>{escape(name)}: {escape(profile.gpu)} ({escape(device)})</h2>"
+    drawn = list(_rates(profile))
+    yield "".join(f"<p>{escape(_best(rates))}</p>" for rates in drawn if len(rates) > 1)
     for model, sizes in profile.buckets_mib.items():
         shown = embedded(drawn_buckets(model, sizes), f"Gradient buckets of {model}")
         rows = [(str(number), f"{size:,.4g}") for number, size in enumerate(sizes)]
         every = f"<details><summary>All buckets</summary>{table(('bucket', 'MiB'), rows)}</details>"
         yield shown + every
-    drawn = list(_rates(profile))
     if drawn:
         chart = lines(drawn, x_title="streams", title="Samples per second", from_zero=True)
         on_cpu = "" if "cuda" in profile.versions else "<p>On a CPU streams are threads, which share its cores.</p>"
@@ -57,9 +62,18 @@ def drawn_buckets(model: str, sizes: list[float]) -> go.Figure:
         marker={"color": SERIES[0]},
         hovertemplate="bucket %{x}: %{y:,.4g} MiB<extra></extra>",
     )
-    made.update_xaxes(title_text="bucket")
+    made.update_xaxes(title_text="bucket", tick0=0, dtick=-(-len(sizes) // MOST_TICKS))
     made.update_yaxes(title_text="MiB", rangemode="tozero")
     return made
+
+
+def _best(rates: pd.Series) -> str:
+    """What several streams gain over the fewest."""
+    best, fewest = rates.idxmax(), rates.index.min()
+    if best == fewest:
+        return f"{rates.name}: more than {plural(int(fewest), 'stream')} would train no more samples per second."
+    more = f"{rates[best] / rates[fewest]:.2f} times as many as {plural(int(fewest), 'stream')}"
+    return f"{rates.name}: {best} streams train {rates[best]:,.0f} samples per second, {more}."
 
 
 def _rates(profile: LayerProfile) -> Iterator[pd.Series]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import astuple
 from html import escape
 
-from conf.run_folder.rank_ranges import rank_ranges
 from fasop.simulation.predict import Prediction
-from megatron_ext.contract.failure import RankFailure
 from megatron_ext.contract.plan import Plan
 from reports.facts.statistics import Statistics
 from reports.facts.terms import measured
 from reports.figures.embed import page_with_figures
-from reports.figures.page import Names, emulated, missing, table
+from reports.figures.page import emulated, missing, table
 from reports.path.why import Unexplained, Why
 from reports.readers.events import Timeline
 from reports.readers.gpus import GpuReport
@@ -24,6 +22,7 @@ from reports.sections.cause_section import cause_section
 from reports.sections.course_section import course_section
 from reports.sections.elastic_section import elastic_section
 from reports.sections.expected_section import expected_section
+from reports.sections.failures_section import failures_section
 from reports.sections.figures_section import figures_section, settled
 from reports.sections.findings_section import nodes_section, verdict_section
 from reports.sections.gpu_section import gpu_section
@@ -59,7 +58,7 @@ def render(
         '<nav><a href="timeline.html">Timeline of all ranks →</a></nav></header>',
         "<main>",
         verdict_section(findings.verdict) if findings else "",
-        _failures(record),
+        failures_section(record.failures),
         cause_section(why, record.plan),
         figures_section(record, figures),
         missing(notes),
@@ -77,25 +76,6 @@ def render(
         "</main>",
     ]
     return page_with_figures(f"{record.name} – tdpp", "\n".join(body))
-
-
-def _failures(record: Record) -> str:
-    if not record.failures:
-        return ""
-    alike: dict[tuple[bool, str, str], list[RankFailure]] = {}
-    for one in record.failures:
-        alike.setdefault((one.symptom, one.type, one.message), []).append(one)
-    rows = [
-        (
-            rank_ranges(one.rank for one in ranks),
-            Names(dict.fromkeys(one.node for one in ranks)),
-            "caused by another" if symptom else "cause",
-            type_,
-            message,
-        )
-        for (symptom, type_, message), ranks in alike.items()
-    ]
-    return f"<section><h2>Failed ranks</h2>{table(('rank', 'node', 'kind', 'error', 'message'), rows)}</section>"
 
 
 def _stages(record: Record, timeline: Timeline, figures: Statistics, prediction: Prediction | None) -> list[str]:

@@ -45,12 +45,12 @@ def render(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str
         "layout": packed.layout,
         "plans": [_facts(plan, one) for plan, one in zip(plans, shown, strict=False)],
     }
+    parts = (_table(plans, run), _charts(plans))
     body = [
         '<header><p class="crumbs">tdpp search</p>'
         f"<h1>{plural(len(plans), 'plan')} for {escape(plans[0].training.model.name)}</h1></header><main>",
         _answer(command, plans, run, searched),
-        _table(plans, run),
-        _charts(plans),
+        *(parts if len(_ahead(plans)) < len(plans) else reversed(parts)),
         '<section><h2>A plan in detail</h2><p class="note">Choose a plan in the table above.</p>',
         '<div id="legend"></div></section>',
         *(_detail(number, plan, one) for number, (plan, one) in enumerate(zip(plans, shown, strict=False))),
@@ -238,9 +238,10 @@ def _detail(number: int, plan: Plan, prediction: Prediction) -> str:
         )
         for stage, (one, term) in enumerate(zip(prediction.stages, terms, strict=True))
     ]
+    hidden = " hidden" if number else ""
     head = ("stage", "GPU", "layers", *(f"{TITLES[key]} ms" for key in shown), "bubble")
     return (
-        f'<section class="plan" id="plan-{number + 1}"><h2>Plan {number + 1}: {escape(_sizes(plan))}, '
+        f'<section class="plan" id="plan-{number + 1}"{hidden}><h2>Plan {number + 1}: {escape(_sizes(plan))}, '
         f'{plan.total * 1e3:,.1f} ms</h2><div class="iteration"></div><h3>Where the time goes</h3>'
         f"{table(head, rows, kind='numeric')}<h3>Where the memory goes</h3>"
         f"{memory_parts(predicted_memory_frame(prediction))}</section>"

@@ -100,7 +100,15 @@ def _epochs(results: Results) -> str:
 
 
 def _table(results: Results) -> str:
+    """The sets of nodes that are something among all; behind them the others."""
     every = [*results.ordered, *([results.elastic] if results.elastic else [])]
-    rows = [row(results, one) for one in every]
-    drawn = table(HEAD, [[Names([name]), gpus, Names([batch]), *rest] for name, gpus, batch, *rest in rows])
-    return f"<section><h2>All sets of nodes</h2>{drawn}</section>"
+    marked = [one for one in every if results.marks(one) or one is results.elastic]
+    drawn = f"<section><h2>Sets of nodes</h2>{_rows(results, marked)}"
+    if len(marked) < len(every):
+        drawn += f"<details><summary>All {len(every)} sets of nodes</summary>{_rows(results, every)}</details>"
+    return f"{drawn}</section>"
+
+
+def _rows(results: Results, trainings: Sequence[Played]) -> str:
+    rows = [row(results, one) for one in trainings]
+    return table(HEAD, [[Names([name]), gpus, Names([batch]), *rest] for name, gpus, batch, *rest in rows])

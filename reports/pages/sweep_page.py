@@ -128,7 +128,7 @@ def render(outcomes: Sequence[Outcome], timed: Sequence[Timed] = ()) -> str:
 
 def _answer(compared: Comparison, failures: int) -> str:
     first, sound, pareto = compared.first, compared.sound, compared.pareto
-    counted = f"{plural(len(sound), 'run')} to compare, {failures} without a result."
+    counted = f"{plural(len(sound), 'run')} to compare{f', {failures} without a result' if failures else ''}."
     if emulated := sum(one.emulated for one in sound):
         counted += f" {emulated} of them rehearsed, with emulated times"
         counted += "; the best is one of the others." if emulated < len(sound) else "."

@@ -10,7 +10,7 @@ import numpy as np
 
 from fasop.simulation.predict import Prediction
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
-from reports.facts.statistics import SLOW_RANK, Statistics, alike, slowest_first
+from reports.facts.statistics import SLOW_RANK, Statistics, slowest_first, stands_for
 from reports.facts.terms import measured
 from reports.facts.waits import messages
 from reports.figures.embed import TIMELINE, looks
@@ -19,12 +19,13 @@ from reports.figures.page import data, emulated, missing, page, static
 from reports.path.why import Why
 from reports.readers.events import Timeline, legend_order
 from reports.readers.record import Record, rank_label
+from reports.sections.cause_section import cause_in_words
 from reports.sections.plan_section import plural
 from reports.sections.stages_section import ideal
 
 SCRIPTS = ("scheme.js", *TIMELINE, "overview.js", "path.js", "timeline.js")
 FOLDED_FROM = 32
-"""Ranks, from which the page opens with one replica, the slowest, and the ranks that differ from it."""
+"""Ranks, from which the page opens with the slowest replica, and one rank of each kind that differs from it."""
 
 
 def render(
@@ -59,7 +60,7 @@ def render(
     body = "\n".join(
         [
             header,
-            f'<main class="wide"><p class="answer">{escape(_answer(record.plan, figures))}</p>',
+            f'<main class="wide"><p class="answer">{escape(_answer(record.plan, figures, why))}</p>',
             static("timeline.html"),
             notes,
             "</main>",
@@ -76,8 +77,8 @@ def _index(figures: Statistics, why: Why | None) -> int | None:
     return None if why is None else int(np.flatnonzero(figures.iterations == why.iteration)[0])
 
 
-def _answer(plan: Plan, figures: Statistics) -> str:
-    """What the timeline amounts to: the length of an iteration, its bubble, the stage that computes longest."""
+def _answer(plan: Plan, figures: Statistics, why: Why | None) -> str:
+    """What the timeline amounts to: the length of an iteration, its bubble, and why it takes as long."""
     if figures.bubble is None:
         return "Only the first iteration is complete so far, and it does not count as steady."
     length_ms = float(np.median(figures.length_ns[figures.steady])) / 1e6
@@ -91,6 +92,8 @@ def _answer(plan: Plan, figures: Statistics) -> str:
     known = ideal(plan)
     said += f" ({known.schedule} with equal stages: {known.fraction:.1%}); " if known else "; "
     said += f"{figures.communication:.1%} of an iteration is exposed communication."
+    if why and why.gains:
+        return f"{said} {cause_in_words(why)}"
     compute = {stage: terms.compute for stage, terms in measured(figures, plan, period_ms).items()}
     if len(compute) == 1:
         return said
@@ -134,7 +137,7 @@ def _facts(record: Record, timeline: Timeline, figures: Statistics, names: Seque
     """What the scripts need to know of the ranks and where to begin."""
     replicas = slowest_first(figures, [rank.dp for rank in record.plan.ranks])
     many = len(record.plan.ranks) >= FOLDED_FROM
-    folded = alike(figures, record.plan.ranks, replicas[0]) & many
+    like = stands_for(figures, record.plan.ranks, replicas) if many else np.full(len(record.plan.ranks), -1)
     return {
         "ranks": [
             {
@@ -152,7 +155,7 @@ def _facts(record: Record, timeline: Timeline, figures: Statistics, names: Seque
         "uncertainty_ns": timeline.uncertainty_ns,
         "open": figures.middle,
         "replicas": replicas,
-        "alike": folded.tolist(),
+        "like": like.tolist(),
         "alike_percent": round(100 * SLOW_RANK - 100),
         "messages": [messages(name) for name in names],
     }

@@ -44,7 +44,7 @@ def moved_layers(graph: Graph, plan: Plan) -> Iterator[Change]:
         if moved == 1:
             yield Change(Cause.PARTITION, f"a layer moved from stage {slow} to stage {quick}", because, lasts)
         else:
-            change = Change(Cause.PARTITION, f"layers by stage {'-'.join(map(str, left))}", because, lasts)
+            change = Change(Cause.PARTITION, f"partition {'-'.join(map(str, left))}", because, lasts)
     if change is not None:
         yield change
 
@@ -80,7 +80,7 @@ def replayed_plans(graph: Graph, plan: Plan, every: Sequence[Sequence[int]]) -> 
     each = _layer_ns(plan, before, layers_now)
     for layers in every:
         now = {stage: max(ns + each[stage] * (layers[stage] - layers_now[stage]), 0.0) for stage, ns in before.items()}
-        change = f"layers by stage {'-'.join(map(str, layers))}, the best that tdpp search finds for these sizes"
+        change = f"partition {'-'.join(map(str, layers))}, the best that tdpp search finds for these sizes"
         because = f"tdpp search finds a better balance than {'-'.join(map(str, layers_now))}."
         yield Change(Cause.PARTITION, change, because, scaled(graph, _factors(stages, own, before, now)))
 

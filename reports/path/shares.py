@@ -12,11 +12,14 @@ from fasop.simulation.ranks.replay import StageTimes, simulate
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.schedules import as_json, schedule
 from reports.facts.breakdown import BACKWARD, FORWARD, LOSS
+from reports.facts.dashed import dashed
 from reports.path.change import Cause, Gain
 from reports.path.graph import Graph
 from reports.readers.events import Timeline
 
 MS = 1e6
+MOST_CHARACTERS = 40
+"""Of shares that are spelled out."""
 
 
 def other_shares(timeline: Timeline, graph: Graph, plan: Plan) -> Iterator[Gain]:
@@ -39,7 +42,7 @@ def other_shares(timeline: Timeline, graph: Graph, plan: Plan) -> Iterator[Gain]
     now, slow, quick = graph.period_ns(), int(np.argmax(lengths)), int(np.argmin(lengths))
     yield Gain(
         cause=Cause.SHARES,
-        change=f"shares of the replicas {'-'.join(map(str, shares))}, as simulated",
+        change=f"shares of the replicas {_spelled(shares)}, as simulated",
         because=(
             f"Replica {slow} takes {lengths[slow] / MS:,.0f} ms for its {counts[slow]} micro-batches, replica {quick} "
             f"{lengths[quick] / MS:,.0f} ms for {counts[quick]}."
@@ -47,6 +50,15 @@ def other_shares(timeline: Timeline, graph: Graph, plan: Plan) -> Iterator[Gain]
         before_ns=now,
         period_ns=round(now - max(lengths) + max(after)),
     )
+
+
+def _spelled(shares: Sequence[int]) -> str:
+    """As for `parallel.shares`, or from where to where they go."""
+    text = dashed(shares)
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    least, most = min(shares), max(shares)
+    return f"from {least} (replica {shares.index(least)}) to {most} micro-batches (replica {shares.index(most)})"
 
 
 def _times(events: pd.DataFrame, plan: Plan, dp: int) -> list[StageTimes]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
+from reports.facts.dashed import dashed
 from reports.figures.chart import lines
 from reports.figures.embed import embedded
 from reports.figures.page import Row, number, table
@@ -22,7 +23,7 @@ def adaptive_section(record: Record) -> str:
     if not made:
         return ""
     charts = [
-        _chart([_logged(record, "global_batch_size", "global batch")], "Global batch", from_zero=True),
+        _chart([_batches(record)], "Global batch", from_zero=True),
         _chart([_decided(made, "noise scale", lambda one: one.noise_scale)], "Noise scale (samples)", from_zero=True),
         _chart([_decided(made, "similarity", lambda one: one.similarity)], "Similarity of the halves"),
         _chart([_logged(record, "learning_rate", "learning rate")], "Learning rate", from_zero=True),
@@ -34,6 +35,16 @@ def adaptive_section(record: Record) -> str:
         f'<section><h2>Adaptation</h2><div class="charts">{"".join(charts)}</div>'
         f"{table(HEAD, map(_row, changes)) if changes else ''}{note}</section>"
     )
+
+
+def _batches(record: Record) -> pd.Series:
+    """Over consumed samples, in steps: a log line has only the batch of its last iteration."""
+    points = [(0, record.decisions[0].before)]
+    for one in record.decisions:
+        points += [(one.consumed_samples, one.before), (one.consumed_samples, one.global_batch_size)]
+    logged = record.known(SAMPLES)
+    points.append((max(points[-1][0], *map(int, logged.tail(1))), points[-1][1]))
+    return pd.Series([batch for _, batch in points], [samples for samples, _ in points], name="global batch")
 
 
 def _logged(record: Record, key: str, name: str) -> pd.Series:
@@ -62,9 +73,9 @@ def _row(one: Decision) -> Row:
         str(one.iteration),
         f"{one.consumed_samples:,}",
         f"{one.before} → {one.global_batch_size}" if one.before != one.global_batch_size else str(one.before),
-        f"{_dashed(one.shares_before)} → {_dashed(one.shares)}"
+        f"{dashed(one.shares_before)} → {dashed(one.shares)}"
         + (f" of {_sizes(one)} samples" if one.resizes else "")
-        + (f" in {_dashed(one.streams_before)} → {_dashed(one.streams)} streams" if one.changes_streams else ""),
+        + (f" in {dashed(one.streams_before)} → {dashed(one.streams)} streams" if one.changes_streams else ""),
         number(one.learning_rate_factor, ".4g"),
         number(one.similarity, ".3f"),
         number(one.noise_scale, ",.4g"),
@@ -73,8 +84,4 @@ def _row(one: Decision) -> Row:
 
 
 def _sizes(one: Decision) -> str:
-    return f"{_dashed(one.micro_batch_sizes_before)} → {_dashed(one.micro_batch_sizes)}"
-
-
-def _dashed(shares: Sequence[int]) -> str:
-    return "-".join(map(str, shares))
+    return f"{dashed(one.micro_batch_sizes_before)} → {dashed(one.micro_batch_sizes)}"

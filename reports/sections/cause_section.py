@@ -25,6 +25,8 @@ CLOSE = 0.02
 """How far the replay of the iteration as it was may be from the recorded median."""
 MOST_RANKS = 64
 """Of more, the table of ranks has those that are idle longest."""
+MOST_BARS = 16
+"""Of the chart, where a run has one stage."""
 PIPELINE = (Kind.COMPUTE, Kind.MESSAGE, Kind.TENSOR)
 NAMES = {
     Kind.COMPUTE: "computing",
@@ -134,7 +136,7 @@ def cause_in_words(why: Why) -> str:
     """What gains most, and how much."""
     if not why.gains:
         plans = ", nor would a plan from tdpp search" if why.searched else ""
-        return f"No single change in the replay gains 1 % or more{plans}."
+        return f"No single change in the replay gains 1% or more{plans}."
     of_run = [one for one in why.gains if one.cause != Cause.PLAN]
     best = (of_run or why.gains)[0]
     mean = "on average " if best.mean else ""
@@ -163,8 +165,14 @@ def _changes(why: Why) -> str:
 
 
 def _chart(idle: pd.DataFrame) -> str:
-    """An iteration of each stage, the mean over its ranks."""
-    stages = idle.drop(columns="node").groupby("stage").mean()
+    """An iteration of each stage, the mean over its ranks; where there is one stage, of each node or else rank."""
+    by = "stage"
+    if idle["stage"].nunique() == 1 and 1 < idle["node"].nunique() <= MOST_BARS:
+        by = "node"
+    elif idle["stage"].nunique() == 1 and len(idle) <= MOST_BARS:
+        by = "rank"
+    rows = idle.rename_axis("rank").reset_index().groupby(by, sort=by != "node")
+    stages = rows[["compute", "optimizer", *IDLE]].mean()
     parts = [
         Part(name="compute", values=stages["compute"].tolist(), colour=SERIES[0]),
         Part(name="optimizer", values=stages["optimizer"].tolist(), colour=SERIES[3]),
@@ -174,8 +182,9 @@ def _chart(idle: pd.DataFrame) -> str:
         ),
     ]
     shown = [part for part in parts if sum(part.values) > 0]
-    title = "An iteration of each stage"
-    return embedded(stacked([f"stage {stage}" for stage in stages.index], shown, title=title, unit="ms"), title)
+    title = f"An iteration of each {by}"
+    names = [str(one) if by == "node" else f"{by} {one}" for one in stages.index]
+    return embedded(stacked(names, shown, title=title, unit="ms"), title)
 
 
 def _tables(why: Why, plan: Plan) -> str:

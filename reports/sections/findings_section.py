@@ -23,12 +23,10 @@ def verdict_section(verdict: Verdict) -> str:
 
 
 def nodes_section(findings: Findings) -> str:
-    """What nodes say they run, against what was submitted, and their stderr."""
+    """What nodes run that was not submitted, and their stderr; nothing where they say neither."""
+    parts = []
     if findings.mismatches:
-        answer = f'<div class="bad">{bullets(findings.mismatches)}</div>'
-    else:
-        answer = "<p>All nodes that have reported run what was submitted.</p>"
-    parts = [f"<h3>Submitted and run</h3>{answer}"]
+        parts.append(f'<h3>Not as submitted</h3><div class="bad">{bullets(findings.mismatches)}</div>')
     parts += [f"<h3>Errors</h3>{_grouped(findings.stderr)}"] if findings.stderr else []
     parts += [f"<h3>Agents that are gone</h3>{_grouped(findings.agents)}"] if findings.agents else []
     if findings.warnings:
@@ -37,15 +35,15 @@ def nodes_section(findings: Findings) -> str:
             f"<details><summary>{plural(count, 'warning')} of {plural(len(findings.warnings), 'kind')}</summary>"
             f"{_grouped(findings.warnings)}</details>"
         )
-    return f"<section><h2>What the nodes say</h2>{''.join(parts)}</section>"
+    return f"<section><h2>What the nodes say</h2>{''.join(parts)}</section>" if parts else ""
 
 
 def _grouped(complaints: Sequence[Complaint]) -> str:
-    rows = [(str(one.count), _nodes(one.nodes), one.text) for one in complaints]
+    rows = [(str(one.count), some_nodes(one.nodes), one.text) for one in complaints]
     return table(("times", "nodes", "line"), rows)
 
 
-def _nodes(nodes: Sequence[str]) -> Names:
+def some_nodes(nodes: Sequence[str]) -> Names:
     *names, last = nodes[:NODES_NAMED]
     more = len(nodes) - NODES_NAMED
     return Names([*names, f"{last} and {more} more" if more > 0 else last])

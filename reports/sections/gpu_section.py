@@ -23,8 +23,8 @@ def gpu_section(report: GpuReport) -> str:
     if len(known):
         lowest = uses.loc[known.idxmin()]
         said = (
-            f"{plural(len(uses), 'GPU')}, {known.mean():.0f} % utilised on average; the least utilised was GPU "
-            f"{lowest['index']} of {lowest['node']}, at {lowest['utilisation']:.0f} %."
+            f"{plural(len(uses), 'GPU')}, {known.mean():.0f}% utilised on average; the least utilised was GPU "
+            f"{lowest['index']} of {lowest['node']}, at {lowest['utilisation']:.0f}%."
         )
     else:
         said = "No GPU reported its utilisation."

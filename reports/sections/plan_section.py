@@ -9,6 +9,7 @@ from html import escape
 from conf.schema.values.partition import Partition
 from megatron_ext.contract.models.model import GPT, RECURRENT
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
+from reports.facts.dashed import dashed
 from reports.facts.schedules import schedule_name
 from reports.figures.page import table
 from reports.readers.record import UNKNOWN
@@ -39,7 +40,7 @@ def _sentences(plan: Plan) -> list[str]:
     samples = f"{plan.global_batch_size} samples{tokens}{_shares(plan)}"
     return [
         f"{len(plan.ranks)} ranks {_product(plan)}, {_where(plan)}.",
-        *([_cut(plan)] if plan.partition else []),
+        *([_cut(plan)] if plan.partition and len(plan.partition) > 1 else []),
         f"Each iteration trains on {samples}, {order}.",
         *_model(plan),
         *([f"With {', '.join(unusual)}."] if unusual else []),
@@ -49,7 +50,8 @@ def _sentences(plan: Plan) -> list[str]:
 
 def _product(plan: Plan) -> str:
     if plan.tensors is None and plan.replicas is None:
-        return f"= {plan.pipeline} pipeline stages × {plan.data} data-parallel replicas × {plan.tensor} tensor-parallel"
+        stages, replicas = plural(plan.pipeline, "pipeline stage"), plural(plan.data, "data-parallel replica")
+        return f"= {stages} × {replicas} × {plan.tensor} tensor-parallel"
     sizes = plan.sizes
     replicas = f"{sizes['data']} data-parallel replicas{' by stage' * (plan.replicas is not None)}"
     tensor = f"{sizes['tensor']} tensor-parallel{' by stage' * (plan.tensors is not None)}"
@@ -61,8 +63,7 @@ def _shares(plan: Plan) -> str:
         count = plan.global_batch_size // plan.micro_batch_size
         return f": {count} micro-batches of {plan.micro_batch_size}, which the replicas of a stage take in turn"
     if plan.shares is not None:
-        counts = "-".join(map(str, plan.shares))
-        return f": {counts} micro-batches of {plan.micro_batch_size} on replicas 0 to {plan.data - 1}"
+        return f": {dashed(plan.shares)} micro-batches of {plan.micro_batch_size} on replicas 0 to {plan.data - 1}"
     of_each = plan.micro_batches[0] if plan.data else 0  # a log need not tell
     return f": {plural(of_each, 'micro-batch', 'es')} of {plan.micro_batch_size} per replica" if of_each else ""
 
@@ -85,8 +86,11 @@ def _where(plan: Plan) -> str:
     nodes = plan.planned_nodes
     if all(node.name == UNKNOWN for node in nodes):
         return "on nodes that the log does not name"
-    kinds = Counter(node.gpu for node in nodes)
-    counted = ", ".join(f"{count} × {gpu}" for gpu, count in kinds.items())
+    kinds = Counter((len(node.ranks), node.gpu) for node in nodes)
+    if len(kinds) == 1:
+        counted = f"{len(nodes[0].ranks)} {nodes[0].gpu}{' each' if len(nodes) > 1 else ''}"
+    else:
+        counted = ", ".join(f"{count} with {gpus} {gpu}" for (gpus, gpu), count in kinds.items())
     on = f"{plural(len(nodes), 'node')} ({counted})"
     return f"rehearsed on one machine, standing in for {on}" if plan.rehearsal else f"on {on}, device {plan.device}"
 

@@ -216,7 +216,7 @@ class Chart {
       context.textAlign = "right";
       context.fillText(this.narrow ? one.short : one.label, this.left - 8, top + height / 2, this.left - 10);
       if (one.share === undefined || one.share === null) continue;
-      context.fillText(`${digits(100 * one.share, this.narrow ? 0 : 1)} %`, width - 4, top + height / 2);
+      context.fillText(`${digits(100 * one.share, this.narrow ? 0 : 1)}%`, width - 4, top + height / 2);
     }
   }
 

@@ -9,7 +9,7 @@ const percent = (share) => share / 10;
 const MAPS = {
   bubble: { column: "bubble_share", of: percent, unit: "%", least: 30, most: 100, says: "of passes + bubble is waiting for other stages" },
   communication: { column: "communication_share", of: percent, unit: "%", least: 30, most: 100, says: "of the iteration is exposed communication" },
-  compute: { column: "compute_share", of: (share, period) => (share / 1e3) * (period / 1e6), unit: "ms", least: 0, most: Infinity, says: "of forward and backward computation" },
+  compute: { column: "compute_share", of: (share, period) => (share / 1e3) * (period / 1e6), unit: " ms", least: 0, most: Infinity, says: "of forward and backward computation" },
 };
 
 // rows: ranks from top to bottom; kind: a key of MAPS.
@@ -58,7 +58,7 @@ function drawScale(low, high, map) {
     canvas.fillStyle = `rgb(${shade.join()})`;
     canvas.fillRect(x, 0, 1, 1);
   });
-  const text = (value) => `${Number(value.toPrecision(3))} ${map.unit}`;
+  const text = (value) => `${Number(value.toPrecision(3))}${map.unit}`;
   document.getElementById("scale-low").textContent = text(low);
   document.getElementById("scale-high").textContent = text(high);
   document.getElementById("scale-says").textContent = `${map.says}; hatched: no events`;
@@ -68,7 +68,7 @@ function drawScale(low, high, map) {
 function cellText(rank, column, columns) {
   const cell = rank * columns.iterations.length + column;
   if (columns.compute_share[cell] < 0) return "no events";
-  const of = (map) => `${map.of(columns[map.column][cell], columns.iteration_period[column]).toFixed(1)} ${map.unit}`;
+  const of = (map) => `${map.of(columns[map.column][cell], columns.iteration_period[column]).toFixed(1)}${map.unit}`;
   return Object.entries(MAPS).map(([kind, map]) => `${kind} ${of(map)}`).join(", ");
 }
 

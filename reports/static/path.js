@@ -22,7 +22,7 @@ function drawPath(context, chart) {
 
 // Shows the ranks that the path goes over, though they may be like others.
 function askForPath() {
-  for (const rank of columns.path_rank) if (run.alike[rank]) view.asked.add(rank);
+  for (const rank of columns.path_rank) if (isAlike(rank)) view.asked.add(rank);
 }
 
 // The box that shows it, and opens its iteration.

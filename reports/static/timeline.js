@@ -36,6 +36,9 @@ function chosenRanks() {
   return run.ranks.flatMap((rank, index) => (passes(rank) ? [index] : []));
 }
 
+// Whether a rank is like another one, behind whose row it can be folded.
+const isAlike = (rank) => run.like[rank] >= 0;
+
 // What the rows show, from top to bottom: the ranks of a stage, a line for those that are folded, and what was predicted
 // of the stage, as rank run.ranks.length + stage.
 function makeRows() {
@@ -43,21 +46,22 @@ function makeRows() {
   const folds = view.node === "" && view.dp === "";
   const byStage = Map.groupBy(ranks, (rank) => run.ranks[rank].stage);
   return Array.from(byStage).flatMap(([stage, all]) => {
-    const alike = folds ? all.filter((rank) => run.alike[rank]) : [];
+    const alike = folds ? all.filter(isAlike) : [];
     const open = view.unfolded.has(stage);
     const seen = all.filter((rank) => open || !alike.includes(rank) || view.asked.has(rank));
     const rows = seen.map((rank) => ({ rank, stage, label: run.ranks[rank].label, short: `rank ${rank}`, share: shareOf(rank) }));
-    if (alike.length) rows.push({ stage, ...foldText(stage, open ? alike.length : all.length - seen.length, open) });
+    if (alike.length) rows.push({ stage, ...foldText(stage, open ? alike : all.filter((rank) => !seen.includes(rank)), open) });
     if (view.predicted) rows.push({ rank: run.ranks.length + stage, stage, predicted: true, label: `predicted · stage ${stage}`, short: "predicted" });
     return rows;
   });
 }
 
-function foldText(stage, count, open) {
-  const many = count === 1 ? "1 rank" : `${count} ranks`;
-  if (open) return { fold: `▾ fold ${many} of stage ${stage} that are like replica ${run.replicas[0]}`, short: `▾ fold ${many}` };
-  const short = `▸ ${many} like replica ${run.replicas[0]}`;
-  return { fold: `▸ ${many} of stage ${stage} like replica ${run.replicas[0]}, compute time and bubble within ${run.alike_percent} %: click to show`, short };
+function foldText(stage, folded, open) {
+  const many = folded.length === 1 ? "1 rank" : `${folded.length} ranks`;
+  const replicas = [...new Set(folded.map((rank) => run.ranks[run.like[rank]].dp))].sort((a, b) => a - b);
+  const like = `like replica ${[replicas.slice(0, -1).join(", "), replicas.at(-1)].filter((part) => part !== "").join(" or ")}`;
+  if (open) return { fold: `▾ fold ${many} of stage ${stage} that are ${like}`, short: `▾ fold ${many}` };
+  return { fold: `▸ ${many} of stage ${stage} ${like}, compute time and bubble within ${run.alike_percent}%: click to show`, short: `▸ ${many} ${like}` };
 }
 
 // The bubble of a rank in the iteration; null where it is not known.
@@ -205,8 +209,8 @@ function draw() {
   updateLegend();
   drawOverview(chosenRanks(), columns, element("map").value);
   markIteration(view.iteration, columns.iterations.length);
-  element("fold").hidden = !run.alike.includes(true) || view.node !== "" || view.dp !== "";
-  element("fold").textContent = view.unfolded.size ? "Fold identical ranks" : "Show all ranks";
+  element("fold").hidden = !run.like.some((rank) => rank >= 0) || view.node !== "" || view.dp !== "";
+  element("fold").textContent = view.unfolded.size ? "Fold similar ranks" : "Show all ranks";
   writeHash();
   chart.redraw();
 }
@@ -349,7 +353,7 @@ function fillFilter(key) {
 function openCell(event) {
   const ranks = chosenRanks();
   const [row, column] = overviewCell(event, ranks.length, columns.iterations.length);
-  if (run.alike[ranks[row]]) view.asked.add(ranks[row]);
+  if (isAlike(ranks[row])) view.asked.add(ranks[row]);
   show(column);
 }
 

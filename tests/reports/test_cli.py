@@ -171,7 +171,7 @@ def test_the_summary_has_the_plan_the_figures_and_the_submitted_configuration(ru
     summary, _ = report(run)
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for part in (
-        "2 ranks = 2 pipeline stages × 1 data-parallel replicas × 1 tensor-parallel, on 1 node (1 × A100)",
+        "2 ranks = 2 pipeline stages × 1 data-parallel replica × 1 tensor-parallel, on 1 node (2 A100)",
         "8 transformer layers are divided 4-4",
         "4 of 4",
         f"{metrics[-1]['loss']:.4f}",
@@ -384,7 +384,7 @@ def test_pages_of_a_rehearsal_begin_with_its_clock_and_have_no_loss(tmp_path: Pa
     summary = (run / "report/index.html").read_text()
     assert "<dt>Loss</dt>" not in summary
     assert "Loss over iterations" not in summary
-    assert "standing in for 2 nodes (1 × A100, 1 × A10)" in summary
+    assert "standing in for 2 nodes (1 with 2 A100, 1 with 2 A10)" in summary
     assert "<tr><td>g0-0</td><td>A100</td><td>0, 1</td><td>0</td></tr>" in summary
     assert "rehearsal-0" not in summary
 
@@ -452,6 +452,18 @@ def test_what_several_ranks_say_is_a_line_with_their_numbers(tmp_path: Path):
     rows = [line.split() for line in summary.splitlines() if "OSError" in line]
     assert [(row[0], row[-1]) for row in rows] == [("0-1,", "file"), ("2", "gone")]
     assert rows[0][1] == "3"
+
+
+def test_failures_that_differ_only_in_an_address_are_one_row_and_causes_come_first(tmp_path: Path):
+    run = tmp_path / "runs/tiny/20260101-000000-aaaa"
+    make_run(run, Shape(pipeline=4, data=1, micro_batches=2, iterations=4))
+    for rank in range(4):
+        lost = {"type": "PeerLost", "message": f"no answer from [127.0.0.1]:9642$4{rank}", "symptom": True}
+        own = lost if rank < 3 else {"type": "OSError", "message": "no such file", "symptom": False}
+        (run / f"errors/rank-{rank:05d}.json").write_text(json.dumps(failure(rank, **own)))
+    found = report(run)[0].split("Failed ranks")[1].splitlines()
+    rows = [line.split() for line in found if "PeerLost" in line or "OSError" in line]
+    assert [row[0] for row in rows] == ["3", "0-2"]
 
 
 def test_a_report_may_be_written_elsewhere(run: Path, tmp_path: Path, capsys):

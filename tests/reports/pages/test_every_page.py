@@ -26,9 +26,9 @@ SCREENSHOTS = ROOT / "build/screenshots"
 LOOKS = (ROOT / "tests/support/reports/looks.js").read_text()
 NAMES = (
     *("run", "timeline", "failed", "rehearsal", "fresh", "fresh-timeline", "comparison", "difference", "list", "error"),
-    *("log", "log-timeline", "search", "front", "stages", "simulation", "learning", "data"),
+    *("many-timeline", "log", "log-timeline", "search", "front", "stages", "simulation", "learning", "data", "profile"),
 )
-ALIKE = ("failed", "rehearsal", "fresh", "fresh-timeline", "log-timeline")
+ALIKE = ("failed", "rehearsal", "fresh", "fresh-timeline", "many-timeline", "log-timeline")
 """Pages of the kinds of others, of other runs: seen narrow by night and wide by day."""
 DRAWN = """
 [...document.querySelectorAll("div.plot")].every((place) => !place.clientWidth

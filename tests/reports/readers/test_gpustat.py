@@ -65,9 +65,9 @@ def test_the_gpus_of_a_job_are_on_its_page_and_name_its_nodes(tmp_path: Path):
     (tmp_path / "n060.gpu").write_text(TEXT)
     main([str(tmp_path)])
     summary = (tmp_path / "report/index.html").read_text()
-    assert "on 1 node (1 × NVIDIA A10)" in summary
+    assert "on 1 node (4 NVIDIA A10)" in summary
     assert "<h2>GPUs</h2>" in summary
-    assert "2 GPUs, 58 % utilised on average; the least utilised was GPU 0 of n060, at 20 %" in summary
+    assert "2 GPUs, 58% utilised on average; the least utilised was GPU 0 of n060, at 20%" in summary
 
 
 def test_without_its_headers_gpustats_readings_are_all_there_but_for_their_times(tmp_path: Path):
@@ -80,6 +80,6 @@ def test_without_its_headers_gpustats_readings_are_all_there_but_for_their_times
     (tmp_path / "n060.gpu").write_text(bare)
     main([str(tmp_path)])
     summary = (tmp_path / "report/index.html").read_text()
-    assert "2 GPUs, 58 % utilised on average; the least utilised was GPU 0 of n060, at 20 %" in summary
+    assert "2 GPUs, 58% utilised on average; the least utilised was GPU 0 of n060, at 20%" in summary
     assert "The readings have no times" in summary
     assert "Power of all GPUs" not in summary

@@ -10,12 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from conf.run_folder.gpu_lines import GpuProcess, GpuReading, GpuSample, entry_text
+from conf.schema.train import Precision
+from fasop.costs.profile import LayerProfile
+from fasop.costs.steps import Steps, StepTimes
 from fasop.graphs.graph_text import graph_text
 from launch import cli
 from launch.commands.serving.library import Library
 from launch.commands.serving.server import reply
 from megatron_ext.data.indexed_dataset import write_indexed
-from reports.pages import learning_page
+from reports.pages import learning_page, profile_page
 from reports.pages.learning_page import Quality
 from tests.support.profiled_graphs import branches
 from tests.support.reports.legacy import Job, calls, log
@@ -58,11 +61,13 @@ def write_every_page(folder: Path) -> dict[str, Path]:
     """Writes them below a folder; returns where, by what they are called."""
     return {
         **_runs(folder / "runs"),
+        "many-timeline": _many(folder / "many"),
         **_log(folder / "logs"),
         **_plans(folder),
         "simulation": _simulation(folder),
         "learning": _learning(folder / "learning.html"),
         "data": _data(folder),
+        "profile": _profile(folder / "profile.html"),
     }
 
 
@@ -254,6 +259,27 @@ def _learning(page: Path) -> Path:
     plans = [quality("flush", 0.6, 6.0), quality("async", 0.7, 4.0)]
     command = "tdpp rehearse learning experiment=demo parallel=flush.yaml,async.yaml train.until='loss<=4'"
     page.write_text(learning_page.render(command, head, rows, notes, plans, "loss", 4.0))
+    return page
+
+
+def _many(runs: Path) -> Path:
+    """A run of as many ranks as are folded, three of them slow."""
+    run = runs / "tiny/20260101-000000-aaaa"
+    make_run(run, Shape(pipeline=2, data=16, micro_batches=4, iterations=3, slow={20: 1.5, 21: 1.5, 22: 1.5}))
+    _run("report", run, "--runs-dir", runs)
+    return run / "report/timeline.html"
+
+
+def _profile(page: Path) -> Path:
+    """Drawn from made-up times: to measure them takes torch, and a while."""
+    times = [
+        StepTimes(workers=count, data=0.5, forward=10 * count**0.7, backward=20 * count**0.7, update=2, copy=0.1)
+        for count in (1, 2, 4)
+    ]
+    steps = Steps(model="gnmt", precision=Precision.fp16, host="g0-0", micro_batch_size=32, times=times)
+    known = {"device": "NVIDIA A10", "versions": {"cuda": "12.4"}, "buckets_mib": {"gnmt": [1.0, 25.5, 31.2, 12.8]}}
+    profile = LayerProfile(gpu="A10", source="a test", steps=[steps], **known)
+    page.write_text(profile_page.render("tdpp profile model=gnmt streams=1,2,4 page=profile.html", {"a10": profile}))
     return page
 
 

@@ -1,0 +1,15 @@
+"""Numbers of replicas as `parallel.shares` has them, written short."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conf.schema.values.partition import in_runs
+
+FEW = 4
+"""So many are each written: 1-1 is read more easily than 1*2."""
+
+
+def dashed(numbers: Sequence[int]) -> str:
+    """3-1, or 16*8-11*4 of many."""
+    return "-".join(map(str, numbers)) if len(numbers) <= FEW else in_runs(numbers, "-")
