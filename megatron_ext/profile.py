@@ -29,6 +29,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.worker import PROFILE
 from megatron_ext.measuring import link_times
+from megatron_ext.measuring.host_memory import HostMemory
 from megatron_ext.measuring.kinds import Kinds
 from megatron_ext.measuring.parts import Parts, groups_of, told_medians
 from megatron_ext.measuring.passes import Passes
@@ -97,8 +98,12 @@ class _Measurements:
         self._note = note
         self._nodes = [node.ranks for node in plan.nodes]
         self._points: List[Dict[str, Any]] = []
+        self._host: Optional[HostMemory] = None
+        """None on a GPU, and where nothing is tried."""
 
     def make(self) -> None:
+        if self._device.type != "cuda" and (self._request.room_from is not None or self._request.streams):
+            self._host = HostMemory.shared()
         sizes, batches = self._request.padded_vocab_sizes, self._request.micro_batch_sizes
         room = None
         if self._request.room_from is not None:
@@ -130,9 +135,10 @@ class _Measurements:
         """The largest micro-batch for which this rank has room, with the whole model and without tensor groups."""
         found, room = 0, None
         try:
-            room = Room(self._alone, self._device, self._memory)
+            room = Room(self._alone, self._device, self._memory, self._host)
+            room.fits(1)  # from which the host's memory is expected to have room for a micro-batch of `step`, or not
             found = largest(room.fits, step)
-            self._note.tell(gradients=room.gradients() if room.fits(step) else [])
+            self._note.tell(room_short_of=room.short_of, gradients=room.gradients() if room.fits(step) else [])
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -147,7 +153,7 @@ class _Measurements:
         copies: Optional[Copies] = None
         room: Optional[Room] = None
         try:
-            copies = Copies(self._alone, self._device, self._memory)
+            copies = Copies(self._alone, self._device, self._memory, self._host)
             for batch in batches:
                 self._note.tell(doing=f"streams with micro-batch {batch}")
                 times = copies.measured(batch, self._request.streams, self._request.seconds)
@@ -156,7 +162,7 @@ class _Measurements:
             copies = None
             self._free()
             if self._request.room_from is None and batches:  # with which they were told
-                room = Room(self._alone, self._device, self._memory)
+                room = Room(self._alone, self._device, self._memory, self._host)
                 self._note.tell(gradients=room.gradients() if room.fits(batches[0]) else [])
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):

@@ -35,7 +35,7 @@ from launch.observe.look import observe
 from launch.profile import graphs, pair_links
 from launch.profile.arguments import Arguments, check_free, parse
 from launch.profile.files import write
-from launch.profile.findings import Found, merged, read_found, too_large, unsettled
+from launch.profile.findings import Found, merged, read_found, short_of, too_large, unsettled
 from launch.profile.times_table import steps_table, tables
 from launch.screen.table import print_table
 from megatron_ext.contract.worker import PROFILE
@@ -127,6 +127,9 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
         profiles[gpu] = profile
         for text in too_large(found, gpu):
             print(f"({name}: {text} does not fit into memory and is left out)", file=sys.stderr)
+        reason = short_of(found, gpu)
+        if reason is not None:
+            print(f"({name}: no larger micro-batch of the whole model has room: {reason})", file=sys.stderr)
         for text in unsettled(found, gpu):
             print(
                 f"({name}: {text} could not be measured to 2 % within seconds={arguments.seconds:g}; allow more "

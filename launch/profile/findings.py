@@ -168,6 +168,13 @@ def too_large(found: Found, gpu: str) -> list[str]:
     return sorted(every)
 
 
+def short_of(found: Found, gpu: str) -> str | None:
+    """Why no larger micro-batch has room for the whole model, as the rank with the least room says it; None if that was
+    not tried, or none was too large."""
+    tried = [rank for rank in found.of(gpu) if rank.get("room") is not None]
+    return min(tried, key=lambda rank: rank["room"]).get("room_short_of") if tried else None
+
+
 def unsettled(found: Found, gpu: str) -> list[str]:
     """Sizes whose times were not known well enough when their time was over, in words."""
     every: dict[str, float] = {}

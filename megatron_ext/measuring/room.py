@@ -17,6 +17,7 @@ from megatron_ext.contract.errors import is_out_of_memory
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
+from megatron_ext.measuring.host_memory import HostMemory
 from megatron_ext.measuring.passes import Keeping
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between
@@ -59,16 +60,22 @@ def needed_bytes(flat: FlatWeights, kept: Keeping, copies: int = 1) -> int:
     for its backward pass."""
     weight, grad = flat.weight, flat.grad
     kept.sizes.pop(weight.untyped_storage().data_ptr(), None)
-    master = 0 if weight.dtype == torch.float32 else 4
-    values = weight.nbytes + (ADAM_BYTES + master) * weight.numel()
-    return values + copies * (grad.nbytes + sum(kept.sizes.values()))
+    return weight.nbytes + fixed_bytes(flat) + copies * (grad.nbytes + sum(kept.sizes.values()))
+
+
+def fixed_bytes(flat: FlatWeights) -> int:
+    """What the optimizer keeps beside these weights."""
+    master = 0 if flat.weight.dtype == torch.float32 else 4
+    return (ADAM_BYTES + master) * flat.weight.numel()
 
 
 class Room:
     """A rank that trains the whole model alone, with micro-batches of any size."""
 
-    def __init__(self, plan: Plan, device: torch.device, memory_bytes: Optional[int]) -> None:
-        """`memory_bytes` is declared, for a device whose allocator does not say.
+    def __init__(
+        self, plan: Plan, device: torch.device, memory_bytes: Optional[int], host: Optional[HostMemory] = None
+    ) -> None:
+        """`memory_bytes` is declared, for a device whose allocator does not say, and `host` has it.
 
         Raises what torch does where there is no room for the model itself.
         """
@@ -86,6 +93,11 @@ class Room:
         self._optimizer = Optimizer(self._flat, plan.train, None, DataGroup(1, 0, None), False, [])
         self._arrived: Dict[str, None] = {}
         self._flat.tell(lambda name: self._arrived.setdefault(name))
+        self._host = host
+        if host is not None:
+            host.begin(fixed_bytes(self._flat))
+        self.short_of: Optional[str] = None
+        """Memory, as the last size that did not fit said it."""
 
     def gradients(self) -> List[Tuple[str, int]]:
         """Parameters and their numbers of values, in the order in which the last pass had their gradients."""
@@ -94,11 +106,16 @@ class Room:
     def fits(self, batch: int) -> bool:
         """Whether two updates with such a micro-batch find memory; the second has the optimizer's values, too."""
         try:
+            if self._host is not None:
+                self._host.require(batch)
             for _ in range(2):
                 self._update(batch)
+            if self._host is not None:
+                self._host.tried(batch)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
+            self.short_of = str(error).strip().splitlines()[0]
             return False
         finally:
             gc.collect()

@@ -23,10 +23,11 @@ from megatron_ext.engine.executor.pace import Pace
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.workers import Worker, Workers
+from megatron_ext.measuring.host_memory import HostMemory
 from megatron_ext.measuring.laps import Lap, Marks
 from megatron_ext.measuring.medians import LEAST, median
 from megatron_ext.measuring.passes import RELATIVE, Keeping
-from megatron_ext.measuring.room import needed_bytes
+from megatron_ext.measuring.room import fixed_bytes, needed_bytes
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between
 from megatron_ext.tasks.families import task_of
@@ -48,8 +49,10 @@ WARM_UP = 2
 class Copies:
     """A rank that trains the whole model alone, in as many copies as it is asked to."""
 
-    def __init__(self, plan: Plan, device: torch.device, memory_bytes: Optional[int]) -> None:
-        """`memory_bytes` is declared, for a device whose allocator does not say.
+    def __init__(
+        self, plan: Plan, device: torch.device, memory_bytes: Optional[int], host: Optional[HostMemory] = None
+    ) -> None:
+        """`memory_bytes` is declared, for a device whose allocator does not say, and `host` has it.
 
         Raises what torch does where there is no room for the model itself.
         """
@@ -64,6 +67,9 @@ class Copies:
         self._copies = [(self._first, self._flat)]
         self._optimizer = Optimizer(self._flat, plan.train, None, DataGroup(1, 0, None), False, [])
         self._marks = Marks(device)
+        self._host = host
+        if host is not None:
+            host.begin(fixed_bytes(self._flat))
 
     def close(self) -> None:
         self._marks.close()
@@ -74,7 +80,11 @@ class Copies:
         found = []
         for count in counts:
             try:
+                if self._host is not None:
+                    self._host.require(batch * count)
                 found.append({"streams": count, **self._times(batch, count, seconds)})
+                if self._host is not None:
+                    self._host.tried(batch * count)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise

@@ -466,7 +466,9 @@ def test_larger_micro_batches_are_tried_until_there_is_no_room(
     sizes = [one.micro_batch_size for one in profile.costs]
     assert sizes[:3] == [4, 8, 16]
     assert sizes[-1] == room.micro_batch_size
-    assert f"with the whole model tiny on one GPU: {room.micro_batch_size}, " in capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert f"with the whole model tiny on one GPU: {room.micro_batch_size}, " in captured.out
+    assert "(mine: no larger micro-batch of the whole model has room: out of memory: " in captured.err
     assert len(profile.buckets_mib["tiny"]) == 1
     batch = 64 * room.micro_batch_size
     auto = [
