@@ -19,12 +19,16 @@ from megatron_ext.contract.schedule.streams import PIPEDREAM, SEMANTICS, STASHIN
 def main(argv: List[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m megatron_ext.schedule", description="Print a schedule as JSON.")
     parser.add_argument("name", choices=(*NAMES, PIPEDREAM))
-    parser.add_argument("--stages", type=int, help="not of pipedream, which has --replicas")
+    parser.add_argument("--stages", type=int, help="number of stages; with pipedream, give --replicas instead")
     parser.add_argument("--chunks", type=int, default=1, help="model chunks of a stage (default: 1)")
     parser.add_argument("--micro-batches", type=int, required=True)
-    parser.add_argument("--replicas", metavar="15-1", help="of each stage; of pipedream")
-    parser.add_argument("--semantics", choices=SEMANTICS, default=STASHING, help="of pipedream (default: stashing)")
-    parser.add_argument("--update-every", type=int, default=1, help="rounds between updates; of pipedream (default: 1)")
+    parser.add_argument("--replicas", metavar="15-1", help="replicas of each stage; only with pipedream")
+    parser.add_argument(
+        "--semantics", choices=SEMANTICS, default=STASHING, help="only with pipedream (default: stashing)"
+    )
+    parser.add_argument(
+        "--update-every", type=int, default=1, help="rounds between updates; only with pipedream (default: 1)"
+    )
     asked = parser.parse_args(argv)
     if (asked.name == PIPEDREAM) != (asked.replicas is not None) or (asked.name == PIPEDREAM) == bool(asked.stages):
         parser.error("give --replicas with pipedream, and --stages with all others")

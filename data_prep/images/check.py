@@ -38,7 +38,7 @@ def check_in_full(prefix: Path) -> ImagesManifest:
                 raise DataPrepError(str(error)) from error
             if count != manifest.splits[split].images:
                 raise DataPrepError(
-                    f"{prefix}: {count} {split} images, but {prefix}.json has {manifest.splits[split].images}; prepare "
-                    "the data anew"
+                    f"{prefix}: {count} {split} images, but {prefix}.json has {manifest.splits[split].images}; "
+                    "prepare the data again"
                 )
     return manifest

@@ -51,7 +51,7 @@ class ImageFiles:
         found = [name for name in there if name.lower().endswith(SUFFIXES)]
         if not found:
             raise DataPrepError(
-                f"--source {self.path}: no image in it; give a folder or a tar file with a folder of PNG or JPEG "
+                f"--source {self.path}: it has no images; give a folder or a tar file with a folder of PNG or JPEG "
                 "files for each class, or .npy and .npz arrays"
             )
         if len(found) != len(set(found)):

@@ -125,7 +125,7 @@ def readers_of(source: Sequence[str]) -> list[Reader]:
         elif path.is_dir() or path.name.lower().endswith(TARS):
             readers.append(ImageFiles(path))
         elif not path.is_file():
-            raise DataPrepError(f"--source {path}: not a regular file; copy what comes from it into one")
+            raise DataPrepError(f"--source {path}: not a regular file; write its output to a file, and give that")
         elif path.suffix == ".npz":
             readers.append(Arrays((path,)))
         elif path.suffix == ".npy":

@@ -53,8 +53,8 @@ class Catalogues:
         for side, language in zip(found, self.languages, strict=True):
             if not side and not same_language(ENGLISH, language):
                 raise DataPrepError(
-                    f"--source {', '.join(map(str, self.files))}: no catalogue in language {language!r} there; a "
-                    "catalogue says its language in its header, or by its path, such as de/LC_MESSAGES/app.mo"
+                    f"--source {', '.join(map(str, self.files))}: none of its catalogues is in language {language!r}; "
+                    "a catalogue says its language in its header, or by its path, such as de/LC_MESSAGES/app.mo"
                 )
         source, target = found
         for name in sorted(source.keys() | target.keys()):

@@ -69,11 +69,11 @@ def readers_of(paths: Sequence[Path], languages: Languages) -> list[Reader]:
             pages += [path] * has_pages
             catalogues += [path] * has_catalogues
             if not (in_folder or has_pages or has_catalogues):
-                raise DataPrepError(f"--source {path}: no pairs in it; {FORMS}")
+                raise DataPrepError(f"--source {path}: it has no pairs; {FORMS}")
         elif not path.exists():
             readers.append(_moses(path, languages))
         elif not path.is_file():  # it is read twice, and a pipe or a device may never end
-            raise DataPrepError(f"--source {path}: not a regular file; copy what comes from it into one")
+            raise DataPrepError(f"--source {path}: not a regular file; write its output to a file, and give that")
         elif is_catalogue(path.name):
             catalogues.append(path)
         elif without_compression(path.name).endswith(TABS):

@@ -56,7 +56,7 @@ def splits_of(sizes: Mapping[str, int], weights: Sequence[float], seed: int, nam
     if len(sizes) < len(wanted):
         raise DataPrepError(
             f"--split {','.join(f'{weight:g}' for weight in weights)}: {len(sizes)} pages or runs of pairs cannot be "
-            f"shared out to {', '.join(wanted)}; give more text, or set a weight to 0"
+            f"divided among {', '.join(wanted)}; give more text, or set a weight to 0"
         )
     order = sorted(sizes, key=lambda group: hashlib.sha256(f"{seed}\0{group}".encode(errors="surrogatepass")).digest())
     found, taken = dict.fromkeys(order, "train"), 0

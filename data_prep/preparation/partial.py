@@ -105,8 +105,8 @@ class Partial:
             path.touch()
             if self.resumable and path.stat().st_size < size:
                 raise DataPrepError(
-                    f"{path}: expected at least {size} bytes, as {self._journal} tells, found {path.stat().st_size}; "
-                    f"delete {self.folder} and run the same command again"
+                    f"{path}: expected at least {size} bytes, as {self._journal} says, but found {path.stat().st_size}"
+                    f"; delete {self.folder} and run the same command again"
                 )
         with ExitStack() as stack:
             files = Files(*(stack.enter_context((self.folder / name).open("r+b", 1 << 20)) for name in sizes))

@@ -78,7 +78,7 @@ def corpus_of(paths: Sequence[Path]) -> Corpus:
         raise DataPrepError(f"--source {described}: the folder has no files; give a file, or a folder of files")
     for file in files:
         if not file.is_file():  # it is read twice, and a pipe or a device may never end
-            raise DataPrepError(f"--source {file}: not a regular file; copy what comes from it into one")
+            raise DataPrepError(f"--source {file}: not a regular file; write its output to a file, and give that")
     return Corpus(description=described, files=tuple(files), names=tuple(names))
 
 

@@ -131,7 +131,7 @@ def _by_stage(plan: Values) -> Faults:
         return
     for key, allowed in (("shares", None), ("schedule_file", None), ("chunks", 1)):
         if plan.get(key, allowed) != allowed:
-            yield key, plan[key], f"{json.dumps(allowed)} where stages have unlike numbers of replicas"
+            yield key, plan[key], f"{json.dumps(allowed)} where stages have different numbers of replicas"
 
 
 def _streaming(plan: Values) -> Faults:
@@ -144,7 +144,7 @@ def _streaming(plan: Values) -> Faults:
         if plan.get(key, allowed) != allowed:
             yield key, plan[key], f"{json.dumps(allowed)} with schedule={PIPEDREAM}"
     if plan["tensor"] > 1 and plan.get("replicas") is not None:
-        yield "tensor", plan["tensor"], f"1 with schedule={PIPEDREAM} and unlike numbers of replicas"
+        yield "tensor", plan["tensor"], f"1 with schedule={PIPEDREAM} and different numbers of replicas"
     depth = streaming.get("depth")
     if depth is not None and len(depth) != plan["pipeline"]:
         yield "streaming.depth", depth, f"of pipeline={plan['pipeline']} numbers"

@@ -84,8 +84,8 @@ class IndexedDataset:
         expected = self._check_offsets()
         if bin_size != expected:
             raise DataError(
-                f"{self.bin}: expected {expected} bytes as {self.idx.name} tells, found {bin_size}; the two files do "
-                "not belong together, or one was not copied completely"
+                f"{self.bin}: expected {expected} bytes, as {self.idx.name} says, but found {bin_size}; the two files "
+                "do not belong together, or one was not copied completely"
             )
         self.tokens: NDArray[Any] = _map(self.bin, bin_size).view(self.dtype)
 

@@ -43,10 +43,9 @@ def place_to_write(prefix: Union[str, Path], cache: Optional[str]) -> Path:
     for place in possible:
         if _writable(place.parent, may_be_made=place != Path(prefix)):
             return place
-    told = " nor in ".join(str(place.parent) for place in possible)
+    told = " or in ".join(str(place.parent) for place in possible)
     raise DataError(
-        f"{prefix}: its index maps cannot be written {'' if cache is not None else 'neither '}in {told}; give a folder "
-        "that you may write to, data.cache=FOLDER"
+        f"{prefix}: its index maps cannot be written in {told}; give a folder that you may write to, data.cache=FOLDER"
     )
 
 

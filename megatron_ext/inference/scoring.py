@@ -29,7 +29,11 @@ MOST_BEAM = 1000
 def add_scoring(parser: argparse.ArgumentParser) -> None:
     """For `scoring_of`, and the device."""
     parser.add_argument(
-        "--beam", type=_beam, default=DEFAULT.beam, metavar="N", help="hypotheses that go on (default: %(default)s)"
+        "--beam",
+        type=_beam,
+        default=DEFAULT.beam,
+        metavar="N",
+        help="hypotheses kept at each step (default: %(default)s)",
     )
     parser.add_argument("--greedy", action="store_true", help="the best token each time: --beam 1, no normalization")
     for name, letter in (("length_norm", "alpha"), ("coverage", "beta")):

@@ -56,5 +56,5 @@ def held_out(prefix: str, split: str) -> Sentences:
             "beside the pairs"
         ) from error
     if not found.source:
-        raise EngineError(f"{prefix}-{split}.source.txt has no sentence, so that there is no BLEU")
+        raise EngineError(f"{prefix}-{split}.source.txt has no sentences, so BLEU cannot be computed")
     return found

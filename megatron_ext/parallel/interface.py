@@ -97,7 +97,7 @@ def _of_the_default_route() -> str:
             probe.connect(("192.0.2.1", 9))  # reserved for documentation (RFC 5737); nothing is sent
         except OSError as error:
             raise EngineError(
-                f"the name of this host, {socket.gethostname()}, stands for no address that other nodes reach, and "
+                f"this host's name, {socket.gethostname()}, has no address that other nodes can reach, and "
                 f"there is no default route; set cluster.environment.{VARIABLES[0]} to the interface of their network"
             ) from error
         return str(probe.getsockname()[0])

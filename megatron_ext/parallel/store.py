@@ -339,8 +339,8 @@ class AuthenticatedStore(Store):
         except EOFError as error:
             connection.close()
             raise StoreError(
-                f"the store at {self._address[0]}:{self._address[1]} refused this rank, or is none: the run's secret "
-                "differs, or another program listens there"
+                f"the store at {self._address[0]}:{self._address[1]} refused this rank: it has another secret, "
+                "or another program listens there"
             ) from error
         except BaseException:
             connection.close()

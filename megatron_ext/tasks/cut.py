@@ -94,7 +94,7 @@ def check(task: Task) -> None:
         for name in block.gives:
             if name in giver or name in task.inputs:
                 other = f"block {giver[name].name}" if name in giver else "the micro-batch"
-                raise EngineError(f"block {block.name} gives {name}, but so does {other}; a wire has one giver")
+                raise EngineError(f"block {block.name} gives {name}, but so does {other}; rename one of them")
             if name not in task.wires:
                 raise EngineError(f"block {block.name} gives {name}, which is not among the task's wires")
             giver[name] = block

@@ -117,7 +117,7 @@ def check_complete(
                 wanted.add(action)
     for action, times in found.items():
         if action not in wanted:
-            raise EngineError(f"{where} has nothing to do with {named(action)}")
+            raise EngineError(f"{where} does {named(action)}, which does not belong there")
         if times > 1:
             raise EngineError(f"{where} does {named(action)} {times} times")
 

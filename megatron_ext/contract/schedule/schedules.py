@@ -83,7 +83,9 @@ def replicated(name: str, replicas: Sequence[int], micro_batches: int) -> List[L
     """
     if name not in NAMES or name == "interleaved":
         known = ", ".join(one for one in NAMES if one != "interleaved")
-        raise EngineError(f"schedule={name} is not for stages with unlike numbers of replicas; these are: {known}")
+        raise EngineError(
+            f"schedule={name} needs the same number of replicas at every stage; these schedules do not: {known}"
+        )
     if not replicas or min(replicas) < 1 or micro_batches < max(replicas):
         raise EngineError(f"replicas={list(replicas)} cannot each take one of {micro_batches} micro-batches")
     stages = len(replicas)

@@ -128,8 +128,8 @@ def _check_versions(stream: Stream, steps: Steps, where: str, stage: int, first:
             wanted = met[step.micro_batch]
         if step.version != wanted or wanted > newest:
             raise EngineError(
-                f"{where} does {named(step)} with version {step.version} of its weights, of which the newest is "
-                f"{newest}; semantics={stream.semantics} asks for version {wanted}"
+                f"{where} does {named(step)} with version {step.version} of its weights; semantics="
+                f"{stream.semantics} requires version {wanted}, and the newest is {newest}"
             )
     if stream.semantics != LATEST and any(
         step.version != met[step.micro_batch] for step in steps if step.kind is Kind.BACKWARD

@@ -93,8 +93,8 @@ def _require_same(code: UserCode, pieces: Pieces, one: Look, other: Look) -> Non
         for name in piece.gives:
             if one.values[name] != other.values[name]:
                 raise EngineError(
-                    f"model.code={code.spec}: block {piece.name} gives something else beside tensors for another "
-                    f"micro-batch: {name}"
+                    f"model.code={code.spec}: block {piece.name} gives a value that is not a tensor and "
+                    f"differs between micro-batches: {name}"
                 )
             for wire in one.values[name].wires:
                 a, b = one.wires[wire], other.wires[wire]

@@ -83,9 +83,9 @@ class ModuleTask(Task):
                     self._wires_at[micro_batch_size] = self._look(micro_batch_size).wires
             except EngineError as error:
                 raise EngineError(
-                    f"a micro-batch of {micro_batch_size} samples, of what micro-batches of {self._micro_batch_size} "
-                    "leave of a split, cannot pass this model; choose a parallel.micro_batch_size that divides the "
-                    f"split, or give train.eval_iterations, a number of whole global batches: {error}"
+                    f"the last micro-batch of a split has only {micro_batch_size} of {self._micro_batch_size} samples, "
+                    "and this model cannot take it; choose a parallel.micro_batch_size that divides the split, "
+                    f"or give train.eval_iterations, a number of whole global batches: {error}"
                 ) from error
         return self._wires_at[micro_batch_size]
 

@@ -98,7 +98,9 @@ def _micros(task: Task, code: UserCode, micro_batch_size: int) -> List[Micro]:
             "megatron_ext.data.samples.Samples, with `order`: a dict of numbers that the samples' order follows from"
         )
     if len(samples) < count:
-        raise EngineError(f"model.code={code.spec}: {what} returns only {len(samples)} samples; let them begin anew")
+        raise EngineError(
+            f"model.code={code.spec}: {what} returns only {len(samples)} samples; repeat them from the first one on"
+        )
     micros = []
     for numbers in np.arange(count).reshape(2, micro_batch_size):
         with code.running(f"batch() of {what}"):

@@ -78,7 +78,7 @@ class Walk:
             other = self._name_of.setdefault(id(parameter), name)
             if parameter.requires_grad and other != name and self._task.tied.get(name) != other:
                 raise self._fault(
-                    f"{name} and {other} are one parameter, which they would not be on two stages; say so: "
+                    f"{name} and {other} are one parameter, but would be two on different stages; declare it: "
                     f"tied = {{{name!r}: {other!r}}}"
                 )
         self._parameters.update({f"{block.name}.{inner}": one for inner, one in module.named_parameters()})

@@ -320,7 +320,7 @@ def test_images_that_are_there_are_left_alone(folder: Path, tmp_path: Path, caps
     ("files", "given", "message"),
     [
         ({}, ["gone"], "no such file or folder; images of packages are called digits, mnist"),
-        ({"d/readme": b""}, ["d"], "d: no image in it; give a folder or a tar file with a folder of PNG or JPEG"),
+        ({"d/readme": b""}, ["d"], "d: it has no images; give a folder or a tar file with a folder of PNG or JPEG"),
         ({"d/1.png": encoded(random(0, 2, 2))}, ["d"], "1.png: in no folder that names its class"),
         ({"d/a/1.png": encoded(random(0, 2, 2))}, ["d"], "every image is of the class 'a'; give the folder above"),
         ({"d/a/1.png": encoded(random(0, 2, 2)), "d/b/2.png": b"odd"}, ["d"], r"2\.png: cannot be decoded as a PNG or"),

@@ -158,7 +158,7 @@ OTHER_SOFTWARE = node(3, ranks=tuple(rank(number, torch="2.13.0") for number in 
             "gpu2-4: /data/my is read-only, so its index maps go to /home/me/.cache/tdpp; ",
         ),
         (
-            node(5, maps={"/data/my": "/data/my: its index maps cannot be written neither in /data nor in /x"}),
+            node(5, maps={"/data/my": "/data/my: its index maps cannot be written in /data or in /x"}),
             ("gpu2", "index maps"),
             Level.error,
             "gpu2-4: /data/my: its index maps cannot be written",

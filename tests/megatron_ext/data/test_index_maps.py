@@ -378,7 +378,7 @@ def test_a_folder_that_was_given_is_the_only_one(data: IndexedDataset, tmp_path:
 
 def test_without_a_place_the_way_out_is_named(data: IndexedDataset, cache: Path, closed: list[Path]) -> None:
     closed += [data.bin.parent, cache.parent, cache]
-    message = rf"cannot be written neither in {data.bin.parent} nor in {cache}; give .*, data\.cache=FOLDER"
+    message = rf"cannot be written in {data.bin.parent} or in {cache}; give .*, data\.cache=FOLDER"
     with pytest.raises(DataError, match=message):
         load(data)
     with pytest.raises(DataError, match=message):

@@ -79,7 +79,7 @@ def test_every_block_is_held_once_in_its_order(partition: list[int]) -> None:
         (
             [block("one", "x", "y"), block("two", "x", "y")],
             {},
-            "block two gives y, but so does block one; a wire has one giver",
+            "block two gives y, but so does block one; rename one of them",
         ),
         ([block("one", "x", "x")], {}, "block one gives x, but so does the micro-batch"),
         (
@@ -149,7 +149,7 @@ def test_a_message_has_one_flat_tensor_for_each_number_format() -> None:
 def test_a_tensor_of_another_shape_is_refused_before_it_is_sent() -> None:
     found = GraphTask([Block("one", "any", ("x",), ("a",), lambda _: nn.Identity())], "x", "a")
     message = message_of(found, ["a"], 5, TensorGroup(), torch.float32, torch.device("cpu"))
-    with pytest.raises(EngineError, match=r"^a is to go to another stage with the shape \[5, 4\] .* but is \[5, 3\]"):
+    with pytest.raises(EngineError, match=r"^another stage expects a with the shape \[5, 4\] .* but is \[5, 3\]"):
         message.pack({"a": torch.randn(5, 3)})
 
 

@@ -212,8 +212,8 @@ def in_a_circle(lists: list[Actions]) -> None:
     [
         (forget, "stage 1 never does forward-compute of micro-batch 2, chunk 0"),
         (twice, "stage 0 does forward-compute of micro-batch 2, chunk 0 2 times"),
-        (too_many, "stage 0 has nothing to do with forward-compute of micro-batch 4, chunk 0"),
-        (both, "stage 1 has nothing to do with backward-compute of micro-batch 2, chunk 0"),
+        (too_many, "stage 0 does forward-compute of micro-batch 4, chunk 0, which does not belong there"),
+        (both, "stage 1 does backward-compute of micro-batch 2, chunk 0, which does not belong there"),
         (too_early, "stage 1 does forward-compute of micro-batch 2, chunk 0 before forward-recv of micro-batch 2"),
         (overtaken, "stage 1 waits for forward-send of micro-batch 0, chunk 0 of stage 0, but .* micro-batch 1,"),
         (in_a_circle, "waiting forever: stage 0 at backward-recv of micro-batch 0, chunk 0, stage 1 at forward-recv "
@@ -345,5 +345,5 @@ def test_replicas_that_wait_for_each_other_for_ever_are_found_out() -> None:
         check_replicas(lists, 1, 4)
     with pytest.raises(EngineError, match="cannot each take one of 2 micro-batches"):
         replicated("gpipe", (3, 1), 2)
-    with pytest.raises(EngineError, match="schedule=interleaved is not for stages with unlike numbers of replicas"):
+    with pytest.raises(EngineError, match="schedule=interleaved needs the same number of replicas at every stage"):
         replicated("interleaved", (2, 1), 4)

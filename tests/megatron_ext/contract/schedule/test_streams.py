@@ -132,8 +132,8 @@ def test_all_ranks_can_stop_at_the_end_of_any_iteration() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda step: step._replace(version=0) if step.kind is Kind.BACKWARD else step, "asks for version 1"),
-        (lambda step: step._replace(version=9) if step.kind is Kind.FORWARD else step, "asks for version"),
+        (lambda step: step._replace(version=0) if step.kind is Kind.BACKWARD else step, "requires version 1"),
+        (lambda step: step._replace(version=9) if step.kind is Kind.FORWARD else step, "requires version"),
         (lambda step: None if step == Step(Kind.UPDATE, 3, version=4) else step, "out of turn"),
         (lambda step: None if step == Step(Kind.SEND_FORWARD, 3) else step, "never does forward-send"),
     ],

@@ -65,5 +65,5 @@ def test_a_module_of_one_batch_size_alone_is_refused_before_it_trains(tmp_path: 
     assert run.go() != 0
     assert not run.run.metrics.exists()
     message = run.errors()[0]["message"]
-    assert "a micro-batch of 3 samples, of what micro-batches of 4 leave of a split, cannot pass this model" in message
+    assert "the last micro-batch of a split has only 3 of 4 samples, and this model cannot take it" in message
     assert "train.eval_iterations" in message
