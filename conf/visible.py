@@ -1,4 +1,5 @@
-"""Text of others for a terminal, which obeys what it holds: escape sequences could write to the clipboard (OSC 52)."""
+"""Text that people read. A terminal obeys what it is shown: escape sequences of others could write to the clipboard
+(OSC 52)."""
 
 from __future__ import annotations
 
@@ -10,6 +11,11 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 LONGEST_WORD = 1000
 LONGEST = 4000
 """Characters of a message that somebody still reads."""
+
+
+def plural(count: int, noun: str, ending: str = "s") -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{count} {noun}{ending if count != 1 else ''}"
 
 
 def shortened(text: str) -> str:

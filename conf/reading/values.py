@@ -107,6 +107,13 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
                 yield from _options(below)
 
 
+def prefix_path(text: str) -> Path:
+    """With which the names of files begin; a folder alone is none."""
+    if text.endswith("/") or Path(text).name in ("", ".."):
+        raise NoValue(f"is a folder; add a name for the data, such as {Path(text) / 'data'}")
+    return Path(text)
+
+
 def flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise NoValue("must be true or false")

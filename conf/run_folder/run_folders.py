@@ -109,6 +109,8 @@ def find(runs: Path, wanted: str | None) -> Path:
     """
     if wanted is not None and (path := _at(Path(wanted))) is not None:
         return path
+    if wanted is not None and wanted.startswith("runs_dir="):
+        raise RunFolderError(f"{wanted}: not a run; write --runs-dir {wanted.partition('=')[2] or 'FOLDER'}")
     # squeue shows the components of a heterogeneous job as 4711+0 and 4711+1.
     job = re.sub(r"^(\d+)\+\d+$", r"\1", wanted or "")
     if job and _is_either(runs / BY_JOB / job):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from conf.reading.values import NoValue, option
+from conf.reading.values import NoValue, option, prefix_path
 from data_prep.errors import DataPrepError
 from data_prep.files.archives import TARS
 from data_prep.images.arrays import PACKAGED, Arrays, packaged
@@ -43,7 +43,7 @@ def add_options(make: argparse.ArgumentParser) -> None:
     )
     make.add_argument(
         "--output",
-        type=Path,
+        type=option(prefix_path),
         required=True,
         help="the files are <output>-train.images.npy and so on, and <output>.json",
     )

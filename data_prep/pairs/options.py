@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from conf.reading.values import above_0, option, whole
+from conf.reading.values import above_0, option, prefix_path, whole
 from data_prep.errors import DataPrepError, of_option
 from data_prep.files.archives import files_below
 from data_prep.kinds import PAIRS
@@ -50,7 +50,7 @@ def add_options(make: argparse.ArgumentParser) -> None:
     make.add_argument("--target-lang", metavar="CODE", help="such as en")
     make.add_argument(
         "--output",
-        type=Path,
+        type=option(prefix_path),
         required=True,
         help="the files are <output>-train.source.bin and so on, and <output>.json",
     )
@@ -66,7 +66,7 @@ def add_options(make: argparse.ArgumentParser) -> None:
         "--split",
         default=SPLIT,
         metavar="W,W,W",
-        help="weights of training, validation and test, shared out by whole pages (default: %(default)s)",
+        help="weights of training, validation and test, divided by whole pages (default: %(default)s)",
     )
     make.add_argument(
         "--min-words", type=option(whole), default=rules.min_words, metavar="N", help="leave out shorter sentences"

@@ -7,7 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from conf.reading.values import option, whole
+from conf.reading.values import option, prefix_path, whole
+from conf.visible import plural
 from data_prep.errors import DataPrepError, of_option
 from data_prep.indexed.manifest import text_prefix
 from data_prep.preparation.partial import Partial
@@ -45,7 +46,7 @@ def add_options(make: argparse.ArgumentParser) -> None:
     )
     make.add_argument(
         "--output",
-        type=Path,
+        type=option(prefix_path),
         help="the files are <output>_text_document.bin, .idx, .json (default: data/stdlib, for --source stdlib alone)",
     )
     make.add_argument("--key", default="text", help="the key of the text in a JSON object (default: %(default)s)")
@@ -127,8 +128,8 @@ def run(arguments: argparse.Namespace) -> None:
         left_out = "".join(f", {count} {reason} left out" for reason, count in made.left_out.items())
         sentences = f" of {len(IndexedDataset(prefix))} sentences" if arguments.split_sentences else ""
         print(
-            f"{made.documents} documents{sentences}{left_out}, {made.tokens} tokens of {made.source}; model.vocab_size="
-            f"{made.vocab_size}",
+            f"{plural(made.documents, 'document')}{sentences}{left_out}, {made.tokens} tokens of {made.source}; "
+            f"model.vocab_size={made.vocab_size}",
             file=sys.stderr,
         )
     print(prefix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from conf.reading.values import option, whole
+from conf.reading.values import option, prefix_path, whole
 from data_prep.errors import DataPrepError
 from data_prep.kinds import VIDEOS
 from data_prep.making import add_common_options, make_unless_there, require_name, weights_of
@@ -32,7 +32,7 @@ def add_options(make: argparse.ArgumentParser) -> None:
     )
     make.add_argument(
         "--output",
-        type=Path,
+        type=option(prefix_path),
         required=True,
         help="the files are <output>-train.frames.npy and so on, and <output>.json",
     )

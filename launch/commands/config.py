@@ -71,7 +71,7 @@ def _name_and_size(part: Part) -> tuple[str, str]:
 
 
 def _unknown(key: str) -> str:
-    names = [one.name for part in parts() for one in part.keys]
+    names = [name for part in parts() for name in (part.name, *(one.name for one in part.keys)) if name]
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.5) or [
         name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]
     ]

@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from conf.reading.values import Parser, from_0, option, whole
+from conf.reading.values import Parser, from_0, option, prefix_path, whole
 from conf.reading.writable import why_not_writable, write_whole
+from conf.visible import plural
 from data_prep.errors import DataPrepError
 from data_prep.images import options as images_options
 from data_prep.images.check import check_in_full as check_images
@@ -121,7 +122,9 @@ def parser() -> argparse.ArgumentParser:
         help="the weight of each part, by documents, such as 969,31",
     )
     for command, names in ((join, "<output>_text_document"), (part, "<output>-0_text_document and so on")):
-        command.add_argument("--output", type=Path, required=True, help=f"the prefix of the output: {names}")
+        command.add_argument(
+            "--output", type=option(prefix_path), required=True, help=f"the prefix of the output: {names}"
+        )
     return made
 
 
@@ -164,7 +167,7 @@ def _checked(prefix: Path, vocab_size: int | None) -> str:
         return f"{splits_} videos"
     data = check(prefix, vocab_size)
     sequences = f"{len(data)} sentences, " if len(data) != data.documents else ""
-    return f"{data.documents} documents, {sequences}{len(data.tokens)} tokens"
+    return f"{plural(data.documents, 'document')}, {sequences}{len(data.tokens)} tokens"
 
 
 def _require_text(prefix: Path, command: str) -> None:

@@ -18,6 +18,7 @@ from conf.errors import TdppError
 from conf.reading.values import Parser, above_0, option
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment, Rehearse
+from conf.visible import plural
 from launch.commands.decided import decided
 from launch.commands.preflight import Preflight, preflight
 from launch.control.dry_run import dry_run_text
@@ -36,7 +37,6 @@ from launch.observe.agent_logs import agent_logs
 from launch.observe.look import observe
 from launch.observe.observation import Job, Node, Observation
 from launch.screen.table import print_table
-from launch.screen.text import plural
 
 WORKER = "megatron_ext.doctor"
 FOLDER = "doctor"

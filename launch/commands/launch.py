@@ -232,7 +232,9 @@ def _folders(argv: Sequence[str]) -> list[str]:
 def _resume(argv: Sequence[str], worker: str) -> int:
     """`resume=RUN` stands alone: the run goes on as it was configured, so Hydra composes nothing."""
     wanted, _ = own_words(argv, {"resume": str, "runs_dir": path}, LaunchError)
-    if len(wanted) != len(argv) or not wanted["resume"]:
+    if not wanted["resume"]:
+        raise LaunchError("resume= is empty; give a run's folder, its name, its job id, or 'latest'")
+    if len(wanted) != len(argv):
         raise LaunchError(
             f"{' '.join(argv)}: resume=RUN continues a run as it was configured and takes only runs_dir=… beside it; "
             f"to change the configuration, start a new run with train.load=FOLDER of that run"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.errors import TdppError
-from conf.reading.values import Parser, option, port, whole
+from conf.reading.values import NoValue, Parser, option, port, whole
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.schema.trackers import Tracker
 from conf.visible import visible
@@ -146,6 +146,12 @@ def _tracked(trackers: Sequence[Tracker], written: Written) -> Iterator[str]:
         yield write(tracker, written.run, record.lines())
 
 
+def _folder(text: str) -> Path:
+    if Path(text).suffix.lower() in (".html", ".htm", ".gz", ".csv", ".png"):
+        raise NoValue("is the name of a file; give a folder: a report is several files")
+    return Path(text)
+
+
 def parser() -> argparse.ArgumentParser:
     made = Parser(
         prog="tdpp report",
@@ -189,7 +195,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--output",
-        type=Path,
+        type=option(_folder),
         metavar="FOLDER",
         help="write into FOLDER instead of the run's folder; each of several runs gets its own folder in it",
     )

@@ -14,6 +14,7 @@ from conf.errors import ClosedError, RunFolderError
 from conf.reading.values import Parser
 from conf.run_folder import run_folders
 from conf.run_folder.rundir import RunDir
+from conf.visible import plural
 from launch.commands.arguments import add_runs_dir, add_watch, parsed, runs_folder
 from launch.commands.runs_filter import Filter, add_filter, filter_of
 from launch.errors import LaunchError
@@ -27,7 +28,6 @@ from launch.judge.verdict import Verdict, decide
 from launch.observe.look import SUBMISSION_S, Answers, answers_to, complete
 from launch.observe.observation import Observation
 from launch.screen.table import plain
-from launch.screen.text import plural
 from launch.screen.watch import View, watch
 
 NOTE = "note"

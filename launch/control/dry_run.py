@@ -10,6 +10,7 @@ from pathlib import Path
 
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ExecutorKind, Experiment
+from conf.visible import plural
 from launch.control.jobs import job_requests
 from launch.control.plan import make_plan
 from launch.control.sbatch import sbatch_text
@@ -23,7 +24,6 @@ from launch.machine.provenance import PROJECT
 from launch.node.worker_command import SCRUBBED, Worker, given_environment
 from launch.node.workplace import process_to_start
 from launch.screen.table import plain
-from launch.screen.text import plural
 from megatron_ext.contract.plan import Plan
 
 FOLDER = "<time>-<hash>"

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment, RunsMode
+from conf.visible import plural
 from launch.control.jobs import JobRequest, job_requests
 from launch.control.sbatch import Submission, sbatch_text
 from launch.errors import LaunchError
 from launch.files.owner import owner_of
 from launch.machine import slurm_commands
 from launch.node.agent import NodeAgent
-from launch.screen.text import plural
 from megatron_ext.contract.files import write_atomic
 
 if TYPE_CHECKING:

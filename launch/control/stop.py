@@ -14,6 +14,7 @@ from contextlib import suppress
 from conf.errors import RunFolderError
 from conf.run_folder.run_files import entries, read_text
 from conf.run_folder.rundir import RunDir
+from conf.visible import plural
 from launch.control.hosts_at_once import end as end_on_hosts
 from launch.errors import LaunchError
 from launch.files.launch_lock import is_launching
@@ -26,7 +27,6 @@ from launch.machine.provenance import user_name
 from launch.node.peers import SILENCE_S
 from launch.node.worker_command import GRACE_S
 from launch.observe.look import is_here, observe
-from launch.screen.text import plural
 
 SUBMISSION_S = 3.0
 """A submission that was under way when the run was stopped has shown its processes by then."""

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from conf.schema.experiment import ExecutorKind, Experiment
+from conf.visible import plural
 from launch.doctor.checks import Check, Fault, Level, check
 from launch.doctor.findings import ALONE, NodeFindings, RankFindings
-from launch.screen.text import plural
 
 GIB = 2**30
 MEMORY_SHARE = 0.95

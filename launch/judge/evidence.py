@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from conf.visible import plural
 from launch.files.attempt import Start
 from launch.judge import gpu_health
 from launch.judge.outlook import outlook
@@ -13,7 +14,7 @@ from launch.judge.plan_line import plan_line
 from launch.judge.state import State
 from launch.observe.iterations import Iteration
 from launch.observe.observation import Observation
-from launch.screen.text import ago, first_line, plural
+from launch.screen.text import ago, first_line
 
 FULL_BYTES = 64 * 1024
 """A disk with less room than this counts as full."""

@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 from conf.run_folder.gpu_lines import GpuSample, GpuTrouble
+from conf.visible import plural
 from launch.observe.observation import READINGS, NodeGpus
-from launch.screen.text import plural
 
 GRACE_S = 300
 """Until a rank must be on its GPU, or the run log something: it imports torch, opens data, meets the others first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conf.schema.values.partition import NodeOrder, Partition
-from launch.screen.text import plural
+from conf.visible import plural
 from megatron_ext.contract.plan import Plan
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import signal
 
+from conf.visible import plural
 from launch.judge import gpu_health
 from launch.judge.causes import JOB_RULES, LOST, causes, undecided, what
 from launch.judge.evidence import saved
@@ -21,7 +22,7 @@ from launch.judge.state import State
 from launch.node.elastic.fellows import REGROUPS
 from launch.node.peers import SILENCE_S
 from launch.observe.observation import Node, Observation
-from launch.screen.text import ago, plural
+from launch.screen.text import ago
 from megatron_ext.contract.failure import KILLED
 from megatron_ext.contract.goal import MAX_COST, UNTIL
 from megatron_ext.contract.worker import SAVED

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-
-def plural(count: int, noun: str) -> str:
-    """`1 rank`, `2 ranks`."""
-    return f"{count} {noun}{'s' * (count != 1)}"
+from conf.visible import plural
 
 
 def some(names: Sequence[str], most: int) -> str:

@@ -9,11 +9,11 @@ from typing import TypeVar
 from conf.errors import TdppError
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ExecutorKind, Experiment
+from conf.visible import plural
 from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import decide
 from launch.observe.observation import Observation
-from launch.screen.text import plural
 
 T = TypeVar("T")
 _SWEEP_WIDE = ("max_jobs", "confirm_gpu_hours", "yes", "sweep_metric")

@@ -212,7 +212,8 @@ def to_load(path: Path, model: Mapping[str, object], iterations: Optional[int], 
         require_model(found, model)
         require_optimizer(found, optimizer)
     except EngineError as error:
-        raise EngineError(f"train.load={path}: {error}") from error
+        told = str(error)  # which may begin with the path
+        raise EngineError(f"train.load={told if told.startswith(f'{path}: ') else f'{path}: {told}'}") from error
     except OSError as error:
         raise EngineError(f"train.load={path}: {error.filename} cannot be read: {error.strerror}") from error
     if iterations is not None and found.meta.iteration >= iterations:

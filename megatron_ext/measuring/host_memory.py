@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Iterator, Optional, Tuple
 
+import torch
 import torch.distributed as dist
 
 from megatron_ext.parallel.comm import told
@@ -33,12 +34,13 @@ class HostMemory:
     @classmethod
     def shared(cls) -> HostMemory:
         """An equal part for each rank of this host, before any of them takes more; all ranks of the run call this."""
-        hosts = [""] * dist.get_world_size()
+        own = torch.tensor(list(BOOT_ID.read_bytes()), dtype=torch.uint8)
+        hosts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         with told("agreeing with the other ranks"):
-            dist.all_gather_object(hosts, BOOT_ID.read_text(encoding="ascii"))
+            dist.all_gather(hosts, own)
             available = available_bytes()
             dist.barrier()
-        ranks = hosts.count(hosts[dist.get_rank()])
+        ranks = sum(torch.equal(host, own) for host in hosts)
         return cls(int(USED * available / ranks), ranks)
 
     def begin(self, fixed_bytes: int) -> None:

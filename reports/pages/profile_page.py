@@ -8,12 +8,12 @@ from html import escape
 import pandas as pd
 from plotly import graph_objects as go
 
+from conf.visible import plural
 from fasop.costs.profile import LayerProfile
 from reports.figures.chart import lines
 from reports.figures.embed import embedded, page_with_figures
 from reports.figures.page import table
 from reports.figures.template import SERIES, figure
-from reports.sections.plan_section import plural
 
 MOST_TICKS = 12
 """Under the buckets."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from conf.visible import plural
 from reports.figures.page import Cell, Row, page, static, table
-from reports.sections.plan_section import plural
 
 HEAD = ("", "run", "state", "iteration", "end", "loss", "ms/iteration", "kind", "age", "took", "plan", "note")
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from conf.visible import plural
 from fasop.costs.doubts import doubts
 from fasop.search.idle_gpus import marked
 from fasop.search.plan import Plan, Run, cost_of_step, price_per_hour
@@ -21,7 +22,6 @@ from reports.figures.pack import pack, predicted_columns
 from reports.figures.page import Cell, Row, data, number, page, static, table
 from reports.readers.events import legend_order
 from reports.sections.memory_section import memory_parts
-from reports.sections.plan_section import plural
 
 MOST = 20
 """So many plans, the first, are shown in all detail."""

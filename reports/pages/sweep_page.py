@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from conf.visible import plural
 from reports.facts.side_by_side import Compared
 from reports.figures.chart import Axis, Item, dots, parallel
 from reports.figures.embed import TIMELINE, embedded, page_with_figures
@@ -20,7 +21,6 @@ from reports.sections.comparison.quality import quality_section
 from reports.sections.comparison.stages import stages_section
 from reports.sections.comparison.throughput import throughput_section
 from reports.sections.comparison.traffic import traffic_section
-from reports.sections.plan_section import plural
 
 
 @dataclass(frozen=True, kw_only=True)

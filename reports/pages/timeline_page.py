@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from conf.visible import plural
 from fasop.simulation.predict import Prediction
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from reports.facts.statistics import SLOW_RANK, Statistics, slowest_first, stands_for
@@ -20,7 +21,6 @@ from reports.path.why import Why
 from reports.readers.events import Timeline, legend_order
 from reports.readers.record import Record, rank_label
 from reports.sections.cause_section import cause_in_words
-from reports.sections.plan_section import plural
 from reports.sections.stages_section import ideal
 
 SCRIPTS = ("scheme.js", *TIMELINE, "overview.js", "path.js", "timeline.js")

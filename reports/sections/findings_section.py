@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from conf.visible import plural
 from reports.figures.page import Names, bullets, table
 from reports.readers.judgement import Complaint, Findings, Verdict
-from reports.sections.plan_section import plural
 
 NODES_NAMED = 3
 """Of more nodes, their number is shown."""

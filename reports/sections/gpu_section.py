@@ -6,11 +6,11 @@ from html import escape
 
 import pandas as pd
 
+from conf.visible import plural
 from reports.figures.chart import lines
 from reports.figures.embed import NOTHING, embedded
 from reports.figures.page import bullets, number, table
 from reports.readers.gpus import GpuReport
-from reports.sections.plan_section import plural
 
 MOST = 16
 """Of more GPUs, so many are listed, those with the lowest utilisation first."""

@@ -7,6 +7,7 @@ from collections import Counter
 from html import escape
 
 from conf.schema.values.partition import Partition
+from conf.visible import plural
 from megatron_ext.contract.models.model import GPT, RECURRENT
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from reports.facts.dashed import dashed
@@ -24,10 +25,6 @@ def plan_section(plan: Plan) -> str:
         return '<section><h2>Plan</h2><p class="none">the log does not give the layout of its ranks</p></section>'
     words = "".join(f"<p>{escape(sentence)}</p>" for sentence in _sentences(plan))
     return f"<section><h2>Plan</h2>{words}{_nodes(plan)}</section>"
-
-
-def plural(count: int, noun: str, ending: str = "s") -> str:
-    return f"{count} {noun}{ending if count != 1 else ''}"
 
 
 def _sentences(plan: Plan) -> list[str]:

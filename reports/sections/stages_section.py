@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from conf.visible import plural
 from fasop.simulation.predict import Prediction
 from megatron_ext.contract.plan import Plan
 from reports.facts.frames import PEAKS, peak_kind, stages_frame
@@ -11,7 +12,6 @@ from reports.facts.statistics import IdealBubble, Statistics, ideal_bubble
 from reports.facts.terms import MEANING, TITLES
 from reports.figures.page import number, table
 from reports.readers.record import Record
-from reports.sections.plan_section import plural
 
 BUBBLE = "Bubble %: bubble / (passes + bubble). Passes include their communication, as in the formulas for schedules."
 

@@ -6,11 +6,11 @@ from html import escape
 
 import numpy as np
 
+from conf.visible import plural
 from megatron_ext.contract.plan import Plan
 from reports.facts.frames import stragglers_frame
 from reports.facts.statistics import SLOW_RANK, Statistics
 from reports.figures.page import Names, table
-from reports.sections.plan_section import plural
 
 SLOW_ITERATION = 1.5
 """Times the median length, from which an iteration is named."""

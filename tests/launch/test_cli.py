@@ -147,6 +147,32 @@ def test_what_is_too_long_or_no_text_is_one_readable_message(
     assert told.err.replace("\n", "").isprintable()
 
 
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["status", "runs_dir=nope"], "tdpp: error: runs_dir=nope: not a run; write --runs-dir nope"),
+        (["config", "traim"], "did you mean train? "),
+        (["config", "trian.lr"], "did you mean train.lr? "),
+        (["launch", "resume="], "resume= is empty; give a run's folder, its name, its job id, or 'latest'"),
+        (["report", "--output", "page.html"], "'page.html' is the name of a file; give a folder"),
+        (["data", "merge", "a", "b", "--output", "d/"], "'d/' is a folder; add a name for the data, such as d/data"),
+        (["data", "prepare", "--source", "stdlib", "--output", "d/"], "'d/' is a folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_slip_is_told_with_what_was_meant(
+    argv: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = cli.main(argv)
+    except SystemExit as error:
+        code = error.code
+    assert code in (1, 2)
+    assert told in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_link_to_itself_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("loop").symlink_to("loop")

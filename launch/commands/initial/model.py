@@ -68,7 +68,9 @@ def _content(file: Path) -> object:
     except OSError as error:
         raise LaunchError(f"{file}: {error.strerror}; give a config.json, or the folder that has it") from error
     except (ValueError, RecursionError) as error:
-        raise LaunchError(f"{file}: not JSON: {error}") from error
+        raise LaunchError(
+            f"{file}: not JSON ({error}); give the config.json of a model that Hugging Face's transformers can read"
+        ) from error
 
 
 def _checked(name: str, text: str) -> Model:

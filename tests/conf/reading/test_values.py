@@ -8,7 +8,20 @@ from typing import Any
 import pytest
 
 from conf.errors import ConfigError
-from conf.reading.values import Reader, above_0, flag, name_of, one_of, option, own_words, path, read, several, whole
+from conf.reading.values import (
+    Reader,
+    above_0,
+    flag,
+    name_of,
+    one_of,
+    option,
+    own_words,
+    path,
+    prefix_path,
+    read,
+    several,
+    whole,
+)
 from conf.schema.experiment import Precision
 
 READERS: dict[str, Reader[Any]] = {
@@ -16,6 +29,7 @@ READERS: dict[str, Reader[Any]] = {
     "above_0": above_0,
     "whole": whole,
     "path": path,
+    "prefix_path": prefix_path,
     "name": name_of("profile"),
     "one_of": one_of(Precision),
     "several": several(whole),
@@ -28,6 +42,7 @@ VALUES: list[tuple[str, str, object]] = [
     ("above_0", "1e3", 1000.0),
     ("whole", "12", 12),
     ("path", "a b/c", Path("a b/c")),
+    ("prefix_path", "data/stdlib", Path("data/stdlib")),
     ("name", "a10_bf16-2", "a10_bf16-2"),
     ("name", "../my profiles/a10.yaml", "../my profiles/a10.yaml"),
     ("one_of", "bf16", Precision.bf16),
@@ -44,6 +59,8 @@ REFUSED = [
     ("whole", "1.5", "key=1.5 must be a whole number, at least 1"),
     ("whole", "²", "key='²' must be a whole number, at least 1"),
     ("path", "", "key='' is empty; give the path of a file"),
+    ("prefix_path", "dir/", "key='dir/' is a folder; add a name for the data, such as dir/data"),
+    ("prefix_path", "..", "key=.. is a folder; add a name for the data, such as ../data"),
     ("name", "../x", f"key='../x' {NO_NAME}"),
     ("name", "x\n", rf"key='x\n' {NO_NAME}"),
     ("one_of", "fp8", "key=fp8 must be one of fp32, bf16, fp16"),

@@ -73,7 +73,7 @@ def test_a_checkpoint_that_nobody_lets_read_is_told(saved: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("word", "told"),
     [
-        ("train.load=nowhere", "train.load=nowhere: nowhere: no checkpoint found; give a run folder"),
+        ("train.load=nowhere", "train.load=nowhere: no checkpoint found; give a run folder"),
         ("parallel.schedule_file=nowhere.json", "parallel.schedule_file=nowhere.json: cannot be read"),
     ],
     ids=["checkpoint", "schedule"],

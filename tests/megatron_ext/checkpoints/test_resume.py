@@ -327,7 +327,7 @@ def test_a_damaged_part_is_named_by_the_ranks_that_need_it(
             "cannot continue at its sample 72, because the samples come in another order: expected epochs=1",
         ),
         (("train.seed=7",), "come in another order: expected seed=1234; found seed=7"),
-        (("train.load=/nowhere",), "/nowhere: no checkpoint found; give a run folder"),
+        (("train.load=/nowhere",), "train.load=/nowhere: no checkpoint found; give a run folder"),
     ],
     ids=["layers", "hidden", "vocabulary", "at-its-end", "more-epochs", "seed", "nothing-there"],
 )
