@@ -115,6 +115,7 @@ class Player:
     def __init__(self, training: Training, nodes: Nodes, start: State) -> None:
         """Raises ValueError where no batch fits the bounds."""
         self._training, self._nodes = training, nodes
+        self._streams = several(nodes.streams)
         adapt = training.adapt
         self._config = _fixed(training.global_batch_size) if adapt is None else _on(nodes, adapt)
         self.controller = Controller(
@@ -139,7 +140,7 @@ class Player:
     def divided(self, shares: tuple[int, ...], sizes: tuple[int, ...] = (), streams: tuple[int, ...] = ()) -> Division:
         """In micro-batches of the training's size and the streams of the nodes, where nothing else is said."""
         size = self._training.micro_batch_size
-        return Division(shares, sizes or (size,) * len(shares), several(streams or self._nodes.streams))
+        return Division(shares, sizes or (size,) * len(shares), several(streams) if streams else self._streams)
 
     @property
     def batch(self) -> int:

@@ -66,12 +66,13 @@ class OneStage:
         self._micro_batch_s = times.forward[0] + times.backward[0]
         self.gradients, self._step = tuple(durations.gradients), durations.optimizer[0]
         self._rate, self._copy_s = cache(rates.rate), rates.copy_s
+        self._known: dict[tuple[int, int, int, float], Taken] = {}
 
     def iteration(self, count: int, streams: int) -> Taken:
-        return self._taken(self._beside(count, streams), 0.0)
+        return self._taken(count, 0, streams, 0.0)
 
     def measuring(self, even: int, odd: int, streams: int, again: tuple[float, ...]) -> Taken:
-        return self._taken(self._beside(even, streams) + self._beside(odd, streams), again[0])
+        return self._taken(even, odd, streams, again[0])
 
     def _beside(self, count: int, streams: int) -> float:
         """In rounds, the last of which may have fewer micro-batches than there are streams; then the gradients of the
@@ -80,9 +81,12 @@ class OneStage:
         passes = sum(of / self._rate(n) for of, n in ((most, streams), (left, left)) if of)
         return self._micro_batch_s * passes + ((streams - 1) * self._copy_s if count else 0.0)
 
-    def _taken(self, work: float, again: float) -> Taken:
-        whole = work + self.gradients[0] + again + self._step
-        return Taken(whole, (work,), (work,))
+    def _taken(self, even: int, odd: int, streams: int, again: float) -> Taken:
+        key = even, odd, streams, again
+        if key not in self._known:
+            work = self._beside(even, streams) + self._beside(odd, streams)
+            self._known[key] = Taken(work + self.gradients[0] + again + self._step, (work,), (work,))
+        return self._known[key]
 
 
 class SeveralStages:
