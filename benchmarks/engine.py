@@ -45,7 +45,7 @@ from benchmarks.megatron_core import MegatronCore
 from benchmarks.plain_pipelining import PlainPipelining
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.contract.events import RECORD
 from megatron_ext.contract.models.model import LAYER_NORM
 from megatron_ext.contract.plan import Plan

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from benchmarks.textbook import Block
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.schedule.operations import flops_per_token
 from megatron_ext.data.indexed_dataset import write_indexed

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext import worker
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.indexed_dataset import write_indexed

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from launch.node.worker_command import job_info
 
 NODES = 128

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from conf.compose import compose
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE
 

@@ -21,7 +21,7 @@ from typing import Any
 from conf.errors import TdppError
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ContainerKind
-from launch.control.local import check_port, start_agents
+from launch.control.executors.local import check_port, start_agents
 from launch.errors import LaunchError
 from launch.machine import processes
 from launch.machine.docker import remove_all

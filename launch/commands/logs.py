@@ -16,7 +16,7 @@ from conf.reading.values import Parser
 from conf.run_folder.run_files import opened
 from conf.run_folder.rundir import RunDir
 from conf.visible import visible
-from launch.commands.arguments import add_run, chosen_run
+from launch.commands.of_runs.arguments import add_run, chosen_run
 from launch.control.follow import LINE_S, LOOK_S, Log
 from launch.errors import LaunchError
 from launch.files.run_files import read_run_files, read_submitted

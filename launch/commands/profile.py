@@ -23,13 +23,13 @@ from conf.schema.values.architectures import Family
 from conf.schema.values.links import FILE
 from fasop.costs.doubts import profile_doubts
 from fasop.costs.profile import LayerProfile, Links, name_of, profile_path
-from launch.commands import writing
-from launch.control.dry_run import dry_run_text
 from launch.control.follow import interruptible, stopped_if_interrupted
+from launch.control.planning.dry_run import dry_run_text
 from launch.control.short_job import end, short_job, wait
 from launch.control.stop import stop
 from launch.control.submit import submit
 from launch.errors import LaunchError
+from launch.files import writing
 from launch.judge.verdict import decide
 from launch.observe.look import observe
 from launch.profile import graphs, pair_links

@@ -17,7 +17,7 @@ from conf.reading.values import NoValue, Parser, option, port, whole
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.schema.trackers import Tracker
 from conf.visible import visible
-from launch.commands.arguments import runs_folder
+from launch.commands.of_runs.arguments import runs_folder
 from launch.errors import LaunchError
 from launch.judge.findings import all_findings
 from launch.tracking.ready import require_ready

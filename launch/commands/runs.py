@@ -15,8 +15,8 @@ from conf.reading.values import Parser
 from conf.run_folder import run_folders
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural
-from launch.commands.arguments import add_runs_dir, add_watch, parsed, runs_folder
-from launch.commands.runs_filter import Filter, add_filter, filter_of
+from launch.commands.of_runs.arguments import add_runs_dir, add_watch, parsed, runs_folder
+from launch.commands.of_runs.runs_filter import Filter, add_filter, filter_of
 from launch.errors import LaunchError
 from launch.files.run_files import RunFiles, read_run_files
 from launch.judge.cut_off import is_young, verdict_without_plan
@@ -161,7 +161,7 @@ def _view(runs: Sequence[Listed], as_objects: bool) -> View:
     text = json.dumps([_object(run) for run in runs]) if as_objects else plain(columns, rows)
     screen = None
     if sys.stdout.isatty() and not as_objects:
-        from launch.commands.terminal import runs_screen
+        from launch.commands.of_runs.terminal import runs_screen
 
         screen = runs_screen(columns, rows)
     return View(

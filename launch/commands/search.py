@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fasop.errors import SearchError
 from fasop.search.arguments import parse
 from launch.commands.searching import graph, plans, shares, stages, validation
-from launch.commands.writing import check_plan_free, check_writable
+from launch.files.writing import check_plan_free, check_writable
 
 USAGE = """usage: tdpp search [GROUP=CHOICE ...] [KEY=VALUE ...] [top=N] [csv=FILE] [page=FILE] [plan=NAME]
                    [overwrite=true] [leave_out=false] [by_stage=true|false] [prove=true] [explain=ROW]

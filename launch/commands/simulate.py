@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fasop.errors import SearchError
 from launch.commands.simulating.arguments import RESTART_S, Arguments, parse
-from launch.commands.writing import check_writable, write
+from launch.files.writing import check_writable, write
 from launch.screen.table import print_table
 
 if TYPE_CHECKING:

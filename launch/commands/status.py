@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from conf.reading.values import Parser
 from conf.run_folder.rundir import RunDir
-from launch.commands.arguments import add_run, add_watch, chosen_run, parsed
+from launch.commands.of_runs.arguments import add_run, add_watch, chosen_run, parsed
 from launch.judge.cut_off import verdict_without_plan
 from launch.judge.findings import Findings, findings
 from launch.judge.state import State
@@ -65,7 +65,7 @@ def _view(found: Findings, as_object: bool) -> View:
     text = json.dumps(as_json(found)) if as_object else as_text(found)
     screen = None
     if sys.stdout.isatty() and not as_object:
-        from launch.commands.terminal import status_screen
+        from launch.commands.of_runs.terminal import status_screen
 
         screen = status_screen(found)
     return View(

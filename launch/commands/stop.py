@@ -8,7 +8,7 @@ from conf.errors import RunFolderError
 from conf.reading.values import Parser
 from conf.run_folder.rundir import RunDir
 from conf.visible import visible
-from launch.commands.arguments import add_run, chosen_run
+from launch.commands.of_runs.arguments import add_run, chosen_run
 from launch.control.notify import tell_end_if_possible
 from launch.control.stop import is_at_work, is_over, stop
 from launch.errors import LaunchError

@@ -15,7 +15,7 @@ from conf.errors import RunFolderError
 from conf.run_folder.run_files import entries, read_text
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural
-from launch.control.hosts_at_once import end as end_on_hosts
+from launch.control.executors.hosts_at_once import end as end_on_hosts
 from launch.errors import LaunchError
 from launch.files.launch_lock import is_launching
 from launch.files.owner import check_may_stop, owner_of

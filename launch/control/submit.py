@@ -17,10 +17,11 @@ from conf.errors import RunFolderError
 from conf.identity import identity
 from conf.run_folder.rundir import RunDir, is_full
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, RunsMode
-from launch.control import hosts, local, megatron_lm, profilers, slurm
-from launch.control.checks import check, check_supported, require_exported
+from launch.control import megatron_lm, profilers
+from launch.control.executors import hosts, local, slurm
 from launch.control.notify import settings_of
-from launch.control.plan import make_plan
+from launch.control.planning.checks import check, check_supported, require_exported
+from launch.control.planning.plan import make_plan
 from launch.errors import LaunchError
 from launch.files.launch_lock import launching
 from launch.files.owner import check_may_resume

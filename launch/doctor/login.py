@@ -15,10 +15,11 @@ from pathlib import Path
 from conf.errors import TdppError
 from conf.schema import containers
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment
-from launch.control import hosts, megatron_lm, slurm
-from launch.control.checks import check_supported
-from launch.control.jobs import job_requests
-from launch.control.plan import make_plan
+from launch.control import megatron_lm
+from launch.control.executors import hosts, slurm
+from launch.control.executors.jobs import job_requests
+from launch.control.planning.checks import check_supported
+from launch.control.planning.plan import make_plan
 from launch.control.short_job import without_goal
 from launch.doctor.checks import Check, Level
 from launch.doctor.judge import checkpoint_bytes

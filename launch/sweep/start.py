@@ -13,10 +13,10 @@ from conf.identity import identity
 from conf.run_folder.run_files import read_text
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ExecutorKind, Experiment, Rehearse
-from launch.control.dry_run import dry_run_text
 from launch.control.follow import finishing, follow, give_up
-from launch.control.plan import code_digest
-from launch.control.rehearsal import doubts
+from launch.control.planning.dry_run import dry_run_text
+from launch.control.planning.plan import code_digest
+from launch.control.planning.rehearsal import doubts
 from launch.control.submit import read_schedule, start
 from launch.errors import LaunchError
 from launch.machine.provenance import Source, read_source

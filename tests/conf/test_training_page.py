@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from conf.compose import compose
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.contract.train_config import LR_POLICIES, OPTIMIZERS
 from tests.support import ROOT
 

@@ -13,7 +13,7 @@ from data_prep.errors import DataPrepError
 from data_prep.kinds import kind_of
 from data_prep.training import check_for_training
 from launch.commands.data import main
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan
 from megatron_ext.doctor.__main__ import _files, _maps
 from tests.data_prep.pairs.test_pairs import numbered, prepare, write

@@ -13,7 +13,7 @@ import yaml
 from conf.compose import compose
 from fasop.search.run import bar
 from launch.cli import main
-from launch.commands import writing
+from launch.files import writing
 from tests.support.ordinary_user import ordinary_user
 
 SMALL = (

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.parallel.links import steps
 from tests.support import PATIENCE_S, ROOT
 from tests.support.ordinary_user import NOBODY, run_by

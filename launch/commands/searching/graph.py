@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fasop.errors import SearchError
 from launch.commands.searching.export import check_free, export, kind_of, on_cluster, on_hosts, replicas_of
-from launch.commands.writing import check_writable, write
+from launch.files.writing import check_writable, write
 from launch.screen.table import print_table
 
 if TYPE_CHECKING:

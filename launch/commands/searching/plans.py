@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from conf.schema.parallel import AUTO
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments
-from launch.commands.writing import plan_path, write
+from launch.files.writing import plan_path, write
 from launch.screen.table import print_table
 
 if TYPE_CHECKING:

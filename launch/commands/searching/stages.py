@@ -12,7 +12,7 @@ from conf.pipedream.driver import Kind
 from conf.reading.values import Reader, flag, name_of, own_words, path
 from fasop.errors import SearchError
 from launch.commands.searching.export import check_free, export, on_cluster, replicas_of
-from launch.commands.writing import check_plan_free, check_writable, plan_path, write
+from launch.files.writing import check_plan_free, check_writable, plan_path, write
 from launch.screen.table import print_table
 from megatron_ext.contract.models.model import IMAGES, TRANSLATION
 

@@ -13,7 +13,7 @@ from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments
-from launch.commands.writing import write
+from launch.files.writing import write
 from launch.screen.table import print_table
 
 if TYPE_CHECKING:

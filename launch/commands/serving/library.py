@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 from conf.errors import TdppError
 from conf.run_folder.rundir import RunDir
+from launch.commands.of_runs.runs_filter import Filter
 from launch.commands.runs import Listed, listed
-from launch.commands.runs_filter import Filter
 from launch.commands.serving.kept import FRESH_S, SHARE, Kept
 from launch.judge.findings import all_findings
 from launch.judge.outlook import outlook

@@ -13,7 +13,7 @@ from torch import nn
 from conf.compose import compose
 from conf.pipedream import stage_source, stages
 from conf.pipedream.placement import placed
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
 

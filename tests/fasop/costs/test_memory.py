@@ -34,7 +34,7 @@ from fasop.costs.memory import (
 )
 from fasop.costs.sizes import activation_bytes, embedding_parameters, head_parameters, layer_parameters
 from fasop.costs.training import Training
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.schedules import Kind, schedule

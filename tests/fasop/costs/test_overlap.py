@@ -19,7 +19,7 @@ from fasop.costs.sizes import layer_parameters
 from fasop.simulation.iteration import Durations
 from fasop.simulation.predict import planned
 from fasop.simulation.ranks.replicas import Replicas
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.gradients.reduce import buckets

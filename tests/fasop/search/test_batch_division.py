@@ -15,8 +15,8 @@ from conf.schema.experiment import Experiment
 from conf.schema.values.partition import Shares
 from fasop.search.inputs import read
 from fasop.simulation.predict import predict
-from launch.commands.decided import decided
 from launch.commands.launch import main as launch
+from launch.commands.launching.decided import decided
 from tests.support.launch.live import WORKER, no_data_needed
 
 CLUSTER = """

@@ -21,7 +21,7 @@ from fasop.tables.accuracy import TERMS, Measured, MeasuredStage, calibration, c
 from fasop.tables.accuracy_tables import runs, shared, together, verdict
 from launch.cli import main
 from launch.commands.searching import validation
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan
 from tests.support.fasop.plans import MEGATRON, experiment, mixed
 from tests.support.megatron_ext.engine_run import EngineRun

@@ -10,7 +10,7 @@ import pytest
 from conf.compose import compose
 from conf.errors import TdppError
 from launch import cli
-from launch.commands.preflight import preflight
+from launch.commands.launching.preflight import preflight
 from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints.meta import Checkpoint
 from tests.launch.commands.test_translate import FAMILIES, TRAINED, said, write_text

@@ -16,8 +16,8 @@ from conf.errors import RunFolderError, TdppError
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from launch.commands.launch import _record, main
-from launch.control.dry_run import stage_contents
 from launch.control.follow import follow
+from launch.control.planning.dry_run import stage_contents
 from launch.control.submit import submit
 from launch.errors import LaunchError
 from launch.judge.state import State

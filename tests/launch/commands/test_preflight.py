@@ -10,7 +10,7 @@ import pytest
 from conf.compose import compose
 from conf.errors import TdppError
 from launch import cli
-from launch.commands.preflight import preflight as checked
+from launch.commands.launching.preflight import preflight as checked
 from megatron_ext.checkpoints.meta import Meta
 from megatron_ext.contract.schedule.schedules import schedule
 from tests.support.ordinary_user import ordinary_user

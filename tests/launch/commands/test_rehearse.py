@@ -15,7 +15,7 @@ from conf.compose import compose
 from fasop.simulation.predict import predict
 from launch import cli
 from launch.commands import rehearse
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from launch.learning.batch_times import BatchTimes
 from launch.learning.plans import compared
 from megatron_ext.learning.learn import learn

@@ -14,7 +14,7 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch import cli
 from launch.commands.runs import listed
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from launch.machine.slurm_commands import JobState
 from launch.observe.look import SUBMISSION_S
 from tests.launch.judge.test_verdict import NOW, OK, Case, Node, ended

@@ -18,9 +18,9 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from conf.schema.containers import ImageReference, Mount
 from conf.schema.experiment import ContainerKind
-from launch.control.checks import check_supported
-from launch.control.dry_run import dry_run_text
 from launch.control.follow import follow
+from launch.control.planning.checks import check_supported
+from launch.control.planning.dry_run import dry_run_text
 from launch.control.stop import stop
 from launch.errors import LaunchError
 from launch.judge.state import State

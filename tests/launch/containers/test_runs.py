@@ -13,9 +13,9 @@ import pytest
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
-from launch.control.checks import check
-from launch.control.dry_run import dry_run_text
 from launch.control.follow import follow
+from launch.control.planning.checks import check
+from launch.control.planning.dry_run import dry_run_text
 from launch.control.profilers import Profiler
 from launch.control.stop import stop
 from launch.errors import LaunchError

@@ -16,7 +16,7 @@ import pytest
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ContainerKind
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from launch.machine.container_commands import RunContainer, run_container, start
 from launch.machine.provenance import PROJECT
 from launch.node.container_setup import Setup

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conf.compose import compose
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 
 
 def test_nodes_whose_kinds_are_named_after_cpus_have_names_of_their_own_and_no_gpu() -> None:

@@ -11,8 +11,8 @@ import pytest
 from conf.compose import compose
 from conf.errors import ConfigError
 from conf.schema.values.hosts import Host
-from launch.control import hosts
-from launch.control.dry_run import dry_run_text
+from launch.control.executors import hosts
+from launch.control.planning.dry_run import dry_run_text
 from launch.errors import LaunchError
 from launch.machine import ssh
 from launch.machine.software import software

@@ -16,7 +16,7 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from launch.control.follow import follow
 from launch.control.megatron_lm import Master, check, layout, worker
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from launch.control.stop import stop
 from launch.control.submit import submit
 from launch.errors import LaunchError

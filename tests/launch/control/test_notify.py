@@ -17,8 +17,8 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from conf.run_folder.rundir import RunDir
 from launch.commands import stop as stop_command
-from launch.control.checks import require_exported
 from launch.control.notify import tell_end
+from launch.control.planning.checks import require_exported
 from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge

@@ -13,8 +13,8 @@ import pytest
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
-from launch.control.dry_run import dry_run_text
-from launch.control.plan import make_plan
+from launch.control.planning.dry_run import dry_run_text
+from launch.control.planning.plan import make_plan
 from launch.control.profilers import ProfiledWorker, Profiler, check, profiled
 from launch.errors import LaunchError
 from launch.judge.state import State

@@ -20,7 +20,7 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from launch.commands.launch import main
 from launch.control.follow import finishing
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from launch.control.stop import stop
 from launch.errors import LaunchError
 from launch.judge.state import State

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from conf.compose import compose
 from launch.commands.doctor import WORKER
-from launch.control import local
-from launch.control.plan import make_plan
+from launch.control.executors import local
+from launch.control.planning.plan import make_plan
 from launch.control.submit import run_environment
 from launch.machine import processes
 from launch.node.agent import NodeAgent

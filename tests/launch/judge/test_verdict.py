@@ -13,7 +13,7 @@ import pytest
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from launch.judge.findings import findings
 from launch.judge.pace import median_ms
 from launch.judge.runs_table import run_row

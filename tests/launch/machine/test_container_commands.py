@@ -13,7 +13,7 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from conf.schema.containers import ImageReference, Mount
 from conf.schema.experiment import ContainerKind
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from launch.machine.container_commands import (
     Command,
     RunContainer,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from launch.control.jobs import JobRequest, job_requests
-from launch.control.sbatch import Submission, sbatch_text
+from launch.control.executors.jobs import JobRequest, job_requests
+from launch.control.executors.sbatch import Submission, sbatch_text
 from launch.errors import LaunchError
 from launch.files.attempt import Start
 from launch.machine.slurm_commands import JobState, environment, parse_sacct, parse_squeue

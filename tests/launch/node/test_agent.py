@@ -10,7 +10,7 @@ import pytest
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from launch.control.submit import node_worker, run_environment
 from launch.errors import LaunchError
 from launch.files.attempt import Start

@@ -12,7 +12,7 @@ import pytest
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from launch.errors import LaunchError
 from launch.machine import slurm_commands
 from launch.node import slurm_job

@@ -10,7 +10,7 @@ import pytest
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch import start_agent
-from launch.control.dry_run import dry_run_text
+from launch.control.planning.dry_run import dry_run_text
 from launch.errors import LaunchError
 from launch.start_agent import require_own
 from tests.support.launch.live import done

@@ -25,7 +25,7 @@ from fasop.shares.public_folders import read_folders
 from fasop.simulation.predict import predict
 from launch.cli import main
 from launch.commands import profile
-from launch.commands.decided import decided
+from launch.commands.launching.decided import decided
 from launch.machine import processes
 from launch.profile.findings import Found, buckets, merged, too_large, unsettled
 from launch.profile.link_fit import all_reduce_times, p2p_times

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launch import cli
-from launch.commands.terminal import compact
+from launch.commands.of_runs.terminal import compact
 from launch.control.follow import follow
 from launch.control.stop import stop
 from launch.judge.evidence import OF_GPUS, OF_NODE, Evidence

@@ -17,7 +17,7 @@ import pytest
 from conf.compose import compose, config_text
 from conf.run_folder.rundir import RunDir
 from conf.schema.trackers import Tracker
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from launch.errors import LaunchError
 from launch.tracking.ready import require_ready
 from launch.tracking.writer import write

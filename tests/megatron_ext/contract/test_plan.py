@@ -14,7 +14,7 @@ import pytest
 from conf.compose import compose
 from conf.errors import RunFolderError
 from conf.run_folder.rundir import RunDir
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from launch.files.run_files import read_run_files
 from launch.judge.plan_line import plan_line
 from megatron_ext import worker

@@ -12,7 +12,7 @@ import pytest
 from conf.compose import compose
 from conf.errors import RunFolderError
 from conf.run_folder.rundir import RunDir
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.contract import events
 from megatron_ext.contract.failure import RankFailure
 from megatron_ext.contract.plan import Plan

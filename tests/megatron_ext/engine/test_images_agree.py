@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conf.compose import compose
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine import engine
 from megatron_ext.engine.gradients import flat

@@ -24,8 +24,8 @@ from fasop.search.run import best_plans
 from fasop.simulation.predict import predict
 from fasop.simulation.ranks.replay import simulate
 from fasop.tables.plans import plan_yaml
-from launch.control.plan import make_plan
-from launch.control.rehearsal import doubts
+from launch.control.planning.plan import make_plan
+from launch.control.planning.rehearsal import doubts
 from launch.files.faults import Faults
 from launch.observe.look import read_log
 from megatron_ext.contract.events import NAMES

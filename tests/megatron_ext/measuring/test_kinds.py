@@ -10,7 +10,7 @@ import torch
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.blocks import plan_of
 from megatron_ext.contract.models.activations import wires
 from megatron_ext.contract.plan import Plan

@@ -18,7 +18,7 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from fasop.costs.memory import layer_activations
 from fasop.costs.training import Training
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan
 from megatron_ext.measuring.laps import Lap, Marks
 from megatron_ext.measuring.medians import LEAST, median

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conf.compose import compose
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.timeline.trace import traced
 
 

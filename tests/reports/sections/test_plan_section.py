@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from launch.control.dry_run import stage_contents as dry_run_contents
-from launch.control.plan import make_plan
+from launch.control.planning.dry_run import stage_contents as dry_run_contents
+from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan, PlanFault
 from reports.readers.record import stage_contents
 from reports.sections.plan_section import plan_section

@@ -8,8 +8,8 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from launch.commands.length import with_length
-from launch.control.plan import make_plan
+from launch.commands.launching.length import with_length
+from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_check import PlanFault
 from megatron_ext.contract.train_config import COSINE

@@ -8,7 +8,7 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_check import PlanFault
 

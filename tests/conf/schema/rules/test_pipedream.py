@@ -9,7 +9,7 @@ import pytest
 from conf.compose import compose
 from conf.errors import ConfigError
 from conf.schema.experiment import Schedule
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.streams import Stream
 

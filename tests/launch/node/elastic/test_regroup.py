@@ -11,7 +11,7 @@ import pytest
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from launch.errors import LaunchError
 from launch.files.attempt import Start
 from launch.files.faults import Faults

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from conf.compose import compose
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.contract.models.images import image_blocks, image_operations, image_parameters
 from megatron_ext.contract.models.model import IMAGES
 from megatron_ext.contract.plan import Plan

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conf.compose import compose
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.streams import SEMANTICS

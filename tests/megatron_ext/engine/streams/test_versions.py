@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from conf.compose import compose
-from launch.control.plan import make_plan
+from launch.control.planning.plan import make_plan
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.streams.versions import Versions

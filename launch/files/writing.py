@@ -1,4 +1,4 @@
-"""Files that a search writes: whether they can be, before the search, and writing them."""
+"""Files that a command writes: whether they can be, before it begins, and writing them."""
 
 from __future__ import annotations
 

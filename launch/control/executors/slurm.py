@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment, RunsMode
 from conf.visible import plural
-from launch.control.jobs import JobRequest, job_requests
-from launch.control.sbatch import Submission, sbatch_text
+from launch.control.executors.jobs import JobRequest, job_requests
+from launch.control.executors.sbatch import Submission, sbatch_text
 from launch.errors import LaunchError
 from launch.files.owner import owner_of
 from launch.machine import slurm_commands

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse
-from launch.control import local, megatron_lm, profilers, slurm
+from launch.control import megatron_lm, profilers
+from launch.control.executors import local, slurm
 from launch.errors import LaunchError
 from launch.machine.container_commands import found_image
 from launch.node.container_setup import check_program

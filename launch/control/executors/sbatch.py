@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.control.jobs import Component, JobRequest
+from launch.control.executors.jobs import Component, JobRequest
 from launch.errors import LaunchError
 
 

@@ -11,7 +11,7 @@ from conf.errors import TdppError
 from conf.schema.experiment import ContainerKind, Experiment, Rehearse
 from conf.schema.train import LrPolicy, Train
 from conf.schema.values.architectures import Family
-from launch.commands.length import readable, samples_in_split, with_length
+from launch.commands.launching.length import readable, samples_in_split, with_length
 from launch.errors import LaunchError
 from megatron_ext.contract.goal import BLEU, SPLIT, names_metric
 from megatron_ext.contract.models.model import TRANSLATION

@@ -11,10 +11,10 @@ from pathlib import Path
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ExecutorKind, Experiment
 from conf.visible import plural
-from launch.control.jobs import job_requests
-from launch.control.plan import make_plan
-from launch.control.sbatch import sbatch_text
-from launch.control.slurm import submission_of
+from launch.control.executors.jobs import job_requests
+from launch.control.executors.sbatch import sbatch_text
+from launch.control.executors.slurm import submission_of
+from launch.control.planning.plan import make_plan
 from launch.control.submit import node_worker, resumable, run_environment
 from launch.files.attempt import Start
 from launch.judge.plan_line import plan_line

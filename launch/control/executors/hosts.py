@@ -13,7 +13,7 @@ from typing import Any
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ContainerKind, Experiment
 from conf.schema.values.hosts import Host
-from launch.control.hosts_at_once import end, of_each
+from launch.control.executors.hosts_at_once import end, of_each
 from launch.errors import LaunchError
 from launch.machine import ssh
 from launch.machine.software import software
