@@ -10,11 +10,11 @@ from conf.origins import origins_named
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from launch.commands.launch import settle
+from launch.commands.launching.decided import decided
+from launch.commands.launching.preflight import Preflight, preflight
 from launch.control import follow
 from launch.control import stop as control
 from launch.control.notify import tell_end_if_possible
-from launch.commands.launching.decided import decided
-from launch.commands.launching.preflight import Preflight, preflight
 from launch.control.submit import start
 from launch.errors import LaunchError
 from launch.judge.verdict import Verdict, judge

@@ -11,7 +11,15 @@ from conf.reading.values import Parser, not_negative, option
 from conf.schema.experiment import Cluster
 from conf.visible import visible
 from launch.commands.of_runs.arguments import add_runs_dir
-from launch.commands.of_runs.leftovers import Leftover, containers, dead_links, images, locks, short_jobs, unfinished_runs
+from launch.commands.of_runs.leftovers import (
+    Leftover,
+    containers,
+    dead_links,
+    images,
+    locks,
+    short_jobs,
+    unfinished_runs,
+)
 from launch.errors import LaunchError
 from launch.screen.consent import agreed, can_be_asked
 from launch.screen.table import print_table

@@ -19,10 +19,10 @@ from conf.reading.values import Parser, above_0, option
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment, Rehearse
 from conf.visible import plural
-from launch.control.follow import interruptible, stopped_if_interrupted
 from launch.commands.launching.decided import decided
-from launch.control.planning.dry_run import dry_run_text
 from launch.commands.launching.preflight import Preflight, preflight
+from launch.control.follow import interruptible, stopped_if_interrupted
+from launch.control.planning.dry_run import dry_run_text
 from launch.control.short_job import end, short_job, wait
 from launch.control.stop import stop
 from launch.control.submit import submit

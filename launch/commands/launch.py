@@ -30,11 +30,11 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from conf.visible import visible
 from launch.commands.completion import hydra_option
-from launch.control.follow import follow, interruptible
-from launch.control.planning.checks import check, check_image, check_supported
 from launch.commands.launching.decided import decided
 from launch.commands.launching.length import data_there, with_length
 from launch.commands.launching.preflight import Preflight, preflight
+from launch.control.follow import follow, interruptible
+from launch.control.planning.checks import check, check_image, check_supported
 from launch.control.short_job import ANY_LENGTH, without_goal
 from launch.control.submit import resume
 from launch.errors import LaunchError

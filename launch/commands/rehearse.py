@@ -19,11 +19,11 @@ from conf.reading.values import NoValue, Reader, name_of, own_words, path, whole
 from conf.schema.adapt import Rule
 from conf.schema.experiment import Experiment
 from fasop.errors import SearchError
-from launch.commands.translate import require_torch
 from launch.commands.launching.decided import decided
 from launch.commands.launching.length import with_length
-from launch.control.planning.plan import make_plan
 from launch.commands.launching.preflight import preflight
+from launch.commands.translate import require_torch
+from launch.control.planning.plan import make_plan
 from launch.errors import LaunchError
 from launch.files.writing import check_writable, write
 from launch.learning.batch_times import BatchTimes

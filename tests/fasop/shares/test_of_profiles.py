@@ -16,8 +16,8 @@ from fasop.search.micro_batch_memory import that_fit
 from fasop.shares.of_profiles import SYNC, measured_cluster
 from fasop.shares.performance import paces
 from fasop.shares.public_files import Cluster
-from launch.commands.profile import main as profile
 from launch.commands.launching.decided import decided
+from launch.commands.profile import main as profile
 from tests.fasop.search.test_batch_division import compositions
 from tests.support.cases import drawn
 from tests.support.fasop import quickstart

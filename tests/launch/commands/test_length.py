@@ -12,8 +12,8 @@ from conf.compose import compose
 from conf.errors import TdppError
 from conf.schema.experiment import Experiment
 from launch.commands.launching.length import samples_in_split, with_length
-from launch.control.planning.plan import make_plan
 from launch.commands.launching.preflight import preflight
+from launch.control.planning.plan import make_plan
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.plan import Plan
 from megatron_ext.tasks.families import task_of
