@@ -32,10 +32,10 @@ from benchmarks.public_simulator import PublicPipelines
 from conf.schema.experiment import Schedule
 from fasop.partition.baselines import start
 from fasop.partition.local_search import bottleneck, shortest
-from fasop.search.candidates import Space
-from fasop.search.choices import Choices
 from fasop.search.inputs import read
 from fasop.search.search import Best, explore
+from fasop.search.space.candidates import Space
+from fasop.search.space.choices import Choices
 from fasop.simulation.layer_order import LayerOrder
 from fasop.simulation.linear import Linear
 

@@ -28,12 +28,12 @@ from conf.compose import compose
 from fasop.costs.hardware import NodeKind
 from fasop.partition.baselines import amp, even, minmax, start
 from fasop.partition.local_search import bottleneck, exhaustive, improved
-from fasop.search.candidates import Candidates, Space
-from fasop.search.choices import Choices
 from fasop.search.inputs import read
 from fasop.search.plan import Plan
 from fasop.search.run import prove
 from fasop.search.search import Best, Coverage, explore
+from fasop.search.space.candidates import Candidates, Space
+from fasop.search.space.choices import Choices
 from fasop.simulation.iteration import stage_times
 from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.ranks.replay import simulate

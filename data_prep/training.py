@@ -12,9 +12,9 @@ from data_prep.kinds import IMAGES, PAIRS, TEXT, VIDEOS, kind_for, require_kind
 from data_prep.pairs.check import check_pairs
 from data_prep.videos.check import check_videos
 from megatron_ext.contract.errors import DataError
-from megatron_ext.data.images import open_images
 from megatron_ext.data.pairs import Pairs
-from megatron_ext.data.videos import fitting, open_videos
+from megatron_ext.data.vision.images import open_images
+from megatron_ext.data.vision.videos import fitting, open_videos
 
 
 def check_for_training(experiment: Experiment) -> list[str]:

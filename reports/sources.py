@@ -11,7 +11,7 @@ from pathlib import Path
 from conf.errors import RunFolderError, TdppError
 from conf.run_folder import run_folders
 from conf.run_folder.rundir import RunDir
-from fasop.search.found_plan import FoundPlan
+from fasop.search.findings.found_plan import FoundPlan
 from fasop.simulation.predict import Prediction
 from reports.errors import NeitherError, ReportError, unwritable
 from reports.readers import events, megatron_log, record, searched

@@ -11,7 +11,7 @@ from data_prep.images.item import SPLITS
 from data_prep.images.manifest import ImagesManifest
 from data_prep.kinds import read_described
 from megatron_ext.contract.errors import DataError
-from megatron_ext.data.images import open_images, require_fitting
+from megatron_ext.data.vision.images import open_images, require_fitting
 
 
 def check_images(model: Model, prefix: Path) -> None:

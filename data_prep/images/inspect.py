@@ -13,7 +13,7 @@ from data_prep.images.manifest import ImagesManifest
 from data_prep.images.pixels import Shape
 from data_prep.kinds import read_described
 from megatron_ext.contract.errors import DataError
-from megatron_ext.data.images import open_images
+from megatron_ext.data.vision.images import open_images
 
 SHADES = " .:-=+*#%@"
 """From black to white."""

@@ -13,12 +13,12 @@ from data_prep.errors import DataPrepError
 from data_prep.indexed.manifest import TOKENIZER, Manifest, is_true, read_manifest, same_vocabulary
 from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.models.model import NEXT_TOKEN
-from megatron_ext.data import bert_samples, sentence_maps, t5_samples
 from megatron_ext.data.blend import normalized, samples_of
 from megatron_ext.data.gpt_samples import samples_in_epoch
 from megatron_ext.data.index_maps import check_saved, require_one_sample, split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
-from megatron_ext.data.masked_samples import vocabulary_for
+from megatron_ext.data.masked import bert_samples, sentence_maps, t5_samples
+from megatron_ext.data.masked.masked_samples import vocabulary_for
 from megatron_ext.data.samples import SPLITS, Split
 
 BLOCK = 1 << 24

@@ -19,10 +19,10 @@ from data_prep.indexed.manifest import tokenizer_of
 from data_prep.tokenizers.tokenizer import Tokenizer
 from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.models.model import BERT
-from megatron_ext.data.bert_samples import BertSamples
+from megatron_ext.data.masked.bert_samples import BertSamples
+from megatron_ext.data.masked.t5_samples import T5Samples
+from megatron_ext.data.masked.vocabulary import Vocabulary
 from megatron_ext.data.samples import Samples, Split
-from megatron_ext.data.t5_samples import T5Samples
-from megatron_ext.data.vocabulary import Vocabulary
 
 
 def masked_text(prefix: Path, sample: Sample, family: str, settings: Sequence[str]) -> str:

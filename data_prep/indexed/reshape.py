@@ -20,8 +20,8 @@ from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.data.index_maps import saved_maps, split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset, IndexedWriter, data_file, indexed_writer
-from megatron_ext.data.sentence_maps import saved_sentence_maps
-from megatron_ext.data.vocabulary import VOCABULARY
+from megatron_ext.data.masked.sentence_maps import saved_sentence_maps
+from megatron_ext.data.masked.vocabulary import VOCABULARY
 
 SEQUENCES = 1 << 16
 """Sequences that are copied at once."""

@@ -31,8 +31,8 @@ from data_prep.text.formats import DIGEST
 from megatron_ext.contract.files import read_regular, why, write_atomic
 from megatron_ext.data.index_maps import saved_maps
 from megatron_ext.data.indexed_dataset import HEADER, LENGTH, OFFSET, data_file, sync
-from megatron_ext.data.sentence_maps import saved_sentence_maps
-from megatron_ext.data.vocabulary import VOCABULARY
+from megatron_ext.data.masked.sentence_maps import saved_sentence_maps
+from megatron_ext.data.masked.vocabulary import VOCABULARY
 
 
 @dataclass(frozen=True, kw_only=True)

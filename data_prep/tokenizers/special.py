@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from data_prep.tokenizers.tokenizer import JsonTokenizer, loaded
-from megatron_ext.data.vocabulary import Vocabulary
+from megatron_ext.data.masked.vocabulary import Vocabulary
 
 NAMES = {
     "pad": ("[PAD]", "<pad>"),

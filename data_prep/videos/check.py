@@ -15,7 +15,7 @@ from data_prep.videos.manifest import VideosManifest
 from data_prep.videos.video import SPLITS
 from megatron_ext.contract.errors import DataError
 from megatron_ext.data.indexed_dataset import data_file
-from megatron_ext.data.videos import Videos, fitting, open_videos
+from megatron_ext.data.vision.videos import Videos, fitting, open_videos
 
 
 def check_videos(model: Model, prefix: Path) -> list[str]:

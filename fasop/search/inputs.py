@@ -26,8 +26,8 @@ from fasop.costs.profile import name_of
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.search.arguments import WORDS
-from fasop.search.choices import Choices, runnable, split, tried
 from fasop.search.plan import Run
+from fasop.search.space.choices import Choices, runnable, split, tried
 from fasop.simulation.predict import planned
 
 PLAIN = (

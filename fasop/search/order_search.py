@@ -15,8 +15,8 @@ from fasop.costs.arrays import Floats, Integers
 from fasop.partition.baselines import start
 from fasop.partition.bounds import quick_bound
 from fasop.partition.local_search import bottleneck, shortest
-from fasop.search.candidates import Candidates, Space, fitting
-from fasop.search.node_orders import neighbours
+from fasop.search.space.candidates import Candidates, Space, fitting
+from fasop.search.space.node_orders import neighbours
 
 BEGUN = 4
 """Orders, those with the lowest bounds, of which partitions are searched before any node is moved."""

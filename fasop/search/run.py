@@ -15,20 +15,21 @@ from conf.schema.values.partition import Partition
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
 from fasop.partition.exact import proved
-from fasop.search import node_sets, words
 from fasop.search.arguments import Arguments, First
-from fasop.search.by_replica import exact
 from fasop.search.by_stage.look import QUICK, WHOLE, Looked, explore_stages, why_not
-from fasop.search.candidates import Space
-from fasop.search.idle_gpus import idle, left, notes, within
+from fasop.search.findings import words
+from fasop.search.findings.idle_gpus import idle, left, notes, within
+from fasop.search.findings.no_plan import why_no_plan
+from fasop.search.findings.words import OPTIMAL
 from fasop.search.inputs import Inputs
 from fasop.search.lower_bound import LowerBounds
-from fasop.search.no_plan import why_no_plan
 from fasop.search.pareto import Front, Limits, nothing_within
 from fasop.search.plan import Plan, by_time, check_prices
 from fasop.search.search import Best, Coverage, ShowProgress, explore, no_progress
-from fasop.search.unequal_shares import explore_shares
-from fasop.search.words import OPTIMAL
+from fasop.search.shares.by_replica import exact
+from fasop.search.shares.unequal_shares import explore_shares
+from fasop.search.space import node_sets
+from fasop.search.space.candidates import Space
 from fasop.simulation.pipelines import Pipelines
 
 LIMIT_S = 45.0

@@ -19,9 +19,9 @@ from conf.schema.values.partition import NodeOrder, Partition
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis
-from fasop.search.candidates import Candidates, Space
 from fasop.search.order_search import BestOrder, Bounded, best_of_first, climb, search_partitions
 from fasop.search.plan import Plan, by_time
+from fasop.search.space.candidates import Candidates, Space
 
 FIRST, BATCH = 16, 64
 """Candidates of which partitions are searched together, at first and at most; what they give may leave out others."""

@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 
 from conf.schema.experiment import Parallel, Recompute
-from fasop.search.idle_gpus import idle, marked
+from fasop.search.findings.idle_gpus import idle, marked
 from fasop.search.plan import Plan, Run, cost_of_step, price_per_hour, step_cost
 from fasop.tables.explain import Table
 

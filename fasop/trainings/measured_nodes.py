@@ -12,7 +12,7 @@ from conf.schema.experiment import Experiment
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.profile import read_profile
 from fasop.errors import SearchError
-from fasop.search.micro_batch_memory import that_fit
+from fasop.search.shares.micro_batch_memory import that_fit
 from fasop.shares.of_profiles import SYNC, measured_cluster, solved
 from fasop.shares.performance import Pace, all_reduces, in_rounds, paces
 from fasop.shares.public_files import Cluster

@@ -13,7 +13,7 @@ from conf.schema.parallel import AUTO, Parallel
 from conf.schema.values.partition import NodeOrder, Shares, in_runs
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
-from fasop.search.batch_division import provisional
+from fasop.search.shares.batch_division import provisional
 from fasop.trainings.measured_nodes import Measured
 from fasop.trainings.node_set import NodeSet, total
 from fasop.trainings.predicted_nodes import Predicted

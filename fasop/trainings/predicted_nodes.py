@@ -11,8 +11,8 @@ from fasop.costs.doubts import doubts
 from fasop.costs.hardware import NodeKind
 from fasop.costs.stream_rates import NO_GAIN, stream_rates
 from fasop.costs.training import PlacedTraining
-from fasop.search.batch_division import best_counts
-from fasop.search.micro_batch_memory import that_fit, that_fit_on
+from fasop.search.shares.batch_division import best_counts
+from fasop.search.shares.micro_batch_memory import that_fit, that_fit_on
 from fasop.simulation.predict import planned
 from fasop.simulation.ranks.rank_durations import basis
 from fasop.simulation.ranks.replicas import Replicas

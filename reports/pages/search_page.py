@@ -9,9 +9,9 @@ from typing import Any
 
 from conf.visible import plural
 from fasop.costs.doubts import doubts
-from fasop.search.idle_gpus import marked
+from fasop.search.findings.idle_gpus import marked
+from fasop.search.findings.words import best_layers
 from fasop.search.plan import Plan, Run, cost_of_step, price_per_hour
-from fasop.search.words import best_layers
 from fasop.simulation.predict import Prediction, predict_plan
 from fasop.tables.plans import options
 from reports.facts.frames import predicted_memory_frame

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fasop.search.found_plan import FoundPlan
+from fasop.search.findings.found_plan import FoundPlan
 from megatron_ext.contract.plan import Plan
 from reports.path.change import Cause, Change, Gain
 from reports.path.freed import freed

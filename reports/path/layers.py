@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from fasop.search.found_plan import FoundPlan
+from fasop.search.findings.found_plan import FoundPlan
 from megatron_ext.contract.plan import Plan
 from reports.path.change import Cause, Change
 from reports.path.graph import Graph

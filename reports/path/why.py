@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fasop.search.found_plan import FoundPlan
+from fasop.search.findings.found_plan import FoundPlan
 from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
 from reports.facts.statistics import Statistics

@@ -10,7 +10,7 @@ from conf.errors import RunFolderError
 from conf.run_folder.json_values import typed
 from conf.run_folder.run_files import parse_json, read_text
 from conf.run_folder.rundir import RunDir
-from fasop.search.found_plan import FoundPlan
+from fasop.search.findings.found_plan import FoundPlan
 from reports.errors import ReportError
 from reports.readers.record import Record
 
@@ -26,12 +26,12 @@ class _Kept:
 
 
 def search(run: RunDir, record: Record) -> tuple[FoundPlan, ...]:
-    """The best plans for a run's GPUs, as `fasop.search.other_plans` finds them.
+    """The best plans for a run's GPUs, as `fasop.search.findings.other_plans` finds them.
 
     Raises:
         TdppError: no plan can be found for it, or it had several plans.
     """
-    from fasop.search.other_plans import other_plans  # few ask for it, and it is slow to import
+    from fasop.search.findings.other_plans import other_plans  # few ask for it, and it is slow to import
 
     if record.experiment is None:
         raise ReportError(f"{record.name}: this version of tdpp cannot read its config.yaml, so it cannot search plans")

@@ -24,11 +24,11 @@ from data_prep.tokenizers.tokenizer import JsonTokenizer, content_of, train_bpe
 from data_prep.training import check_for_training
 from launch.commands.data import main
 from megatron_ext.contract.plan_parts import Masking
-from megatron_ext.data.bert_samples import BertSamples
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
+from megatron_ext.data.masked.bert_samples import BertSamples
+from megatron_ext.data.masked.sentence_maps import saved_sentence_maps
+from megatron_ext.data.masked.vocabulary import VOCABULARY, Vocabulary
 from megatron_ext.data.samples import Split
-from megatron_ext.data.sentence_maps import saved_sentence_maps
-from megatron_ext.data.vocabulary import VOCABULARY, Vocabulary
 
 TEXT = "The first sentence is short. The second asks: is it? Dr. Jones says so!\n\nA heading\n\nThe last one"
 SENTENCES = [

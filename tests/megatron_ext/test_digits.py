@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.cli import main
-from megatron_ext.data.images import open_images
+from megatron_ext.data.vision.images import open_images
 from tests.support import cases
 from tests.support.megatron_ext.engine_run import make_run
 

@@ -20,7 +20,7 @@ from fasop.graphs.own.machines import of_nodes
 from fasop.graphs.own.on_levels import division, nothing, proved
 from fasop.graphs.own.recurrence import EQUAL, Best, Recurrence, fastest
 from fasop.graphs.own.work import Work
-from fasop.search import node_orders
+from fasop.search.space import node_orders
 
 ORDERS_S = 20.0
 """CPU seconds for the orders of nodes."""

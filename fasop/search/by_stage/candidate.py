@@ -16,9 +16,9 @@ from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.memory import GIB, stage_memory
 from fasop.costs.training import PlacedTraining, Training
-from fasop.search.by_replica import parts
 from fasop.search.by_stage.bounds import Chains, Through, Work, least, left, ways
 from fasop.search.plan import Plan
+from fasop.search.shares.by_replica import parts
 from fasop.simulation.linear import Linear
 from fasop.simulation.predict import predict_plan
 from fasop.simulation.ranks.columns import Replay

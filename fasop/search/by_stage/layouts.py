@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from fasop.search.candidates import divisors
+from fasop.search.space.candidates import divisors
 from megatron_ext.contract.layout import Layout
 
 ALL = 16

@@ -25,13 +25,13 @@ from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
 from fasop.costs.training import Training
-from fasop.search import node_orders
 from fasop.search.by_stage.bounds import Many, Work, sized
 from fasop.search.by_stage.candidate import Candidate
 from fasop.search.by_stage.layouts import Layouts, layouts
-from fasop.search.candidates import MOST_REPLICAS, divisors
-from fasop.search.choices import Choices
 from fasop.search.search import Best
+from fasop.search.space import node_orders
+from fasop.search.space.candidates import MOST_REPLICAS, divisors
+from fasop.search.space.choices import Choices
 from fasop.simulation.on_nodes import times_on
 from megatron_ext.contract.layout import Layout
 

@@ -16,7 +16,7 @@ from conf.schema.parallel import AUTO, Parallel
 from conf.schema.values.partition import Shares, in_runs
 
 if TYPE_CHECKING:
-    from fasop.search.batch_division import Division
+    from fasop.search.shares.batch_division import Division
     from fasop.shares.public_files import Cluster
 
 KEYS = ("micro_batch_size", "shares", "streams")
@@ -30,7 +30,7 @@ def decided(cfg: DictConfig, words: Sequence[str] | None = None) -> tuple[Experi
     """
     if not any(OmegaConf.select(cfg, f"parallel.{key}", default=None) == AUTO for key in KEYS):
         return to_experiment(cfg, words), None
-    from fasop.search.batch_division import best_division, provisional  # numpy is slow to import
+    from fasop.search.shares.batch_division import best_division, provisional  # numpy is slow to import
     from fasop.shares.of_profiles import measured_cluster
 
     known = with_known_keys(cfg, words)
@@ -98,7 +98,7 @@ def _with_streams(experiment: Experiment, undecided: Parallel, alone: Division) 
 def _of_steps(cluster: Cluster, experiment: Experiment, undecided: Parallel) -> Division:
     """From whole steps that IIDP or JABAS measured."""
     from fasop.costs.layers import Basis
-    from fasop.search.batch_division import Division
+    from fasop.search.shares.batch_division import Division
     from fasop.shares.of_profiles import solved
 
     given, keys = experiment.parallel, undecided.undecided

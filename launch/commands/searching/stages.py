@@ -67,8 +67,8 @@ def main(argv: Sequence[str]) -> int:
     from fasop.graphs.options import Options
     from fasop.graphs.own.on_nodes import on_nodes
     from fasop.graphs.table import csv_text, summary, table
-    from fasop.search.choices import split
     from fasop.search.inputs import read
+    from fasop.search.space.choices import split
 
     own, overrides = own_words([word for word in argv if word != ASKED], WORDS, SearchError)
     for word in ("csv", "page", "graph_output"):

@@ -147,7 +147,7 @@ def _micro_batch_sizes(experiment: Experiment) -> tuple[list[list[int]] | None, 
     sizes, streams = experiment.adapt.micro_batch_sizes, experiment.adapt.streams
     if not sizes and not streams:
         return None, None
-    from fasop.search.micro_batch_memory import that_fit  # numpy is slow to import
+    from fasop.search.shares.micro_batch_memory import that_fit  # numpy is slow to import
 
     if experiment.elastic.enabled:  # whichever nodes are left, a GPU then holds more of a sharded optimizer
         experiment = replace(experiment, parallel=replace(experiment.parallel, sharded_optimizer=False))

@@ -22,8 +22,8 @@ from megatron_ext.contract.models.images import (
 )
 from megatron_ext.contract.models.model import ALEXNET, RESNET, T2T_VIT, VGG, ModelConfig
 from megatron_ext.contract.plan import Plan
-from megatron_ext.data.images import ImageSamples, open_images
 from megatron_ext.data.samples import Samples, Split
+from megatron_ext.data.vision.images import ImageSamples, open_images
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.images.convolutional import Bottleneck, Convolution, Linear, Pooled, Stem
 from megatron_ext.tasks.images.vision_transformer import ClassHead, Layer, PatchEmbedding, TokensToToken

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from megatron_ext.contract.models.model import TOKEN_TYPES, ModelConfig
 from megatron_ext.contract.plan import Plan
-from megatron_ext.data.bert_samples import BertSamples
 from megatron_ext.data.blend import samples_of_plan
-from megatron_ext.data.masked_samples import masking_of
+from megatron_ext.data.masked.bert_samples import BertSamples
+from megatron_ext.data.masked.masked_samples import masking_of
 from megatron_ext.data.samples import Samples
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
 from megatron_ext.tasks.language.language_task import LanguageTask

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.blend import samples_of_plan
-from megatron_ext.data.masked_samples import masking_of
+from megatron_ext.data.masked.masked_samples import masking_of
+from megatron_ext.data.masked.t5_samples import T5Samples
 from megatron_ext.data.samples import Samples
-from megatron_ext.data.t5_samples import T5Samples
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
 from megatron_ext.tasks.language.encoder_decoder import EncoderDecoderTask
 from megatron_ext.tasks.language.language_task import perplexity

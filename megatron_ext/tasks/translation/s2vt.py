@@ -19,7 +19,7 @@ from megatron_ext.contract.models.parameters import lstm_widths
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.blend import samples_of_plan
 from megatron_ext.data.samples import Samples
-from megatron_ext.data.videos import VideoSamples, fitting, open_videos
+from megatron_ext.data.vision.videos import VideoSamples, fitting, open_videos
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.language.logits import Logits
 from megatron_ext.tasks.linear import WeightGradients, embedding, linear

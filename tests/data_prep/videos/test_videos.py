@@ -18,7 +18,7 @@ from data_prep.videos.prepare import split_words
 from data_prep.videos.shapes import SIDE, Shapes
 from launch.cli import main
 from megatron_ext.data.samples import SPLITS
-from megatron_ext.data.videos import Videos, open_videos
+from megatron_ext.data.vision.videos import Videos, open_videos
 
 Said = Callable[..., str]
 

@@ -11,8 +11,8 @@ from fasop.partition.bounds import quick_bound
 from fasop.partition.dominance import distinct, never_worse
 from fasop.partition.exact import proved
 from fasop.partition.local_search import bottleneck, feasible
-from fasop.search.candidates import Space
 from fasop.search.search import Best, explore
+from fasop.search.space.candidates import Space
 from fasop.simulation.linear import Hidden, Linear
 from fasop.simulation.pipelines import Pipelines
 from tests.support.cases import fewer

@@ -11,7 +11,7 @@ import pytest
 from conf.compose import compose
 from conf.schema.values.partition import Partition
 from fasop.search.arguments import Arguments
-from fasop.search.idle_gpus import idle, left, notes
+from fasop.search.findings.idle_gpus import idle, left, notes
 from fasop.search.inputs import read
 from fasop.search.plan import Plan, by_time
 from fasop.search.run import best_plans

@@ -14,12 +14,12 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.network.links import transfer_s
 from fasop.costs.training import Training
 from fasop.search.arguments import Arguments
-from fasop.search.by_replica import exact
-from fasop.search.candidates import Space
-from fasop.search.choices import Choices
 from fasop.search.inputs import read
 from fasop.search.run import best_plans
 from fasop.search.search import Best, explore
+from fasop.search.shares.by_replica import exact
+from fasop.search.space.candidates import Space
+from fasop.search.space.choices import Choices
 from fasop.simulation.predict import predict, predict_plan
 from tests.support.cases import fewer
 from tests.support.fasop.modules import random_profile, words, written

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasop.search import node_orders
-from fasop.search.candidates import Space
 from fasop.search.inputs import read
-from fasop.search.node_orders import MOST, OF_LAYERS, count, described, few, magnitude, neighbours, starts
 from fasop.search.order_search import Bounded, search_partitions
 from fasop.search.plan import Plan
 from fasop.search.search import Best, explore
+from fasop.search.space import node_orders
+from fasop.search.space.candidates import Space
+from fasop.search.space.node_orders import MOST, OF_LAYERS, count, described, few, magnitude, neighbours, starts
 from tests.support.fasop.random_clusters import best_times, random_case
 
 NODES = st.lists(st.integers(0, 3), min_size=1, max_size=3).filter(any)
@@ -100,7 +100,7 @@ def best(words: Sequence[str], *counts: int) -> Plan:
 def test_moving_nodes_finds_what_all_orders_have(monkeypatch: pytest.MonkeyPatch) -> None:
     words = [*MANY, "parallel.schedule=one_f_one_b", "parallel.recompute=none"]
     moved = best(words, 5, 5).total
-    monkeypatch.setattr("fasop.search.node_orders.MOST", 252)
+    monkeypatch.setattr("fasop.search.space.node_orders.MOST", 252)
     assert moved == best(words, 5, 5).total
 
 
@@ -122,8 +122,8 @@ def test_a_group_that_is_split_in_two_is_found_among_thousands_of_orders() -> No
 
 def test_moving_nodes_mostly_ends_at_the_best_of_all_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if even few orders were too many: how far the plans are from the best of all sizes, orders and partitions."""
-    monkeypatch.setattr("fasop.search.node_orders.MOST", 3)
-    monkeypatch.setattr("fasop.search.node_orders.OF_LAYERS", 0)
+    monkeypatch.setattr("fasop.search.space.node_orders.MOST", 3)
+    monkeypatch.setattr("fasop.search.space.node_orders.OF_LAYERS", 0)
     longer = []
     for seed in range(60):
         training, kinds, choices = random_case(np.random.default_rng(seed))

@@ -14,16 +14,16 @@ import pytest
 
 from conf.compose import compose
 from fasop.errors import SearchError
-from fasop.search import node_orders
 from fasop.search.arguments import Arguments, First, parse
-from fasop.search.candidates import Space
 from fasop.search.inputs import Inputs, read
 from fasop.search.lower_bound import LowerBounds
-from fasop.search.node_sets import clusters
 from fasop.search.pareto import Front, Limits
 from fasop.search.plan import DAY, HOUR, Run, step_cost
 from fasop.search.run import front
 from fasop.search.search import Best, explore
+from fasop.search.space import node_orders
+from fasop.search.space.candidates import Space
+from fasop.search.space.node_sets import clusters
 from launch.cli import main
 from tests.support.cases import drawn, fewer
 from tests.support.fasop.plans import pipelines

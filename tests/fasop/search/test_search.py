@@ -23,13 +23,13 @@ from fasop.partition.baselines import minmax, start
 from fasop.partition.dominance import never_worse
 from fasop.partition.local_search import bottleneck, improved
 from fasop.search.arguments import Arguments
-from fasop.search.candidates import Space, sizes
+from fasop.search.findings.words import best_layers
 from fasop.search.inputs import Inputs, read
-from fasop.search.node_sets import MOST as MOST_CLUSTERS
-from fasop.search.node_sets import clusters, step
 from fasop.search.run import best_plans, prove
 from fasop.search.search import Best, explore
-from fasop.search.words import best_layers
+from fasop.search.space.candidates import Space, sizes
+from fasop.search.space.node_sets import MOST as MOST_CLUSTERS
+from fasop.search.space.node_sets import clusters, step
 from fasop.tables.plans import plan_yaml
 from tests.support.cases import drawn
 from tests.support.fasop.plans import MEGATRON, experiment, kinds, mixed, pipelines

@@ -10,10 +10,10 @@ import pytest
 from conf.schema.experiment import Schedule
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import Training
-from fasop.search.candidates import Space
-from fasop.search.choices import Choices
 from fasop.search.inputs import read
 from fasop.search.search import Best, explore
+from fasop.search.space.candidates import Space
+from fasop.search.space.choices import Choices
 from tests.support.cases import fewer
 from tests.support.fasop.random_clusters import best_times, random_case
 from tests.support.fasop.random_pipelines import FLUSHING

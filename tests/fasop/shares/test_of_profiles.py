@@ -12,13 +12,13 @@ from conf.errors import TdppError
 from conf.schema.experiment import Experiment
 from fasop.costs.network.links import Link
 from fasop.errors import SearchError
-from fasop.search.micro_batch_memory import that_fit
+from fasop.search.shares.micro_batch_memory import that_fit
 from fasop.shares.of_profiles import SYNC, measured_cluster
 from fasop.shares.performance import paces
 from fasop.shares.public_files import Cluster
 from launch.commands.launching.decided import decided
 from launch.commands.profile import main as profile
-from tests.fasop.search.test_batch_division import compositions
+from tests.fasop.search.shares.test_batch_division import compositions
 from tests.support.cases import drawn
 from tests.support.fasop import quickstart
 

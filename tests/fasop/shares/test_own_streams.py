@@ -18,7 +18,7 @@ from fasop.costs.steps import Steps, StepTimes
 from fasop.simulation.predict import planned, predict, predict_plan
 from launch.cli import main
 from launch.commands.launching.decided import decided
-from tests.fasop.search.test_batch_division import CLUSTER, compositions
+from tests.fasop.search.shares.test_batch_division import CLUSTER, compositions
 
 RATES = {"a": {1: 1.0, 2: 1.5, 3: 1.8}, "b": {1: 1.0, 2: 1.02}}
 """Of streams, by GPU: the fast one is idle half of the time."""

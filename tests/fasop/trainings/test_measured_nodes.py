@@ -18,7 +18,7 @@ from launch.commands.simulate import played
 from launch.commands.simulating import own
 from launch.commands.simulating.arguments import parse
 from megatron_ext.contract.schedule.deal import Division
-from tests.fasop.search.test_batch_division import compositions
+from tests.fasop.search.shares.test_batch_division import compositions
 from tests.fasop.shares.test_of_profiles import imported
 from tests.support.fasop import quickstart
 

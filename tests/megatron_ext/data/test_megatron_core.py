@@ -18,14 +18,15 @@ from hypothesis import strategies as st
 
 from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.plan_parts import Masking
-from megatron_ext.data import blend, sentence_maps
-from megatron_ext.data.bert_samples import BertSamples
+from megatron_ext.data import blend
 from megatron_ext.data.index_maps import compute, layout
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file, indexed_writer
+from megatron_ext.data.masked import sentence_maps
+from megatron_ext.data.masked.bert_samples import BertSamples
+from megatron_ext.data.masked.sentence_maps import _usable
+from megatron_ext.data.masked.t5_samples import T5Samples
+from megatron_ext.data.masked.vocabulary import Vocabulary
 from megatron_ext.data.samples import Samples, Split
-from megatron_ext.data.sentence_maps import _usable
-from megatron_ext.data.t5_samples import T5Samples
-from megatron_ext.data.vocabulary import Vocabulary
 from tests.support.megatron_ext.sentences import write_sentences
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")

@@ -18,9 +18,9 @@ from conf.compose import compose
 from conf.run_folder.log_lines import iteration_line
 from conf.run_folder.rundir import RunDir
 from fasop.search.arguments import Arguments
-from fasop.search.choices import runnable
 from fasop.search.inputs import read
 from fasop.search.run import best_plans
+from fasop.search.space.choices import runnable
 from fasop.simulation.predict import predict
 from fasop.simulation.ranks.replay import simulate
 from fasop.tables.plans import plan_yaml

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from megatron_ext.checkpoints.meta import part_name
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import Split
-from megatron_ext.data.videos import VideoSamples
+from megatron_ext.data.vision.videos import VideoSamples
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.dropout import dropout, key_of, rows_of
 from megatron_ext.tasks.families import stage_of

@@ -13,13 +13,13 @@ from torch import nn
 
 from conf.compose import compose
 from conf.schema.experiment import Recompute, Schedule
-from fasop.search.choices import runnable
+from fasop.search.space.choices import runnable
 from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.models.parameters import parameter_count
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.operations import flops_per_sample
 from megatron_ext.data.samples import Split
-from megatron_ext.data.videos import VideoSamples, open_videos
+from megatron_ext.data.vision.videos import VideoSamples, open_videos
 from megatron_ext.measuring.parts import Parts
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of, task_of

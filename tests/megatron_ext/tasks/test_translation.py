@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from conf.compose import compose
 from conf.schema.experiment import Schedule
-from fasop.search.choices import runnable
+from fasop.search.space.choices import runnable
 from megatron_ext.contract.models.activations import wires
 from megatron_ext.contract.plan import Plan
 from megatron_ext.measuring.parts import Parts

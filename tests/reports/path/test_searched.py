@@ -10,8 +10,8 @@ import pytest
 
 from conf.compose import read_experiment
 from conf.run_folder.rundir import RunDir
-from fasop.search.found_plan import FoundPlan
-from fasop.search.other_plans import other_plans
+from fasop.search.findings.found_plan import FoundPlan
+from fasop.search.findings.other_plans import other_plans
 from fasop.simulation.predict import predict
 from launch.commands.report import main as report
 from reports.facts.statistics import statistics
@@ -21,7 +21,7 @@ from reports.readers import record, searched
 from reports.readers.events import read_run
 from reports.readers.megatron_log import Sizes
 from reports.sources import Source
-from tests.fasop.search.test_batch_division import compositions
+from tests.fasop.search.shares.test_batch_division import compositions
 from tests.support.reports.synthetic import Shape, make_run
 
 UNEVEN = Shape(pipeline=4, micro_batches=8, parts=(1, 4, 2, 1))

@@ -25,7 +25,7 @@ from conf.schema.values.links import PairLink
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.memory import GIB
 from fasop.costs.training import Training
-from fasop.search.choices import Choices
+from fasop.search.space.choices import Choices
 from megatron_ext.contract.models.model import ModelConfig
 from tests.support.fasop.plans import pipelines
 from tests.support.fasop.random_pipelines import FLUSHING, all_partitions

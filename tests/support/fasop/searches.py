@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import Training
-from fasop.search.candidates import Space
-from fasop.search.choices import Choices
+from fasop.search.findings.no_plan import why_no_plan
 from fasop.search.lower_bound import LowerBounds, Way
-from fasop.search.no_plan import why_no_plan
 from fasop.search.search import Best, explore
+from fasop.search.space.candidates import Space
+from fasop.search.space.choices import Choices
 
 
 def space(training: Training, kinds: Sequence[NodeKind], choices: Choices | None = None) -> Space:

@@ -13,8 +13,8 @@ from torch import Tensor
 from megatron_ext.checkpoints.meta import part_name
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.deal import Division, dealt
-from megatron_ext.data.images import ImageSamples
 from megatron_ext.data.samples import Split
+from megatron_ext.data.vision.images import ImageSamples
 from megatron_ext.tasks.images.batch_norm import BatchNorm
 from tests.support.megatron_ext.textbook import Ours, trained
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from megatron_ext.data.indexed_dataset import data_file, indexed_writer
-from megatron_ext.data.vocabulary import VOCABULARY, Vocabulary
+from megatron_ext.data.masked.vocabulary import VOCABULARY, Vocabulary
 
 SENTINELS = 20
 

@@ -21,8 +21,8 @@ from fasop.costs.training import PlacedTraining, Training
 from fasop.search.by_stage.bounds import Many, Work
 from fasop.search.by_stage.candidate import Candidate
 from fasop.search.by_stage.look import WHOLE, explore_stages
-from fasop.search.choices import Choices
 from fasop.search.search import Best
+from fasop.search.space.choices import Choices
 from fasop.simulation.predict import predict, predict_plan
 from fasop.simulation.ranks.columns import Replay
 from fasop.simulation.ranks.unlike_stages import UnlikeStages

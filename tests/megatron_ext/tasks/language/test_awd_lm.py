@@ -12,7 +12,7 @@ from torch import nn
 
 from conf.compose import compose
 from conf.schema.experiment import Recompute, Schedule
-from fasop.search.choices import runnable
+from fasop.search.space.choices import runnable
 from megatron_ext.contract.models.parameters import parameter_count
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.operations import flops_per_sample

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple, Union
 import numpy as np
 
 from megatron_ext.contract.plan_parts import Masking
-from megatron_ext.data.masked_samples import MaskedSamples, padded
+from megatron_ext.data.masked.masked_samples import MaskedSamples, padded
+from megatron_ext.data.masked.sentence_maps import Cut
 from megatron_ext.data.samples import Split
-from megatron_ext.data.sentence_maps import Cut
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

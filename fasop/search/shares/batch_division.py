@@ -21,8 +21,8 @@ from fasop.costs.layers import Basis
 from fasop.costs.training import PlacedTraining
 from fasop.errors import SearchError
 from fasop.partition.exact_shares import Units, least_time
-from fasop.search.candidates import MOST_MICRO_BATCHES, divisors
-from fasop.search.micro_batch_memory import fits, rooms_of_replicas
+from fasop.search.shares.micro_batch_memory import fits, rooms_of_replicas
+from fasop.search.space.candidates import MOST_MICRO_BATCHES, divisors
 from fasop.simulation.predict import Prediction, planned, predict_plan
 from fasop.simulation.ranks.replicas import Replicas
 from fasop.simulation.ranks.shares import best_shares, replicas_of

@@ -11,7 +11,7 @@ from conf.compose import compose
 from fasop.costs.profile import Room
 from fasop.costs.steps import Steps, StepTimes
 from fasop.errors import SearchError
-from fasop.search.micro_batch_memory import rooms_of_replicas, that_fit, that_fit_on
+from fasop.search.shares.micro_batch_memory import rooms_of_replicas, that_fit, that_fit_on
 from fasop.simulation.predict import planned
 
 CLUSTER = "experiment=seed_a100x1_a10x7"

@@ -13,8 +13,8 @@ from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
 from fasop.costs.training import Training
 from fasop.errors import SearchError
-from fasop.search.candidates import MOST_MICRO_BATCHES, Space, divisors, sizes, tensor_sizes
-from fasop.search.choices import Choices
+from fasop.search.space.candidates import MOST_MICRO_BATCHES, Space, divisors, sizes, tensor_sizes
+from fasop.search.space.choices import Choices
 
 
 def why_no_plan(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> SearchError:

@@ -12,9 +12,9 @@ import pytest
 from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.models.model import VIT, ModelConfig
 from megatron_ext.contract.plan_parts import Augment
-from megatron_ext.data import augment, mixing
-from megatron_ext.data.images import ImageSamples, open_images
 from megatron_ext.data.samples import Split
+from megatron_ext.data.vision import augment, mixing
+from megatron_ext.data.vision.images import ImageSamples, open_images
 from tests.support.megatron_ext.images import make_images
 
 SIZE, COUNT = 8, 24

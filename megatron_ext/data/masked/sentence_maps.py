@@ -20,7 +20,7 @@ from megatron_ext.contract.errors import DataError
 from megatron_ext.data.index_maps import load_map, save_map
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 from megatron_ext.data.map_places import first_there, make_folder, place_to_write, places
-from megatron_ext.data.mersenne import random_32, random_64
+from megatron_ext.data.masked.mersenne import random_32, random_64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,10 +14,10 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Masking
 from megatron_ext.data.index_maps import split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset
-from megatron_ext.data.masking import Masker
+from megatron_ext.data.masked.masking import Masker
+from megatron_ext.data.masked.sentence_maps import Cut, build_or_load
+from megatron_ext.data.masked.vocabulary import VOCABULARY, Vocabulary
 from megatron_ext.data.samples import SPLITS, Samples, Split, check_token_ids
-from megatron_ext.data.sentence_maps import Cut, build_or_load
-from megatron_ext.data.vocabulary import VOCABULARY, Vocabulary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

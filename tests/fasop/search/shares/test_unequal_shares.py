@@ -17,13 +17,13 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments, First
-from fasop.search.by_replica import exact
-from fasop.search.candidates import Space, sizes
-from fasop.search.choices import Choices
 from fasop.search.inputs import read
 from fasop.search.run import best_plans, front
 from fasop.search.search import Best, explore
-from fasop.search.unequal_shares import explore_shares, least_seconds
+from fasop.search.shares.by_replica import exact
+from fasop.search.shares.unequal_shares import explore_shares, least_seconds
+from fasop.search.space.candidates import Space, sizes
+from fasop.search.space.choices import Choices
 from fasop.simulation.iteration import Durations
 from fasop.simulation.on_nodes import Nodes, on_nodes
 from fasop.simulation.predict import predict, predict_plan

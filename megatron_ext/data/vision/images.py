@@ -16,8 +16,8 @@ from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan_parts import Augment
-from megatron_ext.data import augment, mixing
 from megatron_ext.data.samples import Samples, Split
+from megatron_ext.data.vision import augment, mixing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,12 +18,12 @@ from conf.schema.values.partition import NodeOrder, Partition, Shares
 from conf.schema.values.schedules import Schedule
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
-from fasop.search.by_replica import parts
-from fasop.search.candidates import MOST_REPLICAS, Candidates, fitting, sizes
-from fasop.search.choices import Choices
 from fasop.search.order_search import Bounded, search_partitions
 from fasop.search.plan import Plan
 from fasop.search.search import Keep
+from fasop.search.shares.by_replica import parts
+from fasop.search.space.candidates import MOST_REPLICAS, Candidates, fitting, sizes
+from fasop.search.space.choices import Choices
 from fasop.simulation.on_nodes import Nodes, times_on
 from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.predict import predict_plan

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conf.schema.parallel import Parallel
-from fasop.search import node_orders
 from fasop.search.by_stage.look import Looked
-from fasop.search.candidates import MOST_MICRO_BATCHES
 from fasop.search.inputs import Inputs
 from fasop.search.plan import Plan
 from fasop.search.search import Coverage
+from fasop.search.space import node_orders
+from fasop.search.space.candidates import MOST_MICRO_BATCHES
 
 OPTIMAL = 1e-5
 """A part of an iteration that nobody could measure."""

@@ -9,7 +9,7 @@ from typing import Any
 from conf.schema.experiment import Experiment, Parallel
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments
-from fasop.search.found_plan import FoundPlan
+from fasop.search.findings.found_plan import FoundPlan
 from fasop.search.inputs import Inputs, of_experiment
 from fasop.search.run import best_plans
 from fasop.simulation.predict import planned, predict, predict_plan

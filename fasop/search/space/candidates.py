@@ -17,9 +17,9 @@ from fasop.costs.layers import measured_tensor_sizes
 from fasop.costs.training import Training
 from fasop.partition.dominance import distinct, never_worse
 from fasop.partition.local_search import feasible
-from fasop.search import node_orders
-from fasop.search.choices import Choices
 from fasop.search.lower_bound import LowerBounds, Way
+from fasop.search.space import node_orders
+from fasop.search.space.choices import Choices
 from fasop.simulation.on_nodes import Nodes, on_nodes, times_on
 from fasop.simulation.pipelines import Pipelines, joined
 

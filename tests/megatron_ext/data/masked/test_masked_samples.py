@@ -12,13 +12,13 @@ import pytest
 
 from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.plan_parts import Masking
-from megatron_ext.data.bert_samples import BertSamples
 from megatron_ext.data.blend import BlendedSamples
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file, indexed_writer
+from megatron_ext.data.masked.bert_samples import BertSamples
+from megatron_ext.data.masked.sentence_maps import Cut, build_or_load, compute, saved_sentence_maps
+from megatron_ext.data.masked.t5_samples import T5Samples
+from megatron_ext.data.masked.vocabulary import VOCABULARY, Vocabulary
 from megatron_ext.data.samples import SPLITS, Samples, Split
-from megatron_ext.data.sentence_maps import Cut, build_or_load, compute, saved_sentence_maps
-from megatron_ext.data.t5_samples import T5Samples
-from megatron_ext.data.vocabulary import VOCABULARY, Vocabulary
 from tests.support.megatron_ext.sentences import SENTINELS, write_sentences
 
 MASKING = Masking(0.15, 0.1, 3, full_word=True, longer_ngrams=False, geometric=False)

@@ -1,0 +1,1 @@
+"""How a plan divides its batch: micro-batch sizes, and shares of unlike replicas."""

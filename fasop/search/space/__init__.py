@@ -1,0 +1,1 @@
+"""What a search looks at: sizes, node orders and sets of nodes."""

@@ -1,0 +1,1 @@
+"""Samples of which tokens are hidden: those of BERT and T5."""
