@@ -1,0 +1,104 @@
+"""How a plan lays stages on ranks, and ranks on nodes."""
+
+from __future__ import annotations
+
+import json
+
+from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.models.model import (
+    GPT,
+    PAIRED,
+)
+from megatron_ext.contract.rules.rule import GRID, Faults, Rules, Values
+
+
+def _partition(plan: Values) -> Faults:
+    parts, pipeline, chunks = plan["partition"], plan["pipeline"], plan["chunks"]
+    if len(parts) != pipeline * chunks:
+        yield "partition", parts, f"of pipeline * chunks = {pipeline} * {chunks} = {pipeline * chunks} numbers"
+    model = plan["model"]
+    layers = model.get("layers", sum(parts))
+    words = f"model.layers={layers}"
+    if model.get("family", GPT) in PAIRED and "layers" in model:
+        decoder = layers if model.get("decoder_layers") is None else model["decoder_layers"]
+        words = f"{words} + model.decoder_layers={decoder} = {layers + decoder}"
+        layers += decoder
+    if sum(parts) != layers:
+        yield "partition", parts, f"of numbers that add up to {words}, not to {sum(parts)}"
+
+
+def _schedule(plan: Values) -> Faults:
+    interleaved, chunks = plan["schedule"] == "interleaved", plan["chunks"]
+    if plan["schedule_file"] is None and interleaved != (chunks > 1):
+        yield "chunks", chunks, f"{'at least 2' if interleaved else '1'} with schedule={plan['schedule']}"
+    if chunks > 1 and plan["pipeline"] == 1:
+        yield "chunks", chunks, "1 with pipeline=1"
+
+
+def _by_stage(plan: Values) -> Faults:
+    for key, largest in (("tensors", "tensor"), ("replicas", "data")):
+        sizes = plan.get(key)
+        if sizes is None:
+            continue
+        if len(sizes) != plan["pipeline"]:
+            yield key, sizes, f"of pipeline={plan['pipeline']} numbers"
+        elif len(set(sizes)) == 1:
+            yield key, sizes, f"null where all stages are alike, with {largest}={sizes[0]}"
+        elif max(sizes) != plan[largest]:
+            yield largest, plan[largest], f"the largest of {key}={sizes}"
+    if plan.get("replicas") is None:
+        return
+    for key, allowed in (("shares", None), ("schedule_file", None), ("chunks", 1)):
+        if plan.get(key, allowed) != allowed:
+            yield key, plan[key], f"{json.dumps(allowed)} where stages have different numbers of replicas"
+
+
+def _ranks(plan: Values) -> Faults:
+    grid = Layout.grid(*(plan[key] for key in GRID))
+    layout = Layout(tuple(plan.get("tensors") or grid.tensors), tuple(plan.get("replicas") or grid.replicas))
+    ranks, count = plan["ranks"], layout.world_size
+    sizes = f"tensor * data * pipeline = {plan['tensor']} * {plan['data']} * {plan['pipeline']}"
+    order = "rank = (stage * data + dp) * tensor + tp"
+    if layout != grid:
+        sizes, order = "the sum over stages of tensor size * replicas", "its place, stage by stage"
+    if len(ranks) != count:
+        yield "ranks", [place.get("rank") for place in ranks], f"{sizes} = {count}, 0 to {count - 1}"
+    for number, place in enumerate(ranks):
+        own = {"rank": number, **dict(zip(("stage", "dp", "tp"), layout.stage_dp_tp(number)))}
+        for key, wanted in own.items():
+            if place.get(key, wanted) != wanted:
+                yield f"ranks[{number}].{key}", place[key], f"{wanted}: {order}"
+
+
+def _nodes(plan: Values) -> Faults:
+    nodes, ranks = plan["nodes"], plan["ranks"]
+    names = [node.get("name", number) for number, node in enumerate(nodes)]
+    if len(set(names)) < len(names):
+        yield "nodes", names, "of different names"
+    held = [rank for node in nodes for rank in node.get("ranks", ())]
+    if all("ranks" in node for node in nodes) and sorted(held) != list(range(len(ranks))):
+        yield "nodes", [node["ranks"] for node in nodes], f"given each of the ranks 0 to {len(ranks) - 1} once"
+    for number, place in enumerate(ranks):
+        node, local = place.get("node"), place.get("local_rank")
+        if node is None:
+            continue
+        if node >= len(nodes):
+            yield f"ranks[{number}].node", node, f"below {len(nodes)}, the number of nodes"
+        if local is not None and nodes[node].get("ranks", [])[local : local + 1] not in ([], [number]):
+            yield f"ranks[{number}].local_rank", local, f"its place in nodes[{node}].ranks={nodes[node]['ranks']}"
+
+
+def _blocks(plan: Values) -> Faults:
+    blocks = plan.get("blocks")
+    if blocks is not None and len(blocks) != sum(plan["partition"]):
+        yield "blocks", blocks, f"{sum(plan['partition'])} names, as many as partition has blocks"
+
+
+RULES: Rules = [
+    (("partition", "pipeline", "chunks", "model"), _partition),
+    (("schedule", "schedule_file", "chunks", "pipeline"), _schedule),
+    (GRID, _by_stage),
+    ((*GRID, "ranks"), _ranks),
+    (("nodes", "ranks"), _nodes),
+    (("partition",), _blocks),
+]
