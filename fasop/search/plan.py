@@ -106,7 +106,8 @@ def check_prices(kinds: Sequence[NodeKind]) -> None:
     """Raises SearchError if there is a group without a price."""
     without = [kind.name for kind in kinds if kind.group.price_per_hour is None]
     if without:
+        groups = [f"cluster.groups.{name}" for name in without]
         raise SearchError(
-            f"pareto needs the price of every node: {', '.join(f'cluster.groups.{name}' for name in without)} "
-            f"has none; give cluster.groups.{without[0]}.price_per_hour=8.1, for example, in US dollars per node"
+            f"pareto needs the price of every node: {', '.join(groups)} {'has' if len(groups) == 1 else 'have'} none; "
+            f"give {groups[0]}.price_per_hour=8.1, for example, in US dollars per node"
         )

@@ -6,6 +6,7 @@ import argparse
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -23,6 +24,10 @@ from launch.screen.table import print_table
 NAME = "mine"
 WAIT_S = 60
 MODEL = "model"
+NO_SLURM = (
+    "only this machine is described, because Slurm's sinfo is not on PATH; for a Slurm cluster, use its login node or "
+    "load its module, and repeat the command with --force; for machines that ssh reaches, add --hosts"
+)
 EPILOG = """examples:
   tdpp init                                cluster=mine and experiment=mine, as Slurm and its nodes report
   tdpp init lab --price a100=12.24         cluster=lab; a node with A100s costs $12.24 an hour
@@ -39,6 +44,11 @@ def main(argv: Sequence[str]) -> int:
     if argv[:1] == [MODEL]:
         return model.main(argv[1:])
     arguments = parser().parse_args(argv)
+    if ":" in arguments.name:
+        raise LaunchError(
+            f"{arguments.name!r} cannot name a configuration; if it is a host, give all hosts to --hosts, separated by "
+            f"commas without spaces: --hosts a:2,b:2"
+        )
     name = checked_name(arguments.name)
     paths = {group: free_path(name, group, arguments.force) for group in ("cluster", "parallel", "experiment")}
     given = dict(arguments.price)
@@ -102,8 +112,10 @@ def _found(arguments: argparse.Namespace) -> Found:
     charged = {key: value for key in ("account", "qos") if (value := getattr(arguments, key)) is not None}
     if arguments.hosts is not None:
         return asking.on_hosts([host.strip() for host in arguments.hosts.split(",")])
-    if arguments.local or shutil.which("sinfo") is None:
+    if arguments.local:
         return asking.here()
+    if shutil.which("sinfo") is None:
+        return replace(asking.here(), notes=(NO_SLURM,))
     try:
         return asking.on_slurm(arguments.wait, charged)
     except LaunchError as error:
@@ -135,9 +147,12 @@ def _ranks(ranks: int | None) -> str:
 
 def _price(text: str) -> tuple[str, float]:
     name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise NoValue("must be NAME=DOLLARS, such as a100=12.24")
-    return name, above_0(value)
+    try:
+        if name and equals:
+            return name, above_0(value)
+    except NoValue:
+        pass
+    raise NoValue("must be NAME=DOLLARS with a price above 0, such as a100=12.24")
 
 
 def _seconds(text: str) -> int:

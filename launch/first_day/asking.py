@@ -14,6 +14,7 @@ from launch.first_day.found import CPU_GBIT_PER_S, Found, FoundGroup
 from launch.first_day.slurm_nodes import Group
 from launch.machine import slurm_commands, ssh
 from launch.machine.node_figures import MODULE, NodeFigures, node_figures
+from launch.machine.slurm_commands import JobRefused
 
 RUN_MIN = 2
 """A node answers in seconds."""
@@ -26,15 +27,11 @@ def on_slurm(wait_s: int, charged: Mapping[str, str]) -> Found:
         charged: `account` and `qos` of all jobs, where they are given.
 
     Raises:
-        LaunchError: Slurm does not answer, or has no node that takes jobs.
+        LaunchError: Slurm does not answer, or has no node that takes the user's jobs.
     """
     groups = slurm_nodes.groups(slurm_nodes.parse(slurm_commands.nodes()))
     there = [group for group in groups if group.nodes]
-    gone = [
-        f"{group.name}: all {len(group.unusable)} nodes are down, drained or reserved"
-        for group in groups
-        if not group.nodes
-    ]
+    gone = [f"{group.name}: {_why_not(group)}" for group in groups if not group.nodes]
     if not there:
         raise LaunchError(
             f"sinfo shows no node that takes jobs: {'; '.join(gone) or 'no node at all'}; try again later"
@@ -44,18 +41,37 @@ def on_slurm(wait_s: int, charged: Mapping[str, str]) -> Found:
     with ThreadPoolExecutor(max_workers=len(there)) as pool:
         answers = list(pool.map(lambda group: _answer(group, wait_s, charged), there))
     account, qos = charged.get("account"), charged.get("qos")
-    found = [
-        replace(of_slurm(group, answer), account=account, qos=qos) for group, answer in zip(there, answers, strict=True)
-    ]
-    return Found(groups=tuple(found), executor="slurm", source="Slurm and its nodes say", notes=tuple(gone))
+    found, refused = [], []
+    for group, answer in zip(there, answers, strict=True):
+        if isinstance(answer, JobRefused):
+            refused.append(f"{group.name}: Slurm refuses your jobs in partition {group.partition}: {answer}")
+        else:
+            found.append(replace(of_slurm(group, answer), account=account, qos=qos))
+    if not found:
+        raise LaunchError(
+            f"{'; '.join(refused)}; ask your administrator for a partition, an account or a quality of service that "
+            f"you may use, and name the latter with --account and --qos"
+        )
+    return Found(groups=tuple(found), executor="slurm", source="Slurm and its nodes say", notes=(*gone, *refused))
 
 
-def _answer(group: Group, wait_s: int, charged: Mapping[str, str]) -> NodeFigures | str:
+def _why_not(group: Group) -> str:
+    """Why no job starts on a group's nodes."""
+    if group.availability != "up":
+        return f"partition {group.partition} is {group.availability}, so no job starts there"
+    if len(group.unusable) == 1:
+        return f"its only node, {group.unusable[0]}, is down, drained or reserved"
+    return f"all {len(group.unusable)} nodes are down, drained or reserved"
+
+
+def _answer(group: Group, wait_s: int, charged: Mapping[str, str]) -> NodeFigures | JobRefused | str:
     """What a node of the group says of itself, or why none did."""
     options = [*group.options, *(f"--{key}={value}" for key, value in charged.items())]
     try:
         said = slurm_commands.on_one_node(options, [sys.executable, "-m", MODULE], wait_s, RUN_MIN)
         return NodeFigures.parse(said)
+    except JobRefused as refusal:
+        return refusal
     except LaunchError as error:
         return str(error)
 

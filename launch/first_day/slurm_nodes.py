@@ -12,6 +12,8 @@ from launch.errors import LaunchError
 
 UNUSABLE = ("down", "drain", "drng", "fail", "futr", "unk", "inval", "maint", "resv")
 """How sinfo's states of nodes begin that take no job for now."""
+UNUSABLE_MARKS = ("*", "$")
+"""How such states end: the node does not answer, or is reserved for maintenance."""
 MIG = re.compile(r"\d+g\.(\d+)gb")
 """Within the type of a part of a GPU, such as a100_1g.5gb, with its memory."""
 NO_NAMES = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
@@ -44,6 +46,8 @@ class Membership:
     partition: str
     default: bool
     state: str
+    availability: str
+    """Of the partition; only `up` ones start jobs."""
     cpus: int
     memory_mb: int
     time_limit: str
@@ -55,7 +59,11 @@ class Membership:
 
     @property
     def usable(self) -> bool:
-        return not self.state.startswith(UNUSABLE) and not self.state.endswith("*")
+        return not self.state.startswith(UNUSABLE) and not self.state.endswith(UNUSABLE_MARKS) and self.is_open
+
+    @property
+    def is_open(self) -> bool:
+        return self.availability == "up"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +83,8 @@ class Group:
     memory_mb: int
     """The least of a node."""
     time_limit: str
+    availability: str
+    """Of the partition, as sinfo has it."""
     others: tuple[str, ...]
     """Partitions that have some of these nodes, too."""
 
@@ -91,21 +101,22 @@ def parse(text: str) -> list[Membership]:
     Raises:
         LaunchError: a line is none.
     """
-    rows = [line.strip().split("|", 11) for line in text.splitlines() if line.strip()]
-    if wrong := next((row for row in rows if len(row) != 12), None):
+    rows = [line.strip().split("|", 12) for line in text.splitlines() if line.strip()]
+    if wrong := next((row for row in rows if len(row) != 13), None):
         raise LaunchError(f"cannot parse a line of sinfo: {'|'.join(wrong)}")
-    top = max((int(row[8]) for row in rows if row[8].isdigit()), default=0)
+    top = max((int(row[9]) for row in rows if row[9].isdigit()), default=0)
     return [_membership(row, top) for row in rows]
 
 
 def _membership(row: Sequence[str], top: int) -> Membership:
-    node, partition, marked, state, cpus, most, memory, limit, tier, preempt, gres, features = row
+    node, partition, marked, availability, state, cpus, most, memory, limit, tier, preempt, gres, features = row
     of_node = int(re.sub(r"\D.*", "", cpus) or 1)
     return Membership(
         node=node,
         partition=partition,
         default=marked.endswith("*"),
         state=state.lower(),
+        availability=availability.lower(),
         cpus=min(of_node, int(most)) if most.isdigit() and int(most) else of_node,
         memory_mb=int(re.sub(r"\D.*", "", memory) or 0),
         time_limit=limit,
@@ -116,19 +127,21 @@ def _membership(row: Sequence[str], top: int) -> Membership:
 
 
 def parse_gres(text: str) -> tuple[Gres, ...]:
-    """`gpu:a100:4(S:0-1),mps:400`: the GPUs alone, the most numerous first."""
+    """`gpu:a100:4(S:0-1),mps:400`: the GPUs alone, the most numerous first. Without a number there is one."""
     counts: Counter[str | None] = Counter()
     for item in re.sub(r"\([^)]*\)", "", text).split(","):
         name, *words = item.split(":")
-        if name == "gpu" and words and words[-1].isdigit():
-            counts[words[0] if len(words) > 1 else None] += int(words[-1])
+        if name == "gpu":
+            count = int(words.pop()) if words and words[-1].isdigit() else 1
+            counts[words[0] if words else None] += count
     return tuple(Gres(type=kind, count=count) for kind, count in counts.most_common() if count)
 
 
 def groups(memberships: Iterable[Membership]) -> list[Group]:
     """Nodes by partition, GPUs, CPUs and memory; those with GPUs first.
 
-    A node counts in one partition alone: one that has the most of its kind, whose jobs need not give way. Nodes of a
+    A node counts in one partition alone: one that starts jobs, that has the most of its kind, and whose jobs need not
+    give way. Nodes of a
     partition that Slurm cannot be asked for apart, since neither their GPUs nor a feature differ, are one group.
     """
     rows = list(memberships)
@@ -159,9 +172,9 @@ def _in_partitions(kind: Sequence[Membership]) -> list[list[Membership]]:
         for row in left:
             members.setdefault(row.partition, []).append(row)
 
-        def merit(name: str, members: dict[str, list[Membership]] = members) -> tuple[bool, int, bool, str]:
+        def merit(name: str, members: dict[str, list[Membership]] = members) -> tuple[bool, bool, int, bool, str]:
             rows = members[name]
-            return rows[0].yields, -len(rows), not rows[0].default, name
+            return not rows[0].is_open, rows[0].yields, -len(rows), not rows[0].default, name
 
         chosen = members[min(members, key=merit)]
         found.append(chosen)
@@ -212,6 +225,7 @@ def _group(kind: Sequence[Membership], rows: Sequence[Membership], constraint: s
         cpus=min(row.cpus for row in kind),
         memory_mb=min(row.memory_mb for row in kind),
         time_limit=kind[0].time_limit,
+        availability=kind[0].availability,
         others=tuple(sorted(others)),
     )
 

@@ -90,7 +90,7 @@ def _slurm(group: FoundGroup) -> Iterator[str]:
         if value is not None:
             comment = " # cores of a node for its ranks" if key == "cpus_per_task" else ""
             yield f"    {key}: {scalar(value)}{comment}"
-    limit = "" if group.time_limit is None else f", up to {group.time_limit}"
+    limit = "" if group.time_limit in (None, "infinite") else f", up to {group.time_limit}"
     yield f"    # time_min: 60 # minutes{limit}; without it the partition's default"
     yield "    # mem: 0 # all memory of a node; without it the partition's default"
     if group.account is None or group.qos is None:

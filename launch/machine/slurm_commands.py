@@ -23,6 +23,8 @@ COMMENT = "tdpp"
 _WORD = 80
 _FOREIGN = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SINFO|SQUEUE|SCANCEL|SACCT|SCONTROL|PMIX?|PMI2?)_")
 _KEPT = {"SLURM_CONF"}
+_REFUSED = re.compile(r"allocate resources: (.*(?:Invalid (?:account|qos)|not permitted|permission denied).*)")
+"""slurm_strerror's texts for a job that this user may not have, however long it waits."""
 
 PENDING = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
@@ -41,6 +43,10 @@ LAUNCH_FAILURE = "JobLaunchFailure"
 """squeue's reason, such as that the job's output cannot be opened on its first node."""
 _LAUNCH_FAILURE_CODE = "0:53"
 """The same as sacct's exit code."""
+
+
+class JobRefused(LaunchError):
+    """Slurm's rules do not allow the user such a job. The message is Slurm's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,9 +314,9 @@ def version() -> str:
     return _ask(["sbatch", "--version"]).strip()
 
 
-NODES_FORMAT = "%N|%R|%P|%t|%c|%B|%m|%l|%p|%M|%G|%f"
-"""sinfo's: node, partition, the same with a mark at the default one, state, CPUs, how many of them the partition's jobs
-may have, MB, time limit, tier, preemption, gres, features."""
+NODES_FORMAT = "%N|%R|%P|%a|%t|%c|%B|%m|%l|%p|%M|%G|%f"
+"""sinfo's: node, partition, the same with a mark at the default one, whether this is up, state, CPUs, how many of
+them the partition's jobs may have, MB, time limit, tier, preemption, gres, features."""
 
 
 def nodes() -> str:
@@ -326,10 +332,15 @@ def on_one_node(options: Sequence[str], command: Sequence[str], wait_s: int, run
     """What a command prints on a node that Slurm gives within `wait_s`; it may run for `run_min` minutes.
 
     Raises:
+        JobRefused: this user may not have jobs there.
         LaunchError: no such node is free by then, or the command fails.
     """
     bounds = [f"--immediate={wait_s}", f"--time={run_min}", "--nodes=1", "--ntasks=1", "--job-name=tdpp-init"]
-    return _ask(["srun", *bounds, *options, *command], wait_s + 60 * run_min + TIMEOUT_S)
+    asked = ["srun", *bounds, *options, *command]
+    done = _run(asked, wait_s + 60 * run_min + TIMEOUT_S)
+    if done.returncode != 0 and (refused := _REFUSED.search(done.stderr)) is not None:
+        raise JobRefused(refused[1])
+    return _output(asked, done)
 
 
 def srun_has(option: str) -> bool:

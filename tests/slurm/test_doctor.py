@@ -146,7 +146,9 @@ def test_interrupted_in_the_queue_it_says_why_and_takes_its_jobs_along(
 ) -> None:
     with occupied(slurm, "--partition=hgx"):
         argv = ["doctor", f"runs_dir={runs}", *NODES, *SMALL, *MODEL, f"data.prefix={prefix}"]
-        process = subprocess.Popen([*TDPP, *argv], env=ENVIRONMENT | slurm.env, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [*TDPP, *argv], env=slurm.env | {"PYTHONPATH": ENVIRONMENT["PYTHONPATH"]}, stderr=subprocess.PIPE, text=True
+        )
         assert process.stderr is not None
         said = iter(process.stderr.readline, "")
         assert next(line for line in said if "PENDING" in line and "(Dependency)" in line)

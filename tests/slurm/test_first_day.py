@@ -7,6 +7,8 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from conf import compose as composing_module
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
+from launch import cli
 from launch.judge.state import State
 from launch.judge.verdict import judge
 from tests.support import ROOT
@@ -33,13 +36,17 @@ ENDED_S = 1200
 """So long a command may take on a busy machine."""
 
 
-def test_the_page_leads_from_an_empty_account_to_the_best_plan(
-    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def empty_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of a user who has no configurations."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("TDPP_CONFIG", raising=False)
     monkeypatch.setattr(composing_module, "_composed", COMPOSED)  # what is read changes from test to test
+    return tmp_path
+
+
+def test_the_page_leads_from_an_empty_account_to_the_best_plan(slurm: Cluster, empty_account: Path) -> None:
     assert [shlex.split(command)[1] for command in COMMANDS] == [
         *("init", "data", "doctor", "launch", "status", "report"),
         *("profile", "search", "launch", "status", "report"),
@@ -72,3 +79,49 @@ def test_the_page_leads_from_an_empty_account_to_the_best_plan(
     assert len(best.ranks) >= 2
     assert Path("config/tdpp/parallel/best.yaml").exists()
     assert slurm.jobs() == []
+
+
+def test_nodes_of_a_partition_that_is_not_up_are_taken_from_another_one(
+    slurm: Cluster, empty_account: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with partition(slurm, "hgx", "State=INACTIVE", "State=UP"):
+        assert cli.main(["init", "--wait=600"]) == 0, capfd.readouterr().err
+    groups = compose(["experiment=mine"]).cluster.groups
+    assert {name: (group.count, group.partition) for name, group in groups.items()} == {
+        "gpu2": (7, "gpu2"),
+        "scavenge": (1, "scavenge"),
+    }
+
+
+def test_a_partition_that_refuses_the_users_jobs_is_left_out(
+    slurm: Cluster, empty_account: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = Path(slurm.env["SLURM_CONF"])
+    text = config.read_text()
+    config.write_text(f"{text}EnforcePartLimits=ALL\n")  # where nothing is said, such a job waits for ever
+    try:
+        assert slurm.run("scontrol", "reconfigure").returncode == 0
+        refused = "Slurm refuses your jobs in partition {}: Invalid account or account/partition combination specified"
+        with partition(slurm, "hgx", "AllowAccounts=others", "AllowAccounts=ALL"):
+            assert cli.main(["init", "--wait=600"]) == 0, capfd.readouterr().err
+            assert f"(hgx: {refused.format('hgx')})" in capfd.readouterr().err
+            assert list(compose(["experiment=mine"]).cluster.groups) == ["gpu2"]
+            with partition(slurm, "gpu2", "AllowAccounts=others", "AllowAccounts=ALL"):
+                assert cli.main(["init", "again", "--wait=600"]) == 1
+        told = capfd.readouterr().err
+        assert f"gpu2: {refused.format('gpu2')}; hgx: {refused.format('hgx')}; ask your administrator" in told
+        assert "--account and --qos" in told
+        assert not list(empty_account.rglob("again.yaml"))
+    finally:
+        config.write_text(text)
+        slurm.run("scontrol", "reconfigure")
+
+
+@contextmanager
+def partition(slurm: Cluster, name: str, change: str, back: str) -> Iterator[None]:
+    """A partition that an administrator has changed."""
+    assert slurm.run("scontrol", "update", f"partitionname={name}", change).returncode == 0
+    try:
+        yield
+    finally:
+        slurm.run("scontrol", "update", f"partitionname={name}", back)

@@ -62,11 +62,13 @@ def typed(slurm: Cluster, shared: Path) -> Typed:
 
 
 def as_user(slurm: Cluster, user: int, *words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Also where whoever runs the tests has a PYTHONPATH, which `slurm.env` inherits."""
     name = pwd.getpwuid(user).pw_name
+    own = {"PYTHONPATH": ENVIRONMENT["PYTHONPATH"], "USER": name, "LOGNAME": name, "HOME": str(cwd)}
     return subprocess.run(
         [*run_by(user), f"--regid={user}", *words],
         cwd=cwd,
-        env=ENVIRONMENT | slurm.env | {"USER": name, "LOGNAME": name, "HOME": str(cwd)},
+        env=slurm.env | own,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

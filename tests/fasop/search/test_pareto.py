@@ -225,3 +225,6 @@ def test_a_node_without_a_price_is_told() -> None:
     inputs = read([*WORDS, "cluster.groups.a10.price_per_hour=null"])
     with pytest.raises(SearchError, match=r"cluster.groups.a10 has none; give cluster.groups.a10.price_per_hour="):
         front(inputs, Arguments(pareto=First.time))
+    inputs = read([*WORDS, *(f"cluster.groups.{name}.price_per_hour=null" for name in ("a100", "a10"))])
+    with pytest.raises(SearchError, match=r": cluster.groups.a100?, cluster.groups.a100? have none; give cluster"):
+        front(inputs, Arguments(pareto=First.time))

@@ -23,8 +23,8 @@ from tests.support.composing import COMPOSED
 from tests.support.launch.machines import Machine, nvml_gpu
 
 NODES = """
-{name}-1|{part}|{part}|idle|64|UNLIMITED|256000|1-00:00:00|10|OFF|{gres}|(null)
-{name}-2|{part}|{part}|idle|64|UNLIMITED|256000|1-00:00:00|10|OFF|{gres}|(null)
+{name}-1|{part}|{part}|up|idle|64|UNLIMITED|256000|1-00:00:00|10|OFF|{gres}|(null)
+{name}-2|{part}|{part}|up|idle|64|UNLIMITED|256000|1-00:00:00|10|OFF|{gres}|(null)
 """
 A100 = GpuFigures(name="NVIDIA A100-SXM4-40GB", memory_mib=40536, nvlinks=12)
 A10 = GpuFigures(name="NVIDIA A10", memory_mib=22731)
@@ -148,6 +148,31 @@ def test_this_machine_is_written_and_the_next_commands_are_named(capsys: pytest.
     assert compose(["experiment=mine"]).parallel.world_size == 4
 
 
+def test_who_forgot_to_load_slurm_hears_that_only_this_machine_is_described(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli.main(["init"]) == 0
+    assert "(only this machine is described, because Slurm's sinfo is not on PATH;" in capsys.readouterr().err
+    assert "# Note: only this machine" in Path("config/tdpp/cluster/mine.yaml").read_text()
+    assert cli.main(["init", "--local", "--force"]) == 0
+    assert capsys.readouterr().err == ""  # it was asked for
+
+
+@pytest.mark.parametrize(("limit", "words"), [("infinite", "minutes; without"), ("30:00", "minutes, up to 30:00; w")])
+def test_a_partition_without_a_time_limit_names_none(limit: str, words: str) -> None:
+    (group,) = groups(parse(NODES.format(name="x", part="x", gres="gpu:2").replace("1-00:00:00", limit)))
+    found = Found(groups=(asking.of_slurm(group, node(A10, A10)),), executor="slurm", source="Slurm says")
+    assert f"# time_min: 60 # {words}" in cluster_text("mine", found, "2026-01-31")
+
+
+@pytest.mark.parametrize("price", ["a100", "a100=-3", "=3", "a100="])
+def test_a_price_that_is_none_is_shown_with_its_form(price: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["init", "--local", "--price", price])
+    assert f"--price: {price!r} must be NAME=DOLLARS with a price above 0, such as" in capsys.readouterr().err
+
+
 def test_nothing_is_replaced_unasked(capsys: pytest.CaptureFixture[str]) -> None:
     Path("conf/model").mkdir(parents=True)  # a folder of the user's own, which is written to
     assert cli.main(["init", "--local"]) == 0
@@ -169,9 +194,11 @@ def test_nothing_is_replaced_unasked(capsys: pytest.CaptureFixture[str]) -> None
     [
         (["init", "--local", "1st"], "'1st' cannot name a configuration; a name is a letter"),
         (["init", "--local", "--price", "a100=3"], "--price a100=3: no group or GPU type a100; known are local, cpu"),
+        (["init", "--hosts", "a:2", "b:2"], "'b:2' cannot name a configuration; if it is a host, give all hosts to "),
+        (["init", "a:2,b:2"], "separated by commas without spaces: --hosts a:2,b:2"),
         (["init", "--hosts", "a"], "'a' is not a host; write NAME:RANKS, such as a:2"),
     ],
-    ids=["name", "price", "hosts"],
+    ids=["name", "price", "a space between hosts", "hosts without --hosts", "hosts"],
 )
 def test_what_cannot_be_done_is_one_message(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(argv) == 1

@@ -7,8 +7,8 @@ import pytest
 from launch.errors import LaunchError
 from launch.first_day.slurm_nodes import Gres, Group, groups, parse, parse_gres
 
-GPU2 = "gpu2-00{n}|gpu2|gpu2*|idle|64|UNLIMITED|256000|infinite|10|OFF|gpu:a10:4|a10"
-SCAVENGE = "gpu2-00{n}|scavenge|scavenge|idle|64|UNLIMITED|256000|infinite|1|REQUEUE|gpu:a10:4|a10"
+GPU2 = "gpu2-00{n}|gpu2|gpu2*|up|idle|64|UNLIMITED|256000|infinite|10|OFF|gpu:a10:4|a10"
+SCAVENGE = "gpu2-00{n}|scavenge|scavenge|up|idle|64|UNLIMITED|256000|infinite|1|REQUEUE|gpu:a10:4|a10"
 
 
 def lines(*templates: str, count: int = 3) -> str:
@@ -28,6 +28,10 @@ def found(text: str) -> list[Group]:
         ("gpu:1g.5gb:7", [("1g.5gb", 7)]),
         ("(null)", []),
         ("craynetwork:4", []),
+        ("gpu:nvidia_a100-sxm4-80gb:8(S:0-1)", [("nvidia_a100-sxm4-80gb", 8)]),
+        ("gpu:a100:no_consume:4(S:0,2-3)", [("a100", 4)]),
+        ("gpu", [(None, 1)]),
+        ("gpu:tesla", [("tesla", 1)]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -90,6 +94,20 @@ def test_cpus_that_a_partition_keeps_from_its_jobs_are_not_asked_for() -> None:
 def test_reserved_nodes_are_not_counted() -> None:
     text = lines(GPU2.replace("idle", "{n}state"), count=2).replace("1state", "resv").replace("2state", "idle")
     assert [(group.nodes, group.unusable) for group in found(text)] == [(("gpu2-002",), ("gpu2-001",))]
+
+
+def test_nodes_under_maintenance_are_not_counted() -> None:
+    text = lines(GPU2.replace("idle", "{n}state"), count=2).replace("1state", "mix$").replace("2state", "idle")
+    assert [(group.nodes, group.unusable) for group in found(text)] == [(("gpu2-002",), ("gpu2-001",))]
+
+
+@pytest.mark.parametrize("state", ["inact", "down", "drain"])
+def test_a_partition_that_is_not_up_leaves_its_nodes_to_another_one(state: str) -> None:
+    closed = GPU2.replace("|up|", f"|{state}|")
+    (group,) = found(lines(closed, SCAVENGE))
+    assert (group.partition, len(group.nodes), group.others) == ("scavenge", 3, ("gpu2",))
+    (group,) = found(lines(closed))
+    assert (group.availability, group.nodes, len(group.unusable)) == (state, (), 3)
 
 
 def test_a_line_that_is_not_understood_is_shown() -> None:
