@@ -136,46 +136,6 @@ def statistics(timeline: Timeline, ranks: Sequence[Place]) -> Statistics:
     )
 
 
-def slowest_first(figures: Statistics, replica_of: Sequence[int]) -> list[int]:
-    """The replicas, first the one with the rank that computes longest in an iteration (median over steady ones).
-
-    Args:
-        replica_of: the data-parallel index of each rank.
-    """
-    busy = figures.spent.compute[:, figures.steady] if figures.steady.any() else figures.spent.compute
-    usual = np.median(busy, axis=1) if busy.shape[1] else np.zeros(len(busy))
-    longest = {replica: max(usual[np.array(replica_of) == replica]) for replica in sorted(set(replica_of))}
-    return sorted(longest, key=lambda replica: -longest[replica])
-
-
-def stands_for(figures: Statistics, ranks: Sequence[Place], replicas: Sequence[int]) -> NDArray[np.int64]:
-    """(ranks,) the rank that each is like, or -1: one of an earlier replica, of the same stage and place of the tensor
-    group, that is like no other itself. Two are alike within SLOW_RANK in compute time, and within as many hundredths
-    in their bubble (medians over steady iterations). A few slow replicas thus leave the others alike.
-
-    Args:
-        replicas: in the order in which they are to stand for others.
-    """
-    found = np.full(len(ranks), -1)
-    if not figures.steady.any():
-        return found
-    compute = np.median(figures.spent.compute[:, figures.steady], axis=1)
-    bubble = np.median(figures.bubble_share[:, figures.steady], axis=1)
-    order = {replica: at for at, replica in enumerate(replicas)}
-    standing: dict[tuple[int, int], list[int]] = {}
-    for one in sorted(ranks, key=lambda one: order[one.dp]):
-        others = standing.setdefault((one.stage, one.tp), [])
-        if compute[one.rank] > 0:
-            ratio = compute[one.rank] / compute[others]
-            near = (ratio > 1 / SLOW_RANK) & (ratio < SLOW_RANK)
-            near &= abs(bubble[one.rank] - bubble[others]) < SLOW_RANK - 1
-            if near.any():
-                found[one.rank] = others[int(near.argmax())]
-            else:
-                others.append(one.rank)
-    return found
-
-
 def _complete(count: NDArray[Any]) -> NDArray[np.bool_]:
     """(n,) from the number of events per rank and iteration, (ranks, n)."""
     present = count[count.any(axis=1)]

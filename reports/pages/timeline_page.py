@@ -11,7 +11,8 @@ import numpy as np
 from conf.visible import plural
 from fasop.simulation.predict import Prediction
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
-from reports.facts.statistics import SLOW_RANK, Statistics, slowest_first, stands_for
+from reports.facts.alike import alike, slowest_first
+from reports.facts.statistics import Statistics
 from reports.facts.terms import measured
 from reports.facts.waits import messages
 from reports.figures.embed import TIMELINE, looks
@@ -23,7 +24,7 @@ from reports.readers.record import Record, rank_label
 from reports.sections.cause_section import cause_in_words
 from reports.sections.stages_section import ideal
 
-SCRIPTS = ("scheme.js", *TIMELINE, "overview.js", "path.js", "timeline.js")
+SCRIPTS = ("scheme.js", *TIMELINE, "overview.js", "path.js", "rows.js", "address.js", "timeline.js")
 FOLDED_FROM = 32
 """Ranks, from which the page opens with the slowest replica, and one rank of each kind that differs from it."""
 
@@ -136,8 +137,7 @@ def iteration_columns(figures: Statistics) -> dict[str, Any]:
 def _facts(record: Record, timeline: Timeline, figures: Statistics, names: Sequence[str]) -> dict[str, Any]:
     """What the scripts need to know of the ranks and where to begin."""
     replicas = slowest_first(figures, [rank.dp for rank in record.plan.ranks])
-    many = len(record.plan.ranks) >= FOLDED_FROM
-    like = stands_for(figures, record.plan.ranks, replicas) if many else np.full(len(record.plan.ranks), -1)
+    folded = alike(figures, record.plan.ranks, replicas) if len(record.plan.ranks) >= FOLDED_FROM else None
     return {
         "ranks": [
             {
@@ -155,7 +155,7 @@ def _facts(record: Record, timeline: Timeline, figures: Statistics, names: Seque
         "uncertainty_ns": timeline.uncertainty_ns,
         "open": figures.middle,
         "replicas": replicas,
-        "like": like.tolist(),
-        "alike_percent": round(100 * SLOW_RANK - 100),
+        "like": folded.like.tolist() if folded else [-1] * len(record.plan.ranks),
+        "alike_percent": folded.percent if folded else 0,
         "messages": [messages(name) for name in names],
     }

@@ -4,12 +4,13 @@
 //
 //   names, events, microBatches   of the tasks; of each event i its name and micro_batch; how many shades there are
 //   find(from, to, first, last)   the bars that lie in these times (ns) and rows
-//   at(i)                         row, start and end of an event on this chart; undefined where it has none
+//   at(i)                         row, start and end of an event on this chart; undefined where it has none; folded,
+//                                 where its row is the line behind which it is folded
 //   links()                       messages between rows as pairs of events [send, receive]
 //   tip(point)                    lines of text about {row, time, bar}; bar is null where there is none
 //   neighbour(i, step)            the event of the same row before (-1) or after (1) an event; of null, the first
-//   changed()                     called when the user has changed the times or the selection
-//   toggle(row)                   called when the user has chosen a row that folds others
+//   changed()                     called when the user has changed the times, the selection, or what rows are in view
+//   toggle(row)                   called when the user wants to fold or unfold what is like the ranks around a row
 //
 // and sets `rows` ({label, short, stage, predicted, share, fold}), `length` (ns) and, for a part of it, `times`.
 //
@@ -37,12 +38,15 @@ class Chart {
     this.note.hidden = true;
     this.box.tabIndex = 0;
     this.box.setAttribute("role", "application");
-    this.box.setAttribute("aria-label", "Timeline. Plus and minus zoom, left and right arrows pan, 0 shows everything, full stop and comma step through the events of a row.");
+    this.box.setAttribute("aria-label", "Timeline. Plus and minus zoom, left and right arrows pan, 0 shows everything, full stop and comma step through the events of a row, up and down arrows lead to other rows, Enter folds and unfolds.");
     this.box.append(this.canvas, this.rest);
     place.classList.add("timeline");
     place.replaceChildren(this.box, this.note);
     this.context = this.canvas.getContext("2d");
-    this.box.addEventListener("scroll", () => this.redraw());
+    this.box.addEventListener("scroll", () => {
+      this.redraw();
+      what.changed();
+    });
     let width = 0;
     new ResizeObserver(() => {
       if (width !== place.clientWidth) this.redraw();
@@ -96,6 +100,11 @@ class Chart {
     } else this.times = null;
     this.what.changed();
     this.redraw();
+  }
+
+  // Scrolls to a row that is not wholly in view.
+  uncover(row) {
+    if (this.top(row) < AXIS || this.top(row + 1) > this.below) this.box.scrollTop = this.tops[row];
   }
 
   // By a factor of the time that is shown, around a time.
@@ -253,7 +262,8 @@ class Chart {
   }
 
   // Messages as arrows from where they begin to be sent to where they have been received: those of the event that is
-  // pointed at or selected; of a zoom, all, where they are few.
+  // pointed at or selected, also to and from the line behind which a rank is folded; of a zoom, all between rows, where
+  // they are few.
   drawLinks() {
     const asked = new Set([this.selected, this.hovered].filter((i) => i !== null));
     this.shown.links = 0;
@@ -262,13 +272,13 @@ class Chart {
     const { visible } = this.shown;
     const links = this.what.links().flatMap(([send, receive]) => {
       const [a, b] = [this.what.at(send), this.what.at(receive)];
-      return a && b && b.end >= from && a.start <= to ? [[send, receive, a, b]] : [];
+      return a && b && b.end >= from && a.start <= to ? [{ a, b, strong: asked.has(send) || asked.has(receive) }] : [];
     });
-    const inView = links.filter(([, , a, b]) => Math.max(a.row, b.row) >= visible[0] && Math.min(a.row, b.row) <= visible.at(-1));
-    const every = this.times && inView.length <= MOST_LINKS;
-    for (const [send, receive, a, b] of every ? inView : links) {
-      const strong = asked.has(send) || asked.has(receive);
-      if (strong || every) this.drawLink(this.x(a.start), this.middle(a.row), this.x(b.end), this.middle(b.row), strong);
+    const inView = ({ a, b }) => !a.folded && !b.folded && Math.max(a.row, b.row) >= visible[0] && Math.min(a.row, b.row) <= visible.at(-1);
+    const every = this.times && links.filter(inView).length <= MOST_LINKS;
+    for (const link of links) {
+      const { a, b, strong } = link;
+      if (strong || (every && inView(link))) this.drawLink(this.x(a.start), this.middle(a.row), this.x(b.end), this.middle(b.row), strong);
     }
   }
 

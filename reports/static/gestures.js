@@ -59,6 +59,7 @@ function listen(chart) {
   canvas.addEventListener("dblclick", () => chart.show(null));
   box.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (chart.selected === null && ["ArrowUp", "ArrowDown", "Enter"].includes(event.key)) return; // the arrows scroll
     const [from, to] = chart.range;
     const middle = (from + to) / 2;
     const keys = {
@@ -74,6 +75,9 @@ function listen(chart) {
       },
       ".": () => step(chart, 1),
       ",": () => step(chart, -1),
+      ArrowUp: () => stepRow(chart, -1),
+      ArrowDown: () => stepRow(chart, 1),
+      Enter: () => chart.what.toggle(chart.what.at(chart.selected).row),
     };
     if (!Object.hasOwn(keys, event.key)) return;
     event.preventDefault();
@@ -102,17 +106,30 @@ function showNote(chart, lines, x, y) {
   chart.note.style.top = place(y, chart.note.offsetHeight, chart.below + 60);
 }
 
-// Selects the event before or after the selected one, brings it into view and says what it is.
+// Selects the event before or after the selected one.
 function step(chart, by) {
   const next = chart.what.neighbour(chart.selected, by);
-  if (next === undefined) return;
-  const { row, start, end } = chart.what.at(next);
+  if (next !== undefined) go(chart, next);
+}
+
+// Selects, in the next row up or down that has any, the event that begins nearest to the selected one.
+function stepRow(chart, by) {
+  const { row, start } = chart.what.at(chart.selected);
+  const away = (bar) => Math.abs(bar.start - start);
+  for (let next = row + by; next >= 0 && next < chart.rows.length; next += by) {
+    const bars = chart.what.find(0, chart.length, next, next);
+    if (bars.length) return go(chart, bars.reduce((a, b) => (away(b) < away(a) ? b : a)).i);
+  }
+}
+
+// Selects an event, brings it into view and says what it is.
+function go(chart, i) {
+  const { row, start, end } = chart.what.at(i);
   const [from, to] = chart.range;
-  if (start < from || end > to) chart.times = null;
   if (start < from || end > to) chart.show([(start + end - to + from) / 2, (start + end + to - from) / 2]);
-  if (chart.top(row) < AXIS || chart.top(row + 1) > chart.below) chart.box.scrollTop = chart.tops[row];
-  chart.select(next);
+  chart.uncover(row);
+  chart.select(i);
   chart.draw();
-  const bar = chart.shown.bars.find((one) => one.i === next) ?? { i: next, row, start, end, wait: chart.what.events.waiting?.[next] ?? -1, count: 1 };
+  const bar = chart.shown.bars.find((one) => one.i === i) ?? { i, row, start, end, wait: chart.what.events.waiting?.[i] ?? -1, count: 1 };
   showNote(chart, chart.what.tip({ row, time: start, bar }), clamp(chart.x(start), chart.left, chart.left + chart.wide), chart.middle(row));
 }

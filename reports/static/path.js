@@ -2,6 +2,7 @@
 // The critical path, over the bars of the timeline: an outline around each of its parts, of a message on its receiver.
 
 const hasPath = () => run.path !== null;
+let pathRanks; // of its parts, once they are read
 
 // An overlay of the chart; nothing where the path is not asked for, or is that of another iteration.
 function drawPath(context, chart) {
@@ -20,9 +21,10 @@ function drawPath(context, chart) {
   });
 }
 
-// Shows the ranks that the path goes over, though they may be like others.
-function askForPath() {
-  for (const rank of columns.path_rank) if (isAlike(rank)) view.asked.add(rank);
+// Ranks that the path goes over have a row though they may be like others.
+function isOnPath(rank) {
+  pathRanks ??= new Set(columns.path_rank);
+  return pathRanks.has(rank);
 }
 
 // The box that shows it, and opens its iteration.
@@ -32,7 +34,6 @@ function makePathBox() {
   chart.overlays.push(drawPath);
   box.addEventListener("change", () => {
     view.path = box.checked;
-    if (view.path) askForPath();
     if (view.path && view.iteration !== run.path) show(run.path);
     else draw();
   });

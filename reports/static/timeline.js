@@ -1,5 +1,6 @@
 "use strict";
-// The page of all ranks: holds the events, shows one iteration of them, and keeps what is shown in the address.
+// The page of all ranks: holds the events and shows one iteration of them. rows.js says which ranks have a row,
+// address.js keeps what is shown in the address.
 
 const run = JSON.parse(element("run").textContent);
 const view = {
@@ -8,7 +9,7 @@ const view = {
   node: "",
   dp: "",
   unfolded: new Set(), // stages all of whose ranks are shown
-  asked: new Set(), // ranks that are shown though they are like others
+  asked: new Set(), // ranks that are shown though they are like others and their stage is folded
   hidden: new Set(), // indices of names
   predicted: false,
   path: false, // whether the critical path is drawn
@@ -26,49 +27,9 @@ const chart = new Chart(element("timeline"), {
   neighbour,
   toggle,
   links: () => (messages ??= paired()),
-  changed: writeHash,
+  changed: writeHashSoon,
   said: say,
 });
-
-// Ranks that pass the filters, from top to bottom.
-function chosenRanks() {
-  const passes = (rank) => ["stage", "node", "dp"].every((key) => view[key] === "" || String(rank[key]) === view[key]);
-  return run.ranks.flatMap((rank, index) => (passes(rank) ? [index] : []));
-}
-
-// Whether a rank is like another one, behind whose row it can be folded.
-const isAlike = (rank) => run.like[rank] >= 0;
-
-// What the rows show, from top to bottom: the ranks of a stage, a line for those that are folded, and what was predicted
-// of the stage, as rank run.ranks.length + stage.
-function makeRows() {
-  const ranks = chosenRanks();
-  const folds = view.node === "" && view.dp === "";
-  const byStage = Map.groupBy(ranks, (rank) => run.ranks[rank].stage);
-  return Array.from(byStage).flatMap(([stage, all]) => {
-    const alike = folds ? all.filter(isAlike) : [];
-    const open = view.unfolded.has(stage);
-    const seen = all.filter((rank) => open || !alike.includes(rank) || view.asked.has(rank));
-    const rows = seen.map((rank) => ({ rank, stage, label: run.ranks[rank].label, short: `rank ${rank}`, share: shareOf(rank) }));
-    if (alike.length) rows.push({ stage, ...foldText(stage, open ? alike : all.filter((rank) => !seen.includes(rank)), open) });
-    if (view.predicted) rows.push({ rank: run.ranks.length + stage, stage, predicted: true, label: `predicted · stage ${stage}`, short: "predicted" });
-    return rows;
-  });
-}
-
-function foldText(stage, folded, open) {
-  const many = folded.length === 1 ? "1 rank" : `${folded.length} ranks`;
-  const replicas = [...new Set(folded.map((rank) => run.ranks[run.like[rank]].dp))].sort((a, b) => a - b);
-  const like = `like replica ${[replicas.slice(0, -1).join(", "), replicas.at(-1)].filter((part) => part !== "").join(" or ")}`;
-  if (open) return { fold: `▾ fold ${many} of stage ${stage} that are ${like}`, short: `▾ fold ${many}` };
-  return { fold: `▸ ${many} of stage ${stage} ${like}, compute time and bubble within ${run.alike_percent}%: click to show`, short: `▸ ${many} ${like}` };
-}
-
-// The bubble of a rank in the iteration; null where it is not known.
-function shareOf(rank) {
-  const share = columns.bubble_share[rank * columns.iterations.length + view.iteration];
-  return share < 0 ? null : share / 1000;
-}
 
 const isPredicted = (rank) => rank >= run.ranks.length;
 const originOf = (i) => (i < events.measured ? columns.iteration_start[view.iteration] : 0);
@@ -106,9 +67,11 @@ function find(from, to, first, last) {
 }
 
 function at(i) {
-  const row = chart.rowOf.get(events.rank[i]);
-  if (row === undefined || (i < events.measured && events.iteration[i] !== view.iteration)) return undefined;
-  return { row, start: events.start[i] - originOf(i), end: events.end[i] - originOf(i) };
+  if (i < events.measured && events.iteration[i] !== view.iteration) return undefined;
+  const rank = events.rank[i];
+  const own = chart.rowOf.get(rank);
+  const row = own ?? (isPredicted(rank) ? undefined : chart.foldOf.get(run.ranks[rank].stage));
+  return row === undefined ? undefined : { row, folded: own === undefined, start: events.start[i] - originOf(i), end: events.end[i] - originOf(i) };
 }
 
 // The messages of the iteration. They carry no label: of those that a rank sends to another, forward or backward, the
@@ -205,13 +168,14 @@ function draw() {
   messages = null;
   chart.rows = makeRows();
   chart.rowOf = new Map(chart.rows.flatMap((row, index) => (row.fold ? [] : [[row.rank, index]])));
+  chart.foldOf = new Map(chart.rows.flatMap((row, index) => (row.fold ? [[row.stage, index]] : [])));
+  if (chart.selected !== null && !chart.rowOf.has(events.rank[chart.selected])) chart.selected = null;
   chart.length = Math.max(columns.iteration_length[view.iteration], view.predicted ? run.predicted_ns : 0, 1);
   updateLegend();
   drawOverview(chosenRanks(), columns, element("map").value);
   markIteration(view.iteration, columns.iterations.length);
-  element("fold").hidden = !run.like.some((rank) => rank >= 0) || view.node !== "" || view.dp !== "";
-  element("fold").textContent = view.unfolded.size ? "Fold similar ranks" : "Show all ranks";
-  writeHash();
+  updateFoldButton();
+  writeHashSoon();
   chart.redraw();
 }
 
@@ -231,7 +195,7 @@ function say() {
   ];
   if (inView < inIteration) parts.push(`${inView.toLocaleString("en")} in view`);
   if (chart.shown.bars.length < chart.shown.found) parts.push(`drawn as ${chart.shown.bars.length.toLocaleString("en")} bars; zoom in to see each`);
-  if (folded) parts.push(`${folded} ranks folded`);
+  if (folded) parts.push(`${howMany(folded)} folded: compute time within ${run.alike_percent}% and bubble within ${run.alike_percent} points of a rank shown`);
   if (silent) parts.push(`${silent} of ${rows.length} rows have no events in it`);
   if (seen < chart.rows.length) parts.push(`${seen} of ${chart.rows.length} rows in view; scroll for the others`);
   if (view.predicted) parts.push(`predicted: ${ms(run.predicted_ns)} ms from one iteration to the next`);
@@ -255,55 +219,6 @@ function show(iteration) {
 function indexOf(number) {
   const index = columns.iterations.findIndex((one) => one >= number);
   return index < 0 ? columns.iterations.length - 1 : index;
-}
-
-function toggle(row) {
-  const { stage } = chart.rows[row];
-  if (!view.unfolded.delete(stage)) view.unfolded.add(stage);
-  draw();
-}
-
-// The view as the part of the address after #; what is as at the beginning is left out.
-function writeHash() {
-  const [from, to] = chart.times ?? [];
-  const selected = chart.selected === null ? null : [events.rank[chart.selected], chart.selected - events.first[events.rank[chart.selected]]];
-  const parts = {
-    iteration: view.iteration === run.open ? "" : columns.iterations[view.iteration],
-    ms: chart.times ? `${(from / 1e6).toFixed(6)}-${(to / 1e6).toFixed(6)}` : "",
-    stage: view.stage,
-    node: view.node,
-    dp: view.dp,
-    unfolded: Array.from(view.unfolded).join("."),
-    ranks: Array.from(view.asked).join("."),
-    hidden: Array.from(view.hidden, (name) => run.names[name]).join(" "),
-    event: selected ? selected.join(".") : "",
-    predicted: view.predicted ? "yes" : "",
-    path: view.path ? "yes" : "",
-  };
-  const hash = new URLSearchParams(Object.entries(parts).filter(([, value]) => value !== "")).toString();
-  if (hash !== location.hash.slice(1)) history.replaceState(null, "", `#${hash}`);
-}
-
-function readHash() {
-  const given = new URLSearchParams(location.hash.slice(1));
-  const numbers = (key) => (given.get(key) ?? "").split(/[.-]/).filter(Boolean).map(Number).filter(Number.isInteger);
-  view.iteration = given.has("iteration") ? indexOf(Number(given.get("iteration")) || 0) : clamp(run.open, 0, columns.iterations.length - 1);
-  for (const key of ["stage", "node", "dp"]) {
-    element(key).value = given.get(key) ?? "";
-    if (element(key).selectedIndex < 0) element(key).value = "";
-    view[key] = element(key).value;
-  }
-  view.unfolded = new Set(numbers("unfolded"));
-  view.asked = new Set(numbers("ranks"));
-  view.hidden = new Set((given.get("hidden") ?? "").split(" ").map((name) => run.names.indexOf(name)).filter((name) => name >= 0));
-  view.predicted = element("with-predicted").checked = run.predicted_ns > 0 && given.has("predicted");
-  view.path = element("with-path").checked = hasPath() && given.has("path");
-  if (view.path) askForPath();
-  const [rank, number] = numbers("event");
-  const selected = run.ranks[rank] && number < columns.count[rank] ? events.first[rank] + number : null;
-  chart.selected = selected !== null && events.iteration[selected] === view.iteration ? selected : null;
-  const times = (given.get("ms") ?? "").split("-").map((time) => Number(time) * 1e6);
-  chart.times = times.length === 2 && times[0] >= 0 && times[1] - times[0] >= SHORTEST ? times : null;
 }
 
 // A button per task, under the lane it is in; a click hides or shows it.
@@ -353,8 +268,11 @@ function fillFilter(key) {
 function openCell(event) {
   const ranks = chosenRanks();
   const [row, column] = overviewCell(event, ranks.length, columns.iterations.length);
-  if (isAlike(ranks[row])) view.asked.add(ranks[row]);
+  const rank = ranks[row];
+  if (rank !== undefined && isFolded(rank)) view.asked.add(rank);
   show(column);
+  chart.draw();
+  if (rank !== undefined) chart.uncover(chart.rowOf.get(rank));
 }
 
 async function main() {
@@ -374,10 +292,7 @@ async function main() {
     chart.times = null;
     draw();
   });
-  element("fold").addEventListener("click", () => {
-    view.unfolded = new Set(view.unfolded.size ? [] : run.ranks.map((rank) => rank.stage));
-    draw();
-  });
+  element("fold").addEventListener("click", toggleAll);
   makePathBox();
   element("controls").addEventListener("submit", (event) => event.preventDefault());
   element("overview").addEventListener("click", openCell);
@@ -388,15 +303,11 @@ async function main() {
     const text = cellText(rows[row], column, columns);
     element("overview-cell").textContent = `${run.ranks[rows[row]].label} · iteration ${columns.iterations[column]}: ${text}`;
   });
-  element("map").addEventListener("change", () => drawOverview(chosenRanks(), columns, element("map").value));
+  element("map").addEventListener("change", draw);
   darkScheme.addEventListener("change", draw);
-  addEventListener("hashchange", () => {
-    readHash();
-    draw();
-  });
-  readHash();
-  draw();
-  chart.draw();
+  addEventListener("hashchange", restore);
+  addEventListener("pagehide", writeHash);
+  restore();
   document.body.dataset.ready = "yes";
 }
 

@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 
 from megatron_ext.contract.plan import Plan
+from reports.facts.alike import slowest_first
 from reports.facts.difference import SMALL, Change, Usual, changes, in_words, usual
-from reports.facts.statistics import Statistics, slowest_first
+from reports.facts.statistics import Statistics
 from reports.figures.embed import looks
 from reports.figures.pack import pack
 from reports.figures.page import Cell, Row, data, table

@@ -357,6 +357,7 @@ def test_the_address_keeps_the_view(run: Path, page: Page, open_page: Opener):
     until(page, "chart.times !== null && !chart.pending")
     drawn_after(page, lambda: page.select_option("#dp", str(int(bar["row"]) % 2)))
     drawn_after(page, page.get_by_role("button", name="forward-recv", pressed=True).click)
+    until(page, "location.hash.includes('hidden')")
     hash = page.evaluate("location.hash")
     state = "[view.iteration, view.dp, Array.from(view.hidden), chart.selected, chart.range]"
     again = ready(open_page(run / "report/timeline.html", hash=hash))
