@@ -34,7 +34,7 @@ from benchmarks.accuracy_cases import (
 )
 from benchmarks.sleeping import Pass
 from conf.run_folder.rundir import RunDir
-from fasop.costs.profile import Cost, LayerProfile
+from fasop.costs.profiles.profile import Cost, LayerProfile
 from fasop.costs.sizes import layer_parameters
 from fasop.simulation.predict import Prediction, predict, predict_plan
 from fasop.tables.accuracy import MeasuredStage

@@ -8,7 +8,7 @@ from pathlib import Path
 from conf.compose import compose
 from conf.schema.experiment import Experiment
 from fasop.costs.hardware import NodeKind
-from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape
+from fasop.costs.profiles.profile import Cost, LayerProfile, ModelCosts, Shape
 from fasop.costs.training import PlacedTraining, Training
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from benchmarks.accuracy_cases import given_profile
 from conf.compose import compose
-from fasop.costs.profile import Cost
-from fasop.costs.profile_text import profile_text
-from fasop.costs.steps import Steps, StepTimes
+from fasop.costs.profiles.profile import Cost
+from fasop.costs.profiles.profile_text import profile_text
+from fasop.costs.profiles.steps import Steps, StepTimes
 
 CLUSTER = """
 name: sleepers

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from conf.schema.config_class import config
 from conf.schema.experiment import Cluster, Gpu, NodeGroup
 from conf.schema.values.links import PairLink, pairs
-from fasop.costs.profile import LayerProfile, read_profile
+from fasop.costs.profiles.files import read_profile
+from fasop.costs.profiles.profile import LayerProfile
 from fasop.errors import SearchError
 
 LEAST, MOST = 0.01, 100.0

@@ -9,7 +9,7 @@ from conf.blocks_of_module import digest_of
 from conf.schema.experiment import Model, Precision
 from fasop.costs.hardware import NodeKind
 from fasop.costs.measured_module import LOSS, MeasuredBlock, MeasuredModule, MeasuredWire
-from fasop.costs.profile import OTHER_16_BIT, ModelCosts, Module, SequenceBytes
+from fasop.costs.profiles.profile import OTHER_16_BIT, ModelCosts, Module, SequenceBytes
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 

@@ -17,7 +17,7 @@ from conf.schema.experiment import Gpu, Model, Precision, Recompute
 from fasop.costs.blocks import Kinds
 from fasop.costs.measured_module import LOSS, MeasuredModule
 from fasop.costs.network.links import Link, Number
-from fasop.costs.profile import OTHER_16_BIT, LayerProfile, ModelCosts
+from fasop.costs.profiles.profile import OTHER_16_BIT, LayerProfile, ModelCosts
 from fasop.costs.sizes import BYTES
 from fasop.costs.training import Training
 from fasop.errors import SearchError

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from conf.schema.experiment import Model, Precision
-from fasop.costs.profile import LayerProfile
+from fasop.costs.profiles.profile import LayerProfile
 
 
 @dataclass(frozen=True, kw_only=True)

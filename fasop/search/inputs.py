@@ -22,7 +22,7 @@ from conf.schema.experiment import Cluster, Engine, Experiment, Model, Parallel,
 from conf.schema.values.architectures import Family
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
-from fasop.costs.profile import name_of
+from fasop.costs.profiles.files import name_of
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.search.arguments import WORDS

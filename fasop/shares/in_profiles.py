@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 
-from fasop.costs.profile import LayerProfile
-from fasop.costs.steps import AllReduces, Steps, StepTimes
+from fasop.costs.profiles.profile import LayerProfile
+from fasop.costs.profiles.steps import AllReduces, Steps, StepTimes
 from fasop.errors import SearchError
 from fasop.shares.performance import BYTES_BY_IIDP
 from fasop.shares.public_folders import PublicFolders, PublicLimit, PublicStep

@@ -16,8 +16,9 @@ import numpy as np
 from conf.schema.experiment import Experiment
 from conf.schema.values.partition import in_runs
 from fasop.costs.arrays import Floats
-from fasop.costs.profile import LayerProfile, read_profile
-from fasop.costs.steps import Steps
+from fasop.costs.profiles.files import read_profile
+from fasop.costs.profiles.profile import LayerProfile
+from fasop.costs.profiles.steps import Steps
 from fasop.errors import SearchError
 from fasop.partition.exact_shares import Units, least_time
 from fasop.shares.performance import BYTES_BY_IIDP, Pace, WeightSync, paces

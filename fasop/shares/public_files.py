@@ -256,7 +256,7 @@ def _steps(folder: Path, size: int) -> tuple[str, str, tuple[Step, ...]]:
 
 
 def step_of(workers: int, ms: Mapping[str, float]) -> Step:
-    """From milliseconds by the names of `fasop.costs.steps.StepTimes`."""
+    """From milliseconds by the names of `fasop.costs.profiles.steps.StepTimes`."""
     return Step(
         workers=workers,
         data_s=ms["data"] / 1000,

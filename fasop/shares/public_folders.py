@@ -28,7 +28,7 @@ MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class PublicStep:
-    """Milliseconds of a step, by the names of `fasop.costs.steps.StepTimes`."""
+    """Milliseconds of a step, by the names of `fasop.costs.profiles.steps.StepTimes`."""
 
     model: str
     gpu: str

@@ -18,7 +18,7 @@ from fasop.costs.network import links
 from fasop.costs.network.link_table import by_size, has_pairs
 from fasop.costs.network.links import Link
 from fasop.costs.network.placement import Uses, place
-from fasop.costs.profile import optimizer_s_per_parameter
+from fasop.costs.profiles.profile import optimizer_s_per_parameter
 from fasop.costs.training import Training
 from fasop.simulation.layer_order import LayerOrder
 from fasop.simulation.linear import Hidden, Linear

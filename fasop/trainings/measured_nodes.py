@@ -10,7 +10,7 @@ from functools import cache
 from conf.errors import ConfigError
 from conf.schema.experiment import Experiment
 from fasop.costs.hardware import NodeKind, node_kinds
-from fasop.costs.profile import read_profile
+from fasop.costs.profiles.files import read_profile
 from fasop.errors import SearchError
 from fasop.search.shares.micro_batch_memory import that_fit
 from fasop.shares.of_profiles import SYNC, measured_cluster, solved

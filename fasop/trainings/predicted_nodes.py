@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from conf.schema.experiment import Experiment
 from conf.schema.parallel import Parallel
-from fasop.costs.doubts import doubts
 from fasop.costs.hardware import NodeKind
+from fasop.costs.profiles.doubts import doubts
 from fasop.costs.stream_rates import NO_GAIN, stream_rates
 from fasop.costs.training import PlacedTraining
 from fasop.search.shares.batch_division import best_counts

@@ -21,8 +21,9 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Cluster, Executor, Experiment, Model, Rehearse
 from conf.schema.values.architectures import Family
 from conf.schema.values.links import FILE
-from fasop.costs.doubts import profile_doubts
-from fasop.costs.profile import LayerProfile, Links, name_of, profile_path
+from fasop.costs.profiles.doubts import profile_doubts
+from fasop.costs.profiles.files import name_of, profile_path
+from fasop.costs.profiles.profile import LayerProfile, Links
 from launch.control.follow import interruptible, stopped_if_interrupted
 from launch.control.planning.dry_run import dry_run_text
 from launch.control.short_job import end, short_job, wait

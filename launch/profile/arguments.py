@@ -11,7 +11,7 @@ from conf.reading.values import Reader, above_0, flag, name_of, one_of, own_word
 from conf.reading.writable import why_not_kept
 from conf.schema.experiment import Precision
 from conf.schema.values.gpu_streams import MOST
-from fasop.costs.profile import profile_path
+from fasop.costs.profiles.files import profile_path
 from launch.errors import LaunchError
 
 MICRO_BATCHES = (1, 2, 4, 8)

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from conf.errors import ConfigError
 from conf.reading.writable import write_whole
-from fasop.costs.profile import LayerProfile, Links, Module, Shape, profile_path, read_profile
-from fasop.costs.profile_text import profile_text
+from fasop.costs.profiles.files import profile_path, read_profile
+from fasop.costs.profiles.profile import LayerProfile, Links, Module, Shape
+from fasop.costs.profiles.profile_text import profile_text
 from launch.errors import LaunchError
 from launch.profile.arguments import Arguments
 

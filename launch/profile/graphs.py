@@ -10,7 +10,7 @@ from conf.reading.writable import why_not_writable, write_whole
 from conf.schema.experiment import Experiment
 from fasop.costs.hardware import NodeKind
 from fasop.costs.known_blocks import with_known_blocks
-from fasop.costs.profile import LayerProfile
+from fasop.costs.profiles.profile import LayerProfile
 from fasop.costs.training import Training
 from fasop.graphs.graph_text import graph_text
 from fasop.graphs.of_model import graph_of

@@ -15,7 +15,7 @@ from tokenize import TokenError
 import numpy as np
 
 from conf.schema.experiment import Model
-from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape
+from fasop.costs.profiles.profile import Cost, LayerProfile, ModelCosts, Shape
 from launch.errors import LaunchError
 from launch.profile.arguments import Import
 from launch.profile.link_fit import rounded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fasop.costs.profile import LinkTimes
+from fasop.costs.profiles.profile import LinkTimes
 from launch.errors import LaunchError
 
 FASTEST = 8e-12

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from conf.errors import ConfigError
 from conf.reading.writable import write_whole
-from fasop.costs.profile import LayerProfile, name_of, profile_path, read_profile
-from fasop.costs.steps import Steps
+from fasop.costs.profiles.files import name_of, profile_path, read_profile
+from fasop.costs.profiles.profile import LayerProfile
+from fasop.costs.profiles.steps import Steps
 from fasop.shares.in_profiles import profiles_of, public_of
 from fasop.shares.public_folders import PublicFolders, files_of, read_folders
 from launch.errors import LaunchError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fasop.costs.doubts import SMALL
-from fasop.costs.profile import Cost, LayerProfile, ModelCosts
+from fasop.costs.profiles.doubts import SMALL
+from fasop.costs.profiles.profile import Cost, LayerProfile, ModelCosts
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """Heading and rows."""

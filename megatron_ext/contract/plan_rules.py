@@ -13,7 +13,7 @@ def check_rules(plan: Values) -> None:
     Raises:
         PlanFault: a rule does not hold.
     """
-    for keys, rule in (*layout.RULES, *batch.RULES, *training.RULES, *rehearsal.RULES):
+    for keys, rule in (*batch.RULES, *layout.RULES, *training.RULES, *rehearsal.RULES):
         if all(key in plan for key in keys):
             for key, value, must in rule(plan):
                 raise fault(key, value, must)

@@ -9,7 +9,7 @@ import pandas as pd
 from plotly import graph_objects as go
 
 from conf.visible import plural
-from fasop.costs.profile import LayerProfile
+from fasop.costs.profiles.profile import LayerProfile
 from reports.figures.chart import lines
 from reports.figures.embed import embedded, page_with_figures
 from reports.figures.page import table

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from conf.visible import plural
-from fasop.costs.doubts import doubts
+from fasop.costs.profiles.doubts import doubts
 from fasop.search.findings.idle_gpus import marked
 from fasop.search.findings.words import best_layers
 from fasop.search.plan import Plan, Run, cost_of_step, price_per_hour

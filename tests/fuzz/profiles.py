@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 
-from fasop.costs.profile import FOLDER
+from fasop.costs.profiles.files import FOLDER
 from tests.fuzz.mutate import damaged, hurt
 
 VALUES = (

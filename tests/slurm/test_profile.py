@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fasop.costs import profile as profiles
-from fasop.costs.profile import read_profile
+from fasop.costs.profiles import files as profiles
+from fasop.costs.profiles.files import read_profile
 from launch.commands import profile
 from tests.support.slurm.cluster import Cluster
 from tests.support.slurm.seed import NODES

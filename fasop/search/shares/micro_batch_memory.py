@@ -11,7 +11,8 @@ from math import inf
 from conf.schema.experiment import Experiment, Precision
 from conf.schema.values.schedules import Recompute
 from fasop.costs.hardware import NodeKind
-from fasop.costs.profile import LayerProfile, read_profile
+from fasop.costs.profiles.files import read_profile
+from fasop.costs.profiles.profile import LayerProfile
 from fasop.costs.training import PlacedTraining
 from fasop.errors import SearchError
 from fasop.simulation.predict import Prediction, planned, predict_plan

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def rank(args: Arguments, command: str) -> int:
     """Prints the best plans for the nodes of the cluster."""
     from fasop.costs.calibration import read_calibration
-    from fasop.costs.doubts import doubts
+    from fasop.costs.profiles.doubts import doubts
     from fasop.search.inputs import read
     from fasop.search.plan import Run
     from fasop.search.run import best_plans, front

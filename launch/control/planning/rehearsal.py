@@ -58,7 +58,7 @@ def doubts(experiment: Experiment) -> list[str]:
         ConfigError: a profile cannot be read.
         SearchError: a profile has no costs for a tensor size.
     """
-    from fasop.costs import doubts
+    from fasop.costs.profiles import doubts
     from fasop.simulation.predict import planned
     from fasop.simulation.ranks.rank_durations import basis
 

@@ -21,8 +21,9 @@ from fasop.costs.layers import (
     why_not_measured,
 )
 from fasop.costs.network.links import Link, between, within
-from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape, optimizer_s_per_parameter, read_profile
-from fasop.costs.profile_text import profile_text
+from fasop.costs.profiles.files import read_profile
+from fasop.costs.profiles.profile import Cost, LayerProfile, ModelCosts, Shape, optimizer_s_per_parameter
+from fasop.costs.profiles.profile_text import profile_text
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from tests.support.fasop.plans import MEGATRON, kinds, mixed, training

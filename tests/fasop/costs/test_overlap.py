@@ -14,7 +14,7 @@ from conf.compose import compose
 from conf.schema.experiment import Experiment
 from fasop.costs.network.links import Link
 from fasop.costs.overlap import SUM_BYTES
-from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape
+from fasop.costs.profiles.profile import Cost, LayerProfile, ModelCosts, Shape
 from fasop.costs.sizes import layer_parameters
 from fasop.simulation.iteration import Durations
 from fasop.simulation.predict import planned

@@ -15,7 +15,8 @@ import yaml
 from conf.compose import compose
 from fasop.costs.measured_module import LOSS
 from fasop.costs.memory import CONTEXT_BYTES
-from fasop.costs.profile import LayerProfile, read_profile
+from fasop.costs.profiles.files import read_profile
+from fasop.costs.profiles.profile import LayerProfile
 from fasop.graphs.graph_text import read_graph
 from fasop.graphs.operators import Operators
 from fasop.graphs.options import Level, Options

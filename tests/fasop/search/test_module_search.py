@@ -14,7 +14,8 @@ from conf.errors import ConfigError, TdppError
 from conf.schema.experiment import Recompute, Schedule
 from fasop.costs.measured_module import LOSS
 from fasop.costs.memory import CONTEXT_BYTES, GIB
-from fasop.costs.profile import LayerProfile, read_profile
+from fasop.costs.profiles.files import read_profile
+from fasop.costs.profiles.profile import LayerProfile
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments
 from fasop.search.inputs import read

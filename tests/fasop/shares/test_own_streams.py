@@ -12,9 +12,9 @@ from conf.compose import compose_unchecked
 from conf.errors import ConfigError
 from conf.schema.experiment import Experiment, Precision
 from conf.schema.values.partition import Shares
-from fasop.costs.profile import read_profile
-from fasop.costs.profile_text import profile_text
-from fasop.costs.steps import Steps, StepTimes
+from fasop.costs.profiles.files import read_profile
+from fasop.costs.profiles.profile_text import profile_text
+from fasop.costs.profiles.steps import Steps, StepTimes
 from fasop.simulation.predict import planned, predict, predict_plan
 from launch.cli import main
 from launch.commands.launching.decided import decided

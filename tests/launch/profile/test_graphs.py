@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conf.compose import compose
-from fasop.costs.profile import read_profile
+from fasop.costs.profiles.files import read_profile
 from fasop.graphs.graph_text import read_graph
 from launch.errors import LaunchError
 from launch.profile import graphs

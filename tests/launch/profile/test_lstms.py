@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fasop.costs import profile as profiles
+from fasop.costs.profiles import files as profiles
 from launch.cli import main
 from tests.support.megatron_ext.engine_run import make_corpus
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-import fasop.costs.profile as profiles
 from conf.compose import compose
 from conf.errors import ConfigError
 from conf.schema.values.links import PairLink, pairs
 from fasop.costs.network.links import transfer_s
+from fasop.costs.profiles import files as profiles
 from launch.cli import main
 from launch.errors import LaunchError
 from launch.profile.arguments import Arguments

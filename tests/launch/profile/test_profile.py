@@ -17,10 +17,10 @@ from conf.compose import compose, compose_unchecked
 from conf.errors import TdppError
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Model, Precision
-from fasop.costs import profile as profiles
 from fasop.costs.measured_module import LOSS
 from fasop.costs.network.links import Link
-from fasop.costs.profile import read_profile
+from fasop.costs.profiles import files as profiles
+from fasop.costs.profiles.files import read_profile
 from fasop.shares.public_folders import read_folders
 from fasop.simulation.predict import predict
 from launch.cli import main

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conf.errors import TdppError
-from fasop.costs.profile import read_profile
+from fasop.costs.profiles.files import read_profile
 from fasop.shares.public_files import read_cluster
 from fasop.shares.public_folders import read_folders
 from launch.cli import main

@@ -9,8 +9,8 @@ import numpy as np
 
 from conf.schema.experiment import Precision
 from fasop.costs.measured_module import LOSS
-from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Module, ModuleBlock, SequenceBytes
-from fasop.costs.profile_text import profile_text
+from fasop.costs.profiles.profile import Cost, LayerProfile, ModelCosts, Module, ModuleBlock, SequenceBytes
+from fasop.costs.profiles.profile_text import profile_text
 
 SIZES = (1, 2)
 """Micro-batch sizes."""

@@ -11,8 +11,8 @@ import numpy as np
 
 from conf.run_folder.gpu_lines import GpuProcess, GpuReading, GpuSample, entry_text
 from conf.schema.train import Precision
-from fasop.costs.profile import LayerProfile
-from fasop.costs.steps import Steps, StepTimes
+from fasop.costs.profiles.profile import LayerProfile
+from fasop.costs.profiles.steps import Steps, StepTimes
 from fasop.graphs.graph_text import graph_text
 from launch import cli
 from launch.commands.serving.library import Library

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from conf.schema.values.links import PairLink
-from fasop.costs.doubts import doubts
 from fasop.costs.hardware import NodeKind
 from fasop.costs.network.link_doubts import link_doubts
+from fasop.costs.profiles.doubts import doubts
 from fasop.costs.training import Training
 from tests.support.fasop.plans import experiment, kinds
 

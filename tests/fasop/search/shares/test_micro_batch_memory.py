@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from conf.compose import compose
-from fasop.costs.profile import Room
-from fasop.costs.steps import Steps, StepTimes
+from fasop.costs.profiles.profile import Room
+from fasop.costs.profiles.steps import Steps, StepTimes
 from fasop.errors import SearchError
 from fasop.search.shares.micro_batch_memory import rooms_of_replicas, that_fit, that_fit_on
 from fasop.simulation.predict import planned

@@ -12,7 +12,7 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 
-from fasop.costs.profile import LayerProfile
+from fasop.costs.profiles.profile import LayerProfile
 
 UNITS = (
     "Times of a part are milliseconds of one micro-batch on one rank; spread is half of the median's 95 % confidence\n"

@@ -1,6 +1,6 @@
 """What a reader of predicted times must know about them: what they rest on, and which measured figures are odd.
 
-A measurement that nobody expected may still be right: what cannot be is an error (`fasop.costs.profile`), what is hard
+A measurement that nobody expected may still be right: what cannot be is an error (`rules.py`), what is hard
 to believe a warning.
 """
 
@@ -14,7 +14,7 @@ from conf.schema.experiment import Model
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis, why_not_measured
 from fasop.costs.network.link_doubts import link_doubts
-from fasop.costs.profile import LayerProfile, ModelCosts
+from fasop.costs.profiles.profile import LayerProfile, ModelCosts
 from fasop.costs.training import Training
 
 LONGEST_MS = 600_000.0

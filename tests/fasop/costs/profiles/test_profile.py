@@ -11,15 +11,16 @@ import pytest
 from conf.compose import compose
 from conf.errors import ConfigError
 from conf.schema.experiment import Precision
-from fasop.costs import profile
-from fasop.costs.doubts import profile_doubts
 from fasop.costs.layers import layer_times
 from fasop.costs.network.links import Link
-from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape, read_profile
-from fasop.costs.profile_text import profile_text
+from fasop.costs.profiles import files
+from fasop.costs.profiles.doubts import profile_doubts
+from fasop.costs.profiles.files import read_profile
+from fasop.costs.profiles.profile import Cost, LayerProfile, ModelCosts, Shape
+from fasop.costs.profiles.profile_text import profile_text
 from fasop.search.inputs import read
 
-SHIPPED = sorted(path.stem for path in profile.FOLDER.glob("*.yaml"))
+SHIPPED = sorted(path.stem for path in files.FOLDER.glob("*.yaml"))
 PROFILE = """gpu: X
 source: a test
 models:
@@ -56,7 +57,7 @@ OF_FIRST = r"model=xl parallel\.tensor=1 parallel\.micro_batch_size=1 train\.pre
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_profile_reads_and_says_where_it_is_from(name: str) -> None:
-    shipped = profile.read_profile(name)
+    shipped = files.read_profile(name)
     assert shipped.source
     for costs in shipped.costs:
         assert 0 < costs.parts["layer"].forward < costs.parts["layer"].backward
@@ -64,7 +65,7 @@ def test_every_shipped_profile_reads_and_says_where_it_is_from(name: str) -> Non
 
 def test_costs_are_found_by_the_models_shape_whatever_its_name_and_layers() -> None:
     xl = compose(["experiment=seed_a10x8"]).model
-    shipped = profile.read_profile("a10")
+    shipped = files.read_profile("a10")
     deeper = replace(xl, name="deep", layers=96)
     assert shipped.points(deeper, Precision.fp16) == shipped.points(xl, Precision.fp16) != []
     assert shipped.points(replace(xl, hidden=3200), Precision.fp16) == shipped.points(xl, Precision.fp32) == []
@@ -76,16 +77,16 @@ def test_what_is_written_of_a_profile_reads_as_the_same(
 ) -> None:
     if name == "written":
         (tmp_path / "written.yaml").write_text(PROFILE)
-        monkeypatch.setattr(profile, "FOLDER", tmp_path)
-    read = profile.read_profile(name)
-    monkeypatch.setattr(profile, "FOLDER", tmp_path)
+        monkeypatch.setattr(files, "FOLDER", tmp_path)
+    read = files.read_profile(name)
+    monkeypatch.setattr(files, "FOLDER", tmp_path)
     (tmp_path / "again.yaml").write_text(profile_text(read, "A comment.\nOf two lines."))
-    assert profile.read_profile("again") == read
+    assert files.read_profile("again") == read
 
 
 def test_an_unknown_profile_is_told_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=f"no profile 'nope' in .*; known are {', '.join(SHIPPED)}; 'tdpp profile'"):
-        profile.read_profile("nope")
+        files.read_profile("nope")
 
 
 @pytest.mark.parametrize(
@@ -123,13 +124,13 @@ def test_an_unknown_profile_is_told_with_the_known_ones() -> None:
 def test_a_bad_profile_is_one_message_with_file_place_and_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, told: str
 ) -> None:
-    monkeypatch.setattr(profile, "FOLDER", tmp_path)
+    monkeypatch.setattr(files, "FOLDER", tmp_path)
     (tmp_path / "good.yaml").write_text(PROFILE)
-    assert len(profile.read_profile("good").costs) == 3
+    assert len(files.read_profile("good").costs) == 3
     assert old in PROFILE
     (tmp_path / "bad.yaml").write_bytes(PROFILE.replace(old, new, 1).encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match=told) as raised:
-        profile.read_profile("bad")
+        files.read_profile("bad")
     assert str(raised.value).startswith(str(tmp_path / "bad.yaml"))
     assert "\n" not in str(raised.value)
 
@@ -168,22 +169,22 @@ HEAD = "head: {forward: 1, backward: 2}"
 def test_figures_that_are_hard_to_believe_are_read_with_a_doubt_that_has_the_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, doubt: str
 ) -> None:
-    monkeypatch.setattr(profile, "FOLDER", tmp_path)
+    monkeypatch.setattr(files, "FOLDER", tmp_path)
     (tmp_path / "odd.yaml").write_text(PROFILE)
-    assert profile_doubts(profile.read_profile("odd")) == []
+    assert profile_doubts(files.read_profile("odd")) == []
     assert old in PROFILE
     (tmp_path / "odd.yaml").write_text(PROFILE.replace(old, new, 1))
-    odd = profile.read_profile("odd")
+    odd = files.read_profile("odd")
     assert len(odd.costs) == 3
     assert [one for one in profile_doubts(odd) if re.search(doubt, one)]
 
 
 def test_doubts_about_another_model_are_not_those_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "FOLDER", tmp_path)
+    monkeypatch.setattr(files, "FOLDER", tmp_path)
     (tmp_path / "odd.yaml").write_text(PROFILE.replace(HEAD, HEAD.replace("2", "8.8"), 1))
     xl = compose(["experiment=seed_a10x8"]).model
-    assert len(profile_doubts(profile.read_profile("odd"), xl)) == 1
-    assert profile_doubts(profile.read_profile("odd"), replace(xl, hidden=3200)) == []
+    assert len(profile_doubts(files.read_profile("odd"), xl)) == 1
+    assert profile_doubts(files.read_profile("odd"), replace(xl, hidden=3200)) == []
 
 
 def test_a_profile_has_every_kind_of_block_by_its_name(tmp_path: Path) -> None:

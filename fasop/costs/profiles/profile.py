@@ -6,26 +6,24 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf import MISSING
 
 from conf.errors import ConfigError
-from conf.reading.own_folders import PROFILES, SUFFIX, is_file, own_folders, path_of
-from conf.reading.yaml_file import fault, load_yaml
 from conf.schema.config_class import config
 from conf.schema.experiment import Gpu, Model, Precision
 from fasop.costs.blocks import blocks_of
 from fasop.costs.measured_module import LOSS, MeasuredModule
+from fasop.costs.profiles.steps import AllReduces, Room, Steps, check_all_reduces, check_buckets, check_steps
 from fasop.costs.sizes import ADAM_BYTES
-from fasop.costs.steps import AllReduces, Room, Steps, check_all_reduces, check_buckets, check_steps
 
 OTHER_16_BIT = {Precision.fp16: Precision.bf16, Precision.bf16: Precision.fp16}
 """Times of the one serve for the other, where nothing else tells them apart."""
+USUAL = ("embedding", "layer", "head")
+"""Kinds of blocks that most models have, and that have keys of their own."""
 HELD = ("first", "last", "next")
-FOLDER = Path(__file__).parents[1] / "profiles"
+"""Which stages may hold a block."""
 
 
 @config
@@ -53,10 +51,6 @@ class SequenceBytes:
     """That cross a cut behind so many blocks that a partition counts, from none to all, with what is handed on."""
     wires: list[int] = field(default_factory=list)
     """Of each of the module's `wires`; empty: not known."""
-
-
-USUAL = ("embedding", "layer", "head")
-"""Kinds of blocks that most models have, and that have keys of their own."""
 
 
 @config
@@ -251,6 +245,16 @@ class LayerProfile:
         return [precision for precision in Precision if self.points(model, precision)]
 
 
+def optimizer_s_per_parameter(gpu: Gpu, profile: LayerProfile | None, precision: Precision) -> float:
+    """As measured, in this number format or in the other one of 16 bits, of which a step moves as many bytes; or by the
+    memory traffic of Adam, a lower bound."""
+    known = {} if profile is None else profile.optimizer_ns_per_parameter
+    for measured in (precision, OTHER_16_BIT.get(precision)):
+        if measured in known:
+            return known[measured] * 1e-9
+    return ADAM_BYTES / (gpu.memory_gb_per_s * 1e9)
+
+
 def _check(profile: LayerProfile) -> None:
     """Raises ConfigError for the first figure that cannot be."""
     for model, shape in profile.models.items():
@@ -357,51 +361,3 @@ def _possible_link(name: str, times: LinkTimes) -> None:
     for size, us in times.us_by_bytes.items():
         if not (size > 0 and math.isfinite(us) and us > 0):
             raise ConfigError(f"{name}.us_by_bytes: {size}: {us} must be above 0, both")
-
-
-def name_of(wanted: str, gpu: str, *, alone: bool) -> str:
-    """Of the profile of a GPU; of several the name that is asked for ends with the GPU's."""
-    if alone:
-        return wanted
-    return f"{wanted.removesuffix(SUFFIX)}_{gpu}{SUFFIX}" if is_file(wanted) else f"{wanted}_{gpu}"
-
-
-def profile_path(name: str) -> Path:
-    """Of what has a name: in `profiles` of a folder of your own, or among the shipped ones."""
-    return path_of(name, PROFILES, FOLDER)
-
-
-def read_profile(name: str) -> LayerProfile:
-    """The profile `fasop/profiles/<name>.yaml`, or of the file `name`.
-
-    Raises:
-        ConfigError: it does not exist, is not one, or holds what cannot be.
-    """
-    path = profile_path(name)
-    try:
-        profile = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(LayerProfile), load_yaml(path)))
-    except MissingMandatoryValue as error:
-        raise ConfigError(f"{path} is not a profile: {error.full_key} is not set (docs/profile.md)") from error
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{path} is not a profile: {fault(error)} (docs/profile.md)") from error
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    except FileNotFoundError as error:
-        folders = [FOLDER, *(folder / PROFILES for folder in own_folders())]
-        known = ", ".join(sorted({other.stem for folder in folders for other in folder.glob(f"*{SUFFIX}")}))
-        others = "" if is_file(name) else f" in {' or '.join(map(str, folders))}; known are {known}"
-        raise ConfigError(f"no profile {name!r}{others}; 'tdpp profile' makes one") from error
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    assert isinstance(profile, LayerProfile)
-    return profile
-
-
-def optimizer_s_per_parameter(gpu: Gpu, profile: LayerProfile | None, precision: Precision) -> float:
-    """As measured, in this number format or in the other one of 16 bits, of which a step moves as many bytes; or by the
-    memory traffic of Adam, a lower bound."""
-    known = {} if profile is None else profile.optimizer_ns_per_parameter
-    for measured in (precision, OTHER_16_BIT.get(precision)):
-        if measured in known:
-            return known[measured] * 1e-9
-    return ADAM_BYTES / (gpu.memory_gb_per_s * 1e9)
