@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.visible import plural
 from megatron_ext.contract.plan import Plan
 from reports.facts.breakdown import BACKWARD, FORWARD, LOSS, holder
 from reports.facts.statistics import Statistics
@@ -24,6 +25,8 @@ NAMED = 0.05
 MOST_NAMED = 3
 ALONE = 1.9
 """Times the change of its stage, from which a rank has one of its own. Of two ranks the stage has their mean."""
+LIKE = 0.5
+"""Of the change of a rank, from which others of its stage share it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,9 @@ class Change:
     before: float
     after: float
     rank: int | None = None
-    """The only one of the stage in which this changes so much."""
+    """The one of the stage in which this changes most, where half of the stage do not share it."""
+    others: int = 0
+    """Ranks of the stage that share it, without this one."""
 
     @property
     def more(self) -> float:
@@ -115,7 +120,7 @@ def changes(before: Usual, after: Usual) -> list[Change]:
     """What takes more time first; in a run that got faster, what takes less.
 
     Runs of different stages are compared by the means over their stages. A rank stands for its stage where its own
-    change is not that of the others, and for its work alone: what others wait for is one rank's doing.
+    change is not that of most others, and for its work alone: what others wait for is its doing.
     """
     if before.stages.keys() == after.stages.keys():
         pairs = [(stage, kinds, after.stages[stage]) for stage, kinds in before.stages.items()]
@@ -131,7 +136,7 @@ def changes(before: Usual, after: Usual) -> list[Change]:
 
 
 def _of_ranks(before: Usual, after: Usual) -> Iterator[Change]:
-    """Of each stage and kind of work the rank whose change is largest, where the others do not share it."""
+    """Of each stage and kind of work the rank whose change is largest, where most others do not share it."""
     for stage in before.stages:
         ranks = [rank for rank, own in before.stage_of.items() if own == stage]
         for kind in KINDS:
@@ -140,7 +145,12 @@ def _of_ranks(before: Usual, after: Usual) -> Iterator[Change]:
             usual = after.stages[stage][kind] - before.stages[stage][kind]
             if kind not in ("idle", "other") and len(ranks) > 1 and abs(more[most]) > ALONE * abs(usual):
                 yield Change(
-                    stage=stage, kind=kind, before=before.ranks[most][kind], after=after.ranks[most][kind], rank=most
+                    stage=stage,
+                    kind=kind,
+                    before=before.ranks[most][kind],
+                    after=after.ranks[most][kind],
+                    rank=most,
+                    others=sum(one / more[most] >= LIKE for one in more.values()) - 1,
                 )
 
 
@@ -189,5 +199,7 @@ def _where(one: Change) -> str:
     what = {"forward": "forward passes", "backward": "backward passes", "idle": "idle time", "other": "other time"}
     kind = what.get(one.kind, one.kind)
     if one.rank is not None:
+        if one.others:
+            return f"{kind} of rank {one.rank} and {plural(one.others, 'other')} of stage {one.stage}"
         return f"rank {one.rank}'s {kind} (stage {one.stage})"
     return kind if one.stage is None else f"stage {one.stage}'s {kind}"

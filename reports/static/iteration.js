@@ -7,8 +7,8 @@ function columnsOf(columns) {
   return Object.fromEntries(Object.entries(columns).map(([name, column]) => [name.replace("predicted_", ""), column]));
 }
 
-// one: {first, events, rows: [{label, stage}], length_ns, micro_batches, chunks}, of which the events are the `events`
-// from the `first` on.
+// one: {first, events, rows: [{label, stage}], length_ns, micro_batches, chunks}, of which the events are the `events` from
+// the `first` on; a row may also say what it is called where there is little room (short).
 function iterationChart(place, names, events, one, changed = () => {}) {
   const barOf = (i) => ({ i, row: events.stage[i], start: events.start[i], end: events.start[i] + events.duration[i], wait: events.waiting[i], count: 1 });
   const all = Array.from({ length: one.events }, (_, k) => barOf(one.first + k));
@@ -50,7 +50,7 @@ function iterationChart(place, names, events, one, changed = () => {}) {
     changed,
     toggle: () => {},
   });
-  chart.rows = one.rows.map((row) => ({ ...row, short: `stage ${row.stage}` }));
+  chart.rows = one.rows.map((row) => ({ short: `stage ${row.stage}`, ...row }));
   chart.length = one.length_ns;
   return chart;
 }

@@ -9,6 +9,7 @@ from html import escape
 import numpy as np
 import pandas as pd
 
+from conf.visible import plural
 from megatron_ext.contract.plan import Plan
 from reports.facts.alike import slowest_first
 from reports.facts.difference import SMALL, Change, Usual, changes, in_words, usual
@@ -18,10 +19,12 @@ from reports.figures.pack import pack
 from reports.figures.page import Cell, Row, data, table
 from reports.readers.events import Timeline, legend_order
 
+MOST_ROWS = 12
+"""Of the table; a pipeline of many stages has as many changes of a kind, and the others are folded."""
 _NOTE = (
     "Medians over steady iterations and the ranks of a stage. The rows of a stage add up to the iteration: extra time "
-    "on one stage is idle time on the others. A rank has its own row if it alone changes. Idle: waiting for another "
-    "rank. Other: time without events. "
+    "on one stage is idle time on the others. A rank has its own row if most of its stage do not change like it. "
+    "Idle: waiting for another rank. Other: time without events. "
     f"Changes below {SMALL:.1%} of an iteration are left out."
 )
 
@@ -76,25 +79,38 @@ def difference_section(runs: Sequence[Timed]) -> str:
 
 
 def _table(before: Usual, after: Usual) -> str:
-    found = [one for one in changes(before, after) if abs(one.more) >= SMALL * before.iteration_ms]
+    least = SMALL * before.iteration_ms
+    found = [one for one in changes(before, after) if abs(one.more) >= least]
     if not found:
         return '<p class="none">No stage differs.</p>'
     largest = max(abs(one.more) for one in found)
     head = ("stage", "kind", "A ms", "B ms", "B − A ms", "B − A %")
-    return table(head, [_row(one, largest) for one in found], kind="changes")
+    rows = [_row(one, largest, least) for one in found]
+    drawn = table(head, rows[:MOST_ROWS], kind="changes")
+    if len(rows) > MOST_ROWS:
+        more = table(head, rows[MOST_ROWS:], kind="changes")
+        drawn += f"<details><summary>{plural(len(rows) - MOST_ROWS, 'more change')}</summary>{more}</details>"
+    return drawn
 
 
-def _row(one: Change, largest: float) -> Row:
+def _row(one: Change, largest: float, least: float) -> Row:
     share = 100 * abs(one.more) / largest
-    percent = f"{100 * one.more / one.before:+,.1f}" if one.before > 0 else "–"
+    percent = f"{100 * one.more / one.before:+,.1f}" if one.before >= least else "–"
     return (
-        "all" if one.stage is None else str(one.stage) if one.rank is None else f"{one.stage}, rank {one.rank}",
+        _place(one),
         one.kind,
         Cell(f"{one.before:,.1f}", ' class="number"'),
         Cell(f"{one.after:,.1f}", ' class="number"'),
         Cell(f"{one.more:+,.1f}", f' class="number bar" style="--share: {share:.1f}%"'),
         Cell(percent, ' class="number"'),
     )
+
+
+def _place(one: Change) -> str:
+    if one.rank is None:
+        return "all" if one.stage is None else str(one.stage)
+    shared = f" and {plural(one.others, 'other')}" if one.others else ""
+    return f"{one.stage}, rank {one.rank}{shared}"
 
 
 def _ranks(run: Timed) -> list[int]:
@@ -130,7 +146,10 @@ def _facts(run: Timed, events: int) -> dict[str, object]:
     ranks = [places[rank] for rank in _ranks(run)]
     return {
         "events": events,
-        "rows": [{"label": f"stage {rank.stage} · rank {rank.rank}", "stage": rank.stage} for rank in ranks],
+        "rows": [
+            {"label": f"stage {rank.stage} · rank {rank.rank}", "short": f"rank {rank.rank}", "stage": rank.stage}
+            for rank in ranks
+        ],
         "length_ns": int(run.figures.length_ns[run.figures.middle or 0]),
         "micro_batches": run.micro_batches,
         "chunks": run.plan.chunks,

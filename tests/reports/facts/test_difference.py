@@ -110,3 +110,16 @@ def test_what_is_wrong_with_one_rank_or_now_and_then_is_named(other: Course, sai
         known.append(usual(timeline, statistics(timeline, plan.ranks), plan))
     assert known[0] and known[1]
     assert said in in_words(known[0], known[1])
+
+
+def test_several_ranks_that_change_alike_are_counted_beside_the_one_that_changes_most():
+    """None of them changes alone, and the median of their stage does not change."""
+    eight = replace(FOUR, replicas=(8, 8))
+    slow = {9: 2.0, 10: 2.1, 12: 1.9, 14: 1.2}
+    known = []
+    for course in (eight, replace(eight, pace=lambda rank, _: slow.get(rank, 1.0))):
+        plan = plan_of(course)
+        timeline = timeline_of(course, plan)
+        known.append(usual(timeline, statistics(timeline, plan.ranks), plan))
+    assert known[0] and known[1]
+    assert "ms more in backward passes of rank 10 and 2 others of stage 1" in in_words(known[0], known[1])
