@@ -16,7 +16,8 @@ from launch.errors import LaunchError
 from launch.files.attempt import Start
 from launch.judge.verdict import judge
 from launch.machine.provenance import PROJECT
-from launch.node.agent import NodeAgent, _Node
+from launch.node.agent import NodeAgent
+from launch.node.node import Node
 from launch.node.stop_signals import StopSignals
 from launch.node.worker_command import WORKER, ModuleWorker, given_environment, job_info, scrubbed
 from launch.node.workplace import process_to_start
@@ -126,7 +127,7 @@ def test_what_not_even_a_kill_ends_is_told_as_the_nodes_end(tmp_path: Path, monk
         save_s=10,
         max_requeues=0,
     )
-    assert _Node(agent, 0, None, told, Start(0, 0), run.read_plan(), restarted=False).run() == 1
+    assert Node(agent, 0, None, told, Start(0, 0), run.read_plan(), restarted=False).run() == 1
     verdict = judge(run)
     assert verdict.rule == "node-gave-up"
     assert verdict.reason == "node local-0 could not clean up: processes [7] of the run cannot be killed"

@@ -1,0 +1,366 @@
+"""A node of a run, for one start: prepares its container, runs its worker, reports how it goes, leaves nothing running.
+
+Whatever happens, the worker and its ranks end with it: it ends them when it has to, when another node failed or when
+the run is stopped. When time is running out (SIGUSR2) it has the ranks save, and on Slurm its job started again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from conf.run_folder.run_files import appended
+from launch.errors import LaunchError
+from launch.files.attempt import Start
+from launch.files.node_state import BEAT_S, REQUEUED, NodeState
+from launch.machine.container_commands import Command
+from launch.machine.gpu_sampler import gpu_sampling
+from launch.node.elastic.elastic_node import TOLD_TO_END, ElasticNode
+from launch.node.elastic.fellows import PARKED
+from launch.node.last_node import tell_if_last
+from launch.node.peers import SILENCE_S, Finding, Peers, watched
+from launch.node.rank_failures import failures, only_lost_others
+from launch.node.settings import NodeSettings
+from launch.node.slurm_job import SlurmJob
+from launch.node.stop_signals import StopSignals, ask_all_to_save
+from launch.node.worker_command import GRACE_S, given_environment, job_info
+from launch.node.worker_process import WorkerProcess
+from launch.node.workplace import Workplace
+from launch.tracking.beside import Writers, written
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.worker import SAVED
+
+INTERRUPT_GRACE_S = 0.5
+"""The same after SIGINT: submitit kills its tasks 1 s after that signal."""
+WRITTEN_S = 15.0
+"""For trackers to write what was logged last, once the ranks have ended."""
+REQUEUE_S = 120.0
+"""Slurm has ended a job that is to be started again by then."""
+_POLL_S = 0.1
+_LOOK_S = 0.3
+_NOT_FOUND = 127
+"""As shells say it."""
+_NOT_READY = 1
+_Found = TypeVar("_Found")
+
+
+class Node:
+    """One node of the run, for one start."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        task: int,
+        slurm: SlurmJob | None,
+        signals: StopSignals,
+        start: Start,
+        plan: Plan,
+        *,
+        restarted: bool,
+    ) -> None:
+        """`restarted`: Slurm has started the node's job again."""
+        self._run = settings.run
+        self._settings = settings
+        self._node_rank = node_rank = settings.nodes[task]
+        self._het_group = settings.het_groups[task]
+        self._slurm = slurm
+        self._signals = signals
+        self._start = start
+        self._plan = plan
+        names = self._plan.node_names
+        self._name = names[node_rank]
+        ask = slurm.other if slurm else lambda _name, _time: None
+        self._state = NodeState(settings.run, self._name, node_rank, self._start, slurm.id if slurm else None)
+        self._elastic = (
+            None
+            if plan.elastic is None
+            else ElasticNode(
+                settings.run, node_rank, start, plan, settings.meet_s, self._state, signals, restarted=restarted
+            )
+        )
+        self._peers = (
+            Peers(settings.run, watched(names, node_rank, settings.nodes), start, settings.meet_s, ask)
+            if self._elastic is None
+            else self._elastic.company
+        )
+        self._finding: Finding | None = None
+        self._found_unix: float | None = None
+        self.reason: str | None = None
+        """Why the node ended, where its exit code does not say it."""
+        self.following: tuple[Start, Plan] | None = None
+        """Of an elastic run, the start that this one is followed by."""
+        self._next_look = 0.0
+        self._out_of_time = False
+        """Whether an elastic run has saved because its time runs out."""
+
+    def run(self) -> int:
+        """Starts the worker unless the run is over already; returns its exit code, negative for a signal."""
+        fit = True
+        try:
+            code = TOLD_TO_END if self._elastic is not None and self._elastic.restarted else self._work()
+        except LaunchError as error:  # something of the worker does not even end when it is killed
+            fit = False
+            self._complain(str(error))
+            self.reason = f"could not clean up: {error}"
+            code = _NOT_READY
+        if self._elastic is not None and fit:
+            self.following = self._next_start(self._elastic, code)
+            if self.following is not None:
+                return code
+            again = self._elastic.fails_again(code, self._finding, self.reason)
+            self._out_of_time = self._elastic.out_of_time(code, again)
+            if self._out_of_time:
+                self.reason = None
+                code = SAVED if self._has_saved() else code  # what was saved before is gone on from
+        # A node that is the whole run has nobody who could know the reason.
+        others = len(self._plan.nodes) > 1 and self._elastic is None and self._finding is None and not self._signals.end
+        if others and code not in (0, SAVED) and self._only_lost_others():
+            self._await_finding()
+        if self._slurm is not None and self._goes_on(self._slurm, code) and self._started_again(self._slurm):
+            code = TOLD_TO_END
+        stopped = self._stopped_by()
+        # After SIGTERM Slurm may be about to start this job again, and the others with it.
+        may_come_back = self._signals.end is not None and self._settings.resumable
+        for_good = code != 0 and not may_come_back and not self._settings.for_itself
+        self._state.publish(
+            state="ended",
+            exit_code=code,
+            stopped=stopped.name if stopped else None,
+            stopped_unix=min(filter(None, (self._signals.end_unix, self._found_unix)), default=None),
+            reason=self.reason,
+            withdrew=self._slurm.waiting() if self._slurm is not None and for_good else [],
+            ended_unix=time.time(),
+        )
+        if self._slurm is not None and for_good:
+            self._slurm.cancel_waiting()
+        tell_if_last(self._run, self._name, self._start, code)
+        if self._slurm is not None and self._elastic is not None:
+            self._slurm.end_without_script()
+        return code
+
+    def _work(self) -> int:
+        if self._elastic is None and self._start.restarts > self._settings.max_requeues:
+            self.reason = f"was started again more than executor.max_requeues={self._settings.max_requeues} times"
+            return TOLD_TO_END
+        self._look_around()
+        if self._elastic is not None and not self._elastic.takes_part:
+            return self._park(self._elastic)
+        with Workplace(self._settings.container, self._node_rank, self._het_group) as place:
+            try:
+                ready = self._awaited(lambda: self._prepared(place))
+            except LaunchError as error:
+                self._complain(str(error))
+                self.reason = f"could not prepare its container: {error}"
+                return _NOT_READY
+            command = ready and self._awaited(self._command)
+            if not command:
+                return TOLD_TO_END
+            given = self._given_environment()
+            logs = self._plan.ranks[-1].node == self._node_rank
+            with (
+                gpu_sampling(self._run, self._name, self._settings.gpu_interval_s, given),
+                written(self._run, self._name, self._settings.trackers if logs else (), given) as writers,
+            ):
+                code = self._run_worker(place.process(command, given, os.environ))
+                self._let_finish(writers)
+                return code
+
+    def _park(self, elastic: ElasticNode) -> int:
+        """Takes no part until the run is over, or the nodes need a new plan."""
+        if elastic.releases:
+            return 0
+        self._state.publish(state=PARKED)
+        return 0 if self._awaited(lambda: elastic.company.over) else TOLD_TO_END
+
+    def _next_start(self, elastic: ElasticNode, code: int) -> tuple[Start, Plan] | None:
+        try:
+            return elastic.next_start(code, elastic.fails_again(code, self._finding, self.reason))
+        except LaunchError as error:
+            self.reason = str(error)
+            return None
+
+    def _let_finish(self, writers: Writers) -> None:
+        """Waits for the trackers; a run that is being stopped does not."""
+        writers.finish()
+        until = time.monotonic() + WRITTEN_S
+        while writers.busy and time.monotonic() < until:
+            if self._ending():
+                until = min(until, time.monotonic() + INTERRUPT_GRACE_S)
+            self._state.beat()
+            self._look_around()
+            time.sleep(_POLL_S)
+
+    def _given_environment(self) -> dict[str, str]:
+        given = {name: os.environ[name] for name in self._settings.environment_from if name in os.environ}
+        given |= given_environment(self._settings.environment, self._plan, self._node_rank, str(self._start))
+        if self._slurm is not None and "CUDA_VISIBLE_DEVICES" in os.environ:  # here it names the job's GPUs
+            given["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
+        return given
+
+    def _stopped_by(self) -> signal.Signals | None:
+        if self._signals.end:
+            return self._signals.end
+        if self._finding is not None and self.reason is not None:
+            return signal.SIGTERM
+        return signal.SIGUSR2 if self._signals.save else None
+
+    def _ending(self) -> bool:
+        """Whether the worker is not to go on: it is asked to end, and killed if it does not."""
+        return self._signals.end is not None or (self._finding is not None and not self._settings.for_itself)
+
+    def _awaited(self, look: Callable[[], _Found]) -> _Found | None:
+        """What `look` gives once that is true; None when the node has to end before."""
+        while not self._ending() and not self._signals.save:
+            if found := look():
+                return found
+            self._state.beat()
+            self._look_around()
+            time.sleep(_POLL_S)
+        return None
+
+    def _prepared(self, place: Workplace) -> bool:
+        ready = place.ready()
+        self._state.prepares(place.doing)
+        if ready and place.image is not None:
+            self._state.publish(image=place.image)
+        return ready
+
+    def _command(self) -> list[str] | None:
+        """What runs this node's ranks, once that is known."""
+        return self._settings.worker.command(self._run, self._node_rank, str(self._start))
+
+    def _run_worker(self, command: Command) -> int:
+        try:
+            worker = self._start_worker(command)
+        except FileNotFoundError:  # for example a profiler, which only its nodes can have
+            self._complain(f"{command.argv[0]}: no such command on {socket.gethostname()}")
+            return _NOT_FOUND
+        try:
+            self._state.publish(state="running")
+            self._watch(worker)
+        finally:
+            code = worker.clear()
+        changes = self._elastic is not None and self._elastic.company.change is not None and not self._signals.save
+        if code == SAVED and not changes:
+            # Slurm's signal reaches the ranks, too, and they may be faster than this process.
+            self._signals.save = True
+            ask_all_to_save(self._run, self._start, self._name)
+        return code
+
+    def _start_worker(self, command: Command) -> WorkerProcess:
+        run, rank = self._run, self._node_rank
+        with appended(run.node_out(self._name)) as out, appended(run.node_err(self._name)) as err:
+            out.write(job_info(self._plan, self._settings.model, rank).encode())
+            out.flush()
+            return WorkerProcess(command, rank, out, err, group_writes=self._settings.group_writes)
+
+    def _complain(self, text: str) -> None:
+        with appended(self._run.node_err(self._name)) as err:
+            err.write(f"{text}\n".encode())
+
+    def _watch(self, worker: WorkerProcess) -> None:
+        """Returns when the worker has ended, or did not although it was asked to."""
+        saving_until: float | None = None
+        kill_at: float | None = None
+        next_request = 0.0
+        while not worker.ended:
+            now = time.monotonic()
+            self._state.beat(worker.stopped)
+            if kill_at is None:
+                self._look_around()
+                if self._elastic is not None:
+                    self._elastic.choose()
+                    if self._elastic.releases and self._slurm is not None:
+                        self._slurm.give_back([self._plan.node_names[rank] for rank in self._plan.used])
+                saves = self._signals.save or (self._elastic is not None and self._elastic.changes)
+                if saves and self._settings.resumable and not self._ending():
+                    saving_until = saving_until or now + self._settings.save_s - GRACE_S
+                    if self._signals.save:
+                        ask_all_to_save(self._run, self._start, self._name)
+                    if now >= next_request:  # again: a worker that is still starting does not listen yet
+                        worker.ask_to_save()
+                        next_request = now + 1.0
+                if self._finding is not None and self.reason is None and worker.listens:  # examined for itself
+                    self.reason = f"ended because {self._finding.reason}"
+                    worker.ask_to_end()
+                if self._finding is not None and self._elastic is not None:  # the others wait for this node
+                    return
+                unsaved = saves and (saving_until is None or now > saving_until)
+                if self._ending() or unsaved:
+                    worker.ask_to_end()
+                    kill_at = now + (INTERRUPT_GRACE_S if self._signals.end is signal.SIGINT else GRACE_S)
+            elif now > kill_at:
+                return
+            time.sleep(_POLL_S)
+
+    def _look_around(self) -> None:
+        """Ends this node too when the run is being stopped, or another node has failed or is lost."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _LOOK_S
+        if self._run.stop_request.exists():
+            self._signals.note_end(signal.SIGTERM)
+        self._signals.save = self._signals.save or self._run.save_request(str(self._start)).exists()
+        if self._elastic is not None:
+            self._elastic.look()
+        if self._signals.end is None and self._finding is None:
+            self._finding = self._peers.look()
+            if self._finding is not None and not self._settings.for_itself:
+                self._found_unix = time.time()
+                self.reason = f"ended because {self._finding.reason}"
+
+    def _only_lost_others(self) -> bool:
+        failed = failures(self._run, self._plan, self._node_rank, self._start)
+        return only_lost_others(self._run, self._plan, self._node_rank, failed, self._state.started_unix)
+
+    def _await_finding(self) -> None:
+        """Ranks notice within moments that others are gone; the reason takes longer to be seen."""
+        until = time.monotonic() + SILENCE_S + 2 * BEAT_S
+        while not self._ending() and (time.monotonic() < until or self._peers.undecided):
+            self._state.beat()
+            self._look_around()
+            time.sleep(_POLL_S)
+
+    def _goes_on(self, slurm: SlurmJob, code: int) -> bool:
+        """Whether the job is to be started again; if that is wanted in vain, `reason` says why."""
+        unfinished = code != 0 and not self._signals.end
+        behind = unfinished and self._finding is not None and self._finding.again
+        out_of_time = unfinished and self._finding is None and self._signals.save
+        wanted = behind or out_of_time if self._elastic is None else unfinished and self._out_of_time
+        if not wanted or self._run.stop_request.exists():
+            return False
+        if not self._settings.resumable:
+            self.reason = "cannot be resumed, because it saves no checkpoints (train.checkpoint=false)"
+        elif code != SAVED and not behind and self._run.metrics.exists() and not self._has_saved():
+            self.reason = (
+                f"could not save in time and has no earlier checkpoint (executor.save_s={self._settings.save_s:g})"
+            )
+        elif slurm.restarts >= self._settings.max_requeues:
+            self.reason = f"was already started again executor.max_requeues={self._settings.max_requeues} times"
+        else:
+            return True
+        return False
+
+    def _has_saved(self) -> bool:
+        return self._run.latest_checkpoint.exists()
+
+    def _started_again(self, slurm: SlurmJob) -> bool:
+        """Asks Slurm to start the job again, and waits to be ended for that; False, and `reason`, if it does not."""
+        self._state.publish(state=REQUEUED)
+        try:
+            slurm.requeue(from_any=self._elastic is not None)
+        except LaunchError as error:
+            self.reason = f"could not be started again: {error}"
+            if self._elastic is None:
+                return False
+        until = time.monotonic() + (REQUEUE_S if self.reason is None else SILENCE_S)
+        while time.monotonic() < until:
+            if self._signals.end:  # Slurm ends the job: what happens to this task no longer matters
+                os._exit(TOLD_TO_END)
+            time.sleep(_POLL_S)
+        self.reason = self.reason or f"was not started again by Slurm within {REQUEUE_S:g} s"
+        return False
