@@ -12,6 +12,7 @@ from fasop.search.arguments import Arguments, parse
 from fasop.search.inputs import read
 from fasop.search.plan import Plan
 from fasop.search.run import best_plans
+from tdpp.overrides import checked
 
 WORDS = ("top", "profile", "leave_out", "by_stage", "prove", "overrides")
 """Of those of `tdpp search`, which say what is searched; the others are about tables and files."""
@@ -23,8 +24,9 @@ def compose(overrides: Sequence[str] = ()) -> Experiment:
     Raises:
         TdppError: a word cannot be read, or a rule is broken; with the message of the command line.
     """
-    with origins_named(overrides):
-        return composed.compose(overrides)
+    words = checked(overrides)
+    with origins_named(words):
+        return composed.compose(words)
 
 
 def search(overrides: Sequence[str] = ()) -> list[Plan]:
@@ -34,7 +36,7 @@ def search(overrides: Sequence[str] = ()) -> list[Plan]:
     Raises:
         TdppError: what is asked for cannot be read or searched, or no plan fits.
     """
-    arguments, usual = parse(overrides), Arguments()
+    arguments, usual = parse(checked(overrides)), Arguments()
     others = [name for name in vars(usual) if name not in WORDS and getattr(arguments, name) != getattr(usual, name)]
     if others:
         raise SearchError(f"{others[0]}=… is for 'tdpp search' on the command line; leave it out here")

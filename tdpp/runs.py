@@ -25,6 +25,16 @@ from launch.sweep.start import Outcomes, confirm
 from reports import notebook
 from reports.readers.megatron_log import Sizes
 from reports.sources import Source
+from tdpp.overrides import checked
+
+A_LOOP = "in Python, write a loop over launches"
+ONLY_TYPED = {
+    "-m": A_LOOP,
+    "--multirun": A_LOOP,
+    "dry_run": "tdpp.compose shows the configuration",
+    "resume": "continue the run in a shell, and load it here with tdpp.load",
+}
+"""Words of the command that mean nothing to `launch`, and what to do instead."""
 
 
 class Run(notebook.Run):
@@ -88,16 +98,17 @@ def launch(overrides: Sequence[str] = (), wait: bool = True) -> Run:
     Raises:
         TdppError: the configuration breaks a rule, or the run cannot be started; with the message of the command line.
     """
-    with origins_named(overrides):
-        return launched(overrides, wait, preflight, WORKER)
+    words = checked(overrides)
+    with origins_named(words):
+        return launched(words, wait, preflight, WORKER)
 
 
 def launched(overrides: Sequence[str], wait: bool, preflight: Preflight, worker: str) -> Run:
     """The same with another check of the data, and another worker."""
     words = tuple(overrides)
     for word in words:
-        if word.startswith(("-m", "--multirun", "resume=", "dry_run=")):
-            raise LaunchError(f"{word}: 'tdpp launch' alone takes this; here a loop is a sweep, and dry_run is compose")
+        if (instead := ONLY_TYPED.get(word.partition("=")[0])) is not None:
+            raise LaunchError(f"{word}: only the command 'tdpp launch' takes this; {instead}")
     experiment, chosen = decided(compose_unchecked(words), words)
     outcomes: Outcomes = {}
     wanted = settle([Combination(overrides=words, composed=experiment, chosen=chosen)], outcomes, preflight)

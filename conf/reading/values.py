@@ -89,6 +89,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """In one line: the usage, which argparse prints as well, is what --help is for."""
+        message = re.sub(r"ignored explicit argument ('.*')$", r"takes no value, and \1 is one", message)
         self.exit(2, visible(shortened(f"{self.prog}: error: {message}; {self._way_out(message)}")) + "\n")
 
     def _way_out(self, message: str) -> str:

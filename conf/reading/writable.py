@@ -25,16 +25,18 @@ def why_not_writable(path: Path) -> str | None:
     return "permission denied; choose a folder that you may write to"
 
 
-def why_not_kept(name: str, path: Path) -> str | None:
-    """The same of what is kept under a name in the file `path`, whose folder is made if it is missing."""
+def why_not_kept(name: str, path: Path, instead: str | None = None) -> str | None:
+    """The same of what is kept under a name in the file `path`, whose folder is made if it is missing. `instead` is the
+    way out where the name cannot be a file's path."""
     if not is_file(name):
+        instead = instead or f"give the path of a file instead, such as ./{name}.yaml"
         folder = path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            return f"cannot create {folder}: {error.strerror}; give the path of a file instead, such as ./{name}.yaml"
+            return f"cannot create {folder}: {error.strerror}; {instead}"
         if not os.access(folder, os.W_OK, effective_ids=True):
-            return f"you may not write to {folder}; give the path of a file instead, such as ./{name}.yaml"
+            return f"you may not write to {folder}; {instead}"
     return why_not_writable(path)
 
 

@@ -117,7 +117,10 @@ def find(runs: Path, wanted: str | None) -> Path:
         return (runs / BY_JOB / job).resolve()
     known = [path.absolute() for path in by_time(path for path in folders(runs) if _is_either(path))]
     if not known:
-        raise RunFolderError(f"no runs in {runs.absolute()}; start one with 'tdpp launch'")
+        raise RunFolderError(
+            f"no runs in {runs.absolute()}; start one with 'tdpp launch', or name the folder "
+            f"that has yours in --runs-dir or TDPP_RUNS_DIR"
+        )
     exact = [path for path in known if wanted in (path.name, _name(path))]
     if len(exact) > 1:
         raise RunFolderError(f"{wanted!r} matches several runs: {_names(exact)}; give one of them")

@@ -21,6 +21,11 @@ class Notify:
     def __post_init__(self) -> None:
         if self.command is not None and not _words(self.command):
             raise ConfigError("notify.command='' is empty; give a program, or null")
+        if self.words and "/" in self.words[0] and not self.words[0].startswith("/"):
+            raise ConfigError(
+                f"notify.command={self.command!r}: {self.words[0]} is a relative path, but the program is started in "
+                f"the run's folder; give its full path"
+            )
         if self.webhook is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.webhook):
             raise ConfigError(  # without the value: it would be the secret
                 "notify.webhook takes the name of a variable, because the address is a secret and must not appear in "

@@ -114,9 +114,9 @@ def _check_vocabularies(prefixes: Sequence[Path]) -> None:
 def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) -> list[str]:
     """Of one corpus, of which a run takes so many samples."""
     for suffix in (".bin", ".idx"):
-        if not data_file(prefix, suffix).is_file():
+        if not (file := data_file(prefix, suffix)).is_file():
             raise DataPrepError(
-                f"{key}={prefix}: {data_file(prefix, suffix)} is not there; 'tdpp data prepare --source stdlib "
+                f"{key}={prefix}: {file.absolute()} is not there; 'tdpp data prepare --source stdlib "
                 f"--output data/stdlib' makes data to try with; for your own, set {key} to their path without .bin"
             )
     data, model = open_checked(prefix, key), experiment.model

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Mapping
@@ -31,6 +32,8 @@ from megatron_ext.contract.worker import NODE_RANK, START, TOKEN
 if TYPE_CHECKING:
     from conf.schema.experiment import Experiment  # whoever looks at a run need not import the schema
 
+SCHEMES = ("https://", "http://")
+"""How an address begins that a webhook may have."""
 POST_S = 10.0
 COMMAND_S = 30.0
 """So long a command may take. Of a Slurm job nothing outlives the node's agent, which waits for it."""
@@ -95,22 +98,25 @@ def _commanded(settings: Settings, run: RunDir, verdict: Verdict, environment: M
     }
     inherited = {name: value for name, value in environment.items() if name not in OF_A_RUN}
     what = f"notify.command ({settings.command[0]})"
-    try:
-        done = subprocess.run(
-            settings.command,
-            env=inherited | about,
-            cwd=run.path,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=COMMAND_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return [f"{what} took more than {COMMAND_S:g} s and was killed"]
-    except OSError as error:
-        return [f"{what} could not be started: {error.strerror}"]
-    said = done.stderr.decode(errors="replace").strip().splitlines()
+    # A pipe would stay open, and be waited for, as long as anything lives that the command left in the background.
+    with tempfile.TemporaryFile() as stderr:
+        try:
+            done = subprocess.run(
+                settings.command,
+                env=inherited | about,
+                cwd=run.path,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                timeout=COMMAND_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return [f"{what} took more than {COMMAND_S:g} s and was killed"]
+        except OSError as error:
+            return [f"{what} could not be started: {error.strerror}"]
+        stderr.seek(0)
+        said = stderr.read().decode(errors="replace").strip().splitlines()
     return [f"{what} exited with {done.returncode}: {said[-1] if said else 'no message'}"] if done.returncode else []
 
 
@@ -120,9 +126,10 @@ def _posted(settings: Settings, run: RunDir, verdict: Verdict, environment: Mapp
         return []
     what = f"notify.webhook={settings.webhook}"
     address = environment.get(settings.webhook, "")
-    if not address.startswith(("https://", "http://")):
-        return [f"{what}: the variable must hold an address that begins with https:// or http://"]
-    text = f"{run.name}: {verdict.state}, {verdict.reason}"
+    if not address.startswith(SCHEMES):
+        return [f"{what}: the variable must hold an address that begins with {' or '.join(SCHEMES)}"]
+    silent = f"the server did not answer within {POST_S:g} s"
+    text = f"{run.name}: {verdict}"
     content = {
         "text": text,  # Slack and Mattermost show this, Discord the other one
         "content": text,
@@ -137,14 +144,34 @@ def _posted(settings: Settings, run: RunDir, verdict: Verdict, environment: Mapp
         request = urllib.request.Request(
             address, json.dumps(content).encode(), {"Content-Type": "application/json", "User-Agent": "tdpp"}
         )
-        with urllib.request.urlopen(request, timeout=POST_S):
+        with _opener().open(request, timeout=POST_S):
             return []
     except HTTPError as error:
+        if 300 <= error.code < 400:
+            return [
+                f"{what}: the server answered {error.code}, a redirection, which is not followed; store the address "
+                f"to which it leads in the variable"
+            ]
         return [f"{what}: the server answered {error.code}"]
     except URLError as error:
+        if isinstance(error.reason, TimeoutError):
+            return [f"{what}: {silent}"]
         return [f"{what}: the server could not be reached: {getattr(error.reason, 'strerror', None) or 'no answer'}"]
+    except TimeoutError:
+        return [f"{what}: {silent}"]
     except (OSError, ValueError, http.client.HTTPException) as error:
         return [f"{what}: {type(error).__name__}"]
+
+
+class _NoRedirection(urllib.request.HTTPRedirectHandler):
+    """After a redirection, urllib would send a GET without the verdict, and take a login page for an answer."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(_NoRedirection)
 
 
 def tell_end_if_possible(run: RunDir) -> None:

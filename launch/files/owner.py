@@ -26,7 +26,7 @@ def check_may_stop(run: RunDir) -> None:
     if not has_rights_of(owner):
         raise LaunchError(
             f"{run.path}: the run belongs to {name_of(owner)}, and user {name_of(os.geteuid())} cannot end its "
-            f"processes; only {name_of(owner)} or root can stop it"
+            f"processes; only {' or '.join(dict.fromkeys([name_of(owner), 'root']))} can stop it"
         )
 
 

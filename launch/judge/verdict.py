@@ -22,6 +22,9 @@ class Verdict:
     reason: str
     facts: tuple[Evidence, ...]
 
+    def __str__(self) -> str:
+        return f"{self.state}, {self.reason}"
+
     @property
     def evidence(self) -> tuple[str, ...]:
         """The facts, a line each."""

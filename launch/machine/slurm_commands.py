@@ -303,10 +303,12 @@ def test(script: str) -> None:
     """
     done = _run(["sbatch", "--test-only", script])
     if done.returncode != 0:
-        said = [re.sub(r"^(sbatch: )?(error: )?", "", line) for line in done.stderr.strip().splitlines()]
+        said = [re.sub(r"^((sbatch|error|allocation failure): )*", "", line) for line in done.stderr.splitlines()]
         if any("node configuration is not available" in line for line in said):
-            said.append("(nodes that are down do not count; see sinfo)")
-        raise LaunchError(" ".join(dict.fromkeys(line for line in said if line)))
+            said.append("nodes that are down do not count; see sinfo")
+        elif any("nvalid partition" in line for line in said):
+            said.append("sinfo lists the partitions")
+        raise LaunchError("; ".join(dict.fromkeys(line for line in said if line)))
 
 
 def version() -> str:

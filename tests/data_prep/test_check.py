@@ -48,7 +48,7 @@ def test_data_of_others_need_no_manifest(prefix: Path) -> None:
 
 
 def test_every_corpus_of_a_blend_is_checked(prefix: Path) -> None:
-    with pytest.raises(DataPrepError, match=r"data\.blend\[0\]\.prefix=gone: gone\.bin is not there"):
+    with pytest.raises(DataPrepError, match=r"data\.blend\[0\]\.prefix=gone: /.*/gone\.bin is not there"):
         check(prefix, "model.vocab_size=257", "data.blend=[{prefix:gone}]")
 
 
@@ -118,7 +118,7 @@ def test_missing_data_come_with_the_command_that_makes_some(prefix: Path, suffix
 
 def test_damaged_data_are_told_under_their_key(prefix: Path) -> None:
     data_file(prefix, ".bin").write_bytes(b"")
-    with pytest.raises(DataPrepError, match=r"data\.prefix=.*: .*text\.bin: expected \d+ bytes as .* found 0"):
+    with pytest.raises(DataPrepError, match=r"data\.prefix=.*: .*text\.bin: expected \d+ bytes, as .* but found 0"):
         check(prefix)
 
 

@@ -100,6 +100,7 @@ def sees_but_cannot_change(slurm: Cluster, typed: Typed, user: int, run: RunDir,
     assert (
         f"the run belongs to {owner}, and user {pwd.getpwuid(user).pw_name} cannot end its processes" in stopped.stderr
     )
+    assert stopped.stderr.endswith(f"; only {'root' if owner == 'root' else f'{owner} or root'} can stop it\n")
     resumed = typed(user, "launch", f"resume={run.path}")
     assert resumed.returncode == 1
     assert f"resume={name}: the run belongs to {owner}" in resumed.stderr

@@ -129,6 +129,7 @@ def test_what_slurm_refuses_is_told_at_the_end_and_the_others_run(
     assert len(told) == 4
     assert len([line for line in told if "=5 is not divisible" in line]) == 3
     assert len([line for line in told if "partition=moon" in line and "Slurm would refuse this job" in line]) == 1
+    assert any("; Invalid partition name specified; sinfo lists the partitions" in line for line in told)
     assert len(made(runs)) == 2
     for run in made(runs):
         assert verdict_of(run).state is State.succeeded

@@ -63,10 +63,34 @@ def test_errors_are_those_of_the_command_line(words: list[str]) -> None:
 
 
 def test_what_only_a_command_line_has_is_refused() -> None:
-    with pytest.raises(tdpp.TdppError, match="-m: 'tdpp launch' alone takes this"):
+    with pytest.raises(tdpp.TdppError, match="-m: only the command 'tdpp launch' takes this; in Python, write a loop"):
         tdpp.launch(["-m", "model=tiny,small"])
+    with pytest.raises(tdpp.TdppError, match=r"resume=a: only the command .*; continue the run in a shell"):
+        tdpp.launch(["resume=a"])
     with pytest.raises(tdpp.TdppError, match="csv=… is for 'tdpp search' on the command line"):
         tdpp.search(["cluster=a10x8", "csv=a.csv"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("model=tiny", "overrides='model=tiny' must be a list of words; write ['model=tiny']"),
+        ({"model": "tiny"}, "overrides={'model': 'tiny'} must be a list of words KEY=VALUE, such as"),
+        (None, "overrides=None must be a list of words KEY=VALUE"),
+        (["model=tiny", 3], "overrides has 3, which must be a text KEY=VALUE"),
+    ],
+    ids=["text", "dict", "None", "number"],
+)
+@pytest.mark.parametrize("function", ["launch", "search", "compose"])
+def test_overrides_that_are_no_list_of_texts_are_shown(function: str, overrides: object, message: str) -> None:
+    with pytest.raises(tdpp.TdppError) as error:
+        getattr(tdpp, function)(overrides)
+    assert message in str(error.value)
+
+
+def test_a_verdict_is_printed_in_a_line(runs: Path) -> None:
+    run = launched([f"runs_dir={runs}", "train.iterations=6"], True, no_data_needed, WORKER)
+    assert str(run.verdict) == "succeeded, 4 ranks exited with 0; iteration 6 of 6 logged"
 
 
 def test_importing_it_is_quick() -> None:

@@ -12,6 +12,9 @@ from conf.reading.own_folders import SHIPPED, SUFFIX, path_of
 from conf.reading.writable import why_not_kept, write_whole
 from launch.errors import LaunchError
 
+OWN_FOLDER = "create a folder that you may write to, and name it in TDPP_CONFIG"
+"""Where the usual folder of configurations is closed to the user."""
+
 
 def checked_name(name: str) -> str:
     """Raises LaunchError for one that Hydra and a folder of runs cannot both have."""
@@ -30,7 +33,7 @@ def free_path(name: str, group: str, force: bool) -> Path:
     """
     shipped = SHIPPED / group
     path = path_of(name, group, shipped)
-    if (why := why_not_kept(name, path)) is not None:
+    if (why := why_not_kept(name, path, instead=OWN_FOLDER)) is not None:
         raise LaunchError(f"{group}={name}: {why}")
     if path.exists() and path.parent == shipped:
         raise LaunchError(f"{group}={name} comes with tdpp ({path}); choose another NAME")

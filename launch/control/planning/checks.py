@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse
+from conf.schema.notify import Notify
 from launch.control import megatron_lm, profilers
 from launch.control.executors import local, slurm
+from launch.control.notify import SCHEMES
 from launch.errors import LaunchError
 from launch.machine.container_commands import found_image
 from launch.node.container_setup import check_program
@@ -29,6 +32,7 @@ def check(experiment: Experiment) -> None:
         require_known(experiment.sweep_metric)
     if experiment.executor.kind is ExecutorKind.local:
         local.check_port(experiment.executor.master_port)
+        _check_command_here(experiment.notify)
         profilers.check(experiment)
         if experiment.container.kind is not ContainerKind.none:
             check_program(experiment.container.kind)
@@ -78,12 +82,24 @@ def _check_local(experiment: Experiment) -> None:
         )
 
 
+def _check_command_here(notify: Notify) -> None:
+    """On other machines there may be other programs."""
+    if notify.words and shutil.which(notify.words[0]) is None:
+        raise LaunchError(
+            f"notify.command={notify.command}: no program {notify.words[0]} that can be executed; give its full path"
+        )
+
+
 def require_exported(experiment: Experiment, shell: Mapping[str, str]) -> None:
     """Raises LaunchError where this shell lacks a variable that the ranks are to have of it."""
     if (name := experiment.notify.webhook) is not None and not shell.get(name):
         raise LaunchError(
             f"notify.webhook: the variable {name} is not set in this shell; export it before the launch, or leave it "
             f"out"
+        )
+    if name is not None and not shell[name].startswith(SCHEMES):
+        raise LaunchError(  # without the value: it is the secret
+            f"notify.webhook={name}: the variable must hold an address that begins with {' or '.join(SCHEMES)}"
         )
     if lacking := [name for name in experiment.cluster.environment_from if name not in shell]:
         names = ", ".join(lacking)

@@ -9,6 +9,7 @@ import pytest
 
 from conf.errors import ConfigError
 from conf.reading.values import (
+    Parser,
     Reader,
     above_0,
     flag,
@@ -100,3 +101,11 @@ def test_an_option_without_a_value_is_wrong_usage(capsys: pytest.CaptureFixture[
 def test_a_number_that_python_does_not_read_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^tensor=9+ .* 9+ must have at most 4000 digits"):
         own_words([f"tensor={'9' * 5000}"], {"tensor": several(whole)}, ConfigError)
+
+
+def test_an_option_that_takes_no_value_is_named_with_the_value(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser(prog="tdpp report")
+    parser.add_argument("--serve", action="store_true")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--serve=abc"])
+    assert "argument --serve: takes no value, and 'abc' is one; see" in capsys.readouterr().err

@@ -230,7 +230,7 @@ def test_what_fits_no_run_is_told_with_the_latest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wanted", [None, "tiny"], ids=["latest", "a name"])
 def test_no_runs_at_all_says_how_to_start_one(tmp_path: Path, wanted: str | None) -> None:
-    with pytest.raises(RunFolderError, match=r"no runs in .*; start one with 'tdpp launch'"):
+    with pytest.raises(RunFolderError, match=r"no runs in .*; start one with 'tdpp launch', or name the"):
         RunDir.find(tmp_path / "runs", wanted)
 
 

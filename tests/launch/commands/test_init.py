@@ -21,6 +21,7 @@ from launch.machine.gpus import GpuFigures
 from launch.machine.node_figures import NodeFigures, network_gbit_per_s
 from tests.support.composing import COMPOSED
 from tests.support.launch.machines import Machine, nvml_gpu
+from tests.support.ordinary_user import ordinary_user
 
 NODES = """
 {name}-1|{part}|{part}|up|idle|64|UNLIMITED|256000|1-00:00:00|10|OFF|{gres}|(null)
@@ -261,3 +262,19 @@ def test_gpus_of_this_machine_are_written(
     (gpu,) = written.cluster.gpus.values()
     assert (gpu.name, gpu.memory_gib, gpu.fp16_tflops, gpu.memory_gb_per_s) == ("NVIDIA L4", 22.49, 121, 300)
     assert written.parallel.world_size == 4
+
+
+def test_a_closed_folder_of_configurations_has_a_way_out_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TDPP_CONFIG", "closed")
+    Path("closed").mkdir(mode=0o555)
+    tmp_path.chmod(0o755)  # also `./conf` is looked for
+    with ordinary_user():
+        assert cli.main(["init", "--local"]) == 1
+    told = capsys.readouterr().err
+    assert "Permission denied; create a folder that you may write to, and name it in TDPP_CONFIG" in told
+    (tmp_path / "own").mkdir()
+    monkeypatch.setenv("TDPP_CONFIG", str(tmp_path / "own"))
+    assert cli.main(["init", "--local"]) == 0
+    assert (tmp_path / "own" / "cluster" / "mine.yaml").exists()

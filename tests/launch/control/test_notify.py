@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,15 +18,18 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from conf.run_folder.rundir import RunDir
 from launch.commands import stop as stop_command
+from launch.control import notify
 from launch.control.notify import tell_end
-from launch.control.planning.checks import require_exported
+from launch.control.planning.checks import check, require_exported
 from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.machine import processes
+from tests.launch.judge.test_verdict import Case
 from tests.support.launch.live import FOREVER, TWO_NODES, agents, start, token, wait_for, wait_until_running
 
-SECRET = "T000secretB000"
+SECRET = "/".join(["T000", "secret", "B000"])
+"""In pieces, since a run keeps a patch of uncommitted changes, which may show this line."""
 
 
 class Hook:
@@ -40,7 +44,13 @@ class Hook:
             def do_POST(self) -> None:
                 hook.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 self.send_response(hook.answer)
+                self.send_header("Location", "/login")  # of a redirection
                 self.end_headers()
+
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b"log in first")
 
             def log_message(self, *_: object) -> None: ...
 
@@ -137,6 +147,53 @@ def test_who_looks_after_a_run_tells_of_it_where_its_agents_were_killed(runs: Pa
     assert [sent["state"] for sent in hook.got] == [judge(run).state] == [State.lost]
 
 
+def ended(runs: Path, command: list[str], webhook: str | None) -> RunDir:
+    """A run that nobody has told of."""
+    run = Case().make(runs / "tiny" / "20260101-000000-a")
+    run.submitit.mkdir(exist_ok=True)
+    run.write_json(run.notify, {"command": command, "webhook": webhook})
+    return run
+
+
+def failures(run: RunDir) -> list[str]:
+    tell_end(run)
+    (path,) = run.path.glob("notified-*.json")
+    return json.loads(path.read_text())["failures"]
+
+
+@pytest.mark.parametrize("answer", [301, 302, 303, 307, 308])
+def test_a_redirection_is_no_success(runs: Path, hook: Hook, answer: int) -> None:
+    hook.answer = answer
+    (failure,) = failures(ended(runs, [], "TDPP_WEBHOOK"))
+    assert f"notify.webhook=TDPP_WEBHOOK: the server answered {answer}, a redirection" in failure
+    assert "/login" not in failure  # it may be as secret as the first address
+
+
+def test_a_server_that_nobody_runs_is_named_by_its_variable(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setenv("HOOK", f"http://127.0.0.1:{port}/{SECRET}")
+    (failure,) = failures(ended(runs, [], "HOOK"))
+    assert failure == "notify.webhook=HOOK: the server could not be reached: Connection refused"
+
+
+def test_a_server_that_does_not_answer_is_left(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "POST_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("HOOK", f"http://127.0.0.1:{server.getsockname()[1]}/{SECRET}")
+        (failure,) = failures(ended(runs, [], "HOOK"))
+    assert failure == "notify.webhook=HOOK: the server did not answer within 0.2 s"
+
+
+def test_what_a_command_leaves_in_the_background_is_not_waited_for(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "COMMAND_S", 20)
+    script = f"sleep 60 & echo $! > {tmp_path}/pid"  # with the command's stderr
+    assert failures(ended(runs, ["sh", "-c", script], None)) == []
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
 def test_nobody_else_than_its_owner_runs_a_command(tmp_path: Path, runs: Path, hook: Hook) -> None:
     run = RunDir(runs / "a" / "b")
     run.submitit.mkdir(parents=True)
@@ -153,6 +210,9 @@ def test_nobody_else_than_its_owner_runs_a_command(tmp_path: Path, runs: Path, h
         (f"notify.webhook=https://x.example/{SECRET}", "notify.webhook takes the name of a variable"),
         ('notify.command="a \'b"', 'notify.command="a \'b" cannot be read'),
         ("notify.command=''", "is empty"),
+        ("notify.command='./ended.sh now'", "./ended.sh is a relative path, but the program is started in the run's"),
+        ("notify=x", "notify=x: this key stands for several; give the one that is meant, such as"),
+        ("notify.command=[sh,x]", "notify.command=[sh,x]: must be a text; put a text with brackets"),
         ("notify.mail=me", "notify.mail='me' must be an address"),
         (
             "notify.mail=me@example.org",
@@ -170,3 +230,16 @@ def test_what_can_tell_nobody_is_refused(word: str, message: str) -> None:
 def test_a_variable_that_is_not_exported_is_named() -> None:
     with pytest.raises(LaunchError, match="HOOK is not set in this shell"):
         require_exported(compose(["notify.webhook=HOOK"]), {})
+
+
+def test_a_variable_without_an_address_is_named_before_the_run() -> None:
+    with pytest.raises(LaunchError, match="HOOK: the variable must hold an address that begins with https:// or") as e:
+        require_exported(compose(["notify.webhook=HOOK"]), {"HOOK": SECRET})
+    assert SECRET not in str(e.value)
+    require_exported(compose(["notify.webhook=HOOK"]), {"HOOK": f"https://x/{SECRET}"})
+
+
+def test_a_program_that_is_not_here_is_named_before_the_run() -> None:
+    with pytest.raises(LaunchError, match=r"notify\.command=nosuch a: no program nosuch that can be executed;"):
+        check(compose(["notify.command='nosuch a'"]))
+    check(compose(["notify.command='sh -c true'"]))

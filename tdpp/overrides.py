@@ -1,0 +1,20 @@
+"""The words of a configuration, as a caller in Python gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conf.errors import CompositionError
+
+
+def checked(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Raises CompositionError unless they are texts in a list: a text alone would be read letter by letter."""
+    if isinstance(overrides, str):
+        raise CompositionError(f"overrides={overrides!r} must be a list of words; write [{overrides!r}]")
+    if not isinstance(overrides, Sequence):
+        raise CompositionError(
+            f"overrides={overrides!r} must be a list of words KEY=VALUE, such as ['model=tiny', 'train.iterations=6']"
+        )
+    if wrong := [word for word in overrides if not isinstance(word, str)]:
+        raise CompositionError(f"overrides has {wrong[0]!r}, which must be a text KEY=VALUE, such as 'model=tiny'")
+    return tuple(overrides)
