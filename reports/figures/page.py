@@ -17,6 +17,8 @@ from megatron_ext.contract.plan_parts import RehearsalConfig
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 """Content security policy: what stands in the page runs, nothing is fetched or sent."""
+MOST_ROWS = 16
+"""Rows, up to which a table stays open below what shows or sums up the same."""
 
 
 def static(name: str) -> str:
@@ -99,6 +101,13 @@ def table(
     )
     named = f' class="{kind}"' if kind else ""
     return f'<div class="scroll"><table{named}><thead><tr>{heads}</tr></thead><tbody>\n{body}</tbody></table></div>'
+
+
+def table_behind(head: Sequence[str], rows: Iterable[Row], title: str, *, kind: str = "") -> str:
+    """A table of what a chart shows or a sentence sums up; of more than MOST_ROWS, behind a line that opens it."""
+    lines = [*rows]
+    drawn = table(head, lines, kind=kind)
+    return f"<details><summary>{escape(title)}</summary>{drawn}</details>" if len(lines) > MOST_ROWS else drawn
 
 
 def _cell(cell: str | Names | Cell) -> str:

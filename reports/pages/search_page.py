@@ -19,7 +19,7 @@ from reports.facts.terms import TITLES, Terms
 from reports.figures.chart import Axis, Item, dots, parallel
 from reports.figures.embed import TIMELINE, embedded, looks, plotly_script, shared
 from reports.figures.pack import pack, predicted_columns
-from reports.figures.page import Cell, Row, data, number, page, static, table
+from reports.figures.page import Cell, Row, data, number, page, static, table, table_behind
 from reports.readers.events import legend_order
 from reports.sections.memory_section import memory_parts
 
@@ -243,7 +243,7 @@ def _detail(number: int, plan: Plan, prediction: Prediction) -> str:
     return (
         f'<section class="plan" id="plan-{number + 1}"{hidden}><h2>Plan {number + 1}: {escape(_sizes(plan))}, '
         f'{plan.total * 1e3:,.1f} ms</h2><div class="iteration"></div><h3>Where the time goes</h3>'
-        f"{table(head, rows, kind='numeric')}<h3>Where the memory goes</h3>"
+        f"{table_behind(head, rows, f'All {len(rows)} stages', kind='numeric')}<h3>Where the memory goes</h3>"
         f"{memory_parts(predicted_memory_frame(prediction))}</section>"
     )
 

@@ -8,7 +8,7 @@ from html import escape
 from fasop.costs.layers import Basis
 from fasop.simulation.predict import Prediction
 from reports.facts.terms import TITLES, Terms
-from reports.figures.page import Cell, Row, number, table
+from reports.figures.page import Cell, Row, number, table_behind
 
 COLUMNS = {"passes": "passes"} | {
     key: title for key, title in TITLES.items() if key not in ("forward", "backward", "tensor")
@@ -42,7 +42,8 @@ def expected_section(prediction: Prediction, measured: Mapping[int, Terms], iter
     if _as_predicted(measured, predicted):
         compared = "<p>In every stage all its parts, such as passes, messages and the bubble, agree to 0.1 ms.</p>"
     else:
-        compared = table(("stage", *COLUMNS.values(), "sum"), rows, kind="numeric compared")
+        head = ("stage", *COLUMNS.values(), "sum")
+        compared = table_behind(head, rows, f"Differences of all {len(rows)} stages", kind="numeric compared")
         compared += f'<p class="note">{escape(NOTE)}</p>'
     basis = f'<p class="note open">{escape(BASIS[prediction.basis])}</p>' if prediction.basis in BASIS else ""
     return (

@@ -10,7 +10,7 @@ from plotly import graph_objects as go
 from fasop.simulation.predict import Prediction
 from reports.facts.frames import MEMORY, memory_frame
 from reports.figures.embed import embedded
-from reports.figures.page import number, table
+from reports.figures.page import number, table_behind
 from reports.figures.template import RAISED, SERIES, SOFT, TEXT, figure
 from reports.readers.record import Record
 
@@ -38,7 +38,7 @@ def memory_parts(memory: pd.DataFrame) -> str:
     head = ("stage", *MEMORY, *(f"{name} GiB" for name in columns[len(MEMORY) :]))
     rows = [(str(stage), *(number(row[name], ".2f") for name in columns)) for stage, row in memory.iterrows()]
     drawn = embedded(stage_memory(memory), "Memory of every stage: predicted parts and limit")
-    return drawn + table(head, rows, kind="numeric")
+    return drawn + table_behind(head, rows, f"Memory of all {len(rows)} stages", kind="numeric")
 
 
 def _answer(memory: pd.DataFrame) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from reports.facts.side_by_side import Compared
-from reports.figures.page import Cell, Row, number, table
+from reports.figures.page import Cell, Row, number, table_behind
 
 _NOTE = (
     "Versions: the most versions of the stage's weights that are alive at once, known before a run starts. Ahead: "
@@ -34,5 +34,5 @@ def stages_section(runs: Sequence[Compared]) -> str:
     if not rows:
         return ""
     head = ("run", "stage", "holds", "replicas", "ahead", "versions", "predicted GiB", "measured GiB")
-    drawn = table(head, rows, kind="stages")
+    drawn = table_behind(head, rows, f"Stages of all {len(runs)} runs", kind="stages")
     return f'<section><h2>Memory and versions</h2>{drawn}<p class="note">{escape(_NOTE)}</p></section>'

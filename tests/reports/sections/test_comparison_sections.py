@@ -92,6 +92,14 @@ def test_every_stage_has_its_versions_and_memory() -> None:
     ]
 
 
+def test_the_table_of_many_stages_is_folded() -> None:
+    deep = replace(PIPE, stages=[stage(0, 1)] * 32)
+    assert "<details>" not in stages_section(named(DP, PIPE))
+    folded = stages_section(named(DP, deep))
+    assert "<summary>Stages of all 2 runs</summary>" in folded
+    assert len(rows(folded)) == 33
+
+
 def test_depths_of_the_same_stages_are_compared_the_shallowest_first() -> None:
     shallow = replace(PIPE, samples_per_s=90.0, stages=[stage(0, 1, replicas=15), stage(0, 1, "linear.0-2")])
     html = depth_section(named(PIPE, shallow, DP))
