@@ -10,8 +10,9 @@ from plotly import graph_objects as go
 
 from reports.figures.template import CLEAR, figure
 
-ROW = 30
-"""Pixels of a bar."""
+ROWS = (30, 18)
+"""Pixels of a bar, where there are few and where there are MANY."""
+MANY = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +26,16 @@ class Part:
     hatched: bool = False
 
 
+def rows_height(count: int) -> int:
+    """Pixels of so many bars, one below the other."""
+    return count * ROWS[count > MANY]
+
+
 def stacked(rows: Sequence[str], parts: Sequence[Part], *, title: str, unit: str) -> go.Figure:
     """A bar for each row, from above to below, of the parts one after another."""
     made = figure(
         title=escape(title),
-        height=110 + ROW * len(rows),
+        height=110 + rows_height(len(rows)),
         barmode="stack",
         bargap=0.25,
         margin={"l": 20, "r": 12, "t": 70, "b": 40},

@@ -11,6 +11,7 @@ from fasop.simulation.predict import Prediction
 from reports.facts.frames import MEMORY, memory_frame
 from reports.figures.embed import embedded
 from reports.figures.page import number, table_behind
+from reports.figures.stacked import rows_height
 from reports.figures.template import RAISED, SERIES, SOFT, TEXT, figure
 from reports.readers.record import Record
 
@@ -54,7 +55,7 @@ def stage_memory(memory: pd.DataFrame) -> go.Figure:
     """A bar for each stage: the predicted parts, a line at the limit, a dot at the measured peak."""
     stages = [f"stage {number}" for number in memory.index]
     made = figure(
-        height=120 + 30 * len(stages),
+        height=120 + rows_height(len(stages)),
         barmode="stack",
         legend={"traceorder": "normal"},
         margin={"l": 20, "r": 12, "t": 64, "b": 40},  # room for a legend of three lines, as on a phone

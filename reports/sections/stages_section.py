@@ -29,7 +29,7 @@ def stages_section(
     shown = [key for key in TITLES if key != "tensor" or plan.tensor > 1]
     columns = [(TITLES[key], key, 1.0, ".1f") for key in shown] + [("bubble %", "bubble_share", 100.0, ".1f")]
     columns += [("predicted %", "predicted_bubble_share", 100.0, ".1f")] if prediction is not None else []
-    columns = columns if timed else []
+    columns = [one for one in columns if (frame[one[1]].abs() >= 0.05 / one[2]).any()] if timed else []
     columns += [("peak memory MiB", "peak_mib", 1.0, ".0f")] if kind else []
     head = ["stage", plan.model.counted_name(), *(title for title, *_ in columns)]
     rows = [

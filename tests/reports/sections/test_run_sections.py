@@ -31,6 +31,21 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_deep_pipeline_of_one_replica_has_a_short_page(tmp_path: Path):
+    """No column of zeros, such as the imbalance of one replica; tables of all stages are folded, and bars are low."""
+    run = tmp_path / "runs/tiny/20260101-000000-aaaa"
+    make_run(run, Shape(pipeline=24, micro_batches=2, layers=24))
+    report(run)
+    page = (run / "report/index.html").read_text()
+    stages = page.split("<h2>Stages</h2>")[1].split("</table>")[0]
+    assert "bubble</th>" in stages
+    assert "imbalance</th>" not in stages
+    for title in ("Differences of all 24 stages", "Memory of all 24 stages"):
+        assert f"<details><summary>{title}</summary>" in page
+    heights = [int(height) for height in re.findall(r'"height": ?(\d+)', page)]
+    assert max(heights) < 600
+
+
 def with_config(run: Path, **changes: object) -> Path:
     config = json.loads((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(json.dumps(config | changes))
