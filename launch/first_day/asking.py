@@ -16,6 +16,8 @@ from launch.machine import slurm_commands, ssh
 from launch.machine.node_figures import MODULE, NodeFigures, node_figures
 from launch.machine.slurm_commands import JobRefused
 
+MOST_NAMES = 4
+"""Of nodes in a note."""
 RUN_MIN = 2
 """A node answers in seconds."""
 
@@ -95,6 +97,9 @@ def of_slurm(group: Group, answer: NodeFigures | str) -> FoundGroup:
         notes.append(f"down, drained or reserved, so not counted: {', '.join(group.unusable)}")
     if group.others:
         notes.append(f"these nodes are also in partition {', '.join(group.others)}")
+    if group.strangers:
+        few = ", ".join(group.strangers[:MOST_NAMES]) + (", …" if len(group.strangers) > MOST_NAMES else "")
+        notes.append(f"Slurm may start jobs of this group on other nodes of the partition, too: {few}")
     if group.other_gres:
         notes.append(f"its nodes also have {', '.join(map(str, group.other_gres))}, which the group does not use")
     ranks = 1 if on_cpu or group.gres is None else group.gres.count

@@ -79,6 +79,8 @@ class Group:
     other_gres: tuple[Gres, ...]
     """GPUs of another type in the same nodes, which the group leaves alone."""
     constraint: str | None
+    strangers: tuple[str, ...]
+    """Nodes that Slurm may give instead of these, since no constraint tells them apart."""
     cpus: int
     memory_mb: int
     """The least of a node."""
@@ -185,17 +187,15 @@ def _in_partitions(kind: Sequence[Membership]) -> list[list[Membership]]:
 
 def _told_apart(kinds: Sequence[list[Membership]], rows: Sequence[Membership]) -> list[Group]:
     """A group for each, but one for all that Slurm cannot be asked for apart."""
-    asked: dict[tuple[str, str | None], list[list[Membership]]] = {}
+    asked: dict[tuple[str, frozenset[str | None]], list[list[Membership]]] = {}
     for kind in kinds:
-        gres = kind[0].gres[0].type if kind[0].gres else None
-        asked.setdefault((kind[0].partition, gres), []).append(kind)
+        types = frozenset(gres.type for gres in kind[0].gres[:1])  # {None} of GPUs without a type, {} without GPUs
+        asked.setdefault((kind[0].partition, types), []).append(kind)
     found = []
     for alike in asked.values():
-        features = [
-            _own_feature(kind, [row for other in alike if other is not kind for row in other]) for kind in alike
-        ]
+        features = [_own_feature(kind, _others_given(kind, rows)) for kind in alike]
         if len(alike) == 1:
-            found.append(_group(alike[0], rows, None))
+            found.append(_group(alike[0], rows, features[0]))
         elif all(features):
             found += [_group(kind, rows, feature) for kind, feature in zip(alike, features, strict=True)]
         else:
@@ -203,8 +203,21 @@ def _told_apart(kinds: Sequence[list[Membership]], rows: Sequence[Membership]) -
     return found
 
 
+def _others_given(kind: Sequence[Membership], rows: Sequence[Membership]) -> list[Membership]:
+    """Other nodes of the partition that fit a job which asks for this kind's GPUs: all nodes if it asks for none, and
+    those with any GPU if it asks for no type."""
+    nodes, gres = {row.node for row in kind}, kind[0].gres
+
+    def fits(row: Membership) -> bool:
+        return not gres or any(gres[0].type in (None, other.type) for other in row.gres)
+
+    return [row for row in rows if row.partition == kind[0].partition and row.node not in nodes and fits(row)]
+
+
 def _own_feature(kind: Sequence[Membership], others: Sequence[Membership]) -> str | None:
-    """A feature that all of these nodes have, and none of the others."""
+    """A feature that all of these nodes have, and none of the others; None also where there are no others."""
+    if not others:
+        return None
     common = frozenset.intersection(*(row.features for row in kind))
     foreign = frozenset[str]().union(*(row.features for row in others))
     return min(common - foreign, default=None)
@@ -214,6 +227,7 @@ def _group(kind: Sequence[Membership], rows: Sequence[Membership], constraint: s
     names = {row.node for row in kind}
     least = min(kind, key=lambda row: row.gres[0].count if row.gres else 0)
     others = {row.partition for row in rows if row.node in names} - {kind[0].partition}
+    strangers = () if constraint else {row.node for row in _others_given(kind, rows)}
     return Group(
         name=_word(kind[0].partition),
         partition=kind[0].partition,
@@ -222,6 +236,7 @@ def _group(kind: Sequence[Membership], rows: Sequence[Membership], constraint: s
         gres=least.gres[0] if least.gres else None,
         other_gres=least.gres[1:],
         constraint=constraint,
+        strangers=tuple(sorted(strangers)),
         cpus=min(row.cpus for row in kind),
         memory_mb=min(row.memory_mb for row in kind),
         time_limit=kind[0].time_limit,

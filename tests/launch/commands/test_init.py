@@ -114,6 +114,13 @@ def test_what_is_not_known_is_said_in_the_file() -> None:
     assert "# time_min: 60 # minutes, up to 1-00:00:00" in text
 
 
+def test_nodes_that_slurm_may_give_instead_are_named_in_a_note() -> None:
+    text = NODES.format(name="any", part="p", gres="gpu:2") + NODES.format(name="typed", part="p", gres="gpu:a10:2")
+    found = [asking.of_slurm(group, node(A10, A10)) for group in groups(parse(text))]
+    note = "Slurm may start jobs of this group on other nodes of the partition, too: typed-1, typed-2"
+    assert [note in group.notes for group in found] == [group.gres == "gpu:2" for group in found]
+
+
 def test_a_part_of_a_gpu_is_not_taken_for_the_whole() -> None:
     (gpu,) = composed(slurm(a=("gpu:a100_1g.5gb:7", node(A100)))).cluster.gpus.values()
     assert (gpu.name, gpu.memory_gib) == ("a100_1g.5gb", 5)

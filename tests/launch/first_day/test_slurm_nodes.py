@@ -68,6 +68,33 @@ def test_nodes_that_slurm_cannot_be_asked_for_apart_are_one_group_of_the_least()
     assert (len(group.nodes), group.cpus, group.memory_mb, group.constraint) == (6, 32, 128000, None)
 
 
+PLAIN = GPU2.replace("gpu:a10:4|a10", "(null)|plain").replace("gpu2-", "cpu-")
+
+
+@pytest.mark.parametrize("other", ["gpu2", "fast"], ids=["of the same partition", "with a partition of their own"])
+def test_nodes_without_gpus_are_asked_for_by_a_feature_that_nodes_with_gpus_lack(other: str) -> None:
+    more = [GPU2.replace("|gpu2|gpu2*|", f"|{other}|{other}|")] if other != "gpu2" else []
+    found_groups = found(lines(GPU2, *more, PLAIN))
+    assert [group.constraint for group in found_groups if group.gres is None] == ["plain"]
+    assert [group.constraint for group in found_groups if group.gres is not None] == [None]
+    assert not any(group.strangers for group in found_groups)
+
+
+def test_gpus_without_a_type_are_not_mixed_with_nodes_without_gpus() -> None:
+    untyped = GPU2.replace("gpu:a10:4|a10", "gpu:4|(null)")
+    gpus, plain = found(lines(untyped, PLAIN))
+    assert (str(gpus.gres), len(gpus.nodes), plain.gres, len(plain.nodes)) == ("gpu:4", 3, None, 3)
+
+
+def test_nodes_that_slurm_may_give_instead_are_named() -> None:
+    untyped = GPU2.replace("gpu:a10:4|a10", "gpu:4|(null)").replace("gpu2-", "any-")
+    groups_of = {str(group.gres): group for group in found(lines(GPU2, untyped, PLAIN.replace("plain", "(null)")))}
+    a10 = tuple(f"gpu2-00{n}" for n in (1, 2, 3))
+    assert groups_of["gpu:a10:4"].strangers == ()
+    assert groups_of["gpu:4"].strangers == a10
+    assert groups_of["None"].strangers == (*(f"any-00{n}" for n in (1, 2, 3)), *a10)
+
+
 def test_types_of_gpu_in_a_partition_are_groups_with_names_of_their_own() -> None:
     other = GPU2.replace("a10", "l40s").replace("gpu2-", "l-")
     assert sorted(group.name for group in found(lines(GPU2, other))) == ["gpu2-a10", "gpu2-l40s"]
