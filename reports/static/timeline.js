@@ -175,7 +175,8 @@ function draw() {
   drawOverview(chosenRanks(), columns, element("map").value);
   markIteration(view.iteration, columns.iterations.length);
   updateFoldButton();
-  writeHashSoon();
+  writeHash(); // at once, for the page of a run that goes on may load itself anew
+  writeHashSoon(); // with the rows that are then in view
   chart.redraw();
 }
 
@@ -306,7 +307,6 @@ async function main() {
   element("map").addEventListener("change", draw);
   darkScheme.addEventListener("change", draw);
   addEventListener("hashchange", restore);
-  addEventListener("pagehide", writeHash);
   restore();
   document.body.dataset.ready = "yes";
 }
