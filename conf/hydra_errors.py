@@ -156,7 +156,11 @@ def _refused(reported: str, cause: BaseException | None, words: Words) -> str:
     """What Hydra says of a word, whose `cause` is OmegaConf's error, or of a file, in whose words that is quoted."""
     if (several := _SEVERAL.match(reported)) is not None:
         word = several["word"] or several["sweep"]
-        return f"{word}: several values make a sweep, which needs 'tdpp launch -m'; write a list as [a,b]"
+        key, _, value = word.partition("=")
+        return (
+            f"{word}: several values make a sweep, which needs 'tdpp launch -m'; write a list as [a,b], a text with "
+            f"commas in two pairs of quotes, '{key}=\"{value}\"'"
+        )
     if (in_file := _IN_FILE.match(reported)) is not None:
         key, place = _FULL_KEY.search(reported), _file(in_file["config"], words)
         if key is None or not key["key"]:

@@ -33,7 +33,8 @@ class Notify:
             )
         if self.mail is not None and not re.fullmatch(r"[^\s@,]+@[^\s@,]+(,[^\s@,]+@[^\s@,]+)*", self.mail):
             raise ConfigError(
-                f"notify.mail={self.mail!r} must be an address, such as me@example.org, or several separated by commas"
+                f"notify.mail={self.mail!r} must be an address, such as me@example.org, or several: "
+                "'notify.mail=\"me@example.org,you@example.org\"'"
             )
 
     @property

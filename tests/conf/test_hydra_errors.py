@@ -45,6 +45,7 @@ MODEL = "name: mine\nlayers: 4\nhidden: 64\nheads: 4\nsequence_length: 64\nvocab
         ("name=[1", "name=[1: the value cannot be read: no viable alternative"),
         ("model=3", "model=3: give a group the name of one of its files; the groups are cluster, container"),
         ("model=[1,2]", "model=[1,2]: give a group the name of one of its files"),
+        ("notify.mail=a@x,b@y", "a text with commas in two pairs of quotes, 'notify.mail=\"a@x,b@y\"'"),
         ("model=tiny,xl", "model=tiny,xl: several values make a sweep, which needs 'tdpp launch -m'"),
         ("parallel.schedule=1f1b", "parallel.schedule=1f1b: '1f1b' is none of gpipe, one_f_one_b"),
         ("train.lr=much", "train.lr=much: must be a number, not 'much'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -225,6 +226,13 @@ def test_what_can_tell_nobody_is_refused(word: str, message: str) -> None:
         compose([word])
     assert message in str(error.value)
     assert SECRET not in str(error.value)
+
+
+def test_several_addresses_are_written_as_the_message_says() -> None:
+    with pytest.raises(ConfigError) as error:
+        compose(["notify.mail=me", "executor=slurm"])
+    (word,) = re.findall(r"'(notify\.mail=\".*\")'", str(error.value))
+    assert compose([word, "executor=slurm"]).notify.mail == "me@example.org,you@example.org"
 
 
 def test_a_variable_that_is_not_exported_is_named() -> None:
