@@ -148,8 +148,8 @@ _RULES = (
         "no word can add a group of keys; a file of your own can (docs/first-day.md)",
     ),
     (
-        r"Invalid type assigned: \w+ is not a subclass of \w+\. value: .*",
-        "this key stands for several; give the one that is meant, such as KEY.NAME=VALUE",
+        r"Invalid type assigned: \w+ is not a subclass of \w+\. value: (.*)",
+        "must be a group of keys, not {!r}",
     ),
     (r"Cannot convert '\w+' to string: .*", "must be a text; put a text with brackets or braces into quotes"),
     (r".* \(DictConfig\) does not support deletion", "no key can be removed; give it a value, or leave the word out"),

@@ -212,7 +212,7 @@ def test_nobody_else_than_its_owner_runs_a_command(tmp_path: Path, runs: Path, h
         ('notify.command="a \'b"', 'notify.command="a \'b" cannot be read'),
         ("notify.command=''", "is empty"),
         ("notify.command='./ended.sh now'", "./ended.sh is a relative path, but the program is started in the run's"),
-        ("notify=x", "notify=x: this key stands for several; give the one that is meant, such as"),
+        ("notify=x", "notify=x: must be a group of keys, not 'x'"),
         ("notify.command=[sh,x]", "notify.command=[sh,x]: must be a text; put a text with brackets"),
         ("notify.mail=me", "notify.mail='me' must be an address"),
         (
