@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(runs: Path, corpus: Path, *overrides: str, iterations: int = 100_000) -> RunDir:
     length = [] if any(word.startswith("train.samples") for word in overrides) else [f"train.iterations={iterations}"]
     settings = [f"runs_dir={runs}", f"data.prefix={corpus}", *length, "train.log_interval=1"]
-    settings += ["train.lr_warmup_iterations=0", "train.lr_decay_iterations=100", "model.sequence_length=32"]
-    settings += ["model.hidden_dropout=0.1", "parallel=single", "parallel.micro_batch_size=1"]
+    # With a rate ten times as high, sums of gradients in another order differ by more than 1e-5 of the loss.
+    settings += ["train.lr=3e-4", "train.min_lr=3e-5", "train.lr_warmup_iterations=0", "train.lr_decay_iterations=100"]
+    settings += [
+        "model.sequence_length=32",
+        "model.hidden_dropout=0.1",
+        "parallel=single",
+        "parallel.micro_batch_size=1",
+    ]
     settings += ["parallel.global_batch_size=12", "train.save_interval=2", *overrides]
     return submit(with_length(compose(settings)), settings)
 
@@ -166,7 +173,7 @@ def test_nodes_that_are_chosen_after_an_epoch_train_on_and_waiting_ones_take_the
     run = start(runs, corpus, *elastic(3), *choose, "cluster.groups.local.price_per_hour=1")
     assert run.read_plan().used == [0, 1]
     wait_until_training(run, "0.1", 1)
-    assert decided(run)["0.1"]["reason"].startswith("epoch 1 ended: ")
+    assert re.match(r"epoch \d+ ended: ", decided(run)["0.1"]["reason"])  # a fast machine trains several in a second
     os.kill(agent(run, 0), signal.SIGKILL)
     wait_until_training(run, "0.2", 2)
     wait_for(run.change_request("0.2").exists)
@@ -206,7 +213,7 @@ def test_a_batch_that_grows_brings_in_a_node_and_stays_when_that_is_lost(
     choose = ["elastic.by=time", "elastic.epoch=240", "elastic.restart_s=0", f"elastic.start={first}"]
     run = start(runs, corpus, *elastic(2), *adapt, *choose)
     wait_until_training(run, "0.1", 2)
-    assert decided(run)["0.1"]["reason"].startswith("epoch 1 ended: ")
+    assert re.match(r"epoch \d+ ended: ", decided(run)["0.1"]["reason"])
     assert decided(run)["0.1"]["iteration"] >= 4
     os.kill(agent(run, 0), signal.SIGKILL)
     wait_until_training(run, "0.2", 1)
