@@ -127,7 +127,7 @@ def on_hosts(texts: Sequence[str]) -> Found:
         ConfigError: one is written in another way.
         LaunchError: one cannot be reached.
     """
-    reached = hosts(texts)
+    reached = hosts(texts, "--hosts")
     with ThreadPoolExecutor(max_workers=len(reached)) as pool:
         answers = [
             NodeFigures.of_json(answer) for answer in pool.map(lambda host: ssh.call(host.name, "figures", {}), reached)

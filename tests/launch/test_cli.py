@@ -121,6 +121,14 @@ def test_a_name_that_no_encoding_has_is_printed_all_the_same(tmp_path: Path, cap
     assert "run \\xfc/<time>-<hash>" in capfd.readouterr().out
 
 
+def ended(argv: list[str]) -> int | str | None:
+    """The exit code, also where argparse ends it."""
+    try:
+        return cli.main(argv)
+    except SystemExit as error:
+        return error.code
+
+
 @pytest.mark.parametrize(
     "argv",
     [
@@ -137,10 +145,7 @@ def test_what_is_too_long_or_no_text_is_one_readable_message(
     argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    try:
-        code = cli.main(argv)
-    except SystemExit as error:
-        code = error.code
+    code = ended(argv)
     told = capsys.readouterr()
     assert (code, told.out) in ((1, ""), (2, ""))
     assert 0 < len(told.err) < 2000
@@ -164,10 +169,7 @@ def test_a_slip_is_told_with_what_was_meant(
     argv: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    try:
-        code = cli.main(argv)
-    except SystemExit as error:
-        code = error.code
+    code = ended(argv)
     assert code in (1, 2)
     assert told in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

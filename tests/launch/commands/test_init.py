@@ -204,7 +204,7 @@ def test_nothing_is_replaced_unasked(capsys: pytest.CaptureFixture[str]) -> None
         (["init", "--local", "--price", "a100=3"], "--price a100=3: no group or GPU type a100; known are local, cpu"),
         (["init", "--hosts", "a:2", "b:2"], "'b:2' cannot name a configuration; if it is a host, give all hosts to "),
         (["init", "a:2,b:2"], "separated by commas without spaces: --hosts a:2,b:2"),
-        (["init", "--hosts", "a"], "'a' is not a host; write NAME:RANKS, such as a:2"),
+        (["init", "--hosts", "a"], "--hosts: 'a' is not a host; write NAME:RANKS, such as a:2"),
     ],
     ids=["name", "price", "a space between hosts", "hosts without --hosts", "hosts"],
 )

@@ -31,7 +31,7 @@ TWO = ["executor=hosts", "executor.hosts=[a:2,b:2]"]
     ],
 )
 def test_a_host_is_a_name_and_its_ranks(text: str, host: Host) -> None:
-    assert Host.parse(text) == host
+    assert Host.parse(text, "executor.hosts") == host
 
 
 @pytest.mark.parametrize(
