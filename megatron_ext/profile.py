@@ -136,7 +136,8 @@ class _Measurements:
         found, room = 0, None
         try:
             room = Room(self._alone, self._device, self._memory, self._host)
-            room.fits(1)  # from which the host's memory is expected to have room for a micro-batch of `step`, or not
+            if self._host is not None and step > 2:  # what two samples take tells whether `step` is to be tried
+                room.fits(2)  # of one alone batch normalization may have no deviation
             found = largest(room.fits, step)
             self._note.tell(room_short_of=room.short_of, gradients=room.gradients() if room.fits(step) else [])
         except (MemoryError, RuntimeError) as error:
