@@ -35,8 +35,8 @@ class HelpPages:
         for side, language in zip(sides, self.languages, strict=True):
             if not side:
                 raise DataPrepError(
-                    f"--source {', '.join(map(str, self.files))}: no help page in language {language!r} there; give "
-                    "the packages or folders of both languages, such as libreoffice-help-de and libreoffice-help-en-us"
+                    f"--source {', '.join(map(str, self.files))}: none of its help pages is in language {language!r}; "
+                    "give the packages or folders of both languages, such as libreoffice-help-de and libreoffice-help-en-us"
                 )
         source, target = sides
         for page in sorted(source.keys() & target.keys()):

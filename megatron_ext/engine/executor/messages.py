@@ -69,7 +69,7 @@ class Message:
             found = tensors[one.name]
             if tuple(found.shape) != one.shape or found.dtype != one.dtype:
                 raise EngineError(
-                    f"another stage expects {one.name} with the shape {list(one.shape)} of {one.dtype}, but is "
+                    f"another stage expects {one.name} with the shape {list(one.shape)} of {one.dtype}, but it is "
                     f"{list(found.shape)} of {found.dtype} in this micro-batch; what crosses a cut must have one shape "
                     "in all micro-batches: pad it, or move the cut with parallel.partition"
                 )

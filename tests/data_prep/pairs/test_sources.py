@@ -230,7 +230,7 @@ def test_of_words_that_differ_by_system_the_default_is_taken() -> None:
         ({"a.deb": package({"x/de.mo": b"x" * 5000})[:-300]}, ["a.deb"], r"a\.deb: cannot be read as an archive"),
         ({"a.deb": package({"x/de.mo": b"x"}, "zst").replace(b"\x28\xb5\x2f\xfd", b"\x28\xb5\x2f\xfe")}, ["a.deb"],
          r"a\.deb:1: cannot be decompressed any further"),
-        ({"a.deb": package({"de/text/a.html": help_page(("p", "x"))})}, ["a.deb"], "no help page in language 'en'"),
+        ({"a.deb": package({"de/text/a.html": help_page(("p", "x"))})}, ["a.deb"], "help pages is in language 'en'"),
         ({"fr/LC_MESSAGES/a.mo": compiled({"": HEADER, "a": "b"})}, ["."], "its catalogues is in language 'de'"),
         ({"a.tar.gz": gzip.compress(b"x")[:-4]}, ["a.tar.gz"], r"a\.tar\.gz"),
     ],

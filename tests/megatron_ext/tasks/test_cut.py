@@ -149,7 +149,7 @@ def test_a_message_has_one_flat_tensor_for_each_number_format() -> None:
 def test_a_tensor_of_another_shape_is_refused_before_it_is_sent() -> None:
     found = GraphTask([Block("one", "any", ("x",), ("a",), lambda _: nn.Identity())], "x", "a")
     message = message_of(found, ["a"], 5, TensorGroup(), torch.float32, torch.device("cpu"))
-    with pytest.raises(EngineError, match=r"^another stage expects a with the shape \[5, 4\] .* but is \[5, 3\]"):
+    with pytest.raises(EngineError, match=r"^another stage expects a with the shape \[5, 4\] .* but it is \[5, 3\]"):
         message.pack({"a": torch.randn(5, 3)})
 
 
