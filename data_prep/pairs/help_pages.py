@@ -36,7 +36,8 @@ class HelpPages:
             if not side:
                 raise DataPrepError(
                     f"--source {', '.join(map(str, self.files))}: none of its help pages is in language {language!r}; "
-                    "give the packages or folders of both languages, such as libreoffice-help-de and libreoffice-help-en-us"
+                    "give the packages or folders of both languages, such as libreoffice-help-de and "
+                    "libreoffice-help-en-us"
                 )
         source, target = sides
         for page in sorted(source.keys() & target.keys()):
