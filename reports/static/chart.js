@@ -24,6 +24,7 @@ const FOLD_PIXELS = 20;
 const ROW_FOR_NUMBERS = 30; // from which a bar has room for the number of its micro-batch
 const ROW_FOR_LABEL = 13;
 const MOST_LINKS = 160; // in view, up to which the messages are drawn without being asked for
+const TICK_PIXELS = 48; // least between two ticks
 const SHORTEST = 1000; // ns that can be zoomed to
 
 class Chart {
@@ -333,12 +334,32 @@ class Chart {
     }
   }
 
+  // Whether a tick there has room for its label.
+  labelled(x) {
+    return x - this.left > 12 && x < this.left + this.wide - 24;
+  }
+
+  ticks(step) {
+    const [from, to] = this.range;
+    const numbers = [];
+    for (let k = Math.ceil(from / step); k * step <= to; k++) numbers.push(k);
+    return numbers.filter((k) => this.labelled(this.x(k * step))).length;
+  }
+
+  // ns between two ticks: no closer than labels look well, but closer where only one would have a label.
+  tickStep() {
+    const [from, to] = this.range;
+    const pixel = (to - from) / this.wide;
+    const power = 10 ** Math.floor(Math.log10(pixel * TICK_PIXELS));
+    const steps = [1, 2, 5, 10, 20, 50].map((factor) => factor * power).filter((one) => one >= pixel * TICK_PIXELS);
+    const usual = steps.find((one) => one >= pixel * (this.narrow ? 70 : 96));
+    return steps.filter((one) => one <= usual).findLast((one) => this.ticks(one) > 1) ?? usual;
+  }
+
   drawAxis() {
     const { context } = this;
     const [from, to] = this.range;
-    const wanted = ((to - from) * (this.narrow ? 70 : 96)) / this.wide;
-    const power = 10 ** Math.floor(Math.log10(wanted));
-    const step = [1, 2, 5, 10].map((factor) => factor * power).find((one) => one >= wanted);
+    const step = this.tickStep();
     const places = clamp(Math.ceil(6 - Math.log10(step) - 1e-9), 0, 6);
     context.font = "12px system-ui, sans-serif";
     context.textBaseline = "middle";
@@ -350,7 +371,7 @@ class Chart {
       context.fillRect(x, AXIS - 5, 1, this.below);
       context.globalAlpha = 1;
       context.fillStyle = this.colour("--soft");
-      if (x - this.left > 12 && x < this.left + this.wide - 24) context.fillText(`${digits((k * step) / 1e6, places)} ms`, x, 10);
+      if (this.labelled(x)) context.fillText(`${digits((k * step) / 1e6, places)} ms`, x, 10);
     }
     if (this.share < 20) return;
     context.fillStyle = this.colour("--soft");

@@ -168,3 +168,18 @@ def test_the_wheel_writes_the_address_once_it_rests(page: Page):
     )
     assert written == 1
     assert "ms" in address(page)
+
+
+def test_on_a_narrow_screen_the_axis_has_labels_that_do_not_touch(page: Page):
+    page.set_viewport_size({"width": 400, "height": 800})
+    until(page, "chart.narrow")
+    axes = page.evaluate(
+        """Array.from({ length: 90 }, (_, n) => {
+            const length = 2000 * 1.15 ** n;
+            chart.range = [n * 1e5, n * 1e5 + length];
+            const step = chart.tickStep();
+            return [chart.ticks(step), (step / (chart.range[1] - chart.range[0])) * chart.wide];
+        })"""
+    )
+    assert all(2 <= labels for labels, _ in axes)
+    assert all(pixels >= 48 for _, pixels in axes)
