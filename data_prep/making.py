@@ -86,12 +86,6 @@ def make_unless_there(prefix: Path, kind: str, recipe: dict[str, Any], force: bo
     print(prefix)
 
 
-def require_name(output: Path) -> None:
-    """Raises DataPrepError for a prefix that cannot take endings."""
-    if output.name in ("", ".."):
-        raise DataPrepError(f"--output {output}: not a name for files; give a folder and a name, such as data/mine")
-
-
 @contextmanager
 def making(prefix: Path, recipe: dict[str, Any]) -> Iterator[Journal]:
     """The journal of data in the making, whose steps go on where an earlier call was interrupted.

@@ -22,7 +22,6 @@ from data_prep.making import (
     BYTES_A_WORKER,
     add_common_options,
     make_unless_there,
-    require_name,
     weights_of,
 )
 from data_prep.text.corpus import Corpus
@@ -68,7 +67,6 @@ def add_options(make: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Prepares images, or says that they are there; prints their prefix."""
     prefix: Path = arguments.output
-    require_name(prefix)
     request = _request(arguments)
     recipe = request.recipe()
     make_unless_there(prefix, IMAGES, recipe, arguments.force, lambda: summary(prepare(request, prefix, recipe)))

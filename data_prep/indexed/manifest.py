@@ -45,13 +45,7 @@ class Manifest:
 
 
 def text_prefix(output: Path, sentences: bool = False) -> Path:
-    """The prefix of the data that `--output` asks for, with the ending that Megatron's own tool gives.
-
-    Raises:
-        DataPrepError: `output` has no name that could take an ending.
-    """
-    if output.name in ("", ".."):
-        raise DataPrepError(f"--output {output}: not a name for files; give a folder and a name, such as data/stdlib")
+    """The prefix of the data that `--output` asks for, with the ending that Megatron's own tool gives."""
     return output.with_name(f"{output.name}_text_{'sentence' if sentences else 'document'}")
 
 

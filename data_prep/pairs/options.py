@@ -15,7 +15,6 @@ from data_prep.making import (
     BYTES_A_WORKER,
     add_common_options,
     make_unless_there,
-    require_name,
     weights_of,
 )
 from data_prep.pairs.cleaning import Rules
@@ -91,7 +90,6 @@ def add_options(make: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Prepares pairs, or says that they are there; prints their prefix."""
     prefix: Path = arguments.output
-    require_name(prefix)
     request = _request(arguments)
     recipe = request.recipe()
     make_unless_there(prefix, PAIRS, recipe, arguments.force, lambda: summary(prepare(request, prefix, recipe)))

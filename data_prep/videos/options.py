@@ -8,7 +8,7 @@ from pathlib import Path
 from conf.reading.values import option, prefix_path, whole
 from data_prep.errors import DataPrepError
 from data_prep.kinds import VIDEOS
-from data_prep.making import add_common_options, make_unless_there, require_name, weights_of
+from data_prep.making import add_common_options, make_unless_there, weights_of
 from data_prep.text.corpus import Corpus
 from data_prep.videos.manifest import VideosManifest
 from data_prep.videos.own_folder import CAPTIONS, OwnFolder
@@ -58,7 +58,6 @@ def add_options(make: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Prepares videos, or says that they are there; prints their prefix."""
     prefix: Path = arguments.output
-    require_name(prefix)
     request = _request(arguments)
     recipe = request.recipe()
     make_unless_there(prefix, VIDEOS, recipe, arguments.force, lambda: summary(prepare(request, prefix, recipe)))

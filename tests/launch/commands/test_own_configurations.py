@@ -70,7 +70,8 @@ def test_a_dry_run_without_its_data_is_shown_and_is_an_error(capsys: pytest.Capt
     assert cli.main(["launch", "dry_run=true", "data.prefix=nowhere"]) == 1
     shown = capsys.readouterr()
     assert "plan.json\n{" in shown.out
-    assert shown.err.splitlines()[-1].startswith("tdpp: error: data.prefix=nowhere: nowhere.bin is not there; ")
+    absent = Path("nowhere.bin").absolute()
+    assert shown.err.splitlines()[-1].startswith(f"tdpp: error: data.prefix=nowhere: {absent} is not there; ")
 
 
 def test_a_dry_run_is_shown_although_only_its_data_say_how_long_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,7 +127,7 @@ def _meet(server: Server, rank: int) -> int:
 
 
 def test_who_has_another_secret_is_refused(server: Server) -> None:
-    with pytest.raises(StoreError, match="the run's secret differs"):
+    with pytest.raises(StoreError, match="refused this rank: it has another secret"):
         AuthenticatedStore(server.host, server.port, b"x" * 32, SHORT)
 
 
