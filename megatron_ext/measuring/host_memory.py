@@ -1,4 +1,4 @@
-"""What a rank on a CPU may take of its host's memory: Linux ends a process that takes too much, and says nothing.
+"""What a rank on a CPU may take of its host's memory: Linux kills a process that takes too much.
 
 A size is therefore tried only if what smaller ones took leads one to expect that it fits.
 """
