@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext import worker
-from megatron_ext.contract.errors import is_out_of_memory
+from megatron_ext.contract.errors import is_out_of_memory, reason_of
 from megatron_ext.contract.models.model import MEASURED, ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
@@ -276,7 +276,7 @@ class Trial:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            self.too_large, self.parts = str(error).strip().splitlines()[0], None
+            self.too_large, self.parts = reason_of(error), None
 
     def begin(self, parts: Passes) -> None:
         self.parts = parts

@@ -13,7 +13,7 @@ from typing import Callable, Dict, List, Optional, Tuple
 import torch
 from torch import nn
 
-from megatron_ext.contract.errors import is_out_of_memory
+from megatron_ext.contract.errors import is_out_of_memory, reason_of
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
@@ -115,7 +115,7 @@ class Room:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            self.short_of = str(error).strip().splitlines()[0]
+            self.short_of = reason_of(error)
             return False
         finally:
             gc.collect()

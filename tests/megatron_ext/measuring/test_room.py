@@ -80,6 +80,18 @@ def test_a_gpu_without_memory_is_a_size_that_does_not_fit(
     assert largest(room.fits, 2) == 10
 
 
+def test_an_error_without_words_is_told_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python itself raises it where an object has no room."""
+
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    room = Room(planned(tmp_path, GPT), CPU, None)
+    monkeypatch.setattr(room, "_pass", full)
+    assert not room.fits(2)
+    assert room.short_of == "MemoryError"
+
+
 def test_other_errors_are_none_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: object) -> None:
         raise RuntimeError("illegal address")
