@@ -15,6 +15,7 @@ from launch.first_day.slurm_nodes import Group
 from launch.machine import slurm_commands, ssh
 from launch.machine.node_figures import MODULE, NodeFigures, node_figures
 from launch.machine.slurm_commands import JobRefused
+from launch.screen.text import some
 
 MOST_NAMES = 4
 """Of nodes in a note."""
@@ -98,7 +99,7 @@ def of_slurm(group: Group, answer: NodeFigures | str) -> FoundGroup:
     if group.others:
         notes.append(f"these nodes are also in partition {', '.join(group.others)}")
     if group.strangers:
-        few = ", ".join(group.strangers[:MOST_NAMES]) + (", …" if len(group.strangers) > MOST_NAMES else "")
+        few = some(group.strangers, MOST_NAMES)
         notes.append(f"Slurm may start jobs of this group on other nodes of the partition, too: {few}")
     if group.other_gres:
         notes.append(f"its nodes also have {', '.join(map(str, group.other_gres))}, which the group does not use")

@@ -143,8 +143,8 @@ def groups(memberships: Iterable[Membership]) -> list[Group]:
     """Nodes by partition, GPUs, CPUs and memory; those with GPUs first.
 
     A node counts in one partition alone: one that starts jobs, that has the most of its kind, and whose jobs need not
-    give way. Nodes of a
-    partition that Slurm cannot be asked for apart, since neither their GPUs nor a feature differ, are one group.
+    give way. Nodes of a partition that Slurm cannot be asked for apart, since neither their GPUs nor a feature differ,
+    are one group.
     """
     rows = list(memberships)
     kinds = [group for kind in _kinds(rows) for group in _in_partitions(kind)]
