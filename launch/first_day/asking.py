@@ -87,7 +87,7 @@ def of_slurm(group: Group, answer: NodeFigures | str) -> FoundGroup:
         kind = gpu_kinds.of_type(group.gres.type) if group.gres else gpu_kinds.ON_CPU
         within, network = gpu_kinds.PCIE_GBIT_PER_S, None
     else:
-        kind = gpu_kinds.of_figures(answer.gpus) if group.gres and answer.gpus else gpu_kinds.ON_CPU
+        kind = gpu_kinds.of_figures(answer.gpus, group.gres.type) if group.gres and answer.gpus else gpu_kinds.ON_CPU
         if group.gres and answer.gpus and group.gres.is_part:
             kind = gpu_kinds.of_type(group.gres.type)
         within, network = gpu_kinds.within_gbit_per_s(answer.gpus), answer.network_gbit_per_s
@@ -112,6 +112,7 @@ def of_slurm(group: Group, answer: NodeFigures | str) -> FoundGroup:
         partition=group.partition,
         gres=None if group.gres is None else str(group.gres),
         gres_type=None if group.gres is None else group.gres.type,
+        of_parts=group.gres is not None and group.gres.is_part,
         constraint=group.constraint,
         cpus=ranks if on_cpu else group.cpus,
         time_limit=group.time_limit,

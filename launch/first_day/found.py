@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from launch.first_day.gpu_kinds import CPU, GpuKind
@@ -25,6 +26,8 @@ class FoundGroup:
     partition: str | None = None
     gres: str | None = None
     gres_type: str | None = None
+    of_parts: bool = False
+    """Whether its GPUs are parts of GPUs (MIG)."""
     constraint: str | None = None
     account: str | None = None
     qos: str | None = None
@@ -68,14 +71,22 @@ class Found:
 
 
 def usable(found: Found) -> Found:
-    """Without what cannot train together: nodes without GPUs, where others have some."""
-    with_gpus = [group for group in found.groups if not group.on_cpu]
-    if not with_gpus or len(with_gpus) == len(found.groups) or found.executor == "hosts":
+    """Without what cannot train with the rest: nodes without GPUs where others have some, and parts of GPUs beside
+    whole ones."""
+    if found.executor == "hosts":
+        return found
+    left = without(found, lambda group: group.on_cpu, "ranks on CPUs cannot train together with ranks on GPUs")
+    return without(left, lambda group: group.of_parts, "NCCL does not connect several parts of one GPU (MIG)")
+
+
+def without(found: Found, excluded: Callable[[FoundGroup], bool], why: str) -> Found:
+    """Without some groups, unless there are no others; a note says why."""
+    kept = tuple(group for group in found.groups if not excluded(group))
+    if not kept:
         return found
     left_out = [
-        f"{group.name} ({group.title}) is left out: ranks on CPUs cannot train together with ranks on GPUs"
-        + "".join(f"; {note}" for note in group.notes)
+        f"{group.name} ({group.title}) is left out: {why}" + "".join(f"; {note}" for note in group.notes)
         for group in found.groups
-        if group.on_cpu
+        if excluded(group)
     ]
-    return replace(found, groups=tuple(with_gpus), notes=(*found.notes, *left_out))
+    return replace(found, groups=kept, notes=(*found.notes, *left_out))

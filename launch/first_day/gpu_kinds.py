@@ -10,7 +10,7 @@ from functools import cache
 from omegaconf import OmegaConf
 
 from conf.reading.own_folders import SHIPPED, SUFFIX
-from launch.first_day.slurm_nodes import MIG
+from launch.first_day.gres import PART
 from launch.machine.gpus import GpuFigures
 
 LIKE = 1.06
@@ -59,9 +59,9 @@ PARTS_APART = (
 ON_CPU = GpuKind(key=CPU, shipped=CPU, name="CPU")
 
 
-def of_figures(gpus: Sequence[GpuFigures]) -> GpuKind:
-    """The kind of a node's first GPU; what they are beside it says `note`."""
-    first = gpus[0]
+def of_figures(gpus: Sequence[GpuFigures], gres: str | None = None) -> GpuKind:
+    """The kind of the GPUs that a type of gres names, or else of the first one; `note` names the node's other kinds."""
+    first = next((gpu for gpu in gpus if gres is not None and _parts(gres) <= _parts(gpu.name)), gpus[0])
     others = sorted({gpu.name for gpu in gpus} - {first.name})
     note = f"{', '.join(others)} on the same node counts as {first.name}" if others else ""
     found = _shipped(first)
@@ -88,8 +88,8 @@ def of_type(gres: str | None) -> GpuKind:
         note = f"no node was asked: by the name that Slurm gives it, it may be {' or '.join(fitting)}"
         return GpuKind(key=fitting[0], shipped=fitting[0], note=note, name=str(gres))
     name = gres or "GPU"
-    part = MIG.search(name)
-    known = {} if part is None else {"memory_gib": float(part[1])}
+    part = PART.search(name)
+    known = {} if part is None or part[1] is None else {"memory_gib": float(part[1])}
     return GpuKind(
         key=_key(name),
         values=(("name", name), *(ASSUMED | known).items()),
@@ -102,7 +102,7 @@ def of_type(gres: str | None) -> GpuKind:
 def _may_be(gres: str, shipped: str) -> bool:
     """Whether the type of a gres names a shipped kind, in fewer words (a100) or more (nvidia_h100_80gb_hbm3)."""
     words, kind = _parts(gres), _parts(shipped)
-    return shipped != CPU and MIG.search(gres) is None and (words <= kind or kind <= words)
+    return shipped != CPU and PART.search(gres) is None and (words <= kind or kind <= words)
 
 
 def within_gbit_per_s(gpus: Sequence[GpuFigures]) -> float:

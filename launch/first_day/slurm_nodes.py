@@ -9,33 +9,16 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from launch.errors import LaunchError
+from launch.first_day.gres import Gres, parse_gres
 
 UNUSABLE = ("down", "drain", "drng", "fail", "futr", "unk", "inval", "maint", "resv")
 """How sinfo's states of nodes begin that take no job for now."""
 UNUSABLE_MARKS = ("*", "$")
 """How such states end: the node does not answer, or is reserved for maintenance."""
-MIG = re.compile(r"\d+g\.(\d+)gb")
-"""Within the type of a part of a GPU, such as a100_1g.5gb, with its memory."""
 NO_NAMES = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
 """Names of partitions that YAML takes for something else than a text."""
 LIKE = 1.1
 """Nodes whose memory differs by no more than this factor are alike."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gres:
-    """GPUs of a node, as Slurm counts them."""
-
-    type: str | None
-    count: int
-
-    @property
-    def is_part(self) -> bool:
-        """Whether these are parts of GPUs (MIG), which the driver does not list as GPUs."""
-        return self.type is not None and MIG.search(self.type) is not None
-
-    def __str__(self) -> str:
-        return ":".join(["gpu", *([self.type] if self.type else []), str(self.count)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,17 +109,6 @@ def _membership(row: Sequence[str], top: int) -> Membership:
         gres=parse_gres(gres),
         features=frozenset(word for word in features.split(",") if word and word != "(null)"),
     )
-
-
-def parse_gres(text: str) -> tuple[Gres, ...]:
-    """`gpu:a100:4(S:0-1),mps:400`: the GPUs alone, the most numerous first. Without a number there is one."""
-    counts: Counter[str | None] = Counter()
-    for item in re.sub(r"\([^)]*\)", "", text).split(","):
-        name, *words = item.split(":")
-        if name == "gpu":
-            count = int(words.pop()) if words and words[-1].isdigit() else 1
-            counts[words[0] if words else None] += count
-    return tuple(Gres(type=kind, count=count) for kind, count in counts.most_common() if count)
 
 
 def groups(memberships: Iterable[Membership]) -> list[Group]:

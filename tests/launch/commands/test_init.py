@@ -88,6 +88,8 @@ def test_a_mixed_cluster_is_written_with_a_stage_on_each_kind() -> None:
         ({"a": ("gpu:a10:2,gpu:l4:1", node(A10, A10, L4))}, (2, 2)),
         ({name: ("gpu:a10:2", node(A10, A10)) for name in "abcdef"}, (2, 4)),
         ({"p": ("gpu:a100_1g.5gb:7,gpu:a100_3g.20gb:2", node(A100))}, (7, 2)),
+        ({"p": ("gpu:1g.5gb:7", "nobody is free")}, (7, 2)),
+        ({"p": ("gpu:a100_1g.5gb:28,gpu:a100:2", node(A100, A100)), "q": ("gpu:2g.10gb:3", node(A100))}, (2, 2)),
     ],
     ids=[
         "one kind",
@@ -98,6 +100,8 @@ def test_a_mixed_cluster_is_written_with_a_stage_on_each_kind() -> None:
         "two kinds in a node",
         "many groups",
         "MIG",
+        "MIG without a model's name",
+        "whole GPUs beside MIG",
     ],
 )
 def test_all_that_is_written_composes(nodes: dict[str, tuple[str, NodeFigures | str]], sizes: tuple[int, int]) -> None:
@@ -124,6 +128,18 @@ def test_nodes_that_slurm_may_give_instead_are_named_in_a_note() -> None:
 def test_a_part_of_a_gpu_is_not_taken_for_the_whole() -> None:
     (gpu,) = composed(slurm(a=("gpu:a100_1g.5gb:7", node(A100)))).cluster.gpus.values()
     assert (gpu.name, gpu.memory_gib) == ("a100_1g.5gb", 5)
+
+
+def test_parts_of_gpus_are_left_alone_where_there_are_whole_ones() -> None:
+    found = slurm(
+        both=("gpu:a100_1g.5gb:28,gpu:a10:4,gpu:a100:2", node(A10, A10, A10, A10, A100, A100)),
+        parts=("gpu:a100_2g.10gb:3", node(A100)),
+    )
+    (group,) = composed(found).cluster.groups.values()
+    assert (group.gres, group.gpus_per_node, group.gpu) == ("gpu:a100:2", 2, "a100_40gb")
+    text = cluster_text("mine", found, "2026-01-31")
+    assert "its nodes also have gpu:a10:4, gpu:a100_1g.5gb:28, which the group does not use" in text
+    assert "# Note: parts (2 nodes of 3 x a100_2g.10gb) is left out: NCCL does not connect several parts" in text
 
 
 def test_account_and_qos_are_written() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launch.errors import LaunchError
-from launch.first_day.slurm_nodes import Gres, Group, groups, parse, parse_gres
+from launch.first_day.gres import Gres, parse_gres
+from launch.first_day.slurm_nodes import Group, groups, parse
 
 GPU2 = "gpu2-00{n}|gpu2|gpu2*|up|idle|64|UNLIMITED|256000|infinite|10|OFF|gpu:a10:4|a10"
 SCAVENGE = "gpu2-00{n}|scavenge|scavenge|up|idle|64|UNLIMITED|256000|infinite|1|REQUEUE|gpu:a10:4|a10"
@@ -37,6 +38,41 @@ def found(text: str) -> list[Group]:
 )
 def test_gpus_of_a_gres(text: str, gpus: list[tuple[str | None, int]]) -> None:
     assert parse_gres(text) == tuple(Gres(type=kind, count=count) for kind, count in gpus)
+
+
+@pytest.mark.parametrize(
+    ("text", "order"),
+    [
+        ("gpu:a100:6(S:0-1),gpu:a100_1g.10gb:14(S:0-1)", "gpu:a100:6 gpu:a100_1g.10gb:14"),
+        (
+            "gpu:nvidia_a100_1g.5gb:28,gpu:nvidia_a100-sxm4-40gb:4",
+            "gpu:nvidia_a100-sxm4-40gb:4 gpu:nvidia_a100_1g.5gb:28",
+        ),
+        ("gpu:1g.5gb:7,gpu:4", "gpu:4 gpu:1g.5gb:7"),
+        ("gpu:2g.20gb:3,shard:30,mps:400,gpu:a30:1", "gpu:a30:1 gpu:2g.20gb:3"),
+        ("gpu:a100-mig:9,gpu:k80:1", "gpu:k80:1 gpu:a100-mig:9"),
+        ("gpu:a100_1g_10gb:14,gpu:A100:2", "gpu:A100:2 gpu:a100_1g_10gb:14"),
+        ("gpu:1g.5gb:7,gpu:3g.20gb:2", "gpu:1g.5gb:7 gpu:3g.20gb:2"),
+        ("gpu:a10:8,gpu:a100:2", "gpu:a100:2 gpu:a10:8"),
+        ("gpu:rtx_2080_ti:8,gpu:rtx_3090:2", "gpu:rtx_3090:2 gpu:rtx_2080_ti:8"),
+        ("gpu:p100:9,gpu:t4:12,gpu:v100l:1", "gpu:v100l:1 gpu:t4:12 gpu:p100:9"),
+        ("gpu:quadro_rtx_6000:7,gpu:rtx_a6000:1", "gpu:rtx_a6000:1 gpu:quadro_rtx_6000:7"),
+        ("gpu:k80:20,gpu:ours:8,gpu:h100_nvl:1", "gpu:h100_nvl:1 gpu:ours:8 gpu:k80:20"),
+        ("gpu:a100_40gb:6,gpu:a100_80gb:2", "gpu:a100_80gb:2 gpu:a100_40gb:6"),
+        ("gpu:ours:1,gpu:theirs:2", "gpu:theirs:2 gpu:ours:1"),
+    ],
+    ids=lambda value: value.replace(":", "-"),
+)
+def test_whole_gpus_are_asked_for_before_parts_and_faster_ones_before_slower(text: str, order: str) -> None:
+    assert " ".join(map(str, parse_gres(text))) == order
+    other_way = ",".join(reversed(text.split(",")))
+    assert parse_gres(other_way) == parse_gres(text)
+
+
+def test_a_group_of_nodes_with_whole_gpus_and_parts_uses_the_whole_ones() -> None:
+    mixed = GPU2.replace("gpu:a10:4", "gpu:a100:6(S:0-1),gpu:a100_1g.10gb:14(S:0-1)")
+    (group,) = found(lines(mixed))
+    assert (str(group.gres), [str(gres) for gres in group.other_gres]) == ("gpu:a100:6", ["gpu:a100_1g.10gb:14"])
 
 
 def test_a_node_counts_once_in_a_partition_whose_jobs_need_not_give_way() -> None:
