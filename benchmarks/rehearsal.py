@@ -51,7 +51,6 @@ def rehearse(clock: str) -> Rehearsal:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "launch.cli", "launch", "experiment=seed_a10x8", "executor=local"]
         command += [
-            "train.precision=fp16",
             "container=none",
             f"executor.rehearse={clock}",
             "executor.wait=true",

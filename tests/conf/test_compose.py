@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from conf.compose import compose, config_text, read_experiment
 from conf.errors import ConfigError
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, Het
+from conf.schema.train import Precision
 from conf.schema.values.partition import Partition
 from tests.support import ROOT, composing
 
@@ -113,6 +114,11 @@ def test_the_homogeneous_seed_is_the_published_run() -> None:
     assert seed.ranks_per_node() == (4,) * 8
     assert seed.data.prefix == "xl/my-gpt2_text_document"
     assert (seed.container.kind, seed.executor.het) == (ContainerKind.enroot, Het.jobs)
+
+
+@pytest.mark.parametrize("seed", ["seed_a10x8", "seed_a100x1_a10x7"])
+def test_the_seeds_train_in_fp16_as_the_loss_scale_of_their_logs_says(seed: str) -> None:
+    assert compose([f"experiment={seed}"]).train.precision is Precision.fp16
 
 
 def test_the_lab_is_the_published_training_on_two_hosts() -> None:

@@ -65,10 +65,9 @@ OF_DEMO_TRAIN = "train.iterations=50 train.lr=0.003"
             "",
             "parallel.micro_batch_size=1",
         ),
-        (["experiment=seed_a10x8"], "train.precision=fp32", ""),
-        (["experiment=seed_a10x8", "train.precision=fp16", "cluster.groups.gpu2.count=4"], "", ""),
+        (["experiment=seed_a10x8", "cluster.groups.gpu2.count=4"], "", ""),
     ],
-    ids=["demo", "its-experiment", "changed-demo", "cluster", "file", "files", "data", "experiment", "seed", "seed-16"],
+    ids=["demo", "its-experiment", "changed-demo", "cluster", "file", "files", "data", "experiment", "seed"],
 )
 @pytest.mark.usefixtures("own")
 def test_what_nobody_chose_is_named(words: list[str], searched: str, also_trained: str) -> None:

@@ -32,7 +32,7 @@ from fasop.search.space.node_sets import MOST as MOST_CLUSTERS
 from fasop.search.space.node_sets import clusters, step
 from fasop.tables.plans import plan_yaml
 from tests.support.cases import drawn
-from tests.support.fasop.plans import MEGATRON, experiment, kinds, mixed, pipelines
+from tests.support.fasop.plans import FP32, MEGATRON, experiment, kinds, mixed, pipelines
 from tests.support.fasop.searches import search, space
 
 KEYS = (
@@ -181,7 +181,7 @@ def test_tensor_sizes_that_suit_nobody_are_told() -> None:
 
 def test_options_are_searched_as_if_each_had_been_asked_for_alone() -> None:
     """What is left out because another option is never worse is none of the best."""
-    one = read(["experiment=seed_a100x1_a10x7", "train.precision=fp16", "model.layers=12", "parallel.tensor=1"])
+    one = read(["experiment=seed_a100x1_a10x7", "model.layers=12", "parallel.tensor=1"])
     some = few(one.kinds, 1, 1)
     apart = []
     for schedule, recompute, sharded in itertools.product(one.choices.schedule, one.choices.recompute, (False, True)):
@@ -194,7 +194,7 @@ def test_options_are_searched_as_if_each_had_been_asked_for_alone() -> None:
 
 @pytest.mark.parametrize("name", ["one_f_one_b", "gpipe", "interleaved", "zb_h1"])
 def test_an_option_that_is_never_worse_is_so_for_every_partition(name: str) -> None:
-    one = read(["experiment=seed_a100x1_a10x7", "model.layers=6", f"parallel.schedule={name}"])
+    one = read(["experiment=seed_a100x1_a10x7", FP32, "model.layers=6", f"parallel.schedule={name}"])
     some = [replace(k, gpu=replace(k.gpu, memory_gib=80)) for k in few(one.kinds, 1, 1)]
     table = np.array([p for p in itertools.product(range(7), repeat=4) if sum(p) == 6]).T
     compared = 0
@@ -419,7 +419,7 @@ def test_any_number_of_nodes_gets_an_answer(counts: tuple[int, int], batch: int,
 
 
 def test_a_batch_that_nothing_divides_is_told_with_a_rounder_one() -> None:
-    asked = ["experiment=seed_a10x8", "train.precision=fp16", "parallel.global_batch_size=1000003"]
+    asked = ["experiment=seed_a10x8", "parallel.global_batch_size=1000003"]
     with pytest.raises(
         SearchError, match=r"every plan for 32 GPUs has more than 4096 micro-batches .* such as 1000448"
     ):

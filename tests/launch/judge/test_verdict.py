@@ -25,7 +25,7 @@ from megatron_ext.contract.adaptive.config import AdaptConfig
 from tests.support import ROOT
 from tests.support.launch.live import TWO_NODES
 
-A10 = ("experiment=seed_a10x8", "executor=local", "container=none", "train.precision=fp16")
+A10 = ("experiment=seed_a10x8", "executor=local", "container=none")
 NOW = 1_000_000.0
 ITERATIONS = 50
 

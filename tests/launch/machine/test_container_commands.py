@@ -246,7 +246,7 @@ def test_a_checkpoint_to_go_on_from_is_mounted() -> None:
 
 
 def test_a_rehearsal_mounts_no_data() -> None:
-    rehearsal = ("experiment=seed_a10x8", "executor=local", "executor.rehearse=virtual", "train.precision=fp16")
+    rehearsal = ("experiment=seed_a10x8", "executor=local", "executor.rehearse=virtual")
     assert mounted(*rehearsal) == ["/runs/tiny/1", "/tdpp"]
 
 

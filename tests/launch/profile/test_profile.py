@@ -182,7 +182,7 @@ def test_a_profile_may_lie_anywhere_and_a_rehearsal_reads_it_there(
     assert main(["profile", *KNOWN, "import=gpt_A10", "profile=./mine.yaml"]) == 0
     assert not list(folder.glob("*.yaml"))
     assert read_profile("./mine.yaml") == read_profile(str(there / "mine.yaml"))
-    words = ["experiment=seed_a10x8", "train.precision=fp16", "cluster.gpus.a10.profile=mine.yaml"]
+    words = ["experiment=seed_a10x8", "cluster.gpus.a10.profile=mine.yaml"]
     experiment = compose(words)
     assert experiment.cluster.gpus["a10"].profile == str(there / "mine.yaml")
     local = ["executor=local", "container=none", "executor.rehearse=virtual", "dry_run=true"]
@@ -332,7 +332,7 @@ def mixed() -> Found:
         rank(full, point(2, 0.8), to=[5], us=20.0),
         rank(full, point(2, 0.8, known=False, disturbed=0.25), us=20.0),
     ]
-    one = compose(["experiment=seed_a100x1_a10x7", "train.precision=fp16"])
+    one = compose(["experiment=seed_a100x1_a10x7"])
     nodes = (("a100_40gb", (0, 1)), ("a10", (2, 3)), ("a10", (4, 5)))
     return Found(experiment=one, nodes=nodes, ranks=dict(enumerate(ranks)))
 

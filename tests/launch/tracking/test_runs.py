@@ -104,6 +104,6 @@ def test_what_is_no_tracker_is_refused() -> None:
 
 
 def test_megatron_lm_logs_in_its_own_way() -> None:
-    words = ["experiment=seed_a10x8", "train.precision=fp16", "engine=megatron_lm", "engine.checkout=/m"]
+    words = ["experiment=seed_a10x8", "engine=megatron_lm", "engine.checkout=/m"]
     with pytest.raises(ConfigError, match=r"log=wandb: with engine.kind=megatron_lm, .* 'tdpp report RUN --wandb' "):
         compose([*words, "log=wandb"])

@@ -18,7 +18,7 @@ from reports.pages.search_page import render
 from tests.reports.conftest import Opener
 
 COMMAND = (
-    "experiment=seed_a10x8 train.precision=fp16 top=3 leave_out=false parallel.tensor=1 parallel.data=4 "
+    "experiment=seed_a10x8 top=3 leave_out=false parallel.tensor=1 parallel.data=4 "
     "parallel.schedule=one_f_one_b,gpipe parallel.recompute=none parallel.sharded_optimizer=false"
 )
 HOSTILE = "</script><img src=x onerror=alert(1)>"

@@ -19,16 +19,20 @@ MEGATRON = ("engine=megatron_lm", "engine.checkout=/opt/megatron-lm", "train.pre
 """What the published runs were: Megatron-LM in fp16."""
 
 
+FP32 = "train.precision=fp32"
+"""In which a number takes the same bytes everywhere; the seeds train in fp16."""
+
+
 def experiment(*overrides: str) -> Experiment:
-    return compose(["experiment=seed_a10x8", *overrides])
+    return compose(["experiment=seed_a10x8", FP32, *overrides])
 
 
 def mixed(*overrides: str) -> Experiment:
-    return compose(["experiment=seed_a100x1_a10x7", *overrides])
+    return compose(["experiment=seed_a100x1_a10x7", FP32, *overrides])
 
 
 def training(*overrides: str, **sizes: Any) -> Training:
-    """GPT-2 XL as the seed trains it, with other keys of `parallel`."""
+    """GPT-2 XL in fp32 by the seed's plan, with other keys of `parallel`."""
     whole = Training.of(experiment(*overrides))
     return replace(whole, parallel=replace(whole.parallel, **sizes))
 
