@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TypeAlias
 
 from conf.run_folder.log_lines import is_evaluation_line, is_iteration_line
+from conf.run_folder.log_text import pieces
 from conf.run_folder.run_files import opened
 from conf.run_folder.rundir import RunDir
 from conf.visible import visible
@@ -124,8 +125,9 @@ def _watch(run: RunDir) -> None:
                 logs.setdefault(name, Log(run.node_out(name), state.out_begin))
         for log in logs.values():
             while lines := log.new_lines():
-                for line in (line for line in lines if is_iteration_line(line) or is_evaluation_line(line)):
-                    print(visible(line), file=sys.stderr, flush=True)
+                for piece in (piece for line in lines for piece in pieces(line)):
+                    if is_iteration_line(piece) or is_evaluation_line(piece):
+                        print(visible(piece), file=sys.stderr, flush=True)
 
 
 def wait(run: RunDir, timeout_s: float | None = None) -> bool:

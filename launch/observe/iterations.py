@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
 
 from conf.errors import RunFolderError
 from conf.run_folder import run_files
 from conf.run_folder.json_values import Count, Rule, Unix, typed
-from conf.run_folder.log_lines import IterationLine, iteration_line
+from conf.run_folder.log_lines import IterationLine, iteration_line, progress
+from conf.run_folder.log_text import LogText
 from launch.files.faults import Faults
 
 TAIL_BYTES = 64 * 1024
@@ -48,7 +50,7 @@ def read_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
     ]  # one that is still being written is left out
     for number, line in enumerate(lines):
         try:
-            content = run_files.parse_json(line.decode(errors="replace"), "")
+            content = run_files.parse_json(line.strip(b"\0").decode(errors="replace"), "")
             found.append(replace(typed(Iteration, content, ""), evaluation=_evaluation(content)))
         except RunFolderError as error:
             bad.append((number - len(lines), str(error).strip()))
@@ -83,8 +85,15 @@ def read_text_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
 
     Their time is that of the last writing: the time in the lines is a container's, of an unknown zone.
     """
-    text = faults.tail(path, TAIL_BYTES, decisive=True).decode(errors="replace")
-    logged = [found for line in text.split("\n")[:-1] if (found := iteration_line(line)) is not None]
+    tail = faults.tail(path, TAIL_BYTES, decisive=True)
+    logged, damaged = list[IterationLine](), list[str]()
+    for line in LogText(BytesIO(tail[: tail.rfind(b"\n") + 1])):
+        if (found := iteration_line(line)) is not None:
+            logged.append(found)
+        elif (reached := progress(line)) is not None:
+            damaged.append(str(reached[0]))
+    if damaged:
+        faults.add(f"{path}: the lines of these iterations are damaged: {', '.join(damaged[-_NAMED:])}")
     unix = path.stat().st_mtime if logged else 0.0
     return tuple(
         Iteration(iteration=one.iteration, unix=unix, elapsed_ms=one.elapsed_ms, loss=_trained(one), nan=one.nan)

@@ -9,7 +9,7 @@ import os
 import stat
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Iterator, Tuple, Union
+from typing import Any, BinaryIO, Dict, Iterator, Optional, Tuple, Union
 
 MOST_BYTES = 1 << 26
 """Of a file that is read whole: some two million actions of a schedule."""
@@ -108,6 +108,15 @@ def write_atomic(path: Path, content: Union[str, bytes], durable: bool = True) -
         with suppress(FileNotFoundError):
             temporary.unlink()
         raise
+
+
+def json_line(text: str) -> Optional[Dict[str, Any]]:
+    """The object of a line, before which a node that failed may have left NUL bytes; None if it is none."""
+    try:
+        value = json.loads(text.strip("\0"))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def write_json(path: Path, content: object) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from pathlib import Path
 from typing import Callable, Mapping, Optional
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.files import write_json
+from megatron_ext.contract.files import json_line, write_json
 from megatron_ext.contract.goal import MAX_COST, UNTIL, Best, Target
 from megatron_ext.contract.plan import Plan
 
@@ -102,15 +101,20 @@ class Spending:
 
 def _noted(path: Path) -> float:
     """What earlier starts have noted."""
-    return float(json.loads(path.read_text(encoding="utf-8"))["dollars"]) if path.exists() else 0.0
+    return _dollars(path.read_text(encoding="utf-8"), "dollars") if path.exists() else 0.0
 
 
 def _cost_before(metrics: Path) -> float:
-    """What the lines of earlier starts say, of which the last one may be cut short."""
+    """What the lines of earlier starts say, of which some may be damaged and the last one cut short."""
     if not metrics.exists():
         return 0.0
-    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
-    return max((json.loads(line).get("cost", 0.0) for line in lines if line.endswith("\n")), default=0.0)
+    lines = metrics.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    return max((_dollars(line, "cost") for line in lines if line.endswith("\n")), default=0.0)
+
+
+def _dollars(text: str, key: str) -> float:
+    found = (json_line(text) or {}).get(key)
+    return float(found) if isinstance(found, (int, float)) else 0.0
 
 
 def record(plan: Plan, iteration: int, why: str, limit: str, value: float) -> None:

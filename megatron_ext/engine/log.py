@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 from typing import Counter as CounterOf
 
-from megatron_ext.contract.files import write_atomic
+from megatron_ext.contract.files import json_line, write_atomic
 from megatron_ext.contract.goal import SPLIT
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.operations import flops_per_sample
@@ -167,9 +167,15 @@ def _finite(value: float) -> Optional[float]:
 
 
 def keep_lines(path: Path, iteration: int) -> None:
-    """Drops the lines of metrics.jsonl after `iteration`, and one that was cut short."""
+    """Drops the lines of metrics.jsonl after `iteration`, and one that was cut short; damaged ones stay as they are."""
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["iteration"] <= iteration]
-    write_atomic(path, "".join(kept))
+    lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith("\n") and _iteration(line) <= iteration]
+    write_atomic(path, "".join(kept).encode(errors="surrogateescape"))
+
+
+def _iteration(line: str) -> float:
+    """That of a line; -1 for a damaged one."""
+    found = (json_line(line) or {}).get("iteration")
+    return found if isinstance(found, (int, float)) else -1

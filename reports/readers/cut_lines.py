@@ -11,6 +11,8 @@ AHEAD = 24
 ALIKE = 24
 """How many characters at the begin of what landed inside may look as if they belonged there."""
 
+_OF_NUMBERS = frozenset("0123456789.E+-")
+
 
 def anything(match: re.Match[str]) -> bool:
     """Accepts every match."""
@@ -89,6 +91,31 @@ class Lines:
                     del self._ahead[index]
                     self._ahead.appendleft(line[cut:])
                     return match
+        return None
+
+    def rejoin(
+        self, line: str, begin: int, ending: str, accept: Callable[[str], bool] = bool, longest: int = 4096
+    ) -> str | None:
+        """The same for a line into which anything may have landed, after its first `begin` characters.
+
+        None also where the cut is inside a number: a digit of the other line would change it.
+
+        Args:
+            ending: what the other part has in it.
+            accept: whether the whole line can be.
+            longest: characters of both parts, so that nothing takes long.
+        """
+        for index in range(AHEAD):
+            other = self.peek(index)
+            if other is None:
+                return None
+            if ending in other and len(line) + len(other) <= longest:
+                cuts = (cut for cut in range(len(line), begin - 1, -1) if accept(line[:cut] + other))
+                cut = next(cuts, None)
+                if cut is not None and not {line[cut - 1], other[0]} <= _OF_NUMBERS:
+                    del self._ahead[index]
+                    self._ahead.appendleft(line[cut:])
+                    return line[:cut] + other
         return None
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from io import TextIOWrapper
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 from conf.errors import RunFolderError
-from conf.run_folder.log_lines import unlabelled
+from conf.run_folder.log_text import LogText
 from conf.run_folder.run_files import opened, unreadable
 from megatron_ext.contract.layout import Layout as Grid
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
@@ -23,7 +22,7 @@ from reports.readers.events import EVENT, Timeline, frame
 from reports.readers.legacy_log import Blocks
 from reports.readers.legacy_timeline import INTERLEAVED, Layout, timeline
 from reports.readers.log_facts import Facts
-from reports.readers.record import LINE_LIMIT, UNKNOWN, Record, metrics_frame
+from reports.readers.record import UNKNOWN, Record, metrics_frame
 
 STRANGE_LIMIT = 1 << 26
 """Characters before the first line that is known, from which a file is not a log: nobody waits for data of many GB."""
@@ -77,7 +76,8 @@ def read(path: Path, given: Sizes) -> tuple[Record, Timeline]:
     if not main.log.metrics and not main.blocks.calls:
         raise _no_log(path, main)
     facts = _merged([main, *(file for file in files if file is not main)])
-    notes = [*_few([*map(str, unread), *facts.notes])]
+    left_out = [f"{file.path.name}: {note}" if path.is_dir() else note for file in files for note in file.log.notes]
+    notes = [*_few([*map(str, unread), *left_out, *facts.notes])]
     layout = _layout(main.blocks, facts, given, notes)
     seen = timeline(main.blocks, layout) if layout else _no_times(main.blocks)
     seen = replace(seen, notes=_few(seen.notes))
@@ -112,12 +112,11 @@ def _read(path: Path) -> _File:
     blocks, facts = Blocks(), Facts()
     try:
         with opened(path) as file:
-            text = TextIOWrapper(file, encoding="utf-8", errors="replace")
-            lines = _not_too_strange(iter(lambda: text.readline(LINE_LIMIT), ""), facts)
-            log = upstream_log.parse(facts.watch(blocks.rest(map(unlabelled, lines))))
+            text = LogText(file)
+            log = upstream_log.parse(facts.watch(blocks.rest(_not_too_strange(text, facts))))
     except (OSError, RunFolderError) as error:
         raise NeitherError(str(error) if isinstance(error, RunFolderError) else str(unreadable(path, error))) from error
-    return _File(path=path, blocks=blocks, facts=facts, log=log)
+    return _File(path=path, blocks=blocks, facts=facts, log=replace(log, notes=(*text.notes, *log.notes)))
 
 
 def _not_too_strange(lines: Iterable[str], facts: Facts) -> Iterator[str]:

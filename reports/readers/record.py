@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from io import TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -19,7 +18,7 @@ import pandas as pd
 
 from conf.errors import ConfigError, RunFolderError
 from conf.run_folder.json_values import Count, Rule, Unix, typed
-from conf.run_folder.log_lines import unlabelled
+from conf.run_folder.log_text import LogText
 from conf.run_folder.run_files import opened, parse_json, read_text
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
@@ -36,8 +35,6 @@ from reports.readers.upstream_log import UpstreamLog
 
 UNKNOWN = "unknown"
 """What a log does not tell."""
-LINE_LIMIT = 1 << 26
-"""Characters; what is longer is taken as several lines, so that no file can fill the memory with one."""
 MOST_METRICS_BYTES = 1 << 30
 """Of metrics.jsonl: some 3 million logged iterations."""
 MOST_LOG_BYTES = 1 << 36
@@ -202,9 +199,10 @@ def _lines(path: Path, most: int, notes: list[str]) -> Iterator[str]:
     """Of a log of at most so many bytes."""
     try:
         with opened(path, most) as file:
-            text = TextIOWrapper(file, encoding="utf-8", errors="replace")
-            while line := text.readline(LINE_LIMIT):
+            text = LogText(file)
+            for line in text:
                 yield line.rstrip("\n")
+            notes.extend(f"{path.name}: {note}" for note in text.notes)
     except FileNotFoundError:
         notes.append(f"{path.name} is not there")
     except RunFolderError as error:
@@ -240,8 +238,9 @@ def _json(run: RunDir, path: Path, notes: list[str]) -> Mapping[str, Any]:
 
 
 def _upstream(run: RunDir, plan: Plan, notes: list[str]) -> UpstreamLog:
-    lines = (unlabelled(line) for node in plan.nodes for line in _lines(run.node_out(node.name), MOST_LOG_BYTES, notes))
+    lines = (line for node in plan.nodes for line in _lines(run.node_out(node.name), MOST_LOG_BYTES, notes))
     log = upstream_log.parse(lines).with_tokens(plan.global_batch_size * plan.model.sequence_length)
+    notes.extend(log.notes)
     if not log.metrics:
         notes.append("the logs have no iteration")
     return log

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from conf.run_folder.log_lines import iteration_line
+from conf.run_folder.log_lines import ELAPSED, LAST, IterationLine, is_whole, iteration_line, progress
+from reports.readers.cut_lines import Lines
 
 _TIMERS = re.compile(r"(?:max|\(min, max\)) time across ranks \(ms\):")
 _TIMER = re.compile(r" {4}(\S.*?) \.*: (?:\((\d+\.\d+), (\d+\.\d+)\)|(\d+\.\d+))\s*")
@@ -56,6 +58,8 @@ class UpstreamLog:
     """By rank, what it reported last; Megatron-LM asks one replica only."""
     evaluations: tuple[Evaluation, ...] = ()
     """By iteration."""
+    notes: tuple[str, ...] = ()
+    """What could not be read of iterations, a sentence each."""
 
     def with_tokens(self, tokens_per_iteration: int) -> UpstreamLog:
         """The same with `tokens_per_s`, which follows from the tokens of an iteration."""
@@ -76,12 +80,15 @@ def parse(lines: Iterable[str]) -> UpstreamLog:
     timers: dict[str, list[tuple[float | None, float]]] = {}
     memory: dict[int, Memory] = {}
     evaluations: dict[tuple[int, str], Evaluation] = {}
+    damaged: list[str] = []
     timed = False
     """Whether the lines are those of timers: only then one with a single number is."""
-    for line in lines:
-        if (logged := iteration_line(line)) is not None:
-            metrics[logged.iteration] = {key: value for key, value in asdict(logged).items() if value is not None}
+    source = Lines(lines)
+    for line in source:
+        if ELAPSED in line or progress(line) is not None:
             timed = False
+            if (logged := _logged(line, source, damaged)) is not None:
+                metrics[logged.iteration] = {key: value for key, value in asdict(logged).items() if value is not None}
         elif _TIMERS.match(line):
             timed = True
         elif timed and metrics and (match := _TIMER.fullmatch(line)):
@@ -96,7 +103,35 @@ def parse(lines: Iterable[str]) -> UpstreamLog:
         timers={name: _middle(pairs[1:] or pairs) for name, pairs in timers.items()},
         memory=dict(sorted(memory.items())),
         evaluations=tuple(evaluations[key] for key in sorted(evaluations)),
+        notes=(*damaged, *_gaps(sorted(metrics))),
     )
+
+
+def _logged(line: str, source: Lines, damaged: list[str]) -> IterationLine | None:
+    """What an iteration's line says, if need be put together with its other half; adds to `damaged` what is lost."""
+    logged, reached = iteration_line(line), progress(line)
+    if logged is None and reached is not None and not line.rstrip().endswith("|"):
+        whole = source.rejoin(line, line.index("|") + 1, LAST.partition(" of ")[2], is_whole)
+        logged = iteration_line(whole) if whole is not None else None
+    if logged is None and not source.at_cut:
+        named = "an iteration" if reached is None else f"iteration {reached[0]}"
+        damaged.append(f"the line of {named} is damaged and left out: … {line.strip()[-60:]!r}")
+    return logged
+
+
+def _gaps(iterations: Sequence[int]) -> list[str]:
+    """Where the log skips iterations, though it has them at regular intervals before and after."""
+    steps = [after - before for before, after in pairwise(iterations)]
+    notes = []
+    for index, step in enumerate(steps):
+        beside = {steps[at] for at in (index - 1, index + 1) if 0 <= at < len(steps)}
+        usual = min(beside, default=step)
+        if len(beside) == 1 and step > usual and step % usual == 0:
+            lost = step // usual - 1
+            first, last = iterations[index] + usual, iterations[index + 1] - usual
+            which = f"iteration {first}" if lost == 1 else f"{lost} iterations from {first} to {last}"
+            notes.append(f"the log has no line of {which}, though it has one every {usual} iterations around there")
+    return notes
 
 
 def _evaluation(line: str, last: int) -> Evaluation | None:

@@ -26,7 +26,7 @@ from launch.node.elastic.fellows import Fellow, Standing
 from launch.node.elastic.measured import of_start, with_measured
 from launch.node.elastic.replan import replanned
 from launch.node.peers import Finding
-from megatron_ext.contract.files import write_atomic
+from megatron_ext.contract.files import json_line, write_atomic
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import checkpoint_iteration
 
@@ -240,12 +240,12 @@ def saved(run: RunDir) -> int:
 
 
 def _decided(run: RunDir) -> list[dict[str, Any]]:
-    """The lines of decisions.jsonl but for the last one where a rank was killed while it wrote that."""
+    """The lines of decisions.jsonl but for damaged ones, such as one that a rank was writing when it was killed."""
     try:
-        lines = read_text(run.decisions).splitlines(keepends=True)
+        lines = read_text(run.decisions, errors="replace").splitlines(keepends=True)
     except FileNotFoundError:
         return []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return [found for line in lines if line.endswith("\n") and (found := json_line(line)) is not None]
 
 
 def _append(path: Path, line: str) -> None:

@@ -42,3 +42,10 @@ def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
 
 def test_a_log_that_is_not_there_has_no_iterations(tmp_path: Path) -> None:
     assert read(tmp_path / "a-0.out") == ()
+
+
+def test_stray_bytes_hide_no_iteration_and_damaged_lines_are_reported(tmp_path: Path) -> None:
+    path = log(tmp_path / "a-0.out", "\0" * 64 + LINE.format(1), f"noise{LINE.format(2)}", LINE.format(3)[:90])
+    faults = Faults()
+    assert [line.iteration for line in read_text_log(path, faults)] == [1, 2]
+    assert [fault.text for fault in faults] == [f"{path}: the lines of these iterations are damaged: 3"]

@@ -411,3 +411,11 @@ def test_metrics_of_iterations_that_are_trained_anew_are_dropped(tmp_path: Path)
     keep_lines(path, 4)
     assert path.read_text() == '{"iteration": 2}\n{"iteration": 4}\n'
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_start_goes_on_after_lines_that_a_failed_node_has_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    damaged = b'{"iteration": 2}\n\xff{"iter\n\0\0\0{"iteration": 3}\n[1]\n'
+    path.write_bytes(damaged + b'\0\0{"iteration": 6}\n\0\0\0')
+    keep_lines(path, 4)
+    assert path.read_bytes() == damaged

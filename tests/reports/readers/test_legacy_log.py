@@ -170,7 +170,7 @@ def test_hostile_text_ends_in_a_page_without_it_or_in_one_message(
     ("content", "found"),
     [
         pytest.param(b"", "it is empty", id="empty"),
-        pytest.param(b"\x7fELF\x02\x01\n\x00\x00", "from line 1 on, which begins '\\x7fELF", id="binary"),
+        pytest.param(b"\x7fELF\x02\x01\n\x00\x00", "from line 1 on, which begins 'ELF", id="binary"),
         pytest.param(b"a,b\n1,2\n", "from line 1 on, which begins 'a,b'", id="csv"),
         pytest.param(
             job_info(JOB, 0).encode() + b"Traceback (most recent call last):\n",
