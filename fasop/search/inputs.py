@@ -18,7 +18,7 @@ from conf.blocks_of_module import Asked, blocks_of, can_look
 from conf.compose import compose_unchecked, to_object
 from conf.defaults_taken import SEARCHED, defaults_taken
 from conf.errors import ConfigError
-from conf.schema.experiment import Cluster, Engine, Experiment, Model, Parallel, Train
+from conf.schema.experiment import Cluster, Engine, Executor, ExecutorKind, Experiment, Model, Parallel, Train
 from conf.schema.values.architectures import Family
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
@@ -50,6 +50,8 @@ class Inputs:
     choices: Choices
     run: Run
     """The training, whole."""
+    executor: ExecutorKind = ExecutorKind.local
+    """What would start it."""
     by_default: str | None = None
     """In words, what of it nobody chose."""
 
@@ -103,6 +105,7 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         kinds=kinds,
         training=training,
         choices=choices,
+        executor=to_object(cfg, Executor, "executor").kind,
         by_default="; ".join(filter(None, (defaults_taken(overrides, cfg, SEARCHED), assumed))) or None,
         run=_whole(train, parallel, others),
     )

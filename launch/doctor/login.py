@@ -166,7 +166,7 @@ def _ask_slurm(experiment: Experiment) -> None:
             except TdppError as error:
                 refused.append(str(error))
     if refused:
-        raise TdppError("; ".join(refused))
+        raise TdppError("; ".join(dict.fromkeys(refused)))
 
 
 def _asked(experiment: Experiment) -> str:

@@ -1,4 +1,4 @@
-"""From sinfo's lines to groups of equal nodes, each of which Slurm can be asked for. Nothing here acts."""
+"""Groups of equal nodes, each of which Slurm can be asked for, of what sinfo lists. Nothing here acts."""
 
 from __future__ import annotations
 
@@ -8,45 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from launch.errors import LaunchError
-from launch.first_day.gres import Gres, parse_gres
+from launch.machine.gres import Gres
+from launch.machine.sinfo import Membership
+from launch.machine.sinfo import parse as parse
 
-UNUSABLE = ("down", "drain", "drng", "fail", "futr", "unk", "inval", "maint", "resv")
-"""How sinfo's states of nodes begin that take no job for now."""
-UNUSABLE_MARKS = ("*", "$")
-"""How such states end: the node does not answer, or is reserved for maintenance."""
 NO_NAMES = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
 """Names of partitions that YAML takes for something else than a text."""
 LIKE = 1.1
 """Nodes whose memory differs by no more than this factor are alike."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Membership:
-    """A node in one of its partitions."""
-
-    node: str
-    partition: str
-    default: bool
-    state: str
-    availability: str
-    """Of the partition; only `up` ones start jobs."""
-    cpus: int
-    memory_mb: int
-    time_limit: str
-    """As Slurm writes it, such as 1-00:00:00 or infinite."""
-    yields: bool
-    """Whether jobs of this partition give way to those of others."""
-    gres: tuple[Gres, ...]
-    features: frozenset[str]
-
-    @property
-    def usable(self) -> bool:
-        return not self.state.startswith(UNUSABLE) and not self.state.endswith(UNUSABLE_MARKS) and self.is_open
-
-    @property
-    def is_open(self) -> bool:
-        return self.availability == "up"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,37 +47,6 @@ class Group:
         """For srun."""
         given = {"partition": self.partition, "gres": self.gres, "constraint": self.constraint}
         return [f"--{name}={value}" for name, value in given.items() if value is not None]
-
-
-def parse(text: str) -> list[Membership]:
-    """Lines of `slurm_commands.NODES_FORMAT`.
-
-    Raises:
-        LaunchError: a line is none.
-    """
-    rows = [line.strip().split("|", 12) for line in text.splitlines() if line.strip()]
-    if wrong := next((row for row in rows if len(row) != 13), None):
-        raise LaunchError(f"cannot parse a line of sinfo: {'|'.join(wrong)}")
-    top = max((int(row[9]) for row in rows if row[9].isdigit()), default=0)
-    return [_membership(row, top) for row in rows]
-
-
-def _membership(row: Sequence[str], top: int) -> Membership:
-    node, partition, marked, availability, state, cpus, most, memory, limit, tier, preempt, gres, features = row
-    of_node = int(re.sub(r"\D.*", "", cpus) or 1)
-    return Membership(
-        node=node,
-        partition=partition,
-        default=marked.endswith("*"),
-        state=state.lower(),
-        availability=availability.lower(),
-        cpus=min(of_node, int(most)) if most.isdigit() and int(most) else of_node,
-        memory_mb=int(re.sub(r"\D.*", "", memory) or 0),
-        time_limit=limit,
-        yields=preempt.lower() != "off" and tier.isdigit() and int(tier) < top,
-        gres=parse_gres(gres),
-        features=frozenset(word for word in features.split(",") if word and word != "(null)"),
-    )
 
 
 def groups(memberships: Iterable[Membership]) -> list[Group]:

@@ -45,6 +45,20 @@ _LAUNCH_FAILURE_CODE = "0:53"
 """The same as sacct's exit code."""
 
 
+NODES_UNAVAILABLE = "node configuration is not available"
+"""slurm_strerror's text: too few nodes that are up have what a job wants."""
+_SILENT = re.compile(
+    r"unable to contact|timed out|connection (failure|refused)|(send|receive|shutdown) failure|not responding|"
+    r"standby mode|unable to establish|could not establish|zero bytes were|munge|protocol authentication",
+    re.IGNORECASE,
+)
+"""In slurm_strerror's texts, where no slurmctld has taken the question."""
+
+
+class SlurmSilent(LaunchError):
+    """Slurm's controller does not answer, so it has refused nothing."""
+
+
 class JobRefused(LaunchError):
     """Slurm's rules do not allow the user such a job. The message is Slurm's."""
 
@@ -299,16 +313,23 @@ def test(script: str) -> None:
     """Asks Slurm whether it would take a job; submits nothing.
 
     Raises:
+        SlurmSilent: it does not answer.
         LaunchError: it would not, with what it says.
     """
     done = _run(["sbatch", "--test-only", script])
     if done.returncode != 0:
         said = [re.sub(r"^((sbatch|error|allocation failure): )*", "", line) for line in done.stderr.splitlines()]
-        if any("node configuration is not available" in line for line in said):
+        if any(NODES_UNAVAILABLE in line for line in said):
             said.append("nodes that are down do not count; see sinfo")
         elif any("nvalid partition" in line for line in said):
             said.append("sinfo lists the partitions")
-        raise LaunchError("; ".join(dict.fromkeys(line for line in said if line)))
+        message = "; ".join(dict.fromkeys(line for line in said if line))
+        raise SlurmSilent(message) if is_silence(message) else LaunchError(message)
+
+
+def is_silence(message: str) -> bool:
+    """Whether a message of Slurm's commands says that its controller did not answer."""
+    return _SILENT.search(message) is not None
 
 
 def version() -> str:
@@ -321,13 +342,14 @@ NODES_FORMAT = "%N|%R|%P|%a|%t|%c|%B|%m|%l|%p|%M|%G|%f"
 them the partition's jobs may have, MB, time limit, tier, preemption, gres, features."""
 
 
-def nodes() -> str:
+def nodes(timeout_s: float = TIMEOUT_S) -> str:
     """Every node that this user may see, a line for each of its partitions, as `NODES_FORMAT` says.
 
     Raises:
-        LaunchError: Slurm does not answer.
+        SlurmSilent: Slurm does not answer.
+        LaunchError: sinfo fails otherwise.
     """
-    return _ask(["sinfo", "--noheader", "--Node", f"--format={NODES_FORMAT}"])
+    return _ask(["sinfo", "--noheader", "--Node", f"--format={NODES_FORMAT}"], timeout_s)
 
 
 def on_one_node(options: Sequence[str], command: Sequence[str], wait_s: int, run_min: int) -> str:
@@ -357,7 +379,8 @@ def _ask(command: Sequence[str], timeout_s: float = TIMEOUT_S, cwd: str | None =
 def _output(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> str:
     unknown = "Invalid job id specified" in done.stderr  # the only one asked for is not in the queue any more
     if done.returncode != 0 and not (unknown and command[0] in ("squeue", "scancel")):
-        raise LaunchError(f"{_shown(command)} failed with {done.returncode}: {done.stderr.strip() or 'no message'}")
+        message = f"{_shown(command)} failed with {done.returncode}: {done.stderr.strip() or 'no message'}"
+        raise SlurmSilent(message) if is_silence(done.stderr) else LaunchError(message)
     return done.stdout
 
 
@@ -387,4 +410,4 @@ def _run(
             f"{command[0]} is not on this machine, but the run is a Slurm run; use a login node of its cluster"
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"{_shown(command)} did not answer within {timeout_s:g} s") from error
+        raise SlurmSilent(f"{_shown(command)} did not answer within {timeout_s:g} s") from error

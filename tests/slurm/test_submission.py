@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from conf.errors import TdppError
 from conf.run_folder.rundir import RunDir
+from launch.commands import search
 from launch.commands import stop as stop_command
 from launch.commands.launch import main
 from launch.errors import LaunchError
@@ -76,7 +79,7 @@ REFUSED = {
             "parallel.pipeline=10",
             "parallel.partition=1-3-0-0-0-0-0-0-0-0",
         ],
-        "cluster.groups.gpu2: 9 nodes",
+        "gpu2: 7 of 7 usable, and 9 nodes needed: there are no more such nodes; go on with cluster.groups.gpu2.count=7",
     ),
 }
 
@@ -89,9 +92,53 @@ def test_what_slurm_would_not_take_is_told_before_anything_is_submitted(
     with pytest.raises(TdppError) as caught:
         submitted(tmp_path / "runs", f"executor.het={het}", *overrides)
     assert told in str(caught.value)
-    assert "Slurm would refuse this job: " in str(caught.value)
+    assert ("Slurm would refuse this job: " in str(caught.value)) == (why != "nodes")
     assert not slurm.jobs()
     assert not list((tmp_path / "runs").iterdir())
+
+
+ALL_OF_GPU2 = [
+    "parallel.node_order=gpu2*7",
+    "parallel.pipeline=1",
+    "parallel.partition=null",
+    "parallel.data=7",
+    "parallel.global_batch_size=7",
+]
+
+
+def test_nodes_that_are_down_are_named_with_a_way_out_before_anything_is_submitted(
+    slurm: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm.set_node("gpu2-002", "down")
+    slurm.set_node("gpu2-005", "drain")
+    missing = "gpu2: 5 of 7 usable, gpu2-002 is down, gpu2-005 is drained"
+    with pytest.raises(TdppError) as caught:
+        submitted(tmp_path / "runs", *ALL_OF_GPU2)
+    assert f"{missing}, and 7 nodes needed: wait for them ('sinfo -R' says more), or go on with" in str(caught.value)
+    assert "cluster.groups.gpu2.count=5" in str(caught.value)
+    assert search.main([*NODES, "top=1", "model=tiny", "parallel.global_batch_size=8"]) == 0
+    assert f"({missing}; the plans count 7: cluster.groups.gpu2.count=5 searches without)" in capsys.readouterr().err
+    assert not slurm.jobs()
+    run = submitted(tmp_path / "runs", *FOREVER)  # two of them are enough
+    assert stop_command.main([str(run.path)]) == 0
+
+
+def test_a_slurm_that_does_not_answer_is_not_taken_for_one_that_refuses(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent = tmp_path / "slurm.conf"
+    text = re.sub(r"SlurmctldPort=\d+", "SlurmctldPort=1", Path(os.environ["SLURM_CONF"]).read_text())
+    silent.write_text(text.replace("MessageTimeout=4", "MessageTimeout=2"))
+    for name in ("gres.conf", "plugstack.conf"):
+        shutil.copy(Path(os.environ["SLURM_CONF"]).parent / name, tmp_path / name)
+    with monkeypatch.context() as away:
+        away.setenv("SLURM_CONF", str(silent))
+        with pytest.raises(TdppError) as caught:
+            submitted(tmp_path / "runs")
+        assert search.main([*NODES, "top=1", "model=tiny", "parallel.global_batch_size=8"]) == 0
+    assert "Slurm does not answer, so nothing was submitted: Unable to contact slurm controller" in str(caught.value)
+    assert "refuse" not in str(caught.value)
+    assert "Slurm does not answer (Unable to contact slurm controller" in capsys.readouterr().err
 
 
 def test_a_slave_that_cannot_be_submitted_takes_the_master_back(

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from conf.schema.experiment import ExecutorKind
 from conf.schema.parallel import AUTO
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments
+from launch.commands.searching.nodes_now import nodes_now
 from launch.files.writing import plan_path, write
 from launch.screen.table import print_table
 
@@ -30,6 +32,9 @@ def rank(args: Arguments, command: str) -> int:
     inputs = read(args.overrides, args.profile)
     if inputs.by_default is not None:
         print(f"({inputs.by_default})", file=sys.stderr)
+    if inputs.executor is ExecutorKind.slurm:
+        for note in nodes_now(inputs.cluster):
+            print(f"({note})", file=sys.stderr)
     if args.tokens is not None:
         training = inputs.training
         if not training.model.sequence_length:

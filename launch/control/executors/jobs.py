@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conf.schema.cluster import NodeGroup
 from conf.schema.experiment import Experiment, Het
 
 
@@ -53,7 +54,10 @@ class JobRequest:
 def job_requests(experiment: Experiment) -> tuple[JobRequest, ...]:
     """The jobs in the order of their submission: the first has node rank 0, and the others wait for its start."""
     groups = experiment.node_order.groups
-    components = tuple(_component(experiment, group) for group in dict.fromkeys(groups))
+    components = tuple(
+        component(name, experiment.cluster.groups[name], tuple(rank for rank, of in enumerate(groups) if of == name))
+        for name in dict.fromkeys(groups)
+    )
     if len(components) == 1 or experiment.executor.het is Het.hetjob:
         return (JobRequest(role="job", components=components),)
     master, *slaves = components
@@ -67,11 +71,10 @@ def job_requests(experiment: Experiment) -> tuple[JobRequest, ...]:
     )
 
 
-def _component(experiment: Experiment, name: str) -> Component:
-    group = experiment.cluster.groups[name]
+def component(name: str, group: NodeGroup, nodes: tuple[int, ...]) -> Component:
     return Component(
         group=name,
-        nodes=tuple(rank for rank, of in enumerate(experiment.node_order.groups) if of == name),
+        nodes=nodes,
         partition=group.partition,
         gres=group.gres,
         cpus_per_task=group.cpus_per_task,

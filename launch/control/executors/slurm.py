@@ -15,9 +15,12 @@ from conf.schema.experiment import Experiment, RunsMode
 from conf.visible import plural
 from launch.control.executors.jobs import JobRequest, job_requests
 from launch.control.executors.sbatch import Submission, sbatch_text
+from launch.control.executors.usable_nodes import shortages
 from launch.errors import LaunchError
 from launch.files.owner import owner_of
 from launch.machine import slurm_commands
+from launch.machine.sinfo import parse
+from launch.machine.slurm_commands import SlurmSilent
 from launch.node.agent import NodeAgent
 from megatron_ext.contract.files import write_atomic
 
@@ -94,14 +97,32 @@ def ask(submission: Submission, request: JobRequest, folder: Path) -> None:
     """Asks Slurm whether it would take a job; its script is left in a folder, and nothing is submitted.
 
     Raises:
-        LaunchError: it would not; the message names the keys that it may be about.
+        LaunchError: it would not, or does not answer; the message names the nodes that are missing, or else the keys
+            that it may be about.
     """
     script = folder / f"{request.role}.sh"
     write_atomic(script, sbatch_text(submission, request, after=None))
     try:
         slurm_commands.test(str(script))
+    except SlurmSilent as error:
+        raise LaunchError(
+            f"Slurm does not answer, so nothing was submitted: {error}; try again once 'scontrol ping' says that "
+            f"slurmctld is UP"
+        ) from error
     except LaunchError as error:
+        if slurm_commands.NODES_UNAVAILABLE in str(error) and (missing := _missing_nodes(request)):
+            raise LaunchError(missing) from error
         raise LaunchError(f"{requested(request)}: Slurm would refuse this job: {error}") from error
+
+
+def _missing_nodes(request: JobRequest) -> str:
+    """Which nodes a job lacks, and how to go on; empty where that is not why Slurm refuses it."""
+    try:
+        rows = parse(slurm_commands.nodes())
+    except LaunchError:
+        return ""
+    found = shortages([(component, len(component.nodes)) for component in request.components], rows)
+    return "; ".join(f"{one}, and {plural(one.wanted, 'node')} needed: {one.way_out}" for one in found)
 
 
 def _submit_all(run: RunDir, requests: Sequence[JobRequest], submission: Submission, make_agent: MakeAgent) -> None:
@@ -145,7 +166,8 @@ def _submit(run: RunDir, text: str, agent: NodeAgent) -> str:
     try:
         return str(_executor(run.submitit, text, len(agent.nodes)).submit(agent).job_id)
     except (FailedJobError, FailedSubmissionError) as error:
-        raise LaunchError(f"sbatch refused the job: {error}") from error
+        what = "Slurm does not answer" if slurm_commands.is_silence(str(error)) else "sbatch refused the job"
+        raise LaunchError(f"{what}: {error}") from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
