@@ -1,15 +1,13 @@
 """python -m launch.on_host look|figures|start|end: what tdpp does on a host that ssh has reached.
 
 It reads one JSON object from stdin, and prints its answer as one line of JSON behind a mark (`launch.machine.ssh`).
-`start` gets the node's agent pickled: it came through ssh from the user's own launch, and lies in no file before.
+`start` gets what the node's agent is to do: it came through ssh from the user's own launch.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import pickle
 import socket
 import sys
 import time
@@ -19,17 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import TdppError
+from conf.run_folder.json_values import typed
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ContainerKind
 from launch.control.executors.local import check_port, start_agents
 from launch.errors import LaunchError
+from launch.files.own_path import own_folder
 from launch.machine import processes
 from launch.machine.docker import remove_all
 from launch.machine.node_figures import node_figures
 from launch.machine.software import software
 from launch.machine.ssh import MARK
 from launch.node.container_setup import check_program
-from launch.start_agent import require_own
+from launch.node.settings import NodeSettings
 
 
 def main(argv: Sequence[str]) -> int:
@@ -95,15 +95,14 @@ def _check_shared(run: RunDir, token: str, runs_dir: str) -> None:
 
 def start(given: Mapping[str, Any]) -> dict[str, Any]:
     """Starts the agent of this host's node, which outlives this process; what jobs.json is to say of it."""
-    agent, executor, token, node = pickle.loads(base64.b64decode(given["agent"]))
+    settings = typed(NodeSettings, given["agent"], "what the launch sent")
     os.environ.update(given["environment"])
-    run = agent.run
+    run, node = settings.run, given["node"]
     folder = run.submitit_of(node)
-    folder.mkdir(mode=0o755, exist_ok=True)
-    for path in (run.submitit, folder):
-        require_own(path)
+    with own_folder(run.path, run.submitit.name, group=settings.group_writes):
+        folder.mkdir(mode=0o755, exist_ok=True)
     entry = folder / "job.json"
-    start_agents(agent, token, executor, folder, lambda job: run.write_json(entry, job))
+    start_agents(settings, given["token"], given["time_min"], folder, node, lambda job: run.write_json(entry, job))
     return {**run.read_json(entry), "boot": processes.boot()}
 
 

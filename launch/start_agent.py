@@ -1,66 +1,86 @@
-"""python -m launch.start_agent FOLDER [group]: starts a task of a job with the agent that submitit pickled in FOLDER.
+"""python -m launch.start_agent FOLDER FILE [group]: the agent of one task of a job, which runs its node of the run.
 
-Who can write a pickle runs whatever he likes in the process that loads it. So this one is loaded only where nobody but
-the user of the job can have written it, and what it lies in. Only the run's folder, around FOLDER, may be its group's
-to write, where `group` (runs_mode=group) says that this was wanted.
+FOLDER is the run's `submitit/`, and FILE in it says what the agent is to do; `group` (runs_mode=group) that the run's
+group is trusted as its user is. Slurm keeps the script that says so. The kernel signals the agent when its parent dies,
+and the worker when the agent does.
 """
 
 from __future__ import annotations
 
 import os
-import stat
+import signal
+import socket
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from conf.errors import TdppError
+from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
-
-PICKLED_S = 60.0
-"""submitit gives the pickle its name when sbatch has named the job, which may start before that."""
+from launch.files.attempt import Start
+from launch.files.records import Submitted
+from launch.node.elastic.regroup import newest
+from launch.node.node import Node
+from launch.node.settings import NodeSettings
+from launch.node.slurm_job import SlurmJob
+from launch.node.stop_signals import StopSignals
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.worker import die_with_parent
 
 
 def main(argv: Sequence[str]) -> int:
-    from submitit.core.job_environment import JobEnvironment
-    from submitit.core.submission import process_job
-
-    folder = Path(argv[0])
     os.umask(os.umask(0o022) | 0o022)
-    os.environ["SUBMITIT_FOLDER"] = str(folder)
-    pickled = JobEnvironment().paths.submitted_pickle
-    until = time.monotonic() + PICKLED_S
-    while not pickled.exists() and time.monotonic() < until:
-        time.sleep(0.1)
     try:
-        require_own(folder.parent, group=argv[1:] == ["group"])
-        for path in (folder, pickled):
-            require_own(path)
-    except LaunchError as error:
+        run_node(settings_of(argv))
+    except TdppError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
-    process_job(folder)
     return 0
 
 
-def require_own(path: Path, *, group: bool = False) -> None:
-    """Raises LaunchError where somebody else owns `path`, or may write to it; with `group` its group may."""
-    try:
-        found = path.lstat()
-    except OSError as error:
-        raise LaunchError(f"{path}: the file that this job should start is missing ({error.strerror})") from error
-    if stat.S_ISLNK(found.st_mode):
-        why = "is a link"
-    elif found.st_uid != os.geteuid():
-        why = f"belongs to user {found.st_uid}, not to {os.geteuid()}, whose job this is"
-    elif found.st_mode & (0o002 if group else 0o022):
-        why = f"can be written by others (mode {stat.S_IMODE(found.st_mode):03o})"
-    else:
-        return
-    raise LaunchError(
-        f"{path} {why}, so somebody else could have put code there; nothing was started. Check that it holds what you "
-        f"launched, then remove others' write permission (chmod -R go-w), or launch again; with runs_mode=group the "
-        f"group of a new run's folder may write there"
-    )
+def settings_of(words: Sequence[str]) -> NodeSettings:
+    """What the agent is to do, by the words that start it.
+
+    Raises:
+        LaunchError: that cannot be known for sure.
+    """
+    if len(words) < 2 or words[1] == "group":
+        raise LaunchError("this job was submitted by an older version of tdpp; launch the run again")
+    folder, name, *mode = words
+    return NodeSettings.read(RunDir(Path(folder).parent), name, group=mode == ["group"])
+
+
+def run_node(settings: NodeSettings) -> None:
+    """Runs this node's worker to its end.
+
+    Raises:
+        LaunchError: the worker ended with another exit code than 0, so that the job's own state says it, too.
+    """
+    from submitit import JobEnvironment
+
+    job, run = JobEnvironment(), settings.run
+    submitted = run.read(run.jobs, Submitted)
+    if submitted is not None and submitted.submission > settings.submission:  # its launch was killed, and resumed
+        raise LaunchError(f"{run.name} was submitted again, but this job belongs to an earlier submission")
+    signals = StopSignals()
+    die_with_parent(signal.SIGTERM)
+    slurm = SlurmJob.here(run, settings.nodes, job.global_rank) if job.cluster == "slurm" else None
+    # The parent may have died before the kernel was asked to signal that; a local job's id is its parent's.
+    if slurm is None and os.getppid() != int(job.raw_job_id):
+        signals.note_end(signal.SIGTERM)
+    plan = run.read_plan()
+    name = plan.nodes[settings.nodes[job.global_rank]].name
+    here = f"on {socket.gethostname()}, task {job.global_rank} of job {job.raw_job_id}"
+    print(f"agent of node {name} of {run.name}: process {os.getpid()} {here}", flush=True)
+    start = Start(settings.submission, slurm.restarts if slurm else 0)
+    following: tuple[Start, Plan] | None = (start, plan) if plan.elastic is None else newest(run, settings.submission)
+    restarted = slurm is not None and slurm.restarts > 0
+    while following is not None:
+        node = Node(settings, job.global_rank, slurm, signals, *following, restarted=restarted)
+        code, following = node.run(), node.following
+        restarted = False
+    if code != 0:
+        raise LaunchError(f"node rank {settings.nodes[job.global_rank]}: {node.reason or f'exited with {code}'}")
 
 
 if __name__ == "__main__":

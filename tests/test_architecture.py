@@ -83,8 +83,8 @@ FLOORS = {
         "arguments table of_model",
     ],
     "launch": [
-        *("errors", "machine start_agent", "screen", "files", "tracking", "node", "observe", "judge", "control"),
-        *("doctor profile sweep learning first_day", "commands", "cli agent on_host on_end"),
+        *("errors", "machine", "screen", "files", "tracking", "node", "observe", "judge", "control"),
+        *("doctor profile sweep learning first_day", "commands", "cli start_agent on_host on_end"),
     ],
     "reports": ["errors", "readers", "sources", "facts", "path", "figures", "sections", "pages", "exports", "notebook"],
 }

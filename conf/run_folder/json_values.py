@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import Enum
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from conf.errors import RunFolderError
@@ -14,6 +16,8 @@ from conf.errors import RunFolderError
 T = TypeVar("T")
 _SHOWN = 80
 """Characters of a value in a message."""
+CLASS = "class"
+"""The key of an object that says which of several dataclasses it is."""
 
 
 class Rule(NamedTuple):
@@ -85,20 +89,51 @@ def _value(hint: Any, value: Any, key: str) -> Any:
             raise _unfit(key, value, inner[1].words)
         return found
     if origin in (Union, types.UnionType):
-        return None if value is None else _value(inner[0], value, key)
+        return None if value is None and types.NoneType in inner else _value(_chosen(inner, value, key), value, key)
     if origin is tuple:
         if not isinstance(value, list):
             raise _unfit(key, value, "a list")
         return tuple(_value(inner[0], item, f"{key}[{number}]") for number, item in enumerate(value))
-    if origin is dict:
+    if origin in (dict, Mapping):
         if not isinstance(value, dict):
             raise _unfit(key, value, "a JSON object")
         return {name: _value(inner[1], item, f"{key}.{name}") for name, item in value.items()}
     if dataclasses.is_dataclass(hint):
         return _object(hint, value, key)  # type: ignore[arg-type]
+    if isinstance(hint, type) and issubclass(hint, Path | Enum):
+        text = _value(str, value, key)
+        if issubclass(hint, Enum) and text not in [one.value for one in hint]:
+            raise _unfit(key, value, f"one of {', '.join(one.value for one in hint)}")
+        return hint(text)
     if not _SCALARS[hint].holds(value):
         raise _unfit(key, value, _SCALARS[hint].words)
     return float(value) if hint is float else value
+
+
+def _chosen(kinds: tuple[type, ...], value: Any, key: str) -> Any:
+    """The one of several types that a value is of: the only one, or by its `CLASS`, or the one that is no dataclass."""
+    kinds = tuple(kind for kind in kinds if kind is not types.NoneType)
+    if len(kinds) == 1:
+        return kinds[0]
+    name = value.get(CLASS) if isinstance(value, dict) else None
+    for kind in kinds:
+        if kind.__name__ == name if dataclasses.is_dataclass(kind) else name is None:
+            return kind
+    raise _unfit(key, value, f"one of {', '.join(kind.__name__ for kind in kinds)}")
+
+
+def plain(value: Any) -> Any:
+    """What `typed` reads again as the same dataclass: objects that name their class, lists, texts and numbers."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {CLASS: type(value).__name__, **fields}
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value.value if isinstance(value, Enum) else value
 
 
 def _unfit(key: str, value: Any, must: str) -> _Unfit:

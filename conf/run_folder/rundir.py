@@ -188,8 +188,12 @@ class RunDir(RunFiles):
 
     @property
     def submitit(self) -> Path:
-        """What submitit itself writes: pickles, its own log."""
+        """What starts the run's agents, and what they print. Nobody but the run's user may write there."""
         return self.path / "submitit"
+
+    def agent(self, submission: int, role: str) -> Path:
+        """What the agents of a job are to do (launch/node/settings.py)."""
+        return self.submitit / f"agent-{submission}-{role}.json"
 
     @property
     def notify(self) -> Path:
@@ -201,7 +205,7 @@ class RunDir(RunFiles):
         return self.path / f"notified-{start}.json"
 
     def submitit_of(self, node: str) -> Path:
-        """The same of one host among several, where process ids may be those of another one too."""
+        """What the agent of one host among several prints: process ids may be those of another one too."""
         return self.submitit / node
 
     @property

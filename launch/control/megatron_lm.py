@@ -8,80 +8,23 @@ from __future__ import annotations
 
 import math
 import os
-import socket
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ContainerKind, Experiment, Model, Precision, Recompute
 from launch.errors import LaunchError
+from launch.node.worker_command import PRETRAIN_GPT, MegatronLM, Options, option_words
 from megatron_ext.contract.plan import Plan
 
 ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 """Megatron-LM wants its kernels queued in order where tensor parallelism overlaps with communication."""
-SCRIPT = "pretrain_gpt.py"
-
-Options = Mapping[str, str | int | float | list[str] | None]
-"""By name without dashes. "" is an option without a value, a list is several; one with None is left out."""
-
-
-@dataclass(frozen=True)
-class Master:
-    """Where the ranks meet: on node 0."""
-
-    host: str
-    port: int | str
-
-
-UNKNOWN = Master("<host of node 0>", "<port>")
-"""In a dry run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MegatronLM:
-    """What runs the ranks of a node."""
-
-    python: str
-    checkout: str
-    ranks_per_node: tuple[int, ...]
-    """By node rank."""
-    port: int | None
-    """Where the ranks meet; None for a free one."""
-    options: tuple[str, ...]
-    """Of pretrain_gpt.py."""
-
-    def command(self, run: RunDir, node_rank: int, start: str) -> list[str] | None:
-        """Node 0 publishes where the ranks meet (master.json); None on another node for as long as it has not."""
-        if node_rank == 0:
-            host = "127.0.0.1" if len(self.ranks_per_node) == 1 else socket.gethostname()
-            run.write_json(run.address, {"start": start, "host": host, "port": self.port or _free_port()})
-        address = run.read_json(run.address)
-        return (
-            None
-            if address is None or address["start"] != start
-            else self.torchrun(node_rank, Master(address["host"], address["port"]))
-        )
-
-    def shown(self, _run: Path, node_rank: int) -> list[str]:
-        return self.torchrun(node_rank, UNKNOWN)
-
-    def torchrun(self, node_rank: int, master: Master) -> list[str]:
-        options: Options = {
-            "nnodes": len(self.ranks_per_node),
-            "nproc-per-node": self.ranks_per_node[node_rank],
-            "node-rank": node_rank,
-            "master-addr": master.host,
-            "master-port": master.port,
-        }
-        script = str(Path(self.checkout) / SCRIPT)
-        return [self.python, "-u", "-m", "torch.distributed.run", *_words(options), script, *self.options]
 
 
 def worker(experiment: Experiment, plan: Plan, run: RunDir, python: str) -> MegatronLM:
     """What runs the ranks of each node of this run."""
     assert experiment.engine.checkout is not None
-    options = _words(pretrain_options(experiment, _data_path(plan), run.checkpoints))
+    options = option_words(pretrain_options(experiment, _data_path(plan), run.checkpoints))
     return MegatronLM(
         python=python,
         checkout=experiment.engine.checkout,
@@ -94,7 +37,7 @@ def worker(experiment: Experiment, plan: Plan, run: RunDir, python: str) -> Mega
 def check(experiment: Experiment) -> None:
     """Raises LaunchError if the checkout, which is on this machine without a container, is not there."""
     engine = experiment.engine
-    script = Path(engine.checkout or "") / SCRIPT
+    script = Path(engine.checkout or "") / PRETRAIN_GPT
     if experiment.container.kind is ContainerKind.none and not script.is_file():
         raise LaunchError(f"engine.checkout={engine.checkout}: {script} does not exist; give a checkout of Megatron-LM")
 
@@ -243,20 +186,3 @@ def _output(experiment: Experiment, checkpoints: Path) -> Options:
 
 def _flag(given: bool) -> str | None:
     return "" if given else None
-
-
-def _words(options: Options) -> list[str]:
-    return [word for name, value in options.items() if value is not None for word in (f"--{name}", *_values(value))]
-
-
-def _values(value: str | int | float | list[str]) -> list[str]:
-    if isinstance(value, list):
-        return value
-    return [] if value == "" else [str(value)]
-
-
-def _free_port() -> int:
-    """One that is free now: torchrun must be told a port before it listens there."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

@@ -20,13 +20,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
 
 from conf.errors import TdppError
+from conf.run_folder.json_values import typed
+from conf.run_folder.run_files import parse_json
 from conf.run_folder.rundir import RunDir
 from conf.visible import visible
+from launch.files.own_path import own_folder
 from launch.files.owner import owner_of
 from launch.judge.state import State
 from launch.judge.verdict import Verdict, decide
 from launch.observe.look import observe
-from launch.start_agent import require_own
 from megatron_ext.contract.worker import NODE_RANK, START, TOKEN
 
 if TYPE_CHECKING:
@@ -68,11 +70,13 @@ def tell_end(run: RunDir, environment: Mapping[str, str] = os.environ) -> None:
     """
     if not run.notify.is_file() or owner_of(run) != os.geteuid():
         return
-    require_own(run.submitit)
-    settings = run.read(run.notify, Settings)
+    with own_folder(run.path, run.submitit.name, group=True) as own:  # what a group may write says nothing here
+        settings = typed(
+            Settings, parse_json(own.read(run.notify.name).decode(errors="replace"), str(run.notify)), str(run.notify)
+        )
     seen = observe(run)
     verdict = decide(seen)
-    if settings is None or not seen.over or verdict.state in _UNDECIDED:
+    if not seen.over or verdict.state in _UNDECIDED:
         return
     told = run.notified(str(seen.start))
     try:

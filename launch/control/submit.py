@@ -24,6 +24,7 @@ from launch.control.planning.checks import check, check_supported, require_expor
 from launch.control.planning.plan import make_plan
 from launch.errors import LaunchError
 from launch.files.launch_lock import launching
+from launch.files.own_path import own_folder, require_own_file, require_place
 from launch.files.owner import check_may_resume
 from launch.files.records import Origin
 from launch.judge.cut_off import verdict_without_plan
@@ -31,11 +32,10 @@ from launch.judge.state import State
 from launch.judge.verdict import decide
 from launch.machine.container_commands import run_container
 from launch.machine.provenance import PROJECT, Source, provenance, read_source
-from launch.node.agent import NodeAgent
 from launch.node.elastic.replan import replanned
-from launch.node.worker_command import WORKER, ModuleWorker, Worker
+from launch.node.settings import NodeSettings
+from launch.node.worker_command import WORKER, ModuleWorker, SingleWorker, Worker
 from launch.observe.look import observe
-from launch.start_agent import require_own
 from launch.tracking.ready import require_ready
 from megatron_ext.contract.files import read_regular, why, write_atomic
 from megatron_ext.contract.plan import MEGATRON_LM, TDPP, Plan
@@ -61,20 +61,22 @@ def start(
 ) -> RunDir:
     """Makes the run's folder and starts the run. If anything goes wrong, no process, job or folder is left.
 
-    On Slurm it waits in the queue until the jobs with the ids `behind` have ended. `for_itself`: see `NodeAgent`.
+    On Slurm it waits in the queue until the jobs with the ids `behind` have ended. `for_itself`: see `NodeSettings`.
 
     Raises:
         TdppError: the run cannot be started.
     """
     config = config_text(experiment)
     in_group = experiment.runs_mode is RunsMode.group
+    require_place(Path(experiment.runs_dir), experiment.name, group=in_group)
     run = RunDir.create(
         Path(experiment.runs_dir), experiment.name, identity(experiment), datetime.now(), group=in_group
     )
     token = secrets.token_hex(16)
     try:
         with launching(run):
-            plan = make_plan(experiment, run.name)
+            with own_folder(run.path, run.submitit.name, group=in_group):  # while it was made, others could
+                plan = make_plan(experiment, run.name)
             _make_cache(plan.data_cache)
             with _unwritable_told(run):
                 write_atomic(run.config, config)
@@ -128,12 +130,10 @@ def resume(run: RunDir, worker: str = WORKER) -> None:
     if (verdict := verdict_without_plan(run)) is not None:
         raise LaunchError(f"resume={run.name}: {verdict.reason}; there is nothing to resume: launch it again")
     with launching(run):
-        require_own(run.config)  # it says whether the run's folder may be its group's to write
-        if run.submitit.is_dir():
-            require_own(run.submitit)
+        require_own_file(run.config)  # it says whether the run's folder may be its group's to write
         experiment = read_experiment(run.config)
-        require_own(run.path, group=experiment.runs_mode is RunsMode.group)
-        _resume(run, experiment, worker)
+        with own_folder(run.path, run.submitit.name, group=experiment.runs_mode is RunsMode.group):
+            _resume(run, experiment, worker)
 
 
 def _resume(run: RunDir, experiment: Experiment, worker: str) -> None:
@@ -238,16 +238,16 @@ def _start(
 ) -> None:
     with _unwritable_told(run):
         run.keep_secret()
-        if (settings := settings_of(experiment)) is not None and not for_itself:
-            run.write_json(run.notify, settings)
+        if (told := settings_of(experiment)) is not None and not for_itself:
+            run.write_json(run.notify, told)
     jobs = run.read_json(run.jobs)
     token, executor = jobs["token"], experiment.executor
     on_slurm = executor.kind is ExecutorKind.slurm
     environment = run_environment(experiment, plan, token, os.environ)
     container = run_container(experiment, plan, run.path, PROJECT)
 
-    def agent(nodes: tuple[int, ...], het_groups: tuple[int | None, ...]) -> NodeAgent:
-        return NodeAgent(
+    def settings(nodes: tuple[int, ...], het_groups: tuple[int | None, ...]) -> NodeSettings:
+        return NodeSettings(
             run=run,
             model=experiment.model.name,
             environment=environment,
@@ -268,20 +268,20 @@ def _start(
         )
 
     if executor.kind is ExecutorKind.hosts:
-        hosts.start(experiment, run, token, lambda node: agent((node,), (None,)))
+        hosts.start(experiment, run, token, lambda node: settings((node,), (None,)))
     elif on_slurm:
-        submission = slurm.submission_of(experiment, run.path, token, resumable(plan), behind)
-        slurm.start(experiment, run, submission, lambda request: agent(request.nodes, request.het_groups))
+        submission = slurm.submission_of(experiment, run.path, token, resumable(plan), behind, jobs["submission"])
+        slurm.start(experiment, run, submission, lambda request: settings(request.nodes, request.het_groups))
     else:
         count = len(plan.nodes)
-        local.start(agent(tuple(range(count)), (None,) * count), token, executor)
+        local.start(settings(tuple(range(count)), (None,) * count), token, executor.time_min)
 
 
 def node_worker(experiment: Experiment, plan: Plan, run: RunDir, module: str) -> Worker:
     """What runs the ranks of a node; `module` is the worker of tdpp's own engine."""
     container = experiment.container
     python = sys.executable if container.kind is ContainerKind.none else container.python
-    worker: Worker = ModuleWorker(module, python)
+    worker: SingleWorker = ModuleWorker(module, python)
     if experiment.engine.kind is EngineKind.megatron_lm:
         worker = megatron_lm.worker(experiment, plan, run, python)
     return profilers.profiled(worker, experiment, plan)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from conf.errors import TdppError
 from conf.schema import containers
-from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment
+from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, RunsMode
 from launch.control import megatron_lm
 from launch.control.executors import hosts, slurm
 from launch.control.executors.jobs import job_requests
@@ -23,7 +22,8 @@ from launch.control.planning.plan import make_plan
 from launch.control.short_job import without_goal
 from launch.doctor.checks import Check, Level
 from launch.doctor.judge import checkpoint_bytes
-from launch.files.owner import other_writers
+from launch.errors import LaunchError
+from launch.files.own_path import require_place
 from launch.machine import slurm_commands
 from launch.machine.container_commands import found_image, run_container
 from launch.machine.provenance import PROJECT
@@ -85,21 +85,20 @@ def _runs(experiment: Experiment) -> Check:
         )
     elif free < needed:
         level, summary = Level.error, f"{summary}, and a checkpoint takes {size_text(needed)}; choose another runs_dir"
-    elif folder.exists() and (others := _who_may_remove(folder)):
-        level, summary = (
-            Level.warning,
-            f"{summary}, and {others} may write there, so they can rename or remove runs; chmod +t {folder} protects "
-            f"each run from others",
-        )
+    elif why := _unsafe(experiment):
+        level, summary = Level.error, why
     else:
         level = Level.ok
     return Check(level=level, where=HERE, what="runs_dir", text=summary)
 
 
-def _who_may_remove(folder: Path) -> str | None:
-    """Who beside its owner may rename and remove what others have in a folder; None if nobody."""
-    mode = folder.stat().st_mode
-    return None if mode & stat.S_ISVTX else other_writers(mode)
+def _unsafe(experiment: Experiment) -> str | None:
+    """Why others could replace the runs; None if nobody can."""
+    try:
+        require_place(Path(experiment.runs_dir), experiment.name, group=experiment.runs_mode is RunsMode.group)
+    except LaunchError as error:
+        return str(error)
+    return None
 
 
 def file_system(path: Path, mounts: str) -> str:

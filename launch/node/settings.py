@@ -1,12 +1,17 @@
-"""What a launch tells the agents of a job's nodes."""
+"""What a launch tells the agents of a job's nodes: a JSON file that only the run's user can have written."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from conf.errors import RunFolderError
+from conf.run_folder.json_values import plain, typed
 from conf.run_folder.rundir import RunDir
 from conf.schema.trackers import Tracker
+from launch.errors import LaunchError
+from launch.files.own_path import own_folder
 from launch.machine.container_commands import RunContainer
 from launch.node.worker_command import Worker
 
@@ -46,3 +51,25 @@ class NodeSettings:
     for_itself: bool = False
     """Whether the node is examined for itself (tdpp doctor): although others have failed its worker starts, is told so
     (SIGTERM), and ends by itself."""
+
+    def to_json(self) -> str:
+        return json.dumps(plain(self), indent=1) + "\n"
+
+    @classmethod
+    def read(cls, run: RunDir, name: str, *, group: bool) -> NodeSettings:
+        """What the file `name` in the run's `submitit/` says. It is opened once, through handles of folders that are
+        this user's own; `group` as for `own_folder`.
+
+        Raises:
+            LaunchError: somebody else could have written it, or it is none of this version's.
+        """
+        path = str(run.submitit / name)
+        with own_folder(run.path, run.submitit.name, group=group) as own:
+            content = own.read(name)
+        try:
+            settings = typed(cls, json.loads(content), path)
+        except (ValueError, RunFolderError) as error:
+            raise LaunchError(f"{path}: {error}; launch the run again") from error
+        if settings.run != run:
+            raise LaunchError(f"{path} is of another run, {settings.run.path}; launch the run again")
+        return settings

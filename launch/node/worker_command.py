@@ -1,11 +1,17 @@
-"""The process that runs a node's ranks, as its agent starts it: command, environment, the first lines of its log."""
+"""The process that runs a node's ranks, as its agent starts it: command, environment, the first lines of its log.
+
+The engine that was chosen at submission is a dataclass here, which travels to the agent as JSON. Each has `command`,
+which is None for as long as another node has to write something first, and `shown`, the command in a dry run, with
+words in the place of what only a run knows.
+"""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
 
 from conf.run_folder.rundir import RunDir
 from conf.schema.values.partition import Partition
@@ -18,15 +24,8 @@ GRACE_S = 8.0
 SCRUBBED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", NODE_RANK, "CUDA_VISIBLE_DEVICES")
 """Not inherited by a worker: an outer launcher's view of the world, and what submitit sets for its own purposes."""
 
-
-class Worker(Protocol):
-    """What runs the ranks of a node: an engine as submission chose it. It is pickled, and travels with the agent."""
-
-    def command(self, run: RunDir, node_rank: int, start: str) -> list[str] | None:
-        """None for as long as another node has to write something first."""
-
-    def shown(self, run: Path, node_rank: int) -> list[str]:
-        """The command in a dry run, with words in the place of what only a run knows."""
+PRETRAIN_GPT = "pretrain_gpt.py"
+"""In a checkout of Megatron-LM."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,156 @@ class ModuleWorker:
 
     def _words(self, plan: Path, node_rank: int) -> list[str]:
         return [self.python, "-u", "-m", self.module, str(plan), str(node_rank)]
+
+
+Options = Mapping[str, str | int | float | list[str] | None]
+"""By name without dashes. "" is an option without a value, a list is several; one with None is left out."""
+
+
+@dataclass(frozen=True)
+class Master:
+    """Where the ranks meet: on node 0."""
+
+    host: str
+    port: int | str
+
+
+UNKNOWN = Master("<host of node 0>", "<port>")
+"""In a dry run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegatronLM:
+    """Megatron-LM's own script under torchrun (`launch.control.megatron_lm`)."""
+
+    python: str
+    checkout: str
+    ranks_per_node: tuple[int, ...]
+    """By node rank."""
+    port: int | None
+    """Where the ranks meet; None for a free one."""
+    options: tuple[str, ...]
+    """Of pretrain_gpt.py."""
+
+    def command(self, run: RunDir, node_rank: int, start: str) -> list[str] | None:
+        """Node 0 publishes where the ranks meet (master.json); None on another node for as long as it has not."""
+        if node_rank == 0:
+            host = "127.0.0.1" if len(self.ranks_per_node) == 1 else socket.gethostname()
+            run.write_json(run.address, {"start": start, "host": host, "port": self.port or _free_port()})
+        address = run.read_json(run.address)
+        return (
+            None
+            if address is None or address["start"] != start
+            else self.torchrun(node_rank, Master(address["host"], address["port"]))
+        )
+
+    def shown(self, _run: Path, node_rank: int) -> list[str]:
+        return self.torchrun(node_rank, UNKNOWN)
+
+    def torchrun(self, node_rank: int, master: Master) -> list[str]:
+        options: Options = {
+            "nnodes": len(self.ranks_per_node),
+            "nproc-per-node": self.ranks_per_node[node_rank],
+            "node-rank": node_rank,
+            "master-addr": master.host,
+            "master-port": master.port,
+        }
+        script = str(Path(self.checkout) / PRETRAIN_GPT)
+        return [self.python, "-u", "-m", "torch.distributed.run", *option_words(options), script, *self.options]
+
+
+def option_words(options: Options) -> list[str]:
+    return [word for name, value in options.items() if value is not None for word in (f"--{name}", *_values(value))]
+
+
+def _values(value: str | int | float | list[str]) -> list[str]:
+    if isinstance(value, list):
+        return value
+    return [] if value == "" else [str(value)]
+
+
+def _free_port() -> int:
+    """One that is free now: torchrun must be told a port before it listens there."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+SingleWorker = ModuleWorker | MegatronLM
+"""What runs the ranks of a node, by itself."""
+
+
+class Profiler(StrEnum):
+    """The name of its command, and of its key (`launch.control.profilers`)."""
+
+    nsys = "nsys"
+    ncu = "ncu"
+
+    def wrap(self, command: list[str], report: Path, one_iteration: bool = False) -> list[str]:
+        """The command under the profiler, which writes `<report>.nsys-rep` or `<report>.ncu-rep`.
+
+        Args:
+            one_iteration: whether nsys captures only what the ranks mark (`megatron_ext.timeline.trace`).
+        """
+        output = str(report).replace("%", "%%")  # both replace %h, %p and others
+        if self is Profiler.nsys:
+            return [
+                "nsys",
+                "profile",
+                f"--output={output}",
+                "--force-overwrite=true",
+                "--trace=cuda,nvtx,osrt",
+                "--sample=none",
+                "--trace-fork-before-exec=true",  # ranks are forked and never call exec: without it they are not seen
+                "--wait=primary",  # what outlives the worker is the agent's to end
+                *(("--capture-range=cudaProfilerApi", "--capture-range-end=stop") if one_iteration else ()),
+                *command,
+            ]
+        return [
+            "ncu",
+            f"--export={output}",
+            "--force-overwrite",
+            "--target-processes=all",
+            "--nvtx",
+            "--kernel-name=regex:^(?!nccl)",  # ncu runs one kernel at a time, but NCCL's wait for those of other GPUs
+            *command,
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfiledWorker:
+    """Another worker, under a profiler."""
+
+    worker: SingleWorker
+    profiler: Profiler
+    nodes: tuple[str, ...]
+    """Names by node rank."""
+    iteration: int | None = None
+    """The only one that is captured; None: all."""
+
+    def command(self, run: RunDir, node_rank: int, start: str) -> list[str] | None:
+        command = self.worker.command(run, node_rank, start)
+        if command is None:
+            return None
+        report = self._report(run.path, node_rank)
+        report.parent.mkdir(exist_ok=True)
+        return self._wrapped(command, report)
+
+    def shown(self, run: Path, node_rank: int) -> list[str]:
+        return self._wrapped(self.worker.shown(run, node_rank), self._report(run, node_rank))
+
+    def _wrapped(self, command: list[str], report: Path) -> list[str]:
+        return self.profiler.wrap(command, report, one_iteration=self.iteration is not None)
+
+    def _report(self, run: Path, node_rank: int) -> Path:
+        """Without the ending, which the profiler adds."""
+        folder = RunDir(run).nsys if self.profiler is Profiler.nsys else RunDir(run).ncu
+        node = self.nodes[node_rank]
+        return folder / (node if self.iteration is None else f"{node}.iteration-{self.iteration}")
+
+
+Worker = ModuleWorker | MegatronLM | ProfiledWorker
+"""What runs the ranks of a node."""
 
 
 def scrubbed(inherited: Mapping[str, str]) -> dict[str, str]:

@@ -76,17 +76,13 @@ def answers_to(looks: Iterable[RunFiles]) -> Answers:
 
 
 def _unrecorded(looks: Sequence[RunFiles]) -> dict[str, str]:
-    """Jobs in the queue whose ids nobody wrote down, by their comments; a run has at most one.
-
-    Without a file of submitit's a job's agents have nothing to do, and end: its launch was killed before it made that.
-    """
+    """Jobs in the queue whose ids nobody wrote down, by their comments; a run has at most one."""
     queue = slurm_commands.by_comment({owner_of(look.run) for look in looks}) if looks else {}
     found = {}
     for look in looks:
         comment = slurm_commands.comment_of(look.submitted.token)
         for job in set(queue.get(comment, ())) - set(look.asks):
-            if (look.run.submitit / f"{job}_submitted.pkl").exists():
-                found[comment] = job
+            found[comment] = job
     return found
 
 

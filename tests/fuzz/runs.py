@@ -140,6 +140,6 @@ def files() -> dict[str, bytes]:
         (run / "checkpoints/iter_0000002").mkdir()
         (run / "checkpoints/iter_0000002/meta.json").write_text(json.dumps({"version": 2, "iteration": 2}))
         (run / "submitit").mkdir()
-        (run / "submitit/123456_0_log.out").write_text("submitit INFO\n")
+        (run / "submitit/123456_0_log.out").write_text("agent of node\n")
         (run / "submitit/123456_1_log.err").write_text("Traceback\nValueError: x\n")
         return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}

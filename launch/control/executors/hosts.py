@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import os
-import pickle
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from conf.run_folder.json_values import plain
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ContainerKind, Experiment
 from conf.schema.values.hosts import Host
@@ -17,7 +16,7 @@ from launch.control.executors.hosts_at_once import end, of_each
 from launch.errors import LaunchError
 from launch.machine import ssh
 from launch.machine.software import software
-from launch.node.agent import NodeAgent
+from launch.node.settings import NodeSettings
 
 CLOCK_S = 10.0
 """Clocks that differ by more make a node that lives look lost."""
@@ -91,7 +90,7 @@ def _minor(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-def start(experiment: Experiment, run: RunDir, token: str, agent: Callable[[int], NodeAgent]) -> None:
+def start(experiment: Experiment, run: RunDir, token: str, settings: Callable[[int], NodeSettings]) -> None:
     """Starts an agent on every host; jobs.json then names them.
 
     Raises:
@@ -107,12 +106,12 @@ def start(experiment: Experiment, run: RunDir, token: str, agent: Callable[[int]
     look(experiment, run, token)
     names = [*experiment.cluster.environment_from, *filter(None, [experiment.notify.webhook])]
     given = {name: os.environ[name] for name in names if name in os.environ}
-    agents = [agent(rank) for rank in range(len(hosts))]
+    agents = [plain(settings(rank)) for rank in range(len(hosts))]
+    common = {"time_min": experiment.executor.time_min, "token": token, "environment": given}
 
     def begin(rank: int) -> None:
-        payload = pickle.dumps((agents[rank], experiment.executor, token, hosts[rank].name))
-        handed = {"agent": base64.b64encode(payload).decode(), "environment": given}
-        jobs[rank] |= ssh.call(hosts[rank].name, "start", handed)
+        name = hosts[rank].name
+        jobs[rank] |= ssh.call(name, "start", {**common, "agent": agents[rank], "node": name})
 
     try:
         of_each(range(len(hosts)), begin)

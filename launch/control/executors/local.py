@@ -4,18 +4,21 @@ they are all of the plan's; on a host that ssh reaches, the host's own."""
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
+import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from conf.schema.experiment import Executor
 from launch.errors import LaunchError
 from launch.machine import processes
-from launch.node.agent import NodeAgent
+from launch.node.settings import NodeSettings
 from launch.node.worker_command import SCRUBBED
+from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.worker import TOKEN
 
 KILL_GRACE_S = 3.0
@@ -42,18 +45,18 @@ def warning_s(executor: Executor) -> int:
     return min(executor.save_s, executor.time_min * 30)
 
 
-def start(agent: NodeAgent, token: str, executor: Executor) -> None:
+def start(settings: NodeSettings, token: str, time_min: int) -> None:
     """Starts the node agents, which outlive this process and its terminal; jobs.json then names their job.
 
     Raises:
         LaunchError: submitit could not start them. Nothing of them is left then.
     """
-    run = agent.run
+    run = settings.run
 
     def note(entry: dict[str, Any]) -> None:
         run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": [entry]})
 
-    start_agents(agent, token, executor, run.submitit, note)
+    start_agents(settings, token, time_min, run.submitit, "local", note)
     try:
         run.link_job(run.read_json(run.jobs)["jobs"][0]["id"])
     except BaseException:
@@ -62,30 +65,45 @@ def start(agent: NodeAgent, token: str, executor: Executor) -> None:
 
 
 def start_agents(
-    agent: NodeAgent, token: str, executor: Executor, folder: Path, note: Callable[[dict[str, Any]], None]
+    settings: NodeSettings,
+    token: str,
+    time_min: int,
+    folder: Path,
+    role: str,
+    note: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Starts the agents of some nodes here; `folder` is submitit's. The process that has started them calls `note` with
-    what jobs.json is to say of them.
+    """Starts the agents of some nodes here. What they print lies in `folder`, and what they are to do in a file of
+    `role`. The process that has started them calls `note` with what jobs.json is to say of them.
 
     Raises:
         LaunchError: submitit could not start them. No process of the run is left on this machine then.
     """
     import submitit  # before the fork, so that it is not imported there each time
 
+    class Controller(submitit.LocalExecutor):
+        def submit_words(self, words: Sequence[str]) -> str:
+            """Not a pickled function, as submitit's own `submit`."""
+            return str(self._submit_command(shlex.join(words)).job_id)
+
+    run = settings.run
+    told = run.agent(settings.submission, role)
+    words = [sys.executable, "-u", "-m", "launch.start_agent", str(run.submitit), told.name]
+    words += ["group"] if settings.group_writes else []
+    write_atomic(told, settings.to_json())
+
     def submit() -> None:
         os.environ[TOKEN] = token
         for name in SCRUBBED:  # agents differ from their workers by NODE_RANK
             os.environ.pop(name, None)
-        controller = submitit.LocalExecutor(folder)
+        controller = Controller(folder)
         controller.update_parameters(
-            tasks_per_node=len(agent.nodes),
-            timeout_min=executor.time_min,
-            signal_delay_s=warning_s(executor),
+            tasks_per_node=len(settings.nodes),
+            timeout_min=time_min,
+            signal_delay_s=int(settings.save_s),
             gpus_per_node=0,
         )
-        job = controller.submit(agent)
-        host = socket.gethostname()
-        note({"id": job.job_id, "pid": int(job.job_id), "host": host, "nodes": list(agent.nodes)})
+        job = controller.submit_words(words)
+        note({"id": job, "pid": int(job), "host": socket.gethostname(), "nodes": list(settings.nodes)})
 
     try:
         _detached(submit, folder / "controller.log")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conf.run_folder.rundir import RunDir
 from launch.control.executors.jobs import Component, JobRequest
 from launch.errors import LaunchError
 
@@ -21,7 +22,9 @@ class Submission:
     python: str
     """The interpreter of the node agents."""
     folder: Path
-    """Of submitit: the pickled agents, and what they print."""
+    """Of the run: what its agents are to do, and what they print."""
+    number: int = 0
+    """How often the run was submitted before."""
     save_s: int
     """Seconds before a time limit at which the job gets SIGUSR2."""
     requeue: bool
@@ -99,8 +102,9 @@ def _srun(submission: Submission, request: JobRequest) -> str:
 
     Their output goes to files by the task's rank in the whole job; srun's own patterns count within a component.
     """
-    mode = " group" if submission.group else ""
-    agent = f'{shlex.quote(submission.python)} -u -m launch.start_agent "$FOLDER"{mode}'
+    told = RunDir(submission.folder.parent).agent(submission.number, request.role).name
+    words = [told, "group"] if submission.group else [told]
+    agent = f'{shlex.quote(submission.python)} -u -m launch.start_agent "$FOLDER" {shlex.join(words)}'
     inner = f'exec {agent} >>"$FOLDER/${{SLURM_JOB_ID}}_${{SLURM_PROCID}}_log.out" 2>&1'
     # Some sites have srun end all tasks when one ends badly, or some time after it (KillOnBadExit, WaitTime).
     keep = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"] if submission.keep else []

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment, RunsMode
@@ -21,14 +21,11 @@ from launch.files.owner import owner_of
 from launch.machine import slurm_commands
 from launch.machine.sinfo import parse
 from launch.machine.slurm_commands import SlurmSilent
-from launch.node.agent import NodeAgent
+from launch.node.settings import NodeSettings
 from megatron_ext.contract.files import write_atomic
 
-if TYPE_CHECKING:
-    import submitit
-
-MakeAgent = Callable[[JobRequest], NodeAgent]
-"""The agent for a job."""
+MakeSettings = Callable[[JobRequest], NodeSettings]
+"""What the agents of a job are to do."""
 
 
 def check(experiment: Experiment, environment: Mapping[str, str]) -> None:
@@ -53,13 +50,15 @@ def check(experiment: Experiment, environment: Mapping[str, str]) -> None:
 
 
 def submission_of(
-    experiment: Experiment, run: Path, token: str, resumable: bool, behind: Sequence[str] = ()
+    experiment: Experiment, run: Path, token: str, resumable: bool, behind: Sequence[str] = (), number: int = 0
 ) -> Submission:
+    """`number`: how often the run was submitted before."""
     return Submission(
         name=experiment.name,
         comment=slurm_commands.comment_of(token),
         python=sys.executable,
         folder=RunDir(run).submitit,
+        number=number,
         save_s=experiment.executor.save_s,
         requeue=resumable and not experiment.elastic.enabled,
         keep=experiment.elastic.enabled,
@@ -69,7 +68,7 @@ def submission_of(
     )
 
 
-def start(experiment: Experiment, run: RunDir, submission: Submission, make_agent: MakeAgent) -> None:
+def start(experiment: Experiment, run: RunDir, submission: Submission, settings: MakeSettings) -> None:
     """Submits the run's jobs; jobs.json and sbatch/ then name and hold them. Returns at once.
 
     If the run is stopped meanwhile, none of them is left.
@@ -85,7 +84,7 @@ def start(experiment: Experiment, run: RunDir, submission: Submission, make_agen
         ask(submission, request, run.sbatch)
     slurm_commands.end(submission.comment, owner_of(run))  # what an earlier start may have left waiting
     try:
-        _submit_all(run, requests, submission, make_agent)
+        _submit_all(run, requests, submission, settings)
     except BaseException:  # Ctrl-C too
         slurm_commands.end(submission.comment, owner_of(run))
         raise
@@ -125,7 +124,7 @@ def _missing_nodes(request: JobRequest) -> str:
     return "; ".join(f"{one}, and {plural(one.wanted, 'node')} needed: {one.way_out}" for one in found)
 
 
-def _submit_all(run: RunDir, requests: Sequence[JobRequest], submission: Submission, make_agent: MakeAgent) -> None:
+def _submit_all(run: RunDir, requests: Sequence[JobRequest], submission: Submission, settings: MakeSettings) -> None:
     jobs: list[dict[str, Any]] = []
 
     def write(*entries: dict[str, Any]) -> None:
@@ -136,9 +135,10 @@ def _submit_all(run: RunDir, requests: Sequence[JobRequest], submission: Submiss
             return
         text = sbatch_text(submission, request, after=jobs[0]["id"] if jobs else None)
         write_atomic(run.sbatch / f"{request.role}.sh", text)
+        write_atomic(run.agent(submission.number, request.role), settings(request).to_json())
         entry = {"role": request.role, "nodes": list(request.nodes)}
         write(*jobs, {"id": None, **entry})  # first: if this process is killed now, the job's comment leads to its id
-        jobs.append({"id": _submit(run, text, make_agent(request)), **entry})
+        jobs.append({"id": _submit(run, text, len(request.nodes)), **entry})
         write(*jobs)
     for submitted in jobs:  # now that none of them can be refused: links to a run that is taken back would stay
         run.link_job(submitted["id"])
@@ -157,14 +157,14 @@ def requested(request: JobRequest) -> str:
     )
 
 
-def _submit(run: RunDir, text: str, agent: NodeAgent) -> str:
-    """Has submitit pickle the agent and submit the script; returns the job's id."""
+def _submit(run: RunDir, text: str, tasks: int) -> str:
+    """Has submitit submit the script; returns the job's id."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     # sbatch inherits this: a terminal sends Ctrl-C to it, too, and the submission under way is to be finished.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return str(_executor(run.submitit, text, len(agent.nodes)).submit(agent).job_id)
+        return _submit_script(run.submitit, text, tasks)
     except (FailedJobError, FailedSubmissionError) as error:
         what = "Slurm does not answer" if slurm_commands.is_silence(str(error)) else "sbatch refused the job"
         raise LaunchError(f"{what}: {error}") from error
@@ -172,8 +172,8 @@ def _submit(run: RunDir, text: str, agent: NodeAgent) -> str:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _executor(folder: Path, text: str, tasks: int) -> submitit.SlurmExecutor:
-    """submitit's executor, with our script in the place of its own."""
+def _submit_script(folder: Path, text: str, tasks: int) -> str:
+    """Through submitit's executor, with our script in the place of its own, which would load a pickle."""
     import submitit
 
     class Executor(submitit.SlurmExecutor):
@@ -188,4 +188,7 @@ def _executor(folder: Path, text: str, tasks: int) -> submitit.SlurmExecutor:
         def _num_tasks(self) -> int:
             return tasks
 
-    return Executor(folder)
+        def submit_text(self) -> str:
+            return str(self._submit_command("").job_id)
+
+    return Executor(folder).submit_text()

@@ -282,7 +282,7 @@ def test_a_schedule_that_cannot_be_read_is_told_and_nothing_is_left(tmp_path: Pa
 
 
 def test_a_submission_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("submitit.LocalExecutor.submit", None)
+    monkeypatch.setattr("submitit.LocalExecutor._submit_command", None)
     with pytest.raises(LaunchError, match="the run could not be started: TypeError"):
         start(tmp_path / "runs")
     assert everything(tmp_path) == ["runs"]

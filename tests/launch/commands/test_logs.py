@@ -96,7 +96,7 @@ def test_gpu_readings_and_stderr_are_shown_when_asked_for(finished: RunDir, caps
 
 def test_what_agents_printed_is_shown_when_asked_for(finished: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(capsys, str(finished.path), "--agent")
-    assert any(line.startswith("local-1: submitit INFO") and "Job completed successfully" in line for line in lines)
+    assert any(line.startswith("local-1: agent of node local-1 of ") and "task 1 of job" in line for line in lines)
     alone = told(capsys, str(finished.path), "--agent", "--node", "local-1")
     assert [f"local-1: {line}" for line in alone] == [line for line in lines if line.startswith("local-1: ")]
 
@@ -109,7 +109,7 @@ def test_agents_of_a_heterogeneous_job_are_found_by_their_tasks(tmp_path: Path) 
     """Its second component has an id of its own; tasks are counted through, in the order of the job's nodes."""
     run = RunDir(tmp_path)
     run.submitit.mkdir()
-    for name in ("40_0_log.out", "41_1_log.out", "41_2_log.out", "40_batch.out", "39_0_log.out", "40_0_result.pkl"):
+    for name in ("40_0_log.out", "41_1_log.out", "41_2_log.out", "40_batch.out", "39_0_log.out", "40_0_result.txt"):
         (run.submitit / name).touch()
     names = [("hgx-0", "hgx"), ("gpu2-0", "gpu2"), ("gpu2-1", "gpu2")]
     plan = Plan.of({"nodes": [{"name": name, "group": group} for name, group in names]}, tmp_path)

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from submitit.core.utils import DelayedSubmission
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
@@ -26,7 +25,9 @@ from launch.judge.cut_off import verdict_on
 from launch.judge.state import State
 from launch.judge.verdict import decide, judge
 from launch.machine import processes
+from launch.node.settings import NodeSettings
 from launch.observe.look import observe
+from launch.start_agent import run_node
 from launch.sweep.start import existing
 from tests.support.cases import fewer
 from tests.support.launch import fake_slurm
@@ -173,7 +174,7 @@ def test_a_job_whose_submission_outlives_its_launch_is_ended_by_stop(
 
 
 def test_a_job_that_nobody_wrote_down_is_found_by_its_comment(runs: Path, queue: Path) -> None:
-    """As when the launch is killed when it has prepared the job's work, but not yet noted its id."""
+    """As when the launch is killed before it has noted the job's id."""
     run = submit(on_slurm(runs), [], WORKER)
     master, slave = run.read_json(run.jobs)["jobs"]
     run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": [master, {**slave, "id": None}]})
@@ -182,8 +183,6 @@ def test_a_job_that_nobody_wrote_down_is_found_by_its_comment(runs: Path, queue:
     assert decide(seen).state is State.starting
     with pytest.raises(LaunchError, match="it has not ended yet: starting"):
         resume(run)
-    (run.submitit / "101_submitted.pkl").unlink()
-    assert judge(run).rule == "launch-cut-off", "its agents would find nothing to do"
     (queue / "101.job").unlink()
     assert judge(run).rule == "launch-cut-off"
     assert stop.stop(run) == "1 job ended (100)"
@@ -195,12 +194,11 @@ def test_an_agent_of_a_launch_that_was_resumed_meanwhile_does_not_run(
 ) -> None:
     """The queue may give it its nodes late."""
     run = submit(on_slurm(runs), [], WORKER)
-    (pickled, *_) = run.submitit.glob("100*submitted.pkl")
-    agent = DelayedSubmission.load(pickled).function
+    settings = NodeSettings.read(run, run.agent(0, "master").name, group=False)
     stop.stop(run)
     resume(run)
     monkeypatch.setenv("_TEST_CLUSTER_", "slurm")
     with pytest.raises(LaunchError, match="submitted again, but this job belongs to an earlier submission"):
-        agent()
+        run_node(settings)
     assert not list(run.nodes.iterdir())
     stop.stop(run)

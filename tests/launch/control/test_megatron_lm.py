@@ -15,7 +15,7 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from launch.control.follow import follow
-from launch.control.megatron_lm import Master, check, layout, worker
+from launch.control.megatron_lm import check, layout, worker
 from launch.control.planning.plan import make_plan
 from launch.control.stop import stop
 from launch.control.submit import submit
@@ -23,6 +23,7 @@ from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.machine import processes
+from launch.node.worker_command import Master
 from tests.support import ROOT
 from tests.support.launch.live import TWO_NODES, agents, done, token, wait_for
 from tests.support.launch.megatron_lm import pretrain_gpt

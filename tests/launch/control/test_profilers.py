@@ -15,11 +15,12 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch.control.planning.dry_run import dry_run_text
 from launch.control.planning.plan import make_plan
-from launch.control.profilers import ProfiledWorker, Profiler, check, profiled
+from launch.control.profilers import check, profiled
 from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.machine import processes
+from launch.node.worker_command import MegatronLM, ProfiledWorker, Profiler
 from launch.observe.look import observe
 from megatron_ext.contract.worker import SAVED
 from tests.support.launch import live
@@ -127,19 +128,10 @@ def test_a_dry_run_shows_it_on_a_machine_that_has_it_not(tmp_path: Path, monkeyp
         assert f" nsys profile '--output={report / node}' --force-overwrite=true " in text
 
 
-class Waiting:
-    """A worker that another node has to tell something first."""
-
-    def command(self, run: RunDir, node_rank: int, start: str) -> list[str] | None:
-        return None
-
-    def shown(self, run: Path, node_rank: int) -> list[str]:
-        return COMMAND
-
-
 def test_a_worker_that_cannot_start_yet_does_not_start_its_profiler(tmp_path: Path) -> None:
-    worker = ProfiledWorker(worker=Waiting(), profiler=Profiler.nsys, nodes=("n-0",))
-    assert worker.command(RunDir(tmp_path), 0, "0.0") is None
+    waiting = MegatronLM(python="python", checkout="/m", ranks_per_node=(1, 1), port=None, options=())
+    worker = ProfiledWorker(worker=waiting, profiler=Profiler.nsys, nodes=("n-0", "n-1"))
+    assert worker.command(RunDir(tmp_path), 1, "0.0") is None
 
 
 DOUBLE = """#!{python}

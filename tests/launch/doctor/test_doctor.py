@@ -19,6 +19,7 @@ from launch.commands import doctor
 from launch.control.short_job import short_job
 from launch.doctor.checks import Check, Level
 from launch.doctor.login import SLURM_COMMANDS, file_system, login_checks
+from launch.files import own_path
 from launch.machine import processes
 from tests.support import PATIENCE_S
 from tests.support.launch.live import ENVIRONMENT, TDPP, TWO_NODES, no_data_needed, token
@@ -98,18 +99,19 @@ def test_a_runs_dir_where_nothing_can_be_made_is_told_before_anything_is_started
 
 
 @pytest.mark.parametrize(
-    ("mode", "level", "who"),
-    [(0o755, "ok", None), (0o775, "warning", "its group"), (0o777, "warning", "everybody"), (0o1777, "ok", None)],
+    ("mode", "level"),
+    [(0o755, "ok"), (0o775, "error"), (0o777, "error"), (0o1777, "ok")],
 )
-def test_a_runs_dir_where_others_may_remove_runs_is_told(
-    mode: int, level: str, who: str | None, here: list[str], tmp_path: Path
+def test_a_runs_dir_where_others_may_replace_runs_is_told(
+    mode: int, level: str, here: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(own_path, "_is_private", lambda _group: False)
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(mode)
     experiment = compose([*here, f"runs_dir={tmp_path}/shared"])
     found = {check.what: check for check in login_checks(experiment, DATA)}["runs_dir"]
     assert found.level == level
-    assert (f"and {who} may write there" in found.text) == (who is not None)
+    assert (f"{tmp_path}/shared can be written by others (mode {mode:03o})" in found.text) == (level == "error")
 
 
 @pytest.mark.parametrize(("digest", "level"), [("", "warning"), (f"@sha256:{'0' * 64}", "ok")])

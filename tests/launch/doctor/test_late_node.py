@@ -13,7 +13,7 @@ from launch.control.executors import local
 from launch.control.planning.plan import make_plan
 from launch.control.submit import run_environment
 from launch.machine import processes
-from launch.node.agent import NodeAgent
+from launch.node.settings import NodeSettings
 from launch.node.worker_command import ModuleWorker
 from launch.observe.look import observe
 from tests.launch.judge.test_verdict import Case, ended
@@ -32,7 +32,7 @@ def test_it_is_examined_all_the_same(runs: Path) -> None:
     run.submitit.mkdir()
     token = secrets.token_hex()
     run.write_json(run.jobs, {"token": token, "executor": "local", "submission": 0, "jobs": []})
-    agent = NodeAgent(
+    agent = NodeSettings(
         run=run,
         model="tiny",
         environment=run_environment(experiment, plan, token, os.environ),
@@ -47,7 +47,7 @@ def test_it_is_examined_all_the_same(runs: Path) -> None:
         max_requeues=0,
         for_itself=True,
     )
-    local.start(agent, token, experiment.executor)
+    local.start(agent, token, experiment.executor.time_min)
     wait_for(lambda: observe(run).nodes[1].ended, 60)
     assert not processes.wait_until_gone(token, PATIENCE_S)
     told = run.read_json(run.doctor_node("local-1"))

@@ -16,8 +16,8 @@ from launch.errors import LaunchError
 from launch.files.attempt import Start
 from launch.judge.verdict import judge
 from launch.machine.provenance import PROJECT
-from launch.node.agent import NodeAgent
 from launch.node.node import Node
+from launch.node.settings import NodeSettings
 from launch.node.stop_signals import StopSignals
 from launch.node.worker_command import WORKER, ModuleWorker, given_environment, job_info, scrubbed
 from launch.node.workplace import process_to_start
@@ -113,7 +113,7 @@ def test_what_not_even_a_kill_ends_is_told_as_the_nodes_end(tmp_path: Path, monk
     run = Case([None, OK]).make(tmp_path / "run")
     told = StopSignals.__new__(StopSignals)  # which signals none
     told.end, told.save = None, False
-    agent = NodeAgent(
+    agent = NodeSettings(
         run=run,
         model="tiny",
         environment={TOKEN: str(tmp_path)},

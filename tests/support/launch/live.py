@@ -85,7 +85,7 @@ def controller(run: RunDir) -> int:
 
 def agents(run: RunDir) -> list[int]:
     """Processes that submitit has started as tasks, also before they have told anything."""
-    return sorted(pid for pid in processes.find(token(run)) if b"submitit.core._submit" in command(pid))
+    return sorted(pid for pid in processes.find(token(run)) if b"launch.start_agent" in command(pid))
 
 
 def workers(run: RunDir, module: str = WORKER) -> list[int]:

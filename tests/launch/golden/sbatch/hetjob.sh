@@ -28,4 +28,4 @@
 #SBATCH --time=90
 
 export SUBMITIT_EXECUTOR=slurm FOLDER=/shared/runs/xl/1/submitit
-srun --unbuffered --het-group=0 --cpus-per-task=32 bash -c 'exec /opt/venv/bin/python -u -m launch.start_agent "$FOLDER" >>"$FOLDER/${SLURM_JOB_ID}_${SLURM_PROCID}_log.out" 2>&1' : --het-group=1 --cpus-per-task=16 bash -c 'exec /opt/venv/bin/python -u -m launch.start_agent "$FOLDER" >>"$FOLDER/${SLURM_JOB_ID}_${SLURM_PROCID}_log.out" 2>&1'
+srun --unbuffered --het-group=0 --cpus-per-task=32 bash -c 'exec /opt/venv/bin/python -u -m launch.start_agent "$FOLDER" agent-0-job.json >>"$FOLDER/${SLURM_JOB_ID}_${SLURM_PROCID}_log.out" 2>&1' : --het-group=1 --cpus-per-task=16 bash -c 'exec /opt/venv/bin/python -u -m launch.start_agent "$FOLDER" agent-0-job.json >>"$FOLDER/${SLURM_JOB_ID}_${SLURM_PROCID}_log.out" 2>&1'

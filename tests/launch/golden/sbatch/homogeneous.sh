@@ -12,4 +12,4 @@
 #SBATCH --signal=USR2@120
 
 export SUBMITIT_EXECUTOR=slurm FOLDER=/shared/runs/xl/1/submitit
-srun --unbuffered bash -c 'exec /opt/venv/bin/python -u -m launch.start_agent "$FOLDER" >>"$FOLDER/${SLURM_JOB_ID}_${SLURM_PROCID}_log.out" 2>&1'
+srun --unbuffered bash -c 'exec /opt/venv/bin/python -u -m launch.start_agent "$FOLDER" agent-0-job.json >>"$FOLDER/${SLURM_JOB_ID}_${SLURM_PROCID}_log.out" 2>&1'

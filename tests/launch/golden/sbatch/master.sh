@@ -16,4 +16,4 @@
 #SBATCH --signal=USR2@120
 
 export SUBMITIT_EXECUTOR=slurm FOLDER=/shared/runs/xl/1/submitit
-srun --unbuffered --cpus-per-task=32 bash -c 'exec /opt/venv/bin/python -u -m launch.start_agent "$FOLDER" >>"$FOLDER/${SLURM_JOB_ID}_${SLURM_PROCID}_log.out" 2>&1'
+srun --unbuffered --cpus-per-task=32 bash -c 'exec /opt/venv/bin/python -u -m launch.start_agent "$FOLDER" agent-0-master.json >>"$FOLDER/${SLURM_JOB_ID}_${SLURM_PROCID}_log.out" 2>&1'

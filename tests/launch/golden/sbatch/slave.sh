@@ -17,4 +17,4 @@
 #SBATCH --time=90
 
 export SUBMITIT_EXECUTOR=slurm FOLDER=/shared/runs/xl/1/submitit
-srun --unbuffered --cpus-per-task=16 bash -c 'exec /opt/venv/bin/python -u -m launch.start_agent "$FOLDER" >>"$FOLDER/${SLURM_JOB_ID}_${SLURM_PROCID}_log.out" 2>&1'
+srun --unbuffered --cpus-per-task=16 bash -c 'exec /opt/venv/bin/python -u -m launch.start_agent "$FOLDER" agent-0-slave.json >>"$FOLDER/${SLURM_JOB_ID}_${SLURM_PROCID}_log.out" 2>&1'
