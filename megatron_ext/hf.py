@@ -13,15 +13,17 @@ import argparse
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from torch import Tensor
 
 from megatron_ext.checkpoints import hf_files, hf_gpt2, hf_llama, safetensors
+from megatron_ext.checkpoints.header import of_part
 from megatron_ext.checkpoints.hf_files import taken
 from megatron_ext.checkpoints.kept_weights import add_weights, kind_of, note
-from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_file, part_names
+from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_file, part_names, written
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular
 from megatron_ext.contract.models.model import OPTIONS, ModelConfig
@@ -48,7 +50,7 @@ def export(checkpoint: Checkpoint, out: Path, kind: str = WEIGHTS) -> None:
         raise EngineError(f"{checkpoint.folder}: neither a GPT-2 nor a Llama: {options}; only these are exported")
     prefix = hf_gpt2.PREFIX if family is hf_gpt2 else ""
     for part in part_names(model.layers):
-        content = safetensors.read(checkpoint.part(part))
+        content = safetensors.read_part(checkpoint, part)
         for name, twin in family.twins(model, part).items():
             tensor = taken(checkpoint.part(part), content, f"{kind}/{name}")
             pairs = twin.theirs(tensor, checkpoint_parameter(model, part, name))
@@ -96,7 +98,8 @@ def import_(
         try:
             partial.mkdir(parents=True)
             for part, own in _parts(path, found, model, family):
-                safetensors.write(part_file(partial, part), own, {})
+                safetensors.write(part_file(partial, part), own, of_part(part, meta.iteration))
+            meta = replace(meta, parts=written(partial, part_names(model.layers), meta.iteration))
             (partial / META).write_text(meta.as_json(), encoding="utf-8")
             partial.rename(folder)
         finally:

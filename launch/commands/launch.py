@@ -32,7 +32,7 @@ from conf.visible import visible
 from launch.commands.completion import hydra_option
 from launch.commands.launching.decided import decided
 from launch.commands.launching.length import data_there, with_length
-from launch.commands.launching.preflight import Preflight, preflight
+from launch.commands.launching.preflight import Preflight, check_start, preflight
 from launch.control.follow import follow, interruptible
 from launch.control.planning.checks import check, check_image, check_supported
 from launch.control.short_job import ANY_LENGTH, without_goal
@@ -241,7 +241,7 @@ def _resume(argv: Sequence[str], worker: str) -> int:
         )
     run = RunDir.find(wanted.get("runs_dir", usual_runs_dir()), wanted["resume"])
     with interruptible():
-        resume(run, worker)
+        resume(run, worker, check_start)
         print(f"run {run.path}", file=sys.stderr, flush=True)
         if read_experiment(run.config).executor.followed:
             follow(run)

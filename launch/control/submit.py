@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -120,8 +120,8 @@ def read_schedule(path: str) -> str:
         ) from error
 
 
-def resume(run: RunDir, worker: str = WORKER) -> None:
-    """Starts a run again that ended early; it goes on from its newest checkpoint.
+def resume(run: RunDir, worker: str = WORKER, sound: Callable[[Plan], None] = lambda plan: None) -> None:
+    """Starts a run again that ended early; it goes on from its newest checkpoint, which `sound` checks.
 
     Raises:
         TdppError: it cannot be, or has nothing left to do; it is then as it was.
@@ -133,10 +133,10 @@ def resume(run: RunDir, worker: str = WORKER) -> None:
         require_own_file(run.config)  # it says whether the run's folder may be its group's to write
         experiment = read_experiment(run.config)
         with own_folder(run.path, run.submitit.name, group=experiment.runs_mode is RunsMode.group):
-            _resume(run, experiment, worker)
+            _resume(run, experiment, worker, sound)
 
 
-def _resume(run: RunDir, experiment: Experiment, worker: str) -> None:
+def _resume(run: RunDir, experiment: Experiment, worker: str, sound: Callable[[Plan], None]) -> None:
     seen = observe(run)
     verdict = decide(seen)
     if verdict.state is State.unknown:
@@ -157,6 +157,7 @@ def _resume(run: RunDir, experiment: Experiment, worker: str) -> None:
             f"train.{plan.train.length_key} and train.load={run.path}"
         )
     _require_same_code(run, plan)
+    sound(plan)
     check_supported(experiment)
     require_exported(experiment, os.environ)
     require_ready(experiment.log, {**os.environ, **experiment.cluster.environment})

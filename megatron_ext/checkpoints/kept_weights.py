@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Optional
 
+from megatron_ext.checkpoints.header import read_header
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.run_files import EMA, WEIGHTS
@@ -29,10 +30,8 @@ def kind_of(checkpoint: Checkpoint, asked: Optional[str] = None) -> str:
     """
     if asked == TRAINED:
         return WEIGHTS
-    from megatron_ext.checkpoints import safetensors  # needs torch, for which help does not wait
-
-    parts = sorted(checkpoint.folder.glob("*.safetensors"))
-    averaged = any(name.startswith(f"{EMA}/") for part in parts for name in safetensors.names(part))
+    names = (name for part in checkpoint.parts() for name in read_header(checkpoint.part(part)).entries)
+    averaged = any(name.startswith(f"{EMA}/") for name in names)
     if asked == EMA and not averaged:
         raise EngineError(f"--weights {EMA}: {checkpoint.folder} has no average of its weights (train.ema)")
     return EMA if averaged else WEIGHTS

@@ -1,4 +1,5 @@
-"""What a checkpoint tells of itself, without its tensors: it needs Python alone (docs/formats.md)."""
+"""What a checkpoint says of itself, and whether it is whole, without its tensors: it needs Python alone
+(docs/formats.md)."""
 
 from __future__ import annotations
 
@@ -6,18 +7,25 @@ import json
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from megatron_ext.checkpoints.header import Header, digest_of, read_header, require_part
 from megatron_ext.contract.adaptive.config import Adapted
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
-from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.contract.models.images import image_blocks
+from megatron_ext.contract.models.model import IMAGES, MODULE, ModelConfig
+from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
-from megatron_ext.contract.run_files import BEST, CHECKPOINTS, LATEST, META
+from megatron_ext.contract.run_files import BEST, CHECKPOINTS, LATEST, META, checkpoint_iteration
 from megatron_ext.contract.train_config import ADAMW, OPTIMIZERS
 from megatron_ext.data.samples import Position
 
-VERSION = 2
+VERSION = 3
+WITHOUT_CHECKSUMS = 2
+"""The version before, which is read, too."""
+CHECKSUM = "checksum"
+"""The key in meta.json of the checksum of all other keys."""
 SCALER = ("scale", "good", "patience")
 
 
@@ -41,10 +49,13 @@ class Meta:
     """What an evaluation of these weights gave, as far as it is finite; not written without one."""
     adaptation: Optional[Adapted] = None
     """Of a batch that adapts, or shares that do; not written without."""
+    parts: Optional[Dict[str, str]] = None
+    """By the name of a part, the digest of its file's header, which has the checksum of the tensors. None until they
+    are written, and of a checkpoint without checksums."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Meta:
-        """From JSON, as `as_json` has it but for the version.
+        """From JSON, as `as_json` has it but for the version and the checksum.
 
         Raises:
             TypeError, PlanFault: it has other keys, or wrong values.
@@ -62,7 +73,8 @@ class Meta:
         Raises:
             EngineError: `model` is not one that this engine knows.
         """
-        content = {**self.model, "padded_vocab_size": self.model.get("vocab_size")}
+        padded = {"padded_vocab_size": self.model["vocab_size"]} if "vocab_size" in self.model else {}
+        content = {**self.model, **padded}
         try:
             check_object(ModelConfig, content, "model", whole=True)
         except PlanFault as error:
@@ -71,13 +83,21 @@ class Meta:
         return config
 
     def as_json(self) -> str:
+        """meta.json, once the parts are written."""
+        assert self.parts is not None
         content = {"version": VERSION, **asdict(self)}
         if self.optimizer == ADAMW:
             del content["optimizer"]
         for key in ("evaluation", "adaptation"):
             if content[key] is None:
                 del content[key]
-        return json.dumps(content, indent=1) + "\n"
+        return json.dumps({**content, CHECKSUM: _checksum(content)}, indent=1) + "\n"
+
+    def part_names(self) -> List[str]:
+        """Of all parts; of a checkpoint without checksums those that its model has, where its family decides that."""
+        if self.parts is not None:
+            return list(self.parts)
+        return [] if self.model.get("family") == MODULE else _parts_of(self.config())
 
 
 @dataclass(frozen=True)
@@ -93,31 +113,51 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint:
-        """The checkpoint in `folder`, of which only meta.json is read.
+        """The checkpoint in `folder`, whose files are all there and belong to it. Their tensors are not read.
 
         Raises:
-            EngineError: it is not there, or not one that this engine understands.
+            EngineError: it is not there, is damaged, or not one that this engine understands. The message names the
+                newest sound one beside it.
         """
-        path = folder / META
         try:
-            content = json.loads(read_regular(path))
-        except (OSError, ValueError, RecursionError) as error:
-            raise EngineError(f"{path}: cannot be read as a checkpoint's description: {why(error)}") from error
-        version = content.pop("version", None) if isinstance(content, dict) else None
-        if version != VERSION:
-            raise EngineError(f"{path}: expected a checkpoint of version {VERSION}, found version {version}")
-        try:
-            meta = Meta.of(content)
-            check_object(ModelConfig, meta.model, "model", whole=False)
-            require(meta.scaler or dict.fromkeys(SCALER), SCALER, "scaler")
-        except (TypeError, PlanFault) as error:
-            raise EngineError(f"{path}: damaged: expected the keys of version {VERSION}: {error}") from error
-        for key in ("iteration", "consumed_samples", "updates"):
-            if content[key] < 0:
-                raise EngineError(f"{path}: damaged: {key}={content[key]} must be at least 0")
-        if meta.optimizer not in OPTIMIZERS:
-            raise EngineError(f"{path}: damaged: optimizer={meta.optimizer!r} must be one of {', '.join(OPTIMIZERS)}")
-        return cls(folder, meta)
+            return cls._read(folder)
+        except EngineError as error:
+            raise EngineError(f"{error}{cls._way_out(folder.parent, folder.name)}") from error
+
+    @classmethod
+    def _read(cls, folder: Path) -> Checkpoint:
+        found = cls(folder, _meta(folder / META))
+        named = checkpoint_iteration(folder.name)
+        if named not in (None, found.meta.iteration):
+            raise EngineError(
+                f"{folder / META}: not of this checkpoint: it is of iteration {found.meta.iteration}, the folder of "
+                f"iteration {named}"
+            )
+        for part in found.parts():
+            found.require(part, read_header(found.part(part)))
+        return found
+
+    def parts(self) -> List[str]:
+        """The names of all its parts; where nobody wrote them down and a user's module decides them, of those there."""
+        return self.meta.part_names() or [path.stem for path in sorted(self.folder.glob("*.safetensors"))]
+
+    def require(self, part: str, header: Header) -> None:
+        """Raises EngineError if a part's file with this header does not belong to the checkpoint."""
+        parts = self.meta.parts
+        if parts is not None and part not in parts:
+            raise EngineError(f"{self.folder}: it has no {part}; its parts are {', '.join(parts)}")
+        require_part(self.part(part), header, part, self.meta.iteration, None if parts is None else parts[part])
+
+    @classmethod
+    def _way_out(cls, checkpoints: Path, without: str = "") -> str:
+        """Which checkpoint can be used in place of `without`, in words that follow those of the error."""
+        numbers = {path: checkpoint_iteration(path.name) for path in checkpoints.glob("iter_*") if path.name != without}
+        for path in sorted((one for one in numbers if numbers[one] is not None), key=lambda one: -(numbers[one] or 0)):
+            try:
+                return f"; the newest sound checkpoint there is {cls._read(path).folder}"
+            except EngineError:
+                continue
+        return "; no other checkpoint there is sound" if numbers else ""
 
     @classmethod
     def at(cls, path: Path) -> Checkpoint:
@@ -126,34 +166,93 @@ class Checkpoint:
         `path` may also be a file `best` or `latest` in a checkpoints folder, and then is the one that it names.
 
         Raises:
-            EngineError: there is none.
+            EngineError: there is none, or it is damaged.
         """
         for folder in (path / CHECKPOINTS, path):
             latest = folder / LATEST
             if latest.is_file():
-                return cls.read(folder / _named(latest))
+                return cls.read(folder / cls._named(latest))
         if path.name in (LATEST, BEST) and path.is_file():
-            return cls.read(path.parent / _named(path))
+            return cls.read(path.parent / cls._named(path))
         if (path / META).is_file():
+            return cls.read(path)
+        if checkpoint_iteration(path.name) is not None and path.is_dir():  # damaged, rather than something else
             return cls.read(path)
         raise EngineError(
             f"{path}: no checkpoint found; give a run folder, its checkpoints folder, or a folder with a meta.json"
+            f"{cls._way_out(path / CHECKPOINTS) or cls._way_out(path)}"
         )
+
+    @classmethod
+    def _named(cls, latest: Path) -> str:
+        """The name of a checkpoint, beside which the file `latest` or `best` lies."""
+        try:
+            name = read_regular(latest).decode("utf-8").strip()
+        except (OSError, ValueError) as error:
+            told = f"{latest}: cannot be read as the name of a checkpoint: {why(error)}"
+            raise EngineError(f"{told}{cls._way_out(latest.parent)}") from error
+        if not (re.fullmatch(r"[\w.-]{1,200}", name) and (latest.parent / name).is_dir()):
+            raise EngineError(
+                f"{latest}: names {name[:80]!r}, but no such checkpoint exists; write one that is"
+                f"{cls._way_out(latest.parent)}"
+            )
+        return name
 
     def part(self, name: str) -> Path:
         """The file of a part."""
         return part_file(self.folder, name)
 
 
-def _named(latest: Path) -> str:
-    """The name of a checkpoint, beside which the file `latest` or `best` lies."""
+def _meta(path: Path) -> Meta:
+    """What a meta.json says.
+
+    Raises:
+        EngineError: it is not there, was changed since it was written, or is not one that this engine understands.
+    """
     try:
-        name = read_regular(latest).decode("utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise EngineError(f"{latest}: cannot be read as the name of a checkpoint: {why(error)}") from error
-    if not (re.fullmatch(r"[\w.-]{1,200}", name) and (latest.parent / name).is_dir()):
-        raise EngineError(f"{latest}: names {name[:80]!r}, but no such checkpoint exists; write one that is")
-    return name
+        content = json.loads(read_regular(path))
+        found = _checksum({key: value for key, value in content.items() if key != CHECKSUM})
+    except AttributeError:  # no JSON object
+        content, found = {}, ""
+    except (OSError, ValueError, RecursionError) as error:
+        raise EngineError(f"{path}: cannot be read as a checkpoint's description: {why(error)}") from error
+    version = content.pop("version", None)
+    if version == WITHOUT_CHECKSUMS and content.keys() & {CHECKSUM, "parts"}:
+        raise EngineError(f"{path}: damaged or edited: version {WITHOUT_CHECKSUMS} has no checksums, but it has some")
+    if version not in (VERSION, WITHOUT_CHECKSUMS):
+        raise EngineError(f"{path}: expected a checkpoint of version {VERSION}, found version {version}")
+    if version == VERSION and (expected := content.pop(CHECKSUM, None)) != found:
+        raise EngineError(f"{path}: damaged or edited: expected the checksum {expected}, found {found}")
+    try:
+        meta = Meta.of(content)
+        check_object(ModelConfig, meta.model, "model", whole=False)
+        require(meta.scaler or dict.fromkeys(SCALER), SCALER, "scaler")
+    except (TypeError, PlanFault) as error:
+        raise EngineError(f"{path}: damaged: expected the keys of version {version}: {error}") from error
+    if version == VERSION and meta.parts is None:
+        raise EngineError(f"{path}: damaged: expected the keys of version {version}: parts is missing")
+    for key in ("iteration", "consumed_samples", "updates"):
+        if content[key] < 0:
+            raise EngineError(f"{path}: damaged: {key}={content[key]} must be at least 0")
+    if meta.optimizer not in OPTIMIZERS:
+        raise EngineError(f"{path}: damaged: optimizer={meta.optimizer!r} must be one of {', '.join(OPTIMIZERS)}")
+    return meta
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """Of what JSON says, however it is written."""
+    return digest_of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _parts_of(model: ModelConfig) -> List[str]:
+    """All parts of a checkpoint of a model whose family decides them."""
+    if model.family in IMAGES:
+        return [part_name(block.name) for block in image_blocks(model)]
+    counted, names = [kind for kind, _ in model.kinds()], []
+    for kind, count in model.all_kinds():
+        names += [None if kind in counted else kind] * count
+    numbers = iter(range(len(names)))
+    return [part_name(name or model.block_name(next(numbers))) for name in names]
 
 
 def part_file(folder: Path, part: str) -> Path:
@@ -171,6 +270,18 @@ def part_name(block: str) -> str:
 def part_names(layers: int) -> List[str]:
     """All parts of a GPT model."""
     return ["embedding", *(part_name(f"layers.{number}") for number in range(layers)), "head"]
+
+
+def written(folder: Path, parts: Sequence[str], iteration: int) -> Dict[str, str]:
+    """`Meta.parts` of files that lie in `folder`.
+
+    Raises:
+        EngineError: one is not what it should be.
+    """
+    headers = {part: read_header(part_file(folder, part)) for part in parts}
+    for part, header in headers.items():
+        require_part(part_file(folder, part), header, part, iteration, header.digest)
+    return {part: header.digest for part, header in headers.items()}
 
 
 def require_model(found: Checkpoint, model: Mapping[str, object]) -> None:
@@ -198,6 +309,23 @@ def require_optimizer(found: Checkpoint, optimizer: str) -> None:
             f"alone, by "
             "export and import with python -m megatron_ext.hf"
         )
+
+
+def start_of(plan: Plan) -> Optional[Checkpoint]:
+    """What a run goes on from when it starts: its own newest checkpoint, else `train.load`, else nothing.
+
+    Raises:
+        EngineError: it cannot be used.
+    """
+    model = plan.model.identity()
+    if plan.files.latest_checkpoint.is_file():
+        found = Checkpoint.at(plan.files.checkpoints)
+        require_model(found, model)
+        require_optimizer(found, plan.train.optimizer)
+        return found
+    if plan.train.load is None:
+        return None
+    return to_load(Path(plan.train.load), model, plan.train.iterations, plan.train.optimizer)
 
 
 def to_load(path: Path, model: Mapping[str, object], iterations: Optional[int], optimizer: str) -> Checkpoint:

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Tuple
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints import tensors as checkpoint
-from megatron_ext.checkpoints.meta import Meta, part_file, part_name
+from megatron_ext.checkpoints.header import of_part
+from megatron_ext.checkpoints.meta import Meta, part_file, part_name, written
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Plan
@@ -109,10 +111,10 @@ class Saver:
         state = optimizer.state()
         own: Parts = checkpoint.parts(self._engine, state) if self._place.dp == 0 else ()
         if self._plan.train.save_async:
-            self._pending = _Pending(final, meta, best, _Writer(_partial(final), list(own)))
+            self._pending = _Pending(final, meta, best, _Writer(_partial(final), iteration, list(own)))
             self._pending.writer.start()
         else:
-            self._pending = _Pending(final, meta, best, _Writer(_partial(final), own))
+            self._pending = _Pending(final, meta, best, _Writer(_partial(final), iteration, own))
             self._pending.writer.run()
             self.finish()
 
@@ -134,8 +136,9 @@ class Saver:
         missing = [part for part in self._parts if not part_file(partial, part).exists()]
         if missing:
             raise EngineError(f"checkpoint {final}: not made the latest, because it lacks {', '.join(missing)}")
+        parts = written(partial, self._parts, pending.meta.iteration)
         with _told(final):
-            _write(partial / META, pending.meta.as_json())
+            _write(partial / META, replace(pending.meta, parts=parts).as_json())
             _sync(partial)
             _delete(final)  # left by an earlier start of the run that never made it the latest
             partial.rename(final)
@@ -158,16 +161,17 @@ class Saver:
 class _Writer(Thread):
     """Writes parts, as a thread or, by `run()`, at once."""
 
-    def __init__(self, folder: Path, parts: Parts) -> None:
+    def __init__(self, folder: Path, iteration: int, parts: Parts) -> None:
         super().__init__(daemon=True)
         self._to = folder
+        self._iteration = iteration
         self._parts = parts
         self._error: Optional[BaseException] = None
 
     def run(self) -> None:
         try:
             for part, tensors in self._parts:
-                safetensors.write(part_file(self._to, part), tensors, {})
+                safetensors.write(part_file(self._to, part), tensors, of_part(part, self._iteration))
         except BaseException as error:  # noqa: BLE001  (raised by `check`, on the thread that waits for it)
             self._error = error
         self._parts = ()

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints.meta import SCALER as STATE_OF_ANY
-from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_name, require_model, require_optimizer, to_load
+from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_name, start_of
+from megatron_ext.checkpoints.safetensors import read_part
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
@@ -71,25 +71,12 @@ def find(plan: Plan, place: Place, store: Store) -> Optional[Checkpoint]:
         EngineError: on rank 0, it cannot be used.
     """
     if place.rank == 0:
-        found = _find(plan)
+        found = start_of(plan)
         store.set("checkpoint", json.dumps(None if found is None else [str(found.folder), asdict(found.meta)]))
         return found
     with told("waiting for rank 0 to find the checkpoint"):
         said = json.loads(store.get("checkpoint"))
     return None if said is None else Checkpoint(Path(said[0]), Meta.of(said[1]))
-
-
-def _find(plan: Plan) -> Optional[Checkpoint]:
-    model = plan.model.identity()
-    own = plan.files.checkpoints
-    if plan.files.latest_checkpoint.is_file():
-        found = Checkpoint.at(own)
-        require_model(found, model)
-        require_optimizer(found, plan.train.optimizer)
-        return found
-    if plan.train.load is None:
-        return None
-    return to_load(Path(plan.train.load), model, plan.train.iterations, plan.train.optimizer)
 
 
 def find_best(plan: Plan, place: Place, store: Store) -> Optional[Dict[str, float]]:
@@ -146,7 +133,7 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> None:
         names.setdefault(block, [])
     for block, members in names.items():
         path = checkpoint.part(part_name(block))
-        content = safetensors.read(path)
+        content = read_part(checkpoint, part_name(block))
         if UPDATES in content:
             steps[block] = int(_tensor(path, content, UPDATES, [1], torch.int64)[0])
         if SCALER in content and engine.stage_updates is not None:

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints.meta import Checkpoint, part_name, require_model
+from megatron_ext.checkpoints.safetensors import read_part
 from megatron_ext.checkpoints.tensors import STATE
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.run_files import BEST, LATEST, WEIGHTS
+from megatron_ext.contract.run_files import BEST, CHECKPOINTS, LATEST, WEIGHTS
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import check, cut_between
 from megatron_ext.tasks.families import task_of
@@ -49,7 +49,7 @@ def whole_model(task: Task, checkpoint: Checkpoint, device: torch.device, kind: 
     def kept(block: str, name: str, like: Tensor, rows: Optional[int]) -> Tensor:
         path = checkpoint.part(part_name(block))
         if block not in parts:
-            parts[block] = safetensors.read(path)
+            parts[block] = read_part(checkpoint, part_name(block))
         found = parts[block].get(name)
         shape = list(like.shape) if rows is None else [rows, *like.shape[1:]]
         if found is None or list(found.shape) != shape:
@@ -117,14 +117,13 @@ def checkpoint_of(run: Path, name: Optional[str]) -> Checkpoint:
     Raises:
         EngineError: there is none.
     """
-    newest = Checkpoint.at(run)
     if name is None:
-        return newest
-    folder = newest.folder.parent / name
+        return Checkpoint.at(run)
+    folder = run / CHECKPOINTS / name
     if name in (BEST, LATEST) and folder.is_file():
         return Checkpoint.at(folder)
     if not folder.is_dir():
-        every = sorted(path.name for path in newest.folder.parent.iterdir())
+        every = sorted(path.name for path in folder.parent.glob("*"))
         there = [one for one in every if one == BEST or one.startswith("iter_")]
-        raise EngineError(f"--checkpoint {name}: the run has {', '.join(there)}")
+        raise EngineError(f"--checkpoint {name}: the run has {', '.join(there) or 'no checkpoint'}")
     return Checkpoint.read(folder)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from megatron_ext.checkpoints.meta import Checkpoint, part_name
-from megatron_ext.checkpoints.safetensors import read
+from megatron_ext.checkpoints.safetensors import read_part
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.model import TRANSLATION, ModelConfig
 from megatron_ext.contract.plan import Plan
@@ -56,8 +56,7 @@ def weights_of(checkpoint: Checkpoint, kind: str = WEIGHTS) -> Dict[str, Tensor]
     """
     found: Dict[str, Tensor] = {}
     for block in task_of_model(checkpoint.meta.model).blocks:
-        path = checkpoint.part(part_name(block.name))
-        for name, tensor in (read(path) if path.exists() else {}).items():
+        for name, tensor in read_part(checkpoint, part_name(block.name)).items():
             found_kind, _, inner = name.partition("/")
             if found_kind == kind:
                 found[f"{block.name}.{inner}"] = tensor

@@ -15,6 +15,7 @@ from launch.commands.launching.length import readable, samples_in_split, with_le
 from launch.errors import LaunchError
 from megatron_ext.contract.goal import BLEU, SPLIT, names_metric
 from megatron_ext.contract.models.model import TRANSLATION
+from megatron_ext.contract.plan import Plan
 
 Preflight = Callable[[Experiment], Sequence[str]]
 _MOST_PROVED = 2000
@@ -106,3 +107,16 @@ def preflight(experiment: Experiment) -> Sequence[str]:
         actions = schedules.replicated(str(parallel.schedule), parallel.layout.replicas, count)
         schedule_check.check_replicas(actions, parallel.chunks, count)
     return doubts
+
+
+def check_start(plan: Plan) -> None:
+    """Raises LaunchError if the run of this plan cannot go on from its checkpoint."""
+    from megatron_ext.checkpoints import meta
+    from megatron_ext.contract.errors import EngineError
+
+    try:
+        meta.start_of(plan)
+    except EngineError as error:
+        latest = plan.files.latest_checkpoint
+        way_out = f"; once {latest} has another checkpoint's name, the run goes on from that" if latest.exists() else ""
+        raise LaunchError(f"resume={plan.run}: {error}{way_out}") from error

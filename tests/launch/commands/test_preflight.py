@@ -11,12 +11,9 @@ from conf.compose import compose
 from conf.errors import TdppError
 from launch import cli
 from launch.commands.launching.preflight import preflight as checked
-from megatron_ext.checkpoints.meta import Meta
 from megatron_ext.contract.schedule.schedules import schedule
+from tests.support.megatron_ext.checkpoints import save_run
 from tests.support.ordinary_user import ordinary_user
-
-MODEL = {"layers": 4, "hidden": 64, "heads": 4, "sequence_length": 128, "vocab_size": 257}
-"""`model=tiny`."""
 
 
 @pytest.fixture(autouse=True)
@@ -31,12 +28,8 @@ def preflight(*overrides: str) -> None:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A run folder with a checkpoint, as far as it is looked at."""
-    meta = Meta(iteration=40, consumed_samples=640, updates=40, scaler=None, order=None, model=MODEL)
-    folder = tmp_path / "checkpoints" / "iter_0000040"
-    folder.mkdir(parents=True)
-    (folder / "meta.json").write_text(meta.as_json())
-    (folder.parent / "latest").write_text("iter_0000040\n")
+    """A run folder with a checkpoint."""
+    save_run(tmp_path, 40)
     return tmp_path
 
 

@@ -40,6 +40,7 @@ from tests.support.launch.live import (
     wait_for,
     wait_until_running,
 )
+from tests.support.megatron_ext.checkpoints import save
 from tests.support.ordinary_user import open_to_others, ordinary_user
 
 SHORT = ("train.iterations=6", "train.log_interval=1")
@@ -198,6 +199,26 @@ def test_a_module_whose_file_has_changed_is_not_resumed(runs: Path, tmp_path: Pa
     own.unlink()
     with pytest.raises(LaunchError, match=r"my\.py cannot be read: No such file or directory; restore it"):
         main([f"resume={run.path}"], worker=WORKER)
+    assert run.jobs.read_text() == before
+
+
+def test_a_damaged_checkpoint_is_not_resumed_from(runs: Path) -> None:
+    run = start(runs, "train.iterations=100000")
+    wait_until_running(run)
+    stop(run)
+    model = run.read_plan().model.identity()
+    sound, worse = (save(run.checkpoints / f"iter_{iteration:07d}", iteration, model) for iteration in (5, 10))
+    run.latest_checkpoint.write_text(worse.folder.name)
+    worse.part("head").write_bytes(worse.part("head").read_bytes()[:-1])
+    before = run.jobs.read_text()
+    with pytest.raises(LaunchError) as caught:
+        main([f"resume={run.path}"], worker=WORKER)
+    told = str(caught.value)
+    assert told.startswith(f"resume={run.name}: {worse.part('head')}: damaged: expected ")
+    assert told.endswith(
+        f"; the newest sound checkpoint there is {sound.folder}; once {run.latest_checkpoint} has another "
+        "checkpoint's name, the run goes on from that"
+    )
     assert run.jobs.read_text() == before
 
 

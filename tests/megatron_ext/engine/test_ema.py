@@ -9,6 +9,7 @@ import torch
 
 from megatron_ext.checkpoints import safetensors
 from tests.megatron_ext.engine.test_evaluation import LAYOUTS, ONE, evaluations
+from tests.support.megatron_ext.checkpoints import resave
 from tests.support.megatron_ext.engine_run import EngineRun
 
 EVERY = ["train.save_interval=1", "train.keep_checkpoints=9", "data.split='70,30,0'", "train.eval_interval=4"]
@@ -71,11 +72,12 @@ def test_evaluations_take_it(alone: EngineRun) -> None:
     """The same average as the weights of a run that hardly moves them."""
     expected = evaluations(alone)[4]
     folder = alone.plan.files.checkpoints / "iter_0000004"
-    for path in folder.glob("*.safetensors"):
-        content = safetensors.read(path)
-        for name in [name for name in content if name.startswith("ema/")]:
-            content[name.replace("ema/", "weights/")] = content[name]
-        safetensors.write(path, {k: v for k, v in content.items() if not k.startswith("ema/")}, {})
+
+    def exchanged(_: str, content: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        averages = {name.replace("ema/", "weights/"): content[name] for name in content if name.startswith("ema/")}
+        return {**{name: one for name, one in content.items() if not name.startswith("ema/")}, **averages}
+
+    resave(folder, exchanged)
     again = alone.replan(*LAYOUTS["tensor"], *EVERY, "train.iterations=5", "train.lr=1e-12", "train.min_lr=0")
     assert again.go() == 0, again.stderr()
     assert evaluations(again)[5]["valid_loss"] == pytest.approx(expected["valid_loss"], abs=1e-5)
