@@ -19,6 +19,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from conf import hydra_files
 from conf.blocks_of_module import count_blocks
 from conf.errors import CompositionError, ConfigError
 from conf.family_sizes import fill_sizes
@@ -26,9 +27,11 @@ from conf.hydra_errors import COMPOSING, message, unknown_key
 from conf.hydra_session import hydra_session
 from conf.pipedream import words as pipedream
 from conf.reading.hydra_options import refuse_options
+from conf.reading.own_folders import groups
 from conf.reading.references import require_shapes
 from conf.reading.user_files import Words, found_files
 from conf.reading.word_rules import check_words
+from conf.reading.word_texts import quote_texts
 from conf.reading.yaml_file import fault, load_frozen
 from conf.run_folder.run_files import unreadable
 from conf.schema.experiment import Experiment
@@ -42,7 +45,8 @@ _REFERENCE = re.compile(r"(\\*)\$\{")
 
 
 def register() -> None:
-    """Makes the schema known to Hydra, as the config `schema` that `config.yaml` starts from."""
+    """Makes the schema known to Hydra, as the config `schema` that `config.yaml` starts from, and its files."""
+    hydra_files.register()
     ConfigStore.instance().store(name="schema", node=Experiment)
 
 
@@ -119,7 +123,7 @@ def read_experiment(config: Path) -> Experiment:
         RunFolderError: it cannot be read.
     """
     try:
-        loaded = load_frozen(config)
+        loaded = load_frozen(config, Experiment)
         _require_groups(loaded)
         return to_experiment(loaded)
     except ConfigError as error:
@@ -189,9 +193,16 @@ def command_line(words: Sequence[str]) -> Iterator[Words]:
     words, notes = pipedream.expanded(words, _model_of)
     with found_files(words) as found:
         try:
-            yield replace(found, notes=(*notes, *found.notes))
+            yield with_texts(replace(found, notes=(*notes, *found.notes)))
         except COMPOSING as error:
             raise CompositionError(message(error, found)) from error
+
+
+def with_texts(found: Words) -> Words:
+    """The same with quotes around what Hydra would take for a number, though its key holds text."""
+    quoted = [quote_texts(word, Experiment, groups()) for word in found.overrides]
+    texts = {shown: text for _, of_word in quoted for shown, text in of_word.items()}
+    return replace(found, overrides=tuple(word for word, _ in quoted), given={**found.given, **texts})
 
 
 def _model_of(words: Sequence[str]) -> Model:

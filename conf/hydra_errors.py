@@ -208,7 +208,7 @@ def _unreadable(words: Words, fault: str) -> str:
     faults = []
     for file in (file for folder in words.folders for file in sorted(folder.glob(f"*/*{SUFFIX}"))):
         try:
-            load_yaml(file)
+            load_yaml(file, Any)
         except ConfigError as error:
             faults.append(f"{shown(file)}: {error}")
         except OSError as error:

@@ -35,6 +35,10 @@ _HEAD = """\
 Written by `python -m conf.reference` from the schema, which checks the keys. `tdpp config KEY` prints the same in a
 terminal, and `tdpp launch --cfg job` prints every key with the value that it would have. `*` stands for a name of your
 own. Rules that combine several keys are checked before anything starts; an error names the broken rule.
+
+A key that takes text gets the characters that you write, in a file as on the command line: `00123`, `2024_01`, `yes`,
+`12:30`, `1e3`. Only `null` means that it is not set; a text `null` needs quotes (on the command line two pairs,
+`key='"null"'`). Whole numbers are decimal: `010` is 10.
 """.splitlines()
 
 

@@ -39,6 +39,7 @@ FLOORS = {
             "run_folder",
             "reading",
             "schema",
+            "hydra_files",
             "hydra_errors hydra_session identity blocks_of_module family_sizes training_length pipedream",
             "compose",
         ),

@@ -14,7 +14,7 @@ def in_word(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{','.join(map(in_word, value))}]"
-    if isinstance(value, str) and not re.fullmatch(r"[\w./-]+", value):
+    if isinstance(value, str) and (value.lower() == "null" or not re.fullmatch(r"[\w./-]+", value)):
         return quoted(value)
     return str(value)
 

@@ -20,6 +20,8 @@ from conf.reading.hydra_words import quoted
 from conf.reading.own_folders import SHIPPED, SUFFIX, groups, is_file, own_folders, require_other_names
 
 OPTIONS = ("--config-dir", "-cd")
+SCHEME = "tdpp"
+"""Of folders in Hydra's search path (conf/hydra_files.py)."""
 PARTS = "parts"
 OPENSEQ2SEQ = "openseq2seq="
 """A word that stands for those that its file says (conf/reading/openseq2seq.py)."""
@@ -49,12 +51,15 @@ class Words:
 
     @property
     def all(self) -> list[str]:
-        """The overrides, and where else Hydra is to look."""
+        """The overrides, and beside the first one, for Hydra takes them in one row only, where else it is to look."""
         others = [folder.absolute() for folder in self.folders if folder != SHIPPED]
-        return [
-            *self.overrides,
-            *([f"hydra.searchpath=[{','.join(quoted(f'file://{folder}') for folder in others)}]"] if others else []),
-        ]
+        places = ",".join(quoted(f"{SCHEME}://{folder}") for folder in others)
+        first = next(
+            (n for n, word in enumerate(self.overrides) if word.startswith("~") or ("=" in word and word[0] != "-")),
+            len(self.overrides),
+        )
+        searched = [f"hydra.searchpath=[{places}]"] if others else []
+        return [*self.overrides[: first + 1], *searched, *self.overrides[first + 1 :]]
 
     def as_given(self, text: str) -> str:
         """A text of Hydra's, in which files are called as they were given."""

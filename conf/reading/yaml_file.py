@@ -16,6 +16,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from conf.errors import ConfigError
+from conf.reading.written_text import load
 
 NOT_TEXT = "not a text file"
 NO_KEYS = "the file has no keys"
@@ -28,8 +29,8 @@ MOST_DEEP = 50
 TOO_DEEP = f"mappings and lists are nested more than {MOST_DEEP} deep"
 
 
-def load_yaml(path: Path) -> DictConfig:
-    """The keys of a YAML file.
+def load_yaml(path: Path, kind: Any = None) -> DictConfig:
+    """The keys of a YAML file, which are those of a class `kind` where one is given.
 
     Raises:
         ConfigError: it is not YAML, is too large, has no keys, or has a reference `${…}` that cannot be read.
@@ -37,7 +38,8 @@ def load_yaml(path: Path) -> DictConfig:
     """
     try:
         require_small(path)
-        loaded = OmegaConf.load(path)
+        with path.open(encoding="utf-8") as file:
+            loaded: Any = load(file, kind)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{NOT_TEXT}: byte {error.start} is not UTF-8") from error
     except YAMLError as error:
@@ -59,7 +61,7 @@ def load_yaml(path: Path) -> DictConfig:
     return loaded
 
 
-def load_frozen(path: Path) -> DictConfig:
+def load_frozen(path: Path, kind: Any) -> DictConfig:
     """The same of a file that tdpp wrote, in which nothing refers to anything else.
 
     Whoever can write to it could otherwise have the reader's own environment put into what the reader publishes.
@@ -67,7 +69,7 @@ def load_frozen(path: Path) -> DictConfig:
     Raises:
         ConfigError: as `load_yaml`, or it has a reference.
     """
-    loaded = load_yaml(path)
+    loaded = load_yaml(path, kind)
     for key in _references(OmegaConf.to_container(loaded)):
         raise ConfigError(f"{key} refers to another key (${{…}}), which no file written by tdpp does")
     return loaded
@@ -140,7 +142,10 @@ _RULES = (
     (r"Value '(.*)' of type '\w+' could not be converted to Integer", "must be a whole number, not {!r}"),
     (r"Value '(.*)' of type '\w+' could not be converted to Float", "must be a number, not {!r}"),
     (r"Value '(.*)' is not a valid bool \(type \w+\)", "must be true or false, not {!r}"),
-    (r"field '.*' is not Optional", "must have a value, which null is not"),
+    (
+        r"field '.*' is not Optional",
+        "must have a value, which null is not; put the word null into quotes if it is a text",
+    ),
     (r"Invalid value '(.*)', expected one of \[(.*)\]", "{!r} is none of {}"),
     (r"Invalid value assigned: \w+ is not a ListConfig, list or tuple\.", "must be a list, such as [a,b]"),
     (

@@ -43,7 +43,7 @@ MODEL = "name: mine\nlayers: 4\nhidden: 64\nheads: 4\nsequence_length: 64\nvocab
         ("modell@cluster=tiny", "modell@cluster=tiny: no group modell; did you mean model? the groups are"),
         ("modle", "modle is not KEY=VALUE; did you mean model=…?"),
         ("name=[1", "name=[1: the value cannot be read: no viable alternative"),
-        ("model=3", "model=3: give a group the name of one of its files; the groups are cluster, container"),
+        ("model=3", "Could not find 'model/3'; model can be "),
         ("model=[1,2]", "model=[1,2]: give a group the name of one of its files"),
         ("notify.mail=a@x,b@y", "a text with commas in two pairs of quotes, 'notify.mail=\"a@x,b@y\"'"),
         ("model=tiny,xl", "model=tiny,xl: several values make a sweep, which needs 'tdpp launch -m'"),

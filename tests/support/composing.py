@@ -20,6 +20,7 @@ from conf import compose
 from conf.errors import ConfigError
 from conf.reading.own_folders import SUFFIX, groups
 from conf.reading.word_rules import check_words
+from conf.reading.word_texts import quote_texts
 from conf.schema.experiment import Experiment
 
 COMPOSED = compose._composed
@@ -43,7 +44,8 @@ def composed(words: Sequence[str], config_name: str) -> DictConfig:
         return COMPOSED(words, config_name)
     try:
         check_words(words)
-        overrides = OverridesParser.create().parse_overrides(values)
+        texts = [quote_texts(word, Experiment, groups())[0] for word in values]
+        overrides = OverridesParser.create().parse_overrides(texts)
         if any(override.is_sweep_override() for override in overrides):
             return COMPOSED(words, config_name)
         if key not in _chosen:

@@ -64,7 +64,7 @@ def from_file(name: str) -> dict[str, Any]:
         ConfigError: it cannot be read.
     """
     try:
-        return cast(dict[str, Any], OmegaConf.to_container(load_yaml(Path(name)), resolve=True))
+        return cast(dict[str, Any], OmegaConf.to_container(load_yaml(Path(name), dict[str, Any]), resolve=True))
     except ConfigError as error:
         raise ConfigError(f"{FILE}={name}: {error}") from error
     except OmegaConfBaseException as error:

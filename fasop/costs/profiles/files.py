@@ -35,7 +35,7 @@ def read_profile(name: str) -> LayerProfile:
     """
     path = profile_path(name)
     try:
-        profile = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(LayerProfile), load_yaml(path)))
+        profile = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(LayerProfile), load_yaml(path, LayerProfile)))
     except MissingMandatoryValue as error:
         raise ConfigError(f"{path} is not a profile: {error.full_key} is not set (docs/profile.md)") from error
     except OmegaConfBaseException as error:

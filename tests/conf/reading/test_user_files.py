@@ -133,6 +133,12 @@ def test_without_files_of_ones_own_hydra_gets_the_words_unchanged() -> None:
         assert words.all == ["model=xl", "train.load=x.yaml", "-m"]
 
 
+def test_a_folder_of_ones_own_goes_with_options_behind_the_words(folder: Path) -> None:
+    """Hydra's parser takes overrides in one row only: `name=a --cfg job` printed its usage."""
+    with found_files(["--config-dir=own", "model=xl", "--cfg", "job"]) as words:
+        assert [word.partition("=")[0] for word in words.all] == ["model", "hydra.searchpath", "--cfg", "job"]
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [

@@ -1,0 +1,62 @@
+"""The files that Hydra composes, read so that a key that holds text gets what is written
+(conf/reading/written_text.py): a source of configurations beside Hydra's own, for the folders of tdpp and of the user.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+from conf.reading.own_folders import SHIPPED
+from conf.reading.user_files import SCHEME
+from conf.reading.written_text import kind_at, load
+from conf.schema.cluster import Gpu
+from conf.schema.experiment import Experiment
+
+_GLOBAL = ("_global_", "")
+
+
+class TdppFiles(FileConfigSource):
+    """A folder of groups."""
+
+    @staticmethod
+    def scheme() -> str:
+        return SCHEME
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = Path(self.path, self._normalize_file_name(config_path)).resolve()
+        if not path.exists():
+            raise ConfigLoadError(f"Config not found : {path}")
+        with path.open(encoding="utf-8") as file:
+            header = ConfigSource._get_header_dict(file.read(512))
+            file.seek(0)
+            config = load(file, kind_of(config_path, header["package"]))
+        return ConfigResult(config=config, path=self.full_path(), provider=self.provider, header=header)
+
+
+def kind_of(config_path: str, package: str | None) -> Any:
+    """The class that a file's keys belong to, by the name that Hydra has for it, such as `cluster/mine`, and by the
+    package that its first lines name; None if the schema does not know it."""
+    group = config_path.removesuffix(".yaml").split("/")[:-1]
+    if package is None:
+        return Gpu if group[:1] == ["gpu"] else kind_at(Experiment, group)
+    return kind_at(Experiment, [] if package in _GLOBAL else package.split("."))
+
+
+class ShippedFiles(SearchPathPlugin):
+    """Has Hydra read tdpp's own folder, into which a user of a checkout puts files too, in the same way."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.prepend("tdpp", f"{SCHEME}://{SHIPPED}")
+
+
+def register() -> None:
+    """Makes both known to Hydra."""
+    for plugin in (TdppFiles, ShippedFiles):
+        Plugins.instance().register(plugin)
