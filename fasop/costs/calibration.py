@@ -62,7 +62,9 @@ def read_calibration(path: Path) -> Calibration:
     """
     way_out = "'tdpp search validate=RUN calibrate=FILE' makes one"
     try:
-        calibration = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Calibration), load_yaml(path, Calibration)))
+        calibration = OmegaConf.to_object(
+            OmegaConf.merge(OmegaConf.structured(Calibration), load_yaml(path, Calibration))
+        )
     except OSError as error:
         raise SearchError(f"calibration={path}: {error.strerror}; {way_out}") from error
     except MissingMandatoryValue as error:
