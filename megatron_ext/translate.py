@@ -14,7 +14,7 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.inference import exported
 from megatron_ext.inference.lines import translated
 from megatron_ext.inference.scoring import add_scoring, scoring_of
-from megatron_ext.inference.text import tokenizer_of
+from megatron_ext.inference.text import Counting, tokenizer_of
 from megatron_ext.inference.translator import Translator
 
 
@@ -32,8 +32,12 @@ def main(argv: List[str]) -> int:
         translator = Translator(found.model, found.weights, arguments.device)
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
         sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-        for line in translated(sys.stdin, translator, tokenizer_of(found.tokenizer), scoring, live=True):
+        tokenizer = Counting(tokenizer_of(found.tokenizer))
+        for line in translated(sys.stdin, translator, tokenizer, scoring, live=True):
             print(line, flush=True)
+        doubt = tokenizer.doubt()
+        if doubt is not None:
+            print("warning: " + doubt, file=sys.stderr)
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -8,11 +8,13 @@ from pathlib import Path
 from conf.schema.model import Model
 from data_prep.errors import DataPrepError
 from data_prep.files.hashes import require_unchanged
+from data_prep.indexed import unknown
 from data_prep.indexed.check import check, highest_id
 from data_prep.kinds import read_described
 from data_prep.pairs.lines import lines
 from data_prep.pairs.manifest import PairsManifest
 from data_prep.pairs.pair import SIDES, SPLITS
+from data_prep.tokenizers.vocabulary import warn
 from megatron_ext.contract.errors import DataError
 from megatron_ext.data import pairs
 from megatron_ext.data.indexed_dataset import data_file
@@ -41,17 +43,21 @@ def check_pairs(model: Model, prefix: Path) -> list[str]:
             f"{given} has token ids up to {needed - 1}, but model.vocab_size={model.vocab_size}; set it to that of the "
             "data's tokenizer, or choose other data"
         )
+    sides = zip(SIDES, (found.source, found.target), strict=True)
+    lacking = [unknown.doubt(data, prefix, f"{given}: {side} of train", in_full=False) for side, data in sides]
+    doubts = list(filter(None, lacking))
     if 2 * found.left_out < len(found.source):
-        return []
+        return doubts
     return [
+        *doubts,
         f"{given}: only {len(found.kept)} of {len(found.source)} pairs are used; the others are longer than "
         f"model.sequence_length={model.sequence_length} or model.decoder_sequence_length="
-        f"{model.sized(1).decoder_tokens} with their marks, or empty"
+        f"{model.sized(1).decoder_tokens} with their marks, or empty",
     ]
 
 
 def check_in_full(prefix: Path, vocab_size: int | None) -> PairsManifest:
-    """Checks hashes, token ids, and that sentence lies beside sentence.
+    """Checks hashes, token ids, and that sentence lies beside sentence; warns on stderr of many unknown tokens.
 
     Args:
         prefix: of the data.
@@ -64,7 +70,9 @@ def check_in_full(prefix: Path, vocab_size: int | None) -> PairsManifest:
     require_unchanged(manifest.sha256, prefix)
     for split, side in product(SPLITS, SIDES):
         part = pairs.side_prefix(prefix, split, side)
-        sentences = len(check(part, vocab_size or manifest.vocab_size))
+        data = check(part, vocab_size or manifest.vocab_size)
+        warn(unknown.doubt(data, prefix, str(part), in_full=True))
+        sentences = len(data)
         texts = sum(1 for _ in lines(data_file(part, ".txt")))
         if not sentences == texts == manifest.splits[split].pairs:
             raise DataPrepError(

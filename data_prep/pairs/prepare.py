@@ -21,6 +21,7 @@ from data_prep.pairs.pair import SIDES, SPLITS, Languages, Reader
 from data_prep.pairs.wmt16 import Finished
 from data_prep.text.corpus import Corpus
 from data_prep.tokenizers.tokenizer import JsonTokenizer
+from data_prep.tokenizers.vocabulary import doubt, shown, warn
 from megatron_ext.contract.files import write_atomic
 
 
@@ -50,7 +51,7 @@ class Request:
         """
         recipe: dict[str, Any] = {"corpus_sha256": self.corpus.digest(), "languages": list(self.languages)}
         if isinstance(self.pairs, Finished):
-            return recipe
+            return {**recipe, "numbers_in_vocabulary": True} if self.pairs.has_numbers else recipe
         given = self.tokenizer
         tokenizer = {"train_bpe": given} if isinstance(given, int) else {"tokenizer": given.identity}
         return {**recipe, **asdict(self.rules), "split": list(self.weights), "seed": self.seed, **tokenizer}
@@ -79,6 +80,11 @@ def _prepare(request: Request, journal: Journal, prefix: Path, recipe: dict[str,
         tokenizer, counts = _finished(request, request.pairs, journal)
     else:
         tokenizer, counts, left_out = _cleaned(request, request.pairs, journal)
+    try:
+        _require_known(request, counts)
+    except DataPrepError:
+        journal.delete()  # the same command would fail again
+        raise
     files = {f"-{split}.{side}{suffix}" for split, side in counts for suffix in (".txt", ".bin", ".idx")}
     names = {name: name for name in (*sorted(files), steps.TOKENIZER)}
     manifest = PairsManifest(
@@ -139,6 +145,20 @@ def _finished(request: Request, given: Finished, journal: Journal) -> tuple[Json
                 "line k of the other; get them again"
             )
     return tokenizer, counts
+
+
+def _require_known(request: Request, counts: Counts) -> None:
+    """Warns on stderr where the vocabulary lacks more than a few per cent of a text.
+
+    Raises:
+        DataPrepError: it lacks nearly all.
+    """
+    way_out = "give the tokenizer of pairs in these languages, or learn one with --train-bpe N"
+    if isinstance(request.pairs, Finished):
+        words = shown(request.pairs.words())
+        way_out = f"{request.pairs.vocabulary} has {words}; give the vocabulary of this text, a word a line"
+    for (split, side), count in counts.items():
+        warn(doubt(count["unknown"], count["tokens"], f"{request.corpus.description}: {side} of {split}", way_out))
 
 
 def _split(source: Counter[str], target: Counter[str]) -> Split:

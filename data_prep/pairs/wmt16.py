@@ -13,6 +13,7 @@ from data_prep.pairs.lines import lines
 from data_prep.pairs.pair import SPLITS, Languages
 from data_prep.tokenizers.both_languages import finished_words
 from data_prep.tokenizers.tokenizer import JsonTokenizer
+from data_prep.tokenizers.vocabulary import words_of
 
 _VOCABULARY = re.compile(r"vocab\.(bpe\.\d+)$")
 TEST = "newstest2014"
@@ -33,8 +34,17 @@ class Finished:
         return (self.vocabulary, *self.tokens.values(), *self.plain.values())
 
     def tokenizer(self) -> JsonTokenizer:
-        """Its first four ids are special, the others the lines of the vocabulary, as in the GNMT examples."""
-        return finished_words(list(lines(self.vocabulary)))
+        """Its first four ids are special, the others the words of the vocabulary, as in the GNMT examples."""
+        return finished_words(self.words())
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether the lines of the vocabulary hold more than its words."""
+        return self.words() != list(lines(self.vocabulary))
+
+    def words(self) -> list[str]:
+        """Those of the vocabulary."""
+        return words_of(lines(self.vocabulary), self.vocabulary)
 
 
 def is_finished(path: Path) -> bool:

@@ -130,6 +130,10 @@ class Partial:
             sync(file)
         write_atomic(self._journal, json.dumps(asdict(progress)))
 
+    def give_up(self) -> None:
+        """Nothing of it is gone on with: the same command would fail again."""
+        self._journal.unlink(missing_ok=True)
+
     def publish(self, manifest: Manifest) -> Manifest:
         """Gives the files their names, the manifest last. Returns it with their hashes.
 

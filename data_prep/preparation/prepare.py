@@ -17,12 +17,14 @@ from data_prep.errors import BadDocument, DataPrepError
 from data_prep.files.progress import shown
 from data_prep.files.workers import in_order
 from data_prep.indexed.manifest import Manifest, is_true, read_manifest
+from data_prep.indexed.unknown import count
 from data_prep.preparation.partial import Partial, Progress, partial
 from data_prep.text.chunks import chunks
 from data_prep.text.corpus import Corpus
 from data_prep.text.encode import Chunk, Options, Seen, encode, texts, without
 from data_prep.tokenizers.special import AT_FIRST, AT_LAST, SEPARATOR, vocabulary_of, with_special
 from data_prep.tokenizers.tokenizer import END_OF_TEXT, JsonTokenizer, Tokenizer, train_bpe, train_wordpiece
+from data_prep.tokenizers.vocabulary import doubt, unknown_id, warn
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.data.indexed_dataset import OFFSET, IndexedWriter, token_dtype
 
@@ -86,6 +88,7 @@ def prepare(request: Request, prefix: Path, recipe: dict[str, Any] | None = None
         with partial(prefix, recipe) as folder:
             tokenizer = _tokenizer(request, folder)
             end = _write(request, tokenizer, folder)
+            _require_known(request, tokenizer, folder)
             return folder.publish(
                 Manifest(
                     source=request.corpus.description,
@@ -176,6 +179,24 @@ def _write(request: Request, tokenizer: Tokenizer, folder: Partial) -> Progress:
             raise DataPrepError(f"{corpus.description}: no text in its files{why and f' ({why})'}")
         writer.finish(_boundaries(files.boundaries) if options.split_sentences else None)
     return progress
+
+
+def _require_known(request: Request, tokenizer: Tokenizer, folder: Partial) -> None:
+    """Warns on stderr where the vocabulary lacks more than a few per cent of the text.
+
+    Raises:
+        DataPrepError: it lacks nearly all.
+    """
+    unknown = None if tokenizer.content is None else unknown_id(tokenizer.content)
+    if unknown is None:
+        return
+    tokens = np.memmap(folder.folder / "tokens", token_dtype(tokenizer.vocab_size), "r")
+    way_out = f"give the {tokenizer.name} vocabulary of this text, or learn one with --train-bpe N"
+    try:
+        warn(doubt(count(tokens, unknown), len(tokens), request.corpus.description, way_out))
+    except DataPrepError:
+        folder.give_up()
+        raise
 
 
 def _boundaries(file: BinaryIO) -> NDArray[np.int64]:

@@ -77,7 +77,8 @@ def finished_words(tokens: Sequence[str]) -> JsonTokenizer:
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
 
-    ids = {token: number for number, token in enumerate([*SPECIAL, *tokens])}
+    ids = {token: number for number, token in enumerate(tokens, len(SPECIAL))}
+    ids |= {token: number for number, token in enumerate(SPECIAL)}  # a file that has them, too, gives no second id
     tokenizer = made(WordLevel(ids, unk_token=SPECIAL[1]))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.decoder = decoders.Sequence(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from data_prep.errors import DataPrepError, missing_package
 from data_prep.tokenizers.pieces import PIECE, may_be_cut, pieces
+from data_prep.tokenizers.vocabulary import words_of
 from megatron_ext.contract.files import read_regular
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ SMALLEST_BPE = 257
 """Ids of a byte-level BPE without any merge: the bytes and the end of a document."""
 SMALLEST_WORDPIECE = 64
 """With fewer ids than that, letters alone would take them all."""
+MOST_UNUSED = 1000
+"""Ids without a word, as some tokenizers keep for later."""
 LARGEST_BPE = 2**20
 """Several times the largest in use; learning takes memory for each id before the first one is found."""
 
@@ -119,9 +123,29 @@ class JsonTokenizer:
     @classmethod
     def _named(cls, path: Path, content: str, end_token: str) -> JsonTokenizer:
         try:
-            return cls(content, end_token)
+            made = cls(content, end_token)
+            made._require_ids()
         except DataPrepError as error:
             raise DataPrepError(f"{path}: {error}") from error
+        return made
+
+    def _require_ids(self) -> None:
+        """Raises DataPrepError for a vocabulary whose numbers are no ids, or in which text gets lost."""
+        settings, words = json.loads(self.content), self._tokenizer.get_vocab()
+        if self.vocab_size > 2 * len(words) + MOST_UNUSED:
+            word = max(words, key=words.__getitem__)
+            raise DataPrepError(
+                f"{word!r} has the id {words[word]}, but the vocabulary has {len(words)} words; give a file with ids, "
+                "0 and on, not with counts"
+            )
+        model, bytes_first = settings["model"], (settings.get("pre_tokenizer") or {}).get("type") == "ByteLevel"
+        if bytes_first and model["type"] == "BPE" and model.get("unk_token") is None:
+            missing = sorted(_bytes() - words.keys())
+            if missing:
+                raise DataPrepError(
+                    f"the vocabulary lacks {len(missing)} of the 256 bytes, such as {missing[0]!r}; text with them "
+                    "would vanish: give the whole file"
+                )
 
     @property
     def name(self) -> str:
@@ -264,7 +288,7 @@ def _wordpiece(vocabulary: dict[str, int], lowercase: bool) -> HfTokenizer:
 
 def _bert(path: Path, content: str) -> str:
     """The tokenizer.json of BERT's vocab.txt, a token a line; one without capital letters is for lower case."""
-    tokens = content.splitlines()
+    tokens = words_of(content.splitlines(), path)
     special = [token for token in tokens if token.startswith("[") and token.endswith("]")]
     missing = {"[UNK]", "[CLS]", "[SEP]", "[MASK]", "[PAD]"} - set(special)
     if missing:
@@ -298,6 +322,12 @@ def loaded(content: str) -> HfTokenizer:
         raise DataPrepError(f"not a tokenizer of the tokenizers library ({error})") from error
 
 
+def _bytes() -> set[str]:
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    return set(ByteLevel.alphabet())
+
+
 def library() -> type[HfTokenizer]:
     """One thread to a process: several processes share the work."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -310,7 +340,7 @@ def library() -> type[HfTokenizer]:
 
 def _read(path: Path) -> str:
     try:
-        return read_regular(path).decode()
+        return read_regular(path).decode("utf-8-sig")
     except OSError as error:
         raise DataPrepError(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:

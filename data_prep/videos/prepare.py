@@ -21,6 +21,7 @@ from data_prep.images.splitting import held_out
 from data_prep.making import making
 from data_prep.text.corpus import Corpus
 from data_prep.tokenizers.both_languages import SPECIAL, finished_words
+from data_prep.tokenizers.vocabulary import doubt, warn
 from data_prep.videos.manifest import Split, VideosManifest
 from data_prep.videos.video import SPLITS, Reader, Video
 from megatron_ext.contract.files import write_atomic
@@ -72,7 +73,11 @@ def prepare(request: Request, prefix: Path, recipe: dict[str, Any]) -> VideosMan
         with shown("packing videos", sum(map(len, splits.values()))) as show:
             made = {}
             for split, videos in splits.items():
-                made[split] = _write(folder, split, videos, request.reader, vocabulary, counts)
+                part = Counter[str]()
+                made[split] = _write(folder, split, videos, request.reader, vocabulary, part)
+                source = f"--source {request.corpus.description}: captions of {split}"
+                warn(doubt(part["unknown"], part["words"], source, f"take more words than --words {request.words}"))
+                counts += part
                 show.advance(len(videos))
         write_atomic(folder / ".tokenizer.json", finished_words(vocabulary).content)
         kinds = (".frames.npy", ".lengths.npy", ".videos.npy", ".captions.bin", ".captions.idx", ".captions.txt")
@@ -131,6 +136,7 @@ def _write(
     captions = [(number, words) for number, words in captions if words]
     ids = {word: number for number, word in enumerate(vocabulary, len(SPECIAL))}
     tokens = [np.array([ids.get(word, UNKNOWN) for word in words], TOKEN) for _, words in captions]
+    counts["words"] += sum(map(len, tokens))
     counts["unknown"] += sum(int((one == UNKNOWN).sum()) for one in tokens)
     np.save(folder / f"-{split}.lengths.npy", np.array(lengths, np.int64))
     np.save(folder / f"-{split}.videos.npy", np.array([number for number, _ in captions], np.int64))

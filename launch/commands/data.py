@@ -14,6 +14,7 @@ from data_prep.images import options as images_options
 from data_prep.images.check import check_in_full as check_images
 from data_prep.images.inspect import described as described_images
 from data_prep.images.inspect import image_text
+from data_prep.indexed import unknown
 from data_prep.indexed.check import check, open_checked
 from data_prep.indexed.inspect import Sample, described, document_text, figures, sample_text
 from data_prep.indexed.reshape import merge, split
@@ -24,6 +25,7 @@ from data_prep.pairs.inspect import described as described_pairs
 from data_prep.pairs.inspect import pair_text
 from data_prep.pairs.inspect import sample_text as pair_sample
 from data_prep.preparation import options
+from data_prep.tokenizers.vocabulary import warn
 from data_prep.videos import options as videos_options
 from data_prep.videos.check import check_in_full as check_videos
 from data_prep.videos.check import described as described_videos
@@ -166,6 +168,7 @@ def _checked(prefix: Path, vocab_size: int | None) -> str:
         splits_ = ", ".join(f"{one.videos} {name}" for name, one in check_videos(prefix).splits.items())
         return f"{splits_} videos"
     data = check(prefix, vocab_size)
+    warn(unknown.doubt(data, prefix, str(prefix), in_full=True))
     sequences = f"{len(data)} sentences, " if len(data) != data.documents else ""
     return f"{plural(data.documents, 'document')}, {sequences}{len(data.tokens)} tokens"
 

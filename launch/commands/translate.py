@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     from megatron_ext.contract.errors import EngineError
     from megatron_ext.inference import exported
     from megatron_ext.inference.lines import translated
-    from megatron_ext.inference.text import tokenizer_of
+    from megatron_ext.inference.text import Counting, tokenizer_of
     from megatron_ext.inference.translator import Translator
 
     try:
@@ -50,10 +50,12 @@ def main(argv: Sequence[str]) -> int:
             print(arguments.export)
             return 0
         translator = Translator(model.model, model.weights, arguments.device)
-        tokenizer = tokenizer_of(model.tokenizer)
+        tokenizer = Counting(tokenizer_of(model.tokenizer))
         with _reading(arguments.input) as lines, _writing(arguments.output) as output:
             for line in translated(lines, translator, tokenizer, scoring_of(arguments), live=arguments.input is None):
                 print(line, file=output, flush=True)
+        if (doubt := tokenizer.doubt()) is not None:
+            print(f"warning: {doubt}", file=sys.stderr)
     except EngineError as error:
         raise LaunchError(str(error)) from error
     return 0

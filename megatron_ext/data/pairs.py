@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
+FEW_UNKNOWN = 0.03
+"""Share of unknown tokens from which a user is warned: a vocabulary of words lacks some, one of parts of words none."""
+MOST_UNKNOWN = 0.9
+"""Share from which the vocabulary is not that of the text."""
 """Token ids in every vocabulary of pairs; the data have no marks, which are added here."""
 SIDES = ("source", "target")
 _EPOCHS_KEPT = 2

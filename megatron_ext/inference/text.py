@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import List, Protocol
+from typing import List, Optional, Protocol
 
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.data.pairs import FEW_UNKNOWN, MOST_UNKNOWN, UNKNOWN
 from megatron_ext.inference.byte_bpe import ByteBpe
 
 
@@ -19,6 +20,38 @@ class TextTokenizer(Protocol):
     def decode(self, ids: List[int]) -> str:
         """The text, without special tokens."""
         ...
+
+
+class Counting:
+    """A tokenizer that counts what its vocabulary lacks."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.tokens = 0
+        self.unknown = 0
+
+    def encode(self, text: str) -> List[int]:
+        ids = self._tokenizer.encode(text)
+        self.tokens += len(ids)
+        self.unknown += ids.count(UNKNOWN)
+        return ids
+
+    def decode(self, ids: List[int]) -> str:
+        return self._tokenizer.decode(ids)
+
+    def doubt(self) -> Optional[str]:
+        """What to say of the text so far; None where the vocabulary knows nearly all.
+
+        Raises:
+            EngineError: it knows nearly nothing.
+        """
+        share = self.unknown / max(self.tokens, 1)
+        said = "{} of {} tokens of the text ({:.3g} %) are not in the model's vocabulary".format(
+            self.unknown, self.tokens, 100 * share
+        )
+        if share > MOST_UNKNOWN:
+            raise EngineError(said + "; give text in the language, and the form, that the model was trained on")
+        return said if share > FEW_UNKNOWN else None
 
 
 def tokenizer_of(content: str, plain: bool = False) -> TextTokenizer:
