@@ -204,6 +204,10 @@ class RunDir(RunFiles):
         """There once the end of a start is being told."""
         return self.path / f"notified-{start}.json"
 
+    def restarted(self, start: str) -> Path:
+        """Why Slurm started the run again."""
+        return self.path / f"restart-{start}.json"
+
     def submitit_of(self, node: str) -> Path:
         """What the agent of one host among several prints: process ids may be those of another one too."""
         return self.submitit / node

@@ -31,7 +31,7 @@ class NodeState:
             "node_rank": node_rank,
             "start": str(start),
             "job": job,
-            "host": socket.gethostname(),
+            "host": _host(job),
             "pid": os.getpid(),
             "started_unix": self.started_unix,
             "state": "starting",
@@ -67,6 +67,12 @@ class NodeState:
             self.publish(worker_stopped=worker_stopped)
         if time.monotonic() >= self._next_beat:
             self.publish()
+
+
+def _host(job: str | None) -> str:
+    """As Slurm calls this machine in a job of its, or else as that calls itself."""
+    given = os.environ.get("SLURMD_NODENAME") if job is not None else None
+    return given or socket.gethostname()
 
 
 def _size(path: Path) -> int:

@@ -84,6 +84,7 @@ class NodeRecord:
     stopped_unix: Unix | None = None
     doing: str | None = None
     image: str | None = None
+    host: str | None = None
     worker_stopped: bool = False
     withdrew: tuple[str, ...] = ()
 
@@ -127,6 +128,14 @@ class ChangeRecord:
     """Node ranks of those to go on with."""
     reason: str
     unix: Unix
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartRecord:
+    """restart-<start>.json: why Slurm started the run again."""
+
+    unix: Unix
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)

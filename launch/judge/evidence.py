@@ -11,10 +11,11 @@ from launch.judge import gpu_health
 from launch.judge.outlook import outlook
 from launch.judge.pace import held_up_by, held_up_words, median_ms, samples_per_s
 from launch.judge.plan_line import plan_line
+from launch.judge.silence import silent_s
 from launch.judge.state import State
 from launch.observe.iterations import Iteration
 from launch.observe.observation import Observation
-from launch.screen.text import ago, first_line
+from launch.screen.text import ago, clock, first_line
 
 FULL_BYTES = 64 * 1024
 """A disk with less room than this counts as full."""
@@ -47,7 +48,10 @@ def evidence_of(seen: Observation, judged: State, later: Iterable[str]) -> Itera
         left = f", {job.state.time_left} left" if job.state and job.state.state == "RUNNING" else ""
         yield Evidence(f"{job}{left}", ", ".join(job.nodes))
     if seen.start > Start(0, 0):
-        yield Evidence("", f"start {seen.start} (submission.restart); {saved(seen)}")
+        why = f"start {seen.start} (submission.restart)"
+        if seen.restarted is not None:
+            why = f"restarted {clock(seen.restarted.unix, seen.now_unix)}: {seen.restarted.reason}; {why}"
+        yield Evidence("", f"{why}; {saved(seen)}")
     if seen.log:
         last = seen.log[-1]
         progress = f"{last.iteration} of {seen.of_iterations}{_in_its_terms(seen)}, {_loss(seen)}, {_speed(seen)}, "
@@ -67,6 +71,8 @@ def evidence_of(seen: Observation, judged: State, later: Iterable[str]) -> Itera
             sign = "" if node.alive or node.unseen else ", but none of its processes is alive"
             state = "not started" if node.state == "absent" else node.state
             state += f", waiting for {node.doing}" if node.doing else ""
+            silence = silent_s(node, seen)
+            state += f", but its agent has been silent for {silence:.0f} s" if silence is not None else ""
             yield Evidence(OF_NODE, f"{state}{sign}", node.name)
     for node_gpus in seen.gpus:
         if (summary := gpu_health.summary(node_gpus, seen.now_unix)) is not None:

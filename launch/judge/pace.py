@@ -85,6 +85,8 @@ def is_late(seen: Observation) -> bool:
     """
     if not seen.log or seen.log[-1].iteration == seen.iterations:
         return False
+    if seen.start.restarts and any(node.state == "absent" and node.alive for node in seen.nodes):
+        return False  # it waits for Slurm
     last, began = seen.log[-1].unix, began_unix(seen)
     patience = max(
         STALL_S, STALL_LINES * usual_s(seen), gpu_health.GRACE_S if began > last else 0, _evaluation_patience_s(seen)

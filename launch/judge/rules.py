@@ -18,6 +18,7 @@ from launch.judge import gpu_health
 from launch.judge.causes import JOB_RULES, LOST, causes, undecided, what
 from launch.judge.evidence import saved
 from launch.judge.pace import began_unix, held_up_by, held_up_words, is_late, lost_unix, usual_s
+from launch.judge.silence import silent_nodes, silent_s
 from launch.judge.state import State
 from launch.node.elastic.fellows import REGROUPS
 from launch.node.peers import SILENCE_S
@@ -219,7 +220,15 @@ def _failing(seen: Observation) -> Finding | None:
         first = killed[0]
         reason = f"{first.place} {what(first)}; it is not known yet whether its whole node was ended"
         return State.failing, "rank-or-node", reason
-    if symptoms := [error for error in seen.errors if error.symptom]:
+    symptoms = [error for error in seen.errors if error.symptom]
+    if silent := silent_nodes(seen):
+        silence, lost = silent[0]
+        others = f" (and of {plural(len(silent) - 1, 'other')})" if len(silent) > 1 else ""
+        reason = f"the agent of node {lost.name}{others} has been silent for {silence:.0f} s"
+        reason += f"; {symptoms[0].place} {what(symptoms[0])}" if symptoms else ""
+        reason += "; it is not known yet whether the node is lost"
+        return State.failing, "agent-silent", reason
+    if symptoms:
         if held := held_up_by(seen):
             reason = f"{': '.join(held_up_words(seen, held))}; not all nodes have reported yet"
             return State.failing, "rank-stood-still", reason
@@ -270,7 +279,10 @@ def _halted(seen: Observation) -> Finding | None:
 def _progress(seen: Observation) -> Finding:
     at_work = sum(node.state == "running" for node in seen.nodes)
     if at_work and all(node.ended or node.state == "running" for node in seen.nodes):
-        return State.running, "running", f"{_ranks(seen)} at work"
+        silences = [(silence, node) for node in seen.nodes if (silence := silent_s(node, seen)) is not None]
+        silence, quiet = max(silences, key=lambda pair: pair[0], default=(0.0, None))
+        but = "" if quiet is None else f", but the agent of node {quiet.name} has been silent for {silence:.0f} s"
+        return State.running, "running", f"{_ranks(seen)} at work{but}"
     waiting = ", ".join(str(job) for job in seen.jobs if job.state and job.state.pending)
     if seen.start.restarts:
         where = f": {waiting}" if waiting else ""

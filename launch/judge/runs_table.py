@@ -6,12 +6,13 @@ from launch.judge.outlook import outlook
 from launch.judge.pace import median_ms
 from launch.judge.plan_line import short_plan
 from launch.judge.verdict import decide
-from launch.observe.observation import Observation
+from launch.machine.hostlist import compressed
+from launch.observe.observation import Kind, Observation
 from launch.screen.text import span
 
 COLUMNS = ("run", "verdict", "iteration", "loss", "ms/iteration")
 """Of every table of runs."""
-MORE_COLUMNS = ("kind", "age", "took", "left", "plan")
+MORE_COLUMNS = ("kind", "age", "took", "left", "plan", "hosts")
 """Of `tdpp runs`, behind them."""
 
 
@@ -47,4 +48,5 @@ def more_cells(seen: Observation) -> list[str]:
         "-" if took is None else span(took),
         outlook(seen, decide(seen).state).cell,
         short_plan(seen.plan),
+        compressed(node.host for node in seen.nodes if node.host and seen.kind is not Kind.rehearsal) or "-",
     ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from conf.run_folder.rundir import RunDir
 from launch.judge.causes import causes
 from launch.judge.evidence import Evidence, evidence_of
+from launch.judge.hosts import HostNames
 from launch.judge.rules import RULES
 from launch.judge.state import EXIT_CODES, State
 from launch.observe.look import observe
@@ -47,4 +48,9 @@ def judge(run: RunDir, now: float | None = None) -> Verdict:
 def decide(seen: Observation) -> Verdict:
     state, rule, reason = next(finding for rule in RULES if (finding := rule(seen)) is not None)
     later = [cause.reason for cause in causes(seen)[1:]]
-    return Verdict(state, rule, reason, tuple(evidence_of(seen, state, later)))
+    hosts = HostNames(seen)
+    facts = [
+        Evidence(hosts.beside(fact.label), hosts.beside(fact.text), hosts.of(fact.node))
+        for fact in evidence_of(seen, state, later)
+    ]
+    return Verdict(state, rule, hosts.beside(reason), tuple(facts))

@@ -178,6 +178,25 @@ def parse_sacct(text: str) -> dict[str, JobState]:
     return _together(states)
 
 
+def parse_starts(text: str) -> list[JobState]:
+    """Every start of jobs, also those that ended because the job was requeued, in the order of their ends."""
+    rows = [line.strip().split("|") for line in text.splitlines() if line.strip()]
+    ended = sorted((row for row in rows if len(row) == 4 and _unix(row[3]) is not None), key=lambda row: row[3])
+    return [
+        JobState(id=job, state=state.split(" ")[0].rstrip("+"), hosts=expanded(hosts)) for job, state, hosts, _ in ended
+    ]
+
+
+def ended_starts(ids: Iterable[str], timeout_s: float = TIMEOUT_S) -> list[JobState]:
+    """The starts of jobs that have ended, the last one last: how it ended says why Slurm started the job again.
+
+    Raises:
+        LaunchError: there is no accounting, or it does not answer.
+    """
+    fields = "JobID%40,State%60,NodeList,End"
+    return parse_starts(_ask(["sacct", "--duplicates", "-X", "-n", "-P", "-o", fields, "-j", ",".join(ids)], timeout_s))
+
+
 def _together(states: Sequence[JobState]) -> dict[str, JobState]:
     """One state for each job: components are `<id>+<number>`, and the first that is not well speaks for all."""
     jobs: dict[str, list[JobState]] = {}

@@ -24,6 +24,7 @@ from launch.node.elastic.fellows import PARKED
 from launch.node.last_node import tell_if_last
 from launch.node.peers import SILENCE_S, Finding, Peers, watched
 from launch.node.rank_failures import failures, only_lost_others
+from launch.node.restart_note import note_restart
 from launch.node.settings import NodeSettings
 from launch.node.slurm_job import SlurmJob
 from launch.node.stop_signals import StopSignals, ask_all_to_save
@@ -75,6 +76,8 @@ class Node:
         self._name = names[node_rank]
         ask = slurm.other if slurm else lambda _name, _time: None
         self._state = NodeState(settings.run, self._name, node_rank, self._start, slurm.id if slurm else None)
+        if slurm is not None and restarted and node_rank == plan.used[0]:
+            note_restart(settings.run, start, len(names), slurm.id)
         self._elastic = (
             None
             if plan.elastic is None

@@ -17,7 +17,7 @@ from launch.files.attempt import Start
 from launch.files.faults import Faults
 from launch.files.node_state import REQUEUED
 from launch.files.owner import has_rights_of, owner_of
-from launch.files.records import Goal, JobRecord, NodeRecord, Origin, StopRecord, Submitted
+from launch.files.records import Goal, JobRecord, NodeRecord, Origin, RestartRecord, StopRecord, Submitted
 from launch.files.run_files import RunFiles, read_run_files, states_of
 from launch.machine import processes, slurm_commands
 from launch.machine.memory_signs import memory_sign
@@ -149,6 +149,7 @@ def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Ob
         silence=str(answers) if jobs and isinstance(answers, LaunchError) else None,
         cut_off=not submitting and any(node.state == "absent" and node.name not in launched for node in nodes),
         start=start,
+        restarted=faults.tried(lambda: run.read(run.restarted(str(start)), RestartRecord), None),
         saved=_saved(run, faults) if may_go_on or any(node.stopped for node in nodes) else None,
         nodes=tuple(_with_memory(run, node, errors, faults) for node in nodes),
         errors=tuple(sorted(errors, key=lambda error: error.unix)),
@@ -329,8 +330,14 @@ def _slurm_node(name: str, state: NodeRecord | None, job: Job | None, submitting
     if (job is None or job.state is None) and state is not None:
         alive = now - state.beat_unix < SILENCE_S
     if state is None:
-        return Node(name=name, alive=alive, seen_unix=now, job=job.id if job else None)
+        return Node(name=name, alive=alive, seen_unix=now, job=job.id if job else None, host=_host(name, job))
     return _from_record(name, state, alive)
+
+
+def _host(name: str, job: Job | None) -> str | None:
+    """Where Slurm runs, or will run, a node's agent."""
+    hosts = job.state.hosts if job is not None and job.state is not None else ()
+    return hosts[job.nodes.index(name)] if job is not None and len(hosts) == len(job.nodes) else None
 
 
 def _from_record(name: str, record: NodeRecord, alive: bool) -> Node:

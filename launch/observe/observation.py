@@ -8,7 +8,7 @@ from enum import StrEnum
 from conf.run_folder.gpu_lines import GpuEntry, GpuReading, GpuTrouble
 from launch.files.attempt import Start
 from launch.files.faults import Fault
-from launch.files.records import Goal
+from launch.files.records import Goal, RestartRecord
 from launch.machine.slurm_commands import JobState
 from launch.node.stalled_rank import Doing
 from launch.node.unseen import Unseen
@@ -28,6 +28,8 @@ class Node:
     """A node as its agent last described it. `state` is `absent` before it has written anything."""
 
     name: str
+    host: str | None = None
+    """The machine that it is, as Slurm or the machine itself calls it; None as long as that is not known."""
     state: str = "absent"
     alive: bool
     """Whether its agent lives, or, while absent, may still come."""
@@ -145,6 +147,8 @@ class Observation:
     """Whether its launch ended before all of it was submitted."""
     start: Start
     """The newest one, or the one that is waited for."""
+    restarted: RestartRecord | None = None
+    """Why Slurm started it again for the newest start, as far as that is known."""
     saved: int | None
     """Iteration of the newest checkpoint, where the run was started more than once or is to be."""
     nodes: tuple[Node, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import resource
 from pathlib import Path
 from typing import Optional
@@ -68,10 +69,19 @@ def address_space_left() -> Optional[int]:
     return limit - pages * resource.getpagesize()
 
 
+_SOURCE = re.compile(r"^\[[^\]\s]+:\d+\]\s*")
+"""The line of torch's own sources with which gloo begins its messages."""
+_ADVICE = re.compile(r"\.?\s*(This is typically caused by|Check the logs of the remote).*")
+"""With which it ends them: advice for another reader, with pictures."""
+
+
 def reason_of(error: BaseException) -> str:
-    """One line of torch's message: the first, or what NCCL says under its `Last error:`, which tells more."""
+    """One line of torch's message: the first, or what NCCL says under its `Last error:`, which tells more. Of gloo's
+    messages what happened alone."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
     last = "Last error:"
-    return f"NCCL: {lines[lines.index(last) + 1]}" if last in lines[:-1] else lines[0]
+    if last in lines[:-1]:
+        return f"NCCL: {lines[lines.index(last) + 1]}"
+    return _ADVICE.sub("", _SOURCE.sub("", lines[0])) or lines[0]

@@ -24,7 +24,7 @@ from tests.slurm.test_runs import TRAINED, losses, said
 from tests.support.launch.live import FOREVER, WORKER
 from tests.support.megatron_ext.engine_run import make_corpus
 from tests.support.slurm.cluster import Cluster
-from tests.support.slurm.seed import assert_failed, at_work, ids, submitted, verdict_of, wait_for
+from tests.support.slurm.seed import assert_failed, at_work, ids, submitted, verdict_of, wait_for, without_hosts
 
 REFERENCE = "registry.test/small:1.0"
 NODES = ("hgx-0", "gpu2-0", "gpu2-1")
@@ -115,9 +115,8 @@ def test_an_image_that_cannot_be_brought_ends_the_run(
     assert f"exited with 1 on {host}; its last output:\n  [ERROR] URL https://registry.test#other:2" in verdict.reason
     assert "[ERROR] URL https://registry.test#other:2" in run.node_err("hgx-0").read_text()
     ended = "exited with 143, ended by SIGTERM: it ended because node hgx-0 failed"
-    assert [line for line in verdict.evidence if line.startswith("node gpu2-")] == [
-        f"node gpu2-{n}: {ended}" for n in (0, 1)
-    ]
+    evidence = [without_hosts(line) for line in verdict.evidence]
+    assert [line for line in evidence if line.startswith("node gpu2-")] == [f"node gpu2-{n}: {ended}" for n in (0, 1)]
     assert (tmp_path / "images").is_dir()
 
 
@@ -130,7 +129,7 @@ def test_stop_ends_a_run_whose_containers_are_being_made(
     wait_for(lambda: any("which node 0 fetches" in line for line in judge(run).evidence))
     verdict = judge(run)
     assert (verdict.state, verdict.rule) == (State.starting, "preparing")
-    assert verdict.reason.startswith("node hgx-0 prepares its container, waiting for enroot import -o ")
+    assert without_hosts(verdict.reason).startswith("node hgx-0 prepares its container, waiting for enroot import -o ")
     assert stop.main([str(run.path)]) == 0
     assert judge(run).state is State.stopped
 

@@ -132,11 +132,21 @@ def test_a_node_that_loses_power_is_noticed_and_its_job_taken_up_by_another_node
     (run.checkpoints / "latest").write_text("iter_0002990\n")
     lost = run.read_json(run.node_state("gpu2-1"))["host"]
     slurm.kill_node(lost)
+    told = []
     try:
+        wait_for(lambda: told.append(judge(run)) or observe(run).start.restarts == 1)
         verdict = verdict_of(run)
     finally:
         slurm.start_node(lost)
     assert verdict.state is State.succeeded, verdict
+    silent = [one for one in told if one.rule == "agent-silent"]
+    assert f"the agent of node gpu2-1 on {lost} has been silent for " in silent[0].reason
+    assert State.stalled not in [one.state for one in told]
+    wait_for(lambda: run.restarted("0.1").exists())
+    assert any(
+        line.startswith("restarted ") and f": {lost} failed, NODE_FAIL; start 0.1" in line
+        for line in judge(run).evidence
+    )
     assert run.read_json(run.node_state("gpu2-1"))["host"] != lost
     assert 2991 in iterations(run)
 

@@ -21,7 +21,7 @@ from tests.launch.judge.test_verdict import NOW, OK, Case, Node, ended
 from tests.support.launch.live import TWO_NODES
 from tests.support.ordinary_user import open_to_others, ordinary_user
 
-HEADING = ["run", "verdict", "iteration", "loss", "ms/iteration", "kind", "age", "took", "left", "plan"]
+HEADING = ["run", "verdict", "iteration", "loss", "ms/iteration", "kind", "age", "took", "left", "plan", "hosts"]
 
 
 def made(runs: Path, name: str, age: float = 2 * SUBMISSION_S) -> RunDir:
@@ -201,10 +201,10 @@ def test_a_line_tells_kind_age_duration_and_plan(
     cells = {name: [cell.strip() for cell in parts if cell.strip()][5:] for name, parts in told.items()}
     plan = "tp1 dp2 pp2, 1-3, batch 2/16, "
     assert cells == {
-        "old": ["local", "3 days", cells["old"][2], "-", plan + "local*2"],
-        "rehearsed": ["rehearsal", "5 h", "10 min", "-", plan + "local*2"],
-        "queued": ["slurm", "4 h", "2 h", cells["queued"][3], plan + "local*2"],
-        "new": ["local", "12 min", "10 min", "-", plan + "local*2"],
+        "old": ["local", "3 days", cells["old"][2], "-", plan + "local*2", "-"],
+        "rehearsed": ["rehearsal", "5 h", "10 min", "-", plan + "local*2", "-"],
+        "queued": ["slurm", "4 h", "2 h", cells["queued"][3], plan + "local*2", "-"],
+        "new": ["local", "12 min", "10 min", "-", plan + "local*2", "-"],
     }
 
 

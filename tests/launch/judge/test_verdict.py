@@ -125,7 +125,6 @@ class Case:
         content = {
             "node": name,
             "node_rank": rank,
-            "host": "there",
             "pid": 1,
             "started_unix": node.started,
             "state": node.state,
