@@ -13,10 +13,10 @@ import numpy as np
 
 from conf.schema.experiment import Schedule
 from fasop.costs.arrays import Floats, Integers
-from fasop.partition.local_search import both_passes, by_stage, largest_stage, least_largest
+from fasop.partition.local_search import both_passes, bottleneck, by_stage, largest_stage, least_largest
 from fasop.partition.unlike_layers import CLOSE, in_units, least_largest_part
 from fasop.simulation.linear import Linear
-from fasop.simulation.pipelines import Pipelines
+from fasop.simulation.pipelines import Columns, Pipelines
 
 LEVELS = 200
 """Amounts that are looked at one after another."""
@@ -101,6 +101,15 @@ def quick_bound(pipelines: Pipelines, layers: int, balanced: Integers) -> Floats
 
     Layers that differ are taken for amounts of work (`fasop.partition.unlike_layers.in_units`).
     """
+
+    def of_lines(lines: Pipelines, of: Columns) -> list[Floats]:
+        return [_bound(lines, layers, balanced if lines is pipelines else bottleneck(lines, layers))]
+
+    return pipelines.of_slowest_replicas(of_lines)[0]
+
+
+def _bound(pipelines: Pipelines, layers: int, balanced: Integers) -> Floats:
+    """[pipelines]: as `quick_bound`, where the replicas of each pipeline are alike."""
     if pipelines.order is not None:
         return _bound_in_units(pipelines, balanced)
     chains, stepped = _chains(pipelines), pipelines.optimizer.fixed

@@ -5,7 +5,7 @@ A class has the stages whose slowest GPU is of one kind. The chains of waits are
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -23,7 +23,9 @@ class Classes:
     Seconds of a layer, which are at least as many with every kind as with the one before it.
     """
 
-    stages: Integers
+    stages: Integers | Floats
+    shares: Floats
+    """Of the stages, those that the GPUs of a kind would fill: parts of them, too."""
     trip: Floats
     """For a micro-batch there and back, but for what `zb_h1` puts off."""
     both: Floats
@@ -40,6 +42,17 @@ class Classes:
     slowest: Floats
     """[plans]: `trip` on a stage of all kinds."""
 
+    def take(self, plans: Integers) -> Classes:
+        return Classes(**{field.name: getattr(self, field.name)[plans] for field in fields(self)})
+
+    def in_two(self, kind: int) -> Classes:
+        """With all faster kinds as fast as the fastest one, and all others as this one."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        two = {name: value[:, [0, kind]] for name, value in values.items() if value.ndim > 1}
+        for name in ("stages", "shares"):
+            two[name] = np.add.reduceat(values[name], [0, kind], axis=1)
+        return Classes(**(values | two))
+
 
 def not_falling(times: Floats) -> Floats:
     """[plans, kinds, …]: of each kind the least of its own and all slower ones' times."""
@@ -47,7 +60,7 @@ def not_falling(times: Floats) -> Floats:
     return least
 
 
-def in_parts(stages: Integers, trip: Floats, left: Floats, layers: int | Floats) -> Floats:
+def in_parts(stages: Integers | Floats, trip: Floats, left: Floats, layers: int | Floats) -> Floats:
     """[plans]: the first micro-batch's passes and what the largest stage has left then, at least, if layers have parts.
 
     `stages` and `trip` are [plans, kinds], `left` [plans, kinds, places]: each kind of stage is in the places where it
@@ -57,13 +70,16 @@ def in_parts(stages: Integers, trip: Floats, left: Floats, layers: int | Floats)
     if left.shape[2] > 1:
         room = np.cumsum(1 / np.maximum(np.sort(left, axis=2), TINY), axis=2)
         room = np.concatenate([np.zeros((*room.shape[:2], 1)), room], axis=2)
-        share = np.take_along_axis(room, stages[..., np.newaxis], axis=2)[..., 0]
+        below = np.floor(stages).astype(np.int64)[..., np.newaxis]
+        share = np.take_along_axis(room, below, axis=2)[..., 0]
+        following = np.take_along_axis(room, np.minimum(below + 1, room.shape[2] - 1), axis=2)[..., 0]
+        share = share + (stages - below[..., 0]) * (following - share)
     prices = (1 + np.cumsum(share * trip, axis=1)) / np.maximum(np.cumsum(share, axis=1), TINY)
     least: Floats = layers * prices.min(axis=1)
     return least
 
 
-def in_whole(stages: Integers, trip: Floats, left: Floats, layers: int) -> Floats:
+def in_whole(stages: Integers | Floats, trip: Floats, left: Floats, layers: int) -> Floats:
     """[plans]: as `in_parts`, of whole layers, with the same `left` [plans, kinds] in every place."""
     levels = (left[..., np.newaxis] * np.arange(1, layers + 1)).reshape(len(left), -1)
     room = np.floor(levels[..., np.newaxis] / np.maximum(left, TINY)[:, np.newaxis] + ROUNDING)
@@ -75,7 +91,7 @@ def in_whole(stages: Integers, trip: Floats, left: Floats, layers: int) -> Float
     return least
 
 
-def largest(stages: Integers, seconds: Floats, layers: int) -> Floats:
+def largest(stages: Integers | Floats, seconds: Floats, layers: int) -> Floats:
     """[plans]: the largest stage's seconds, at least; `stages` are [plans, kinds], `seconds` [plans, kinds, layers]."""
     number = len(stages)
     each = seconds.reshape(number, -1)

@@ -24,6 +24,7 @@ def never_worse(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.boo
         return np.zeros(len(one), bool)
     room = np.minimum(one.capacity, layers) >= np.minimum(other.capacity, layers)
     better: NDArray[np.bool_] = room.all(axis=0) & (one.embedding <= other.embedding)
+    better &= _replicas_never_worse(one, other, layers)
     if one.shares is not None and other.shares is not None:
         every = tuple(range(one.shares.ndim - 1))
         better &= (one.shares <= other.shares).all(axis=every) | (_all_of(one, layers) <= 1).all(axis=(0, 1))
@@ -42,6 +43,18 @@ def never_worse(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.boo
         else:  # of any kind
             better &= (mine.layer <= theirs.layer).all(axis=(0, 1))
     return better if one.hidden is None or other.hidden is None else better & _hides_enough(one, other, layers)
+
+
+def _replicas_never_worse(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.bool_]:
+    """[pipelines]: whether that is so of all replicas; false where they cannot be compared one by one."""
+    found = np.ones(len(one), bool)
+    if [own.of.tobytes() for own in one.replicas] == [own.of.tobytes() for own in other.replicas]:
+        for mine, theirs in zip(one.replicas, other.replicas, strict=True):
+            found[mine.of[~never_worse(mine.lines, theirs.lines, layers)]] = False
+    else:
+        for own in (*one.replicas, *other.replicas):
+            found[own.of] = False
+    return found
 
 
 def _all_of(one: Pipelines, layers: int) -> Floats:
@@ -99,6 +112,17 @@ def distinct(lines: Pipelines) -> Integers:
     """The first of each that has the same stages and links as others: nodes of a stage may change places."""
     if len(lines) == 1:
         return np.arange(1)
+    replicas: list[list[bytes]] = [[] for _ in range(len(lines))]
+    for own in lines.replicas:
+        for number, column in zip(own.of, _columns(own.lines), strict=True):
+            replicas[number].append(bytes([own.lines.micro_batches == lines.micro_batches]) + column)
+    every = [(column, *sorted(own)) for column, own in zip(_columns(lines), replicas, strict=True)]
+    first = {column: number for number, column in reversed([*enumerate(every)])}
+    return np.sort([*first.values()])
+
+
+def _columns(lines: Pipelines) -> list[bytes]:
+    """All numbers of each pipeline, but for its replicas'."""
     parts = _stage_times(lines)
     rows = [*(part.fixed for part in parts), *(part.layer for part in parts), lines.hop, lines.capacity]
     rows += [] if lines.shares is None else [*lines.shares]
@@ -111,5 +135,4 @@ def distinct(lines: Pipelines) -> Integers:
     if lines.order is not None:
         rows = [row.reshape(-1, len(lines)) for row in rows]
     numbers = np.concatenate([*rows, lines.embedding[np.newaxis], lines.basis[np.newaxis]])
-    first = {column.tobytes(): number for number, column in reversed([*enumerate(numbers.T)])}
-    return np.sort([*first.values()])
+    return [column.tobytes() for column in numbers.T]

@@ -129,7 +129,7 @@ class _Search:
 
     def _cut(self, partitions: Layers) -> Floats:
         """At these; returns their seconds, with nothing hidden."""
-        slopes, seconds = self._paths.longest(partitions)
+        slopes, seconds = self._paths.take(np.zeros(partitions.shape[1], np.int64)).longest(partitions)
         self._problem.cut(slopes.T, seconds - (slopes * partitions).sum(axis=0))
         return seconds
 

@@ -29,7 +29,7 @@ def proved_of_unlike(one: Pipelines, begin: Integers) -> tuple[Integers, float, 
     """The best partition that is found on the way, from `begin` [parts, 1], which fits; its seconds; and the bound."""
     assert one.order is not None
     assert one.shares is not None
-    paths = replace(one.unhidden(one.order.layers), order=None, shares=None)  # whose messages are the shortest
+    paths = _with_shortest_messages(one.unhidden(one.order.layers))
     least = replace(one, shares=one.shares.min(axis=0, keepdims=True))  # of moments: nothing that fits is lost
     memory, room = memory_taken(least), stage_room(one)
     free = [np.full(room.shape, np.inf)]
@@ -58,6 +58,12 @@ def proved_of_unlike(one: Pipelines, begin: Integers) -> tuple[Integers, float, 
             counts.append(one.counted(found[0]))
             cut(counts[-1])
     return best, seconds, min(bound, seconds)
+
+
+def _with_shortest_messages(one: Pipelines) -> Pipelines:
+    """For numbers of layers by kind, which need not be a partition."""
+    replicas = tuple(replace(own, lines=_with_shortest_messages(own.lines)) for own in one.replicas)
+    return replace(one, order=None, shares=None, replicas=replicas)
 
 
 def _weights(counts: list[Layers], slopes: list[Floats], constants: list[float]) -> tuple[Floats, Floats]:

@@ -1,7 +1,9 @@
 """Times that no plan of given sizes beats, in whatever order the nodes come: known before any stage is laid on a node.
 
-A stage is as slow as its slowest GPU. If GPUs, sorted by speed, share stages in that order, the j fastest stages are as
-fast as they can be in any order of the nodes, for every j. The chains of waits are those of `fasop.partition.bounds`.
+A replica has a part of every stage. If GPUs, sorted by speed, share stages in that order, the j fastest stages are as
+fast as they can be in any order of the nodes, for every j, where each stage lies in one node. Where replicas may lie on
+different kinds of nodes, that holds for the fastest kinds together, for at least one replica, and for the mean of all
+replicas. The chains of waits are those of `fasop.partition.bounds`.
 """
 
 from __future__ import annotations
@@ -84,49 +86,24 @@ class LowerBounds:
         """
         if not plans:
             return np.zeros(0)
-        if not plans[0].blocks.alike:
-            return self._in_units(plans, way, kinds)
-        layers = plans[0].blocks.layers
-        classes = self._classes(plans, way, kinds, self._layers(plans, way, kinds), layers)
-        beside = self._beside(plans, way, kinds)
-        count = np.array([one.parallel.micro_batches for one in plans])
-        messages = 2 * (way.chunks * beside.hops + (way.chunks - 1) * beside.around)
-        passes = np.maximum(
-            in_parts(classes.stages, classes.trip, classes.left, layers),
-            in_whole(classes.stages, classes.trip, classes.left.min(axis=2), layers),
-        )
-        if way.schedule is Schedule.interleaved:
-            parts = way.chunks * classes.stages
-            passes = np.maximum(passes, in_parts(parts, classes.trip, classes.of_part[..., np.newaxis], layers))
-            passes = np.maximum(passes, in_whole(parts, classes.trip, classes.turn, layers))
-        trip = messages + beside.embedding + beside.head + passes
-        least: Floats = np.maximum(trip + beside.ending, largest(classes.stages, classes.busy, layers))
-        if way.schedule is not Schedule.zb_h1:
-            each = classes.both[..., np.newaxis] * np.arange(1.0, layers + 1)
-            least = np.maximum(least, count * largest(classes.stages, each, layers) + beside.ending)
-        if way.schedule in (Schedule.gpipe, Schedule.one_f_one_b, Schedule.zb_h1):
-            fixed = (beside.embedding + beside.head) / classes.slowest
-            least = np.maximum(least, beside.ending + (layers + fixed) / reach(classes, count))
-        return least
-
-    def _in_units(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> Floats:
-        """As `of`, where layers differ: they are taken for amounts of work, which need not be whole numbers
-        (`fasop.partition.unlike_layers`)."""
-        units, times = self._units(plans, way, kinds)
-        classes, beside = self._classes(plans, way, kinds, times, 1), self._beside(plans, way, kinds)
-        count = np.array([one.parallel.micro_batches for one in plans])
-        messages = 2 * (way.chunks * beside.hops + (way.chunks - 1) * beside.around)
-        passes = in_parts(classes.stages, classes.trip, classes.left, units)
-        if way.schedule is Schedule.interleaved:
-            stages = way.chunks * classes.stages
-            passes = np.maximum(passes, in_parts(stages, classes.trip, classes.of_part[..., np.newaxis], units))
-        least: Floats = messages + beside.embedding + beside.head + passes + beside.ending
-        if way.schedule is not Schedule.zb_h1:
-            even = count * units / (classes.stages / classes.both).sum(axis=1)
-            least = np.maximum(least, even + beside.ending)
-        if way.schedule in (Schedule.gpipe, Schedule.one_f_one_b, Schedule.zb_h1):
-            fixed = (beside.embedding + beside.head) / classes.slowest
-            least = np.maximum(least, beside.ending + (units + fixed) / reach(classes, count))
+        whole = plans[0].blocks.alike
+        layers = plans[0].blocks.layers if whole else 1
+        if whole:
+            units, times = np.full(len(plans), float(layers)), self._layers(plans, way, kinds)
+        else:
+            units, times = self._units(plans, way, kinds)
+        classes, beside = self._classes(plans, way, kinds, times, layers), self._beside(plans, way, kinds)
+        count = np.array([_micro_batches(one, kinds) for one in plans])
+        least = _least(classes, beside, count, way, units, whole=whole)
+        apart = np.nonzero([_has_unlike_replicas(one, kinds) for one in plans])[0]
+        if len(kinds) > 2 and len(apart):
+            some, near = classes.take(apart), _Beside(*(seconds[apart] for seconds in beside))
+            found = [
+                _least(some.in_two(kind), near, count[apart], way, units[apart], whole=whole)
+                for kind in range(1, len(kinds))
+            ]
+            mean = replace(some, stages=some.shares)
+            least[apart] = np.max([*found, _least(mean, near, count[apart], way, units[apart], whole=False)], axis=0)
         return least
 
     def _units(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> tuple[Floats, Floats]:
@@ -152,18 +129,21 @@ class LowerBounds:
         gpus = np.array([kind.gpus * kind.group.count for kind in kinds])[fastest]
         width = np.array([[one.parallel.tensor_size * one.parallel.data] for one in plans])
         most = max(one.parallel.pipeline for one in plans)
-        passes = np.array([_passes(way, one.parallel.pipeline, one.parallel.micro_batches, most) for one in plans])
+        passes = np.array([_passes(way, one.parallel.pipeline, _micro_batches(one, kinds), most) for one in plans])
         ahead, back = passes.transpose(1, 0, 2, 3)[..., np.newaxis, :]
         left = ahead * forward[:, np.newaxis, :, np.newaxis] + back * backward[:, np.newaxis, :, np.newaxis]
-        turn = np.array([[in_turn(one.parallel.pipeline, one.parallel.micro_batches)] for one in plans])
-        then = np.array([_then(way, one.parallel.pipeline, one.parallel.micro_batches) for one in plans])
-        count = np.array([[[one.parallel.micro_batches]] for one in plans])
+        turn = np.array([[in_turn(one.parallel.pipeline, _micro_batches(one, kinds))] for one in plans])
+        then = np.array([_then(way, one.parallel.pipeline, _micro_batches(one, kinds)) for one in plans])
+        count = np.array([[[_micro_batches(one, kinds)]] for one in plans])
         busy = count * (forward + backward)[..., np.newaxis] * np.arange(1.0, layers + 1)
         if len({kind.gpus for kind in kinds}) == 1 and plans[0].blocks.alike:
             exposed = self._exposed(plans, way, kinds, backward, fastest)
+            apart = np.array([_has_unlike_replicas(one, kinds) for one in plans])[:, np.newaxis, np.newaxis]
+            exposed = np.where(apart, exposed.min(axis=1, keepdims=True), exposed)  # any kind may be beside another
             busy = np.minimum.accumulate((busy + exposed)[..., ::-1], axis=2)[..., ::-1]
         return Classes(
             stages=np.diff(np.cumsum(gpus, axis=1) // width, axis=1, prepend=0),
+            shares=gpus / width,
             trip=not_falling(forward + way.half * backward),
             both=forward + backward,
             left=not_falling(left.min(axis=1)),
@@ -266,6 +246,53 @@ class LowerBounds:
             orders = np.repeat(np.arange(len(alike))[:, np.newaxis], nodes, axis=1)
             self._nodes[nodes, gpus] = Nodes(alike, orders, least=True)
         return self._nodes[nodes, gpus]
+
+
+def _has_unlike_replicas(one: Training, kinds: Sequence[NodeKind]) -> bool:
+    """Whether some order of the nodes may give replicas different GPUs in a stage."""
+    parallel = one.parallel
+    width = parallel.tensor_size * parallel.data
+    return len(kinds) > 1 and parallel.data > 1 and any(kind.gpus % width for kind in kinds)
+
+
+def _micro_batches(one: Training, kinds: Sequence[NodeKind]) -> int:
+    """Of every replica, at least. Where all have the same GPUs, those with the most take longest."""
+    parallel = one.parallel
+    if parallel.shares is None or not _has_unlike_replicas(one, kinds):
+        return parallel.micro_batches
+    return parallel.global_batch_size // parallel.micro_batch_size // parallel.data
+
+
+def _least(classes: Classes, beside: _Beside, count: Integers, way: Way, units: Floats, *, whole: bool) -> Floats:
+    """[plans]: seconds of an iteration, at least.
+
+    Where layers differ (not `whole`), they are taken for amounts of work, which need not be whole numbers
+    (`fasop.partition.unlike_layers`); nor need stages be.
+    """
+    layers = classes.busy.shape[2]
+    messages = 2 * (way.chunks * beside.hops + (way.chunks - 1) * beside.around)
+    passes = in_parts(classes.stages, classes.trip, classes.left, units)
+    parts = way.chunks * classes.stages
+    if way.schedule is Schedule.interleaved:
+        passes = np.maximum(passes, in_parts(parts, classes.trip, classes.of_part[..., np.newaxis], units))
+    if whole:
+        passes = np.maximum(passes, in_whole(classes.stages, classes.trip, classes.left.min(axis=2), layers))
+    if whole and way.schedule is Schedule.interleaved:
+        passes = np.maximum(passes, in_whole(parts, classes.trip, classes.turn, layers))
+    least: Floats = messages + beside.embedding + beside.head + passes + beside.ending
+    if whole:
+        least = np.maximum(least, largest(classes.stages, classes.busy, layers))
+    if way.schedule is not Schedule.zb_h1:
+        if whole:
+            each = classes.both[..., np.newaxis] * np.arange(1.0, layers + 1)
+            even = largest(classes.stages, each, layers)
+        else:
+            even = units / (classes.stages / classes.both).sum(axis=1)
+        least = np.maximum(least, count * even + beside.ending)
+    if way.schedule in (Schedule.gpipe, Schedule.one_f_one_b, Schedule.zb_h1):
+        fixed = (beside.embedding + beside.head) / classes.slowest
+        least = np.maximum(least, beside.ending + (units + fixed) / reach(classes, count))
+    return least
 
 
 @lru_cache(maxsize=4096)

@@ -29,18 +29,11 @@ class Plan(PlacedTraining):
     """Proved: no partition of these sizes and nodes that fits takes less."""
     basis: Basis
     pipelines: Pipelines | None
-    """What its stages take by the slowest of their GPUs; one pipeline. None where stages differ."""
+    """What its stages take; one pipeline. None where stages differ, or shares by more than one."""
 
     @property
     def parallel(self) -> Parallel:
         return self.training.parallel
-
-    @property
-    def unlike_replicas(self) -> bool:
-        """Whether its replicas lie on other kinds of nodes than others, so that `pipelines` are none of theirs."""
-        kinds = [node.name for node in self.nodes for _ in range(node.gpus // self.parallel.tensor_size)]
-        data = self.parallel.data
-        return any(len({*kinds[first : first + data]}) > 1 for first in range(0, len(kinds), data))
 
     @property
     def gap(self) -> float:

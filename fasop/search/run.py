@@ -26,7 +26,6 @@ from fasop.search.lower_bound import LowerBounds
 from fasop.search.pareto import Front, Limits, nothing_within
 from fasop.search.plan import Plan, by_time, check_prices
 from fasop.search.search import Best, Coverage, ShowProgress, explore, no_progress
-from fasop.search.shares.by_replica import exact
 from fasop.search.shares.unequal_shares import explore_shares
 from fasop.search.space import node_sets
 from fasop.search.space.candidates import Space
@@ -81,7 +80,7 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
     plans = best.plans
     if args.leave_out:
         plans, others = [*plans, *others], []
-    even, plans = exact(even), sorted(exact(plans), key=by_time)
+    plans = sorted(plans, key=by_time)
     shared = Best(1)
     shared.add(plans[:1])
     explore_shares(inputs.training, sets, inputs.choices, shared, begun + LIMIT_S)
@@ -193,9 +192,6 @@ def _front(inputs: Inputs, limits: Limits) -> tuple[Sequence[Plan], Coverage]:
         seen = explore(_spaces(inputs, sets, bounds), kept, progress, until)
         until = max(time.process_time(), until - SHARES_S) + SHARES_S
         seen += explore(_spaces(inputs, sets, bounds, uneven=True), kept, progress, until)
-        found = exact(kept.plans)
-        kept.plans = []
-        kept.add(found)
         explore_shares(inputs.training, sets, inputs.choices, kept, until + SHARES_S)
     if not kept.plans and limits == Limits():
         raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
@@ -217,7 +213,7 @@ def prove(plans: Sequence[Plan], progress: ShowProgress = no_progress) -> list[P
     for number, plan in enumerate(plans):
         lines = plan.pipelines
         small = lines is not None and lines.parts_count * lines.micro_batches <= PASSES
-        can = lines is not None and not plan.unlike_replicas and (small or number == 0)
+        can = lines is not None and (small or number == 0)
         found.append(_proved(plan, lines, BOXES[number > 0]) if lines is not None and can else plan)
         progress((number + 1) / len(plans))
     return sorted(found, key=by_time)

@@ -40,7 +40,7 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     slowest = nodes.slowest(where.stages, training, times)
     handing, exchanged = weights_handed_out(where.sums, training), exchanged_on(training, nodes)
     stepping = slowest.step / (parallel.data if parallel.sharded_optimizer else 1)
-    backward = _passes(training, slowest.backward)
+    backward = pass_times(training, slowest.backward)
     optimizer = Link(latency_s=handing.latency_s, s_per_byte=stepping + handing.s_per_byte)
     capacity, shares = _capacity(training, slowest.memory_gib)
     alike = training.blocks.alike
@@ -53,14 +53,14 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     return Pipelines(
         schedule=parallel.schedule,
         micro_batches=parallel.micro_batches,
-        forward=_passes(training, slowest.forward),
+        forward=pass_times(training, slowest.forward),
         backward=backward,
         hop=exchanged.hop,
         busy=min(training.messages) * where.hops.link.s_per_byte,
         one_way_out=where.one_way_out,
         blocking=training.blocking,
         sums=exchanged.sums,
-        optimizer=_by_parameters(training, optimizer),
+        optimizer=by_parameters(training, optimizer),
         embedding=exchanged.embedding,
         capacity=capacity,
         shares=shares,
@@ -92,7 +92,7 @@ def exchanged_on(training: Training, nodes: Nodes) -> Exchanged:
     """Of `training` on these nodes, in each of their orders."""
     where = nodes.links_of(training)
     summing = gradients_summed(where.sums, training)
-    sums = _by_parameters(training, summing)
+    sums = by_parameters(training, summing)
     return Exchanged(
         hop=where.hops.link.takes(np.array(float(min(training.messages)))),
         sums=_in_buckets(training, sums, summing) if training.overlaps else sums,
@@ -117,7 +117,7 @@ def _order(training: Training) -> LayerOrder:
 def handing_out(training: Training, nodes: Nodes) -> Linear:
     """The part of `Pipelines.optimizer` that handing out the new weights of a sharded one takes."""
     where = nodes.links_of(training)
-    return _by_parameters(training, weights_handed_out(where.sums, training))
+    return by_parameters(training, weights_handed_out(where.sums, training))
 
 
 def _capacity(training: Training, memory_gib: Floats) -> tuple[Integers, Floats | None]:
@@ -220,17 +220,21 @@ class Nodes:
 
     def slowest(self, stages: Uses, training: Training, times: Sequence[LayerTimes]) -> SlowestGpus:
         """`times` are by kind."""
+        kinds = self.orders.T[stages.nodes]
+        most = np.maximum.reduceat(self.gpu_times(training, times)[:, kinds], stages.starts, axis=1)
+        memory = np.array([kind.gpu.memory_gib for kind in self.kinds])[kinds]
+        least = np.minimum.reduceat(memory, stages.starts, axis=0)
+        half = len(most) // 2
+        return SlowestGpus(forward=most[:half], backward=most[half:-1], step=most[-1], memory_gib=least)
+
+    def gpu_times(self, training: Training, times: Sequence[LayerTimes]) -> Floats:
+        """[rows, kinds]: `SlowestGpus.forward`, `backward` and `step` of a GPU of each kind; `times` are by kind."""
         rows = []
         for kind, time in zip(self.kinds, times, strict=True):
             parts = (time.embedding, time.head, *time.layers)
             step = kind.factors.optimizer * optimizer_s_per_parameter(kind.gpu, kind.profile, training.precision)
             rows.append([*(part.forward for part in parts), *(part.backward for part in parts), step])
-        kinds = self.orders.T[stages.nodes]
-        most = np.maximum.reduceat(np.array(rows).T[:, kinds], stages.starts, axis=1)
-        memory = np.array([kind.gpu.memory_gib for kind in self.kinds])[kinds]
-        least = np.minimum.reduceat(memory, stages.starts, axis=0)
-        half = len(most) // 2
-        return SlowestGpus(forward=most[:half], backward=most[half:-1], step=most[-1], memory_gib=least)
+        return np.array(rows).T
 
     def _slowest_link(self, uses: Uses, factors: Sequence[float]) -> Link[Floats]:
         """[items, pipelines]: the largest latency, and the lowest share of a bandwidth, of an item's links.
@@ -244,7 +248,7 @@ class Nodes:
         return Link(latency_s=reduced[..., 0], s_per_byte=reduced[..., 1])
 
 
-def _passes(training: Training, times: Floats) -> Linear:
+def pass_times(training: Training, times: Floats) -> Linear:
     """[parts, pipelines], from the times of embedding, head and layers by stage."""
     embedding, head, *kinds = times
     layers = [np.concatenate([layer] * training.parallel.chunks) for layer in kinds]
@@ -254,7 +258,7 @@ def _passes(training: Training, times: Floats) -> Linear:
     return Linear(fixed=fixed, layer=layers[0] if training.blocks.alike else np.stack(layers))
 
 
-def _by_parameters(training: Training, link: Link[Floats]) -> Linear:
+def by_parameters(training: Training, link: Link[Floats]) -> Linear:
     """What takes so many seconds for each parameter of a stage's ranks."""
     model, tensor = training.model, training.parallel.tensor_size
     fixed = np.zeros((training.parallel.pipeline, 1))

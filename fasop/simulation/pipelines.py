@@ -9,7 +9,8 @@ is chunk c of stage s.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -24,6 +25,8 @@ from fasop.simulation.loaded import Loaded, Parts
 from fasop.simulation.messages_back import Back
 from fasop.simulation.times import Times, Traffic
 
+Columns = Integers | slice
+"""Numbers of pipelines, or all of them."""
 FULL = 1 + 1e-9
 """The part of a memory that may be taken, but for rounding."""
 
@@ -69,6 +72,9 @@ class Pipelines:
     s_per_byte: Floats | None = None
     """[stages, pipelines]: with an `order`, of what messages are longer."""
     back: Back | None = None
+    replicas: tuple[HeterogeneousReplicas, ...] = ()
+    """Of the pipelines no replica of which is as slow as `forward`, `backward` and `optimizer` in all stages. All
+    other fields are the same for each of their replicas. An iteration ends when the slowest replica is done."""
 
     def __len__(self) -> int:
         return len(self.basis)
@@ -99,6 +105,7 @@ class Pipelines:
             busy=None if self.busy is None else self.busy[:, columns],
             s_per_byte=None if self.s_per_byte is None else self.s_per_byte[:, columns],
             back=None if self.back is None else self.back.take(columns),
+            replicas=tuple(some for one in self.replicas if len((some := one.take(columns)).of)),
         )
 
     @property
@@ -170,11 +177,41 @@ class Pipelines:
 
         What is not below its `limit` may come out too low, but not below the limit.
         """
-        return self.loaded(layers).iteration(limit)
+
+        def seconds(lines: Pipelines, of: Columns) -> list[Floats]:
+            return [lines.loaded(layers[..., of]).iteration(None if limit is None else limit[of])]
+
+        return self.of_slowest_replicas(seconds)[0]
 
     def parts(self, layers: Layers) -> Parts:
         """Where the time of such an iteration goes."""
-        return self.loaded(layers).parts()
+        names = [field.name for field in fields(Parts)]
+
+        def of_lines(lines: Pipelines, of: Columns) -> list[Floats]:
+            parts = lines.loaded(layers[..., of]).parts()
+            return [getattr(parts, name) for name in names]
+
+        return Parts(**dict(zip(names, self.of_slowest_replicas(of_lines), strict=True)))
+
+    def of_slowest_replicas(self, of_lines: Callable[[Pipelines, Columns], Sequence[Floats]]) -> list[Floats]:
+        """Arrays [..., pipelines] that `of_lines` gives, of each pipeline those of its slowest replica.
+
+        Args:
+            of_lines: gets pipelines whose replicas are all alike, and the numbers of the pipelines here that they
+                belong to. Its first array decides which replica is the slowest.
+        """
+        whole = [*of_lines(self, slice(None))]
+        if not self.replicas:
+            return whole
+        every = [of_lines(one.lines, one.of) for one in self.replicas]
+        of = np.concatenate([one.of for one in self.replicas])
+        arrays = [np.concatenate(parts, axis=-1) for parts in zip(*every, strict=True)]
+        fastest_last = np.argsort(-arrays[0], kind="stable")
+        slowest = fastest_last[np.unique(of[fastest_last], return_index=True)[1]]
+        found = [array.copy() for array in whole]
+        for array, own in zip(found, arrays, strict=True):
+            array[..., of[slowest]] = own[..., slowest]
+        return found
 
     def exposed(self, held: Layers) -> Floats:
         """[stages, pipelines]: seconds from a stage's last backward pass until its gradients are summed."""
@@ -197,26 +234,35 @@ class Pipelines:
         partition it takes at least its time with this one, plus these slopes times the difference. That holds where
         no backward pass hides anything of the sums; see `unhidden`.
         """
-        path = self.loaded(layers).longest(known)
-        exposed = self.sums.layer if self.hidden is None else self.hidden.slopes(self.sums, self.held(layers))
-        by_stage = path.start * self.optimizer.layer + path.end * exposed
-        slopes: Floats = (
-            path.forward * self.forward.layer
-            + path.backward * self.backward.layer
-            + np.tile(by_stage, (self.parts_count // self.stages, 1))
-        )
-        return slopes, path.total
+
+        def of_lines(lines: Pipelines, of: Columns) -> list[Floats]:
+            here = layers[..., of]
+            path = lines.loaded(here).longest(None if self.replicas else known)
+            exposed = lines.sums.layer if lines.hidden is None else lines.hidden.slopes(lines.sums, lines.held(here))
+            by_stage = path.start * lines.optimizer.layer + path.end * exposed
+            slopes: Floats = (
+                path.forward * lines.forward.layer
+                + path.backward * lines.backward.layer
+                + np.tile(by_stage, (lines.parts_count // lines.stages, 1))
+            )
+            return [path.total, slopes]
+
+        seconds, slopes = self.of_slowest_replicas(of_lines)
+        return slopes, seconds
 
     def unhidden(self, layers: int) -> Pipelines:
         """The same without anything hidden, where no stage sums for longer, however many of the layers it has."""
         if self.hidden is None:
             return self
         if self.order is not None:
-            return replace(self, sums=self._sums_left(self.hidden), hidden=None)
-        amount = np.arange(layers + 1).reshape(-1, 1, 1)
-        exposed = self.exposed(amount)
-        slopes = (exposed[1:] - exposed[0]) / amount[1:]
-        return replace(self, sums=Linear(fixed=exposed[0], layer=slopes.min(axis=0)), hidden=None)
+            sums = self._sums_left(self.hidden)
+        else:
+            amount = np.arange(layers + 1).reshape(-1, 1, 1)
+            exposed = self.exposed(amount)
+            slopes = (exposed[1:] - exposed[0]) / amount[1:]
+            sums = Linear(fixed=exposed[0], layer=slopes.min(axis=0))
+        replicas = tuple(replace(one, lines=one.lines.unhidden(layers)) for one in self.replicas)
+        return replace(self, sums=sums, hidden=None, replicas=replicas)
 
     def _sums_left(self, hidden: Hidden) -> Linear:
         """Of layers that differ, a line below `exposed`: where no kind of layer has its sums hidden, what is left of
@@ -247,10 +293,42 @@ class Pipelines:
         return self.back.messages(self.order.extra_of_stages(np.asarray(layers, np.int64), self.stages))
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeterogeneousReplicas:
+    """Replicas of some pipelines, with as many micro-batches each: one of every kind, by the nodes that it lies on."""
+
+    lines: Pipelines
+    """One pipeline for each of them."""
+    of: Integers
+    """[pipelines of `lines`], in increasing order: the number of the pipeline that each is a replica of."""
+
+    def take(self, columns: Integers) -> HeterogeneousReplicas:
+        """Those of so many of the pipelines, which are numbered anew."""
+        first = np.searchsorted(self.of, columns)
+        counts = np.searchsorted(self.of, columns, side="right") - first
+        begins = np.cumsum(counts) - counts
+        own = np.repeat(first - begins, counts) + np.arange(counts.sum())
+        return HeterogeneousReplicas(lines=self.lines.take(own), of=np.repeat(np.arange(len(columns)), counts))
+
+
 def joined(several: Sequence[Pipelines]) -> Pipelines:
     """One after another; of the same sizes and schedule, on nodes with the same numbers of GPUs."""
-    by_column = [field.name for field in fields(Pipelines) if field.name not in ("one_way_out", "order")]
-    return replace(several[0], **{name: _joined([getattr(one, name) for one in several]) for name in by_column})
+    apart = ("one_way_out", "order", "replicas")
+    by_column = [field.name for field in fields(Pipelines) if field.name not in apart]
+    values = {name: _joined([getattr(one, name) for one in several]) for name in by_column}
+    return replace(several[0], **values, replicas=_joined_replicas(several))
+
+
+def _joined_replicas(several: Sequence[Pipelines]) -> tuple[HeterogeneousReplicas, ...]:
+    by_count, before = defaultdict[int, list[HeterogeneousReplicas]](list), 0
+    for one in several:
+        for own in one.replicas:
+            by_count[own.lines.micro_batches].append(replace(own, of=own.of + before))
+        before += len(one)
+    return tuple(
+        HeterogeneousReplicas(lines=joined([own.lines for own in some]), of=np.concatenate([own.of for own in some]))
+        for some in by_count.values()
+    )
 
 
 def _joined(values: Sequence[Any]) -> Any:

@@ -23,7 +23,8 @@ from fasop.costs.memory import GIB, Amount, StageMemory, chunks_in_flight, memor
 from fasop.costs.network.placement import place
 from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError
-from fasop.simulation.iteration import Durations, Terms, replay_together, terms, waiting
+from fasop.simulation.iteration import GRADIENTS, NORM, Durations, Terms, replay_together, terms, waiting
+from fasop.simulation.loaded import Parts
 from fasop.simulation.ranks.by_rank import Iteration, computed_until, iteration
 from fasop.simulation.ranks.replay import Event, StageTimes
 from fasop.simulation.ranks.replicas import Pipeline, Replicas
@@ -92,6 +93,21 @@ class Prediction:
     def schedule(self) -> Mapping[str, Any]:
         """What the slowest replicas do: actions, as in docs/formats.md."""
         return self.pipelines[self.slowest].schedule
+
+    @property
+    def parts(self) -> Parts:
+        """Where the time of the iteration goes; arrays of one."""
+        ends = {name: [event.end for event in self.events if event.kind == name] for name in (GRADIENTS, NORM)}
+        computed = max(event.end for event in self.events if event.micro_batch >= 0)
+        summed, known = max([computed, *ends[GRADIENTS]]), max(ends[NORM])
+        seconds = {
+            "total": self.iteration_s,
+            "pipeline": self.iteration_s - (known - computed),
+            "sums": summed - computed,
+            "embedding": known - summed,
+            "optimizer": max(self.durations.optimizer),
+        }
+        return Parts(**{name: np.array([value]) for name, value in seconds.items()})
 
     @property
     def waiting(self) -> list[float]:

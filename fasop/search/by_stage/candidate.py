@@ -18,7 +18,6 @@ from fasop.costs.memory import GIB, stage_memory
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.by_stage.bounds import Chains, Through, Work, least, left, ways
 from fasop.search.plan import Plan
-from fasop.search.shares.by_replica import parts
 from fasop.simulation.linear import Linear
 from fasop.simulation.predict import predict_plan
 from fasop.simulation.ranks.columns import Replay
@@ -276,7 +275,7 @@ class Candidate:
             partition=layers,
             nodes=self._nodes,
             total=total,
-            parts=parts(predicted),
+            parts=predicted.parts,
             bound=total if self.exhausted else min(self.bound, total),
             basis=predicted.basis,
             pipelines=None,

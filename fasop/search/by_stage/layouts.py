@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from fasop.search.space.candidates import divisors
@@ -36,7 +36,15 @@ def layouts(gpus: int, node: int, tensors: Sequence[int], stages: int, most: int
     whole = [cut for cut in range(gpus + 1) if cut % node == 0 or min(cut, gpus - cut) in _small(node)]
     anywhere = range(gpus + 1)
     quarters = sorted({0, gpus, *(gpus * part // 4 // node * node for part in (1, 2, 3))})
-    at_nodes = "with changes where a node ends, or few GPUs from either end"
+    few = {*_small(node), node}
+    ends = sorted({0, gpus, *few, *(gpus - size for size in few)} & {*anywhere})
+    at_nodes, at_ends = "with changes where a node ends, or few GPUs from either end", "three with changes near both ends"
+
+    def three_near_ends(cuts: Sequence[int]) -> Iterator[Layout]:
+        yield from dict.fromkeys(
+            chain(_in_runs(gpus, cuts, tensors, stages, 2), _in_runs(gpus, ends, tensors, stages, 3))
+        )
+
     ways: list[tuple[Callable[[], Iterator[Layout]], str]] = [
         *([(partial(_all, gpus, tensors, stages), "all")] if gpus <= ALL else []),
         (
@@ -47,7 +55,9 @@ def layouts(gpus: int, node: int, tensors: Sequence[int], stages: int, most: int
             partial(_in_runs, gpus, whole, tensors, stages, 3),
             f"at most three kinds of stages in a row, {at_nodes}",
         ),
+        (partial(three_near_ends, anywhere), f"two kinds of stages in a row, or {at_ends}"),
         (partial(_in_runs, gpus, anywhere, tensors, stages, 2), "two kinds of stages in a row"),
+        (partial(three_near_ends, whole), f"two kinds of stages in a row, {at_nodes}, or {at_ends}"),
         (
             partial(_in_runs, gpus, whole, tensors, stages, 2),
             f"two kinds of stages in a row, {at_nodes}",

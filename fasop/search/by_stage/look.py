@@ -1,7 +1,8 @@
 """A search among plans whose stages differ in replicas (`parallel.replicas`) or tensor sizes (`parallel.tensor`).
 
 First a bound of all layouts on all node orders at once leaves out what cannot be better than the plans that are kept;
-the others are looked at in the order of their bounds, for so much work. Work is counted, not timed, so that the same
+the others are looked at for so much work: first those in the node order of the best plan, each in the order of their
+bounds. Work is counted, not timed, so that the same
 search says the same everywhere.
 """
 
@@ -57,7 +58,7 @@ class Effort:
     """Of a cluster of more, nothing is looked at."""
 
 
-QUICK = Effort(layouts=2500, work=60_000, gpus=256)
+QUICK = Effort(layouts=2500, work=100_000, gpus=256)
 WHOLE = Effort(layouts=40_000, work=2_500_000, gpus=1024)
 
 
@@ -266,7 +267,8 @@ def explore_stages(
         for found in some.rows(number, partial(keep.worth, some.kinds)) if some.wanted else ():
             rows += found.every
             least = min(least, found.least)
-    rows.sort()
+    first = [node.name for node in keep.plans[0].nodes] if keep.plans else []
+    rows.sort(key=lambda row: ([node.name for node in nodes[row.kinds].orders[row.order]] != first, row))
     work, left = 0, 0
     for row in rows:
         some = nodes[row.kinds]

@@ -21,11 +21,9 @@ from fasop.costs.training import PlacedTraining, Training
 from fasop.search.order_search import Bounded, search_partitions
 from fasop.search.plan import Plan
 from fasop.search.search import Keep
-from fasop.search.shares.by_replica import parts
 from fasop.search.space.candidates import MOST_REPLICAS, Candidates, fitting, sizes
 from fasop.search.space.choices import Choices
 from fasop.simulation.on_nodes import Nodes, times_on
-from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.predict import predict_plan
 from fasop.simulation.ranks.replicas import Replicas
 from fasop.simulation.ranks.shares import Replica, Shared, best_shares
@@ -162,7 +160,7 @@ def _plans(group: Candidates, least: float, until: float) -> Iterator[Plan]:
             placed = PlacedTraining(
                 training=replace(training, parallel=parallel), partition=Partition(layers), nodes=nodes
             )
-            plan = _plan(placed, group.pipelines.take(np.array([column])), least)
+            plan = _plan(placed, least)
             if plan is not None:
                 yield plan
 
@@ -198,7 +196,7 @@ def _moved(shares: _Shares, layers: Sequence[int], until: float) -> tuple[int, .
     return best
 
 
-def _plan(placed: PlacedTraining, slowest: Pipelines, least: float) -> Plan | None:
+def _plan(placed: PlacedTraining, least: float) -> Plan | None:
     """As a search shows it; None if it does not fit into memory with these shares."""
     predicted = predict_plan(placed)
     if any(stage.memory_gib > stage.limit_gib for stage in predicted.stages):
@@ -208,8 +206,8 @@ def _plan(placed: PlacedTraining, slowest: Pipelines, least: float) -> Plan | No
         partition=placed.partition,
         nodes=placed.nodes,
         total=predicted.iteration_s,
-        parts=parts(predicted),
+        parts=predicted.parts,
         bound=min(least, predicted.iteration_s),
         basis=predicted.basis,
-        pipelines=slowest,
+        pipelines=None,
     )

@@ -20,8 +20,9 @@ from fasop.partition.local_search import feasible
 from fasop.search.lower_bound import LowerBounds, Way
 from fasop.search.space import node_orders
 from fasop.search.space.choices import Choices
-from fasop.simulation.on_nodes import Nodes, on_nodes, times_on
+from fasop.simulation.on_nodes import Nodes, times_on
 from fasop.simulation.pipelines import Pipelines, joined
+from fasop.simulation.replica_pipelines import by_replica
 
 MOST_MICRO_BATCHES = 2**12
 """Of a replica in an iteration: every one of them is simulated."""
@@ -217,7 +218,7 @@ def fitting(options: Sequence[Training], nodes: Nodes) -> Candidates | None:
     lines: list[Pipelines] = []
     columns: list[Integers] = []
     for one in options:
-        line = on_nodes(one, nodes)
+        line = by_replica(one, nodes)
         useful = feasible(line, one.blocks.layers)
         for earlier in lines:
             useful &= ~never_worse(earlier, line, one.blocks.layers)

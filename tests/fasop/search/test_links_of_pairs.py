@@ -17,7 +17,6 @@ from fasop.search.arguments import Arguments
 from fasop.search.inputs import read
 from fasop.search.run import best_plans
 from fasop.search.search import Best, explore
-from fasop.search.shares.by_replica import exact
 from fasop.search.space.candidates import Space
 from fasop.search.space.choices import Choices
 from fasop.simulation.predict import predict, predict_plan
@@ -85,7 +84,7 @@ def test_the_replay_and_the_search_agree_on_links_of_pairs() -> None:
         linked = with_links(rng, nodes)
         keep = Best(3)
         explore([Space(training, linked, choices)], keep)
-        for plan in exact(keep.plans):
+        for plan in keep.plans:
             assert predict_plan(plan).iteration_s == pytest.approx(plan.total, rel=1e-9)
             tried += 1
     assert tried > 8

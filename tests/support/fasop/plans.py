@@ -12,8 +12,9 @@ from conf.compose import compose
 from conf.schema.experiment import Experiment
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.training import Training
-from fasop.simulation.on_nodes import Nodes, on_nodes
+from fasop.simulation.on_nodes import Nodes
 from fasop.simulation.pipelines import Pipelines
+from fasop.simulation.replica_pipelines import by_replica
 
 MEGATRON = ("engine=megatron_lm", "engine.checkout=/opt/megatron-lm", "train.precision=fp16")
 """What the published runs were: Megatron-LM in fp16."""
@@ -43,7 +44,7 @@ def kinds(one: Experiment) -> Sequence[NodeKind]:
 
 def pipelines(training: Training, kinds: Sequence[NodeKind], orders: np.ndarray) -> Pipelines:
     """On nodes of these kinds, in each of the orders [pipelines, nodes]."""
-    return on_nodes(training, Nodes(kinds, orders))
+    return by_replica(training, Nodes(kinds, orders))
 
 
 def built(one: Experiment, order: Sequence[int], **sizes: Any) -> Pipelines:

@@ -20,7 +20,6 @@ from fasop.search.arguments import Arguments, First
 from fasop.search.inputs import read
 from fasop.search.run import best_plans, front
 from fasop.search.search import Best, explore
-from fasop.search.shares.by_replica import exact
 from fasop.search.shares.unequal_shares import explore_shares, least_seconds
 from fasop.search.space.candidates import Space, sizes
 from fasop.search.space.choices import Choices
@@ -29,6 +28,7 @@ from fasop.simulation.on_nodes import Nodes, on_nodes
 from fasop.simulation.predict import predict, predict_plan
 from fasop.simulation.ranks.replay import StageTimes
 from fasop.simulation.ranks.shares import Replica, best_shares
+from fasop.simulation.replica_pipelines import by_replica
 from fasop.tables.plans import plan_yaml
 from tests.support.cases import fewer
 from tests.support.fasop.random_clusters import random_case
@@ -226,13 +226,13 @@ def test_uneven_sizes_are_searched_as_well_as_trying_all(seed: int) -> None:
         count = one.parallel.global_batch_size // one.parallel.micro_batch_size
         assert one.parallel.micro_batches == -(-count // one.parallel.data)
         table = all_partitions(training.blocks.layers, one.parallel.pipeline)
-        lines = on_nodes(one, Nodes(kinds, np.repeat(orders, table.shape[1], axis=0)))
+        lines = by_replica(one, Nodes(kinds, orders)).take(np.repeat(np.arange(len(orders)), table.shape[1]))
         columns = np.tile(table, (1, len(orders)))
         fastest = min(fastest, np.where(lines.fits(columns), lines.iteration(columns), np.inf).min())
     assert min((plan.total for plan in best.plans), default=np.inf) == pytest.approx(fastest)
-    for plan in exact(best.plans):
+    for plan in best.plans:
         assert predict_plan(plan).iteration_s == pytest.approx(plan.total)
-        assert plan.bound <= plan.total <= best.plans[0].total * (1 + 1e-12)
+        assert plan.bound <= plan.total * (1 + 1e-12)
 
 
 def test_replicas_that_are_slow_on_unlike_stages_are_predicted_each_by_itself() -> None:
@@ -247,17 +247,14 @@ def test_replicas_that_are_slow_on_unlike_stages_are_predicted_each_by_itself() 
     inputs = read([word for word in words if not word.startswith("parallel.") or "global" in word])
     parallel = replace(inputs.training.parallel, data=2, pipeline=2)
     training = replace(inputs.training, parallel=parallel)
-    slowest = on_nodes(training, Nodes(inputs.kinds, np.array([[0, 1, 1, 0]]))).iteration(np.array([[2], [2]]))[0]
-    assert crossed.iteration_s < 0.99 * slowest
-    search = Best(1)
-    explore([Space(training, inputs.kinds, Choices(data=(2,), pipeline=(2,)))], search)
-    one = replace(
-        search.plans[0], nodes=[inputs.kinds[kind] for kind in (0, 1, 1, 0)], partition=Partition((2, 2)), total=slowest
-    )
-    assert one.unlike_replicas
-    (found,) = exact([one])
-    assert found.total == pytest.approx(predict_plan(one).iteration_s)
-    assert found.bound <= found.total < slowest
+    order, layers = Nodes(inputs.kinds, np.array([[0, 1, 1, 0]])), np.array([[2], [2]])
+    assert crossed.iteration_s < 0.99 * on_nodes(training, order).iteration(layers)[0]
+    lines = by_replica(training, order)
+    assert lines.iteration(layers)[0] == pytest.approx(crossed.iteration_s)
+    for name, seconds in vars(crossed.parts).items():
+        assert getattr(lines.parts(layers), name) == pytest.approx(seconds), name
+    alone = [replace(one.lines, replicas=()).iteration(layers[:, [0, 0]]) for one in lines.replicas]
+    assert max(map(max, alone)) == pytest.approx(crossed.iteration_s)
 
 
 def test_a_search_does_not_take_replicas_by_stage_and_leaves_out_those_of_a_configuration(tmp_path: Path) -> None:
