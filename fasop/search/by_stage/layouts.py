@@ -38,7 +38,8 @@ def layouts(gpus: int, node: int, tensors: Sequence[int], stages: int, most: int
     quarters = sorted({0, gpus, *(gpus * part // 4 // node * node for part in (1, 2, 3))})
     few = {*_small(node), node}
     ends = sorted({0, gpus, *few, *(gpus - size for size in few)} & {*anywhere})
-    at_nodes, at_ends = "with changes where a node ends, or few GPUs from either end", "three with changes near both ends"
+    at_nodes = "with changes where a node ends, or few GPUs from either end"
+    at_ends = "three with changes near both ends"
 
     def three_near_ends(cuts: Sequence[int]) -> Iterator[Layout]:
         yield from dict.fromkeys(
