@@ -212,6 +212,10 @@ class RunDir(RunFiles):
         """What the agent of one host among several prints: process ids may be those of another one too."""
         return self.submitit / node
 
+    def cache(self, node: str) -> Path:
+        """What the compilers of a node's ranks keep; they run what they find there."""
+        return self.path / "cache" / node
+
     @property
     def stop_request(self) -> Path:
         return self.path / "stop.json"

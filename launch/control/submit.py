@@ -33,6 +33,7 @@ from launch.judge.verdict import decide
 from launch.machine.container_commands import run_container
 from launch.machine.provenance import PROJECT, Source, provenance, read_source
 from launch.node.elastic.replan import replanned
+from launch.node.own_caches import check_environment
 from launch.node.settings import NodeSettings
 from launch.node.worker_command import WORKER, ModuleWorker, SingleWorker, Worker
 from launch.observe.look import observe
@@ -246,6 +247,7 @@ def _start(
     on_slurm = executor.kind is ExecutorKind.slurm
     environment = run_environment(experiment, plan, token, os.environ)
     container = run_container(experiment, plan, run.path, PROJECT)
+    check_environment({**(os.environ if container is None else {}), **environment}, make=False)
 
     def settings(nodes: tuple[int, ...], het_groups: tuple[int | None, ...]) -> NodeSettings:
         return NodeSettings(
@@ -294,6 +296,8 @@ def run_environment(experiment: Experiment, plan: Plan, token: str, inherited: M
     if experiment.container.kind is ContainerKind.none:  # this shell's folders are not in a container
         paths = [path for path in inherited.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(PROJECT))]
         given["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *paths])
+        if plan.engine != MEGATRON_LM:  # whose script finds its modules beside it
+            given["PYTHONSAFEPATH"] = "1"  # not what lies in the folder where the run was launched
     if plan.device == "cpu":
         given["OMP_NUM_THREADS"] = "1"
     if plan.engine == MEGATRON_LM:

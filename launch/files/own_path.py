@@ -103,6 +103,46 @@ def require_place(runs: Path, name: str, *, group: bool) -> None:
             raise LaunchError(f"runs_dir={runs}, name={name}: {error}") from None
 
 
+def require_own_folder(path: Path, *, make: bool) -> None:
+    """Raises LaunchError unless nobody else may write to a folder, or put another in its place.
+
+    Args:
+        make: whether it is made, with mode 0700, if it is not there; else that is no fault.
+    """
+    if make:
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(f"{path} cannot be made ({error.strerror})") from error
+    with closing(_Walk()) as walk:
+        walk.go(path, missing=not make)
+        _, found = walk.seen[-1]
+        if walk.whole and (why := _not_own(found)) is not None and not _is_private_folder(found):
+            raise LaunchError(f"{path} {why}")
+        require_safe(walk, None)
+
+
+def require_not_everybodys(path: Path) -> None:
+    """Raises LaunchError where any user may write to a file or folder, put another in its place, or has done so where
+    every user may. A folder of software that some other user maintains, or a group, is none of these."""
+    with closing(_Walk()) as walk:
+        walk.go(path, missing=True)
+        open_to_all = False
+        for at, found in walk.seen:
+            if open_to_all and found.st_uid not in (0, os.geteuid()):
+                raise LaunchError(
+                    f"{at} belongs to user {name_of(found.st_uid)}, in a folder where everybody may make files"
+                )
+            if stat.S_ISLNK(found.st_mode):
+                continue
+            open_to_all = bool(found.st_mode & stat.S_IWOTH)
+            last = walk.whole and at == walk.seen[-1][0]
+            if open_to_all and (last or not found.st_mode & stat.S_ISVTX):
+                raise LaunchError(f"{at} can be written by everybody (mode {stat.S_IMODE(found.st_mode):03o})")
+        if open_to_all and not walk.whole:
+            raise LaunchError(f"{path} is missing, in a folder where everybody may make it")
+
+
 class _Walk:
     """From the root down, through handles; each folder and link on the way is `seen`."""
 
@@ -110,6 +150,8 @@ class _Walk:
         self.handle = os.open("/", _FOLDER)
         self.at = Path("/")
         self.seen: list[tuple[Path, os.stat_result]] = [(self.at, os.fstat(self.handle))]
+        self.whole = True
+        """Whether it has come to the end of a path, whose last part may be a file."""
         self._links = 0
 
     def close(self) -> None:
@@ -122,12 +164,17 @@ class _Walk:
             word = left.pop()
             try:
                 found = os.stat(word, dir_fd=self.handle, follow_symlinks=False)
+                if missing and not stat.S_ISLNK(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+                    self.seen.append((self.at / word, found))
+                    self.whole = not left
+                    return
                 if not stat.S_ISLNK(found.st_mode):
                     self._take(os.open(word, _FOLDER, dir_fd=self.handle), self._of(word))
                     continue
                 target = os.readlink(word, dir_fd=self.handle)
             except OSError as error:
                 if missing:
+                    self.whole = False
                     return
                 raise _refused(self.at / word, f"cannot be opened ({error.strerror})") from error
             self._links += 1
@@ -183,6 +230,12 @@ def _is_private(group: int) -> bool:
     except KeyError:
         return False
     return found.gr_gid == user.pw_gid and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}
+
+
+def _is_private_folder(found: os.stat_result) -> bool:
+    """Whether a folder's group may write to it, and is this user's alone."""
+    own = found.st_uid == os.geteuid() and stat.S_ISDIR(found.st_mode) and not found.st_mode & stat.S_IWOTH
+    return own and _is_private(found.st_gid)
 
 
 def _not_own(found: os.stat_result, *, group: bool = False) -> str | None:

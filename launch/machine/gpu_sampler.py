@@ -26,7 +26,7 @@ from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
 from launch.machine import processes
 from launch.machine.gpus import Gpus, visible
-from launch.machine.provenance import PROJECT
+from launch.machine.provenance import path_of_agents
 from megatron_ext.contract.worker import TOKEN, die_with_parent
 
 MAX_BYTES = 32 * 2**20
@@ -48,10 +48,10 @@ def gpu_sampling(run: RunDir, node: str, interval_s: int, environment: Mapping[s
         return
     own = {name: value for name, value in os.environ.items() if name != DEVICES}
     own |= {name: environment[name] for name in (DEVICES, TOKEN) if name in environment}
-    own["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *filter(None, [own.get("PYTHONPATH")])])
+    own["PYTHONPATH"] = path_of_agents()
     with appended(run.node_err(node)) as err:
         sampler = subprocess.Popen(
-            [sys.executable, "-m", "launch.machine.gpu_sampler", str(run.node_gpu(node)), str(interval_s)],
+            [sys.executable, "-P", "-m", "launch.machine.gpu_sampler", str(run.node_gpu(node)), str(interval_s)],
             env=own,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

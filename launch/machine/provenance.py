@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import platform
 import shlex
 import socket
@@ -17,8 +18,16 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parents[2]
 """The folder of the source tree; on PYTHONPATH of every process of a run."""
 
+
 _GIT_TIMEOUT_S = 10
 _PACKAGES = ("tdpp", "torch", "hydra-core", "omegaconf", "submitit", "numpy")
+
+
+def path_of_agents() -> str:
+    """PYTHONPATH of tdpp's own processes, which run under `python -P`: an empty part of it would be whatever folder
+    they start in, where others may have put a module of the same name."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join([str(PROJECT), *(path for path in given if path not in ("", str(PROJECT)))])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from conf.run_folder.run_files import appended
 from conf.run_folder.rundir import RunDir
 from launch.files.attempt import Start
 from launch.files.records import NodeRecord
-from launch.machine.provenance import PROJECT
+from launch.machine.provenance import path_of_agents
 from launch.node.peers import SILENCE_S
 from megatron_ext.contract.worker import NODE_RANK, START, TOKEN
 
@@ -29,10 +29,10 @@ def tell_if_last(run: RunDir, node: str, start: Start, code: int) -> None:
     if not run.notify.is_file() or _others_at_work(run, node, start, code):
         return
     environment = {name: value for name, value in os.environ.items() if name not in _OWN}
-    environment["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment["PYTHONPATH"] = path_of_agents()
     with appended(run.node_err(node)) as err:
         process = subprocess.Popen(
-            [sys.executable, "-m", "launch.on_end", str(run.path)],
+            [sys.executable, "-P", "-m", "launch.on_end", str(run.path)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -22,6 +22,7 @@ from launch.machine.gpu_sampler import gpu_sampling
 from launch.node.elastic.elastic_node import TOLD_TO_END, ElasticNode
 from launch.node.elastic.fellows import PARKED
 from launch.node.last_node import tell_if_last
+from launch.node.own_caches import check_environment, make_own_caches, own_caches
 from launch.node.peers import SILENCE_S, Finding, Peers, watched
 from launch.node.rank_failures import failures, only_lost_others
 from launch.node.restart_note import note_restart
@@ -163,6 +164,14 @@ class Node:
             if not command:
                 return TOLD_TO_END
             given = self._given_environment()
+            try:
+                make_own_caches(self._run, self._name)
+                inherited = os.environ if self._settings.container is None else {}
+                check_environment({**inherited, **given}, make=self._settings.container is None)
+            except LaunchError as error:
+                self._complain(str(error))
+                self.reason = f"could not start its worker: {error}"
+                return _NOT_READY
             logs = self._plan.ranks[-1].node == self._node_rank
             with (
                 gpu_sampling(self._run, self._name, self._settings.gpu_interval_s, given),
@@ -199,7 +208,12 @@ class Node:
 
     def _given_environment(self) -> dict[str, str]:
         given = {name: os.environ[name] for name in self._settings.environment_from if name in os.environ}
-        given |= given_environment(self._settings.environment, self._plan, self._node_rank, str(self._start))
+        own = own_caches(self._run, self._name)
+        if self._settings.container is None:
+            own = {variable: os.environ.get(variable, path) for variable, path in own.items()}
+        given = (
+            own | given | given_environment(self._settings.environment, self._plan, self._node_rank, str(self._start))
+        )
         if self._slurm is not None and "CUDA_VISIBLE_DEVICES" in os.environ:  # here it names the job's GPUs
             given["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
         return given

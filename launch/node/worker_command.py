@@ -21,7 +21,10 @@ from megatron_ext.contract.worker import NODE_RANK, START
 WORKER = "megatron_ext.worker"
 GRACE_S = 8.0
 """Between asking a worker to end and killing it; it takes up to 3 s to end its ranks."""
-SCRUBBED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", NODE_RANK, "CUDA_VISIBLE_DEVICES")
+SCRUBBED = (
+    *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", NODE_RANK, "CUDA_VISIBLE_DEVICES"),
+    "PYTHONSAFEPATH",
+)
 """Not inherited by a worker: an outer launcher's view of the world, and what submitit sets for its own purposes."""
 
 PRETRAIN_GPT = "pretrain_gpt.py"

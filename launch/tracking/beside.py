@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from conf.run_folder.run_files import appended
 from conf.run_folder.rundir import RunDir
 from conf.schema.trackers import Tracker
-from launch.machine.provenance import PROJECT
+from launch.machine.provenance import path_of_agents
 from megatron_ext.contract.worker import NODE_RANK, START, die_with_parent
 
 _OWN = ("PYTHONPATH", NODE_RANK, START)
@@ -31,11 +31,11 @@ class Writers:
             return
         environment = {name: value for name, value in os.environ.items() if name not in _OWN}
         environment |= {name: value for name, value in given.items() if name not in _OWN}
-        environment["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment["PYTHONPATH"] = path_of_agents()
         with appended(run.node_err(node)) as err:
             self._processes = {
                 kind: subprocess.Popen(
-                    [sys.executable, "-m", "launch.tracking.writer", str(run.path), str(kind)],
+                    [sys.executable, "-P", "-m", "launch.tracking.writer", str(run.path), str(kind)],
                     env=environment,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from conf.schema.experiment import Executor
 from launch.errors import LaunchError
 from launch.machine import processes
+from launch.machine.provenance import path_of_agents
 from launch.node.settings import NodeSettings
 from launch.node.worker_command import SCRUBBED
 from megatron_ext.contract.files import write_atomic
@@ -87,7 +88,7 @@ def start_agents(
 
     run = settings.run
     told = run.agent(settings.submission, role)
-    words = [sys.executable, "-u", "-m", "launch.start_agent", str(run.submitit), told.name]
+    words = [sys.executable, "-P", "-u", "-m", "launch.start_agent", str(run.submitit), told.name]
     words += ["group"] if settings.group_writes else []
     write_atomic(told, settings.to_json())
 
@@ -95,6 +96,7 @@ def start_agents(
         os.environ[TOKEN] = token
         for name in SCRUBBED:  # agents differ from their workers by NODE_RANK
             os.environ.pop(name, None)
+        os.environ |= {"PYTHONPATH": path_of_agents(), "PYTHONSAFEPATH": "1"}  # submitit's controller, too
         controller = Controller(folder)
         controller.update_parameters(
             tasks_per_node=len(settings.nodes),

@@ -23,6 +23,8 @@ class Submission:
     """The interpreter of the node agents."""
     folder: Path
     """Of the run: what its agents are to do, and what they print."""
+    path: str
+    """PYTHONPATH of the node agents."""
     number: int = 0
     """How often the run was submitted before."""
     save_s: int
@@ -45,7 +47,8 @@ def sbatch_text(submission: Submission, request: JobRequest, after: str | None) 
     options[0] |= _whole_job(submission, after)
     blocks = ["".join(f"#SBATCH --{name}{_value(value)}\n" for name, value in sorted(of.items())) for of in options]
     header = "#SBATCH hetjob\n".join(blocks)
-    exports = f"export SUBMITIT_EXECUTOR=slurm FOLDER={shlex.quote(str(submission.folder))}"
+    own = f"FOLDER={shlex.quote(str(submission.folder))} PYTHONPATH={shlex.quote(submission.path)}"
+    exports = f"export SUBMITIT_EXECUTOR=slurm {own}"
     return f"#!/bin/bash\n{header}\n{exports}\n{_srun(submission, request)}\n"
 
 
@@ -104,7 +107,7 @@ def _srun(submission: Submission, request: JobRequest) -> str:
     """
     told = RunDir(submission.folder.parent).agent(submission.number, request.role).name
     words = [told, "group"] if submission.group else [told]
-    agent = f'{shlex.quote(submission.python)} -u -m launch.start_agent "$FOLDER" {shlex.join(words)}'
+    agent = f'{shlex.quote(submission.python)} -P -u -m launch.start_agent "$FOLDER" {shlex.join(words)}'
     inner = f'exec {agent} >>"$FOLDER/${{SLURM_JOB_ID}}_${{SLURM_PROCID}}_log.out" 2>&1'
     # Some sites have srun end all tasks when one ends badly, or some time after it (KillOnBadExit, WaitTime).
     keep = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"] if submission.keep else []

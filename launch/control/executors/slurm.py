@@ -19,6 +19,7 @@ from launch.control.executors.usable_nodes import shortages
 from launch.errors import LaunchError
 from launch.files.owner import owner_of
 from launch.machine import slurm_commands
+from launch.machine.provenance import path_of_agents
 from launch.machine.sinfo import parse
 from launch.machine.slurm_commands import SlurmSilent
 from launch.node.settings import NodeSettings
@@ -58,6 +59,7 @@ def submission_of(
         comment=slurm_commands.comment_of(token),
         python=sys.executable,
         folder=RunDir(run).submitit,
+        path=path_of_agents(),
         number=number,
         save_s=experiment.executor.save_s,
         requeue=resumable and not experiment.elastic.enabled,

@@ -21,6 +21,7 @@ from launch.judge.plan_line import plan_line
 from launch.machine import ssh
 from launch.machine.container_commands import UNKNOWN_NAME, Command, SlurmStep, preparation, run_container
 from launch.machine.provenance import PROJECT
+from launch.node.own_caches import own_caches
 from launch.node.worker_command import SCRUBBED, Worker, given_environment
 from launch.node.workplace import process_to_start
 from launch.screen.table import plain
@@ -75,7 +76,7 @@ def _nodes(experiment: Experiment, plan: Plan, run: Path, worker: Worker) -> Ite
     steps = _steps(experiment)
     for rank, node in enumerate(plan.nodes):
         given = {name: f"<{name} of this shell>" for name in experiment.cluster.environment_from}
-        given |= given_environment(environment, plan, rank, FIRST_START)
+        given |= own_caches(RunDir(run), node.name) | given_environment(environment, plan, rank, FIRST_START)
         started = process_to_start(container, UNKNOWN_NAME, worker.shown(run, rank), given, {}, steps[rank])
         prepared = [shlex.join(words) for words in preparation(container, rank)] if container else []
         if experiment.executor.kind is ExecutorKind.hosts:

@@ -25,6 +25,7 @@ SUBMISSION = Submission(
     comment="tdpp 0123",
     python="/opt/venv/bin/python",
     folder=Path("/shared/runs/xl/1/submitit"),
+    path="/opt/tdpp",
     save_s=120,
     requeue=True,
 )
@@ -86,7 +87,7 @@ def test_a_shell_reads_the_agents_command_as_it_was_meant(tmp_path: Path, name: 
     text = sbatch_text(submission, requests("executor=slurm")["job"], None)
     given = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_PROCID": "2"}
     subprocess.run(["bash"], input=text, text=True, env=given, check=True)
-    assert (folder / "7_2_log.out").read_text() == f"-u\n-m\nlaunch.start_agent\n{folder}\nagent-0-job.json\n"
+    assert (folder / "7_2_log.out").read_text() == f"-P\n-u\n-m\nlaunch.start_agent\n{folder}\nagent-0-job.json\n"
     assert f"--job-name={shlex.quote(name)}\n" in text
 
 

@@ -63,6 +63,7 @@ def test_the_run_gives_its_devices_threads_and_source_tree() -> None:
     given = given_by(["+cluster.environment.NCCL_DEBUG=WARN"], SHELL)
     assert given == {
         "PYTHONPATH": f"{PROJECT}:/one:/two",
+        "PYTHONSAFEPATH": "1",
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "2,3",
         "NCCL_DEBUG": "WARN",

@@ -27,5 +27,5 @@
 #SBATCH --signal=USR2@120
 #SBATCH --time=90
 
-export SUBMITIT_EXECUTOR=slurm FOLDER=/shared/runs/xl/1/submitit
-srun --unbuffered --het-group=0 --cpus-per-task=32 bash -c 'exec /opt/venv/bin/python -u -m launch.start_agent "$FOLDER" agent-0-job.json >>"$FOLDER/${SLURM_JOB_ID}_${SLURM_PROCID}_log.out" 2>&1' : --het-group=1 --cpus-per-task=16 bash -c 'exec /opt/venv/bin/python -u -m launch.start_agent "$FOLDER" agent-0-job.json >>"$FOLDER/${SLURM_JOB_ID}_${SLURM_PROCID}_log.out" 2>&1'
+export SUBMITIT_EXECUTOR=slurm FOLDER=/shared/runs/xl/1/submitit PYTHONPATH=/opt/tdpp
+srun --unbuffered --het-group=0 --cpus-per-task=32 bash -c 'exec /opt/venv/bin/python -P -u -m launch.start_agent "$FOLDER" agent-0-job.json >>"$FOLDER/${SLURM_JOB_ID}_${SLURM_PROCID}_log.out" 2>&1' : --het-group=1 --cpus-per-task=16 bash -c 'exec /opt/venv/bin/python -P -u -m launch.start_agent "$FOLDER" agent-0-job.json >>"$FOLDER/${SLURM_JOB_ID}_${SLURM_PROCID}_log.out" 2>&1'

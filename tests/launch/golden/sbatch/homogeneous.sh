@@ -11,5 +11,5 @@
 #SBATCH --requeue
 #SBATCH --signal=USR2@120
 
-export SUBMITIT_EXECUTOR=slurm FOLDER=/shared/runs/xl/1/submitit
-srun --unbuffered bash -c 'exec /opt/venv/bin/python -u -m launch.start_agent "$FOLDER" agent-0-job.json >>"$FOLDER/${SLURM_JOB_ID}_${SLURM_PROCID}_log.out" 2>&1'
+export SUBMITIT_EXECUTOR=slurm FOLDER=/shared/runs/xl/1/submitit PYTHONPATH=/opt/tdpp
+srun --unbuffered bash -c 'exec /opt/venv/bin/python -P -u -m launch.start_agent "$FOLDER" agent-0-job.json >>"$FOLDER/${SLURM_JOB_ID}_${SLURM_PROCID}_log.out" 2>&1'

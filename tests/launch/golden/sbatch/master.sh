@@ -15,5 +15,5 @@
 #SBATCH --requeue
 #SBATCH --signal=USR2@120
 
-export SUBMITIT_EXECUTOR=slurm FOLDER=/shared/runs/xl/1/submitit
-srun --unbuffered --cpus-per-task=32 bash -c 'exec /opt/venv/bin/python -u -m launch.start_agent "$FOLDER" agent-0-master.json >>"$FOLDER/${SLURM_JOB_ID}_${SLURM_PROCID}_log.out" 2>&1'
+export SUBMITIT_EXECUTOR=slurm FOLDER=/shared/runs/xl/1/submitit PYTHONPATH=/opt/tdpp
+srun --unbuffered --cpus-per-task=32 bash -c 'exec /opt/venv/bin/python -P -u -m launch.start_agent "$FOLDER" agent-0-master.json >>"$FOLDER/${SLURM_JOB_ID}_${SLURM_PROCID}_log.out" 2>&1'

@@ -1,0 +1,91 @@
+"""Folders whose content a worker executes: those that it writes are the user's own, and others may write to none.
+
+torch.compile, Triton and torch's C++ extensions keep what they have compiled, and load it again the next time. Their
+defaults (/tmp/torchinductor_<user>) can be made by anybody before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from conf.run_folder.rundir import RunDir
+from launch.errors import LaunchError
+from launch.files.own_path import require_not_everybodys, require_own_file, require_own_folder
+
+CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "TORCH_EXTENSIONS_DIR": "extensions"}
+"""Set for every worker, unless they are given: folders in the run's own."""
+WRITTEN = (*CACHES, "PYTHONPYCACHEPREFIX", "CUDA_CACHE_PATH", "TRITON_HOME", "TRITON_OVERRIDE_DIR", "NUMBA_CACHE_DIR")
+"""A worker writes what it executes to these folders: nobody else may write there at all."""
+READ = (
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONSTARTUP", "LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH"),
+    *("NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_ENV_PLUGIN", "NCCL_GIN_PLUGIN"),
+    *(
+        "NCCL_TOPO_FILE",
+        "NCCL_GRAPH_FILE",
+        "NCCL_CONF_FILE",
+        "CUDA_HOME",
+        "CUDA_PATH",
+        "TRITON_PTXAS_PATH",
+        "CC",
+        "CXX",
+    ),
+    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR", "TORCH_HOME", "HF_HOME", "HF_MODULES_CACHE"),
+)
+"""Files, folders and lists of folders that others may have written for the user, but not everybody."""
+_LISTS_WITH_BLANKS = ("LD_PRELOAD",)
+
+
+def own_caches(run: RunDir, node: str) -> dict[str, str]:
+    """The variables by which a node's worker keeps what it compiles in the run's folder."""
+    return {variable: str(run.cache(node) / name) for variable, name in CACHES.items()}
+
+
+def make_own_caches(run: RunDir, node: str) -> None:
+    """Makes the folders, for nobody else; raises LaunchError where somebody else has made one."""
+    try:
+        run.cache(node).parent.mkdir(mode=0o700, exist_ok=True)
+        for folder in (run.cache(node), *(run.cache(node) / name for name in CACHES.values())):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            require_own_file(folder)
+    except OSError as error:
+        raise LaunchError(f"{run.cache(node)} cannot be made ({error.strerror})") from error
+
+
+def check_environment(environment: Mapping[str, str], *, make: bool) -> None:
+    """Raises LaunchError where a variable leads a worker to what others may write, and it would execute.
+
+    Args:
+        environment: the worker's whole one.
+        make: whether missing folders that it writes to are made, for nobody else.
+    """
+    for variable, path in _paths(environment):
+        try:
+            if variable in WRITTEN:
+                require_own_folder(path, make=make)
+            else:
+                require_not_everybodys(path)
+        except LaunchError as error:
+            raise LaunchError(
+                f"{variable}={environment.get(variable, path)}: {error}; what lies there would run as you, so give a "
+                f"folder that only you may write to, or leave it out"
+            ) from None
+
+
+def _paths(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    """A name without a slash is looked for in the folders of LD_LIBRARY_PATH or PATH; an empty entry is the folder
+    where the worker starts."""
+    for variable in (*WRITTEN, *READ):
+        value = environment.get(variable)
+        if not value:
+            continue
+        if variable in _LISTS_WITH_BLANKS:
+            value = value.replace(" ", os.pathsep)
+        several = variable.endswith("PATH") or variable in _LISTS_WITH_BLANKS
+        for entry in value.split(os.pathsep) if several else [value]:
+            if os.sep in entry or (several and variable not in _LISTS_WITH_BLANKS):
+                yield variable, Path(entry or ".").expanduser().absolute()
+    nccl = Path(environment.get("HOME", "/")) / ".nccl.conf"
+    if nccl.exists():
+        yield "HOME", nccl
