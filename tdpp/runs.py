@@ -31,6 +31,7 @@ A_LOOP = "in Python, write a loop over launches"
 ONLY_TYPED = {
     "-m": A_LOOP,
     "--multirun": A_LOOP,
+    "--full": "tdpp.compose shows the configuration",
     "dry_run": "tdpp.compose shows the configuration",
     "resume": "continue the run in a shell, and load it here with tdpp.load",
 }

@@ -9,12 +9,14 @@ from conf.errors import UsageError
 from conf.reading.values import Parser
 
 CONFIG_DIR = "--config-dir"
+FULL = "--full"
+"""tdpp's own: of a dry run."""
 _ABOUT = ("-h", "--help", "--hydra-help", "--version")
 _COMPOSED = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 
 def parser() -> Parser:
-    """One that takes what Hydra takes, apart from what tdpp decides itself."""
+    """One that takes what Hydra takes, apart from what tdpp decides itself, and `--full`."""
     made = Parser(prog="tdpp launch", add_help=False)
     made.add_argument("words", nargs="*")
     made.add_argument("-m", "--multirun", action="store_true")
@@ -25,6 +27,7 @@ def parser() -> Parser:
     made.add_argument("-cd", CONFIG_DIR)
     made.add_argument("-cn", "--config-name")
     made.add_argument("-r", "--run", action="store_true")
+    made.add_argument(FULL, action="store_true")
     for name in _ABOUT:
         made.add_argument(name, action="store_true", dest="about")
     return made

@@ -22,7 +22,7 @@ from conf.visible import plural
 from launch.commands.launching.decided import decided
 from launch.commands.launching.preflight import Preflight, preflight
 from launch.control.follow import interruptible, stopped_if_interrupted
-from launch.control.planning.dry_run import dry_run_text
+from launch.control.planning.dry_run import dry_run
 from launch.control.short_job import end, short_job, wait
 from launch.control.stop import stop
 from launch.control.submit import submit
@@ -58,7 +58,7 @@ def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str =
     experiment = _experiment(arguments.overrides)
     checkup = short_job(experiment, FOLDER, arguments.wait_min, RUN_MIN)
     if experiment.dry_run:
-        print(dry_run_text(checkup, worker))
+        print(dry_run(checkup, worker).readable())
         return 0
     checks = list(login_checks(experiment, data_check(experiment, preflight)))
     checks.append(jobs_check(checkup))

@@ -21,7 +21,7 @@ from conf.defaults_taken import TRAINED, defaults_taken
 from conf.errors import TdppError
 from conf.origins import with_origins
 from conf.pipedream import words as pipedream
-from conf.reading.hydra_options import check_options
+from conf.reading.hydra_options import FULL, check_options
 from conf.reading.own_folders import SUFFIX
 from conf.reading.user_files import config_dirs
 from conf.reading.values import own_words, path
@@ -59,6 +59,8 @@ CONFIG_FOLDER = Path(conf.__file__).resolve().parent
 class Session:
     """One command: what Hydra has composed for it, and what came of that so far."""
 
+    full: bool = False
+    """Whether dry runs are shown in full."""
     as_given: Callable[[str], str] = str
     """Of an override as Hydra read it: how it was given."""
     mode: RunMode | None = None
@@ -104,7 +106,8 @@ def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str =
     if any(argument in COMPLETION for argument in argv):
         return hydra_option(argv)
     check_options(argv)
-    session = Session()
+    session = Session(full=FULL in argv)
+    argv = [word for word in argv if word != FULL]
 
     def run_batch(returns: Sequence[JobReturn]) -> None:
         if session.mode is not RunMode.MULTIRUN or session.metric is None:
@@ -130,10 +133,12 @@ def _agreed(argv: Sequence[str], session: Session, preflight: Preflight) -> dict
     """Of the combinations that are not settled yet, those to be started, by their number.
 
     Raises:
-        LaunchError: GPU-hours, with those of the batches before, are not confirmed.
+        LaunchError: GPU-hours, with those of the batches before, are not confirmed; or an option is of dry runs alone.
     """
     data_later = any(argument.startswith(pipedream.WORD) for argument in argv)
     wanted = settle(session.combinations, session.outcomes, preflight, data_later)
+    if session.full and not all(experiment.dry_run for experiment in wanted.values()):
+        raise LaunchError(f"{FULL} shows everything of a dry run; add dry_run=true, or leave it out")
     if not session.experiments:
         for number in sorted(wanted)[:1]:  # of a sweep its first run: all choose values for the same keys
             _print_defaults(argv, session.combinations[number].overrides, wanted[number])
@@ -214,8 +219,8 @@ def _print_defaults(argv: Sequence[str], overrides: Sequence[str], experiment: E
 def _report(argv: Sequence[str], session: Session) -> int:
     outcomes = [_with_origins(argv, outcome) for _, outcome in sorted(session.outcomes.items())]
     if session.mode is RunMode.MULTIRUN:
-        return report_sweep(outcomes, len(session.combinations), session.metric)
-    return report_single(outcomes)
+        return report_sweep(outcomes, len(session.combinations), session.metric, session.full)
+    return report_single(outcomes, session.full)
 
 
 def _with_origins(argv: Sequence[str], outcome: Outcome) -> Outcome:

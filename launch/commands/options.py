@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 
-from conf.reading.hydra_options import CONFIG_DIR
+from conf.reading.hydra_options import CONFIG_DIR, FULL
 from launch.commands import module_of
 
 OF_WORDS = {
-    "launch": ("-m", "--multirun", "--cfg", "--resolve", "--package", "--info", CONFIG_DIR, "--help"),
+    "launch": ("-m", "--multirun", FULL, "--cfg", "--resolve", "--package", "--info", CONFIG_DIR, "--help"),
     "search": (CONFIG_DIR, "--help"),
     "profile": (CONFIG_DIR, "--help"),
     "simulate": ("--json", CONFIG_DIR, "--help"),

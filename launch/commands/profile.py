@@ -25,7 +25,7 @@ from fasop.costs.profiles.doubts import profile_doubts
 from fasop.costs.profiles.files import name_of, profile_path
 from fasop.costs.profiles.profile import LayerProfile, Links
 from launch.control.follow import interruptible, stopped_if_interrupted
-from launch.control.planning.dry_run import dry_run_text
+from launch.control.planning.dry_run import dry_run
 from launch.control.short_job import end, short_job, wait
 from launch.control.stop import stop
 from launch.control.submit import submit
@@ -110,7 +110,7 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
         return _import(arguments, comment)
     job = prepare(arguments)
     if job.experiment.dry_run:
-        print(dry_run_text(job.experiment, worker))
+        print(dry_run(job.experiment, worker).readable())
         return 0
     for name in job.names.values():
         check_free(name, arguments)

@@ -10,6 +10,7 @@ from conf.errors import TdppError
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ExecutorKind, Experiment
 from conf.visible import plural
+from launch.control.planning.dry_run import DryRun
 from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import decide
@@ -37,7 +38,7 @@ class Outcome:
     overrides: tuple[str, ...]
     run: RunDir | None = None
     skipped: bool = False
-    dry_run: str | None = None
+    dry_run: DryRun | None = None
     error: TdppError | None = None
     value: float | None = None
     """Of the sweep's metric, once the run is over."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from conf.visible import plural
+from launch.control.planning.dry_run import DryRun
 from launch.judge.runs_table import COLUMNS, run_row
 from launch.judge.verdict import decide, judge
 from launch.observe.look import observe_all
@@ -12,10 +14,12 @@ from launch.screen.table import print_table
 from launch.sweep.combinations import Outcome
 
 SKIPPED = "skipped: exists already"
+MORE = "(--full shows every rank, the commands of every node, and plan.json)"
 
 
-def report_single(outcomes: Sequence[Outcome]) -> int:
-    """The verdict of the run. Without outcome Hydra itself has answered, for example to --cfg.
+def report_single(outcomes: Sequence[Outcome], full: bool = False) -> int:
+    """The verdict of the run, or its dry run, maybe in full. Without outcome Hydra itself has answered, for example to
+    --cfg.
 
     Raises:
         TdppError: the run could not be started.
@@ -23,7 +27,7 @@ def report_single(outcomes: Sequence[Outcome]) -> int:
     code = 0
     for outcome in outcomes:
         if outcome.dry_run is not None:
-            print(outcome.dry_run, flush=True)
+            print(outcome.dry_run.full() if full else f"{outcome.dry_run.readable()}\n\n{MORE}", flush=True)
         if outcome.error is not None:
             raise outcome.error
         if outcome.run is not None:
@@ -34,14 +38,19 @@ def report_single(outcomes: Sequence[Outcome]) -> int:
     return code
 
 
-def report_sweep(outcomes: Sequence[Outcome], combinations: int, metric: str | None = None) -> int:
-    """A table of the runs, then each combination that could not be tried; 0 only if none failed in any way."""
+def report_sweep(outcomes: Sequence[Outcome], combinations: int, metric: str | None = None, full: bool = False) -> int:
+    """A table of the runs, or their dry runs, then each combination that could not be tried; 0 only if none failed in
+    any way."""
     rows, wrong = [], False
     seen_of = iter(observe_all(outcome.run for outcome in outcomes if outcome.run is not None))
     named = list(zip(outcomes, differing([outcome.overrides for outcome in outcomes]), strict=True))
+    shown = [(overrides, outcome.dry_run) for outcome, overrides in named if outcome.dry_run is not None]
+    if full:
+        for overrides, dry_run in shown:
+            print(f"# {overrides}\n{dry_run.full()}\n")
+    elif shown:
+        print("\n".join(differences(shown)))
     for outcome, overrides in named:
-        if outcome.dry_run is not None:
-            print(f"# {overrides}\n{outcome.dry_run}\n")
         if outcome.run is not None:
             seen = next(seen_of)
             name, verdict, *rest = run_row(outcome.run.name, seen)
@@ -52,18 +61,49 @@ def report_sweep(outcomes: Sequence[Outcome], combinations: int, metric: str | N
     if rows:
         print_table([COLUMNS[0], "overrides", *COLUMNS[1:], *([metric] if metric else [])], rows)
     sys.stdout.flush()
+    failed: dict[str, list[str]] = {}
     for outcome, overrides in named:
         if outcome.error is not None:
-            text = str(outcome.error)
-            says_it = text.startswith((f"{overrides} ", f"{overrides}:"))
-            print(f"tdpp: error: {text if says_it else f'{overrides}: {text}'}", file=sys.stderr)
+            failed.setdefault(str(outcome.error), []).append(overrides)
             wrong = True
+    for text, of in failed.items():
+        print(f"tdpp: error: {_of_combinations(text, of, combinations)}", file=sys.stderr)
     if missing := combinations - len(outcomes):
         print(f"{missing} of {combinations} combinations were not started", file=sys.stderr)
     return int(wrong)
+
+
+def _of_combinations(error: str, of: Sequence[str], combinations: int) -> str:
+    """What is wrong with these of a number of combinations."""
+    if len(of) > 1:
+        which = "all" if len(of) == combinations else f"{len(of)} of {combinations}"
+        return f"{which} combinations, such as {of[0]}: {error}"
+    return error if error.startswith((f"{of[0]} ", f"{of[0]}:")) else f"{of[0]}: {error}"
 
 
 def differing(combinations: Sequence[Sequence[str]]) -> list[str]:
     """The overrides of each that not all have; all of them where none differs."""
     common = set.intersection(*map(set, combinations)) if combinations else set()
     return [" ".join([override for override in given if override not in common] or given) for given in combinations]
+
+
+def differences(shown: Sequence[tuple[str, DryRun]]) -> Iterator[str]:
+    """The first combination's dry run, then a line for each other one, and beneath it what it starts otherwise."""
+    (overrides, first), *others = shown
+    yield f"# {overrides}\n{first.readable()}\n\n{MORE}"
+    if others:
+        yield f"\n{plural(len(others), 'more combination')}, with what each starts otherwise than the first:"
+    known = {name: _lines(text) for name, text in first.scripts_and_nodes().items()}
+    for overrides, other in others:
+        same = other.plan_line == first.plan_line
+        yield f"# {overrides}: {'the same plan' if same else other.plan_line}"
+        texts = {name: _lines(text) for name, text in other.scripts_and_nodes().items()}
+        for name in dict.fromkeys((*known, *texts)):
+            ours, theirs = texts.get(name, []), known.get(name, [])
+            changed = [f"- {line}" for line in theirs if line not in ours]
+            changed += [f"+ {line}" for line in ours if line not in theirs]
+            yield from (f"    {name}: {line}" for line in changed)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines()]

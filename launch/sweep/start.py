@@ -10,11 +10,12 @@ from pathlib import Path
 from conf.compose import read_experiment
 from conf.errors import ClosedError, RunFolderError, TdppError
 from conf.identity import identity
+from conf.run_folder.rank_ranges import rank_ranges
 from conf.run_folder.run_files import read_text
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ExecutorKind, Experiment, Rehearse
 from launch.control.follow import finishing, follow, give_up
-from launch.control.planning.dry_run import dry_run_text
+from launch.control.planning.dry_run import dry_run
 from launch.control.planning.plan import code_digest
 from launch.control.planning.rehearsal import doubts
 from launch.control.submit import read_schedule, start
@@ -99,9 +100,11 @@ def start_all(
         overrides = combinations[number].overrides
         behind = [job for before in lane(jobs, experiment.max_jobs) for job in before]
         if experiment.dry_run:
-            shown = dry_run_text(experiment, worker, behind)
+            before = lane(range(1, len(jobs) + 1), experiment.max_jobs)
+            behind = [f"<jobs of {'runs' if len(before) > 1 else 'run'} {rank_ranges(before)}>"] if before else []
+            shown = dry_run(experiment, worker, behind)
             outcomes[number] = replace(outcomes.get(number, Outcome(overrides=overrides)), dry_run=shown)
-            jobs.append((f"<jobs of run {len(jobs) + 1}>",))
+            jobs.append(())
             continue
         source = source or read_source()
         is_followed = experiment.executor.followed

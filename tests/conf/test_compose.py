@@ -116,6 +116,17 @@ def test_the_homogeneous_seed_is_the_published_run() -> None:
     assert (seed.container.kind, seed.executor.het) == (ContainerKind.enroot, Het.jobs)
 
 
+@pytest.mark.parametrize(
+    "words", [[], ["experiment=seed_a10x8"], ["experiment=nmt_lab"], ["experiment=gnmt_iidp"]], ids=str
+)
+def test_what_hydra_has_merged_into_the_schema_is_as_if_merged_anew(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = compose(words)
+    monkeypatch.setattr("conf.compose.is_of", lambda *_: False)
+    assert compose(words) == quick
+
+
 @pytest.mark.parametrize("seed", ["seed_a10x8", "seed_a100x1_a10x7"])
 def test_the_seeds_train_in_fp16_as_the_loss_scale_of_their_logs_says(seed: str) -> None:
     assert compose([f"experiment={seed}"]).train.precision is Precision.fp16

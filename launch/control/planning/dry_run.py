@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from conf.run_folder.rank_ranges import rank_ranges
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ExecutorKind, Experiment
+from conf.schema.values.architectures import Family
 from conf.visible import plural
 from launch.control.executors.jobs import job_requests
 from launch.control.executors.sbatch import sbatch_text
@@ -22,7 +26,7 @@ from launch.machine import ssh
 from launch.machine.container_commands import UNKNOWN_NAME, Command, SlurmStep, preparation, run_container
 from launch.machine.provenance import PROJECT
 from launch.node.own_caches import own_caches
-from launch.node.worker_command import SCRUBBED, Worker, given_environment
+from launch.node.worker_command import SCRUBBED, WORKER, Worker, given_environment
 from launch.node.workplace import process_to_start
 from launch.screen.table import plain
 from megatron_ext.contract.plan import Plan
@@ -33,6 +37,8 @@ FIRST_START = str(Start(0, 0))
 MASTER_JOB = "<id of the master job>"
 HOST = "<host>"
 """Stand for what is only known when a run starts."""
+MOST_NAMES = 3
+"""Of nodes, before only the first and the last are named."""
 _STARTER = {
     ExecutorKind.local: "submitit's LocalExecutor",
     ExecutorKind.slurm: "submitit's SlurmExecutor",
@@ -40,36 +46,137 @@ _STARTER = {
 }
 
 
-def dry_run_text(experiment: Experiment, worker: str, behind: Sequence[str] = ()) -> str:
-    """The ranks, each node's command line with its environment, and plan.json.
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """What would be started: to be read, and in full."""
 
-    `behind` stands for the ids of jobs that must have ended before the run starts.
-    """
+    heading: str
+    folder: str
+    """The run's."""
+    plan_line: str
+    training: str | None
+    """In a line; None of a short job, which trains nothing."""
+    stages: str
+    ranks: str
+    scripts: Mapping[str, str]
+    """What sbatch is given, byte for byte but for what is only known then: by the script's name."""
+    started: str
+    """How the agents are started."""
+    nodes: Sequence[NodeCommands]
+    plan: str
+    """plan.json."""
+
+    def readable(self) -> str:
+        """The plan by stages, each script, and once the commands of nodes that differ by their number alone."""
+        return self._parts(self.stages, [group.text for group in alike(self.nodes)])
+
+    def scripts_and_nodes(self) -> dict[str, str]:
+        """What is started, by what it is. Apart from the name of the run, which its paths contain, dry runs may share
+        it."""
+        nodes = "\n".join(group.text for group in alike(self.nodes))
+        texts = {**self.scripts, "nodes": nodes}
+        return {name: text.replace(self.folder, "<run>") for name, text in texts.items()}
+
+    def full(self) -> str:
+        """Every rank, every node's commands and plan.json."""
+        nodes = [_commands(f"on {node.name}", node.commands) for node in self.nodes]
+        return self._parts(self.ranks, [*nodes, f"plan.json\n{self.plan}"])
+
+    def _parts(self, places: str, rest: Sequence[str]) -> str:
+        lines = "\n".join([self.plan_line, *([self.training] if self.training else [])])
+        scripts = [f"{name}\n{text}" for name, text in self.scripts.items()]
+        return "\n\n".join([self.heading, lines, places, *scripts, f"{self.started}; each runs", *rest])
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCommands:
+    """Of a node: its number and name, and the commands that it runs, as words."""
+
+    rank: int
+    name: str
+    commands: Sequence[Sequence[str]]
+
+    def is_like(self, other: NodeCommands) -> bool:
+        """Whether they differ by what each node has for itself alone: its number and its name."""
+        return [len(words) for words in self.commands] == [len(words) for words in other.commands] and all(
+            mine == others or self._own_of(mine, other, others)
+            for one, two in zip(self.commands, other.commands, strict=True)
+            for mine, others in zip(one, two, strict=True)
+        )
+
+    def _own_of(self, mine: str, other: NodeCommands, others: str) -> bool:
+        number = str(self.rank)
+        numbered = mine.removesuffix(number) + str(other.rank) if mine.endswith(number) else mine
+        return others in (numbered, mine.replace(self.name, other.name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alike:
+    """Nodes with the same commands, but for what each has for itself."""
+
+    nodes: Sequence[NodeCommands]
+
+    @property
+    def text(self) -> str:
+        first, *others = self.nodes
+        heading = f"on {first.name}"
+        if others:
+            heading += f", and with its own number on each of {named([node.name for node in others])}"
+        return _commands(heading, first.commands)
+
+
+def alike(nodes: Sequence[NodeCommands]) -> list[Alike]:
+    """In the order of the first node of each."""
+    groups: list[list[NodeCommands]] = []
+    for node in nodes:
+        same = next((group for group in groups if group[0].is_like(node)), None)
+        if same is None:
+            groups.append([node])
+        else:
+            same.append(node)
+    return [Alike(nodes=group) for group in groups]
+
+
+def named(names: Sequence[str]) -> str:
+    """Names of nodes in their order, of many the first and the last."""
+    return ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} nodes, {names[0]} to {names[-1]}"
+
+
+def dry_run(experiment: Experiment, worker: str, behind: Sequence[str] = ()) -> DryRun:
+    """`behind` stands for the ids of jobs that must have ended before the run starts."""
     name = f"{experiment.name}/{FOLDER}"
     plan = make_plan(experiment, name)
     run = Path(experiment.runs_dir).absolute() / name
     on_slurm = experiment.executor.kind is ExecutorKind.slurm
-    count = len(plan.nodes)
-    parts = [
-        f"run {name} in {run.parent}",
-        plan_line(plan),
-        _ranks(plan),
-        *(_scripts(experiment, plan, run, behind) if on_slurm else ()),
-        f"{plural(count, 'node agent')}, started by {_STARTER[experiment.executor.kind]}; each runs",
-        *_nodes(experiment, plan, run, node_worker(experiment, plan, RunDir(run), worker)),
-        f"plan.json\n{json.dumps(plan.as_json(), indent=1)}",
-    ]
-    return "\n\n".join(parts)
+    return DryRun(
+        heading=f"run {name} in {run.parent}",
+        folder=str(run),
+        plan_line=plan_line(plan),
+        training=_training(experiment) if worker == WORKER else None,
+        stages=_stages(plan),
+        ranks=_ranks(plan),
+        scripts=dict(_scripts(experiment, plan, run, behind)) if on_slurm else {},
+        started=f"{plural(len(plan.nodes), 'node agent')}, started by {_STARTER[experiment.executor.kind]}",
+        nodes=list(_nodes(experiment, plan, run, node_worker(experiment, plan, RunDir(run), worker))),
+        plan=json.dumps(plan.as_json(), indent=1),
+    )
 
 
-def _scripts(experiment: Experiment, plan: Plan, run: Path, behind: Sequence[str]) -> Iterator[str]:
-    """What sbatch is given, byte for byte but for what is only known then."""
+def _training(experiment: Experiment) -> str:
+    train, model = experiment.train, experiment.model
+    return (
+        f"model {model.name} in {train.precision}, {plural(train.iterations or 0, 'iteration')}"
+        f"{f', data {experiment.data.prefix}' if model.family is not Family.module else ''}"
+    )
+
+
+def _scripts(experiment: Experiment, plan: Plan, run: Path, behind: Sequence[str]) -> Iterator[tuple[str, str]]:
     submission = submission_of(experiment, run, TOKEN, resumable(plan), behind)
     for number, request in enumerate(job_requests(experiment)):
-        yield f"sbatch/{request.role}.sh\n{sbatch_text(submission, request, after=MASTER_JOB if number else None)}"
+        yield f"sbatch/{request.role}.sh", sbatch_text(submission, request, after=MASTER_JOB if number else None)
 
 
-def _nodes(experiment: Experiment, plan: Plan, run: Path, worker: Worker) -> Iterator[str]:
+def _nodes(experiment: Experiment, plan: Plan, run: Path, worker: Worker) -> Iterator[NodeCommands]:
     """The commands of each node; those that make its container it leaves out where image and container are there."""
     container = run_container(experiment, plan, run, PROJECT)
     environment = run_environment(experiment, plan, TOKEN, os.environ)
@@ -78,10 +185,14 @@ def _nodes(experiment: Experiment, plan: Plan, run: Path, worker: Worker) -> Ite
         given = {name: f"<{name} of this shell>" for name in experiment.cluster.environment_from}
         given |= own_caches(RunDir(run), node.name) | given_environment(environment, plan, rank, FIRST_START)
         started = process_to_start(container, UNKNOWN_NAME, worker.shown(run, rank), given, {}, steps[rank])
-        prepared = [shlex.join(words) for words in preparation(container, rank)] if container else []
+        prepared = list(preparation(container, rank)) if container else []
         if experiment.executor.kind is ExecutorKind.hosts:
-            prepared.insert(0, shlex.join(ssh.command(node.name, "start")))
-        yield "\n    ".join([f"  on {node.name}:", *prepared, _command(started)])
+            prepared.insert(0, ssh.command(node.name, "start"))
+        yield NodeCommands(rank=rank, name=node.name, commands=[*prepared, _command(started)])
+
+
+def _commands(heading: str, commands: Sequence[Sequence[str]]) -> str:
+    return "\n    ".join([f"  {heading}:", *map(shlex.join, commands)])
 
 
 def _steps(experiment: Experiment) -> dict[int, SlurmStep]:
@@ -91,6 +202,33 @@ def _steps(experiment: Experiment) -> dict[int, SlurmStep]:
         for request in job_requests(experiment)
         for node, cpus, number in zip(request.nodes, request.cpus_per_task, request.het_groups, strict=True)
     }
+
+
+def _stages(plan: Plan) -> str:
+    """A row for each stage: what it holds, and where."""
+    by_tensor = any(place.tp for place in plan.ranks)
+    rows = []
+    for stage in range(plan.pipeline):
+        places = [place for place in plan.ranks if place.stage == stage]
+        nodes = [plan.nodes[number] for number in dict.fromkeys(place.node for place in places)]
+        gpus = Counter(plan.nodes[place.node].gpu for place in places)
+        split = [str(1 + max(place.tp for place in places))] * by_tensor
+        replicas = str(len({place.dp for place in places}))
+        kinds = ", ".join(f"{count} x {gpu}" for gpu, count in gpus.items())
+        on = named([node.name for node in nodes])
+        rows.append(
+            (
+                str(stage),
+                stage_contents(plan, stage),
+                replicas,
+                *split,
+                kinds,
+                on,
+                rank_ranges(place.rank for place in places),
+            )
+        )
+    columns = ("stage", plan.model.counted_name(), "replicas", *["tensor"] * by_tensor, "GPUs", "on", "ranks")
+    return plain(columns, rows)
 
 
 def _ranks(plan: Plan) -> str:
@@ -124,8 +262,8 @@ def stage_contents(plan: Plan, stage: int) -> str:
     return ", ".join(holds) or "nothing (passes data on)"
 
 
-def _command(command: Command) -> str:
+def _command(command: Command) -> list[str]:
     """As a shell would run it with this environment; everything else of it is inherited."""
     unset = [word for name in SCRUBBED if name not in command.environment for word in ("-u", name)]
     settings = [f"{name}={value}" for name, value in command.environment.items()]
-    return shlex.join(["env", *unset, *settings, *command.argv])
+    return ["env", *unset, *settings, *command.argv]

@@ -91,13 +91,51 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "beside").touch()
     before = everything(tmp_path)
-    assert launch("dry_run=true", *sweep) == 0
+    assert launch("dry_run=true", "--full", *sweep) == 0
     assert everything(tmp_path) == before
     out = capsys.readouterr().out
     assert "3     local-0  CPU  3           1      1   0   layers 1-3, norm, head" in out
     assert f"-u -m {WORKER} '{tmp_path}/runs/tiny/<time>-<hash>/plan.json' 0" in out
     plans = [json.loads("{" + text.partition("\n}")[0] + "}") for text in out.split("plan.json\n{")[1:]]
     assert [plan["micro_batch_size"] for plan in plans] == ([1, 2] if sweep else [2])
+
+
+def test_a_dry_run_is_for_reading(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch("dry_run=true", "experiment=seed_a10x8", "container=enroot") == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") < 60
+    assert "\n0      embedding                     4         4 x A10  gpu2-0  0-3\n" in out
+    assert "model xl in fp16, 50 iterations, data xl/my-gpt2_text_document\n" in out
+    assert out.count("#!/bin/bash") == 1
+    assert [line for line in out.splitlines() if line.startswith("  on ")] == [
+        "  on gpu2-0:",
+        "  on gpu2-1, and with its own number on each of 6 nodes, gpu2-2 to gpu2-7:",
+    ]
+    assert "plan.json\n{" not in out
+
+
+def test_a_dry_run_of_a_sweep_shows_once_what_is_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    swept = ["-m", "train.lr=1e-4,2e-4", "parallel.micro_batch_size=1,2", "max_jobs=1"]
+    assert launch("dry_run=true", "experiment=seed_a10x8", *swept) == 0
+    out = capsys.readouterr().out
+    assert out.count("#!/bin/bash") == 1
+    told = out.partition("3 more combinations")[2].splitlines()[1:]
+    plan = "tensor 1 x data 4 x pipeline 8, partition 0-11-8-8-8-8-5-0, micro-batch {}, global batch 64, "
+    plan += "32 ranks on 8 nodes"
+    assert told == [
+        f"# train.lr=0.0001 parallel.micro_batch_size=2: {plan.format(2)}",
+        "    sbatch/job.sh: + #SBATCH --dependency='afterany:<jobs of run 1>'",
+        "# train.lr=0.0002 parallel.micro_batch_size=1: the same plan",
+        "    sbatch/job.sh: + #SBATCH --dependency='afterany:<jobs of runs 1-2>'",
+        f"# train.lr=0.0002 parallel.micro_batch_size=2: {plan.format(2)}",
+        "    sbatch/job.sh: + #SBATCH --dependency='afterany:<jobs of runs 1-3>'",
+    ]
+
+
+def test_full_is_of_dry_runs_alone(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="--full shows everything of a dry run; add dry_run=true, or leave it out"):
+        launch("--full", f"runs_dir={tmp_path}/runs")
+    assert everything(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_a_misspelt_word_is_told_with_the_right_one(command: list[str], capsys: 
 
 
 def test_a_dry_run_without_its_data_is_shown_and_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["launch", "dry_run=true", "data.prefix=nowhere"]) == 1
+    assert cli.main(["launch", "dry_run=true", "--full", "data.prefix=nowhere"]) == 1
     shown = capsys.readouterr()
     assert "plan.json\n{" in shown.out
     absent = Path("nowhere.bin").absolute()

@@ -20,7 +20,7 @@ from conf.schema.containers import ImageReference, Mount
 from conf.schema.experiment import ContainerKind
 from launch.control.follow import follow
 from launch.control.planning.checks import check_supported
-from launch.control.planning.dry_run import dry_run_text
+from launch.control.planning.dry_run import dry_run
 from launch.control.stop import stop
 from launch.errors import LaunchError
 from launch.judge.state import State
@@ -208,7 +208,7 @@ def test_slurm_could_not_bound_it() -> None:
 
 def test_a_dry_run_shows_it(tmp_path: Path) -> None:
     settings = [f"runs_dir={tmp_path}", *CONTAINED, "executor=hosts", "executor.hosts=[a:2,b:2]"]
-    text = dry_run_text(compose(settings), "worker")
+    text = dry_run(compose(settings), "worker").full()
     assert text.count("    docker pull --quiet lab:1\n") == 2
     assert text.count("docker run --rm --pull=never") == 2
 

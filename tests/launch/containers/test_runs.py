@@ -15,7 +15,7 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch.control.follow import follow
 from launch.control.planning.checks import check
-from launch.control.planning.dry_run import dry_run_text
+from launch.control.planning.dry_run import dry_run
 from launch.control.profilers import Profiler
 from launch.control.stop import stop
 from launch.errors import LaunchError
@@ -147,7 +147,7 @@ DRY = ["container.image=registry.test/small:1", "container.image_dir=/images", "
 
 def commands(tmp_path: Path, *overrides: str) -> list[list[str]]:
     """By node: the first words of its commands in a dry run."""
-    text = dry_run_text(compose([f"runs_dir={tmp_path}", *DRY, *overrides]), "worker")
+    text = dry_run(compose([f"runs_dir={tmp_path}", *DRY, *overrides]), "worker").full()
     nodes = text.partition("each runs\n\n")[2].partition("\n\nplan.json")[0].split("\n\n")
     return [[line.strip() for line in node.splitlines()[1:]] for node in nodes]
 
@@ -167,8 +167,8 @@ def test_a_dry_run_shows_what_each_node_runs(tmp_path: Path) -> None:
 def test_a_dry_run_shows_the_steps_of_pyxis(tmp_path: Path) -> None:
     groups = ["cluster=a100x1_a10x7", "parallel.node_order=hgx+gpu2", "parallel.pipeline=8", "parallel.data=1"]
     own = ["parallel.partition=null", "model.layers=8", "executor=slurm", "cluster.groups.gpu2.cpus_per_task=16"]
-    text = dry_run_text(
+    text = dry_run(
         compose([f"runs_dir={tmp_path}", *DRY[:-2], *groups, *own, "executor.het=hetjob", "container=pyxis"]), "worker"
-    )
+    ).full()
     assert " '--nodelist=<host>' --export=ALL --het-group=0 '--container-image=registry.test#small:1'" in text
     assert " '--nodelist=<host>' --export=ALL --cpus-per-task=16 --het-group=1 '--container-image=" in text

@@ -12,7 +12,7 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from conf.schema.values.hosts import Host
 from launch.control.executors import hosts
-from launch.control.planning.dry_run import dry_run_text
+from launch.control.planning.dry_run import dry_run
 from launch.errors import LaunchError
 from launch.machine import ssh
 from launch.machine.software import software
@@ -111,13 +111,13 @@ def test_the_first_host_alone_is_asked_for_the_port(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_dry_run_shows_how_each_is_reached() -> None:
-    text = dry_run_text(compose([*TWO[:1], "executor.hosts=[a:2,b:gpu0+3]"]), "worker")
+    text = dry_run(compose([*TWO[:1], "executor.hosts=[a:2,b:gpu0+3]"]), "worker").full()
     options = "-o BatchMode=yes -o StrictHostKeyChecking=yes"
     assert [f"    ssh -T -x {options} -o ConnectTimeout=15 -- {name} 'sh -c " in text for name in "ab"] == [True, True]
     assert " CUDA_VISIBLE_DEVICES=0,3 NODE_RANK=1 " in text
 
 
 def test_the_lab_is_shown_without_a_host(tmp_path: Any) -> None:
-    text = dry_run_text(compose(["experiment=nmt_lab", f"runs_dir={tmp_path}"]), "worker")
+    text = dry_run(compose(["experiment=nmt_lab", f"runs_dir={tmp_path}"]), "worker").full()
     assert text.count("docker run --rm") == 2
     assert " --gpus=all " in text

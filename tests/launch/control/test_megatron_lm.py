@@ -197,7 +197,7 @@ def test_a_checkout_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_shows_the_command_of_every_node(tmp_path: Path) -> None:
-    shown = done("launch", *SEED, "executor=local", "container=none", "dry_run=true", cwd=tmp_path)
+    shown = done("launch", *SEED, "executor=local", "container=none", "dry_run=true", "--full", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.count("torch.distributed.run") == 8
     assert "--node-rank 7 --master-addr '<host of node 0>' --master-port '<port>'" in shown.stdout

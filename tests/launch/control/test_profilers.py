@@ -13,7 +13,7 @@ import pytest
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
-from launch.control.planning.dry_run import dry_run_text
+from launch.control.planning.dry_run import dry_run
 from launch.control.planning.plan import make_plan
 from launch.control.profilers import check, profiled
 from launch.errors import LaunchError
@@ -122,7 +122,7 @@ def test_what_is_elsewhere_is_not_looked_for_here(
 
 def test_a_dry_run_shows_it_on_a_machine_that_has_it_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    text = dry_run_text(compose(["profile.nsys=true", f"runs_dir={tmp_path}", *TWO_NODES]), "worker")
+    text = dry_run(compose(["profile.nsys=true", f"runs_dir={tmp_path}", *TWO_NODES]), "worker").full()
     report = tmp_path / "tiny" / "<time>-<hash>" / "nsys"
     for node in ("local-0", "local-1"):
         assert f" nsys profile '--output={report / node}' --force-overwrite=true " in text

@@ -20,7 +20,7 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.containers import ContainerKind, ImageReference, Mount
 from conf.schema.trackers import Tracker
 from launch import start_agent
-from launch.control.planning.dry_run import dry_run_text
+from launch.control.planning.dry_run import dry_run
 from launch.errors import LaunchError
 from launch.files import own_path
 from launch.machine.container_commands import RunContainer
@@ -244,7 +244,7 @@ def test_no_start_runs_what_the_owner_of_the_names_folder_puts_in_its_place(tmp_
 
 def test_a_script_says_that_the_runs_folder_may_be_its_groups() -> None:
     experiment = compose(["experiment=seed_a10x8", "container=none", "runs_mode=group"])
-    text = dry_run_text(experiment, "w")
+    text = dry_run(experiment, "w").full()
     assert text.count("launch.start_agent") == text.count(".json group >>") > 0
 
 

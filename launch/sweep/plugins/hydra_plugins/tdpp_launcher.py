@@ -16,18 +16,21 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from launch.sweep.batches import CHOICE, BatchTask
+from launch.sweep.sweep_loader import SweepLoader
 
 
 class TdppLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         assert isinstance(task_function, BatchTask)
+        self._loader = SweepLoader(hydra_context.config_loader)
+        hydra_context.config_loader = self._loader  # the sweeper's, too
         self._context, self._task, self._config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         setup_globals()
         returns = []
         for number, overrides in enumerate(job_overrides, initial_job_idx):
-            config = self._context.config_loader.load_sweep_config(self._config, list(overrides))
+            config = self._loader.combination(self._config, list(overrides))
             with open_dict(config):
                 config.hydra.job.id = config.hydra.job.num = number
             returns.append(
