@@ -32,6 +32,7 @@ from conf.visible import visible
 from launch.commands.completion import hydra_option
 from launch.commands.launching.decided import decided
 from launch.commands.launching.length import data_there, with_length
+from launch.commands.launching.meant import require_choice
 from launch.commands.launching.preflight import Preflight, check_start, preflight
 from launch.control.follow import follow, interruptible
 from launch.control.planning.checks import check, check_image, check_supported
@@ -43,7 +44,7 @@ from launch.node.worker_command import WORKER
 from launch.sweep.batches import BatchTask, register_launcher
 from launch.sweep.called import called_with
 from launch.sweep.combinations import Combination, Outcome, check_sweep_wide
-from launch.sweep.outcomes import report_single, report_sweep
+from launch.sweep.outcomes import next_step, print_next, report_single, report_sweep
 from launch.sweep.start import Outcomes, confirm, existing, start_all
 from launch.sweep.values import NoValue, value_of
 from megatron_ext.contract.files import write_atomic
@@ -106,6 +107,7 @@ def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str =
     if any(argument in COMPLETION for argument in argv):
         return hydra_option(argv)
     check_options(argv)
+    require_choice(argv)
     session = Session(full=FULL in argv)
     argv = [word for word in argv if word != FULL]
 
@@ -251,7 +253,8 @@ def _resume(argv: Sequence[str], worker: str) -> int:
         if read_experiment(run.config).executor.followed:
             follow(run)
     verdict = judge(run)
-    print(visible(f"{run.name}: {verdict.state}, {verdict.reason}"))
+    print(visible(f"{run.name}: {verdict.state}, {verdict.reason}"), flush=True)
+    print_next(next_step(verdict.state, run.name))
     return verdict.exit_code
 
 

@@ -81,6 +81,9 @@ def main(argv: Sequence[str], judge: Judge | None = all_findings) -> int:
     for path in compared_pages:
         if not arguments.watch:
             print(path)
+    if not (arguments.open or arguments.watch):
+        page = [*(written.pages[0] for written in rounds), *compared_pages][-1]
+        print(f"next: open {page} in a browser, or 'tdpp report --serve' on a machine without one", file=sys.stderr)
     if arguments.open:
         show([*(written.pages[0] for written in rounds), *compared_pages][-1])
     return 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 
 from conf.visible import plural
 from launch.control.planning.dry_run import DryRun
 from launch.judge.runs_table import COLUMNS, run_row
+from launch.judge.state import State
 from launch.judge.verdict import decide, judge
 from launch.observe.look import observe_all
 from launch.screen.table import print_table
@@ -33,7 +35,8 @@ def report_single(outcomes: Sequence[Outcome], full: bool = False) -> int:
         if outcome.run is not None:
             verdict = judge(outcome.run)
             skipped = f" ({SKIPPED})" if outcome.skipped else ""
-            print(f"{outcome.run.name}: {verdict.state}, {verdict.reason}{skipped}")
+            print(f"{outcome.run.name}: {verdict.state}, {verdict.reason}{skipped}", flush=True)
+            print_next(next_step(verdict.state, outcome.run.name))
             code = verdict.exit_code
     return code
 
@@ -68,15 +71,33 @@ def report_sweep(outcomes: Sequence[Outcome], combinations: int, metric: str | N
             wrong = True
     for text, of in failed.items():
         print(f"tdpp: error: {_of_combinations(text, of, combinations)}", file=sys.stderr)
+    if rows:
+        names = {outcome.run.path.parent for outcome in outcomes if outcome.run is not None}
+        print_next(f"tdpp report {' '.join(sorted(map(shlex.quote, map(str, names))))}  # the runs, compared")
     if missing := combinations - len(outcomes):
         print(f"{missing} of {combinations} combinations were not started", file=sys.stderr)
     return int(wrong)
 
 
+def next_step(state: State, name: str) -> str:
+    """What to type once a run was started, or is over."""
+    name = shlex.quote(name)
+    if state is State.succeeded:
+        return f"tdpp report {name}  # its page: where the time of an iteration goes"
+    if state in (State.starting, State.running):
+        return f"tdpp status {name} --watch  # until it is over"
+    return f"tdpp status {name}  # the evidence, and what to do"
+
+
+def print_next(text: str) -> None:
+    """On stderr: what a command prints is often read by another one."""
+    print(f"next: {text}", file=sys.stderr)
+
+
 def _of_combinations(error: str, of: Sequence[str], combinations: int) -> str:
     """What is wrong with these of a number of combinations."""
     if len(of) > 1:
-        which = "all" if len(of) == combinations else f"{len(of)} of {combinations}"
+        which = f"all {len(of)}" if len(of) == combinations else f"{len(of)} of {combinations}"
         return f"{which} combinations, such as {of[0]}: {error}"
     return error if error.startswith((f"{of[0]} ", f"{of[0]}:")) else f"{of[0]}: {error}"
 

@@ -43,8 +43,9 @@ def test_a_run_is_followed_to_its_verdict(tmp_path: Path) -> None:
     run = RunDir.find(tmp_path / "runs", None)
     assert launched.returncode == 0
     assert launched.stdout == (f"{run.name}: succeeded, 4 ranks exited with 0; iteration 6 of 6 logged\n")
-    first, *lines = launched.stderr.splitlines()
+    first, *lines, last = launched.stderr.splitlines()
     assert first == f"run {run.path}"
+    assert last == f"next: tdpp report '{run.name}'  # its page: where the time of an iteration goes"
     assert [int(line.split()[1].rstrip("/")) for line in lines] == [1, 2, 3, 4, 5, 6]
     assert run.overrides.read_text().splitlines() == [*SHORT, "name='my ${model.name}'"]
 
@@ -101,10 +102,10 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(
 
 
 def test_a_dry_run_is_for_reading(capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch("dry_run=true", "experiment=seed_a10x8", "container=enroot") == 0
+    assert main(["dry_run=true", "experiment=seed_a10x8", "container=enroot"], preflight=no_data_needed) == 0
     out = capsys.readouterr().out
     assert out.count("\n") < 60
-    assert "\n0      embedding                     4         4 x A10  gpu2-0  0-3\n" in out
+    assert ["0", "embedding", "4", "4", "x", "A10", "gpu2-0", "0-3"] in [line.split() for line in out.splitlines()]
     assert "model xl in fp16, 50 iterations, data xl/my-gpt2_text_document\n" in out
     assert out.count("#!/bin/bash") == 1
     assert [line for line in out.splitlines() if line.startswith("  on ")] == [
@@ -348,7 +349,7 @@ def test_the_experiments_on_unlike_gpus_show_their_plan_without_their_data(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TdppError, match=r"data\.prefix=data/"):
-        main([f"experiment={name}", "dry_run=true"])
+        main([f"experiment={name}", "dry_run=true", "--full"])
     out = capsys.readouterr().out
     plan = json.loads("{" + out.split("plan.json\n{")[1].partition("\n}")[0] + "}")
     assert {node["gpu"] for node in plan["nodes"]} == {"A100-40GB", "A10"}

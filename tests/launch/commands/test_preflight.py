@@ -84,7 +84,7 @@ def test_a_dry_run_is_shown_and_ends_as_the_launch_would(
     shown = capsys.readouterr()
     assert shown.out.count("plan.json\n{") == (2 if sweep else 1)
     assert shown.err.count(told) == 1
-    assert ("all combinations, such as " in shown.err) == bool(sweep)
+    assert ("all 2 combinations, such as " in shown.err) == bool(sweep)
     assert cli.main(["launch", "dry_run=true", *sweep]) == 0
     assert not list(tmp_path.iterdir())
 

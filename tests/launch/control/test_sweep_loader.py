@@ -19,8 +19,7 @@ COMBINATIONS = [
     ["parallel.partition=2-2", "model=small", "train.lr=2e-3"],
     ["experiment=seed_a10x8", "name=${model.name}-2", "+cluster.environment.X=1", "cluster.groups.gpu2.count=4"],
     ["hydra.job.name=mine", "hydra/job_logging=disabled", "executor.hosts=[a:2,b:2]"],
-    ["~executor.hosts", "train=gpt2"],
-    ["train.lr=3e-3"],
+    ["train.lr=3e-3", "name='2024_11_26'"],
 ]
 
 

@@ -1,0 +1,59 @@
+"""`tdpp launch` alone is the demo, unless one has a cluster of one's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conf.errors import UsageError
+from launch.commands.launching.meant import require_choice
+from launch.judge.state import State
+from launch.sweep.outcomes import next_step
+from tests.support import ROOT
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("TDPP_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "cluster").mkdir(parents=True)
+    return tmp_path / "conf"
+
+
+@pytest.mark.parametrize("words", [[], ["-m"]], ids=["alone", "sweep"])
+def test_who_has_a_cluster_is_asked_what_to_launch(own: Path, words: list[str]) -> None:
+    require_choice(words)
+    (own / "cluster" / "ours.yaml").touch()
+    with pytest.raises(UsageError, match=r"give cluster=ours model=NAME data=NAME for .* \(ours\), or experiment=demo"):
+        require_choice(words)
+    (own / "experiment").mkdir()
+    (own / "experiment" / "first.yaml").touch()
+    with pytest.raises(UsageError, match="give experiment=first for the cluster of your own"):
+        require_choice(words)
+
+
+@pytest.mark.parametrize("word", ["experiment=demo", "train.lr=1e-3", "dry_run=true", "--cfg=job", "--help"])
+def test_who_says_anything_is_not_asked(own: Path, word: str) -> None:
+    (own / "cluster" / "ours.yaml").touch()
+    require_choice([word])
+
+
+@pytest.mark.parametrize(
+    ("state", "command"),
+    [
+        (State.succeeded, "tdpp report 'my run/1'  #"),
+        (State.running, "tdpp status 'my run/1' --watch  #"),
+        (State.failed, "tdpp status 'my run/1'  #"),
+    ],
+)
+def test_the_next_step_follows_from_the_verdict(state: State, command: str) -> None:
+    assert next_step(state, "my run/1").startswith(command)
+
+
+def test_the_package_is_the_command(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "tdpp", "--version"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout[:5]) == (0, "tdpp ")
