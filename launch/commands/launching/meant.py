@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from conf.errors import UsageError
 from conf.reading.own_folders import SUFFIX, own_folders
@@ -18,9 +17,9 @@ def require_choice(argv: Sequence[str]) -> None:
     folders, words = config_dirs(argv)
     if any("=" in word or word.startswith(("~", *_STARTS_NOTHING)) for word in words):
         return
-    folders = [*map(str, own_folders()), *folders]
+    folders = [*own_folders(), *folders]
     clusters, experiments = (
-        sorted({file.stem for folder in folders for file in Path(folder).glob(f"{group}/*{SUFFIX}")})
+        sorted({file.stem for folder in folders for file in folder.glob(f"{group}/*{SUFFIX}")})
         for group in ("cluster", "experiment")
     )
     if clusters:
