@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
+from launch.files.launch_lock import is_launching, launcher
+from launch.files.owner import owner_of
 from launch.files.records import JobRecord, NodeRecord
 from launch.files.run_files import read_submitted
 from launch.machine import slurm_commands
@@ -20,6 +22,8 @@ ASK_S = 5.0
 """Between two questions to Slurm."""
 READ_S = 1.0
 """Between two looks at jobs.json: the first node of a large run asks for each of a thousand others."""
+LAUNCH_S = 60.0
+"""A launch has submitted its other jobs by then, where nothing shows whether it goes on."""
 ANSWER_S = SILENCE_S / 3
 """For each of the two commands of a question: meanwhile this node gives no sign of life."""
 
@@ -51,6 +55,11 @@ class SlurmJob:
         self._unseen: dict[str, Unseen] = {}
         """By node, of those that do not see the run's folder."""
         self._read = -math.inf
+        self._began = time.monotonic()
+        self._asked_all = -math.inf
+        """When Slurm was asked for all jobs of the run, by their comment."""
+        self._never_since: float | None = None
+        """Since when Slurm has known no further one."""
         self._asked = -math.inf
         self._about: set[str] = set()
         self._states: dict[str, slurm_commands.JobState] | None = None
@@ -78,7 +87,7 @@ class SlurmJob:
             return OtherJob("the first node of this job asks Slurm", JobFate.lives)
         job = self._job_of.get(name)
         if job is None:
-            return OtherJob("its job has not been submitted yet", JobFate.lives)
+            return self._unnamed()
         if self._asked < max(not_before, time.monotonic() - ASK_S) or job not in self._about:
             self._ask()
         if self._states is None:  # asked again: a controller that restarts must not end the run
@@ -88,6 +97,35 @@ class SlurmJob:
             return OtherJob(f"Slurm does not know job {job}", JobFate.over)
         fate = JobFate.over if state.over else JobFate.waits if state.pending else JobFate.lives
         return OtherJob(str(state), fate)
+
+    def _unnamed(self) -> OtherJob:
+        """A job of which nobody has written down the id: its launch is under way, or was cut off just then.
+
+        Slurm knows by the run's comment whether it was submitted at all; what it says counts if it says so twice.
+        """
+        awaited = OtherJob("its job has not been submitted yet", JobFate.lives)
+        launching = is_launching(self._run)
+        patience = LAUNCH_S if launching is None else 0.0
+        if launching or time.monotonic() - self._began < patience:
+            self._never_since = None
+            return awaited
+        if time.monotonic() - self._asked_all >= ASK_S:
+            self._asked_all = time.monotonic()
+            jobs = read_submitted(self._run, len(self._names))
+            try:
+                comment = slurm_commands.comment_of(jobs.token)
+                queued = {*slurm_commands.submitted(comment, owner_of(self._run))} - {self.id, *jobs.by_id}
+            except LaunchError as error:
+                print(f"Slurm was asked about the run's other jobs: {error}", flush=True)
+                return awaited
+            if queued or jobs.by_id.keys() - set(self._job_of.values()):
+                self._never_since = None
+            elif self._never_since is None:
+                self._never_since = time.monotonic()
+        if self._never_since is None or time.monotonic() - self._never_since < ASK_S:
+            return awaited
+        who = launcher(self._run)
+        return OtherJob(f"its job was never submitted, because the launch ({who}) was interrupted", JobFate.over)
 
     def _read_jobs(self) -> None:
         if time.monotonic() - self._read < READ_S:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,13 @@ from conf.run_folder.rundir import RunDir
 from launch.commands import search
 from launch.commands import stop as stop_command
 from launch.commands.launch import main
+from launch.control.submit import resume
 from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.observe.look import observe
 from tests.support.cases import each
-from tests.support.launch.live import FOREVER, no_data_needed
+from tests.support.launch.live import FOREVER, WORKER, no_data_needed
 from tests.support.slurm.cluster import Cluster
 from tests.support.slurm.seed import (
     BOTH_WAYS,
@@ -187,6 +189,33 @@ def test_a_launch_that_is_killed_while_it_submits_goes_on_and_is_settled_by_stop
     assert stop_command.main([str(run.path)]) == 0
     assert not slurm.jobs()
     assert judge(run).state is State.stopped
+
+
+@pytest.mark.slow
+def test_a_master_whose_slave_was_never_submitted_ends_and_is_resumed(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its launch is killed before the slave's sbatch; nothing was saved, and nothing is requeued."""
+    kill = f"mkdir {tmp_path}/first || {{ kill -9 $PPID; exit 1; }}"
+    with monkeypatch.context() as patch:
+        before_it_submits(slurm, kill, tmp_path / "bin", patch)
+        launcher = os.fork()
+        if launcher == 0:
+            submitted(tmp_path / "runs", *FOREVER)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1]) == -signal.SIGKILL
+    run = RunDir.find(tmp_path / "runs", None)
+    begun = time.monotonic()
+    wait_for(lambda: not slurm.jobs())
+    assert time.monotonic() - begun < 180, "executor.meet_min is 10 minutes"
+    verdict = judge(run)
+    assert (verdict.state, verdict.rule) == (State.lost, "launch-cut-off"), verdict
+    state = run.read_json(run.node_state("hgx-0"))
+    assert (state["start"], state["state"]) == ("0.0", "ended"), "it was not started again"
+    assert "its job was never submitted, because the launch (process " in state["reason"]
+    resume(run, WORKER)
+    wait_for(lambda: judge(run).state is State.running)
+    assert stop_command.main([str(run.path)]) == 0
 
 
 def test_inside_an_allocation_nothing_is_submitted(

@@ -14,6 +14,7 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch.control.planning.plan import make_plan
 from launch.errors import LaunchError
+from launch.files.launch_lock import launching
 from launch.machine import slurm_commands
 from launch.node import slurm_job
 from launch.node.peers import JobFate
@@ -218,3 +219,46 @@ def test_what_slurm_does_not_cancel_is_named_with_what_it_says(squeue: Path, mon
     says(squeue.with_name("scancel"), "echo 'scancel: error: Kill job error on job id 7: Access denied' >&2; exit 1")
     with pytest.raises(LaunchError, match=r"jobs 7 were cancelled, but .* in 0.8 s: scancel 7 failed .*Access denied"):
         slurm_commands.end("tdpp 0", os.getuid())
+
+
+@pytest.mark.parametrize("jobs", [[], [{"id": None, "nodes": [1]}]], ids=["not-begun", "no-id"])
+@pytest.mark.parametrize("own", [True, False], ids=["own-id-known", "own-id-unknown"])
+def test_a_job_that_its_launch_never_submitted_is_known_never_to_come(
+    run: RunDir, squeue: Path, monkeypatch: pytest.MonkeyPatch, jobs: list[dict[str, Any]], own: bool
+) -> None:
+    """The launch was killed; its lock is free."""
+    run.write_json(run.jobs, SUBMITTED | {"jobs": [{"id": "1" if own else None, "nodes": [0]}, *jobs]})
+    with launching(run):
+        pass
+    monkeypatch.setattr(slurm_job, "ASK_S", 0.0)
+    job = SlurmJob(run, "1", 0, (0,), task=0)
+    says(squeue, "echo '1|tdpp t'; echo '9|tdpp another'")
+    job.other("b-0", 0.0)
+    found = job.other("b-0", 0.0)
+    assert found is not None
+    assert found.fate is JobFate.over
+    assert found.text.startswith(f"its job was never submitted, because the launch (process {os.getpid()} of ")
+
+
+def test_a_job_without_an_id_is_awaited_as_long_as_it_may_come(
+    run: RunDir, squeue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.write_json(run.jobs, SUBMITTED | {"jobs": [{"id": "1", "nodes": [0]}, {"id": None, "nodes": [1]}]})
+    monkeypatch.setattr(slurm_job, "ASK_S", 0.0)
+    job = SlurmJob(run, "1", 0, (0,), task=0)
+
+    def fates() -> set[JobFate]:
+        return {found.fate for found in (job.other("b-0", 0.0) for _ in range(3)) if found}
+
+    says(squeue, "echo '1|tdpp t'")
+    assert fates() == {JobFate.lives}, "whether its launch goes on cannot be seen from here, and it is young"
+    with launching(run):
+        pass
+    says(squeue, "echo '1|tdpp t'; echo '2|tdpp t'")
+    assert fates() == {JobFate.lives}, "it is in the queue, although nobody has noted that"
+    says(squeue, "echo 'Unable to contact slurm controller' >&2; exit 1")
+    assert fates() == {JobFate.lives}
+    says(squeue, "echo '1|tdpp t'")
+    assert JobFate.over in fates()
+    monkeypatch.setattr(slurm_job, "is_launching", lambda _run: True)
+    assert fates() == {JobFate.lives}
