@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from pathlib import Path
 from conf.errors import ConfigError
 from conf.reading.hydra_words import quoted
 from conf.reading.own_folders import SHIPPED, SUFFIX, groups, is_file, own_folders, require_other_names
+from conf.reading.scratch import Scratch
 
 OPTIONS = ("--config-dir", "-cd")
 SCHEME = "tdpp"
@@ -90,15 +90,15 @@ def found_files(command: Sequence[str]) -> Iterator[Words]:
     Raises:
         ConfigError: a folder or file is not there, or a file has the name of one of tdpp's own.
     """
-    with tempfile.TemporaryDirectory(prefix="tdpp-") as links:
+    with Scratch() as links:
         try:
-            words = _found(command, Path(links))
+            words = _found(command, links)
         except PermissionError as error:
             raise ConfigError(f"{error.filename}: {error.strerror}") from error
         yield words
 
 
-def _found(command: Sequence[str], links: Path) -> Words:
+def _found(command: Sequence[str], links: Scratch) -> Words:
     folders, words = config_dirs(command)
     words, notes = _foreign(words)
     overrides: list[str] = []
@@ -121,7 +121,7 @@ def _found(command: Sequence[str], links: Path) -> Words:
             overrides.append(f"{key}=[{value}]")
         else:
             overrides.append(word)
-    found = (SHIPPED, *([links] if any(links.iterdir()) else []), *folders, *own_folders())
+    found = (SHIPPED, *([links.path] if links.files else []), *folders, *own_folders())
     return Words(overrides=tuple(overrides), folders=found, given=given, notes=tuple(notes))
 
 
@@ -162,7 +162,7 @@ def _config_dir(option: str, name: str) -> Path:
     return folder
 
 
-def _link(links: Path, group: str, file: str, given: dict[str, str]) -> str:
+def _link(links: Scratch, group: str, file: str, given: dict[str, str]) -> str:
     """A choice of the group that leads to the file. Its own name may be one that Hydra cannot read, or taken."""
     if not Path(file).is_file():
         raise ConfigError(
@@ -178,7 +178,7 @@ def _link(links: Path, group: str, file: str, given: dict[str, str]) -> str:
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
     choice = f"tdpp-file-{len(given) + 1}-given"
-    (links / group).mkdir(exist_ok=True)
-    (links / group / f"{choice}{SUFFIX}").symlink_to(Path(file).absolute())
+    (links.path / group).mkdir(exist_ok=True)
+    (links.path / group / f"{choice}{SUFFIX}").symlink_to(Path(file).absolute())
     given[choice] = file
     return choice

@@ -116,11 +116,14 @@ class RunDir(RunFiles):
         return cls(run_folders.find(runs, wanted))
 
     def keep_secret(self) -> None:
-        """Gives the run what its ranks know each other by, unless it has it; nobody but its owner can read it."""
-        with suppress(FileExistsError):
-            handle = os.open(self.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "w", encoding="ascii") as file:
-                file.write(secrets.token_hex(32) + "\n")
+        """Gives the run what its ranks know each other by, unless it has it; nobody but its owner can read it. One that
+        is not whole counts as none."""
+        try:
+            if re.fullmatch(r"[0-9a-f]{64}\n", run_files.read_text(self.secret)):
+                return
+        except (FileNotFoundError, RunFolderError):
+            pass
+        write_atomic(self.secret, secrets.token_hex(32) + "\n", mode=0o600)
 
     def link_job(self, job: str) -> None:
         """Makes by_job/<job> lead here. A local job's id is a process id: an older run may have had it.

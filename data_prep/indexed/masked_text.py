@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from conf.compose import compose
 from conf.errors import ConfigError
+from conf.reading.scratch import Scratch
 from conf.schema.experiment import Experiment
 from data_prep.errors import DataPrepError
 from data_prep.indexed.inspect import MOST_SAMPLES, Sample
@@ -46,8 +46,8 @@ def masked_text(prefix: Path, sample: Sample, family: str, settings: Sequence[st
             ]
         )
         text = _Text(tokenizer_of(prefix), vocabulary)
-        with tempfile.TemporaryDirectory(prefix="tdpp-") as cache:
-            content = _samples(prefix, sample, run, vocabulary, cache).sample(sample.number)
+        with Scratch() as cache:
+            content = _samples(prefix, sample, run, vocabulary, str(cache.path)).sample(sample.number)
     except (ConfigError, DataError, DataPrepError) as error:
         raise DataPrepError(f"--sample {sample.number}: {error}") from error
     return _bert(text, content) if family == BERT else _t5(text, content)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -23,6 +22,7 @@ from conf.origins import with_origins
 from conf.pipedream import words as pipedream
 from conf.reading.hydra_options import FULL, check_options
 from conf.reading.own_folders import SUFFIX
+from conf.reading.scratch import Scratch
 from conf.reading.user_files import config_dirs
 from conf.reading.values import own_words, path
 from conf.run_folder.run_folders import usual_runs_dir
@@ -286,17 +286,17 @@ def _compose_all(argv: Sequence[str], session: Session, run_batch: Callable[[Seq
     batch_task = BatchTask(compose=session.task, end_batch=run_batch)
     task = hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name="config")(batch_task)
     with (
-        tempfile.TemporaryDirectory(prefix="tdpp-") as scratch,
+        Scratch() as scratch,
         command_line(argv) as words,
         called_with(words.all),
     ):
-        OmegaConf.register_new_resolver("sweep_dir", lambda: scratch, replace=True)
+        OmegaConf.register_new_resolver("sweep_dir", lambda: str(scratch.path), replace=True)
         session.as_given = words.as_given
         for note in words.notes:
             print(f"({note})", file=sys.stderr, flush=True)
         task()
         if session.mode is RunMode.MULTIRUN:
-            files = sorted(file for file in Path(scratch).iterdir() if file.suffix == SUFFIX)
+            files = [file for file in scratch.files if file.suffix == SUFFIX]
             session.record = {file.name: words.as_given(file.read_text(encoding="utf-8")) for file in files}
 
 

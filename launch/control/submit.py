@@ -129,7 +129,8 @@ def resume(run: RunDir, worker: str = WORKER, sound: Callable[[Plan], None] = la
     """
     check_may_resume(run)
     if (verdict := verdict_without_plan(run)) is not None:
-        raise LaunchError(f"resume={run.name}: {verdict.reason}; there is nothing to resume: launch it again")
+        way_out = "wait until it is done, or stop it" if verdict.state is State.starting else "launch it again"
+        raise LaunchError(f"resume={run.name}: {verdict.reason}; there is nothing to resume: {way_out}")
     with launching(run):
         require_own_file(run.config)  # it says whether the run's folder may be its group's to write
         experiment = read_experiment(run.config)

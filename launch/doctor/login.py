@@ -6,12 +6,12 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
 from conf.errors import TdppError
+from conf.reading.scratch import Scratch
 from conf.schema import containers
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, RunsMode
 from launch.control import megatron_lm
@@ -156,12 +156,12 @@ def _reached(experiment: Experiment) -> str:
 
 def _ask_slurm(experiment: Experiment) -> None:
     check_supported(experiment)
-    with tempfile.TemporaryDirectory(prefix="tdpp-") as folder:
-        submission = slurm.submission_of(experiment, Path(folder), "doctor", resumable=False)
+    with Scratch() as folder:
+        submission = slurm.submission_of(experiment, folder.path, "doctor", resumable=False)
         refused = []
         for request in job_requests(experiment):
             try:
-                slurm.ask(submission, request, Path(folder))
+                slurm.ask(submission, request, folder.path)
             except TdppError as error:
                 refused.append(str(error))
     if refused:

@@ -90,13 +90,13 @@ def content_of(file: BinaryIO, most_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-def write_atomic(path: Path, content: Union[str, bytes], durable: bool = True) -> None:
+def write_atomic(path: Path, content: Union[str, bytes], durable: bool = True, mode: int = 0o644) -> None:
     """Writes so that a reader finds the old content or the new one, never a part; `durable`: after a crash, too.
 
-    Others can read it as far as the umask lets them; only its user can write to it.
+    Others can read it as far as the `mode` and the umask let them; only its user can write to it.
     """
     temporary = path.with_name(".{}.{}".format(path.name, os.urandom(8).hex()))
-    handle = os.open(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    handle = os.open(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content if isinstance(content, bytes) else content.encode())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from conf.compose import compose
 from conf.reading.own_folders import SHIPPED, SUFFIX, path_of
+from conf.reading.scratch import Scratch
 from conf.reading.writable import why_not_kept, write_whole
 from launch.errors import LaunchError
 
@@ -44,12 +44,12 @@ def free_path(name: str, group: str, force: bool) -> Path:
 
 def check_composes(name: str, texts: Mapping[str, str], word: str) -> None:
     """Raises ConfigError where files with these texts, by group, would break a rule: then none is written."""
-    with tempfile.TemporaryDirectory(prefix="tdpp-init-") as folder:
+    with Scratch() as folder:
         for group, text in texts.items():
-            file = Path(folder) / group / f"{name}{SUFFIX}"
+            file = folder.path / group / f"{name}{SUFFIX}"
             file.parent.mkdir()
             file.write_text(text, encoding="utf-8")
-        compose([word, f"--config-dir={folder}"])
+        compose([word, f"--config-dir={folder.path}"])
 
 
 def write_all(paths: Mapping[str, Path], texts: Mapping[str, str]) -> None:

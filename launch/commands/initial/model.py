@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from conf.compose import compose_unchecked, to_object
 from conf.reading.own_folders import SUFFIX
+from conf.reading.scratch import Scratch
 from conf.reading.values import Parser, option, whole
 from conf.schema.experiment import Model
 from launch.commands.initial.files import checked_name, free_path, write_all
@@ -75,7 +75,7 @@ def _content(file: Path) -> object:
 
 def _checked(name: str, text: str) -> Model:
     """The model, as every command will read it; raises ConfigError where it breaks a rule."""
-    with tempfile.TemporaryDirectory(prefix="tdpp-init-") as folder:
-        file = Path(folder) / f"{name}{SUFFIX}"
+    with Scratch() as folder:
+        file = folder.path / f"{name}{SUFFIX}"
         file.write_text(text, encoding="utf-8")
         return to_object(compose_unchecked([f"model={file}"]), Model, "model")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import signal
 import sys
@@ -21,6 +22,7 @@ from launch import cli
 from launch.control import stop
 from launch.control.submit import resume, submit
 from launch.errors import LaunchError
+from launch.judge import cut_off
 from launch.judge.cut_off import verdict_on
 from launch.judge.state import State
 from launch.judge.verdict import decide, judge
@@ -52,6 +54,10 @@ def on_slurm(runs: Path) -> Experiment:
     return compose([f"runs_dir={runs}", *NODES, *SMALL, *FOREVER])
 
 
+WRITE = "open"
+"""The event of a file that is opened. As a step, one that is made: the launch is killed when it is there, empty."""
+
+
 def killed_at(step: int, experiment: Experiment, steps: Collection[str]) -> bool:
     """Launches in a process that is killed before the step of that number, from when it has a folder; whether it came
     so far."""
@@ -62,8 +68,19 @@ def killed_at(step: int, experiment: Experiment, steps: Collection[str]) -> bool
         return os.WIFSIGNALED(status)
     own, left = os.getpid(), iter(range(step))
 
-    def hook(event: str, _: object) -> None:
-        if event in steps and os.getpid() == own and begun() and next(left, None) is None:
+    made: list[object] = []
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event not in steps or os.getpid() != own or made:
+            return
+        if event == WRITE and not (
+            int(str(arguments[2])) & os.O_CREAT and str(experiment.runs_dir) in str(arguments[0])
+        ):
+            return
+        if begun() and next(left, None) is None:
+            if event == WRITE:
+                made.append(arguments[0])
+                Path(str(arguments[0])).touch(0o600)
             os.kill(own, signal.SIGKILL)
 
     def begun() -> bool:
@@ -153,6 +170,51 @@ def test_a_launch_on_slurm_that_is_killed_at_any_step_is_resumed_or_says_why_not
             assert judge(run).state is State.starting
         stop.stop(run)
     assert resumed
+
+
+@pytest.mark.slow
+def test_a_launch_that_is_killed_between_making_a_file_and_writing_it_is_resumed_or_was_never_started(
+    runs: Path, queue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cut_off, "PLANNING_S", 0.0)  # of a lock that nobody has signed yet
+    seen = {"resumed": 0, "again": 0, "waits": 0}
+    for run in left_of_each_kill(on_slurm(runs), {WRITE}):
+        assert cli.main(["runs", "--runs-dir", str(runs)]) == 0, "no damage"
+        verdict = verdict_on(run)
+        try:
+            resume(run)
+        except LaunchError as error:
+            if RunDir.is_one(run.path):
+                assert "it has not ended yet" in str(error)
+                seen["waits"] += 1
+            else:
+                assert verdict.rule == "launch-cut-off"
+                assert "nothing was started; there is nothing to resume: launch it again" in str(error)
+                seen["again"] += 1
+        else:
+            assert verdict.rule == "launch-cut-off"
+            assert re.fullmatch("[0-9a-f]{64}\n", run.secret.read_text())
+            assert run.secret.stat().st_mode & 0o777 == 0o600
+            for role in ("master", "slave"):
+                assert NodeSettings.read(run, run.agent(1, role).name, group=False).submission == 1
+            seen["resumed"] += 1
+        stop.stop(run)
+    assert all(seen.values()), seen
+
+
+def test_a_secret_that_was_cut_off_counts_as_none(runs: Path, queue: Path) -> None:
+    """As an older version, killed just then, may have left it."""
+    run = submit(on_slurm(runs), [], WORKER)
+    whole = run.secret.read_text()
+    stop.stop(run)
+    for cut in ("", whole[:20]):
+        run.secret.write_text(cut)
+        resume(run)
+        assert re.fullmatch("[0-9a-f]{64}\n", found := run.secret.read_text())
+        stop.stop(run)
+        resume(run)
+        assert run.secret.read_text() == found, "one that is whole is kept"
+        stop.stop(run)
 
 
 def test_a_job_whose_submission_outlives_its_launch_is_ended_by_stop(
