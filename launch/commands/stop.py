@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from conf.errors import RunFolderError
 from conf.reading.values import Parser
@@ -10,10 +13,13 @@ from conf.run_folder.rundir import RunDir
 from conf.visible import visible
 from launch.commands.of_runs.arguments import add_run, chosen_run
 from launch.control.notify import tell_end_if_possible
-from launch.control.stop import is_at_work, is_over, stop
+from launch.control.stop import SAVE_S, is_at_work, is_over, save_first, stop
 from launch.errors import LaunchError
 from launch.files.launch_lock import is_launching, launcher
 from launch.judge.cut_off import verdict_on
+from launch.judge.state import State
+from launch.judge.verdict import decide
+from launch.observe.look import observe
 from launch.screen.consent import agreed, can_be_asked
 
 
@@ -46,6 +52,11 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if arguments.run is None and not arguments.yes:
         confirm(run)
+    if _saves(run, arguments.save):
+        print(f"saving first, for at most {SAVE_S:.0f} s; Ctrl-C ends the run without it", file=sys.stderr, flush=True)
+        with suppress(KeyboardInterrupt):
+            if not save_first(run):
+                print(f"it has not saved within {SAVE_S:.0f} s, and is ended", file=sys.stderr, flush=True)
     ended = stop(run)
     tell_end_if_possible(run)
     verdict = verdict_on(run)
@@ -55,9 +66,37 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _saves(run: RunDir, asked: bool | None) -> bool:
+    """Whether to save first: if nobody says, where iterations would be lost.
+
+    Raises:
+        LaunchError: it is asked for, but the run saves nothing.
+    """
+    if asked is False:
+        return False
+    try:
+        seen = observe(run)
+    except RunFolderError:  # it is ended, whatever its files hold
+        return False
+    if not seen.plan.resumable:
+        if asked:
+            raise LaunchError(
+                f"--save: {run.name} saves no checkpoints that tdpp reads (train.checkpoint=false, a rehearsal, or "
+                f"engine=megatron_lm); leave --save out"
+            )
+        return False
+    lost = bool(seen.log) and seen.log[-1].iteration > (seen.saved or 0)
+    return bool(asked) or (lost and decide(seen).state is State.running)
+
+
 def parser() -> Parser:
     made = Parser(prog="tdpp stop", description="End a run and everything that belongs to it.")
     add_run(made)
+    made.add_argument(
+        "--save",
+        action=argparse.BooleanOptionalAction,
+        help="save a checkpoint first (default: if iterations would be lost); --no-save ends the run at once",
+    )
     made.add_argument("--yes", action="store_true", help="without RUN: end the latest run without asking")
     return made
 

@@ -39,6 +39,24 @@ STOP_S = GRACE_S + 4
 """Running jobs have ended by themselves by then: their agents see the request, and end their workers."""
 
 
+SAVE_S = 120.0
+"""A run has saved by then, or is ended without: as long as executor.save_s gives it before a time limit."""
+
+
+def save_first(run: RunDir) -> bool:
+    """Has a run save a checkpoint and end; whether it has ended within `SAVE_S`. `stop` ends what is left.
+
+    Raises:
+        LaunchError: it is another user's.
+    """
+    check_may_stop(run)
+    _request(run, saves=True)
+    until = time.monotonic() + SAVE_S
+    while not (ended := _all_ended(run)) and time.monotonic() < until:
+        time.sleep(slurm_commands.QUEUE_S)
+    return ended
+
+
 def stop(run: RunDir) -> str:
     """Ends everything that belongs to a run; returns what that was, in words. Takes at most some 15 s, or on Slurm
     as long as Slurm takes to end a job (its KillWait).
@@ -50,12 +68,7 @@ def stop(run: RunDir) -> str:
         LaunchError: it is another user's, or a process or a job cannot be ended.
     """
     check_may_stop(run)
-    try:
-        run.write_json(run.stop_request, {"unix": time.time(), "user": user_name(), "host": socket.gethostname()})
-    except OSError as error:  # a full disk; one that is mounted read-only, or that root may not write
-        print(
-            f"{run.path}: {error.strerror}: cannot record the request to stop; the run is ended anyway", file=sys.stderr
-        )
+    _request(run, saves=False)
     until = time.monotonic() + LAUNCH_S
     while is_launching(run) and time.monotonic() < until:
         time.sleep(LOOK_S)
@@ -69,6 +82,16 @@ def stop(run: RunDir) -> str:
     if is_here(run, submitted.jobs):
         return _stop_processes(run, submitted)
     return _leave_to_its_agents(run)
+
+
+def _request(run: RunDir, saves: bool) -> None:
+    request = {"unix": time.time(), "user": user_name(), "host": socket.gethostname(), "saves": saves}
+    try:
+        run.write_json(run.stop_request, request)
+    except OSError as error:  # a full disk; one that is mounted read-only, or that root may not write
+        print(
+            f"{run.path}: {error.strerror}: cannot record the request to stop; the run is ended anyway", file=sys.stderr
+        )
 
 
 def _stop_jobs(comment: str, owner: int, known: Set[str | None]) -> str:

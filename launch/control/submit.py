@@ -39,7 +39,7 @@ from launch.node.worker_command import WORKER, ModuleWorker, SingleWorker, Worke
 from launch.observe.look import observe
 from launch.tracking.ready import require_ready
 from megatron_ext.contract.files import read_regular, why, write_atomic
-from megatron_ext.contract.plan import MEGATRON_LM, TDPP, Plan
+from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from megatron_ext.contract.worker import TOKEN
 
 
@@ -148,7 +148,7 @@ def _resume(run: RunDir, experiment: Experiment, worker: str, sound: Callable[[P
             f"resume={run.name}: it has not ended yet: {verdict.state}, {verdict.reason}; 'tdpp stop' ends it"
         )
     plan = run.read_plan()
-    if not resumable(plan):
+    if not plan.resumable:
         raise LaunchError(
             f"resume={run.name}: cannot be resumed, because it saves no checkpoints that tdpp reads "
             f"(train.checkpoint=false, a rehearsal, or engine=megatron_lm); launch it again"
@@ -225,11 +225,6 @@ def _unwritable_told(run: RunDir) -> Iterator[None]:
         ) from error
 
 
-def resumable(plan: Plan) -> bool:
-    """Whether a run leaves checkpoints from which it goes on when it is started again."""
-    return plan.train.checkpoint and plan.rehearsal is None and plan.engine == TDPP
-
-
 def _start(
     experiment: Experiment,
     run: RunDir,
@@ -261,7 +256,7 @@ def _start(
             nodes=nodes,
             het_groups=het_groups,
             submission=jobs["submission"],
-            resumable=resumable(plan),
+            resumable=plan.resumable,
             group_writes=experiment.runs_mode is RunsMode.group,
             meet_s=executor.meet_min * 60,
             save_s=executor.save_s if on_slurm else local.warning_s(executor),
@@ -274,7 +269,7 @@ def _start(
     if executor.kind is ExecutorKind.hosts:
         hosts.start(experiment, run, token, lambda node: settings((node,), (None,)))
     elif on_slurm:
-        submission = slurm.submission_of(experiment, run.path, token, resumable(plan), behind, jobs["submission"])
+        submission = slurm.submission_of(experiment, run.path, token, plan.resumable, behind, jobs["submission"])
         slurm.start(experiment, run, submission, lambda request: settings(request.nodes, request.het_groups))
     else:
         count = len(plan.nodes)

@@ -118,6 +118,8 @@ class StopRecord:
     """stop.json."""
 
     unix: Unix
+    saves: bool = False
+    """Whether the ranks are to save first."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,8 @@ def _stop(seen: Observation) -> Finding | None:
         return None
     if not seen.over:
         return State.running, "stopping", "asked to stop; its processes are ending"
-    return State.stopped, "stopped", "ended on request"
+    way_on = f"; continue with 'tdpp launch resume={_name(seen)}'" if seen.saved is not None else ""
+    return State.stopped, "stopped", f"ended on request; {saved(seen)}{way_on}"
 
 
 def _interrupted(seen: Observation) -> Finding | None:

@@ -6,6 +6,7 @@ the run is stopped. When time is running out (SIGUSR2) it has the ranks save, an
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -295,7 +296,8 @@ class Node:
                         self._slurm.give_back([self._plan.node_names[rank] for rank in self._plan.used])
                 saves = self._signals.save or (self._elastic is not None and self._elastic.changes)
                 if saves and self._settings.resumable and not self._ending():
-                    saving_until = saving_until or now + self._settings.save_s - GRACE_S
+                    allowed_s = math.inf if self._signals.stop_saves else self._settings.save_s - GRACE_S
+                    saving_until = saving_until or now + allowed_s
                     if self._signals.save:
                         ask_all_to_save(self._run, self._start, self._name)
                     if now >= next_request:  # again: a worker that is still starting does not listen yet
@@ -319,8 +321,7 @@ class Node:
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _LOOK_S
-        if self._run.stop_request.exists():
-            self._signals.note_end(signal.SIGTERM)
+        self._signals.look_for_stop(self._run)
         self._signals.save = self._signals.save or self._run.save_request(str(self._start)).exists()
         if self._elastic is not None:
             self._elastic.look()

@@ -6,8 +6,10 @@ import signal
 import time
 from types import FrameType
 
+from conf.errors import RunFolderError
 from conf.run_folder.rundir import RunDir
 from launch.files.attempt import Start
+from launch.files.records import StopRecord
 
 
 class StopSignals:
@@ -16,6 +18,8 @@ class StopSignals:
     end: signal.Signals | None = None
     end_unix: float | None = None
     save = False
+    stop_saves = False
+    """Whether it is who stops the run that wants it saved first, and says when that takes too long."""
 
     def __init__(self) -> None:
         signal.signal(signal.SIGTERM, self._note)
@@ -27,6 +31,19 @@ class StopSignals:
         """Counts only the first time."""
         if self.end is None:
             self.end, self.end_unix = signal.Signals(signum), time.time()
+
+    def look_for_stop(self, run: RunDir) -> None:
+        """Takes note of a request to stop the run, which may be to save first."""
+        if not run.stop_request.exists():
+            return
+        try:
+            request = run.read(run.stop_request, StopRecord)
+        except RunFolderError:
+            request = None
+        if request is not None and request.saves:
+            self.save = self.stop_saves = True
+        else:
+            self.note_end(signal.SIGTERM)
 
     def _note(self, signum: int, _: FrameType | None) -> None:
         self.note_end(signum)

@@ -119,6 +119,11 @@ class Plan(Content):
     """Where its plan.json lies: the run folder."""
     engine: str = TDPP
 
+    @property
+    def resumable(self) -> bool:
+        """Whether the run leaves checkpoints from which it goes on when it is started again."""
+        return self.train.checkpoint and self.rehearsal is None and self.engine == TDPP
+
     @classmethod
     def read(cls, path: Path) -> Plan:
         """Reads plan.json for a rank, which needs every key.

@@ -19,7 +19,7 @@ from launch.control.executors.jobs import job_requests
 from launch.control.executors.sbatch import sbatch_text
 from launch.control.executors.slurm import submission_of
 from launch.control.planning.plan import make_plan
-from launch.control.submit import node_worker, resumable, run_environment
+from launch.control.submit import node_worker, run_environment
 from launch.files.attempt import Start
 from launch.judge.plan_line import plan_line
 from launch.machine import ssh
@@ -171,7 +171,7 @@ def _training(experiment: Experiment) -> str:
 
 
 def _scripts(experiment: Experiment, plan: Plan, run: Path, behind: Sequence[str]) -> Iterator[tuple[str, str]]:
-    submission = submission_of(experiment, run, TOKEN, resumable(plan), behind)
+    submission = submission_of(experiment, run, TOKEN, plan.resumable, behind)
     for number, request in enumerate(job_requests(experiment)):
         yield f"sbatch/{request.role}.sh", sbatch_text(submission, request, after=MASTER_JOB if number else None)
 

@@ -106,8 +106,7 @@ class ElasticNode:
             if following is not None:
                 return following
             self._state.beat()
-            if self._run.stop_request.exists():
-                self._signals.note_end(signal.SIGTERM)
+            self._signals.look_for_stop(self._run)
             asked = not self.restarted and self._run.save_request(str(self._start)).exists()
             if out_of_time or asked:
                 self._signals.save = True

@@ -16,10 +16,12 @@ from conf.run_folder.rundir import RunDir
 from launch.commands import stop as stop_command
 from launch.control import stop
 from launch.control.follow import follow
+from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.machine import processes
 from launch.observe.look import observe
+from megatron_ext.contract.worker import SAVED
 from tests.support import PATIENCE_S
 from tests.support.launch.launchers import launched_by_another
 from tests.support.launch.live import (
@@ -56,6 +58,52 @@ def test_stop_ends_a_run_at_any_moment(runs: Path, moment, capsys: pytest.Captur
     assert "stopped" in capsys.readouterr().out
     verdict = judge(run)
     assert (verdict.state, verdict.exit_code) == (State.stopped, 3)
+
+
+def test_stop_saves_first_where_iterations_would_be_lost_and_says_how_to_go_on(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = start(runs, *FOREVER, *TWO_NODES)
+    wait_until_running(run)
+    assert stop_command.main([str(run.path)]) == 0
+    seen = observe(run)
+    assert seen.saved is not None
+    assert seen.saved >= 1
+    told = f"ended on request; saved after iteration {seen.saved}; continue with 'tdpp launch resume={run.name}'"
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"{run.name}: stopped, {told}; ")
+    assert "saving first, for at most 120 s; Ctrl-C ends the run without it" in shown.err
+    assert all(node.exit_code == SAVED for node in seen.nodes)
+    assert processes.find(token(run)) == set()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [((), ["--no-save"]), (("train.checkpoint=false",), [])],
+    ids=["not-wanted", "saves-nothing"],
+)
+def test_stop_ends_at_once_what_is_not_to_save(
+    runs: Path, capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], words: list[str]
+) -> None:
+    run = start(runs, *FOREVER, *overrides)
+    wait_until_running(run)
+    if overrides:
+        with pytest.raises(LaunchError, match=f"^--save: {run.name} saves no checkpoints"):
+            stop_command.main([str(run.path), "--save"])
+        assert not observe(run).over
+    assert stop_command.main([str(run.path), *words]) == 0
+    assert capsys.readouterr().out.startswith(f"{run.name}: stopped, ended on request; nothing was saved; ")
+
+
+def test_what_does_not_save_in_time_is_ended_without(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start(runs, *FOREVER)
+    wait_until_running(run)
+    monkeypatch.setattr(stop, "SAVE_S", 1.0)
+    for pid in workers(run):
+        os.kill(pid, signal.SIGSTOP)
+    assert stop_command.main([str(run.path), "--save"]) == 0
+    assert processes.find(token(run)) == set()
+    assert judge(run).state is State.stopped
 
 
 @pytest.mark.fast
@@ -146,7 +194,7 @@ def test_an_interrupted_launcher_stops_its_run(runs: Path, signum: signal.Signal
     assert processes.find(token(run)) == set()
     assert f"stopped {run.name}" in err
     assert "Traceback" not in err
-    assert out == f"{run.name}: stopped, ended on request\n"
+    assert out == f"{run.name}: stopped, ended on request; nothing was saved\n"
 
 
 def test_an_interrupt_during_submission_leaves_nothing(runs: Path) -> None:
