@@ -123,6 +123,13 @@ class StopRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpentRecord:
+    """spent.json."""
+
+    dollars: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChangeRecord:
     """change-<start>.json."""
 

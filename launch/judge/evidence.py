@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from conf.visible import plural
 from launch.files.attempt import Start
 from launch.judge import gpu_health
+from launch.judge.costs import costs
 from launch.judge.outlook import outlook
 from launch.judge.pace import held_up_by, held_up_words, median_ms, samples_per_s
 from launch.judge.plan_line import plan_line
@@ -47,6 +48,8 @@ def evidence_of(seen: Observation, judged: State, later: Iterable[str]) -> Itera
     for job in seen.jobs:
         left = f", {job.state.time_left} left" if job.state and job.state.state == "RUNNING" else ""
         yield Evidence(f"{job}{left}", ", ".join(job.nodes))
+    if seen.job_ids and not seen.jobs:
+        yield Evidence("jobs", ", ".join(seen.job_ids))
     if seen.start > Start(0, 0):
         why = f"start {seen.start} (submission.restart)"
         if seen.restarted is not None:
@@ -60,6 +63,8 @@ def evidence_of(seen: Observation, judged: State, later: Iterable[str]) -> Itera
         yield Evidence("iteration", f"none of {seen.of_iterations} logged yet")
     if (expected := outlook(seen, judged)).text:
         yield Evidence("start" if expected.queued else "end", expected.text)
+    if (cost := costs(seen, judged)) is not None:
+        yield Evidence("cost", str(cost))
     if (evaluated := next((line for line in reversed(seen.log) if line.evaluation), None)) is not None:
         yield Evidence("evaluation", f"{_evaluation(evaluated)}, after iteration {evaluated.iteration}{_wanted(seen)}")
     for node in seen.nodes:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from conf.run_folder.rundir import RunDir
+from launch.judge.costs import costs
 from launch.judge.evidence import Evidence
 from launch.judge.findings import STDERR_BYTES, Findings
 from launch.judge.outlook import outlook
@@ -70,7 +71,7 @@ def judged_as_json(run: RunDir, verdict: Verdict) -> dict[str, Any]:
 def as_json(found: Findings) -> dict[str, Any]:
     seen = found.seen
     last = seen.log[-1] if seen.log else None
-    expected = outlook(seen, found.verdict.state)
+    expected, cost = outlook(seen, found.verdict.state), costs(seen, found.verdict.state)
     return judged_as_json(found.run, found.verdict) | {
         "kind": seen.kind,
         "launched_unix": seen.launched_unix,
@@ -85,6 +86,11 @@ def as_json(found: Findings) -> dict[str, Any]:
         "left_s": expected.left_s,
         "starts_unix": expected.starts_unix,
         "ends_unix": expected.ends_unix,
+        "jobs": list(seen.job_ids),
+        "saved": seen.saved,
+        "dollars": None if cost is None else cost.dollars,
+        "dollars_at_end": None if cost is None else cost.at_end,
+        "max_cost": seen.plan.train.max_cost,
         "loss": last.loss if last and last.loss is not None and math.isfinite(last.loss) else None,  # JSON has no NaN
         "ms_per_iteration": median_ms(seen) if last else None,
         "nodes": [asdict(node) for node in seen.nodes],

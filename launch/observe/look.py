@@ -17,7 +17,16 @@ from launch.files.attempt import Start
 from launch.files.faults import Faults
 from launch.files.node_state import REQUEUED
 from launch.files.owner import has_rights_of, owner_of
-from launch.files.records import Goal, JobRecord, NodeRecord, Origin, RestartRecord, StopRecord, Submitted
+from launch.files.records import (
+    Goal,
+    JobRecord,
+    NodeRecord,
+    Origin,
+    RestartRecord,
+    SpentRecord,
+    StopRecord,
+    Submitted,
+)
 from launch.files.run_files import RunFiles, read_run_files, states_of
 from launch.machine import processes, slurm_commands
 from launch.machine.memory_signs import memory_sign
@@ -135,7 +144,6 @@ def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Ob
     upstream = plan.engine == MEGATRON_LM
     log = read_text_log(run.node_out(names[-1]), faults) if upstream else read_log(run.metrics, faults)
     quiet = errors or not log or now - log[-1].unix > STILL_S
-    may_go_on = start > Start(0, 0) or plan.elastic is not None
     disk = os.statvfs(run.path)
     return Observation(
         kind=Kind.rehearsal if plan.rehearsal else Kind(submitted.executor),
@@ -146,11 +154,13 @@ def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Ob
         stop_unix=stop_unix,
         free_bytes=disk.f_bavail * disk.f_frsize,
         jobs=jobs,
+        job_ids=tuple(job.id for job in submitted.jobs if job.id is not None) if submitted.on_slurm else (),
         silence=str(answers) if jobs and isinstance(answers, LaunchError) else None,
         cut_off=not submitting and any(node.state == "absent" and node.name not in launched for node in nodes),
         start=start,
         restarted=faults.tried(lambda: run.read(run.restarted(str(start)), RestartRecord), None),
-        saved=_saved(run, faults) if may_go_on or any(node.stopped for node in nodes) else None,
+        saved=_saved(run, faults),
+        spent=_spent(run, faults) if plan.train.max_cost is not None else None,
         nodes=tuple(_with_memory(run, node, errors, faults) for node in nodes),
         errors=tuple(sorted(errors, key=lambda error: error.unix)),
         goal=_goal(run, faults),
@@ -166,6 +176,14 @@ def _goal(run: RunDir, faults: Faults) -> Goal | None:
         return faults.tried(lambda: run.read(run.goal, Goal), None)
     except FileNotFoundError:
         return None
+
+
+def _spent(run: RunDir, faults: Faults) -> float | None:
+    try:
+        found = faults.tried(lambda: run.read(run.spent, SpentRecord), None)
+    except FileNotFoundError:
+        return None
+    return None if found is None else found.dollars
 
 
 def _stop_unix(run: RunDir, faults: Faults) -> float | None:

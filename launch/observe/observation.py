@@ -141,6 +141,8 @@ class Observation:
     """On the disk of the run folder, for this user."""
     jobs: tuple[Job, ...]
     """Slurm's, where it was asked."""
+    job_ids: tuple[str, ...] = ()
+    """Slurm's, of all its jobs, also where it was not asked."""
     silence: str | None
     """Why Slurm, which was asked, gave no answer."""
     cut_off: bool
@@ -150,7 +152,9 @@ class Observation:
     restarted: RestartRecord | None = None
     """Why Slurm started it again for the newest start, as far as that is known."""
     saved: int | None
-    """Iteration of the newest checkpoint, where the run was started more than once or is to be."""
+    """Iteration of the newest checkpoint."""
+    spent: float | None = None
+    """Dollars, of a run that counts them (train.max_cost)."""
     nodes: tuple[Node, ...]
     errors: tuple[RankFailure, ...]
     """By time."""

@@ -72,7 +72,7 @@ class TrainConfig:
     ema: Optional[float] = None
     max_cost: Optional[float] = None
     price_per_hour: Optional[float] = None
-    """Of all nodes together, in dollars; given with `max_cost`."""
+    """Of all nodes together, in dollars, where it is known; `max_cost` needs it."""
     epochs: Optional[int] = None
     """How often all training samples are gone through, where that was asked for."""
     overlap_optimizer: bool = False

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from conf.run_folder.rundir import RunDir
 from launch.commands import stop as stop_command
 from launch.control import stop
 from launch.errors import LaunchError
@@ -144,8 +145,12 @@ def test_stop_ends_all_jobs_of_a_run_and_no_other(slurm: Cluster, tmp_path: Path
             run = submitted(tmp_path / "runs", *FOREVER, f"executor.het={het}")
         else:
             run = endless(tmp_path, f"executor.het={het}")
+            for job in slurm.run("squeue", "--noheader", "--format=%A", "--states=running").stdout.split():
+                assert job == other or RunDir.find(tmp_path / "runs", job) == run  # also a component by its own id
         assert stop_command.main([str(run.path)]) == 0
-        assert judge(run).state is State.stopped
+        verdict = judge(run)
+        assert verdict.state is State.stopped
+        assert f"; continue with 'tdpp launch resume={run.name}'" in verdict.reason or when == "pending"
         assert [job.id for job in slurm.jobs()] == [other]
 
 

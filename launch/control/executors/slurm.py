@@ -144,6 +144,9 @@ def _submit_all(run: RunDir, requests: Sequence[JobRequest], submission: Submiss
         write(*jobs)
     for submitted in jobs:  # now that none of them can be refused: links to a run that is taken back would stay
         run.link_job(submitted["id"])
+    for request, submitted in zip(requests, jobs, strict=True):  # Slurm numbers components one after the other
+        for number in range(1, len(request.components) if submitted["id"].isdecimal() else 0):
+            run.link_job(str(int(submitted["id"]) + number))
 
 
 def requested(request: JobRequest) -> str:

@@ -102,7 +102,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
                 "loss_scaler": str(train.loss_scaler),
                 "overlap_optimizer": experiment.overlaps_optimizer,
                 "lr_decay_iterations": decay,
-                "price_per_hour": None if train.max_cost is None else experiment.price_per_hour(),
+                "price_per_hour": experiment.price_per_hour(),
                 "load": train.load and os.path.abspath(train.load),  # noqa: PTH100
             }
         ),
