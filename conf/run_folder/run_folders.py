@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from conf.errors import RunFolderError
@@ -17,6 +18,9 @@ from conf.run_folder import run_files
 BY_JOB = "by_job"
 """In a runs folder: links to the runs by the ids of their jobs."""
 LATEST = "latest"
+_STAMP = "%Y%m%d-%H%M%S"
+_LATER_S = 26 * 3600
+"""Between two clocks that show the same time: more than any two places on Earth."""
 _SHOWN = 3
 """Runs that are named in a message."""
 
@@ -81,15 +85,41 @@ def entries(folder: Path) -> list[Path]:
         return []
 
 
+def stamp(made: datetime) -> str:
+    """How a folder's name says when it was made: `20260131-120000Z`, in UTC, whatever clock its user looks at."""
+    return made.astimezone(UTC).strftime(f"{_STAMP}Z")
+
+
+def made_unix(path: Path) -> float | None:
+    """When a run's folder was made, by its name; None of a folder of another name.
+
+    Without the Z, as earlier versions made them, a name has the local time of whoever launched; provenance.json then
+    says the instant.
+    """
+    day, _, rest = path.name.partition("-")
+    written = f"{day}-{rest.partition('-')[0]}"
+    try:
+        named = datetime.strptime(written.removesuffix("Z"), _STAMP)
+        unix = (named.replace(tzinfo=UTC) if written.endswith("Z") else named).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+    if not written.endswith("Z"):
+        with suppress(OSError, RunFolderError, TypeError, KeyError, ValueError):
+            file = path / "provenance.json"
+            recorded = float(run_files.parse_json(run_files.read_text(file), str(file))["unix"])
+            return recorded if abs(recorded - unix) < _LATER_S else unix
+    return unix
+
+
 def by_time(paths: Iterable[Path]) -> list[Path]:
-    """Oldest first, without those that are deleted meanwhile."""
+    """Oldest first, without those that are deleted meanwhile; before them folders whose names have no time."""
     found = []
     for path in paths:
         with suppress(OSError):
             # The time in a name has seconds; within one, whichever was planned first.
             plan = path / "plan.json"
             changed = (plan if plan.exists() else path).stat().st_mtime_ns
-            found.append((path.name.split("-")[:2], changed, path))
+            found.append((made_unix(path) or 0.0, changed, path))
     return [path for _, _, path in sorted(found)]
 
 

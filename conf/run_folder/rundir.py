@@ -25,8 +25,6 @@ from megatron_ext.contract.plan_check import PlanFault
 from megatron_ext.contract.run_files import RunFiles
 
 T = TypeVar("T")
-STAMP = "%Y%m%d-%H%M%S"
-"""How the name of a run's folder begins: when it was made, in local time."""
 SCHEDULE = "schedule.json"
 """What plan.json calls the copy of `parallel.schedule_file` in the run's folder."""
 
@@ -49,7 +47,7 @@ def _digest(identity: str) -> str:
 
 @dataclass(frozen=True)
 class RunDir(RunFiles):
-    """`runs/<name>/<time>-<hash>/`. Making the object touches nothing; `create` makes the folder."""
+    """`runs/<name>/<time>-<hash>/`, in UTC. Making the object touches nothing; `create` makes the folder."""
 
     @classmethod
     def create(cls, runs: Path, name: str, identity: str, now: datetime, *, group: bool = False) -> RunDir:
@@ -60,7 +58,7 @@ class RunDir(RunFiles):
             RunFolderError: the folder cannot be made.
         """
         digest = _digest(identity)
-        stamp = now.strftime(STAMP)
+        stamp = run_folders.stamp(now)
         try:
             runs.mkdir(parents=True, exist_ok=True)
             _shared(runs / name)
@@ -103,11 +101,11 @@ class RunDir(RunFiles):
     @classmethod
     def alike(cls, runs: Path, name: str, identity: str) -> list[RunDir]:
         """Runs of that name whose folders have the hash of `identity`, latest first."""
-        pattern = re.compile(rf"\d{{8}}-\d{{6}}-{_digest(identity)}(\.(?P<attempt>\d+))?")
+        pattern = re.compile(rf"\d{{8}}-\d{{6}}Z?-{_digest(identity)}(\.(?P<attempt>\d+))?")
         found = []
         for path in run_folders.entries(runs / name):
             if (match := pattern.fullmatch(path.name)) and cls.is_one(path):
-                found.append((path.name[:15], int(match["attempt"] or 0), path))
+                found.append((run_folders.made_unix(path) or 0.0, int(match["attempt"] or 0), path))
         return [cls(path.absolute()) for _, _, path in sorted(found, reverse=True)]
 
     @classmethod
@@ -151,10 +149,8 @@ class RunDir(RunFiles):
     @property
     def launched_unix(self) -> float:
         """When the folder was made, by its name; a folder of another name has the time of its plan."""
-        try:
-            return datetime.strptime("-".join(self.path.name.split("-")[:2]), STAMP).timestamp()
-        except (ValueError, OverflowError, OSError):
-            return self.plan.stat().st_mtime
+        made = run_folders.made_unix(self.path)
+        return self.plan.stat().st_mtime if made is None else made
 
     @property
     def runs(self) -> Path:

@@ -25,7 +25,7 @@ from conf.reading.own_folders import SUFFIX
 from conf.reading.scratch import Scratch
 from conf.reading.user_files import config_dirs
 from conf.reading.values import own_words, path
-from conf.run_folder.run_folders import usual_runs_dir
+from conf.run_folder.run_folders import stamp, usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from conf.visible import visible
@@ -306,10 +306,10 @@ def _record(files: Mapping[str, str], wanted: Sequence[Experiment]) -> None:
     runs_dir = next((experiment.runs_dir for experiment in wanted if not experiment.dry_run), None)
     if runs_dir is None or not files:
         return
-    sweeps, stamp = Path(runs_dir) / "sweeps", datetime.now().strftime("%Y%m%d-%H%M%S")
+    sweeps, made = Path(runs_dir) / "sweeps", stamp(datetime.now())
     try:
         sweeps.mkdir(parents=True, exist_ok=True)
-        folder = _new_folder(sweeps, stamp)
+        folder = _new_folder(sweeps, made)
         for name, text in files.items():
             write_atomic(folder / name, text)
     except OSError as error:
@@ -318,14 +318,14 @@ def _record(files: Mapping[str, str], wanted: Sequence[Experiment]) -> None:
         ) from error
 
 
-def _new_folder(sweeps: Path, stamp: str) -> Path:
+def _new_folder(sweeps: Path, made: str) -> Path:
     """Two sweeps of one second do not share one."""
-    folder, attempt = sweeps / stamp, 0
+    folder, attempt = sweeps / made, 0
     while True:
         try:
             folder.mkdir()
         except FileExistsError:
             attempt += 1
-            folder = sweeps / f"{stamp}.{attempt}"
+            folder = sweeps / f"{made}.{attempt}"
         else:
             return folder

@@ -6,8 +6,9 @@ import json
 import multiprocessing
 import os
 import shutil
-from collections.abc import Iterator
-from datetime import datetime
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Thread
 
@@ -63,9 +64,60 @@ def test_any_name_makes_a_folder_of_that_name_which_is_found(tmp_path: Path, nam
 
 def test_a_folder_name_tells_time_and_configuration(tmp_path: Path) -> None:
     first, other, again = (RunDir.create(tmp_path, "tiny", text, NOW).path.name for text in "aba")
-    assert first.startswith("20240506-070809-")
+    assert first.startswith(f"{NOW.astimezone(UTC):%Y%m%d-%H%M%S}Z-")
     assert first != other
     assert again == f"{first}.1"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Sets the time zone of this process."""
+
+    def show(zone: str) -> None:
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+
+    yield show
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "looking"),
+    [
+        pytest.param("CET-2", "CET-1", "CET-1", id="the-clock-goes-back"),
+        pytest.param("UTC", "PST8", "UTC", id="a-container-in-UTC-then-a-login-node"),
+        pytest.param("NZDT-13", "PST8", "CET-1", id="looked-at-from-a-third-place"),
+    ],
+)
+def test_an_instant_decides_which_run_is_the_latest(
+    tmp_path: Path, clock: Callable[[str], None], before: str, after: str, looking: str
+) -> None:
+    began = NOW.replace(tzinfo=UTC).timestamp()
+    clock(before)
+    older = made(tmp_path, "tiny", now=datetime.fromtimestamp(began))
+    clock(after)
+    newer = made(tmp_path, "tiny", now=datetime.fromtimestamp(began + 60))
+    clock(looking)
+    assert list(RunDir.all(tmp_path)) == [older, newer]
+    assert RunDir.find(tmp_path, "tiny") == RunDir.find(tmp_path, "latest") == newer
+    assert RunDir.alike(tmp_path, "tiny", "a") == [newer, older]
+    assert (older.launched_unix, newer.launched_unix) == (began, began + 60)
+
+
+def test_runs_of_earlier_versions_have_the_instant_of_their_provenance(
+    tmp_path: Path, clock: Callable[[str], None]
+) -> None:
+    began = NOW.replace(tzinfo=UTC).timestamp()
+    clock("CET-1")
+    newer = made(tmp_path, "tiny", now=datetime.fromtimestamp(began + 60))
+    older = RunDir(newer.path.with_name("20240506-090809-0123abcd"))
+    shutil.copytree(newer.path, older.path)
+    assert RunDir.find(tmp_path, "tiny") == older  # an hour later here, where nothing else is known
+    older.write_json(older.provenance, {"unix": began})
+    assert (RunDir.find(tmp_path, "tiny"), older.launched_unix) == (newer, began)
+    older.provenance.write_text("{")
+    assert RunDir.find(tmp_path, "tiny/20240506-090809-0123abcd") == older
 
 
 def test_a_new_run_has_its_folders_and_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
