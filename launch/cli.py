@@ -10,19 +10,24 @@ import sys
 from collections.abc import Sequence
 
 from conf.errors import TdppError
+from conf.utf8 import enter_utf8_mode, is_utf8, shown
 from conf.visible import shortened, visible
 from launch.commands import COMMANDS, module_of
 
 INTERRUPTED = 130
 NO_READER = 141
 WRONG_USAGE = 2
+MOST_SHOWN = 500
+"""Characters of a text that is not UTF-8: it may be a file's."""
 OF_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EROFS)
 """What is wrong with a path that a user gave, wherever it is noticed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `tdpp <argv>`; returns its exit code (docs/exit-codes.md)."""
-    argv = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        enter_utf8_mode(terminal=True)
+        argv = sys.argv[1:]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may hold what no encoding has
     os.umask(os.umask(0o022) | 0o022)  # what others could write to, they could have a job of ours run
@@ -34,6 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TdppError as error:
         print(visible(f"tdpp: error: {_with_origins(error, argv)}"), file=sys.stderr)
         return error.exit_code
+    except UnicodeEncodeError as error:
+        if is_utf8(error.object):
+            raise
+        what = shown(error.object[:MOST_SHOWN])
+        print(visible(f"tdpp: error: {what}: not UTF-8, so no file could name it; rename it"), file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader, such as head, has seen enough; the rest of stdout goes nowhere

@@ -20,6 +20,7 @@ from conf.errors import TdppError
 from conf.run_folder.json_values import typed
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ContainerKind
+from conf.utf8 import enter_utf8_mode
 from launch.control.executors.local import check_port, start_agents
 from launch.errors import LaunchError
 from launch.files.own_path import own_folder
@@ -115,4 +116,5 @@ def end(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    enter_utf8_mode()
     sys.exit(main(sys.argv[1:]))

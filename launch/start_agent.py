@@ -16,6 +16,7 @@ from pathlib import Path
 
 from conf.errors import TdppError
 from conf.run_folder.rundir import RunDir
+from conf.utf8 import enter_utf8_mode
 from launch.errors import LaunchError
 from launch.files.attempt import Start
 from launch.files.records import Submitted
@@ -84,4 +85,5 @@ def run_node(settings: NodeSettings) -> None:
 
 
 if __name__ == "__main__":
+    enter_utf8_mode()
     sys.exit(main(sys.argv[1:]))

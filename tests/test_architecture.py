@@ -36,6 +36,7 @@ FLOORS = {
         *(
             "visible",
             "errors",
+            "utf8",
             "run_folder",
             "reading",
             "schema",

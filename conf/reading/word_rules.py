@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from conf.errors import ConfigError
+from conf.utf8 import is_utf8, shown
 
 MOST_DIGITS = 4000
 """Of a number: Python reads none of more than 4300."""
@@ -33,8 +34,8 @@ def check_words(words: Sequence[str]) -> None:
     for word in words:
         if _PACKAGE.match(word) and not printed:  # it would take the word behind it, and no notice of that
             raise ConfigError(f"{word}: only '--cfg job' takes --package; leave it out")
-        if any("\ud800" <= letter <= "\udfff" for letter in word):
-            raise ConfigError(f"{word.encode(errors='backslashreplace').decode()}: not UTF-8; write it in UTF-8")
+        if not is_utf8(word):
+            raise ConfigError(f"{shown(word)}: not UTF-8; write it in UTF-8")
         if _OF_HYDRA.match(word) and (not _OF_SWEEPER.match(word) or _UNSEEN.search(word)):
             raise ConfigError(
                 f"{word}: tdpp sets Hydra's own configuration itself; leave it out (a run has its own folder, "

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from conf import utf8
 from conf.blocks_of_module import digest_of_file
 from conf.compose import config_text, read_experiment
 from conf.errors import RunFolderError
@@ -288,7 +289,7 @@ def node_worker(experiment: Experiment, plan: Plan, run: RunDir, module: str) ->
 
 def run_environment(experiment: Experiment, plan: Plan, token: str, inherited: Mapping[str, str]) -> dict[str, str]:
     """What the run gives to every worker, over what the worker inherits. `inherited` is this shell's environment."""
-    given = {"PYTHONPATH": str(PROJECT)}
+    given = {"PYTHONPATH": str(PROJECT), utf8.VARIABLE: "1"}  # plan.json names paths in UTF-8
     if experiment.container.kind is ContainerKind.none:  # this shell's folders are not in a container
         paths = [path for path in inherited.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(PROJECT))]
         given["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *paths])

@@ -103,7 +103,7 @@ def test_a_word_that_cannot_be_is_one_line(word: str, told: str) -> None:
         ("--package=model", "only '--cfg job' takes --package"),
         (f"name={'[' * 3000}", "lists and dictionaries nested more than 50"),
         (f"name={'{a:' * 60}{'}' * 60}", "lists and dictionaries nested more than 50"),
-        ("name=\udcff", "name=\\udcff: not UTF-8"),
+        ("name=\udcff", "name=\\xff: not UTF-8"),
     ],
     ids=lambda value: value[:30].encode(errors="replace").decode() if "=" in value[:20] else "",
 )

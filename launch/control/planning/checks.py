@@ -9,6 +9,7 @@ from pathlib import Path
 
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse
 from conf.schema.notify import Notify
+from conf.utf8 import require_utf8
 from launch.control import megatron_lm, profilers
 from launch.control.executors import local, slurm
 from launch.control.notify import SCHEMES
@@ -47,7 +48,8 @@ def check_image(experiment: Experiment) -> None:
 
 
 def check_supported(experiment: Experiment) -> None:
-    """Raises LaunchError for what this version cannot start."""
+    """Raises LaunchError for what this version cannot start, ConfigError for names that no file of a run can hold."""
+    require_utf8(experiment, Path.cwd())
     kind = experiment.executor.kind
     if kind is ExecutorKind.slurm:
         slurm.check(experiment, os.environ)

@@ -64,6 +64,7 @@ def test_the_run_gives_its_devices_threads_and_source_tree() -> None:
     assert given == {
         "PYTHONPATH": f"{PROJECT}:/one:/two",
         "PYTHONSAFEPATH": "1",
+        "PYTHONUTF8": "1",
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "2,3",
         "NCCL_DEBUG": "WARN",
