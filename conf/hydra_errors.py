@@ -18,6 +18,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from conf.errors import ConfigError
+from conf.reading.file_cycles import endless
 from conf.reading.own_folders import SUFFIX, groups
 from conf.reading.user_files import Words, names_in
 from conf.reading.yaml_file import NO_KEYS, NO_VALUE, NOT_TEXT, load_yaml, rule, yaml_fault
@@ -33,6 +34,8 @@ COMPOSING = (
     TypeError,
     AttributeError,
     AssertionError,
+    OverflowError,
+    RecursionError,
 )
 """What words and files raise that Hydra cannot compose."""
 EVERY_KEY = "'tdpp launch --cfg job' prints every key"
@@ -78,6 +81,10 @@ def _message(error: Exception, words: Words) -> str:
             return f"{error.filename}: {error.strerror}"
         case ValueError() if files := _unreadable(words, NO_VALUE):
             return files
+        case OverflowError() if (key := _FULL_KEY.search(str(error))) is not None:
+            return f"{key['key']}: must be a number of at most 300 digits"
+        case RecursionError():
+            return endless(words.folders, words.overrides)
         case AttributeError() if _raised_by_hydra(error):
             return f"{' '.join(words.overrides)}: Hydra cannot apply all of these; leave out what contradicts another"
         case ValueError() | TypeError() | AssertionError() if _raised_by_hydra(error):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from conf.errors import ConfigError
+from megatron_ext.contract.files import read_regular_text
 
 MODEL = "model"
 """The function of a package that lists its modules and, last, the loss."""
@@ -85,7 +86,7 @@ def _kernel(call: ast.Call) -> int:
 
 def _parsed(path: Path) -> ast.Module:
     try:
-        return ast.parse(path.read_text(encoding="utf-8"))
+        return ast.parse(read_regular_text(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (SyntaxError, ValueError, RecursionError) as error:

@@ -15,6 +15,7 @@ from typing import Any
 from conf.errors import ConfigError
 from conf.reading.hydra_words import in_word
 from conf.reading.python_values import Imported, Unread, values
+from megatron_ext.contract.files import read_regular_text
 
 MOST_BYTES = 1 << 20
 MODEL = "model=transformer-base"
@@ -91,9 +92,7 @@ def read(path: Path, given: tuple[str, ...] = ()) -> tuple[list[str], list[str]]
         ConfigError: it cannot be read, or says what cannot be expressed: a line for each such key.
     """
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ConfigError(f"openseq2seq={path}: larger than {MOST_BYTES >> 20} MiB; give a configuration file")
-        known = values(path.read_text(encoding="utf-8"))
+        known = values(read_regular_text(path, MOST_BYTES))
     except OSError as error:
         raise ConfigError(f"openseq2seq={path}: cannot be read: {error.strerror}; give the path of a file") from error
     except (SyntaxError, UnicodeDecodeError, RecursionError) as error:

@@ -10,6 +10,8 @@ from pathlib import Path
 import yaml  # type: ignore[import-untyped]
 from yaml import YAMLError
 
+from megatron_ext.contract.files import read_regular_text
+
 
 def parts_of(key: str) -> tuple[str, ...]:
     """`a.b[0]` as `a`, `b`, `0`."""
@@ -33,7 +35,7 @@ class Lines:
     @classmethod
     def read(cls, path: Path) -> Lines:
         try:
-            return cls(yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader))
+            return cls(yaml.compose(read_regular_text(path), Loader=yaml.SafeLoader))
         except (OSError, ValueError, YAMLError, RecursionError):
             return cls(None)
 

@@ -14,13 +14,34 @@ from typing import IO, NoReturn
 
 from data_prep.errors import DataPrepError
 from data_prep.files.compressed import Decompressed, unreadable
+from megatron_ext.contract.files import MOST_BYTES, read_regular
 
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".txz", ".tar.zst")
 PACKAGE = ".deb"
 _AR = b"!<arch>\n"
 _AR_HEADER = 60
 """Bytes before each member of an ar archive: 16 of the name, from 48 on 10 of the size."""
-_DAMAGED = (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError, ValueError)
+MOST_PACKAGE = 1 << 30
+"""Bytes of a package's files, compressed."""
+MOST_UNPACKED = 1 << 35
+"""Bytes of all that an archive says to hold: a few MB may stand for more than anybody waits for."""
+MOST_HEADER = 1 << 20
+"""Bytes of what describes a member, such as its long name."""
+_DAMAGED = (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError, ValueError, RecursionError)
+"""The last one of a member that is described without end."""
+
+
+class _Member(tarfile.TarInfo):
+    """One whose description fills no memory."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in (*_DESCRIBING, tarfile.XGLTYPE) and not 0 <= self.size <= MOST_HEADER:
+            raise tarfile.ReadError(f"a header in it has {self.size} bytes, more than {MOST_HEADER}")
+        found: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
+        return found
+
+
+_DESCRIBING = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 
 
 def is_archive(path: Path) -> bool:
@@ -79,19 +100,25 @@ def _unreadable(error: OSError) -> NoReturn:
 def content_of(path: Path) -> bytes:
     """Raises DataPrepError: the file cannot be read."""
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except OSError as error:
         raise unreadable(path, error) from error
 
 
 def _in_tar(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
     try:
-        with _tar_stream(path) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+        with _tar_stream(path) as stream, tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as tar:
+            unpacked = 0
             for member in tar:
+                unpacked += member.size
+                if member.size < 0 or unpacked > MOST_UNPACKED:
+                    raise ValueError(f"it has {unpacked} bytes when it is unpacked, more than {MOST_UNPACKED}")
                 name = member.name.removeprefix("./")
                 hidden = any(part.startswith(".") for part in name.split("/"))
                 if not member.isfile() or hidden or not wanted(name):
                     continue
+                if member.size > MOST_BYTES:
+                    raise ValueError(f"{name} in it has {member.size} bytes, more than {MOST_BYTES}")
                 content = tar.extractfile(member)
                 assert content is not None
                 yield name, content.read()
@@ -132,9 +159,13 @@ def _data_of_package(path: Path) -> tuple[str, bytes]:
         while header := file.read(_AR_HEADER):
             name, size = header[:16].decode("latin-1").strip().rstrip("/"), int(header[48:58])
             if name.startswith("data.tar"):
+                if not 0 <= size <= MOST_PACKAGE:
+                    raise ValueError(f"{name} in it has {size} bytes, more than {MOST_PACKAGE}")
                 content = file.read(size)
                 if len(content) < size:
                     raise EOFError
                 return name, content
+            if size < 0:
+                raise ValueError(f"{name} in it has {size} bytes")
             file.seek(size + size % 2, os.SEEK_CUR)
     raise ValueError("it has no data.tar")

@@ -16,6 +16,7 @@ from data_prep.files.archives import is_archive, members
 from data_prep.files.compressed import unreadable
 from data_prep.pairs.pair import Languages, Pair, code_of, same_language
 from data_prep.pairs.po_text import po_messages
+from megatron_ext.contract.files import read_regular
 
 SUFFIXES = (".mo", ".po")
 ENGLISH = "en"
@@ -89,7 +90,7 @@ def _catalogues(path: Path, languages: Languages) -> Iterator[Catalogue]:
             yield catalogue(content, name, f"{path}: {name}")
         return
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError as error:
         raise unreadable(path, error) from error
     found = catalogue(content, str(path), str(path))

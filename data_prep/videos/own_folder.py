@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from data_prep.errors import DataPrepError
 from data_prep.images.item import NAMED
 from data_prep.videos.video import Video
-from megatron_ext.contract.files import why
+from megatron_ext.contract.files import read_regular_text, why
 
 CAPTIONS = "captions.tsv"
 FORM = "each line must have the name of a video, a tab, and a sentence about it"
@@ -52,7 +52,7 @@ class OwnFolder:
     def _read(self, path: Path, split: str) -> list[Video]:
         captions: dict[str, list[str]] = {}
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = read_regular_text(path).splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise DataPrepError(f"{path}: cannot be read as UTF-8 text: {why(error)}") from error
         for number, line in enumerate(lines, 1):

@@ -10,6 +10,7 @@ that lead to a node stand in the order of its arguments.
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Container, Iterable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from fasop.errors import SearchError
 from fasop.graphs.graph import Cycle, Graph, Node, sorted_names
+from megatron_ext.contract.files import read_regular
 
 SEPARATOR = " -- "
 KEYS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
@@ -40,12 +42,11 @@ def read_graph(path: Path) -> Graph:
         GraphError: it cannot be read, or its first wrong line, with the line's number.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+        content = read_regular(path, MOST_BYTES)
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise GraphError(f"graph={path} is larger than {MOST_BYTES >> 20} MiB; a graph.txt never is") from error
         raise GraphError(f"graph={path} cannot be read: {error.strerror}; give the path of a graph.txt") from error
-    if len(content) > MOST_BYTES:
-        raise GraphError(f"graph={path} is larger than {MOST_BYTES >> 20} MiB; a graph.txt never is")
     try:
         return parse(content.decode("utf-8"), str(path))
     except UnicodeDecodeError as error:

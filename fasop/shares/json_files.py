@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fasop.errors import SearchError
+from megatron_ext.contract.files import read_regular_text
 
 LARGEST = 1 << 40
 
@@ -17,7 +18,7 @@ LARGEST = 1 << 40
 def text_in(file: Path) -> str:
     """Raises SearchError where it cannot be read."""
     try:
-        return file.read_text(encoding="utf-8-sig")
+        return read_regular_text(file)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a text file"
         raise SearchError(f"{file}: cannot be read ({reason})") from error

@@ -23,7 +23,7 @@ from fasop.errors import SearchError
 from fasop.partition.exact_shares import Units, least_time
 from fasop.shares.performance import BYTES_BY_IIDP, Pace, WeightSync, paces
 from fasop.shares.public_files import Cluster, MeasuredGpu, Server, step_of
-from fasop.shares.solution import best
+from fasop.shares.solution import best, require_solvable
 
 SYNC = WeightSync.sequential
 RING = 2
@@ -179,6 +179,7 @@ def _with_streams(
         for number, (server, streams) in enumerate(zip(servers, streams_of, strict=True)):
             kinds.setdefault((known[server][streams - 1], streams), []).append(number)
         total = batch // size
+        require_solvable(batch, size, total, total)
         tables = {key: _seconds_of_streams(*key, total) for key in kinds}
         of_replica = {number: tables[key] for key, numbers in kinds.items() for number in numbers}
 

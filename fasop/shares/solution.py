@@ -13,6 +13,8 @@ from fasop.partition.exact_shares import Units, least_time
 from fasop.shares.performance import Pace, WeightSync, paces
 from fasop.shares.public_files import Cluster, Server
 
+MOST_WORK = 1 << 34
+"""Micro-batches in all times those of a GPU: to share them out takes some ten seconds."""
 NEAREST = 2
 """Batches that a message proposes."""
 
@@ -140,6 +142,7 @@ def _of_size(
     most = [_most_within(by_workers, total, at_most) for by_workers in kinds]
     if sum(count * number for count, number in zip(counts, most, strict=True)) < total:
         return None
+    require_solvable(batch, size * unit, max(most), total)
     units = [
         Units(count, seconds_by_number(by_workers, number))
         for count, by_workers, number in zip(counts, kinds, most, strict=True)
@@ -168,6 +171,16 @@ def _most_within(by_workers: Sequence[Pace], total: int, seconds: float) -> int:
         return total
     passes = [int((seconds - pace.first_s) / pace.more_s) + 2 if seconds >= pace.first_s else 0 for pace in by_workers]
     return min(total, max(number * workers for workers, number in enumerate(passes, 1)))
+
+
+def require_solvable(batch: int, samples: int, most: int, total: int) -> None:
+    """Raises SearchError where sharing out `total` micro-batches, a GPU up to `most` of them, would take minutes."""
+    if most * total > MOST_WORK:
+        raise SearchError(
+            f"parallel.global_batch_size={batch} is {total} micro-batches of {samples} samples, up to {most} of them "
+            "for a GPU; to share out so many would take too long: give a smaller batch, or a larger "
+            "parallel.micro_batch_size"
+        )
 
 
 def seconds_by_number(by_workers: Sequence[Pace], total: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import math
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from conf.reading.values import NoValue, above_0
 from fasop.errors import SearchError
 from megatron_ext.contract.adaptive.expected import Noise
+from megatron_ext.contract.files import read_regular_text
 
 COLUMNS = ("samples", "noise_scale")
 """Of a CSV file."""
@@ -47,8 +49,7 @@ def read_csv(file: Path) -> Noise:
         SearchError: it cannot be read.
     """
     try:
-        with file.open(encoding="utf-8", newline="") as stream:
-            rows = list(csv.DictReader(stream))
+        rows = list(csv.DictReader(io.StringIO(read_regular_text(file), newline="")))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SearchError(f"noise={file}: cannot be read as a CSV file: {error}") from error
     points = []

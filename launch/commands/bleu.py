@@ -15,6 +15,7 @@ from launch.errors import LaunchError
 from launch.screen.table import print_table
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.files import read_regular_text
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import META
 from megatron_ext.data.samples import SPLITS
@@ -172,9 +173,13 @@ def _sentences(plan: Plan, arguments: Any) -> Sentences:
     return Sentences(*(lines[: arguments.samples] for lines in found))
 
 
+MOST_TEXT = 1 << 30
+"""Bytes of a file of sentences."""
+
+
 def _lines(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = read_regular_text(path, MOST_TEXT).split("\n")
     except (OSError, ValueError) as error:
         raise LaunchError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     lines = lines[:-1] if lines[-1] == "" else lines

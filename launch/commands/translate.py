@@ -15,6 +15,7 @@ from launch.commands.bleu import add_bleu, print_bleu, require_bleu
 from launch.commands.of_runs.arguments import add_run, chosen_run
 from launch.errors import LaunchError
 from megatron_ext.checkpoints.kept_weights import add_weights, kind_of, note
+from megatron_ext.contract.files import read_regular_text
 from megatron_ext.inference.scoring import add_scoring, scoring_of
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def model_of(run: RunDir, checkpoint: str | None, weights: str | None) -> tuple[
     tensors = weights_of(found, kind)
     path = Path(f"{run.read_plan().data_prefix}.tokenizer.json")
     try:
-        tokenizer = path.read_text(encoding="utf-8")
+        tokenizer = read_regular_text(path)
     except (OSError, ValueError) as error:
         raise LaunchError(
             f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}); the tokenizer belongs beside the "

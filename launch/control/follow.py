@@ -19,6 +19,7 @@ from conf.run_folder.rundir import RunDir
 from conf.visible import visible
 from launch.control.notify import tell_end_if_possible
 from launch.control.stop import stop
+from launch.errors import LaunchError
 from launch.files.records import Submitted
 from launch.files.run_files import read_run_files
 from launch.machine import processes
@@ -90,12 +91,24 @@ def follow(run: RunDir) -> None:
 
 @contextmanager
 def stopped_if_interrupted(run: RunDir) -> Iterator[None]:
-    """If anything ends the block early (Ctrl-C, a closed terminal), the run is stopped first."""
+    """If anything ends the block early (Ctrl-C, a closed terminal), the run is stopped first.
+
+    Raises:
+        LaunchError: somebody has deleted its folder.
+    """
+    submitted = run.read(run.jobs, Submitted)
     try:
         yield
-    except BaseException:
-        give_up(run)
-        raise
+    except BaseException as error:
+        if run.plan.exists():
+            give_up(run)
+            raise
+        if submitted is not None:
+            processes.terminate(submitted.token, GRACE_S)
+        raise LaunchError(
+            f"{run.path} was deleted while the run was going on; its processes on this machine are stopped, and "
+            "nothing of it is left: launch it again"
+        ) from error
 
 
 def give_up(run: RunDir) -> None:

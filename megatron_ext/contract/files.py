@@ -30,6 +30,11 @@ def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
         return content_of(file, most_bytes + 1)
 
 
+def read_regular_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
+    """The same as text, without a byte order mark; also raises UnicodeDecodeError for what is not UTF-8."""
+    return read_regular(path, most_bytes).decode("utf-8-sig")
+
+
 @contextmanager
 def open_regular(path: Path) -> Iterator[Tuple[BinaryIO, int]]:
     """A regular file to read, and its size in bytes; raises as `read_regular` does."""

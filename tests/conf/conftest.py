@@ -12,6 +12,7 @@ from tests.support.composing import COMPOSED
 SUBJECT = {
     "test_compose",
     "test_hydra_errors",
+    "test_file_cycles",
     "test_hydra_session",
     "test_origins",
     "test_defaults_taken",

@@ -15,6 +15,7 @@ from launch.commands.initial.files import checked_name, free_path, write_all
 from launch.errors import LaunchError
 from launch.first_day.hf_models import from_hf
 from launch.first_day.texts import model_text
+from megatron_ext.contract.files import read_regular_text
 
 CONFIG = "config.json"
 MOST_BYTES = 2**24
@@ -62,9 +63,7 @@ def parser() -> Parser:
 
 def _content(file: Path) -> object:
     try:
-        if file.stat().st_size > MOST_BYTES:
-            raise LaunchError(f"{file}: larger than {MOST_BYTES >> 20} MiB, so it is not a config.json")
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(read_regular_text(file, MOST_BYTES))
     except OSError as error:
         raise LaunchError(f"{file}: {error.strerror}; give a config.json, or the folder that has it") from error
     except (ValueError, RecursionError) as error:

@@ -52,7 +52,10 @@ def reply(library: Library, token: str, host: str | None, target: str) -> Reply:
             HTTPStatus.FORBIDDEN,
             f"{host or 'no name'} does not name this machine; open http://{HOST}, or forward a port of your own",
         )
-    split = urlsplit(target)
+    try:
+        split = urlsplit(target)
+    except ValueError:  # such as http://[x
+        return _told(HTTPStatus.BAD_REQUEST, "This is not an address.")
     given, *parts = split.path.removeprefix("/").split("/")
     if not hmac.compare_digest(given.encode(errors="replace"), token.encode()):
         return _told(HTTPStatus.NOT_FOUND, "Open the complete address that 'tdpp report --serve' printed.")
@@ -88,7 +91,10 @@ def _found(library: Library, token: str, parts: list[str], query: str) -> Reply:
 
 
 def _compared(library: Library, token: str, query: str) -> Reply:
-    names = parse_qs(query).get("run", [])[:MOST_COMPARED]
+    try:
+        names = parse_qs(query, max_num_fields=MOST_COMPARED).get("run", [])
+    except ValueError:
+        return _told(HTTPStatus.BAD_REQUEST, f"A comparison has at most {MOST_COMPARED} runs.")
     runs = [run for name in dict.fromkeys(names) if (run := library.named(name)) is not None]
     if not runs:
         return _moved(f"/{token}/")

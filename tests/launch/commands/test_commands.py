@@ -13,9 +13,12 @@ import pytest
 from conf.errors import RunFolderError
 from conf.run_folder.rundir import RunDir
 from launch import cli
+from launch.control import follow as following
 from launch.control.follow import follow
-from launch.files.run_files import RunFiles
+from launch.errors import LaunchError
+from launch.files.run_files import RunFiles, read_run_files
 from launch.judge.runs_table import COLUMNS, MORE_COLUMNS
+from launch.machine import processes
 from launch.machine.slurm_commands import JobState
 from launch.observe.look import complete
 from launch.observe.observation import Observation
@@ -177,6 +180,23 @@ def test_a_run_that_is_deleted_meanwhile_is_not_listed(
     assert cli.main(["runs", "--runs-dir", str(tmp_path)]) == 0
     _, *rows = capsys.readouterr().out.splitlines()
     assert [row.split()[:2] for row in rows] == [["tiny/kept", "succeeded"]]
+
+
+def test_a_run_whose_folder_is_deleted_while_it_runs_is_stopped_with_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start(tmp_path / "runs", "+cluster.environment.SLOW=1", "train.iterations=100000")
+    token = run.read_json(run.jobs)["token"]
+
+    def deleted(found: RunDir) -> None:
+        while run.path.exists():  # its processes may just have written something
+            shutil.rmtree(run.path, ignore_errors=True)
+        read_run_files(found)
+
+    monkeypatch.setattr(following, "_watch", deleted)
+    with pytest.raises(LaunchError, match=f"{run.path} was deleted while the run was going on; its processes on this"):
+        follow(run)
+    assert processes.wait_until_gone(token, 60.0) == set()
 
 
 def test_a_table_without_rows_has_its_heading() -> None:

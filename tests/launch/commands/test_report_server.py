@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,10 +62,10 @@ class Served:
 
 
 @contextmanager
-def serving(runs: Path, *words: str) -> Iterator[Served]:
+def serving(runs: Path, *words: str, stderr: int = subprocess.DEVNULL) -> Iterator[Served]:
     process = subprocess.Popen(
         [*TDPP, "report", "--serve", "--port", "0", "--runs-dir", str(runs), *words],
-        env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=stderr,
     )  # fmt: skip
     try:
         assert process.stdout is not None
@@ -118,6 +119,20 @@ def test_nothing_but_pages_of_runs_is_there(served: Served, path: str) -> None:
     status, page, _ = served.ask(path)
     assert status == HTTPStatus.NOT_FOUND
     assert "nobody's page" not in page
+
+
+@pytest.mark.parametrize("target", ["http://[x", "//[::1", "{path}compare?" + "run=a&" * 200, "http://[x]:y/"])
+def test_what_is_no_address_is_refused_without_a_word_on_the_terminal(runs: Path, target: str) -> None:
+    with serving(runs, stderr=subprocess.PIPE) as found:
+        where = urlsplit(found.address)
+        with socket.create_connection((where.hostname, where.port), timeout=120) as connection:
+            request = f"GET {target.format(path=where.path)} HTTP/1.0\r\nHost: localhost\r\n\r\n"
+            connection.sendall(request.encode())
+            answer = connection.makefile("rb").read()
+        assert answer.split(b" ")[1] in (b"400", b"404")
+        assert found.ask("")[0] == HTTPStatus.OK
+        found.process.kill()
+        assert len(found.process.communicate()[1].splitlines()) == 1, "how to open it"
 
 
 def test_it_only_shows(served: Served) -> None:
