@@ -76,7 +76,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         )
     if "pareto" in own and (others := own.keys() & NOT_OF_PARETO):
         raise SearchError(
-            f"pareto={own['pareto']} shows every plan that no other plan beats, on any number of nodes; it does not "
+            f"pareto={own['pareto']} shows the plans that no other plan found beats, on any number of nodes; it does not "
             f"take {', '.join(sorted(others))}"
         )
     return Arguments(**own, overrides=tuple(overrides))

@@ -17,10 +17,10 @@ from fasop.errors import SearchError
 from fasop.partition.exact import proved
 from fasop.search.arguments import Arguments, First
 from fasop.search.by_stage.look import QUICK, WHOLE, Looked, explore_stages, why_not
+from fasop.search.closer_bounds import closer_least
 from fasop.search.findings import words
 from fasop.search.findings.idle_gpus import idle, left, notes, within
 from fasop.search.findings.no_plan import why_no_plan
-from fasop.search.findings.words import OPTIMAL
 from fasop.search.inputs import Inputs
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.pareto import Front, Limits, nothing_within
@@ -85,20 +85,21 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
     shared.add(plans[:1])
     explore_shares(inputs.training, sets, inputs.choices, shared, begun + LIMIT_S)
     plans = [*(plan for plan in shared.plans if plan.total < WORTH * plans[0].total), *plans]
-    alike = plans[0]
-    looked, found = _by_stage(inputs, args, sets, alike, begun + LIMIT_S)
+    looked, found = _by_stage(inputs, args, sets, plans[0], begun + LIMIT_S)
     plans = [*found, *plans]
     if args.prove:
         with bar("proving") as progress:
             plans = prove(plans, progress)
+            least = max(least, closer_least(_spaces(inputs, sets, bounds), plans[0].total, progress))
+    alike = next(plan for plan in plans if plan.parallel.alike)
+    even = sorted([*even, *(plan for plan in plans if plan.parallel.alike and not plan.parallel.shares)], key=by_time)
     where = node_sets.described(inputs.kinds) if args.leave_out else "all nodes"
-    can = plans[0].pipelines is not None and not args.prove and plans[0].gap >= OPTIMAL
     summary = (
         words.gained_by_stage(plans[0], alike),
         words.gained(alike, even),
         words.nodes_used(inputs, plans[0]),
         words.looked_at(inputs, seen, where, looked),
-        words.proved(least, plans[0], looked, can),
+        words.proved(least, plans[0], looked, closer=not args.prove),
     )
     return Outcome(
         plans=plans,
@@ -125,7 +126,7 @@ def _by_stage(
         [sets[0], *own[: own[:1] != [sets[0]]]],
         inputs.choices,
         keep,
-        WHOLE if args.by_stage else QUICK,
+        WHOLE if args.by_stage else replace(QUICK, work=WHOLE.work) if args.prove else QUICK,
         until,
     )
     return looked, [plan for plan in keep.plans if plan.total < WORTH * best.total]
@@ -176,7 +177,7 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
     whole = f"the whole training has {inputs.run.iterations} iterations"
     known = whole if inputs.run.known else "add tokens=N to see days and dollars of a whole training"
     summary = (
-        f"No other plan beats any of these {len(plans)} in both time and cost.",
+        words.front(plans),
         f"Prices cover the nodes that a plan uses; {known}.",
         words.looked_at(inputs, seen, node_sets.described(inputs.kinds)),
         f"Proved: {words.best_layers(shown[0].gap)}",

@@ -41,9 +41,9 @@ pipeline, micro_batch_size, schedule, chunks, sharded_optimizer and sequence_par
   leave_out=false  show only plans that use all nodes
   by_stage=true    search longer for plans whose stages differ in replicas or tensor sizes (parallel.replicas=15-1,
                    parallel.tensor=4-2); by_stage=false leaves them out
-  prove=true       compute a tighter bound on how much faster other layers per stage could make the plans shown
-  pareto=time      show the plans that no other plan beats in both time and cost, over all numbers of nodes up to those
-                   of the cluster, at the prices cluster.groups.<group>.price_per_hour; the fastest first
+  prove=true       compute tighter bounds on how much faster other plans, and other layers per stage, could be
+  pareto=time      show the plans that no other plan found beats in both time and cost, over all numbers of nodes up
+                   to those of the cluster, at the prices cluster.groups.<group>.price_per_hour; the fastest first
   pareto=cost      the same, the cheapest first
   tokens=N         the tokens of a whole training (or train.iterations=N), to show its days and US dollars
   max_cost=N max_days=N   with pareto: only plans whose whole training stays within these US dollars and days

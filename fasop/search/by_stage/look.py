@@ -72,6 +72,10 @@ class Looked:
     """On all sets of nodes."""
     nodes: str
     """In words, which sets."""
+    orders: int
+    """Node orders of these."""
+    schedules: str
+    """In words."""
     least: float
     """Seconds below which none of them is, proved; infinite if there are none."""
     left: int
@@ -298,7 +302,17 @@ def explore_stages(
         for some in nodes
         if some.wanted
     )
-    return Looked(said=said, nodes=where, layouts=count, least=least, left=left) if count else None
+    if not count:
+        return None
+    return Looked(
+        said=said,
+        nodes=where,
+        layouts=count,
+        orders=sum(len(some.orders) for some in nodes),
+        schedules=", ".join(schedule.label for schedule in choices.schedule if schedule in SCHEDULES),
+        least=least,
+        left=left,
+    )
 
 
 def _worth(keep: Best, kinds: Sequence[NodeKind], seconds: float) -> bool:

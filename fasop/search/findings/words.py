@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from conf.schema.parallel import Parallel
+from conf.visible import plural
 from fasop.search.by_stage.look import Looked
 from fasop.search.inputs import Inputs
 from fasop.search.plan import Plan
@@ -26,9 +28,9 @@ def nodes_used(inputs: Inputs, plan: Plan) -> str:
 
 def gained_by_stage(first: Plan, alike: Plan) -> str:
     """What replicas or tensor sizes by stage gain over the best plan without, if they do."""
-    if first is alike:
-        return ""
     p = first.parallel
+    if p.alike:
+        return ""
     sizes = [f"tensor sizes {p.tensor}"] if not isinstance(p.tensor, int) else []
     sizes += [f"replicas {p.replicas}"] if p.replicas else []
     return (
@@ -71,7 +73,7 @@ def looked_at(inputs: Inputs, seen: Coverage, sets: str, by_stage: Looked | None
     left = f" It had no time for {seen.left} of these that may be better." if seen.left else ""
     unlike = (
         f" It also covered {by_stage.layouts} layouts with stages that differ in replicas or tensor sizes "
-        f"({by_stage.said}) on {by_stage.nodes}."
+        f"({by_stage.said}) on {by_stage.nodes}, in {plural(by_stage.orders, 'node order')} with {by_stage.schedules}."
         if by_stage is not None
         else ""
     )
@@ -79,34 +81,51 @@ def looked_at(inputs: Inputs, seen: Coverage, sets: str, by_stage: Looked | None
     return f"{covered}{left}{unlike}"
 
 
-def proved(least: float, first: Plan, by_stage: Looked | None, closer: bool) -> str:
-    """What is proved of even plans (none takes less than `least`), of plans that differ by stage, and of partitions."""
+def proved(least: float, first: Plan, by_stage: Looked | None, *, closer: bool) -> str:
+    """What is proved of the even plans that were covered (none takes less than `least`), of the layouts with stages
+    that differ, and of the first plan's partitions; `closer`: whether prove=true was not asked for."""
+    if first.parallel.shares is None and first.pipelines is not None:
+        least = min(least, first.bound)
     sentences = (_of_even(least, first), _of_stages(first, by_stage), best_layers(first.gap))
-    return f"Proved: {' '.join(filter(None, sentences))}" + (" prove=true tightens the bound." if closer else "")
+    gaps = [1 - least / first.total, first.gap, *([1 - by_stage.least / first.total] if by_stage else [])]
+    hint = " prove=true may tighten these bounds." if closer and max(gaps) > OPTIMAL else ""
+    return f"Proved: {' '.join(filter(None, sentences))}{hint}"
+
+
+def front(plans: Sequence[Plan]) -> str:
+    """What a front is, and what it does not cover."""
+    found = f"The search found no plan that beats any of these {len(plans)} in both time and cost."
+    if plans[0].training.megatron_lm:
+        return found
+    return f"{found} It did not try stages that differ in replicas or tensor sizes, as a search without pareto does."
 
 
 def _of_even(least: float, first: Plan) -> str:
-    if first.parallel.shares is None and first.pipelines is not None:
-        least = min(least, first.bound)
     if least > first.total:
-        return "every plan with equal shares and equal stages is slower than the first."
-    gap = max(1 - least / first.total, 1e-3)
-    return f"no plan with equal shares and equal stages is more than {gap:.1%} faster than the first."
+        return "every plan with equal shares and equal stages among these combinations is slower than the first."
+    gap = 1 - least / first.total
+    faster = f"more than {_at_most(gap)} faster" if gap > OPTIMAL else "faster"
+    return f"no plan with equal shares and equal stages among these combinations is {faster} than the first."
+
+
+def _at_most(gap: float) -> str:
+    """Rounded up, so that it is true as it is printed."""
+    return f"{max(math.ceil(gap * 1e3 - 1e-9), 1) / 1e3:.1%}"
 
 
 def _of_stages(first: Plan, by_stage: Looked | None) -> str:
     if by_stage is None:
         return ""
     gap = 1 - by_stage.least / first.total
-    faster = f"more than {max(gap, 1e-3):.1%} faster" if gap > OPTIMAL else "faster"
-    return f"No layout with differing stages is {faster} than the first plan."
+    faster = f"more than {_at_most(gap)} faster" if gap > OPTIMAL else "faster"
+    return f"None of these {by_stage.layouts} layouts is {faster} than the first plan."
 
 
 def best_layers(gap: float) -> str:
     """What is proved of the first plan's layers per stage."""
     if gap < OPTIMAL:
-        return "With its sizes and node order, the first plan has the best layers per stage."
+        return "With its sizes, options and node order, the first plan has the best layers per stage."
     return (
-        f"With its sizes and node order, other layers per stage would make the first plan at most {max(gap, 1e-3):.1%} "
-        "faster."
+        "With its sizes, options and node order, other layers per stage would make the first plan at most "
+        f"{_at_most(gap)} faster."
     )

@@ -14,6 +14,7 @@ from conf.schema.experiment import Schedule
 from conf.schema.values.partition import NodeOrder, Partition
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.training import PlacedTraining, Training
+from fasop.search.closer_bounds import closer_least
 from fasop.search.inputs import read
 from fasop.search.lower_bound import LowerBounds, Way
 from fasop.search.run import prove
@@ -117,6 +118,19 @@ def test_no_plan_takes_less_than_the_bound_of_its_sizes(seed: int) -> None:
             way = Way(one.parallel.schedule, one.parallel.chunks, one.parallel.recompute)
             known[one.parallel] = float(bounds.of([one], way, kinds)[0])
         assert known[one.parallel] <= predict_plan(plan).iteration_s * (1 + 1e-9), one.parallel
+
+
+@pytest.mark.parametrize("seed", range(fewer(4, 30)))
+def test_linear_programs_bound_all_plans_more_closely(seed: int) -> None:
+    case = crossed_case(seed)
+    training, kinds, choices, uneven = case
+    best = best_of(training, kinds, choices, uneven=uneven)
+    found, seen = searched(case, 1)
+    closer = closer_least(
+        [Space(training, kinds, choices, uneven=uneven)], found.plans[0].total if found.plans else 1.0
+    )
+    assert closer <= best * (1 + 1e-9)
+    assert not found.plans or closer >= seen.least * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(fewer(4, 20)))
