@@ -76,8 +76,8 @@ def parse(argv: Sequence[str]) -> Arguments:
         )
     if "pareto" in own and (others := own.keys() & NOT_OF_PARETO):
         raise SearchError(
-            f"pareto={own['pareto']} shows the plans that no other plan found beats, on any number of nodes; it does not "
-            f"take {', '.join(sorted(others))}"
+            f"pareto={own['pareto']} shows the plans that no other plan found beats, on any number of nodes; it does "
+            f"not take {', '.join(sorted(others))}"
         )
     return Arguments(**own, overrides=tuple(overrides))
 
