@@ -79,6 +79,11 @@ def with_origins(error: TdppError, words: Sequence[str]) -> str:
         return message
 
 
+def what_counts(words: Sequence[str]) -> tuple[str, ...]:
+    """Of words, what the origins of an error depend on: equal of those that differ in values alone."""
+    return tuple(word if _chooses(word) or word.startswith("-") else _key(word) for word in words)
+
+
 def _key(word: str) -> str:
     return word.lstrip("+~").partition("=")[0]
 

@@ -18,7 +18,7 @@ import conf
 from conf.compose import command_line, read_experiment, register
 from conf.defaults_taken import TRAINED, defaults_taken
 from conf.errors import TdppError
-from conf.origins import with_origins
+from conf.origins import what_counts, with_origins
 from conf.pipedream import words as pipedream
 from conf.reading.hydra_options import FULL, check_options
 from conf.reading.own_folders import SUFFIX
@@ -219,17 +219,23 @@ def _print_defaults(argv: Sequence[str], overrides: Sequence[str], experiment: E
 
 
 def _report(argv: Sequence[str], session: Session) -> int:
-    outcomes = [_with_origins(argv, outcome) for _, outcome in sorted(session.outcomes.items())]
+    outcomes = [outcome for _, outcome in sorted(session.outcomes.items())]
+    _name_origins(argv, outcomes)
     if session.mode is RunMode.MULTIRUN:
         return report_sweep(outcomes, len(session.combinations), session.metric, session.full)
     return report_single(outcomes, session.full)
 
 
-def _with_origins(argv: Sequence[str], outcome: Outcome) -> Outcome:
-    """The same; an error names the lines of the user's files that it is about."""
-    if outcome.error is not None:
-        outcome.error.args = (with_origins(outcome.error, [*_folders(argv), *outcome.overrides]),)
-    return outcome
+def _name_origins(argv: Sequence[str], outcomes: Sequence[Outcome]) -> None:
+    """Errors name the lines of the user's files that they are about; looked up once for those that are alike."""
+    named: dict[tuple[object, ...], str] = {}
+    for outcome in outcomes:
+        if (error := outcome.error) is not None:
+            words = [*_folders(argv), *outcome.overrides]
+            alike = (type(error), str(error), what_counts(words))
+            if alike not in named:
+                named[alike] = with_origins(error, words)
+            error.args = (named[alike],)
 
 
 def _folders(argv: Sequence[str]) -> list[str]:

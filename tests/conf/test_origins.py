@@ -189,3 +189,10 @@ def test_each_command_and_each_combination_of_a_sweep_names_lines(
     assert cli.main(["launch", "--config-dir=own", "-m", "model=mine", "train.seed=1,2"]) == 1
     (error,) = capsys.readouterr().err.splitlines()
     assert error.startswith(f"tdpp: error: all 2 combinations, such as train.seed=1: {place}")
+
+
+def test_what_combinations_have_in_common_is_looked_up_once() -> None:
+    words = ["model=mine", "experiment=demo", "--config-dir=own"]
+    assert origins.what_counts([*words, "train.seed=1"]) == origins.what_counts([*words, "train.seed=2"])
+    for other in (["model=other", *words[1:]], [*words[:2], "--config-dir=x"], [*words, "train.lr=1"], words[:1]):
+        assert origins.what_counts([*other, "train.seed=1"]) != origins.what_counts([*words, "train.seed=1"])
