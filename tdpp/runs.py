@@ -7,10 +7,11 @@ from pathlib import Path
 
 from conf.compose import compose_unchecked
 from conf.origins import origins_named
+from conf.reading.values import own_words
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
-from launch.commands.launch import settle
-from launch.commands.launching.decided import decided
+from launch.commands.launch import OWN, settle
+from launch.commands.launching.decided import decided, with_profile
 from launch.commands.launching.preflight import Preflight, preflight
 from launch.control import follow
 from launch.control import stop as control
@@ -100,17 +101,22 @@ def launch(overrides: Sequence[str] = (), wait: bool = True) -> Run:
         TdppError: the configuration breaks a rule, or the run cannot be started; with the message of the command line.
     """
     words = checked(overrides)
-    with origins_named(words):
+    with origins_named(own_words(words, OWN, LaunchError)[1]):
         return launched(words, wait, preflight, WORKER)
 
 
 def launched(overrides: Sequence[str], wait: bool, preflight: Preflight, worker: str) -> Run:
     """The same with another check of the data, and another worker."""
-    words = tuple(overrides)
+    own, others = own_words(overrides, OWN, LaunchError)
+    words = tuple(others)
     for word in words:
         if (instead := ONLY_TYPED.get(word.partition("=")[0])) is not None:
             raise LaunchError(f"{word}: only the command 'tdpp launch' takes this; {instead}")
-    experiment, chosen = decided(compose_unchecked(words), words)
+    cfg = compose_unchecked(words)
+    if "profile" in own:
+        cfg, profiles = with_profile(cfg, own["profile"])
+        words = (*words, *profiles)
+    experiment, chosen = decided(cfg, words)
     outcomes: Outcomes = {}
     wanted = settle([Combination(overrides=words, composed=experiment, chosen=chosen)], outcomes, preflight)
     if wanted:

@@ -60,7 +60,7 @@ def node_kinds(cluster: Cluster) -> Sequence[NodeKind]:
     for name, group in cluster.groups.items():
         if group.gpus_per_node is None:
             raise SearchError(
-                f"cluster.groups.{name}.gpus_per_node=null: a search needs the number of ranks of the node; give "
+                f"cluster.groups.{name}.gpus_per_node=null: a prediction needs the number of ranks of the node; give "
                 f"cluster.groups.{name}.gpus_per_node=4, for example"
             )
         gpu = cluster.gpus[group.gpu]

@@ -97,8 +97,8 @@ def module_in(kind: NodeKind, model: Model) -> tuple[str, Module]:
     if profile is None or not (modules := profile.modules):
         what = f"{gpu.name} has no profile" if profile is None else f"profile {gpu.profile!r} has no times of modules"
         raise SearchError(
-            f"{model.said}: a search needs the cost of each block, but {what}; measure them with {again}, and search "
-            f"with profile=NAME"
+            f"{model.said}: a prediction needs the cost of each block, but {what}; measure them with {again}, and add "
+            f"profile=NAME"
         )
     named = [name for name, module in modules.items() if module.code == model.code_name]
     if not named:
@@ -119,7 +119,7 @@ def module_in(kind: NodeKind, model: Model) -> tuple[str, Module]:
             return name, modules[name]
     other = str(not model.capture).lower()
     raise SearchError(
-        f"{model.said}: profile {gpu.profile!r} has its blocks only with model.capture={other}; search with that, or "
+        f"{model.said}: profile {gpu.profile!r} has its blocks only with model.capture={other}; use that, or "
         f"measure it with {again}"
     )
 

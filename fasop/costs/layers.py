@@ -11,19 +11,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import lru_cache
 
-from conf.schema.experiment import Gpu, Model, Precision, Recompute
+from conf.schema.experiment import Gpu, Model, Recompute
 from fasop.costs.blocks import Kinds
 from fasop.costs.measured_module import LOSS, MeasuredModule
 from fasop.costs.network.links import Link, Number
 from fasop.costs.profiles.profile import OTHER_16_BIT, LayerProfile, ModelCosts
-from fasop.costs.sizes import BYTES
+from fasop.costs.roofline import Time, roofline
 from fasop.costs.training import Training
 from fasop.errors import SearchError
-from megatron_ext.contract.models.activations import inside_activations, outside_activations
-from megatron_ext.contract.models.parameters import block_numel
-from megatron_ext.contract.models.stacks import Stack
 from megatron_ext.contract.schedule.operations import core_operations, operations
 
 
@@ -38,18 +34,10 @@ class Basis(IntEnum):
     EXTRAPOLATED = 3
     """Beyond the measured micro-batch sizes: an upper bound, if larger ones are never less efficient."""
     NOT_MEASURED = 4
-    """A roofline: what the GPU's peak rates allow, and so a lower bound."""
+    """An estimate (`fasop.costs.roofline`): what the GPU's peak rates allow, and the starts of its kernels."""
 
     def __str__(self) -> str:
         return self.name.lower().replace("_", " ")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Time:
-    """Seconds of one micro-batch."""
-
-    forward: float
-    backward: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +86,7 @@ def layer_times(gpu: Gpu, profile: LayerProfile | None, training: Training, with
         basis = max(of_sizes, of_format)
     else:
         sizes = training.parallel.tensor_size, training.parallel.micro_batch_size
-        times = _roofline(gpu, training.model, training.precision, *sizes, within)
+        times = roofline(gpu, training.model, training.precision, *sizes, within)
         basis = Basis.NOT_MEASURED
     blocks = training.blocks
     if isinstance(training.model, MeasuredModule):
@@ -212,59 +200,6 @@ def _between(sizes: Sequence[int], wanted: int) -> tuple[Basis, Callable[[Sequen
     low, high = sizes[right - 1], sizes[right]
     share = (wanted - low) / (high - low)
     return Basis.INTERPOLATED, lambda values: values[right - 1] + share * (values[right] - values[right - 1])
-
-
-@lru_cache(maxsize=1024)
-def _roofline(
-    gpu: Gpu, model: Model, precision: Precision, tensor: int, batch: int, within: Link[float]
-) -> Mapping[str, Time]:
-    """By kind of block, what peak rates allow (Williams et al. 2009): matrix products by the GPU's operations per
-    second or the reading of their weights, everything else by the memory traffic; a backward pass takes twice a forward
-    pass.
-
-    Operations: Narayanan et al. 2021, appendix. A tensor group all-reduces the activations of attention and MLP in a
-    layer's forward pass and in its backward pass, once after an embedding and once before the head (Shoeybi et al.
-    2019).
-    """
-    sizes, width = model.sized(tensor), BYTES[precision]
-    rate = {"fp32": gpu.fp32_tflops, "fp16": gpu.fp16_tflops, "bf16": gpu.bf16_tflops}[precision] * 1e12
-    traffic = gpu.memory_gb_per_s * 1e9
-    group = within.all_reduce(tensor)
-
-    def product(count: float, weights: float) -> float:
-        return max(count / rate, width * weights / traffic)
-
-    def layer(stack: Stack) -> Time:
-        matrices = product(batch * operations(sizes, stack.kind) / tensor, block_numel(sizes, stack.kind, tensor))
-        # What memory.py counts, written and read.
-        kept = outside_activations(sizes, stack.kind) + inside_activations(sizes, stack.kind) / tensor
-        rest = 2 * width * batch * kept / traffic
-        sums = 2 + (stack.context > 0)
-        reduce = group.takes(float(batch * stack.tokens * model.hidden * width))
-        return Time(forward=matrices + rest + sums * reduce, backward=2 * (matrices + rest) + sums * reduce)
-
-    def embedding(tokens: int) -> Time:
-        looked_up = 3 * width * batch * tokens * sizes.word_width / traffic
-        reduce = group.takes(float(batch * tokens * sizes.word_width * width))
-        return Time(forward=looked_up + reduce, backward=2 * looked_up)
-
-    def head() -> Time:
-        tokens, vocabulary = batch * sizes.predicting, model.padded_vocab(tensor) // tensor
-        logits = product(2 * tokens * sizes.head_inputs * vocabulary, sizes.head_inputs * vocabulary)
-        logits += 2 * width * tokens * vocabulary / traffic
-        if beside := operations(sizes, "head") - 2 * sizes.predicting * sizes.head_inputs * model.vocab_size:
-            logits += batch * beside / rate
-        reduce = group.takes(float(tokens * sizes.head_inputs * width))
-        return Time(forward=logits, backward=2 * logits + reduce)
-
-    first, *others = sizes.stacks()
-    found = {stack.kind: layer(stack) for stack in sizes.stacks()}
-    found.update(embedding=embedding(first.tokens), head=head())
-    for stack in others:
-        normed = 2 * width * batch * stack.context * model.hidden / traffic
-        found["encoder_norm"] = Time(forward=normed, backward=2 * normed)
-        found["decoder_embedding"] = embedding(stack.tokens)
-    return found
 
 
 def _core_share(model: Model, kind: str) -> float:

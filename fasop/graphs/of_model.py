@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from conf.schema.experiment import Recompute, Schedule
 from conf.schema.values.partition import Partition
 from fasop.costs.hardware import NodeKind
-from fasop.costs.layers import Time, layer_times
+from fasop.costs.layers import layer_times
 from fasop.costs.measured_module import MeasuredModule
 from fasop.costs.memory import CONTEXT_BYTES, StageMemory, parameter_bytes, stage_memory
 from fasop.costs.network.links import within
+from fasop.costs.roofline import Time
 from fasop.costs.sizes import embedding_parameters, head_parameters, kind_parameters, shared_parameters
 from fasop.costs.training import Training
 from fasop.errors import SearchError

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fasop.errors import SearchError
 from fasop.shares.json_files import number_in, object_in, shown, text_in, there, whole_in
+from fasop.shares.public_servers import PublicServer, configuration, read_servers, server_of
 
 MEMORY_FILE = "max_memory_profile_info.json"
 STEP_END, BUCKET_END = "_comp_profile.json", "_bucket_size_profile.json"
 ALL_REDUCES = {"intra_comm_profile_data.txt": "within", "inter_comm_profile_data.txt": "between"}
-FOLDERS = ("mem_profile_data", "comp_profile_data", "bucket_profile_data", "comm_profile_data")
+FOLDERS = {
+    "memory_profile_dir": "mem_profile_data",
+    "comp_profile_dir": "comp_profile_data",
+    "bucket_profile_dir": "bucket_profile_data",
+    "comm_profile_dir": "comm_profile_data",
+}
+"""By key of a configuration."""
 TIMES = {"data_time": "data", "fwd_time": "forward", "bwd_time": "backward", "update_time": "update"}
 TIMES |= {"copy_time": "copy"}
 OPTIONAL_TIMES = {"total_time": "total", "bn_sync_time": "statistics"}
@@ -60,6 +67,8 @@ class PublicFolders:
     """MiB, by model, in the order of the backward pass."""
     all_reduces: dict[str, Points] = field(default_factory=dict)
     """`within` a server and `between` servers."""
+    servers: dict[str, PublicServer] = field(default_factory=dict)
+    """By name."""
 
 
 def read_folders(roots: Sequence[Path]) -> PublicFolders:
@@ -77,7 +86,7 @@ def read_folders(roots: Sequence[Path]) -> PublicFolders:
             raise SearchError(f"import={root}: no such folder; give one that profilers of IIDP or JABAS have filled")
         files = 0
         for kind, key, value, file in _every(root):
-            files += 1
+            files += kind != "servers"
             before = origin.setdefault((kind, key), (file, value))
             if before[1] != value:
                 conflicts.append(f"{before[0]} and {file}")
@@ -107,6 +116,9 @@ def _every(root: Path) -> Iterator[tuple[str, Any, Any, Path]]:
             yield "buckets", *read_buckets(file), file
         elif file.name in ALL_REDUCES:
             yield "all_reduces", ALL_REDUCES[file.name], read_all_reduces(file), file
+        elif file.suffix == ".json":
+            for name, server in read_servers(file).items():
+                yield "servers", name, server, file
 
 
 def _size(file: Path) -> int:
@@ -183,7 +195,7 @@ def read_all_reduces(file: Path) -> Points:
 
 def files_of(public: PublicFolders, root: Path) -> dict[Path, str]:
     """The content of every file, as the public profilers write it."""
-    memory, computed, buckets, reduced = (root / name for name in FOLDERS)
+    memory, computed, buckets, reduced = (root / name for name in FOLDERS.values())
     found: dict[Path, str] = {}
     for (size, host), limit in public.limits.items():
         found[memory / str(size) / host / MEMORY_FILE] = json.dumps(
@@ -206,4 +218,41 @@ def files_of(public: PublicFolders, root: Path) -> dict[Path, str]:
         if where in public.all_reduces:
             lines = [f"{ideal!r},{taken!r}\n" for ideal, taken in public.all_reduces[where]]
             found[reduced / name] = "".join(lines)
+    if lacking(public) is None:
+        servers = {host: server for host, gpu in _hosts(public).items() if (server := _server(public, host, gpu))}
+        found |= configuration(root, FOLDERS, servers)
     return found
+
+
+def lacking(public: PublicFolders) -> str | None:
+    """What the public solver needs and nobody measured or wrote, in words; None if it has all."""
+    hosts = _hosts(public)
+    measured = {(size, host) for _, size, host, _ in public.steps}
+    if only := measured ^ public.limits.keys():
+        size, host = min(only)
+        what = "memory limit" if (size, host) in measured else "steps"
+        return f"there are no {what} of host {host} with micro-batches of {size}"
+    if not public.buckets:
+        return "the gradient buckets were not measured"
+    for host, gpu in hosts.items():
+        if server_of(public.servers, host, gpu) is None:
+            return f"the number of GPUs of host {host} is not known"
+        if _server(public, host, gpu) is None:
+            return f"the bandwidth of host {host} is not known"
+    where = "within" if len(hosts) == 1 else "between"
+    if where not in public.all_reduces:
+        return f"all-reduces {where} {'a node' if where == 'within' else 'nodes'} were not measured"
+    return None
+
+
+def _hosts(public: PublicFolders) -> dict[str, str]:
+    """Those with steps, and their GPUs."""
+    return {host: step.gpu for (_, _, host, _), step in public.steps.items()}
+
+
+def _server(public: PublicFolders, host: str, gpu: str) -> PublicServer | None:
+    """With both bandwidths; where one alone is known, as of one GPU a node, it stands for the other."""
+    server = server_of(public.servers, host, gpu)
+    if server is None or (known := server.between or server.within) is None:
+        return None
+    return replace(server, within=server.within or known, between=server.between or known)

@@ -8,6 +8,7 @@ from math import gcd, inf
 
 import numpy as np
 
+from conf.schema.values.partition import in_runs
 from fasop.errors import SearchError
 from fasop.partition.exact_shares import Units, least_time
 from fasop.shares.performance import Pace, WeightSync, paces
@@ -33,6 +34,14 @@ class UnitShare:
     def micro_batches(self) -> int:
         """Of one GPU, in an iteration."""
         return self.workers * (self.accumulation + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The words of a run, and the seconds of an iteration of it."""
+
+    seconds: float
+    words: list[str]
 
 
 @dataclass(frozen=True)
@@ -62,25 +71,40 @@ class Solution:
             f"weight sync method: {self.sync} | config: {units}"
         )
 
-    def words(self) -> list[str]:
-        """Of a run whose replicas take these shares, and update their weights in this way."""
-        groups = list[tuple[int, int]]()
+    def runs(self, cluster: Cluster) -> list[Run]:
+        """Those with these shares, and what their iterations take: with the solution's workers, if a GPU has several;
+        and with one micro-batch after another, as the solution is only where no GPU has several workers.
+
+        Several workers of a run are its streams, whose gradients are added up before any weight is updated.
+        """
+        in_turn = Run(seconds=self._seconds(cluster, self.sync, in_turn=True), words=self._words(self.sync))
+        if max(share.workers for share in self.shares) == 1:
+            return [in_turn]
+        of_replicas = [share.workers for share in self.shares for _ in range(share.gpus)]
+        seconds = self._seconds(cluster, WeightSync.sequential, in_turn=False)
+        streams = f"parallel.streams={in_runs(of_replicas, '-')}"
+        return [Run(seconds=seconds, words=[*self._words(WeightSync.sequential), streams]), in_turn]
+
+    def _seconds(self, cluster: Cluster, sync: WeightSync, in_turn: bool) -> float:
+        """Of an iteration, by the performance model."""
+        longest = 0.0
         for share in self.shares:
-            if groups and groups[-1][0] == share.micro_batches:
-                groups[-1] = (share.micro_batches, groups[-1][1] + share.gpus)
-            else:
-                groups.append((share.micro_batches, share.gpus))
-        shares = "-".join(f"{number}*{count}" if count > 1 else f"{number}" for number, count in groups)
+            by_workers = paces(cluster, share.server, self.local_batch_size, sync)
+            workers = 1 if in_turn else share.workers
+            longest = max(longest, by_workers[workers - 1].seconds(share.micro_batches // workers - 1))
+        return longest
+
+    def _words(self, sync: WeightSync) -> list[str]:
+        """Of a run whose replicas take these shares, and update their weights in this way."""
+        of_replicas = [share.micro_batches for share in self.shares for _ in range(share.gpus)]
+        shares = [f"parallel.shares={in_runs(of_replicas, '-')}"] if len({*of_replicas}) > 1 else []
+        overlap = ["train.overlap_optimizer=true", "train.clip_grad=0"]
         return [
-            f"parallel.data={sum(share.gpus for share in self.shares)}",
+            f"parallel.data={len(of_replicas)}",
             f"parallel.micro_batch_size={self.local_batch_size}",
             f"parallel.global_batch_size={self.global_batch_size}",
-            *([f"parallel.shares={shares}"] if len(groups) > 1 else []),
-            *(
-                ["train.overlap_optimizer=true", "train.clip_grad=0"]
-                if self.sync is WeightSync.overlap
-                else ["train.overlap_optimizer=false"]
-            ),
+            *shares,
+            *(overlap if sync is WeightSync.overlap else ["train.overlap_optimizer=false"]),
         ]
 
 

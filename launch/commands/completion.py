@@ -23,7 +23,7 @@ CONFIGURED = ("launch", "doctor", "search", "profile", "simulate", "rehearse")
 OF_RUNS = ("status", "logs", "stop", "runs", "report", "evaluate", "translate")
 """Commands that take a RUN."""
 RUN_WORDS = ("resume", "validate", "noise")
-OF_LAUNCH = ("resume", "openseq2seq", "pipedream")
+OF_LAUNCH = ("resume", "openseq2seq", "pipedream", "profile")
 MODEL, LEARNING = "model", "learning"
 """What may come first after `tdpp init` and `tdpp rehearse`."""
 MOST_RUNS = 50

@@ -24,13 +24,13 @@ from conf.reading.hydra_options import FULL, check_options
 from conf.reading.own_folders import SUFFIX
 from conf.reading.scratch import Scratch
 from conf.reading.user_files import config_dirs
-from conf.reading.values import own_words, path
+from conf.reading.values import name_of, own_words, path
 from conf.run_folder.run_folders import stamp, usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from conf.visible import visible
 from launch.commands.completion import hydra_option
-from launch.commands.launching.decided import decided
+from launch.commands.launching.decided import decided, with_profile
 from launch.commands.launching.length import data_there, with_length
 from launch.commands.launching.meant import require_choice
 from launch.commands.launching.preflight import Preflight, check_start, preflight
@@ -50,6 +50,8 @@ from launch.sweep.values import NoValue, value_of
 from megatron_ext.contract.files import write_atomic
 
 RESUME = "resume="
+OWN = {"profile": name_of("profile")}
+"""Words that are no keys."""
 COMPLETION = ("-sc", "--shell-completion")
 """Hydra's own."""
 SWEEPER, METRIC = "hydra/sweeper=", "sweep_metric="
@@ -62,6 +64,8 @@ class Session:
 
     full: bool = False
     """Whether dry runs are shown in full."""
+    profile: str | None = None
+    """The name of the profiles of all its GPUs."""
     as_given: Callable[[str], str] = str
     """Of an override as Hydra read it: how it was given."""
     mode: RunMode | None = None
@@ -88,6 +92,9 @@ class Session:
         composed: Experiment | TdppError
         chosen = None
         try:
+            if self.profile is not None:
+                cfg, profiles = with_profile(cfg, self.profile)
+                overrides = (*overrides, *profiles)
             composed, chosen = decided(cfg, overrides)
         except TdppError as error:
             composed = error
@@ -108,7 +115,8 @@ def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str =
         return hydra_option(argv)
     check_options(argv)
     require_choice(argv)
-    session = Session(full=FULL in argv)
+    own, argv = own_words(argv, OWN, LaunchError)
+    session = Session(full=FULL in argv, profile=own.get("profile"))
     argv = [word for word in argv if word != FULL]
 
     def run_batch(returns: Sequence[JobReturn]) -> None:

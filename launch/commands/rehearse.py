@@ -19,7 +19,7 @@ from conf.reading.values import NoValue, Reader, name_of, own_words, path, whole
 from conf.schema.adapt import Rule
 from conf.schema.experiment import Experiment
 from fasop.errors import SearchError
-from launch.commands.launching.decided import decided
+from launch.commands.launching.decided import decided, with_profile
 from launch.commands.launching.length import with_length
 from launch.commands.launching.preflight import preflight
 from launch.commands.translate import require_torch
@@ -90,10 +90,10 @@ def main(argv: Sequence[str]) -> int:
     for word in ("csv", "page"):
         if word in own:
             check_writable(own[word])
-    plans = compared(words, _composed)
+    plans = compared(words, lambda each: _composed(each, own.get("profile")))
     until, best = plans[0].small.train.until, plans[0].small.train.best
     metric, _ = metric_of(until, best)
-    found = train(plans, own.get("seeds", SEEDS), metric, predicted(plans, own.get("profile")))
+    found = train(plans, own.get("seeds", SEEDS), metric, predicted(plans))
     goal = goal_of(found, until, best)
     rows = ranked(found, goal)
     print_table(*table(rows, metric, goal))
@@ -113,26 +113,26 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _composed(words: Sequence[str]) -> Experiment:
+def _composed(words: Sequence[str], profile: str | None) -> Experiment:
     """What a launch would start; what was chosen of it is reported."""
-    experiment, chosen = decided(compose_unchecked(words), words)
+    cfg = compose_unchecked(words)
+    if profile is not None:
+        cfg, _ = with_profile(cfg, profile)
+    experiment, chosen = decided(cfg, words)
     if chosen is not None:
         print(f"({chosen})", file=sys.stderr)
     return experiment
 
 
-def predicted(plans: Sequence[Compared], profile: str | None) -> list[float | None]:
+def predicted(plans: Sequence[Compared]) -> list[float | None]:
     """What an iteration of each plan takes on its cluster, seconds; None where that cannot be predicted, which is
     reported."""
-    from fasop.search.inputs import profiled
     from fasop.simulation.predict import predict
 
     found: list[float | None] = []
     doubts: dict[str, None] = {}
     for plan in plans:
         experiment = plan.experiment
-        if profile is not None:
-            experiment = replace(experiment, cluster=profiled(experiment.cluster, profile))
         try:
             prediction = predict(experiment)
         except SearchError as error:

@@ -69,6 +69,7 @@ def added(old: LayerProfile, new: LayerProfile) -> LayerProfile:
             room=[*(one for one in old.room if (one.model, one.precision) not in tried), *new.room],
             buckets_mib={**old.buckets_mib, **new.buckets_mib},
             all_reduces={**old.all_reduces, **new.all_reduces},
+            hosts={**old.hosts, **new.hosts},
             within=_together(old.within, new.within),
             between=_together(old.between, new.between),
         )

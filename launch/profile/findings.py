@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ from fasop.costs.profiles.profile import (
     SequenceBytes,
     Shape,
 )
-from fasop.costs.profiles.steps import Room, Steps, StepTimes
+from fasop.costs.profiles.steps import Host, Room, Steps, StepTimes
 from launch.errors import LaunchError
 from launch.profile.link_fit import all_reduce_times, p2p_times, rounded
 
@@ -109,6 +109,7 @@ def merged(found: Found, gpu: str, source: str, date: str) -> LayerProfile:
         room=[Room(model=model.name, precision=precision, micro_batch_size=min(rooms))] if rooms else [],
         steps=_steps(ranks, model.name, precision),
         buckets_mib={model.name: buckets(gradients)} if gradients else {},
+        hosts=_hosts(ranks, experiment.cluster.gpus[gpu].fp32_tflops),
     )
 
 
@@ -122,6 +123,12 @@ def buckets(gradients: Sequence[tuple[str, int]]) -> list[float]:
             found.append(rounded(size / 2**20))
             size = 0
     return found
+
+
+def _hosts(ranks: Sequence[Mapping[str, Any]], tflops: float) -> dict[str, Host]:
+    """Those of which steps were measured; the ranks of one are its GPUs."""
+    counts = Counter(rank["host"] for rank in ranks if rank.get("steps"))
+    return {name: Host(gpus=count, tflops=tflops) for name, count in counts.items()}
 
 
 def _steps(ranks: Sequence[Mapping[str, Any]], model: str, precision: Precision) -> list[Steps]:

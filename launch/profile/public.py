@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from fasop.costs.profiles.files import name_of, profile_path, read_profile
 from fasop.costs.profiles.profile import LayerProfile
 from fasop.costs.profiles.steps import Steps
 from fasop.shares.in_profiles import profiles_of, public_of
-from fasop.shares.public_folders import PublicFolders, files_of, read_folders
+from fasop.shares.public_folders import PublicFolders, files_of, lacking, read_folders
+from fasop.shares.public_servers import CONFIGURATION
 from launch.errors import LaunchError
 from launch.profile.arguments import Arguments, check_free
 from launch.profile.files import write
@@ -105,6 +107,10 @@ def _export(public: PublicFolders, root: Path) -> None:
         except OSError as error:
             raise LaunchError(f"export={root}: cannot write {file}: {error.strerror}") from error
     print(f"written: {len(files)} files in {root}")
+    if (what := lacking(public)) is not None:
+        print(f"(no {CONFIGURATION} for IIDP's solver: {what})", file=sys.stderr)
+    else:
+        print(f"IIDP's solver reads {root / CONFIGURATION}, and so does 'tdpp search iidp={root / CONFIGURATION}'")
 
 
 def _is(file: Path, content: str) -> bool:

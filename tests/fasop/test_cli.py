@@ -170,7 +170,10 @@ def test_a_plan_may_be_written_to_any_file_and_launch_takes_that(
         (["topp=3"], "did you mean top=?"),
         (["parallel.schedule=nope"], "parallel.schedule=nope must be one of gpipe, one_f_one_b"),
         (["parallel.schedule_file=a.json"], "parallel.schedule_file=a.json cannot be searched"),
-        (["cluster=local", "parallel=single"], "cluster.groups.local.gpus_per_node=null: a search needs the number"),
+        (
+            ["cluster=local", "parallel=single"],
+            "cluster.groups.local.gpus_per_node=null: a prediction needs the number",
+        ),
         (["cluster.gpus.a10.profile=nope"], "no profile 'nope'"),
     ],
     ids=[

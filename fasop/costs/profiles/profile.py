@@ -15,7 +15,16 @@ from conf.schema.config_class import config
 from conf.schema.experiment import Gpu, Model, Precision
 from fasop.costs.blocks import blocks_of
 from fasop.costs.measured_module import LOSS, MeasuredModule
-from fasop.costs.profiles.steps import AllReduces, Room, Steps, check_all_reduces, check_buckets, check_steps
+from fasop.costs.profiles.steps import (
+    AllReduces,
+    Host,
+    Room,
+    Steps,
+    check_all_reduces,
+    check_buckets,
+    check_hosts,
+    check_steps,
+)
 from fasop.costs.sizes import ADAM_BYTES
 
 OTHER_16_BIT = {Precision.fp16: Precision.bf16, Precision.bf16: Precision.fp16}
@@ -214,6 +223,8 @@ class LayerProfile:
     """By model and number format, how large a micro-batch may be."""
     all_reduces: dict[str, AllReduces] = field(default_factory=dict)
     """`within` a node and `between` nodes, of a cluster on which steps were measured."""
+    hosts: dict[str, Host] = field(default_factory=dict)
+    """Of which steps were measured, by name."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -278,6 +289,7 @@ def _check(profile: LayerProfile) -> None:
     check_steps(profile.steps)
     check_buckets(profile.buckets_mib)
     check_all_reduces(profile.all_reduces)
+    check_hosts(profile.hosts)
     for precision, nanoseconds in profile.optimizer_ns_per_parameter.items():
         if not (math.isfinite(nanoseconds) and nanoseconds > 0):
             raise ConfigError(f"optimizer_ns_per_parameter.{precision}={nanoseconds} must be above 0 nanoseconds")

@@ -55,6 +55,17 @@ class Steps:
 
 
 @config
+class Host:
+    """Of which GPUs a host has, and how they are connected, as IIDP's solver is told."""
+
+    gpus: int = MISSING
+    tflops: float = 0.0
+    within_gbit_per_s: float | None = None
+    """Of the bandwidth that all-reduces have at best; null: that of the measured ones."""
+    between_gbit_per_s: float | None = None
+
+
+@config
 class Room:
     """The largest micro-batch that was trained with the whole of a model on one GPU, without recomputation; 0: none."""
 
@@ -88,6 +99,18 @@ def check_steps(every: list[Steps]) -> None:
                 value = getattr(times, field.name)
                 if value is not None and not (math.isfinite(value) and value >= 0):
                     raise ConfigError(f"{steps}: {field.name}={value} of {times.workers} workers must be at least 0")
+
+
+def check_hosts(hosts: dict[str, Host]) -> None:
+    """Raises ConfigError for the first figure that cannot be."""
+    for name, host in hosts.items():
+        rates = [rate for rate in (host.within_gbit_per_s, host.between_gbit_per_s) if rate is not None]
+        if host.gpus < 1 or not all(math.isfinite(rate) and rate > 0 for rate in rates):
+            raise ConfigError(
+                f"hosts.{name}: gpus must be at least 1, within_gbit_per_s and between_gbit_per_s above 0"
+            )
+        if not (math.isfinite(host.tflops) and host.tflops >= 0):
+            raise ConfigError(f"hosts.{name}.tflops={host.tflops} must be at least 0")
 
 
 def check_buckets(buckets: dict[str, list[float]]) -> None:

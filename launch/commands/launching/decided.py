@@ -11,6 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf.compose import to_experiment, to_object, with_known_keys
 from conf.errors import ConfigError
+from conf.reading.hydra_words import in_word
+from conf.schema import cluster as schema
 from conf.schema.experiment import Experiment
 from conf.schema.parallel import AUTO, Parallel
 from conf.schema.values.partition import Shares, in_runs
@@ -20,6 +22,25 @@ if TYPE_CHECKING:
     from fasop.shares.public_files import Cluster
 
 KEYS = ("micro_batch_size", "shares", "streams")
+
+
+def with_profile(cfg: DictConfig, profile: str) -> tuple[DictConfig, list[str]]:
+    """The configuration with the profiles that 'tdpp profile' saved under a name, and the words that say the same.
+
+    Raises:
+        ConfigError: there are none, or the cluster breaks a rule of its own.
+    """
+    from fasop.costs.profiles.files import name_of, read_profile
+
+    cfg = with_known_keys(cfg, None)
+    used = list(dict.fromkeys(group.gpu for group in to_object(cfg, schema.Cluster, "cluster").groups.values()))
+    words = []
+    for gpu in used:
+        name = name_of(profile, gpu, alone=len(used) == 1)
+        read_profile(name)
+        cfg.cluster.gpus[gpu].profile = name
+        words.append(f"cluster.gpus.{gpu}.profile={in_word(name)}")
+    return cfg, words
 
 
 def decided(cfg: DictConfig, words: Sequence[str] | None = None) -> tuple[Experiment, str | None]:
@@ -68,9 +89,23 @@ def decided(cfg: DictConfig, words: Sequence[str] | None = None) -> tuple[Experi
     else:
         division = best_division(experiment, undecided)
         division, told = _with_streams(experiment, undecided, division) if in_streams else (division, "")
+        told += _estimated(experiment)
     for key, value in division.values.items():
         known.parallel[key] = value
     return to_experiment(known), f"{keys}: {division}{told}"
+
+
+def _estimated(experiment: Experiment) -> str:
+    """Why times are estimates, and how to get better ones; nothing where all are measured."""
+    from fasop.costs.layers import why_not_measured
+    from fasop.simulation.predict import planned
+
+    placed = planned(experiment)
+    reasons = [why_not_measured(node.gpu, node.profile, placed.training) for node in placed.nodes]
+    known = [*dict.fromkeys(filter(None, reasons))]
+    if not known:
+        return ""
+    return f" ({'; '.join(known)}): measure them with 'tdpp profile', and add profile=NAME"
 
 
 def _with_streams(experiment: Experiment, undecided: Parallel, alone: Division) -> tuple[Division, str]:

@@ -87,7 +87,13 @@ def main(argv: Sequence[str]) -> int:
         f"performance model no other measured local batch size, shares, workers or accumulation is faster)",
         file=sys.stderr,
     )
-    print(f"(the same shares in a run: {' '.join(solution.words())})", file=sys.stderr)
+    side_by_side = "its workers side by side, as streams"
+    if sync is WeightSync.overlap:
+        side_by_side += ", which update only after all sums"
+    ways = (side_by_side, "its micro-batches one after another")
+    runs = solution.runs(cluster)
+    for way, run in zip(ways if len(runs) > 1 else ("the same shares",), runs, strict=True):
+        print(f"({way}, {run.seconds * 1e3:.1f} ms in a run: {' '.join(run.words)})", file=sys.stderr)
     if adapting:
         print(
             f"(to adapt the batch as there, with train.epochs or train.samples: {' '.join(adapting)})",

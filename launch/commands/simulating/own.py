@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from conf.compose import compose_unchecked
@@ -15,7 +15,7 @@ from fasop.errors import SearchError
 from fasop.trainings.node_set import NodeSet, orders
 from fasop.trainings.placed_nodes import node_sets, times_of
 from fasop.trainings.play import Training
-from launch.commands.launching.decided import decided
+from launch.commands.launching.decided import decided, with_profile
 from launch.commands.launching.length import with_length
 from launch.commands.simulating.arguments import Arguments
 
@@ -45,11 +45,10 @@ def simulated(args: Arguments) -> Simulated:
     Raises:
         TdppError: it cannot be composed, or its times are not known.
     """
-    from fasop.search.inputs import profiled
-
-    experiment, chosen = decided(compose_unchecked(args.overrides), args.overrides)
+    cfg = compose_unchecked(args.overrides)
     if args.profile is not None:
-        experiment = replace(experiment, cluster=profiled(experiment.cluster, args.profile))
+        cfg, _ = with_profile(cfg, args.profile)
+    experiment, chosen = decided(cfg, args.overrides)
     samples, epoch = _length(experiment, args.epoch or experiment.elastic.epoch)
     wanted = _orders(experiment, args.nodes)
     times = times_of(experiment)

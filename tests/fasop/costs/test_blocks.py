@@ -83,7 +83,7 @@ def test_a_decoder_layer_takes_more_than_an_encoder_layer_of_its_tokens() -> Non
     )
     encoder, first, decoder = layer_times(gpu, None, training, NOTHING).layers
     assert 1.2 < decoder.forward / encoder.forward < 1.5
-    assert decoder.forward < first.forward < 1.1 * decoder.forward
+    assert decoder.forward < first.forward < 1.2 * decoder.forward
     kept = [layer_activations(training, kind) for kind in range(3)]
     assert 1.2 < kept[2] / kept[0] < 1.6
     assert kept[1] == kept[2]

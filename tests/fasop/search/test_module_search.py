@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_no_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "more", "message"),
     [
-        ({}, ["model.capture=true"], r"has its blocks only with model.capture=false; search with that, or measure"),
+        ({}, ["model.capture=true"], r"has its blocks only with model.capture=false; use that, or measure"),
         ({}, ["train.precision=bf16"], r"has its times in fp32, not in train.precision=bf16; measure that"),
         (
             {},

@@ -14,7 +14,7 @@ import pytest
 from conf.compose import compose
 from fasop.errors import SearchError
 from fasop.shares.adaptive_keys import adaptive_words
-from fasop.shares.performance import WeightSync, recommended
+from fasop.shares.performance import WeightSync, paces, recommended
 from fasop.shares.public_files import read_cluster
 from fasop.shares.solution import Solution, best
 from launch.cli import main
@@ -65,6 +65,44 @@ def test_the_line_of_the_public_solver(
     )
     assert "parallel.micro_batch_size=32 parallel.global_batch_size=512 parallel.shares=3*4-1*4 " in out.err
     assert "train.overlap_optimizer=true train.clip_grad=0)" in out.err
+
+
+@pytest.mark.parametrize(("batch", "size", "first", "second", "seconds"), GOLDEN)
+@pytest.mark.parametrize("sync", WeightSync)
+def test_the_runs_of_a_solution_take_what_is_printed_beside_them(
+    tmp_path: Path,
+    sync: WeightSync,
+    batch: int,
+    size: int,
+    first: tuple[int, int],
+    second: tuple[int, int],
+    seconds: float,
+) -> None:
+    """Workers are streams, which cannot overlap with updates; without streams micro-batches are passes in a row."""
+    cluster = read_cluster(quickstart.write(tmp_path))
+    solution = best(cluster, batch, sync)
+    runs = solution.runs(cluster)
+    several = max(share.workers for share in solution.shares) > 1
+    assert len(runs) == 1 + several
+    for run in runs:
+        chosen = compose([*["cluster=local", "executor=local", "container=none", "parallel=single"],
+                          *["model=resnet-tiny", "data=digits", "train=demo"], *run.words])  # fmt: skip
+        assert chosen.overlaps_optimizer == (chosen.train.overlap_optimizer is True)
+        if chosen.parallel.streams is not None:
+            assert tuple(chosen.parallel.streams_of) == tuple(
+                share.workers for share in solution.shares for _ in "4444"
+            )
+        taken = []
+        counts = chosen.parallel.micro_batches_of[::4]
+        for server, count, streams in zip(cluster.servers, counts, chosen.parallel.streams_of[::4], strict=True):
+            way = WeightSync.overlap if chosen.overlaps_optimizer else WeightSync.sequential
+            pace = paces(cluster, server, chosen.parallel.micro_batch_size, way)[streams - 1]
+            taken.append(pace.seconds(count // streams - 1))
+        assert run.seconds == pytest.approx(max(taken))
+    if several and sync is WeightSync.sequential:
+        assert runs[0].seconds == pytest.approx(solution.seconds)
+    if not several:
+        assert runs[0].seconds == pytest.approx(solution.seconds)
 
 
 @pytest.mark.parametrize("place", ["vit", "vit/jabas_config", "."])

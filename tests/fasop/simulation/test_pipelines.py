@@ -200,5 +200,5 @@ def test_many_orders_are_each_as_alone() -> None:
 
 
 def test_a_node_of_unknown_size_is_told() -> None:
-    with pytest.raises(SearchError, match=r"cluster\.groups\.local\.gpus_per_node=null: a search needs the number"):
+    with pytest.raises(SearchError, match=r"cluster\.groups\.local\.gpus_per_node=null: a prediction needs the number"):
         node_kinds(experiment("cluster=local", "executor=local", "container=none").cluster)

@@ -124,7 +124,7 @@ def test_a_batch_that_adapts_beside_one_that_stays(words: list[str]) -> None:
     given = [*(word for word in words if not word.startswith("train.iterations")), *SAMPLES, *adapt]
     given += ["parallel.micro_batch_size=2", "small.parallel.global_batch_size=4"]
     plans = compared([*given, "adapt.upper=8,32"], compose)
-    times = rehearse.predicted(plans, None)
+    times = rehearse.predicted(plans)
     fixed, adapted = rehearse.train(plans, 1, "loss", times)
     (curve,) = adapted.curves
     counts = [count for count, _ in curve.batches]

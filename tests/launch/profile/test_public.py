@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from conf.errors import TdppError
 from fasop.costs.profiles.files import read_profile
 from fasop.shares.public_files import read_cluster
-from fasop.shares.public_folders import read_folders
+from fasop.shares.public_folders import PublicFolders, read_folders
 from launch.cli import main
 from launch.commands.profile import main as profile
 from tests.support.fasop import quickstart
@@ -27,6 +28,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def measured(folder: str) -> PublicFolders:
+    """Without servers, which theirs have by other names than the hosts that were measured."""
+    return replace(read_folders([Path(folder)]), servers={})
+
+
 def split(folder: Path) -> tuple[Path, Path]:
     """As every server has its own."""
     for server, other in (("V100", "P100"), ("P100", "V100")):
@@ -40,7 +46,7 @@ def test_what_is_imported_is_exported_again(folder: Path) -> None:
     assert profile(["import=theirs", "profile=./q.yaml"]) == 0
     assert sorted(path.name for path in folder.glob("q_*.yaml")) == [*NAMES]
     assert profile(["export=ours", f"profile=./{NAMES[0]},./{NAMES[1]}"]) == 0
-    assert read_folders([Path("ours")]) == read_folders([Path("theirs")])
+    assert measured("ours") == measured("theirs")
     step = json.loads(
         Path("ours/comp_profile_data/32/server-V100/server-V100_resnet50_32_4_comp_profile.json").read_text()
     )
@@ -54,6 +60,32 @@ def test_what_is_imported_is_exported_again(folder: Path) -> None:
     for name in NAMES:
         again = read_profile(f"./{name.replace('q_', 'again_')}")
         assert again.steps == read_profile(f"./{name}").steps
+
+
+def test_what_is_exported_has_the_configuration_that_solvers_start_from(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The public solver needs an entry of every host that was measured, with the name of its folder."""
+    (folder / "elsewhere").mkdir()
+    for way in (["import=theirs"], [f"profile=./{NAMES[0]},./{NAMES[1]}"]):
+        assert profile(["import=theirs", "profile=./q.yaml", "overwrite=true"]) == 0
+        shutil.rmtree("ours", ignore_errors=True)
+        assert profile([*way, "export=ours"]) == 0
+        config = json.loads(Path("ours/config.json").read_text())
+        assert config["available_servers"] == ["server-P100", "server-V100"]
+        assert all(Path(config[key]).exists() for key in config.keys() - {"available_servers"})
+        info = json.loads(Path(config["gpu_cluster_info"]).read_text())
+        assert info["server-V100"] == {
+            **{"type": quickstart.GPUS["V100"], "number": 4, "tfplos": 1},
+            **{"intra_network_bandwidth": 15_750_000_000, "inter_network_bandwidth": 12_500_000_000},
+        }
+        ours, theirs = (read_cluster(Path(folder) / "config.json") for folder in ("ours", "theirs"))
+        assert {**ours.__dict__, "servers": 0, "measured": 0} == {**theirs.__dict__, "servers": 0, "measured": 0}
+    (folder / "theirs/cluster.json").unlink()
+    capsys.readouterr()
+    assert profile(["import=theirs", "export=less"]) == 0
+    assert "(no config.json for IIDP's solver: the number of GPUs of host server-P100 is not" in capsys.readouterr().err
+    assert not Path("less/config.json").exists()
 
 
 def test_what_is_exported_is_solved_as_before(folder: Path) -> None:
@@ -70,7 +102,7 @@ def test_what_is_exported_is_solved_as_before(folder: Path) -> None:
 def test_folders_of_several_servers_become_one(folder: Path) -> None:
     first, second = split(folder)
     assert profile([f"import={first},{second}", "export=ours"]) == 0
-    assert read_folders([Path("ours")]) == read_folders([Path("theirs")])
+    assert measured("ours") == measured("theirs")
 
 
 def test_a_conflict_is_named_and_nothing_is_written(folder: Path) -> None:

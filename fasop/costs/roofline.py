@@ -1,0 +1,94 @@
+"""What a GPU takes for the parts of a model that was not measured: an estimate from its peak rates and its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from conf.schema.experiment import Gpu, Model, Precision
+from fasop.costs.network.links import Link
+from fasop.costs.sizes import BYTES
+from megatron_ext.contract.models.activations import inside_activations, outside_activations
+from megatron_ext.contract.models.model import GNMT, RECURRENT
+from megatron_ext.contract.models.parameters import block_numel
+from megatron_ext.contract.models.stacks import Stack
+from megatron_ext.contract.schedule.operations import operations
+
+START_S = 10e-6
+"""Until a kernel works, whatever the size of the micro-batch: Python and PyTorch call it, the one before it ends."""
+STEP_S = 5e-6
+"""The same for a step of an LSTM, which cuDNN and oneDNN start without Python."""
+EMBEDDING, HEAD, NORM, LAYER, CROSS, ATTENTION = 3, 12, 1, 12, 7, 14
+"""Kernels of a forward pass, as the engine starts them: of a layer, of the attention to another stack beside it, and
+of that in GNMT. tests/fasop/costs/test_roofline.py counts them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Time:
+    """Seconds of one micro-batch."""
+
+    forward: float
+    backward: float
+
+
+@lru_cache(maxsize=1024)
+def roofline(
+    gpu: Gpu, model: Model, precision: Precision, tensor: int, batch: int, within: Link[float]
+) -> Mapping[str, Time]:
+    """By kind of block, what peak rates allow (Williams et al. 2009): matrix products by the GPU's operations per
+    second or the reading of their weights, everything else by the memory traffic. Every kernel takes its start, too,
+    without which no micro-batch would be too small. A backward pass takes twice a forward pass.
+
+    Operations: Narayanan et al. 2021, appendix. A tensor group all-reduces the activations of attention and MLP in a
+    layer's forward pass and in its backward pass, once after an embedding and once before the head (Shoeybi et al.
+    2019).
+    """
+    sizes, width = model.sized(tensor), BYTES[precision]
+    rate = {"fp32": gpu.fp32_tflops, "fp16": gpu.fp16_tflops, "bf16": gpu.bf16_tflops}[precision] * 1e12
+    traffic = gpu.memory_gb_per_s * 1e9
+    group = within.all_reduce(tensor)
+
+    def product(count: float, weights: float) -> float:
+        return max(count / rate, width * weights / traffic)
+
+    def layer(stack: Stack) -> Time:
+        matrices = product(batch * operations(sizes, stack.kind) / tensor, block_numel(sizes, stack.kind, tensor))
+        # What memory.py counts, written and read.
+        kept = outside_activations(sizes, stack.kind) + inside_activations(sizes, stack.kind) / tensor
+        work = matrices + 2 * width * batch * kept / traffic + starts_s(model, stack)
+        sums = 2 + (stack.context > 0)
+        reduce = group.takes(float(batch * stack.tokens * model.hidden * width))
+        return Time(forward=work + sums * reduce, backward=2 * work + sums * reduce)
+
+    def embedding(tokens: int) -> Time:
+        looked_up = 3 * width * batch * tokens * sizes.word_width / traffic + EMBEDDING * START_S
+        reduce = group.takes(float(batch * tokens * sizes.word_width * width))
+        return Time(forward=looked_up + reduce, backward=2 * looked_up)
+
+    def head() -> Time:
+        tokens, vocabulary = batch * sizes.predicting, model.padded_vocab(tensor) // tensor
+        logits = product(2 * tokens * sizes.head_inputs * vocabulary, sizes.head_inputs * vocabulary)
+        logits += 2 * width * tokens * vocabulary / traffic + HEAD * START_S
+        if beside := operations(sizes, "head") - 2 * sizes.predicting * sizes.head_inputs * model.vocab_size:
+            logits += batch * beside / rate
+        reduce = group.takes(float(tokens * sizes.head_inputs * width))
+        return Time(forward=logits, backward=2 * logits + reduce)
+
+    first, *others = sizes.stacks()
+    found = {stack.kind: layer(stack) for stack in sizes.stacks()}
+    found.update(embedding=embedding(first.tokens), head=head())
+    for stack in others:
+        normed = 2 * width * batch * stack.context * model.hidden / traffic + NORM * START_S
+        found["encoder_norm"] = Time(forward=normed, backward=2 * normed)
+        found["decoder_embedding"] = embedding(stack.tokens)
+    return found
+
+
+def starts_s(model: Model, stack: Stack) -> float:
+    """Seconds of a layer's forward pass in which its kernels start."""
+    if model.family not in RECURRENT:
+        return (LAYER + (CROSS if stack.context else 0)) * START_S
+    directions = 2 if model.family == GNMT and stack.kind == "encoder_first" else 1
+    kernels = LAYER / 2 + (ATTENTION if stack.context else 0)
+    return kernels * START_S + directions * stack.tokens * STEP_S
