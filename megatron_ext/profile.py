@@ -8,15 +8,13 @@ measurement to the next together: a node's GPUs work at the same time, as they d
 from __future__ import annotations
 
 import gc
-import json
-import os
 import platform
 import sys
 import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -27,48 +25,28 @@ from megatron_ext.contract.errors import is_out_of_memory, reason_of
 from megatron_ext.contract.models.model import MEASURED, ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.worker import PROFILE
+from megatron_ext.contract.run_files import RunFiles
 from megatron_ext.measuring import link_times
 from megatron_ext.measuring.host_memory import HostMemory
 from megatron_ext.measuring.kinds import Kinds
 from megatron_ext.measuring.parts import Parts, groups_of, told_medians
 from megatron_ext.measuring.passes import Passes
+from megatron_ext.measuring.request import Request
 from megatron_ext.measuring.room import Room, doubled, largest
 from megatron_ext.measuring.steps import Copies
 from megatron_ext.parallel.comm import meet, told
 from megatron_ext.parallel.software import same_software
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.timeline.notes import Note
+from megatron_ext.timeline.notes import Note, read
 from megatron_ext.train import device_of
 
 WARM_UP_S = 0.3
 """Seconds of passes that do not count, and one round at least: a GPU raises its clock, a CPU finds its memory."""
 ROUND = 5
 """Passes between two looks at whether they suffice."""
-
-
-class Request(NamedTuple):
-    """What is to be measured."""
-
-    padded_vocab_sizes: Dict[int, int]
-    """By tensor size."""
-    micro_batch_sizes: List[int]
-    seconds: float
-    """Of passes for a tensor size and micro-batch, at most, if their times do not become known before."""
-    room_from: Optional[int] = None
-    """The micro-batch from which on larger ones are tried, until there is no room for the whole model's."""
-    memory_bytes: Optional[Dict[str, int]] = None
-    """Of a rank, by group of nodes, where no allocator says when there is no more."""
-    streams: Sequence[int] = ()
-    """Numbers of copies of the whole model beside each other on a rank, upwards; none: that is not measured."""
-
-    @classmethod
-    def read(cls) -> Request:
-        content = json.loads(os.environ[PROFILE])
-        sizes = {int(tensor): int(padded) for tensor, padded in content["padded_vocab_sizes"].items()}
-        batches, seconds = list(content["micro_batch_sizes"]), float(content["seconds"])
-        room_from, memory_bytes = content.get("room_from"), content.get("memory_bytes")
-        return cls(sizes, batches, seconds, room_from, memory_bytes, content.get("streams", ()))
+ROOM = ("room", "room_short_of", "gradients")
+STEPS = ("steps", "steps_done", "host", "memory_bytes", "gradients")
+"""Keys of a note that belong together."""
 
 
 def measure(plan: Plan, place: Place, store: Store) -> None:
@@ -100,6 +78,29 @@ class _Measurements:
         self._points: List[Dict[str, Any]] = []
         self._host: Optional[HostMemory] = None
         """None on a GPU, and where nothing is tried."""
+        self._known: Dict[str, Any] = {}
+        """What this rank finished in an earlier job."""
+        if request.earlier is not None:
+            self._known = read(RunFiles(Path(request.earlier)).profile_rank(place.rank)) or {}
+        self._durations: List[float] = []
+        self._begun: Optional[float] = None
+
+    def _begin(self, doing: str, left: int, of: int, **at: Any) -> None:
+        """Notes what is measured now, of how many such measurements, and for how long that goes on if each takes as
+        long as those before, or at most as long as was asked for."""
+        now = time.monotonic()
+        if self._begun is not None:
+            self._durations.append(now - self._begun)
+        self._begun = now
+        each = sum(self._durations) / len(self._durations) if self._durations else self._request.seconds
+        self._note.tell(doing=doing, at=at or None, number=of - left + 1, of=of, left_s=round(each * left))
+
+    def _all_know(self, found: bool) -> bool:
+        """Whether every rank has it from an earlier job."""
+        flag = torch.tensor([int(found)], device=self._device)
+        with told("agreeing with the other ranks"):
+            dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+        return bool(flag.item())
 
     def make(self) -> None:
         if self._device.type != "cuda" and (self._request.room_from is not None or self._request.streams):
@@ -110,55 +111,117 @@ class _Measurements:
             self._note.tell(doing="the largest micro-batch")
             room = self._room(self._request.room_from)
             batches = doubled(self._request.room_from, self._most(room))
+        of_steps = [batch for batch in batches if room is None or batch <= room] if self._request.streams else []
+        of_streams = len(of_steps) * len(self._request.streams)
+        of = of_streams + len(sizes) * len(batches) + 1
+        left = of - of_streams
         if self._request.streams:
-            self._steps([batch for batch in batches if room is None or batch <= room])
-        optimizer: Optional[List[float]] = None
+            self._steps(of_steps, of)
+        optimizer: Optional[List[float]] = self._known.get("optimizer_ns")
         for tensor in sizes:
             group = self._tensor_group(tensor)
             fits = True
             for batch in batches:
-                self._note.tell(doing=f"tensor {tensor}, micro-batch {batch}")
+                at = {"what": "point", "tensor": tensor, "micro_batch_size": batch, "samples": batch}
+                self._begin(f"tensor {tensor}, micro-batch {batch}", left, of, **at)
+                left -= 1
                 asked = optimizer is None and tensor == min(sizes)
                 fits = fits and not (tensor == 1 and room is not None and batch > max(room, batches[0]))
-                found = self._point(group if fits else None, tensor, batch, asked)
+                found = self._finished(group, tensor, batch)
+                if found is None:
+                    found = self._point(group if fits else None, tensor, batch, asked)
                 if found is not None:  # what is too large makes all larger ones so
                     fits = found["too_large"] is None
                     optimizer = found.pop("optimizer_ns", optimizer)
                     self._points.append(found)
                     self._note.tell(points=self._points, optimizer_ns=optimizer)
-        self._note.tell(doing="links")
+        self._begin("links", left, of)
         groups = [node.group for node in self._plan.nodes]
         self._note.tell(p2p=link_times.p2p(self._nodes, groups, self._device))
         self._note.tell(all_reduces=link_times.all_reduces(self._nodes, self._device), doing=None, done=True)
 
+    def _finished(self, group: Optional[TensorGroup], tensor: int, batch: int) -> Optional[Dict[str, Any]]:
+        """What an earlier job knows of a tensor size and micro-batch, on all ranks that take part: its measurement, or
+        that a rank was killed with it. All ranks ask for the same."""
+        size = tensor, batch
+        points = self._known.get("points", ())
+        known = next((one for one in points if (one["tensor"], one["micro_batch_size"]) == size), None)
+        if batch >= self._request.least_killed("point", tensor=tensor):
+            known = {"tensor": tensor, "micro_batch_size": batch, "too_large": "Linux killed a rank with this size"}
+        if not self._all_know(known is not None or group is None):
+            return None
+        if known is not None and "module" in self._known:
+            self._note.tell(module=self._known["module"])
+        return known
+
     def _room(self, step: int) -> int:
         """The largest micro-batch for which this rank has room, with the whole model and without tensor groups."""
         found, room = 0, None
+        if self._all_know("room" in self._known):
+            self._note.tell(**{key: self._known[key] for key in ROOM if key in self._known})
+            return int(self._known["room"])
+        least_killed = self._request.least_killed("room")
+
+        def fits(batch: int) -> bool:
+            if batch >= least_killed:
+                self._note.tell(room_short_of=f"with micro-batches of {least_killed} Linux killed a rank")
+                return False
+            at = {"what": "room", "micro_batch_size": batch, "samples": batch}
+            self._note.tell(doing=f"the largest micro-batch, {batch} now", at=at)
+            assert room is not None
+            return room.fits(batch)
+
+        self._note.tell(at={"what": "room", "micro_batch_size": step, "samples": step})
+        if step >= least_killed:  # nor is the model itself tried
+            self._note.tell(room=found, room_short_of=f"with micro-batches of {step} Linux killed a rank")
+            return found
         try:
             room = Room(self._alone, self._device, self._memory, self._host)
             if self._host is not None and step > 2:  # what two samples take tells whether `step` is to be tried
                 room.fits(2)  # of one alone batch normalization may have no deviation
-            found = largest(room.fits, step)
-            self._note.tell(room_short_of=room.short_of, gradients=room.gradients() if room.fits(step) else [])
+            found = largest(fits, step)
+            if room.short_of is not None:
+                self._note.tell(room_short_of=room.short_of)
+            self._note.tell(gradients=room.gradients() if room.fits(step) else [])
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
         room = None
         self._free()
-        self._note.tell(room=found)
+        self._note.tell(room=found, at=None)
         return found
 
-    def _steps(self, batches: Sequence[int]) -> None:
+    def _steps(self, batches: Sequence[int], of: int) -> None:
         """Tells what steps of the whole model take on this rank, by micro-batch and copies, as far as there is room."""
-        found: List[Dict[str, Any]] = []
+        if self._all_know("steps_done" in self._known):
+            self._note.tell(**{key: self._known[key] for key in STEPS if key in self._known})
+            return
+        found: List[Dict[str, Any]] = [*self._known.get("steps", ())]
+        finished = [one["micro_batch_size"] for one in found]
+        least_killed = self._request.least_killed("streams")
         copies: Optional[Copies] = None
         room: Optional[Room] = None
+        left = of
         try:
             copies = Copies(self._alone, self._device, self._memory, self._host)
             for batch in batches:
-                self._note.tell(doing=f"streams with micro-batch {batch}")
-                times = copies.measured(batch, self._request.streams, self._request.seconds)
-                found.append({"micro_batch_size": batch, "times": times})
+                times: List[Dict[str, Any]] = []
+                left_after = left - len(self._request.streams)
+                for streams in self._request.streams if batch not in finished else ():
+                    samples = streams * batch
+                    if samples >= least_killed:
+                        break
+                    at = {"what": "streams", "micro_batch_size": batch, "streams": streams, "samples": samples}
+                    self._begin(f"{streams} streams with micro-batch {batch}", left, of, **at)
+                    left -= 1
+                    one = copies.measured(batch, (streams,), self._request.seconds)
+                    if not one:
+                        break
+                    times += one
+                left = left_after
+                if batch not in finished:
+                    found.append({"micro_batch_size": batch, "times": times})
+                    self._note.tell(steps=found, host=platform.node(), memory_bytes=self._has_bytes)
             copies.close()
             copies = None
             self._free()
@@ -170,7 +233,7 @@ class _Measurements:
                 raise
         copies = room = None
         self._free()
-        self._note.tell(steps=found, host=platform.node(), memory_bytes=self._has_bytes)
+        self._note.tell(steps=found, steps_done=True, host=platform.node(), memory_bytes=self._has_bytes)
 
     @property
     def _alone(self) -> Plan:

@@ -11,7 +11,7 @@ from conf.reading.values import own_words
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from launch.commands.launch import OWN, settle
-from launch.commands.launching.decided import decided, with_profile
+from launch.commands.launching.decided import decided
 from launch.commands.launching.preflight import Preflight, preflight
 from launch.control import follow
 from launch.control import stop as control
@@ -114,7 +114,9 @@ def launched(overrides: Sequence[str], wait: bool, preflight: Preflight, worker:
             raise LaunchError(f"{word}: only the command 'tdpp launch' takes this; {instead}")
     cfg = compose_unchecked(words)
     if "profile" in own:
-        cfg, profiles = with_profile(cfg, own["profile"])
+        from fasop.costs.profiles.by_name import with_profile
+
+        cfg, profiles = with_profile(cfg, own["profile"], words)
         words = (*words, *profiles)
     experiment, chosen = decided(cfg, words)
     outcomes: Outcomes = {}

@@ -14,6 +14,8 @@ def in_word(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{','.join(map(in_word, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}: {in_word(one)}' for key, one in value.items())}}}"
     if isinstance(value, str) and (value.lower() == "null" or not re.fullmatch(r"[\w./-]+", value)):
         return quoted(value)
     return str(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import hypot
 
 from conf.schema.experiment import Gpu, Model, Precision
 from fasop.costs.network.links import Link
@@ -37,8 +38,9 @@ def roofline(
     gpu: Gpu, model: Model, precision: Precision, tensor: int, batch: int, within: Link[float]
 ) -> Mapping[str, Time]:
     """By kind of block, what peak rates allow (Williams et al. 2009): matrix products by the GPU's operations per
-    second or the reading of their weights, everything else by the memory traffic. Every kernel takes its start, too,
-    without which no micro-batch would be too small. A backward pass takes twice a forward pass.
+    second or the reading of their weights, everything else by the memory traffic. Kernels take their starts, too,
+    without which no micro-batch would be too small; the more they compute, the more of that is hidden. A backward pass
+    takes twice a forward pass.
 
     Operations: Narayanan et al. 2021, appendix. A tensor group all-reduces the activations of attention and MLP in a
     layer's forward pass and in its backward pass, once after an embedding and once before the head (Shoeybi et al.
@@ -56,22 +58,23 @@ def roofline(
         matrices = product(batch * operations(sizes, stack.kind) / tensor, block_numel(sizes, stack.kind, tensor))
         # What memory.py counts, written and read.
         kept = outside_activations(sizes, stack.kind) + inside_activations(sizes, stack.kind) / tensor
-        work = matrices + 2 * width * batch * kept / traffic + starts_s(model, stack)
+        work = hypot(matrices + 2 * width * batch * kept / traffic, starts_s(model, stack))
         sums = 2 + (stack.context > 0)
         reduce = group.takes(float(batch * stack.tokens * model.hidden * width))
         return Time(forward=work + sums * reduce, backward=2 * work + sums * reduce)
 
     def embedding(tokens: int) -> Time:
-        looked_up = 3 * width * batch * tokens * sizes.word_width / traffic + EMBEDDING * START_S
+        looked_up = hypot(3 * width * batch * tokens * sizes.word_width / traffic, EMBEDDING * START_S)
         reduce = group.takes(float(batch * tokens * sizes.word_width * width))
         return Time(forward=looked_up + reduce, backward=2 * looked_up)
 
     def head() -> Time:
         tokens, vocabulary = batch * sizes.predicting, model.padded_vocab(tensor) // tensor
         logits = product(2 * tokens * sizes.head_inputs * vocabulary, sizes.head_inputs * vocabulary)
-        logits += 2 * width * tokens * vocabulary / traffic + HEAD * START_S
+        logits += 2 * width * tokens * vocabulary / traffic
         if beside := operations(sizes, "head") - 2 * sizes.predicting * sizes.head_inputs * model.vocab_size:
             logits += batch * beside / rate
+        logits = hypot(logits, HEAD * START_S)
         reduce = group.takes(float(tokens * sizes.head_inputs * width))
         return Time(forward=logits, backward=2 * logits + reduce)
 
@@ -79,7 +82,7 @@ def roofline(
     found = {stack.kind: layer(stack) for stack in sizes.stacks()}
     found.update(embedding=embedding(first.tokens), head=head())
     for stack in others:
-        normed = 2 * width * batch * stack.context * model.hidden / traffic + NORM * START_S
+        normed = hypot(2 * width * batch * stack.context * model.hidden / traffic, NORM * START_S)
         found["encoder_norm"] = Time(forward=normed, backward=2 * normed)
         found["decoder_embedding"] = embedding(stack.tokens)
     return found

@@ -22,7 +22,7 @@ from conf.schema.experiment import Cluster, Engine, Executor, ExecutorKind, Expe
 from conf.schema.values.architectures import Family
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
-from fasop.costs.profiles.files import name_of
+from fasop.costs.profiles.by_name import with_profile
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.search.arguments import WORDS
@@ -68,6 +68,8 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         cfg = compose_unchecked([*others, *PLAIN])
     except ConfigError as error:
         raise SearchError("\n".join([str(error), *_meant(others)])) from error
+    if profile is not None:
+        cfg, _ = with_profile(cfg, profile, others)
     of_module = cfg.model.family == Family.module
     counted = cfg.model.get("layers") if of_module and not OmegaConf.is_missing(cfg.model, "layers") else None
     if of_module:
@@ -93,7 +95,7 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         sequence_parallel=choices.sequence_parallel[0],
     )
     cluster, assumed = _with_ranks(cluster, others)
-    kinds = node_kinds(cluster if profile is None else profiled(cluster, profile))
+    kinds = node_kinds(cluster)
     training = Training(
         model=model, parallel=plain, precision=train.precision, engine=engine, kept_values=train.kept_values
     )
@@ -164,14 +166,6 @@ def _whole(train: Train, parallel: Parallel, words: Sequence[str]) -> Run:
     else:
         iterations = train.last_iteration
     return Run(iterations=iterations, known=not named.isdisjoint(LENGTH))
-
-
-def profiled(cluster: Cluster, profile: str) -> Cluster:
-    """With the profiles that 'tdpp profile' has written under this name."""
-    used = list(dict.fromkeys(group.gpu for group in cluster.groups.values()))
-    names = {gpu: name_of(profile, gpu, alone=len(used) == 1) for gpu in used}
-    gpus = {key: replace(gpu, profile=names[key]) if key in names else gpu for key, gpu in cluster.gpus.items()}
-    return replace(cluster, gpus=gpus)
 
 
 def _require_same_blocks(training: Training, cfg: DictConfig, counted: int | None) -> None:

@@ -30,7 +30,7 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from conf.visible import visible
 from launch.commands.completion import hydra_option
-from launch.commands.launching.decided import decided, with_profile
+from launch.commands.launching.decided import decided
 from launch.commands.launching.length import data_there, with_length
 from launch.commands.launching.meant import require_choice
 from launch.commands.launching.preflight import Preflight, check_start, preflight
@@ -93,7 +93,9 @@ class Session:
         chosen = None
         try:
             if self.profile is not None:
-                cfg, profiles = with_profile(cfg, self.profile)
+                from fasop.costs.profiles.by_name import with_profile  # others do without
+
+                cfg, profiles = with_profile(cfg, self.profile, overrides)
                 overrides = (*overrides, *profiles)
             composed, chosen = decided(cfg, overrides)
         except TdppError as error:

@@ -17,26 +17,22 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf.blocks_of_module import can_look, count_blocks
 from conf.compose import compose, compose_unchecked, to_object
-from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Cluster, Executor, Experiment, Model, Rehearse
 from conf.schema.values.architectures import Family
 from conf.schema.values.links import FILE
 from fasop.costs.profiles.doubts import profile_doubts
 from fasop.costs.profiles.files import name_of, profile_path
 from fasop.costs.profiles.profile import LayerProfile, Links
-from launch.control.follow import interruptible, stopped_if_interrupted
+from launch.control.follow import interruptible
 from launch.control.planning.dry_run import dry_run
-from launch.control.short_job import end, short_job, wait
-from launch.control.stop import stop
-from launch.control.submit import submit
+from launch.control.short_job import short_job
 from launch.errors import LaunchError
 from launch.files import writing
-from launch.judge.verdict import decide
-from launch.observe.look import observe
 from launch.profile import graphs, pair_links
 from launch.profile.arguments import Arguments, check_free, parse
 from launch.profile.files import write
-from launch.profile.findings import Found, merged, read_found, short_of, too_large, unsettled
+from launch.profile.findings import merged, short_of, too_large, unsettled
+from launch.profile.measured import measured
 from launch.profile.times_table import steps_table, tables
 from launch.screen.table import print_table
 from megatron_ext.contract.worker import PROFILE
@@ -121,10 +117,12 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
     if arguments.graph_output is not None:
         graphs.check_free(graphs.files(arguments.graph_output, [*job.names]).values(), arguments)
     with interruptible():
-        found = _measure(job, arguments, worker)
+        found, failure = measured(job.experiment, arguments, job.run_min, worker)
     profiles = {}
+    table = pair_links.measured_table(found)
     for gpu, name in job.names.items():
         profile = merged(found, gpu, "measured by 'tdpp profile'", datetime.now().date().isoformat())
+        profile = replace(profile, links=table if len(table) > 1 else {})
         profiles[gpu] = profile
         for text in too_large(found, gpu):
             print(f"({name}: {text} does not fit into memory and is left out)", file=sys.stderr)
@@ -139,10 +137,16 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
             )
         write(name, profile, arguments, comment)
         _print_profile(name, profile, [group for group, one in job.experiment.cluster.groups.items() if one.gpu == gpu])
-    if arguments.graph_output is not None:
+    if arguments.graph_output is not None and failure is None:
         for file in graphs.write(arguments.graph_output, job.experiment, profiles):
             print(f"written: {file}; 'tdpp search graph={file}' divides it")
-    _tell_pairs(found, arguments, comment)
+    if failure is not None:
+        names = ", ".join(job.names.values())
+        print(f"(written as far as it was measured: {names}; 'add=true' adds the rest)", file=sys.stderr)
+        raise failure
+    _tell_pairs(table, arguments, comment)
+    if arguments.profile is not None:
+        print(f"profile={arguments.profile} takes times and links from there: in a launch, a search, a simulation")
     if arguments.page is not None:
         from reports.pages.profile_page import render  # few ask for it, and plotly is slow to import
 
@@ -152,9 +156,8 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
     return 0
 
 
-def _tell_pairs(found: Found, arguments: Arguments, comment: str) -> None:
+def _tell_pairs(table: pair_links.Table, arguments: Arguments, comment: str) -> None:
     """Links between node groups: written where that is asked for, else on stdout, if there are several groups."""
-    table = pair_links.measured_table(found)
     if arguments.links is not None:
         pair_links.write_table(arguments.links, table, arguments, comment)
         print(f"written: {arguments.links}; {FILE}={arguments.links} uses it")
@@ -283,29 +286,6 @@ def _tensor_sizes(arguments: Arguments, cluster: Cluster, model: Model) -> tuple
         if model.heads % size:
             raise LaunchError(f"tensor_sizes={size} does not divide model.heads={model.heads}")
     return arguments.tensor_sizes
-
-
-def _measure(job: Job, arguments: Arguments, worker: str) -> Found:
-    """Submits the job, waits for its end and reads what its ranks wrote."""
-    run = submit(job.experiment, arguments.overrides, worker)
-    with stopped_if_interrupted(run):
-        given_up = wait(run, arguments.wait_min, job.run_min, "wait_min=N", lambda _: _doing(run))
-        if given_up is not None:
-            stop(run)
-        seen = observe(run)
-        end(run)
-    if given_up is not None:
-        raise LaunchError(f"{run.path}: {given_up}")
-    if any(node.exit_code != 0 for node in seen.nodes):
-        raise LaunchError(f"{run.path}: {decide(seen).reason}")
-    return read_found(run, job.experiment)
-
-
-def _doing(run: RunDir) -> str:
-    progress = run.read_json(run.profile_rank(0)) or {}
-    if progress.get("doing"):
-        return f"measuring {progress['doing']}"
-    return "done" if progress.get("done") else "getting ready"
 
 
 def _import(arguments: Arguments, comment: str) -> int:

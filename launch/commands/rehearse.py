@@ -19,7 +19,7 @@ from conf.reading.values import NoValue, Reader, name_of, own_words, path, whole
 from conf.schema.adapt import Rule
 from conf.schema.experiment import Experiment
 from fasop.errors import SearchError
-from launch.commands.launching.decided import decided, with_profile
+from launch.commands.launching.decided import decided
 from launch.commands.launching.length import with_length
 from launch.commands.launching.preflight import preflight
 from launch.commands.translate import require_torch
@@ -115,9 +115,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _composed(words: Sequence[str], profile: str | None) -> Experiment:
     """What a launch would start; what was chosen of it is reported."""
+    from fasop.costs.profiles.by_name import with_profile
+
     cfg = compose_unchecked(words)
     if profile is not None:
-        cfg, _ = with_profile(cfg, profile)
+        cfg, _ = with_profile(cfg, profile, words)
     experiment, chosen = decided(cfg, words)
     if chosen is not None:
         print(f"({chosen})", file=sys.stderr)

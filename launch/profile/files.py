@@ -70,6 +70,7 @@ def added(old: LayerProfile, new: LayerProfile) -> LayerProfile:
             buckets_mib={**old.buckets_mib, **new.buckets_mib},
             all_reduces={**old.all_reduces, **new.all_reduces},
             hosts={**old.hosts, **new.hosts},
+            links={row: {**old.links.get(row, {}), **new.links.get(row, {})} for row in {**old.links, **new.links}},
             within=_together(old.within, new.within),
             between=_together(old.between, new.between),
         )

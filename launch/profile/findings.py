@@ -54,13 +54,37 @@ class Found:
 
 def read_found(run: RunDir, experiment: Experiment) -> Found:
     """Raises LaunchError for a rank that has not written all."""
+    found = _read(run, experiment)
+    for rank, content in found.ranks.items():
+        if not content.get("done"):
+            raise LaunchError(f"{run.path}: rank {rank} ended without reporting what it measured")
+    return found
+
+
+def read_finished(run: RunDir, experiment: Experiment) -> Found | None:
+    """What of an unfinished job all ranks that took part had finished; None if no GPU has the times of any size."""
+    found = _read(run, experiment)
+    for size in {
+        (point["tensor"], point["micro_batch_size"]) for one in found.ranks.values() for point in one["points"]
+    }:
+        takes_part = sum(len(ranks) // size[0] * size[0] for _, ranks in found.nodes)
+        alike = [one["points"] for one in found.ranks.values() if any(_is(point, size) for point in one["points"])]
+        if len(alike) < takes_part:
+            for points in alike:
+                points[:] = [point for point in points if not _is(point, size)]
+    fits = [any(point["too_large"] is None for one in found.of(gpu) for point in one["points"]) for gpu in found.gpus]
+    return found if all(fits) else None
+
+
+def _is(point: Point, size: tuple[int, int]) -> bool:
+    return (point["tensor"], point["micro_batch_size"]) == size
+
+
+def _read(run: RunDir, experiment: Experiment) -> Found:
     plan = run.read_plan()
-    ranks = {}
+    ranks: dict[int, dict[str, Any]] = {}
     for place in plan.ranks:
-        content = run.read_json(run.profile_rank(place.rank))
-        if content is None or not content.get("done"):
-            raise LaunchError(f"{run.path}: rank {place.rank} ended without reporting what it measured")
-        ranks[place.rank] = content
+        ranks[place.rank] = {"points": [], **(run.read_json(run.profile_rank(place.rank)) or {})}
     groups = experiment.cluster.groups
     nodes = tuple((groups[node.group].gpu, tuple(node.ranks)) for node in plan.nodes)
     return Found(experiment=experiment, nodes=nodes, ranks=ranks, groups=tuple(node.group for node in plan.nodes))

@@ -223,6 +223,8 @@ class LayerProfile:
     """By model and number format, how large a micro-batch may be."""
     all_reduces: dict[str, AllReduces] = field(default_factory=dict)
     """`within` a node and `between` nodes, of a cluster on which steps were measured."""
+    links: dict[str, Any] = field(default_factory=dict)
+    """Between groups of nodes of the cluster that was measured, as `cluster.links` has them."""
     hosts: dict[str, Host] = field(default_factory=dict)
     """Of which steps were measured, by name."""
 

@@ -11,8 +11,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf.compose import to_experiment, to_object, with_known_keys
 from conf.errors import ConfigError
-from conf.reading.hydra_words import in_word
-from conf.schema import cluster as schema
 from conf.schema.experiment import Experiment
 from conf.schema.parallel import AUTO, Parallel
 from conf.schema.values.partition import Shares, in_runs
@@ -22,25 +20,6 @@ if TYPE_CHECKING:
     from fasop.shares.public_files import Cluster
 
 KEYS = ("micro_batch_size", "shares", "streams")
-
-
-def with_profile(cfg: DictConfig, profile: str) -> tuple[DictConfig, list[str]]:
-    """The configuration with the profiles that 'tdpp profile' saved under a name, and the words that say the same.
-
-    Raises:
-        ConfigError: there are none, or the cluster breaks a rule of its own.
-    """
-    from fasop.costs.profiles.files import name_of, read_profile
-
-    cfg = with_known_keys(cfg, None)
-    used = list(dict.fromkeys(group.gpu for group in to_object(cfg, schema.Cluster, "cluster").groups.values()))
-    words = []
-    for gpu in used:
-        name = name_of(profile, gpu, alone=len(used) == 1)
-        read_profile(name)
-        cfg.cluster.gpus[gpu].profile = name
-        words.append(f"cluster.gpus.{gpu}.profile={in_word(name)}")
-    return cfg, words
 
 
 def decided(cfg: DictConfig, words: Sequence[str] | None = None) -> tuple[Experiment, str | None]:

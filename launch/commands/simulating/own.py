@@ -15,7 +15,7 @@ from fasop.errors import SearchError
 from fasop.trainings.node_set import NodeSet, orders
 from fasop.trainings.placed_nodes import node_sets, times_of
 from fasop.trainings.play import Training
-from launch.commands.launching.decided import decided, with_profile
+from launch.commands.launching.decided import decided
 from launch.commands.launching.length import with_length
 from launch.commands.simulating.arguments import Arguments
 
@@ -45,9 +45,11 @@ def simulated(args: Arguments) -> Simulated:
     Raises:
         TdppError: it cannot be composed, or its times are not known.
     """
+    from fasop.costs.profiles.by_name import with_profile
+
     cfg = compose_unchecked(args.overrides)
     if args.profile is not None:
-        cfg, _ = with_profile(cfg, args.profile)
+        cfg, _ = with_profile(cfg, args.profile, args.overrides)
     experiment, chosen = decided(cfg, args.overrides)
     samples, epoch = _length(experiment, args.epoch or experiment.elastic.epoch)
     wanted = _orders(experiment, args.nodes)

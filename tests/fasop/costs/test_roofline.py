@@ -16,8 +16,9 @@ from conf.errors import ConfigError
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Gpu, Model, Precision
 from fasop.costs.network.links import Link
+from fasop.costs.profiles.by_name import with_profile
 from fasop.costs.roofline import EMBEDDING, HEAD, START_S, Time, roofline, starts_s
-from launch.commands.launching.decided import decided, with_profile
+from launch.commands.launching.decided import decided
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan
 from megatron_ext.measuring.parts import Parts
@@ -64,7 +65,7 @@ def test_as_many_kernels_start_as_the_engine_calls(tmp_path: Path, name: str) ->
         with Kernels() as kernels:
             left = parts._through(stage, entered)
         entered = {wire: tensor.detach().requires_grad_(tensor.requires_grad) for wire, tensor in left.items()}
-        assert by_kind[kind] / 2.5 <= kernels.count / layers <= 2.5 * by_kind[kind], kind
+        assert by_kind[kind] / 3 <= kernels.count / layers <= 3 * by_kind[kind], kind
 
 
 @given(
@@ -75,22 +76,24 @@ def test_a_larger_micro_batch_takes_longer_and_each_of_its_samples_less(name: st
     one, two = times(name, batch), times(name, 2 * batch)
     for kind in one:
         for way in ("forward", "backward"):
-            assert getattr(one[kind], way) < getattr(two[kind], way) < 2 * getattr(one[kind], way), (kind, way)
+            assert getattr(one[kind], way) <= getattr(two[kind], way) < 2 * getattr(one[kind], way), (kind, way)
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "least"),
     [
-        ("experiment=gnmt_iidp_pairs", "model.vocab_size=470"),
-        ("experiment=gnmt_iidp_pairs", "model=tiny", "model.hidden=96", "data.prefix=x"),
-        ("experiment=gnmt_iidp_pairs", "model=t5-tiny", "model.hidden=32", "data.prefix=x"),
+        (("experiment=gnmt_iidp_pairs", "model.vocab_size=470"), 16),
+        (("experiment=gnmt_iidp_pairs", "model=tiny", "model.hidden=96", "data.prefix=x"), 2),
+        (("experiment=gnmt_iidp_pairs", "model=t5-tiny", "model.hidden=32", "data.prefix=x"), 4),
     ],
     ids=["gnmt", "gpt", "t5"],
 )
-def test_auto_does_not_choose_micro_batches_of_one_where_nothing_was_measured(words: tuple[str, ...]) -> None:
+def test_auto_does_not_choose_micro_batches_of_one_where_nothing_was_measured(
+    words: tuple[str, ...], least: int
+) -> None:
     """With gnmt, runs on a CPU took 1,043 ms with micro-batches of 1, and 641 ms with 16."""
     chosen, said = decided(compose_unchecked([*words, *AUTO]))
-    assert chosen.parallel.micro_batch_size >= 8
+    assert chosen.parallel.micro_batch_size >= least
     assert "of CPU fast has no times of model=" in str(said)
     assert "measure them with 'tdpp profile', and add profile=NAME" in str(said)
 
@@ -101,8 +104,26 @@ def test_a_launch_takes_the_times_of_a_profile_by_its_name(tmp_path: Path) -> No
     for gpu in ("fast", "slow"):
         (tmp_path / f"mine_{gpu}.yaml").write_text(text, encoding="utf-8")
     words = ["experiment=gnmt_iidp_pairs", "model=tiny", "data.prefix=x"]
-    cfg, added = with_profile(compose_unchecked(words), str(tmp_path / "mine.yaml"))
+    cfg, added = with_profile(compose_unchecked(words), str(tmp_path / "mine.yaml"), words)
     assert decided(cfg, words)[0] == compose([*words, *added])
     assert compose([*words, *added]).cluster.gpus["slow"].profile == str(tmp_path / "mine_slow.yaml")
     with pytest.raises(ConfigError, match="no profile 'nope_fast'"):
-        with_profile(compose_unchecked(words), "nope")
+        with_profile(compose_unchecked(words), "nope", words)
+
+
+def test_links_that_were_measured_are_used_with_the_profile_unless_others_are_given(tmp_path: Path) -> None:
+    text = Path("fasop/profiles/cpu.yaml").read_text(encoding="utf-8")
+    pairs = {"fast": {"slow": {"gbit_per_s": 3.0}}, "slow": {"fast": {"gbit_per_s": 4.0, "latency_us": 7.0}}}
+    for gpu in ("fast", "slow"):
+        own = f"links: {pairs}\nbetween: {{p2p: {{latency_us: 12.5, gbit_per_s: 2.5}}}}\n"
+        kept = [line for line in text.splitlines() if not line.startswith(("between", "links"))]
+        assert "between:" not in "\n".join(kept)
+        (tmp_path / f"mine_{gpu}.yaml").write_text("\n".join([*kept, own]), encoding="utf-8")
+    words = ["experiment=gnmt_iidp_pairs", "model=tiny", "cluster.groups.slow.inter_gbit_per_s=1"]
+    cfg, added = with_profile(compose_unchecked(words), str(tmp_path / "mine.yaml"), words)
+    composed = compose([*words, *added])
+    assert decided(cfg, words)[0] == composed
+    groups = composed.cluster.groups
+    assert (groups["fast"].inter_latency_us, groups["fast"].inter_gbit_per_s) == (12.5, 2.5)
+    assert (groups["slow"].inter_latency_us, groups["slow"].inter_gbit_per_s) == (12.5, 1)
+    assert composed.cluster.links == pairs

@@ -29,6 +29,7 @@ from launch.commands.launching.decided import decided
 from launch.machine import processes
 from launch.profile.findings import Found, buckets, merged, too_large, unsettled
 from launch.profile.link_fit import all_reduce_times, p2p_times
+from launch.profile.measured import doing
 from megatron_ext.contract.worker import PROFILE
 from tests.support.launch.live import token
 from tests.support.megatron_ext.images import make_images
@@ -156,10 +157,14 @@ def test_a_module_that_cannot_be_measured_is_one_message_before_anything_is_star
     [
         (None, "getting ready"),
         ({"device": "CPU"}, "getting ready"),
-        ({"doing": "tensor 2, micro-batch 4"}, "measuring tensor 2, micro-batch 4"),
+        ({"doing": "the largest micro-batch, 64 now"}, "measuring the largest micro-batch, 64 now"),
+        (
+            {"doing": "tensor 2, micro-batch 4", "number": 3, "of": 7, "left_s": 250},
+            "measuring tensor 2, micro-batch 4 (3 of 7, about 4 min left)",
+        ),
         ({"doing": None, "done": True}, "done"),
     ],
-    ids=["no-note", "beginning", "measuring", "done"],
+    ids=["no-note", "beginning", "trying", "measuring", "done"],
 )
 def test_what_is_measured_is_told_from_what_the_first_rank_notes(
     tmp_path: Path, note: dict[str, object] | None, told: str
@@ -169,7 +174,7 @@ def test_what_is_measured_is_told_from_what_the_first_rank_notes(
     if note is not None:
         run.profile_rank(0).parent.mkdir(parents=True)
         run.write_json(run.profile_rank(0), note)
-    assert profile._doing(run) == told
+    assert doing(run) == told
 
 
 def test_a_profile_may_lie_anywhere_and_a_rehearsal_reads_it_there(
@@ -480,6 +485,45 @@ def test_larger_micro_batches_are_tried_until_there_is_no_room(
     chosen, said = decided(compose_unchecked([*words[:-1], *auto, "cluster.gpus.cpu.profile=mine"]))
     assert chosen.parallel.micro_batch_size <= room.micro_batch_size
     assert f" {room.micro_batch_size} were compared" in str(said)
+
+
+KILLED_PROFILE = "tests.support.launch.killed_profile"
+TWO = (*SMALL, "cluster.groups.local.gpus_per_node=2", "seconds=0.05", "tensor_sizes=1", "profile=mine")
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setenv("KILLED_AT", what)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+
+
+@pytest.mark.slow
+def test_a_size_with_which_linux_kills_a_rank_does_not_fit_and_the_rest_is_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It once took all measurements with it, after 9 minutes."""
+    killed_at(monkeypatch, "room:16,streams:8,point:8")
+    assert profile.main([*TWO, "micro_batches=4+", "streams=1,2"], worker=KILLED_PROFILE) == 0
+    told = capsys.readouterr().err
+    for size in ("micro-batch 16 of the whole model", "2 streams with micro-batch 4", "tensor 1, micro-batch 8"):
+        assert f"{size} does not fit into memory: Linux killed a rank; going on without it" in told
+    written = read_profile("mine")
+    assert [room.micro_batch_size for room in written.room] == [12]
+    assert {steps.micro_batch_size: [one.workers for one in steps.times] for steps in written.steps} == {4: [1]}
+    assert [costs.micro_batch_size for costs in written.costs] == [4]
+    assert written.within.p2p is not None
+
+
+@pytest.mark.slow
+def test_what_was_finished_is_written_where_the_rest_cannot_be_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed_at(monkeypatch, "links:0")
+    with pytest.raises(TdppError, match="killed by SIGKILL"):
+        profile.main([*TWO, "micro_batches=1,2"], worker=KILLED_PROFILE)
+    assert "(written as far as it was measured: mine; 'add=true' adds the rest)" in capsys.readouterr().err
+    written = read_profile("mine")
+    assert [costs.micro_batch_size for costs in written.costs] == [1, 2]
+    assert written.within.p2p is None
 
 
 def test_gradients_that_come_first_are_in_the_first_bucket() -> None:
