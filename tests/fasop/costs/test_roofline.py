@@ -82,7 +82,7 @@ def test_a_larger_micro_batch_takes_longer_and_each_of_its_samples_less(name: st
 @pytest.mark.parametrize(
     ("words", "least"),
     [
-        (("experiment=gnmt_iidp_pairs", "model.vocab_size=470"), 16),
+        (("experiment=gnmt_iidp_pairs", "model.vocab_size=470"), 8),
         (("experiment=gnmt_iidp_pairs", "model=tiny", "model.hidden=96", "data.prefix=x"), 2),
         (("experiment=gnmt_iidp_pairs", "model=t5-tiny", "model.hidden=32", "data.prefix=x"), 4),
     ],

@@ -111,7 +111,7 @@ def test_a_micro_batch_that_does_not_fit_is_not_chosen(tmp_path: Path) -> None:
         assert all(stage.memory_gib <= stage.limit_gib for stage in predict(chosen).stages)
         return chosen.parallel.micro_batch_size
 
-    assert (largest(5), largest(400)) == (2, 32)
+    assert (largest(5), largest(400)) == (4, 32)
 
 
 @pytest.mark.parametrize(
@@ -154,5 +154,5 @@ def test_a_launch_says_what_it_chose_and_the_run_keeps_it(tmp_path: Path, capsys
     said = capsys.readouterr().err
     assert "(parallel.micro_batch_size=auto parallel.shares=auto: parallel.micro_batch_size=" in said
     (config,) = (tmp_path / "runs").glob("xl/*/config.yaml")
-    assert "shares: 13*2-3*2" in config.read_text()
+    assert "shares: 3*2-1*2" in config.read_text()
     assert "auto" not in config.read_text().split("parallel:")[1].split("container:")[0]
