@@ -18,6 +18,8 @@ from launch.files.faults import Faults
 
 TAIL_BYTES = 64 * 1024
 """Of metrics.jsonl some 200 logged iterations, of Megatron-LM's log with its timers some 30: enough for the pace."""
+FURTHER_BYTES = 1 << 27
+"""The same where that has no iteration, since a rank prints much else."""
 _EVALUATED = "valid_"
 _NAMED = 3
 """So many lines that are no iterations are named."""
@@ -85,13 +87,12 @@ def read_text_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
 
     Their time is that of the last writing: the time in the lines is a container's, of an unknown zone.
     """
-    tail = faults.tail(path, TAIL_BYTES, decisive=True)
-    logged, damaged = list[IterationLine](), list[str]()
-    for line in LogText(BytesIO(tail[: tail.rfind(b"\n") + 1])):
-        if (found := iteration_line(line)) is not None:
-            logged.append(found)
-        elif (reached := progress(line)) is not None:
-            damaged.append(str(reached[0]))
+    whole = path.stat().st_size if path.is_file() else 0
+    for size in (TAIL_BYTES, FURTHER_BYTES):  # other ranks of the node may have printed much since
+        tail = faults.tail(path, size, decisive=True)
+        logged, damaged = _logged(tail[: tail.rfind(b"\n") + 1])
+        if logged or whole <= size:
+            break
     if damaged:
         faults.add(f"{path}: the lines of these iterations are damaged: {', '.join(damaged[-_NAMED:])}")
     unix = path.stat().st_mtime if logged else 0.0
@@ -99,6 +100,17 @@ def read_text_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
         Iteration(iteration=one.iteration, unix=unix, elapsed_ms=one.elapsed_ms, loss=_trained(one), nan=one.nan)
         for one in logged
     )
+
+
+def _logged(text: bytes) -> tuple[list[IterationLine], list[str]]:
+    """The lines of iterations, and the numbers of those whose lines are damaged."""
+    logged, damaged = list[IterationLine](), list[str]()
+    for line in LogText(BytesIO(text)):
+        if (found := iteration_line(line)) is not None:
+            logged.append(found)
+        elif (reached := progress(line)) is not None:
+            damaged.append(str(reached[0]))
+    return logged, damaged
 
 
 def _trained(line: IterationLine) -> float | None:

@@ -95,10 +95,16 @@ def _unrecorded(looks: Sequence[RunFiles]) -> dict[str, str]:
     return found
 
 
+def _now(look: RunFiles) -> float:
+    """By this machine's clock, but not before what the run's nodes have said: theirs, or this one, may have been set."""
+    beats = (state.beat_unix for state in look.states.values() if state is not None)
+    return max(time.time(), *beats, 0.0)
+
+
 def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Observation:
     """Looks at everything else, now that Slurm has answered what `before` asks; raises as `observe` does."""
     run, plan, submitted, names = before.run, before.plan, before.submitted, before.names
-    now = time.time() if now is None else now
+    now = _now(before) if now is None else now
     submitted_unix = run.jobs.stat().st_mtime  # written without jobs first, and last when all are submitted
     states, faults = before.states, Faults()
     jobs: tuple[Job, ...] = ()

@@ -20,7 +20,8 @@ def first_line(text: str) -> str:
 
 
 def ago(seconds: float) -> str:
-    return f"{span(seconds)} ago"
+    """Of an instant that may be after now by a clock that differs."""
+    return f"{span(max(0.0, seconds))} ago"
 
 
 def span(seconds: float) -> str:

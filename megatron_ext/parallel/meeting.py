@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import time
 from datetime import timedelta
@@ -12,11 +11,14 @@ from typing import Any, Dict
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext.contract.errors import EngineError, PeerLost
-from megatron_ext.contract.files import write_json
+from megatron_ext.contract.files import json_line, read_regular, write_json
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import start_of_run
 from megatron_ext.parallel import interface
 from megatron_ext.parallel.store import AuthenticatedStore, Server, read_secret
+
+LARGEST = 1 << 16
+"""Bytes of master.json."""
 
 
 def open_store(plan: Plan) -> Server:
@@ -67,12 +69,12 @@ def _address(plan: Plan, until: float) -> Dict[str, Any]:
     path = plan.files.address
     while time.monotonic() < until:
         try:
-            address: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            address = json_line(read_regular(path, LARGEST).decode(errors="replace")) or {}
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ESTALE):  # over NFS a file is stale that was just replaced
                 raise
             address = {}
-        if address.get("start") == start_of_run():
+        if address.get("start") == start_of_run() and {"host", "port"} <= address.keys():
             return address
         time.sleep(0.02)
     raise PeerLost(f"the node of rank 0 did not publish its address ({path}) within {plan.meeting_timeout_s} s")

@@ -121,7 +121,7 @@ class Server:
                     request = json.loads(await _receive(reader))
                     _send(writer, await self._answer(request))
                     await writer.drain()
-        except (OSError, EOFError, ValueError, KeyError, TypeError):
+        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass  # the other side is gone, or speaks something else: it is no more than its own loss
         finally:
             late.cancel()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from launch.files.run_files import RunFiles, read_run_files
 from launch.judge.runs_table import COLUMNS, MORE_COLUMNS
 from launch.machine import processes
 from launch.machine.slurm_commands import JobState
+from launch.observe import look
 from launch.observe.look import complete
 from launch.observe.observation import Observation
 from launch.screen.table import narrow, plain, print_table
@@ -180,6 +183,19 @@ def test_a_run_that_is_deleted_meanwhile_is_not_listed(
     assert cli.main(["runs", "--runs-dir", str(tmp_path)]) == 0
     _, *rows = capsys.readouterr().out.splitlines()
     assert [row.split()[:2] for row in rows] == [["tiny/kept", "succeeded"]]
+
+
+@pytest.mark.parametrize("jump_s", [-86400.0, -7200.0])
+def test_a_clock_that_was_set_back_makes_nothing_negative(
+    finished: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    now = time.time
+    monkeypatch.setattr(look.time, "time", lambda: now() + jump_s)
+    assert cli.main(["status", str(finished.path)]) == 0
+    said = capsys.readouterr().out
+    assert "succeeded" in said
+    assert not re.search(r"-\d+ (s|min|h|days) ago", said)
+    assert "logged 0 s ago" in said or re.search(r"logged \d s ago", said)
 
 
 def test_a_run_whose_folder_is_deleted_while_it_runs_is_stopped_with_one_message(

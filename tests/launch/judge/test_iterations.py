@@ -44,6 +44,15 @@ def test_a_log_that_is_not_there_has_no_iterations(tmp_path: Path) -> None:
     assert read(tmp_path / "a-0.out") == ()
 
 
+def test_a_rank_that_prints_a_hundred_megabytes_hides_no_iteration(tmp_path: Path) -> None:
+    path = log(tmp_path / "a-0.out", LINE.format(1), LINE.format(2))
+    with path.open("ab") as file:
+        for _ in range(100):
+            file.write((b"x" * 1023 + b"\n") * 1024)
+        file.write(b"y" * (1 << 20))
+    assert [line.iteration for line in read_text_log(path, Faults())] == [1, 2]
+
+
 def test_stray_bytes_hide_no_iteration_and_damaged_lines_are_reported(tmp_path: Path) -> None:
     path = log(tmp_path / "a-0.out", "\0" * 64 + LINE.format(1), f"noise{LINE.format(2)}", LINE.format(3)[:90])
     faults = Faults()

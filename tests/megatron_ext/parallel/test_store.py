@@ -155,6 +155,23 @@ def test_a_stranger_gets_nothing_but_the_greeting(
     assert store.get("weights") == b"private"
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [[], 1, None, "x", {}, {"do": "set"}, {"do": "set", "values": [1]}, {"do": "get", "keys": 3, "seconds": "x"},
+     {"do": "add", "key": [], "amount": {}}, {"do": "set", "values": {"weights": 1}}, {"do": "no"}, [[[]]] * 9],
+    ids=str,
+)  # fmt: skip
+def test_a_rank_that_talks_nonsense_loses_its_connection_and_no_more(
+    server: Server, store: AuthenticatedStore, request_: object, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store.set("weights", "kept")
+    with pytest.raises(StoreError, match="lost the store"):
+        AuthenticatedStore(server.host, server.port, TOLD, SHORT)._ask(request_)  # type: ignore[arg-type]
+    assert store.get("weights") == b"kept"
+    server.close()
+    assert capfd.readouterr().err == ""
+
+
 def test_torchs_own_client_cannot_read_or_write(server: Server, store: AuthenticatedStore) -> None:
     with pytest.raises(RuntimeError):
         TCPStore(server.host, server.port, None, False, SHORT).set("gate", "open")
