@@ -96,7 +96,7 @@ def _unrecorded(looks: Sequence[RunFiles]) -> dict[str, str]:
 
 
 def _now(look: RunFiles) -> float:
-    """By this machine's clock, but not before what the run's nodes have said: theirs, or this one, may have been set."""
+    """By this machine's clock, but not before what the nodes have said: either clock may have been set."""
     beats = (state.beat_unix for state in look.states.values() if state is not None)
     return max(time.time(), *beats, 0.0)
 
