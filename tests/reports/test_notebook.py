@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +79,27 @@ def test_what_is_not_there_is_a_message(run: notebook.Run):
         run.timeline(iteration=99)
     with pytest.raises(ReportError, match="has no metric 'lose'; it has iteration, "):
         run.course("lose")
+
+
+def test_a_notebook_of_anothers_run_runs_none_of_its_code_and_reveals_no_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HF_TOKEN", "5ecret")
+    folder = tmp_path / "runs/demo/20260101-000000-aaaa"
+    make_run(folder, SHAPE)
+    code = tmp_path / "model.py"
+    code.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    config = json.loads((folder / "config.yaml").read_text())
+    hostile = "</script><script>alert(1)</script>${oc.env:HF_TOKEN}"
+    config["model"] |= {"name": hostile, "family": "module", "code": f"{code}:Model"}
+    (folder / "config.yaml").write_text(json.dumps(config))
+    for name in ("job.pkl", "__init__.py", "sitecustomize.py"):
+        shutil.copy(code, folder / name)
+    found = reports.load(folder)
+    page = found.timeline(iteration=2).to_html()
+    assert "<script>alert" not in page
+    assert "5ecret" not in page + repr(found) + str(vars(found))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_sweep_shows_what_differs_and_what_was_reached(folder: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import shutil
 import sys
 import time
@@ -196,6 +197,23 @@ def test_a_clock_that_was_set_back_makes_nothing_negative(
     assert "succeeded" in said
     assert not re.search(r"-\d+ (s|min|h|days) ago", said)
     assert "logged 0 s ago" in said or re.search(r"logged \d s ago", said)
+
+
+def test_keys_of_trackers_stand_in_no_file_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = secrets.token_hex(20)
+    for name in ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, key)
+    run = start(tmp_path / "runs", "cluster.environment_from=[WANDB_API_KEY]", "+cluster.environment.FAIL_RANK=1")
+    follow(run)
+    for command in (["status"], ["status", "--json"], ["report"], ["logs"]):
+        cli.main([command[0], str(run.path), *command[1:]])
+    said = capsys.readouterr()
+    assert key not in said.out + said.err
+    files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert not [path for path in files if key.encode() in path.read_bytes()]
 
 
 def test_a_run_whose_folder_is_deleted_while_it_runs_is_stopped_with_one_message(
