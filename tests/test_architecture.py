@@ -260,6 +260,15 @@ def test_nothing_that_a_rank_sends_or_reads_is_pickled() -> None:
     assert {(file, name) for file in RANK_FILES for name in names_in(file) & pickles} == set()
 
 
+def test_nothing_that_starts_or_looks_at_a_run_is_unpickled() -> None:
+    """submitit submits, and its own way to start a job, which loads a pickle, is not used."""
+    loads = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "process_job"}
+    loads |= {"DelayedSubmission", "torch.load"}
+    rooms = ("conf/", "launch/", "tdpp/", "reports/")
+    files = [file for file in FILES if file.startswith(rooms) and file != DISPATCHER]
+    assert {(file, name) for file in files for name in names_in(file) & loads} == set()
+
+
 NEWER_THAN_3_8 = {
     "functools.cache",
     "itertools.pairwise",

@@ -70,13 +70,14 @@ def start(
     """
     config = config_text(experiment)
     in_group = experiment.runs_mode is RunsMode.group
-    require_place(Path(experiment.runs_dir), experiment.name, group=in_group)
+    trusted = require_place(Path(experiment.runs_dir), experiment.name, group=in_group)
     run = RunDir.create(
         Path(experiment.runs_dir), experiment.name, identity(experiment), datetime.now(), group=in_group
     )
     token = secrets.token_hex(16)
     try:
         with launching(run):
+            _require_group(run, trusted)
             with own_folder(run.path, run.submitit.name, group=in_group):  # while it was made, others could
                 plan = make_plan(experiment, run.name)
             _make_cache(plan.data_cache)
@@ -97,6 +98,14 @@ def start(
             run.path.parent.rmdir()
         raise
     return run
+
+
+def _require_group(run: RunDir, trusted: int | None) -> None:
+    """Raises LaunchError where a run has got the group of a folder that somebody else has just made for its name."""
+    if trusted is not None and run.path.stat().st_gid not in (trusted, os.getegid()):
+        raise LaunchError(
+            f"{run.path} has another group than {run.runs}, whose runs are to be its group's; launch it again"
+        )
 
 
 def _make_cache(folder: str | None) -> None:

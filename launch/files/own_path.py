@@ -85,9 +85,10 @@ def require_own_file(path: Path) -> None:
         raise _refused(path, why)
 
 
-def require_place(runs: Path, name: str, *, group: bool) -> None:
+def require_place(runs: Path, name: str, *, group: bool) -> int | None:
     """Raises LaunchError where others could replace the runs of a name that this user makes. What is not there yet, or
-    cannot be reached, is looked at when it has been made."""
+    cannot be reached, is looked at when it has been made. Returns the group that is trusted, with `group`: that of the
+    folder of runs if it gives it to what is made there, else the user's own."""
     with closing(_Walk()) as walk:
         walk.go(runs / name, missing=True)
         trusted = None
@@ -101,6 +102,7 @@ def require_place(runs: Path, name: str, *, group: bool) -> None:
             require_safe(walk, trusted)
         except LaunchError as error:
             raise LaunchError(f"runs_dir={runs}, name={name}: {error}") from None
+        return trusted
 
 
 def require_own_folder(path: Path, *, make: bool) -> None:
@@ -204,10 +206,13 @@ class _Walk:
 
 def require_safe(walk: _Walk, trusted: int | None) -> None:
     """Raises LaunchError where others could rename what lies on the way; `trusted` is a group that may."""
+    open_to_all = False
     for path, found in walk.seen:
         mode = stat.S_IMODE(found.st_mode)
         of_group = trusted is not None and found.st_gid == trusted
-        if found.st_uid not in (0, os.geteuid()) and not of_group:
+        unknown = not open_to_all and found.st_uid == _unknown_user()
+        open_to_all = bool(mode & stat.S_IWOTH) and not stat.S_ISLNK(found.st_mode)
+        if found.st_uid not in (0, os.geteuid()) and not of_group and not unknown:
             raise LaunchError(
                 f"{path} belongs to user {name_of(found.st_uid)}, who could replace the runs in it, and with them what "
                 f"their jobs start; choose another name= or a runs_dir= of your own"
@@ -220,6 +225,15 @@ def require_safe(walk: _Walk, trusted: int | None) -> None:
                 f"what their jobs start; protect it (chmod +t, or chmod go-w), choose another runs_dir=, or trust its "
                 f"group with runs_mode=group"
             )
+
+
+def _unknown_user() -> int | None:
+    """Whose everything looks that is root's, as in a container without root's rights: its user namespace (see
+    user_namespaces(7)) knows few users, and root is none of them. None anywhere else."""
+    outside = Path("/proc/self/uid_map").read_text(encoding="ascii").split()[1::3]
+    if "0" in outside:
+        return None
+    return int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
 
 
 def _is_private(group: int) -> bool:

@@ -85,7 +85,7 @@ def _paths(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         several = variable.endswith("PATH") or variable in _LISTS_WITH_BLANKS
         for entry in value.split(os.pathsep) if several else [value]:
             if os.sep in entry or (several and variable not in _LISTS_WITH_BLANKS):
-                yield variable, Path(entry or ".").expanduser().absolute()
+                yield variable, Path(entry or ".").absolute()
     nccl = Path(environment.get("HOME", "/")) / ".nccl.conf"
     if nccl.exists():
         yield "HOME", nccl

@@ -299,3 +299,18 @@ def test_a_runs_folder_that_a_group_shares_stays_shared(tmp_path: Path) -> None:
     run = RunDir.find(runs, None)
     assert [oct(path.stat().st_mode & 0o7777) for path in (run.path.parent, runs / "by_job")] == ["0o2775"] * 2
     assert run.path.stat().st_mode & EVERYBODY == 0o755
+
+
+@only_root_is_two_users
+def test_in_a_container_without_roots_rights_roots_folders_are_still_roots(
+    told: Path, started: list[NodeSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There they look as if they were of a user whom nobody knows; others' folders do so, too."""
+    assert own_path._unknown_user() is None
+    runs = told.parents[3]
+    os.chown(runs, NOBODY, NOBODY)
+    assert not starts(told)
+    monkeypatch.setattr(own_path, "_unknown_user", lambda: NOBODY)
+    assert starts(told)
+    runs.parent.chmod(0o1777)
+    assert not starts(told), "where everybody may make a folder, it need not be root's"
