@@ -19,12 +19,17 @@ VARIABLE = "PYTHONUTF8"
 _PRINTED = "PYTHONIOENCODING"
 
 
+def uses_utf8() -> bool:
+    """Whether Python reads names of files as UTF-8."""
+    return sys.getfilesystemencoding().lower() in ("utf-8", "utf8")
+
+
 def enter_utf8_mode(*, terminal: bool = False) -> None:
     """Starts this program again in Python's UTF-8 mode where the locale has another encoding: names would become other
     names in files that are UTF-8. Programs that it starts inherit the mode. What it prints is UTF-8 too, but on a
     `terminal`, which shows what the locale says."""
     os.environ[VARIABLE] = "1"
-    if sys.getfilesystemencoding().lower() not in ("utf-8", "utf8"):
+    if not uses_utf8():
         if terminal:
             os.environ.setdefault(_PRINTED, sys.stdout.encoding)
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])

@@ -17,8 +17,8 @@ from launch.commands import COMMANDS, module_of
 INTERRUPTED = 130
 NO_READER = 141
 WRONG_USAGE = 2
-MOST_SHOWN = 500
-"""Characters of a text that is not UTF-8: it may be a file's."""
+AROUND = 100
+"""Characters that are shown on both sides of what is not UTF-8: the text may be a whole file's."""
 OF_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EROFS)
 """What is wrong with a path that a user gave, wherever it is noticed."""
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UnicodeEncodeError as error:
         if is_utf8(error.object):
             raise
-        what = shown(error.object[:MOST_SHOWN])
+        what = shown(error.object[max(0, error.start - AROUND) : error.end + AROUND])
         print(visible(f"tdpp: error: {what}: not UTF-8, so no file could name it; rename it"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 from conf.errors import TdppError
 from conf.reading.own_folders import is_file
 from conf.reading.word_rules import MOST_DIGITS
+from conf.utf8 import is_utf8, shown
 from conf.visible import shortened, visible
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def read(key: str, text: str, reader: Reader[T], error: type[TdppError]) -> T:
     Raises:
         error: there is none.
     """
+    if not is_utf8(text):
+        raise error(f"{key}={shown(text)}: not UTF-8; write it in UTF-8")
     try:
         return reader(text)
     except NoValue as rule:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import tdpp as tdpp_of_python
 from conf.compose import compose
-from conf.errors import ConfigError
+from conf.errors import ConfigError, TdppError
 from conf.run_folder.rundir import RunDir
 from conf.utf8 import require_utf8, shown
 from launch.cli import main
@@ -38,6 +39,13 @@ def test_a_word_that_is_not_utf_8_is_refused(word: str, name: str) -> None:
     with pytest.raises(ConfigError) as error:
         compose([word])
     assert name in str(error.value)
+
+
+@pytest.mark.parametrize("word", ["plan=\udcff.yaml", "profile=\udcff", "export=a\udcff"])
+def test_a_word_of_a_command_is_refused_before_its_work(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "model=small", word]) > 0
+    assert "\\xff" in (said := capsys.readouterr().err)
+    assert ": not UTF-8; write it in UTF-8" in said
 
 
 def test_a_folder_of_runs_that_is_not_utf_8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +89,12 @@ def test_an_ascii_locale_changes_no_name(tmp_path: Path) -> None:
     for verb in ("status", "runs", "report"):
         done = tdpp(verb, cwd=tmp_path, **ASCII, TDPP_RUNS_DIR="läufe")
         assert (done.returncode, b"Traceback" in done.stderr) == (0, False), done.stderr.decode()
+
+
+def test_a_program_of_ones_own_is_told_to_use_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "iso8859-1")
+    with pytest.raises(TdppError, match="uses the encoding iso8859-1 .* start it with 'python -X utf8'"):
+        tdpp_of_python.compose(["model=tiny"])
 
 
 def test_a_byte_is_shown_as_one() -> None:
