@@ -93,7 +93,7 @@ def test_an_ascii_locale_changes_no_name(tmp_path: Path) -> None:
 
 def test_a_program_of_ones_own_is_told_to_use_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "iso8859-1")
-    with pytest.raises(TdppError, match="uses the encoding iso8859-1 .* start it with 'python -X utf8'"):
+    with pytest.raises(TdppError, match=r"uses the encoding iso8859-1 .* start it with 'python -X utf8'"):
         tdpp_of_python.compose(["model=tiny"])
 
 
