@@ -39,11 +39,9 @@ def _training(reading: Reading) -> None:
         reading.refused.append(
             f"lr_warmup=True: the warm-up lasts {WARMUP_EPOCHS} epochs; give train.lr_warmup_iterations=… ({each})"
         )
-    if not reading.has("train.save_interval"):
-        reading.notes.append(
-            "PipeDream saves and evaluates after each epoch; give train.save_interval=… and train.eval_interval=…, in "
-            f"iterations ({each})"
-        )
+    for key in () if driver.synthetic_data else ("save_interval", "eval_interval"):
+        if not reading.has(f"train.{key}"):
+            words[f"train.{key}"] = "1epoch"
     words["train.keep_checkpoints"] = driver.epochs
     if driver.verbose_frequency:
         reading.notes.append("verbose_frequency has no effect: a run records every pass, and tdpp report shows them")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from conf.errors import ConfigError
@@ -13,9 +17,13 @@ from megatron_ext.contract.train_config import DECAYING, EVALUATING, KINDS, ONLY
 
 if TYPE_CHECKING:
     FlagOrAuto = bool | str
+    Interval = int
 else:
-    FlagOrAuto = Any  # omegaconf 2.3 has no unions of these
+    FlagOrAuto = Interval = Any  # omegaconf 2.3 has no unions of these
 
+INTERVALS = ("save_interval", "eval_interval", "log_interval")
+"""Keys that take iterations, or epochs such as `1epoch`, whose iterations a launch counts."""
+_EPOCHS = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?epochs?")
 LENGTHS = ("iterations", "epochs", "samples")
 """Keys that say how long a training is; a user gives one of them."""
 
@@ -108,8 +116,9 @@ class Train:
     precision: Precision = Precision.fp32
     compile: bool = False
     """Compile the transformer layers with torch.compile."""
-    eval_interval: int | None = None
-    """Iterations between evaluations on the valid split; the last iteration is evaluated too. null: never."""
+    eval_interval: Interval | None = None
+    """Iterations, or epochs such as 1epoch, between evaluations on the valid split; the last iteration is evaluated
+    too. null: never."""
     eval_iterations: int | None = None
     """Global batches per evaluation, always the same ones; null: the whole split."""
     until: str | None = None
@@ -122,8 +131,8 @@ class Train:
     """Keep an exponential moving average of the weights, used by evaluations, with this decay rate, such as 0.999."""
     max_cost: float | None = None
     """Save and end when the nodes have cost this many dollars, by cluster.groups.<group>.price_per_hour."""
-    log_interval: int = 10
-    """Iterations between two lines of the log."""
+    log_interval: Interval = 10
+    """Iterations, or epochs such as 1epoch, between two lines of the log."""
     load: str | None = None
     """Checkpoint to continue from: a run folder, its checkpoints folder, or one of the folders in it.
 
@@ -131,8 +140,8 @@ class Train:
     """
     checkpoint: bool = True
     """Save weights and optimizer state after the last iteration."""
-    save_interval: int | None = None
-    """Also save every this many iterations; null: only at the end."""
+    save_interval: Interval | None = None
+    """Also save every this many iterations, or epochs such as 1epoch; null: only at the end."""
     keep_checkpoints: int = 2
     """Number of checkpoints to keep; older ones are deleted once a new one is on disk."""
     save_async: bool = False
@@ -143,6 +152,7 @@ class Train:
     to two hours."""
 
     def __post_init__(self) -> None:
+        _check_intervals(self)
         ranges.check("train", self)
         _check_length(self)
         _check_saving(self)
@@ -159,6 +169,17 @@ class Train:
         return f"train.{key}={getattr(self, key)}"
 
     @property
+    def in_epochs(self) -> dict[str, Fraction]:
+        """The intervals that are still in epochs, by key."""
+        found = {key: _EPOCHS.fullmatch(str(getattr(self, key))) for key in INTERVALS}
+        return {key: Fraction(match[1]) for key, match in found.items() if match is not None}
+
+    def with_intervals(self, iterations: Mapping[str, int]) -> Train:
+        """The same with some of `INTERVALS`, by key, in iterations."""
+        values: dict[str, Any] = dict(iterations)
+        return replace(self, **values)
+
+    @property
     def kept_values(self) -> int:
         """Numbers in fp32 that training keeps of every weight beside itself: moments, and its average."""
         without = self.optimizer is Optimizer.sgd and not self.momentum
@@ -169,6 +190,18 @@ class Train:
         """Of a training whose length is in iterations, or was found by a launch."""
         assert self.iterations is not None, f"{self.length}: only a launch counts its iterations"
         return self.iterations
+
+
+def _check_intervals(train: Train) -> None:
+    epochs = train.in_epochs
+    for key in INTERVALS:
+        value: object = getattr(train, key)
+        sound = type(value) is int or (value is None and key != "log_interval")
+        if not (epochs[key] > 0 if key in epochs else sound):
+            null = "" if key == "log_interval" else ", or null"
+            raise ConfigError(
+                f"train.{key}={value} must be a whole number of iterations, or of epochs, such as 1epoch{null}"
+            )
 
 
 def _check_length(train: Train) -> None:

@@ -58,6 +58,9 @@ def short_job(experiment: Experiment, folder: str, wait_min: float, run_min: int
 def without_goal(experiment: Experiment) -> Experiment:
     """The same of some length, for a plan that nobody trains: epochs would have to be counted."""
     train, adapt = experiment.train, experiment.adapt
+    if train.in_epochs:
+        train = train.with_intervals(dict.fromkeys(train.in_epochs, ANY_LENGTH))
+        experiment = replace(experiment, train=train)
     if train.iterations is not None:
         return experiment
     samples = None if adapt.rule is Rule.none else ANY_LENGTH * experiment.parallel.global_batch_size

@@ -36,6 +36,9 @@ def can_run(
             f"train.load={train.load} reads checkpoints of tdpp's own engine; for those of Megatron-LM use "
             "engine.arguments=[--load,<folder>]"
         )
+    if train.in_epochs:
+        given = " ".join(f"train.{key}={getattr(train, key)}" for key in train.in_epochs)
+        raise ConfigError(f"{given}: with engine.kind=megatron_lm, give intervals in iterations")
     if train.last_iteration % train.log_interval:
         raise ConfigError(
             f"train.iterations={train.iterations} must be a multiple of train.log_interval={train.log_interval}: "

@@ -7,6 +7,7 @@ none of them is taken more often than asked for, and fewer than a global batch o
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 from conf.blocks_of_module import asked_of, can_look, samples_of_module
@@ -22,6 +23,7 @@ def with_length(experiment: Experiment) -> Experiment:
     Raises:
         TdppError: the data do not say how many samples an epoch has, or nothing is left to train.
     """
+    experiment = _with_intervals(experiment)
     from megatron_ext.checkpoints import meta
     from megatron_ext.contract.errors import EngineError
     from megatron_ext.data.samples import BEGINNING
@@ -30,7 +32,10 @@ def with_length(experiment: Experiment) -> Experiment:
     size, key = _least_batch(experiment)
     if train.iterations is not None:
         return experiment
-    samples = train.samples if train.samples is not None else (train.epochs or 0) * _in_epoch(experiment)
+    samples = train.samples
+    if samples is None:
+        instead = "give train.samples or train.iterations"
+        samples = (train.epochs or 0) * _in_epoch(experiment, train.length, instead)
     start, load = BEGINNING, train.load
     if load is not None:
         try:
@@ -48,6 +53,22 @@ def with_length(experiment: Experiment) -> Experiment:
     return replace(
         experiment, train=replace(train, iterations=start.iteration + iterations, samples=samples, load=load)
     )
+
+
+def _with_intervals(experiment: Experiment) -> Experiment:
+    """The same with intervals in iterations: those nearest to the epochs that are asked for, at least one."""
+    epochs = experiment.train.in_epochs
+    if not epochs:
+        return experiment
+    given = " ".join(f"train.{key}={getattr(experiment.train, key)}" for key in epochs)
+    if experiment.adapt.rule is not Rule.none:
+        raise LaunchError(
+            f"{given}: with adapt.rule={experiment.adapt.rule} the batch changes, so an epoch has no fixed number of "
+            f"iterations; give iterations"
+        )
+    each = Fraction(_in_epoch(experiment, given, "give iterations"), experiment.parallel.global_batch_size)
+    intervals = {key: max(1, round(count * each)) for key, count in epochs.items()}
+    return replace(experiment, train=experiment.train.with_intervals(intervals))
 
 
 def _least_batch(experiment: Experiment) -> tuple[int, str]:
@@ -84,9 +105,9 @@ def readable(experiment: Experiment) -> bool:
     )
 
 
-def _in_epoch(experiment: Experiment) -> int:
-    model, given = experiment.model, experiment.train.length
-    instead = "give train.samples or train.iterations"
+def _in_epoch(experiment: Experiment, given: str, instead: str) -> int:
+    """The samples of an epoch, which `given` needs; a message names that and what to give `instead`."""
+    model = experiment.model
     if not readable(experiment):
         raise LaunchError(
             f"{given}: the samples of model.code={model.code} can be counted only where its ranks run; {instead}"

@@ -10,6 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from conf.blocks_of_module import digest_of, known_blocks
+from conf.errors import ConfigError
 from conf.run_folder.rundir import SCHEDULE
 from conf.schema.adapt import Rule
 from conf.schema.cluster import Gpu
@@ -51,6 +52,9 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
     gpus = [_gpu(experiment, group) for group in experiment.node_order.groups]
     environments = _environments(experiment)
     adapt = experiment.adapt.planned(parallel.global_batch_size, *_micro_batch_sizes(experiment))
+    if train.in_epochs:
+        given = " ".join(f"train.{key}={getattr(train, key)}" for key in train.in_epochs)
+        raise ConfigError(f"{given}: only a launch counts the iterations of an epoch; give iterations here")
     plan = Plan(
         run=run_name,
         tensor=parallel.tensor_size,

@@ -107,6 +107,22 @@ def test_a_length_without_an_iteration_is_one_message(corpus: Path, words: list[
         with_length(compose(list(given.values())))
 
 
+@pytest.mark.parametrize("length", ["train.epochs=4", "train.iterations=20"])
+def test_intervals_in_epochs_are_the_nearest_iterations(tmp_path: Path, length: str) -> None:
+    """An epoch of 37 images in batches of 8."""
+    asked = ("train.save_interval=1epoch", "train.eval_interval=0.5epochs", "train.log_interval=0.001epoch")
+    words = ["model=vit-tiny", f"data.prefix={images(tmp_path)}", *SINGLE, length, *asked]
+    train = with_length(compose([*words, "model.image_size=8", "model.patch_size=2"])).train
+    assert (train.save_interval, train.eval_interval, train.log_interval) == (5, 2, 1)
+    assert not train.in_epochs
+
+
+def test_an_interval_in_epochs_of_a_batch_that_changes_is_one_message(corpus: Path) -> None:
+    words = ["train.samples=80", "train.save_interval=1epoch", "adapt.rule=noise", "adapt.upper=64"]
+    with pytest.raises(TdppError, match=r"^train.save_interval=1epoch: with adapt.rule=noise the batch changes, so an"):
+        with_length(compose([*GPT, *SINGLE, f"data.prefix={corpus}", *words]))
+
+
 def test_a_blend_has_no_epoch(corpus: Path, tmp_path: Path) -> None:
     blend = f"data.blend=[{{prefix:{make_corpus(tmp_path)}}}]"
     with pytest.raises(TdppError, match=r"train.epochs=2: the 2 corpora of data.blend end at different times.*give tr"):
