@@ -14,7 +14,7 @@ from conf.errors import ClosedError, RunFolderError
 from conf.reading.values import Parser
 from conf.run_folder import run_folders
 from conf.run_folder.rundir import RunDir
-from conf.visible import plural
+from conf.visible import plural, visible
 from launch.commands.of_runs.arguments import add_runs_dir, add_watch, parsed, runs_folder
 from launch.commands.of_runs.runs_filter import Filter, add_filter, filter_of
 from launch.errors import LaunchError
@@ -22,7 +22,7 @@ from launch.files.run_files import RunFiles, read_run_files
 from launch.judge.cut_off import is_young, verdict_without_plan
 from launch.judge.findings import Findings
 from launch.judge.runs_table import COLUMNS, MORE_COLUMNS, more_cells, run_row
-from launch.judge.state import State
+from launch.judge.state import EXIT_CODES, State
 from launch.judge.status_text import as_json, judged_as_json
 from launch.judge.verdict import Verdict, decide
 from launch.observe.look import SUBMISSION_S, Answers, answers_to, complete
@@ -158,12 +158,16 @@ def _begun(run: RunDir) -> Listed | None:
 def _view(runs: Sequence[Listed], as_objects: bool) -> View:
     unknown = any(run.verdict is None for run in runs)
     columns, rows = (*COLUMNS, *MORE_COLUMNS, *[NOTE] * any(run.note for run in runs)), [_row(run) for run in runs]
-    text = json.dumps([_object(run) for run in runs]) if as_objects else plain(columns, rows)
+    reasons = [reason for run in runs if (reason := _reason(run)) is not None]
+    text = json.dumps([_object(run) for run in runs]) if as_objects else "\n".join([plain(columns, rows), *reasons])
     screen = None
     if sys.stdout.isatty() and not as_objects:
+        from rich.console import Group
+        from rich.text import Text
+
         from launch.commands.of_runs.terminal import runs_screen
 
-        screen = runs_screen(columns, rows)
+        screen = Group(runs_screen(columns, rows), *(Text(visible(reason)) for reason in reasons))
     return View(
         plain=text,
         key=[row[: len(COLUMNS)] for row in rows],  # ages change, and nothing else has
@@ -172,6 +176,13 @@ def _view(runs: Sequence[Listed], as_objects: bool) -> View:
         on_slurm=any(run.may_change or (run.seen and run.seen.jobs) for run in runs),
         screen=screen,
     )
+
+
+def _reason(run: Listed) -> str | None:
+    """Of a run that is in trouble, which a table has no room for."""
+    if run.seen is None or run.verdict is None or EXIT_CODES[run.state] in (0, EXIT_CODES[State.stopped]):
+        return None
+    return f"{run.run.name}: {run.verdict}"
 
 
 def _row(run: Listed) -> list[str]:

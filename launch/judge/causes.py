@@ -121,7 +121,7 @@ def _node_failure(node: Node, seen: Observation, ranks_told: bool) -> tuple[str,
             return None
         reason = f"the worker of node {node.name} exited with {node.exit_code}"
         if node.no_memory is None:
-            reason += f": see nodes/{node.name}.err"
+            reason += f": {node.error or f'see {seen.plan.folder}/nodes/{node.name}.err'}"
         return _with_memory("worker-failed", reason, node)
     if node.unseen is not None:
         return "runs-dir-unseen", f"node {node.name}: {node.unseen.message(seen.runs_dir)}"

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from conf.run_folder.rundir import RunDir
+from conf.visible import shortened
 from launch.judge.costs import costs
 from launch.judge.evidence import Evidence
 from launch.judge.findings import STDERR_BYTES, Findings
@@ -20,8 +21,6 @@ from launch.screen.text import some
 
 SHOWN = 5
 """Groups of lines of stderr; the first ones."""
-WIDTH = 160
-"""Of such a line."""
 STDERR_NOTE = f"the last {STDERR_BYTES // 1024} KiB of each node, without warnings"
 
 
@@ -48,11 +47,8 @@ def evidence(found: Findings) -> list[Evidence]:
 
 
 def group_lines(found: Sequence[LineGroup]) -> list[str]:
-    return [f"{group.count} x {_shortened(group.text)} ({some(group.nodes, SHOWN)})" for group in found]
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
+    """Whole, for the remedy of an error stands at its end."""
+    return [f"{group.count} x {shortened(group.text)} ({some(group.nodes, SHOWN)})" for group in found]
 
 
 def judged_as_json(run: RunDir, verdict: Verdict) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from launch.machine.slurm_commands import JobState
 from launch.node.peers import SILENCE_S
 from launch.node.stalled_rank import STILL_S, read_doings
 from launch.node.unseen import Unseen, not_started, unlaunched
+from launch.observe.first_error import first_error
 from launch.observe.iterations import read_log, read_text_log
 from launch.observe.observation import READINGS, Job, Kind, Node, NodeGpus, Observation
 from megatron_ext.contract.failure import RankFailure
@@ -167,7 +168,7 @@ def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Ob
         restarted=faults.tried(lambda: run.read(run.restarted(str(start)), RestartRecord), None),
         saved=_saved(run, faults),
         spent=_spent(run, faults) if plan.train.max_cost is not None else None,
-        nodes=tuple(_with_memory(run, node, errors, faults) for node in nodes),
+        nodes=tuple(_with_stderr(run, node, errors, faults) for node in nodes),
         errors=tuple(sorted(errors, key=lambda error: error.unix)),
         goal=_goal(run, faults),
         log=log,
@@ -290,12 +291,12 @@ def _starts(states: States) -> dict[str, Start]:
     return {name: state.of for name, state in states.items() if state is not None}
 
 
-def _with_memory(run: RunDir, node: Node, errors: Iterable[RankFailure], faults: Faults) -> Node:
+def _with_stderr(run: RunDir, node: Node, errors: Iterable[RankFailure], faults: Faults) -> Node:
     died = any(error.node == node.name and error.type == "Killed" for error in errors)
     if not died and not (node.ended and node.exit_code):
         return node
-    end = faults.tail(run.node_err(node.name), ERR_TAIL_BYTES, node.err_begin)
-    return replace(node, no_memory=memory_sign(end.decode(errors="replace")))
+    end = faults.tail(run.node_err(node.name), ERR_TAIL_BYTES, node.err_begin).decode(errors="replace")
+    return replace(node, no_memory=memory_sign(end), error=first_error(end))
 
 
 def _saved(run: RunDir, faults: Faults) -> int | None:

@@ -61,6 +61,8 @@ class Node:
     out_begin: int = 0
     err_begin: int = 0
     """Where in nodes/<node>.out and .err this start begins, in bytes."""
+    error: str | None = None
+    """Where its worker ended with an error: what it said of that, with the remedy."""
     no_memory: str | None = None
     """Where a process of it died: the line on its stderr that says that no memory was left."""
 

@@ -200,5 +200,6 @@ def test_a_node_without_the_profiler_says_so(tmp_path: Path, runs: Path, monkeyp
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     run = live.start(runs, "profile.nsys=true", "+cluster.environment.PATH=/nowhere")
     wait_for(lambda: observe(run).over)
-    assert judge(run).reason == "the worker of node local-0 exited with 127: see nodes/local-0.err"
-    assert run.node_err("local-0").read_text() == f"nsys: no such command on {socket.gethostname()}\n"
+    said = f"nsys: no such command on {socket.gethostname()}"
+    assert judge(run).reason == f"the worker of node local-0 exited with 127: {said}"
+    assert run.node_err("local-0").read_text() == f"{said}\n"

@@ -58,7 +58,7 @@ CASES = {
         Case([Node(), ended(1)]),
         "KeyError: 7\n",
         "worker-failed",
-        f"{WORKER} exited with 1: see nodes/local-1.err",
+        f"{WORKER} exited with 1: KeyError: 7",
     ),
     "nobody": (Case([Node(), Node()], last=20), "UserWarning: out of memory soon\n", "running", "4 ranks at work"),
 }

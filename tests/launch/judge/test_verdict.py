@@ -211,7 +211,7 @@ CASES = {
     "exit-code-0-without-a-log": (Case([OK, OK]), State.incomplete, "the log ends at iteration 0 of 50"),
     "the-last-iteration-is-not-enough": (
         Case([OK, ended(1)], last=50),
-        State.failed, "the worker of node local-1 exited with 1: see nodes/local-1.err",
+        State.failed, "the worker of node local-1 exited with 1: see ",
     ),
     "at-work": (Case(last=20), State.running, "4 ranks at work"),
     "the-last-iteration-is-logged-but-the-checkpoint-takes-long": (
