@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,21 @@ class RankFindings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Taken:
+    """The address that gloo or nccl takes on a node, by its own rules."""
+
+    library: str
+    address: str | None
+    """None: there is none that its variable allows."""
+    interface: str | None
+    why: str
+
+    def __str__(self) -> str:
+        place = "no interface" if self.address is None else f"{self.address} ({self.interface or 'of no interface'})"
+        return f"{self.library} takes {place}: {self.why}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeFindings:
     """What was found on a node, as far as it came."""
 
@@ -74,6 +89,10 @@ class NodeFindings:
     """On which ranks listen there."""
     interface: str | None = None
     """That has this address."""
+    taken: Taken | None = None
+    """What the library of the ranks' messages takes; None on one node, or where none of this was found out."""
+    unreached_messages: Mapping[str, str] = field(default_factory=dict)
+    """Why another node's address of that library cannot be reached, by its name."""
     problem: str | None = None
     """Why its ranks could not meet others."""
     unreached: Mapping[str, str]
@@ -113,6 +132,8 @@ def _node(run: RunDir, node: Node, content: Mapping[str, Any]) -> NodeFindings:
         shared_memory=content["shared_memory"],
         address=content["address"][0] if "address" in content else None,
         interface=content.get("interface"),
+        taken=Taken(**content["taken"]) if "taken" in content else None,
+        unreached_messages=content.get("unreached_messages", {}),
         problem=content.get("problem"),
         unreached=content.get("unreached", {}),
         ranks=tuple(_rank(rank, found, codes.get(str(rank))) for rank, found in contents if found is not None),

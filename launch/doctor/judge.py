@@ -15,7 +15,7 @@ from launch.doctor.checks import Check, Fault, Level, check
 from launch.doctor.devices import GIB, devices
 from launch.doctor.findings import ALONE, NodeFindings, RankFindings
 from launch.doctor.links import links
-from launch.doctor.ports import open_ports, reached
+from launch.doctor.ports import interfaces, open_ports, reached
 from launch.node.unseen import Unseen
 from launch.screen.text import size_text
 from megatron_ext.contract.train_config import KINDS
@@ -115,6 +115,7 @@ def _shared(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Iterator[C
     if len(case.groups) > 1:
         works = all(rank.all_reduce_ms is not None for node in case.nodes for rank in node.ranks)
         yield reached(group, nodes, works)
+        yield from interfaces(group, nodes, works)
     yield from open_ports(case.experiment, group, nodes)
 
 

@@ -33,6 +33,34 @@ def reached(group: str, nodes: Sequence[NodeFindings], works: bool) -> Check:
     return check(group, "ports", faults, "all nodes reach each other", advice)
 
 
+def interfaces(group: str, nodes: Sequence[NodeFindings], works: bool) -> Iterator[Check]:
+    """Which interface the library of the messages takes on a group's nodes, and whether the other nodes reach it."""
+    found = [(node, node.taken) for node in nodes if node.taken is not None]
+    if not found:
+        return
+    level = Level.warning if works else Level.error
+    faults = []
+    for node, taken in found:
+        if taken.address is None or _is(taken.address, "is_loopback"):
+            faults.append(Fault(level=level, node=node.name, text=f"{taken}, which no other node can reach"))
+        whys: dict[str, list[str]] = {}
+        for name, why in node.unreached_messages.items():
+            whys.setdefault(why, []).append(name)
+        faults += [
+            Fault(
+                level=level,
+                node=node.name,
+                text=f"cannot reach the address that {taken.library} takes on {', '.join(names)} ({why})",
+            )
+            for why, names in whys.items()
+        ]
+    library = found[0][1].library
+    advice = f"set cluster.environment.{library.upper()}_SOCKET_IFNAME to the interface of the nodes' own network"
+    places = dict.fromkeys(f"{taken.interface or taken.address}: {taken.why}" for _, taken in found)
+    own = [place if "stands for" not in place else place.partition(":")[0] + ", by the host's name" for place in places]
+    yield check(group, "interface", faults, f"{library} takes {'; '.join(dict.fromkeys(own))}", advice)
+
+
 def open_ports(experiment: Experiment, group: str, nodes: Sequence[NodeFindings]) -> Iterator[Check]:
     """Where a group's ranks listen; nothing if only their own node can connect."""
     listening = [node for node in nodes if node.address and not _is(node.address, "is_loopback")]

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from types import FrameType
@@ -50,6 +51,9 @@ _SUFFIXES_OF = {
     **dict.fromkeys(CAPTIONS, _OF_VIDEOS),
 }
 """What ranks read of data that have no index maps, by the model's family."""
+
+
+_Place = Tuple[str, str]
 
 
 class _Told:
@@ -102,7 +106,7 @@ def _examine(plan: Plan, node_rank: int, note: Note, told: _Told) -> None:
     others = {
         other.name: plan.files.doctor_node(other.name) for rank, other in enumerate(plan.nodes) if rank != node_rank
     }
-    with _Listener(len(plan.nodes)) as listener:
+    with _Listener(len(plan.nodes), "nccl" if plan.device == "cuda" else "gloo") as listener:
         try:
             from megatron_ext.doctor.rank import Ranks
         except (ImportError, OSError) as error:  # OSError: a library of torch's that cannot be loaded
@@ -132,10 +136,14 @@ def _reach(note: Note, others: Mapping[str, Path], plan: Plan, told: _Told) -> N
 
     told.wait(lambda: all_have("ready"), plan.meeting_timeout_s)
     found = {name: _content(path) for name, path in others.items()}
-    addresses = {name: content["address"] for name, content in found.items() if "address" in content}
+    addresses = {(name, key): content[key] for name, content in found.items() for key in _PLACES if content.get(key)}
     unreached = _connect(addresses)
+    done = [name for name in others if "exit_codes" in _content(others[name])]
     # One that is done by now was there: it has told so before it stopped listening.
-    note.tell(unreached={name: why for name, why in unreached.items() if "exit_codes" not in _content(others[name])})
+    of = {
+        key: {name: why for (name, one), why in unreached.items() if one == key and name not in done} for key in _PLACES
+    }
+    note.tell(unreached_messages=of["messages"], unreached=of["address"])
     told.wait(lambda: all_have("unreached"), 2 * REACH_S)
 
 
@@ -143,11 +151,15 @@ def _content(path: Path) -> Dict[str, Any]:
     return notes.read(path) or {}
 
 
-def _connect(addresses: Mapping[str, List[Any]]) -> Dict[str, str]:
-    """Why a node cannot be reached, by its name; those that can be are left out."""
+_PLACES = ("address", "messages")
+"""Keys of a node's note: where its ranks meet others, and where the library of their messages listens."""
+
+
+def _connect(addresses: Mapping[_Place, List[Any]]) -> Dict[_Place, str]:
+    """Why a node cannot be reached, by its name and the kind of place; those that can be are left out."""
     unreached = dict.fromkeys(addresses, f"no answer within {REACH_S:g} s")
 
-    def knock(name: str, address: Tuple[str, int]) -> None:
+    def knock(name: _Place, address: Tuple[str, int]) -> None:
         try:
             socket.create_connection(address, REACH_S).close()
             del unreached[name]
@@ -225,9 +237,11 @@ def _free(folder: Path) -> Optional[int]:
 class _Listener:
     """A port that the other nodes connect to, on the address that ranks listen on; closed with the block."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, library: str) -> None:
         self.told: Dict[str, Any] = {}
-        """What the note says of it: `address`, which others connect to, and its `interface`."""
+        """What the note says of it: `address`, which others connect to, its `interface`; what the library of the ranks'
+        messages takes (`taken`), and where others can try that (`messages`)."""
+        self._of_library: Optional[socket.socket] = None
         self.problem: Optional[str] = None
         """Why there is none."""
         self._socket: Optional[socket.socket] = None
@@ -242,13 +256,23 @@ class _Listener:
             self.problem = f"ranks cannot listen on {host}, which this node's name stands for: {error.strerror}"
             return
         self.told = {"address": [host, self._socket.getsockname()[1]], "interface": interface.name_of(host)}
+        if nodes > 1:
+            self._listen_as(interface.taken_by(library))
+
+    def _listen_as(self, taken: interface.Taken) -> None:
+        self.told["taken"] = taken._asdict()
+        if taken.address is not None and taken.interface != "lo":
+            with suppress(OSError):
+                self._of_library = interface.listen(taken.address, 0)
+                self.told["messages"] = [taken.address, self._of_library.getsockname()[1]]
 
     def __enter__(self) -> _Listener:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._socket is not None:
-            self._socket.close()
+        for one in (self._socket, self._of_library):
+            if one is not None:
+                one.close()
 
 
 if __name__ == "__main__":

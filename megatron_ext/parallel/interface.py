@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 from contextlib import suppress
-from typing import Iterator, List, Optional
+from typing import Iterator, List, NamedTuple, Optional
 
 from megatron_ext.contract.errors import EngineError
 
@@ -55,6 +55,52 @@ def own_address() -> str:
                 )
             return address
     return _of_the_name() or _of_the_default_route()
+
+
+class Taken(NamedTuple):
+    """What the library of the ranks' messages will take, and why."""
+
+    library: str
+    address: Optional[str]
+    interface: Optional[str]
+    why: str
+
+
+def taken_by(library: str) -> Taken:
+    """What `gloo` or `nccl` takes on this host, by the rules of its sources: where its variable names nothing, gloo the
+    first address of the host's name that is its own, nccl the first interface by the kind of its name."""
+    variable = f"{library.upper()}_SOCKET_IFNAME"
+    wanted = os.environ.get(variable, "")
+    if library == "gloo":
+        address = next(_addresses(wanted), None) if wanted else next(_bindable(), _LOOPBACK)
+        why = f"{variable}={wanted}" if wanted else f"what the host's name, {socket.gethostname()}, stands for"
+        return Taken(library, address, None if address is None else name_of(address), why)
+    if wanted and not wanted.startswith("^"):
+        address = next(_addresses(wanted), None)
+        return Taken(library, address, None if address is None else name_of(address), f"{variable}={wanted}")
+    excluded = tuple(wanted[1:].split(",")) if wanted else ()
+    names = [name for _, name in socket.if_nameindex() if not (excluded and name.startswith(excluded))]
+    for name in sorted(names, key=_nccl_rank):
+        with suppress(OSError):
+            return Taken(library, _address(name), name, f"{variable}={wanted}" if wanted else "nccl's own choice")
+    return Taken(library, None, None, f"{variable}={wanted}" if wanted else "nccl's own choice")
+
+
+def _nccl_rank(name: str) -> int:
+    """InfiniBand, then any network card, then containers', then this host alone."""
+    return 0 if name.startswith("ib") else 2 if name.startswith("docker") else 3 if name == "lo" else 1
+
+
+def _bindable() -> Iterator[str]:
+    """Addresses of the host's name that are its own, in the order of the resolver."""
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        return
+    for family, kind, protocol, _, address in found:
+        with suppress(OSError), socket.socket(family, kind, protocol) as tried:
+            tried.bind(address)
+            yield str(address[0])
 
 
 def name_of(address: str) -> Optional[str]:

@@ -59,7 +59,7 @@ def errors(found: Found) -> dict[tuple[str, str], str]:
 def test_a_cluster_without_faults_is_all_well_and_every_check_is_made(slurm: Cluster, examine: Doctor) -> None:
     found = examine()
     assert errors(found) == {}
-    of_a_group = {"nodes", "software", "CPUs", "data", "disk", "ports", "open ports"}
+    of_a_group = {"nodes", "software", "CPUs", "data", "disk", "ports", "interface", "open ports"}
     wanted = {("here", what) for what in ("software", "runs_dir", "data", "slurm")}
     wanted |= {(group, what) for group in ("hgx", "gpu2") for what in of_a_group}
     wanted |= {("all nodes", what) for what in ("all-reduce", "clocks")}
@@ -112,7 +112,8 @@ def test_a_node_without_network_is_named_and_not_waited_for(isolated: Cluster, e
     cutter.join()
     assert time.monotonic() - begun < TOGETHER_S
     # On a busy machine Slurm may take the node for dead (SlurmdTimeout) and end its job before its worker has ended.
-    expected = {("hgx", "ports"), ("gpu2", "ports"), ("all nodes", "all-reduce")}
+    expected = {(group, what) for group in ("hgx", "gpu2") for what in ("ports", "interface")}
+    expected.add(("all nodes", "all-reduce"))
     assert set(errors(found)) - {("gpu2", "nodes")} == expected
     assert found["hgx", "ports"][1].startswith("hgx-0: cannot reach gpu2-1 (")
     assert "gpu2-1: cannot reach hgx-0, gpu2-0 (" in found["gpu2", "ports"][1]

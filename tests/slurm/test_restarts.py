@@ -139,8 +139,7 @@ def test_a_node_that_loses_power_is_noticed_and_its_job_taken_up_by_another_node
     finally:
         slurm.start_node(lost)
     assert verdict.state is State.succeeded, verdict
-    silent = [one for one in told if one.rule == "agent-silent"]
-    assert f"the agent of node gpu2-1 on {lost} has been silent for " in silent[0].reason
+    assert any(f"the agent of node gpu2-1 on {lost} has been silent for " in one.reason for one in told)
     assert State.stalled not in [one.state for one in told]
     wait_for(lambda: run.restarted("0.1").exists())
     assert any(

@@ -11,7 +11,7 @@ import pytest
 from conf.compose import compose
 from conf.schema.experiment import Engine, EngineKind
 from launch.doctor.checks import Check, Level
-from launch.doctor.findings import Link, NodeFindings, RankFindings
+from launch.doctor.findings import Link, NodeFindings, RankFindings, Taken
 from launch.doctor.judge import Case, checkpoint_bytes, judge
 from launch.screen.text import size_text
 
@@ -381,3 +381,26 @@ def test_images_of_docker_that_differ_are_an_error() -> None:
     other = judged(images={one.name: "sha256:1" for one in ALL} | {"gpu2-3": "sha256:2"})["all nodes", "image"]
     assert other.level is Level.error
     assert "sha256:2 on gpu2-3: put the same container.image=" in other.text
+
+
+def test_the_interface_that_gloo_takes_is_named_and_one_that_nobody_reaches_is_an_error() -> None:
+    name = "what the host's name, n001, stands for"
+    good = Taken(library="gloo", address="10.1.0.11", interface="ib0", why=name)
+    home = Taken(library="gloo", address="127.0.1.1", interface="lo", why=name)
+    fine = judged(tuple(replace(one, taken=good) for one in ALL))
+    assert fine["gpu2", "interface"].text == "gloo takes ib0, by the host's name"
+    lost = tuple(replace(one, ranks=tuple(replace(one, all_reduce_ms=None) for one in one.ranks)) for one in ALL)
+    wrong = judged(
+        (
+            replace(lost[0], taken=good, unreached_messages={"gpu2-0": "Connection refused"}),
+            *(replace(one, taken=home if one.name == "gpu2-0" else good) for one in lost[1:]),
+        )
+    )
+    assert wrong["gpu2", "interface"].level is Level.error
+    assert wrong["gpu2", "interface"].text == (
+        f"gpu2-0: gloo takes 127.0.1.1 (lo): {name}, which no other node can reach; set "
+        "cluster.environment.GLOO_SOCKET_IFNAME to the interface of the nodes' own network"
+    )
+    assert wrong["hgx", "interface"].text.startswith(
+        "hgx-0: cannot reach the address that gloo takes on gpu2-0 (Connection refused); set cluster.environment."
+    )

@@ -17,7 +17,7 @@ def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def name_stands_for(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
-    def answer(host: str, port: object) -> list[tuple]:
+    def answer(host: str, port: object, **_: object) -> list[tuple]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
 
     monkeypatch.setattr(socket, "getaddrinfo", answer)
@@ -57,3 +57,41 @@ def test_a_name_that_leads_home_leaves_it_to_the_route(monkeypatch: pytest.Monke
     name_stands_for(monkeypatch, "127.0.1.1")
     monkeypatch.setattr(interface, "_of_the_default_route", lambda: "10.9.9.9")
     assert interface.own_address() == "10.9.9.9"
+
+
+def test_gloo_takes_what_its_variable_names_else_the_first_own_address_of_the_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name_stands_for(monkeypatch, "10.255.255.254", "127.0.0.1", "::1")  # the first is not this host's
+    found = interface.taken_by("gloo")
+    assert (found.address, found.interface) == ("127.0.0.1", "lo")
+    assert found.why.startswith("what the host's name, ")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")  # not gloo's
+    assert interface.taken_by("gloo") == found
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert interface.taken_by("gloo") == ("gloo", "127.0.0.1", "lo", "GLOO_SOCKET_IFNAME=lo")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib7")
+    assert interface.taken_by("gloo").address is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken"),
+    [
+        ("", "ib0"),
+        ("^ib", "eth0"),
+        ("^ib,eth", "docker0"),
+        ("^ib,eth,docker", "lo"),
+        ("eth", "eth0"),
+        ("=docker0", "docker0"),
+        ("ens", None),
+    ],
+    ids=str,
+)
+def test_nccl_takes_infiniband_then_a_card_and_this_host_alone_last(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, taken: str | None
+) -> None:
+    names = ["lo", "docker0", "eth0", "ib0"]
+    monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(names, 1)))
+    monkeypatch.setattr(interface, "_address", lambda name: f"10.0.0.{names.index(name)}")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", wanted)
+    assert interface.taken_by("nccl").interface == taken
