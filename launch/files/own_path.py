@@ -38,7 +38,7 @@ class OwnFolder:
         try:
             handle = os.open(name, _FILE, dir_fd=self.handle)
         except OSError as error:
-            raise _refused(path, f"cannot be opened ({error.strerror})") from error
+            raise _unopened(path, error) from error
         with os.fdopen(handle, "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
@@ -178,7 +178,7 @@ class _Walk:
                 if missing:
                     self.whole = False
                     return
-                raise _refused(self.at / word, f"cannot be opened ({error.strerror})") from error
+                raise _unopened(self.at / word, error) from error
             self._links += 1
             if self._links > MOST_LINKS:
                 raise _refused(path, "leads through too many links")
@@ -192,7 +192,7 @@ class _Walk:
         try:
             handle = os.open(word, _FOLDER, dir_fd=self.handle)
         except OSError as error:
-            raise _refused(self.at / word, f"cannot be opened as a folder ({error.strerror})") from error
+            raise _unopened(self.at / word, error) from error
         self._take(handle, self._of(word))
 
     def _of(self, word: str) -> Path:
@@ -261,6 +261,13 @@ def _not_own(found: os.stat_result, *, group: bool = False) -> str | None:
     if found.st_mode & (0o002 if group else 0o022):
         return f"can be written by others (mode {stat.S_IMODE(found.st_mode):03o})"
     return None
+
+
+def _unopened(path: Path, error: OSError) -> LaunchError:
+    """What is missing is no sign of somebody else."""
+    if isinstance(error, FileNotFoundError):
+        return LaunchError(f"{path} is missing, which every launch makes; launch the run again")
+    return _refused(path, f"cannot be opened ({error.strerror})")
 
 
 def _refused(path: Path, why: str) -> LaunchError:

@@ -35,6 +35,7 @@ def made(case: Case, tmp_path: Path) -> RunDir:
     run = case.make(tmp_path / "runs" / "tiny" / "1-1")
     jobs = [{"id": "41", "role": "job", "nodes": [0, 1]}]
     run.write_json(run.jobs, {"token": "t", "executor": "slurm", "submission": 0, "jobs": jobs})
+    run.submitit.mkdir()
     return run
 
 

@@ -165,7 +165,7 @@ def test_what_is_no_file_of_this_run_and_version_is_not_started(
         assert why in capsys.readouterr().err
     told.unlink()
     assert not starts(told)
-    assert f"error: {told} cannot be opened (No such file or directory)" in capsys.readouterr().err
+    assert f"error: {told} is missing" in capsys.readouterr().err
     target = told.with_name("target.json")
     target.write_text(content)
     told.symlink_to(target)
