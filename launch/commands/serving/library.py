@@ -150,7 +150,7 @@ def _line(run: Listed) -> RunLine:
         page = link(run.run) if RunDir.is_one(run.run.path) else None
         return RunLine(name=run.run.name, link=page, state=str(state), tone=tone, note=run.note)
     _, _, iteration, loss, ms = run_row(run.run.name, run.seen)
-    kind, age, took, _, plan = more_cells(run.seen)
+    kind, age, took, _, plan, _ = more_cells(run.seen)
     last = run.seen.log[-1].iteration if run.seen.log else 0
     return RunLine(
         name=run.run.name,
