@@ -142,12 +142,17 @@ def test_a_run_in_containers_of_pyxis_is_saved(slurm: Cluster, tmp_path: Path, p
     is_saved(slurm, submitted(tmp_path / "runs", *pyxis, f"data.prefix={tmp_path}/none", *LONG))
 
 
-def test_stop_ends_the_worker_itself_in_a_container_of_pyxis(slurm: Cluster, tmp_path: Path, pyxis: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "code"), [([], SAVED), (["--no-save"], 128 + signal.SIGTERM)], ids=["saved first", "at once"]
+)
+def test_stop_ends_the_worker_itself_in_a_container_of_pyxis(
+    slurm: Cluster, tmp_path: Path, pyxis: list[str], words: list[str], code: int
+) -> None:
     """srun would kill it, with all that it has to do at its end."""
     run = submitted(tmp_path / "runs", *pyxis, f"data.prefix={tmp_path}/none", *LONG)
     wait_for(lambda: at_work(run))
-    assert stop.main([str(run.path)]) == 0
-    assert [run.read_json(run.node_state(name))["exit_code"] for name in NODES] == [128 + signal.SIGTERM] * 3
+    assert stop.main([str(run.path), *words]) == 0
+    assert [run.read_json(run.node_state(name))["exit_code"] for name in NODES] == [code] * 3
     assert not [line for line in said(run) if "Killed" in line or "CANCELLED" in line]
 
 

@@ -12,6 +12,7 @@ from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.observe.look import observe
 from tests.support.cases import drawn
+from tests.support.launch import stand_in_checkpoint
 from tests.support.launch.live import WORKER, no_data_needed
 from tests.support.slurm.cluster import Cluster
 from tests.support.slurm.seed import (
@@ -41,7 +42,7 @@ def test_a_node_that_fails_starts_the_run_again_where_it_was_saved(
     slurm: Cluster, tmp_path: Path, het: str, node: str
 ) -> None:
     run = endless(tmp_path, f"executor.het={het}", "train.iterations=1000")
-    (run.checkpoints / "latest").write_text("iter_0000990\n")
+    stand_in_checkpoint.save(run.read_plan(), 990)
     slurm.set_node(node, "down")
     wait_for(lambda: observe(run).start.restarts == 1)
     slurm.set_node(node, "resume")
@@ -54,7 +55,7 @@ def test_a_node_that_fails_starts_the_run_again_where_it_was_saved(
 def test_a_heterogeneous_job_whose_first_node_fails_is_resumed_by_hand(slurm: Cluster, tmp_path: Path) -> None:
     """Slurm puts only the first component back into the queue."""
     run = endless(tmp_path, "executor.het=hetjob", "train.iterations=1000")
-    (run.checkpoints / "latest").write_text("iter_0000990\n")
+    stand_in_checkpoint.save(run.read_plan(), 990)
     slurm.set_node("hgx-001", "down")
     # Until Slurm has put that component back, the run looks like any that has lost a node.
     wait_for(lambda: "will never start" in judge(run).reason)
@@ -66,7 +67,7 @@ def test_a_heterogeneous_job_whose_first_node_fails_is_resumed_by_hand(slurm: Cl
 
 
 def test_at_the_time_limit_of_one_job_both_save_and_are_started_again(slurm: Cluster, tmp_path: Path) -> None:
-    run = endless(tmp_path, "train.iterations=2000")
+    run = endless(tmp_path, "train.iterations=2000", "executor.max_requeues=20")  # as many as a busy machine needs
     slurm.set_end(ids(run)[SLAVE], 31)
     verdict = verdict_of(run)
     assert verdict.state is State.succeeded, verdict
@@ -129,7 +130,7 @@ def test_a_node_that_loses_power_is_noticed_and_its_job_taken_up_by_another_node
 ) -> None:
     """The slave's nodes are any two of seven."""
     run = endless(tmp_path, "train.iterations=3000")
-    (run.checkpoints / "latest").write_text("iter_0002990\n")
+    stand_in_checkpoint.save(run.read_plan(), 2990)
     lost = run.read_json(run.node_state("gpu2-1"))["host"]
     slurm.kill_node(lost)
     told = []

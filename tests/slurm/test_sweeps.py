@@ -155,7 +155,7 @@ def test_an_interrupted_sweep_has_submitted_whole_runs_and_tells_of_each(slurm: 
     given = ["runs_dir=runs", *NODES, *SMALL, f"train.iterations={values}"]
     sweeping = tdpp("launch", "-m", *given, cwd=tmp_path)
     runs = tmp_path / "runs"
-    wait_for(lambda: len(list(RunDir.all(runs))) >= 3)
+    wait_for(lambda: len(list(RunDir.all(runs))) > 3)  # the last one may not have been submitted, and is taken back
     os.killpg(sweeping.pid, signal.SIGINT)  # as a terminal does
     out, err = sweeping.communicate(timeout=PATIENCE_S)
     assert sweeping.returncode == 130, err

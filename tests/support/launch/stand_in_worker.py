@@ -61,7 +61,7 @@ def main(plan_path: Path, node_rank: int) -> int:
             signal.signal(signal.SIGUSR2, (lambda signum, _: asked.append(signum)) if saves else signal.SIG_IGN)
             die_with_parent(signal.SIGKILL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os._exit(train(run, plan, plan["ranks"][rank]))
+            os._exit(train(run, plan_path, plan, plan["ranks"][rank]))
         ranks[pid] = rank
     state = {rank: {"rank": rank, "pid": pid, "exit_code": None, "ended_unix": None} for pid, rank in ranks.items()}
     path = run / "nodes" / f"{node['name']}.ranks.json"
@@ -91,11 +91,11 @@ def ask_to_save(ranks: dict[int, int]) -> None:
             os.kill(pid, signal.SIGUSR2)
 
 
-def train(run: Path, plan: dict, place: dict) -> int:
+def train(run: Path, plan_path: Path, plan: dict, place: dict) -> int:
     rank, train = place["rank"], plan["train"]
     interval = train["log_interval"]
     latest = run / "checkpoints" / "latest"
-    begun = int(latest.read_text().split("_")[1]) if latest.exists() else 0
+    begun = saved(latest)
     together = Together(run, rank, len(plan["ranks"]))
     last_rank = rank == len(plan["ranks"]) - 1
     for iteration in range(begun + 1, min(train["iterations"], LAST) + 1):
@@ -119,9 +119,24 @@ def train(run: Path, plan: dict, place: dict) -> int:
             log(run, plan, iteration, interval)
         if iteration == together.last():
             if last_rank:
-                latest.write_text(f"iter_{iteration:07d}\n")
+                save(plan_path, iteration)
+            while saved(latest) < iteration:  # as in training: none ends before all is written
+                time.sleep(0.01)
             return SAVED
     return 0
+
+
+def saved(latest: Path) -> int:
+    """The iteration of the latest checkpoint, 0 without one."""
+    return int(latest.read_text().split("_")[1]) if latest.exists() else 0
+
+
+def save(plan_path: Path, iteration: int) -> None:
+    """Imports late what most runs of tests do without: starts are to be quick."""
+    from megatron_ext.contract.plan import Plan
+    from tests.support.launch import stand_in_checkpoint
+
+    stand_in_checkpoint.save(Plan.read(plan_path), iteration)
 
 
 class Together:

@@ -92,13 +92,16 @@ def endless(tmp_path: Path, *overrides: str) -> RunDir:
 
 
 @contextmanager
-def occupied(slurm: Cluster, *options: str, seconds: int = 300) -> Iterator[str]:
-    """A job of somebody else, so that some nodes are not free; its id."""
-    job = slurm.run("sbatch", "--parsable", "--exclusive", "-o", "/dev/null", *options, "--wrap", f"sleep {seconds}")
+def occupied(slurm: Cluster, *options: str) -> Iterator[str]:
+    """A job of somebody else is at work, so that some nodes are not free for as long as the block takes; its id."""
+    alone = ("--parsable", "--exclusive", "--time=60", "-o", "/dev/null")
+    job = slurm.run("sbatch", *alone, *options, "--wrap", "sleep infinity")
     assert job.returncode == 0, job.stderr
-    yield job.stdout.strip()
-    slurm.run("scancel", job.stdout.strip())
-    wait_for(lambda: job.stdout.strip() not in [other.id for other in slurm.jobs()])
+    number = job.stdout.strip()
+    wait_for(lambda: "RUNNING" in [other.state for other in slurm.jobs() if other.id == number])
+    yield number
+    slurm.run("scancel", number)
+    wait_for(lambda: number not in [other.id for other in slurm.jobs()])
 
 
 def iterations(run: RunDir) -> list[int]:
