@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from conf.run_folder.rank_ranges import rank_ranges
+from conf.visible import shortened
 from launch.judge.evidence import FULL_DISK, disk_is_full
 from launch.observe.observation import Node, Observation
-from launch.screen.text import first_line
+from launch.screen.text import one_line
 from megatron_ext.contract.failure import RankFailure
 
 LOST = frozenset({"launch-cut-off", "never-started", "agent-lost"})
@@ -80,15 +81,19 @@ def _rank_failure(error: RankFailure, seen: Observation) -> tuple[str, str]:
     """Without the rank's place."""
     node = next(node for node in seen.nodes if node.name == error.node)
     if error.type == "Killed" and not error.message.startswith(_ENDING):
-        return _with_memory("rank-failed", what(error), node)
+        return _with_memory("rank-failed", what(error), node, seen)
     return "rank-failed", what(error)
 
 
-def _with_memory(rule: str, reason: str, node: Node) -> tuple[str, str]:
+def _with_memory(rule: str, reason: str, node: Node, seen: Observation) -> tuple[str, str]:
     """A process that gets no memory may end itself in any way; its stderr then says why."""
     if node.no_memory is None:
         return rule, reason
-    return "out-of-memory", f"{reason}, out of memory: {node.no_memory} (nodes/{node.name}.err)"
+    return "out-of-memory", f"{reason}, out of memory: {node.no_memory} ({_stderr(node, seen)})"
+
+
+def _stderr(node: Node, seen: Observation) -> str:
+    return f"{seen.plan.folder}/nodes/{node.name}.err"
 
 
 def undecided(seen: Observation) -> list[RankFailure]:
@@ -116,13 +121,13 @@ def _node_failure(node: Node, seen: Observation, ranks_told: bool) -> tuple[str,
             return None
         if node.exit_code < 0:
             reason = f"the worker of node {node.name} was killed by {_signal(-node.exit_code)}"
-            return _with_memory("worker-killed", reason, node)
+            return _with_memory("worker-killed", reason, node, seen)
         if ranks_told:
             return None
         reason = f"the worker of node {node.name} exited with {node.exit_code}"
         if node.no_memory is None:
-            reason += f": {node.error or f'see {seen.plan.folder}/nodes/{node.name}.err'}"
-        return _with_memory("worker-failed", reason, node)
+            reason += f": {node.error or f'see {_stderr(node, seen)}'}"
+        return _with_memory("worker-failed", reason, node, seen)
     if node.unseen is not None:
         return "runs-dir-unseen", f"node {node.name}: {node.unseen.message(seen.runs_dir)}"
     job = seen.job_of(node)
@@ -142,7 +147,7 @@ def _node_failure(node: Node, seen: Observation, ranks_told: bool) -> tuple[str,
 def what(error: RankFailure) -> str:
     if error.type == "Killed":
         return f"was {error.message}"
-    return f"failed with {error.type}: {first_line(error.message)}"
+    return f"failed with {error.type}: {shortened(one_line(error.message))}"
 
 
 def _signal(number: int) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 
 from conf.visible import plural
+
+_STACK = re.compile(r"Exception raised from |frame #\d|Traceback \(|Stack trace|C\+\+ CapturedTraceback|File \"")
+"""How the lines of a stack begin: libtorch's, Python's."""
+_POINTS = (".", ":", ";", ",", "!", "?")
 
 
 def some(names: Sequence[str], most: int) -> str:
@@ -17,6 +22,20 @@ def some(names: Sequence[str], most: int) -> str:
 def first_line(text: str) -> str:
     first, *more = text.strip().splitlines() or [""]
     return f"{first}{' …' if more else ''}"
+
+
+def one_line(text: str) -> str:
+    """All lines in one, up to a stack, whose frames help no user: the remedy often stands behind the first line."""
+    lines: list[str] = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if lines and _STACK.match(line):
+            return f"{_joined(lines)} …"
+        lines.append(line)
+    return _joined(lines)
+
+
+def _joined(lines: Sequence[str]) -> str:
+    return "".join(f"{line}{' ' if line.endswith(_POINTS) else '; '}" for line in lines[:-1]) + "".join(lines[-1:])
 
 
 def ago(seconds: float) -> str:

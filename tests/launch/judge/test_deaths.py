@@ -66,7 +66,8 @@ def test_a_rank_that_raises_comes_before_those_that_only_lost_it(runs: Path) -> 
     end(run)
     verdict = judge(run)
     assert verdict.state == State.failed
-    assert verdict.reason == "rank 3 (stage 1, dp 1, tp 0, node local-1) failed with RuntimeError: out of luck …"
+    place = "rank 3 (stage 1, dp 1, tp 0, node local-1)"
+    assert verdict.reason == f"{place} failed with RuntimeError: out of luck; in detail"
     assert any("failed only because another one was lost" in line for line in verdict.evidence)
 
 

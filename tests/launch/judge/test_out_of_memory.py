@@ -14,6 +14,7 @@ ABORTED = "terminate called after throwing an instance of 'std::bad_alloc'\n  wh
 EARLIER = "MemoryError of an earlier start\n"
 OTHERS = "[rank 3 (stage 1, dp 1, tp 0)] error: out of memory: CUDA out of memory. A smaller …\n"
 RANK = "rank 2 (stage 1, dp 0, tp 0, node local-1) was killed by SIGABRT"
+FOLDER = "<the run's folder>"
 WORKER = "the worker of node local-1"
 KILLED = Error(2, NOW - 5, "Killed", "killed by SIGABRT")
 
@@ -22,7 +23,7 @@ CASES = {
         Case([ended(143, "SIGTERM"), ended(1)], [KILLED]),
         ABORTED,
         "out-of-memory",
-        f"{RANK}, out of memory: {ABORTED.splitlines()[0]} (nodes/local-1.err)",
+        f"{RANK}, out of memory: {ABORTED.splitlines()[0]} ({FOLDER}/nodes/local-1.err)",
     ),
     "a-rank-for-another-reason": (
         Case([ended(143, "SIGTERM"), ended(1)], [KILLED]),
@@ -46,13 +47,13 @@ CASES = {
         Case([Node(), ended(-6)]),
         ABORTED,
         "out-of-memory",
-        f"{WORKER} was killed by SIGABRT, out of memory: {ABORTED.splitlines()[0]} (nodes/local-1.err)",
+        f"{WORKER} was killed by SIGABRT, out of memory: {ABORTED.splitlines()[0]} ({FOLDER}/nodes/local-1.err)",
     ),
     "a-worker-in-python": (
         Case([Node(), ended(1)]),
         'Traceback (most recent call last):\n  File "x.py"\nMemoryError\n',
         "out-of-memory",
-        f"{WORKER} exited with 1, out of memory: MemoryError (nodes/local-1.err)",
+        f"{WORKER} exited with 1, out of memory: MemoryError ({FOLDER}/nodes/local-1.err)",
     ),
     "a-worker-for-another-reason": (
         Case([Node(), ended(1)]),
@@ -70,7 +71,7 @@ def test_stderr_tells_why_a_process_ended(tmp_path: Path, case: Case, stderr: st
     run.node_err("local-0").write_text(ABORTED)
     run.node_err("local-1").write_text(stderr)
     verdict = judge(run, NOW)
-    assert (verdict.rule, verdict.reason) == (rule, reason)
+    assert (verdict.rule, verdict.reason) == (rule, reason.replace(FOLDER, str(run.path)))
 
 
 def test_what_an_earlier_start_said_is_past(tmp_path: Path) -> None:

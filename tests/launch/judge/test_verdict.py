@@ -240,7 +240,7 @@ CASES = {
     ),
     "a-rank-raised": (
         Case([ended(1), ended(143, "SIGTERM")], [Error(1, NOW - 9, message="boom\ndetail")], last=20),
-        State.failed, "rank 1 (stage 0, dp 1, tp 0, node local-0) failed with RuntimeError: boom …",
+        State.failed, "rank 1 (stage 0, dp 1, tp 0, node local-0) failed with RuntimeError: boom; detail",
     ),
     "a-rank-raised-and-the-others-still-end": (
         Case([Node(), Node()], [Error(1, NOW - 1)], last=20), State.failed, "rank 1 "
