@@ -15,6 +15,8 @@ BEAT_S = 2.0
 """Between two signs of life."""
 
 
+CLOCK_S = 5.0
+"""A clock that moved so far against the monotonic one was set, or the machine slept."""
 REQUEUED = "requeued"
 """What an agent says of its node: its ranks have saved, and its job is to be started again."""
 
@@ -45,14 +47,22 @@ class NodeState:
             "stopped_unix": None,
             "reason": None,
             "withdrew": [],
+            "clock_set_unix": None,
+            "clock_set_by_s": 0.0,
             "out_begin": _size(run.node_out(name)),
             "err_begin": _size(run.node_err(name)),
         }
         self._next_beat = 0.0
+        self._clock_s = time.time() - time.monotonic()
         self.publish()
 
     def publish(self, **changes: Any) -> None:
-        self._content |= {"beat_unix": time.time(), **changes}
+        unix = time.time()
+        clock_s = unix - time.monotonic()
+        if abs(clock_s - self._clock_s) > CLOCK_S:  # ages of what was written before are to be right afterwards
+            self._content |= {"clock_set_unix": unix, "clock_set_by_s": clock_s - self._clock_s}
+        self._clock_s = clock_s
+        self._content |= {"beat_unix": unix, **changes}
         self._run.write_json(self._path, self._content)
         self._next_beat = time.monotonic() + BEAT_S
 

@@ -87,6 +87,10 @@ class NodeRecord:
     host: str | None = None
     worker_stopped: bool = False
     withdrew: tuple[str, ...] = ()
+    clock_set_unix: Unix | None = None
+    """When its host's clock was last set while the agent ran, by the clock as it was set."""
+    clock_set_by_s: float = 0.0
+    """Seconds forward; negative: back."""
 
     @property
     def of(self) -> Start:

@@ -34,6 +34,12 @@ _SPREAD_S = 2.0
 """A signal to all processes of a node reaches its agent and its ranks in any order, so far apart on a busy machine."""
 
 
+_WRITABLE_AGAIN = (
+    "mount its file system writable again (dmesg or its administrator says why it is not), and then continue with "
+    "'tdpp launch resume=RUN'"
+)
+
+
 @dataclass(frozen=True)
 class Cause:
     """When something went wrong, by which rule, and in words."""
@@ -55,6 +61,8 @@ def causes(seen: Observation) -> list[Cause]:
         rule, reason = failure
         if not node.ended and disk_is_full(seen):
             rule, reason = "disk-full", f"{FULL_DISK}; {reason}"
+        elif not node.ended and seen.read_only:
+            rule, reason = "read-only", f"{seen.plan.folder} has become read-only: {reason}; {_WRITABLE_AGAIN}"
         found.append(Cause(node.seen_unix, rule, reason))
     return sorted((cause for cause in found if cause.unix <= until), key=lambda cause: cause.unix)
 

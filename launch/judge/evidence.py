@@ -79,6 +79,8 @@ def evidence_of(seen: Observation, judged: State, later: Iterable[str]) -> Itera
             silence = silent_s(node, seen)
             state += f", but its agent has been silent for {silence:.0f} s" if silence is not None else ""
             yield Evidence(OF_NODE, f"{state}{sign}", node.name)
+    for words in seen.clocks:
+        yield Evidence("clock", words)
     for node_gpus in seen.gpus:
         if (summary := gpu_health.summary(node_gpus, seen.now_unix)) is not None:
             yield Evidence(OF_GPUS, summary, node_gpus.node)

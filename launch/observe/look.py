@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -34,6 +36,7 @@ from launch.machine.slurm_commands import JobState
 from launch.node.peers import SILENCE_S
 from launch.node.stalled_rank import STILL_S, read_doings
 from launch.node.unseen import Unseen, not_started, unlaunched
+from launch.observe.clocks import clocks_of
 from launch.observe.first_error import first_error
 from launch.observe.iterations import read_log, read_text_log
 from launch.observe.observation import READINGS, Job, Kind, Node, NodeGpus, Observation
@@ -97,14 +100,29 @@ def _unrecorded(looks: Sequence[RunFiles]) -> dict[str, str]:
 
 
 def _now(look: RunFiles) -> float:
-    """By this machine's clock, but not before what the nodes have said: either clock may have been set."""
-    beats = (state.beat_unix for state in look.states.values() if state is not None)
-    return max(time.time(), *beats, 0.0)
+    """By this machine's clock, but not before the nodes' last signs of life by the file system's: either may have been
+    set."""
+    written = [0.0]
+    for name, state in look.states.items():
+        with suppress(OSError):
+            written += [look.run.node_state(name).stat().st_mtime] if state is not None else []
+    return max(time.time(), *written)
+
+
+def _is_read_only(run: RunDir) -> bool:
+    """Whether the file system lets nothing be written. One that became so by an error may still call itself writable;
+    opening a file to write, which changes nothing, shows it."""
+    try:
+        os.close(os.open(run.jobs, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno == errno.EROFS
+    return False
 
 
 def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Observation:
     """Looks at everything else, now that Slurm has answered what `before` asks; raises as `observe` does."""
     run, plan, submitted, names = before.run, before.plan, before.submitted, before.names
+    measured = now is None
     now = _now(before) if now is None else now
     submitted_unix = run.jobs.stat().st_mtime  # written without jobs first, and last when all are submitted
     states, faults = before.states, Faults()
@@ -120,6 +138,8 @@ def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Ob
         states = states_of(run, plan, faults)
     else:
         faults += before.faults
+    clocks = clocks_of(run, states, follows_files=measured)
+    states = {name: clocks.of_node(name, state) for name, state in states.items()}
     start = _newest(before, states, jobs)
     patience = SUBMISSION_S if submitted.on_slurm else SILENCE_S if living is None or submitted.on_hosts else START_S
     young = now - submitted_unix < patience
@@ -150,6 +170,7 @@ def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Ob
     errors = list(_errors(run, plan, start, faults))
     upstream = plan.engine == MEGATRON_LM
     log = read_text_log(run.node_out(names[-1]), faults) if upstream else read_log(run.metrics, faults)
+    log = tuple(clocks.of_line(line, names[plan.ranks[-1].node]) for line in log)
     quiet = errors or not log or now - log[-1].unix > STILL_S
     disk = os.statvfs(run.path)
     return Observation(
@@ -160,6 +181,8 @@ def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Ob
         now_unix=now,
         stop_unix=stop_unix,
         free_bytes=disk.f_bavail * disk.f_frsize,
+        read_only=any(not node.ended and not node.alive for node in nodes) and _is_read_only(run),
+        clocks=clocks.words,
         jobs=jobs,
         job_ids=tuple(job.id for job in submitted.jobs if job.id is not None) if submitted.on_slurm else (),
         silence=str(answers) if jobs and isinstance(answers, LaunchError) else None,

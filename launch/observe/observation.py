@@ -141,6 +141,10 @@ class Observation:
     """When it was asked to stop."""
     free_bytes: int
     """On the disk of the run folder, for this user."""
+    read_only: bool = False
+    """Whether a node is lost, and nothing can be written into the run folder from here."""
+    clocks: tuple[str, ...] = ()
+    """Clocks of nodes that were set or differ, as ages are counted without it: a sentence each."""
     jobs: tuple[Job, ...]
     """Slurm's, where it was asked."""
     job_ids: tuple[str, ...] = ()

@@ -43,4 +43,7 @@ def test_of_a_run_in_the_middle(tmp_path: Path) -> None:
     assert codes["launch"] == codes["status"] != "0"
     for said in (tmp_path / "out", tmp_path / "status"):
         assert "Traceback" not in said.read_text()
+        assert f"{tmp_path}/there/runs/ro/" in said.read_text()
+        assert " has become read-only: " in said.read_text()
+        assert "'tdpp launch resume=" in said.read_text()
     assert (tmp_path / "left").read_text() == ""
