@@ -1,4 +1,4 @@
-"""Slurm's commands, and what they print: the only module that calls them (submitit calls sbatch)."""
+"""Slurm's commands: the only module that calls them (submitit calls sbatch)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 
 from launch.errors import LaunchError
 from launch.machine.hostlist import expanded
+from launch.machine.job_states import (
+    SACCT_FIELDS,
+    SQUEUE_FORMAT,
+    STARTS_FIELDS,
+    JobState,
+    parse_sacct,
+    parse_squeue,
+    parse_starts,
+)
 
 TIMEOUT_S = 60
 CANCEL_S = 90.0
@@ -25,25 +33,6 @@ _FOREIGN = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SINFO|SQUEUE|SCANCEL|SA
 _KEPT = {"SLURM_CONF"}
 _REFUSED = re.compile(r"allocate resources: (.*(?:Invalid (?:account|qos)|not permitted|permission denied).*)")
 """slurm_strerror's texts for a job that this user may not have, however long it waits."""
-
-PENDING = frozenset(
-    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
-)
-FINAL = frozenset(
-    {
-        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
-        *("REVOKED", "TIMEOUT"),
-    }
-)
-"""All other states, also those that later versions of Slurm add, are of a job that still has something to come:
-https://slurm.schedmd.com/job_state_codes.html."""
-
-
-LAUNCH_FAILURE = "JobLaunchFailure"
-"""squeue's reason, such as that the job's output cannot be opened on its first node."""
-_LAUNCH_FAILURE_CODE = "0:53"
-"""The same as sacct's exit code."""
-
 
 NODES_UNAVAILABLE = "node configuration is not available"
 """slurm_strerror's text: too few nodes that are up have what a job wants."""
@@ -61,35 +50,6 @@ class SlurmSilent(LaunchError):
 
 class JobRefused(LaunchError):
     """Slurm's rules do not allow the user such a job. The message is Slurm's."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobState:
-    """A job, or a component of a heterogeneous one, as Slurm describes it."""
-
-    id: str
-    state: str
-    """The state's name alone, such as CANCELLED."""
-    detail: str = ""
-    """What follows it: `by 1000` of a cancelled job; the reason of a pending one, or of one that was not launched."""
-    time_left: str = ""
-    """As squeue writes it; empty if it did not."""
-    hosts: tuple[str, ...] = ()
-    """Of its nodes, by task; none before it has any."""
-    start_unix: float | None = None
-    """Of a pending one, when Slurm expects to start it, in seconds since 1970; None where it does not say."""
-
-    @property
-    def pending(self) -> bool:
-        return self.state in PENDING
-
-    @property
-    def over(self) -> bool:
-        return self.state in FINAL
-
-    def __str__(self) -> str:
-        detail = f" ({self.detail})" if self.detail else ""
-        return f"job {self.id} is {self.state}{detail}"
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
@@ -128,63 +88,15 @@ def job_states(ids: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, Jo
     return {job: found[job] for job in wanted if job in found}
 
 
-SQUEUE_FORMAT = "--format=%i|%T|%r|%L|%N|%S"
 QUEUED_FORMAT = "--format=%i|%k"
 
 
 def _accounting(ids: Sequence[str], timeout_s: float) -> str:
-    command = ["sacct", "-X", "-n", "-P", "-o", "JobID%40,State%60,ExitCode,NodeList", "-j", ",".join(ids)]
+    command = ["sacct", "-X", "-n", "-P", "-o", SACCT_FIELDS, "-j", ",".join(ids)]
     done = _run(command, timeout_s)
     if "accounting storage is disabled" in done.stderr:
         return ""
     return _output(command, done)
-
-
-def parse_squeue(text: str) -> dict[str, JobState]:
-    states = []
-    for line in text.splitlines():
-        job, state, reason, left, *more = line.strip().split("|")
-        given = (state in PENDING and reason != "None") or reason == LAUNCH_FAILURE
-        states.append(
-            JobState(
-                id=job,
-                state=state,
-                detail=reason if given else "",
-                time_left=left,
-                hosts=expanded(*more[:1]),
-                start_unix=_unix(*more[1:2]) if state in PENDING else None,
-            )
-        )
-    return _together(states)
-
-
-def _unix(written: str = "") -> float | None:
-    """Of a time as Slurm writes it, in the time zone of this machine; None of `N/A`."""
-    try:
-        return datetime.fromisoformat(written).timestamp()
-    except ValueError:
-        return None
-
-
-def parse_sacct(text: str) -> dict[str, JobState]:
-    """`CANCELLED by 1000` has two parts. A requeued job has a line only for its last start."""
-    states = []
-    for line in text.splitlines():
-        job, given, *rest = line.strip().split("|")
-        state, _, detail = given.partition(" ")
-        if state == "FAILED" and rest[:1] == [_LAUNCH_FAILURE_CODE]:
-            detail = LAUNCH_FAILURE
-        states.append(JobState(id=job, state=state.rstrip("+"), detail=detail, hosts=expanded(*rest[1:2])))
-    return _together(states)
-
-
-def parse_starts(text: str) -> list[JobState]:
-    """Every start of jobs, also those that ended because the job was requeued, in the order of their ends."""
-    rows = [line.strip().split("|") for line in text.splitlines() if line.strip()]
-    ended = sorted((row for row in rows if len(row) == 4 and _unix(row[3]) is not None), key=lambda row: row[3])
-    return [
-        JobState(id=job, state=state.split(" ")[0].rstrip("+"), hosts=expanded(hosts)) for job, state, hosts, _ in ended
-    ]
 
 
 def ended_starts(ids: Iterable[str], timeout_s: float = TIMEOUT_S) -> list[JobState]:
@@ -193,47 +105,8 @@ def ended_starts(ids: Iterable[str], timeout_s: float = TIMEOUT_S) -> list[JobSt
     Raises:
         LaunchError: there is no accounting, or it does not answer.
     """
-    fields = "JobID%40,State%60,NodeList,End"
-    return parse_starts(_ask(["sacct", "--duplicates", "-X", "-n", "-P", "-o", fields, "-j", ",".join(ids)], timeout_s))
-
-
-def _together(states: Sequence[JobState]) -> dict[str, JobState]:
-    """One state for each job: components are `<id>+<number>`, and the first that is not well speaks for all."""
-    jobs: dict[str, list[JobState]] = {}
-    for state in states:
-        jobs.setdefault(state.id.partition("+")[0], []).append(state)
-
-    return {
-        job: replace(_whole(parts), hosts=_all_hosts(parts), start_unix=_last_start(parts))
-        for job, parts in jobs.items()
-    }
-
-
-def _last_start(parts: Sequence[JobState]) -> float | None:
-    """When Slurm expects the last of the pending components to start; None where it does not say so of all."""
-    starts = [part.start_unix for part in parts if part.pending]
-    known = [start for start in starts if start is not None]
-    return max(known) if known and len(known) == len(starts) else None
-
-
-def _all_hosts(parts: Sequence[JobState]) -> tuple[str, ...]:
-    """Tasks go through the components by their numbers."""
-    ordered = sorted(parts, key=lambda part: int(part.id.partition("+")[2] or 0))
-    return tuple(host for part in ordered for host in part.hosts)
-
-
-def _whole(parts: Sequence[JobState]) -> JobState:
-    """What the states of a job's components come to."""
-    ended = next((part for part in parts if part.over and part.state != "COMPLETED"), None)
-    waiting = next((part for part in parts if part.pending and part.detail != "BeginTime"), None)
-    if ended is not None and waiting is not None:
-        # After a failure of its first node Slurm (22.05) puts only that component back into the queue, for ever.
-        return JobState(
-            id=ended.id,
-            state=ended.state,
-            detail=f"so the rest of the heterogeneous job, {waiting.id}, will never start",
-        )
-    return next((part for part in parts if not part.over), ended or parts[0])
+    command = ["sacct", "--duplicates", "-X", "-n", "-P", "-o", STARTS_FIELDS, "-j", ",".join(ids)]
+    return parse_starts(_ask(command, timeout_s))
 
 
 def submitted(comment: str, owner: int) -> list[str]:

@@ -16,8 +16,8 @@ from launch.files.attempt import Start
 from launch.files.run_files import read_submitted
 from launch.machine import slurm_commands
 from launch.machine.hostlist import compressed
+from launch.machine.job_states import JobState
 from launch.machine.sinfo import parse
-from launch.machine.slurm_commands import JobState
 
 ATTEMPTS, BETWEEN_S = 5, 3.0
 """The accounting lags behind."""

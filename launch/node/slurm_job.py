@@ -15,6 +15,7 @@ from launch.files.records import JobRecord, NodeRecord
 from launch.files.run_files import read_submitted
 from launch.machine import slurm_commands
 from launch.machine.hostlist import expanded
+from launch.machine.job_states import JobState
 from launch.node.peers import SILENCE_S, JobFate, OtherJob
 from launch.node.unseen import Unseen, not_started
 
@@ -62,7 +63,7 @@ class SlurmJob:
         """Since when Slurm has known no further one."""
         self._asked = -math.inf
         self._about: set[str] = set()
-        self._states: dict[str, slurm_commands.JobState] | None = None
+        self._states: dict[str, JobState] | None = None
         """What Slurm said of the jobs `_about` at `_asked`; None if it gave no answer."""
 
     @classmethod

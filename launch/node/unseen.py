@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from conf.errors import RunFolderError
 from conf.run_folder.run_files import read_text
 from conf.run_folder.rundir import RunDir
-from launch.machine.slurm_commands import LAUNCH_FAILURE, JobState
+from launch.machine.job_states import LAUNCH_FAILURE, JobState
 from megatron_ext.contract.plan import Plan
 
 

@@ -31,8 +31,8 @@ from launch.files.records import (
 )
 from launch.files.run_files import RunFiles, read_run_files, states_of
 from launch.machine import processes, slurm_commands
+from launch.machine.job_states import JobState
 from launch.machine.memory_signs import memory_sign
-from launch.machine.slurm_commands import JobState
 from launch.node.peers import SILENCE_S
 from launch.node.stalled_rank import STILL_S, read_doings
 from launch.node.unseen import Unseen, not_started, unlaunched

@@ -9,7 +9,7 @@ from conf.run_folder.gpu_lines import GpuEntry, GpuReading, GpuTrouble
 from launch.files.attempt import Start
 from launch.files.faults import Fault
 from launch.files.records import Goal, RestartRecord
-from launch.machine.slurm_commands import JobState
+from launch.machine.job_states import JobState
 from launch.node.stalled_rank import Doing
 from launch.node.unseen import Unseen
 from launch.observe.iterations import Iteration

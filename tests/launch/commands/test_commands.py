@@ -22,7 +22,7 @@ from launch.errors import LaunchError
 from launch.files.run_files import RunFiles, read_run_files
 from launch.judge.runs_table import COLUMNS, MORE_COLUMNS
 from launch.machine import processes
-from launch.machine.slurm_commands import JobState
+from launch.machine.job_states import JobState
 from launch.observe import look
 from launch.observe.look import complete
 from launch.observe.observation import Observation

@@ -15,7 +15,7 @@ from conf.run_folder.rundir import RunDir
 from launch import cli
 from launch.commands.runs import listed
 from launch.control.planning.plan import make_plan
-from launch.machine.slurm_commands import JobState
+from launch.machine.job_states import JobState
 from launch.observe.look import SUBMISSION_S
 from tests.launch.judge.test_verdict import NOW, OK, Case, Node, ended
 from tests.support.launch.live import TWO_NODES

@@ -10,7 +10,7 @@ from conf.run_folder.rundir import RunDir
 from launch.files.run_files import read_run_files
 from launch.judge.state import State
 from launch.judge.verdict import decide
-from launch.machine.slurm_commands import JobState
+from launch.machine.job_states import JobState
 from launch.observe.look import complete
 from tests.launch.judge.test_verdict import NOW, OK, Case, Node, ended
 

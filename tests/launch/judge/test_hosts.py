@@ -14,7 +14,7 @@ from launch.judge.state import State
 from launch.judge.status_text import as_json, as_text
 from launch.judge.verdict import decide
 from launch.machine.hostlist import compressed, expanded
-from launch.machine.slurm_commands import JobState, parse_starts
+from launch.machine.job_states import JobState, parse_starts
 from launch.node.restart_note import why
 from launch.observe.look import complete
 from launch.observe.observation import Observation

@@ -12,7 +12,7 @@ from launch.commands import status
 from launch.files.run_files import read_run_files
 from launch.judge.state import State
 from launch.judge.verdict import decide
-from launch.machine.slurm_commands import JobState
+from launch.machine.job_states import JobState
 from launch.observe.look import complete
 from launch.observe.observation import Observation
 from tests.launch.judge.test_verdict import NOW, Case, Error, Node, ended

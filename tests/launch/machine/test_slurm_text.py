@@ -16,7 +16,8 @@ from launch.control.executors.jobs import JobRequest, job_requests
 from launch.control.executors.sbatch import Submission, sbatch_text
 from launch.errors import LaunchError
 from launch.files.attempt import Start
-from launch.machine.slurm_commands import JobState, environment, parse_sacct, parse_squeue
+from launch.machine.job_states import JobState, parse_sacct, parse_squeue
+from launch.machine.slurm_commands import environment
 from tests.support import ROOT
 
 GOLDEN = ROOT / "tests" / "launch" / "golden" / "sbatch"
