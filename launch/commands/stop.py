@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 
 from conf.errors import RunFolderError
 from conf.reading.values import Parser
@@ -21,6 +20,7 @@ from launch.judge.state import State
 from launch.judge.verdict import decide
 from launch.observe.look import observe
 from launch.screen.consent import agreed, can_be_asked
+from megatron_ext.contract.worker import SAVED
 
 
 def confirm(run: RunDir) -> None:
@@ -54,9 +54,7 @@ def main(argv: Sequence[str]) -> int:
         confirm(run)
     if _saves(run, arguments.save):
         print(f"saving first, for at most {SAVE_S:.0f} s; Ctrl-C ends the run without it", file=sys.stderr, flush=True)
-        with suppress(KeyboardInterrupt):
-            if not save_first(run):
-                print(f"it has not saved within {SAVE_S:.0f} s, and is ended", file=sys.stderr, flush=True)
+        print(visible(_saved_first(run)), end="", file=sys.stderr, flush=True)
     ended = stop(run)
     tell_end_if_possible(run)
     verdict = verdict_on(run)
@@ -64,6 +62,23 @@ def main(argv: Sequence[str]) -> int:
     if not is_over(run):
         raise LaunchError(f"{run.name} was asked to stop, but has not ended yet; {_who_ends_it(run)}")
     return 0
+
+
+def _saved_first(run: RunDir) -> str:
+    """Has the run save and end; where that gave nothing, a line that says why."""
+    try:
+        if not save_first(run):
+            return f"it has not saved within {SAVE_S:.0f} s, and is ended\n"
+        nodes = observe(run).nodes
+    except KeyboardInterrupt:
+        return "interrupted: the run is ended without saving\n"
+    except RunFolderError:  # it is ended, whatever its files hold
+        return ""
+    failed = [node for node in nodes if node.exit_code not in (0, SAVED)]
+    if not failed:
+        return ""
+    how = "its agent is gone" if failed[0].exit_code is None else f"it exited with {failed[0].exit_code}"
+    return f"node {failed[0].name} ended before it had saved: {how}; see {run.node_err(failed[0].name)}\n"
 
 
 def _saves(run: RunDir, asked: bool | None) -> bool:

@@ -106,6 +106,39 @@ def test_what_does_not_save_in_time_is_ended_without(runs: Path, monkeypatch: py
     assert judge(run).state is State.stopped
 
 
+def test_an_interrupted_saving_says_that_nothing_is_saved(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = start(runs, *FOREVER)
+    wait_until_running(run)
+
+    def interrupted(_run: RunDir) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stop_command, "save_first", interrupted)
+    assert stop_command.main([str(run.path), "--save"]) == 0
+    assert "interrupted: the run is ended without saving\n" in capsys.readouterr().err
+    assert processes.find(token(run)) == set()
+
+
+def test_what_ends_before_it_has_saved_says_where_to_look(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = start(runs, *FOREVER)
+    wait_until_running(run)
+
+    def killed(run: RunDir) -> bool:
+        for pid in workers(run):
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: observe(run).over)
+        return True
+
+    monkeypatch.setattr(stop_command, "save_first", killed)
+    assert stop_command.main([str(run.path), "--save"]) == 0
+    said = f"node local-0 ended before it had saved: it exited with -9; see {run.node_err('local-0')}\n"
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.fast
 def test_stop_finds_the_processes_of_a_submission_that_was_cut_off(runs: Path) -> None:
     run = start(runs, *FOREVER)
