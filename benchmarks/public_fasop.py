@@ -1,13 +1,11 @@
 """python -m benchmarks.public_fasop --public FOLDER [--results FILE]: BERT and T5, beside the public FASOP itself.
 
 FOLDER is `FASOP/` of a checkout of github.com/AvatarHwang/FASOP. Its own functions are called on its one A100 node with
-A10 nodes, sizes and costs, and timed; its main program is not run, since that deletes files. Then:
-
-- our search of the same model on the same nodes, in CPU seconds of this process, without imports;
-- for every candidate of the public tool (sizes and node order) our partition beside its own, both with its layer costs,
-  in its simulator and with its gradient sums. Its 26 or 50 parts differ, so these are partitions of unlike layers.
-  `benchmarks.public_simulator` computes the same for many partitions at once, which is checked at each candidate.
-  Where its seconds are not those of the partition that it names, the shorter time counts as its own.
+A10 nodes, sizes and costs. For every candidate of the public tool (sizes and node order) our partition stands beside
+its own, both with its layer costs, in its simulator and with its gradient sums. Its 26 or 50 parts differ, so these are
+partitions of unlike layers. `benchmarks.public_simulator` computes the same for many partitions at once, which is
+checked at each candidate. Where its seconds are not those of the partition that it names, the shorter time counts as
+its own. How long the tools take is measured by `benchmarks.whole_commands`.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ import json
 import os
 import platform
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,38 +29,12 @@ from benchmarks.public_simulator import PublicPipelines
 from conf.schema.experiment import Schedule
 from fasop.partition.baselines import start
 from fasop.partition.local_search import bottleneck, shortest
-from fasop.search.inputs import read
-from fasop.search.search import Best, explore
-from fasop.search.space.candidates import Space
-from fasop.search.space.choices import Choices
 from fasop.simulation.layer_order import LayerOrder
 from fasop.simulation.linear import Linear
 
-MODELS = {
-    "T5": ("model=t5-3b", "parallel.global_batch_size=128"),
-    "bert": ("model=bert-large", "cluster.groups.gpu2.count=3", "parallel.global_batch_size=256"),
-}
-ROUNDS = 5
-"""Of our search; the fastest counts."""
+MODELS = ("T5", "bert")
 EQUAL = 1e-6
 """The part of a time by which the same plan may differ: the public tool computes in 32 bit."""
-
-
-def ours(words: Sequence[str]) -> dict[str, Any]:
-    """A search of the same model and nodes."""
-    inputs = read(["cluster=a100x1_a10x7", "train.precision=fp16", *words])
-    seconds = []
-    for _ in range(ROUNDS):
-        best, begin = Best(1), time.process_time()
-        seen = explore([Space(inputs.training, inputs.kinds, Choices())], best)
-        seconds.append(time.process_time() - begin)
-    plan = best.plans[0].parallel
-    return {
-        "search_cpu_s": round(min(seconds), 3),
-        "search_first_round_cpu_s": round(seconds[0], 3),
-        "sizes": seen.sizes,
-        "plan": f"{plan.tensor}x{plan.data}x{plan.pipeline}, micro-batch {plan.micro_batch_size}, {plan.partition}",
-    }
 
 
 class Public:
@@ -85,7 +56,7 @@ class Public:
         self.name = name
 
     def candidates(self) -> Iterator[dict[str, Any]]:
-        """With their seconds an iteration, and the CPU seconds that each took."""
+        """With their seconds an iteration."""
         for order in self.orders:
             known = None
             cluster, types = [[*node] for node, _ in order], [kind for _, kind in order]
@@ -99,7 +70,6 @@ class Public:
                     for key, v in zip(("tp", "dp", "pp"), (tensor, data, pipeline), strict=True)
                 }
                 args = (np.full((4, self.nodes), -1.0), self.batch, micro, cluster, self.model, degrees)
-                begin = time.process_time()
                 with torch.no_grad():
                     result = self.tool(args, types, {"exhaustive": False, "gpu_type_lst": None})
                 yield {
@@ -108,7 +78,6 @@ class Public:
                     "types": types,
                     "partition": [*result[1]],
                     "seconds": float(result[2]),
-                    "cpu_s": time.process_time() - begin,
                 }
 
     def ours(self, one: dict[str, Any]) -> tuple[float, float, float]:
@@ -183,8 +152,7 @@ def compared(name: str) -> dict[str, Any]:
     with contextlib.redirect_stdout(io.StringIO()):
         public = Public(name)
         candidates = [*public.candidates()]
-        cpu_s, ratios, best, others = sum(one["cpu_s"] for one in candidates), [], [], 0
-        begin = time.process_time()
+        ratios, best, others = [], [], 0
         for one in candidates:
             mine, theirs, wrong = public.ours(one)
             if wrong > EQUAL:
@@ -196,9 +164,7 @@ def compared(name: str) -> dict[str, Any]:
     fastest = min(one["seconds"] for one in candidates)
     return {
         "candidates": len(candidates),
-        "public_cpu_s": round(cpu_s, 2),
         "its_seconds_are_of_another_partition_than_it_names": others,
-        "our_partitions_with_its_simulator_cpu_s": round(time.process_time() - begin, 2),
         "ours_worse": int((found > 1 + EQUAL).sum()),
         "ours_better": int((found < 1 - EQUAL).sum()),
         "ours_percent_shorter_mean": round(100 * (1 - float(found.mean())), 2),
@@ -212,7 +178,7 @@ def compared(name: str) -> dict[str, Any]:
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description="BERT and T5, beside the public FASOP itself.")
     parser.add_argument("--public", type=Path, required=True, help="FASOP/ of its checkout")
-    parser.add_argument("--models", nargs="+", choices=[*MODELS], default=[*MODELS])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--results", type=Path, help="where to write the figures as JSON")
     args = parser.parse_args(argv)
     found: dict[str, Any] = {
@@ -223,16 +189,13 @@ def main(argv: list[str]) -> None:
             "load_average": [round(load, 1) for load in os.getloadavg()],
         }
     }
-    for name in args.models:
-        found[name] = ours(MODELS[name])
     results = args.results and args.results.resolve()
     sys.path.insert(0, str(args.public.resolve()))
     os.chdir(args.public)  # it reads its costs from there
     os.environ.setdefault("HOME", "/")
     torch.set_num_threads(1)
     for name in args.models:
-        found[name].update(compared(name))
-        found[name]["public_is_times"] = round(found[name]["public_cpu_s"] / found[name]["search_cpu_s"])
+        found[name] = compared(name)
     text = json.dumps(found, indent=1)
     print(text)
     if results:

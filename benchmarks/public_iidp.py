@@ -1,8 +1,8 @@
 """python -m benchmarks.public_iidp --public FOLDER [--results FILE]: shares, beside the public IIDP's own solver.
 
 FOLDER is a checkout of github.com/unist-ssl/IIDP. Its solver and ours answer its quickstart (a V100 and a P100 server)
-for every global batch that both can; then both are asked for the most GPUs of the same two kinds in the time that is
-left to a reader. Seconds are CPU seconds of this process, without imports.
+for every global batch that both can, and larger clusters of the same two kinds. How long the tools take is measured by
+`benchmarks.whole_commands`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import platform
 import sys
 import tempfile
-import time
 import types
 from collections.abc import Sequence
 from dataclasses import replace
@@ -54,13 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def quickstart(public: Public, cluster: Cluster) -> dict[str, Any]:
     """Both answers to every global batch."""
-    ours_s = theirs_s = 0.0
     ratios, without = list[float](), 0
     for batch in BATCHES:
-        found, seconds = timed(lambda batch=batch: solved(cluster, batch))
-        ours_s += seconds
-        answer, seconds = timed(lambda batch=batch: public.seconds(cluster, batch))
-        theirs_s += seconds
+        found, answer = solved(cluster, batch), public.seconds(cluster, batch)
         if answer is None:
             without += 1
         else:
@@ -71,8 +66,6 @@ def quickstart(public: Public, cluster: Cluster) -> dict[str, Any]:
         "ours_worse": sum(ratio < 1 - 1e-12 for ratio in ratios),
         "ours_better": sum(ratio > 1 + 1e-12 for ratio in ratios),
         "public_longer_percent_most": round(100 * (max(ratios) - 1), 2),
-        "our_cpu_s": round(ours_s, 3),
-        "public_cpu_s": round(theirs_s, 3),
     }
 
 
@@ -83,24 +76,16 @@ def many(public: Public, cluster: Cluster, gpus: int) -> dict[str, Any]:
         replace(server, name=f"{server.name}n{number}") for server in (first, second) for number in range(gpus // 8)
     )
     larger, batch = replace(cluster, servers=servers), gpus * PER_GPU
-    found, seconds = timed(lambda: solved(larger, batch))
-    figures: dict[str, Any] = {"gpus": gpus, "batch": batch, "our_cpu_s": round(seconds, 3)}
-    figures["our_iteration_s"] = round(found.seconds, 5)
+    figures: dict[str, Any] = {"gpus": gpus, "batch": batch}
+    figures["our_iteration_s"] = round(solved(larger, batch).seconds, 5)
     if gpus <= PUBLIC_UP_TO:
-        answer, seconds = timed(lambda: public.seconds(larger, batch))
-        figures["public_cpu_s"] = round(seconds, 2)
+        answer = public.seconds(larger, batch)
         figures["public_iteration_s"] = None if answer is None else round(answer, 5)
     return figures
 
 
 def solved(cluster: Cluster, batch: int) -> Solution:
     return best(cluster, batch, recommended(cluster.buckets_mib))
-
-
-def timed(work: Any) -> tuple[Any, float]:
-    begun = time.process_time()
-    found = work()
-    return found, time.process_time() - begun
 
 
 class Public:

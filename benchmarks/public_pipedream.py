@@ -3,7 +3,8 @@
     python -m benchmarks.public_pipedream --public CHECKOUT [--limit 120] [--results FILE]
 
 Needs a checkout of the public PipeDream. Each of its answers is computed by its own program in a process of its own,
-which is ended after `--limit` CPU seconds; graphviz is not needed, drawings are left out.
+which is ended after `--limit` CPU seconds; graphviz is not needed, drawings are left out. How long the tools take is
+measured by `benchmarks.whole_commands`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,9 @@ import json
 import os
 import platform
 import re
-import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"memory_bytes": 4e9, "compression": 1.0},
 )
 PUBLIC = """
-import json, os, resource, sys, time, types
+import json, os, resource, sys, types
 graphviz = types.ModuleType("graphviz")
 class Digraph:
     def node(self, *args, **more): pass
@@ -62,13 +61,12 @@ public.use_memory_constraint = case["memory"] is not None
 public.memory_size, public.straight_pipeline = case["memory"], case["straight"]
 public.use_fewer_machines, public.activation_compression_ratio = case["fewer"], case["compression"]
 sys.setrecursionlimit(100000)
-begin = time.process_time()
 with open(os.devnull, "w") as nowhere:
     sys.stdout, out = nowhere, sys.stdout
     seconds = public.main(case["machines"], case["file"], case["rates"], case["memory"], case["straight"],
         case["memory"] is not None, case["fewer"], case["compression"], case["output"], True, True)
     sys.stdout = out
-print(json.dumps([*seconds, time.process_time() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
+print(json.dumps(seconds))
 """
 """Of which `main` reads some of its arguments as globals."""
 
@@ -86,7 +84,7 @@ def cases(machines: tuple[tuple[int, ...], ...]) -> Iterator[tuple[list[Level], 
 
 
 def public_answer(public: Path, file: Path, levels: list[Level], options: dict[str, Any], limit: int) -> dict[str, Any]:
-    """Its seconds, CPU seconds, bytes and stages; or why there are none."""
+    """Its seconds and stages; or why there are none."""
     with tempfile.TemporaryDirectory() as output:
         case = {
             "folder": str(public / "optimizer"),
@@ -107,31 +105,26 @@ def public_answer(public: Path, file: Path, levels: list[Level], options: dict[s
             return {"none": f"not within {limit} CPU s"}
         if done.returncode:
             return {"none": done.stderr.strip().splitlines()[-1]}
-        pipeline, data_parallel, cpu_s, kib = json.loads(done.stdout.splitlines()[-1])
+        pipeline, data_parallel = json.loads(done.stdout.splitlines()[-1])
         (written,) = Path(output).glob("gpus=*.txt")
         return {
             "pipeline_s": pipeline,
             "data_parallel_s": data_parallel,
-            "cpu_s": cpu_s,
-            "mib": kib / 1024,
             "stages": {node.name: node.stage for node in parse(written.read_text(), str(written)).nodes},
         }
 
 
 def compared(public: Path, file: Path, levels: list[Level], options: dict[str, Any], limit: int) -> dict[str, Any]:
-    begin = time.process_time()
     try:
         ours = divide(read_graph(file), levels, Options(**options))
     except SearchError as error:
         ours, why = None, str(error)
-    cpu_s = time.process_time() - begin
     theirs = public_answer(public, file, levels, options, limit)
     row: dict[str, Any] = {
         "model": file.parent.name,
         "machines": "x".join(str(level.machines) for level in levels),
         "bytes_per_s": [level.bytes_per_s for level in levels],
         **options,
-        "cpu_s": round(cpu_s, 3),
     }
     if options == COUNTED:
         row.update(own(file, levels))
@@ -142,7 +135,6 @@ def compared(public: Path, file: Path, levels: list[Level], options: dict[str, A
     if "none" in theirs:
         row["public_none"] = theirs["none"]
         return row
-    row.update(public_cpu_s=round(theirs["cpu_s"], 2), public_mib=round(theirs["mib"]))
     if ours is None:
         row["equal"] = False
         return row
@@ -157,12 +149,10 @@ def compared(public: Path, file: Path, levels: list[Level], options: dict[str, A
 
 def own(file: Path, levels: list[Level]) -> dict[str, Any]:
     """Our own division."""
-    begin = time.process_time()
     found = on_levels(read_graph(file), levels, Options(**COUNTED), Held())
     return {
         "own_ms": round(found.pipeline_s * 1e3, 4),
         "own_replicas": found.replicas,
-        "own_cpu_s": round(time.process_time() - begin, 3),
         "own_note": found.notes[0],
     }
 
@@ -207,7 +197,6 @@ def main(argv: list[str]) -> None:
     own_rows = [row for row in known if "own_ms" in row and "pipeline_ms" in row]
     found["own_worse"] = sum(row["own_ms"] > row["pipeline_ms"] * (1 + 1e-6) for row in own_rows)
     found["own_better"] = sum(row["own_ms"] < row["pipeline_ms"] * (1 - 1e-6) for row in own_rows)
-    found["mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(json.dumps({key: value for key, value in found.items() if key != "answers"}, indent=1))
     if args.results:
         args.results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
