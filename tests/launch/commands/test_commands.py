@@ -155,8 +155,9 @@ def test_a_folder_without_runs_is_an_empty_table(tmp_path: Path, capsys: pytest.
 
 def test_runs_lists_every_run_in_a_line(finished: RunDir, failed: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["runs", "--runs-dir", str(finished.runs)]) == 0
-    heading, *rows = capsys.readouterr().out.splitlines()
+    heading, *rows, reason = capsys.readouterr().out.splitlines()
     assert heading.split() == list(COLUMNS + MORE_COLUMNS)
+    assert reason.startswith(f"{failed.name}: failed, rank ")
     told = {row.split()[0]: row.split()[1] for row in rows}
     assert told == {finished.name: "succeeded", failed.name: "failed"}
 
