@@ -34,7 +34,7 @@ from launch.judge.verdict import decide
 from launch.machine.container_commands import run_container
 from launch.machine.provenance import PROJECT, Source, provenance, read_source
 from launch.node.elastic.replan import replanned
-from launch.node.own_caches import check_environment
+from launch.node.own_caches import check_environment, without_torchs_default
 from launch.node.settings import NodeSettings
 from launch.node.worker_command import WORKER, ModuleWorker, SingleWorker, Worker
 from launch.observe.look import observe
@@ -253,7 +253,7 @@ def _start(
     on_slurm = executor.kind is ExecutorKind.slurm
     environment = run_environment(experiment, plan, token, os.environ)
     container = run_container(experiment, plan, run.path, PROJECT)
-    check_environment({**(os.environ if container is None else {}), **environment}, make=False)
+    check_environment({**(without_torchs_default(os.environ) if container is None else {}), **environment}, make=False)
 
     def settings(nodes: tuple[int, ...], het_groups: tuple[int | None, ...]) -> NodeSettings:
         return NodeSettings(

@@ -23,7 +23,7 @@ from launch.machine.gpu_sampler import gpu_sampling
 from launch.node.elastic.elastic_node import TOLD_TO_END, ElasticNode
 from launch.node.elastic.fellows import PARKED
 from launch.node.last_node import tell_if_last
-from launch.node.own_caches import check_environment, make_own_caches, own_caches
+from launch.node.own_caches import check_environment, make_own_caches, own_caches, without_torchs_default
 from launch.node.peers import SILENCE_S, Finding, Peers, watched
 from launch.node.rank_failures import failures, only_lost_others
 from launch.node.restart_note import note_restart
@@ -167,7 +167,7 @@ class Node:
             given = self._given_environment()
             try:
                 make_own_caches(self._run, self._name)
-                inherited = os.environ if self._settings.container is None else {}
+                inherited = without_torchs_default(os.environ) if self._settings.container is None else {}
                 check_environment({**inherited, **given}, make=self._settings.container is None)
             except LaunchError as error:
                 self._complain(str(error))
@@ -211,7 +211,8 @@ class Node:
         given = {name: os.environ[name] for name in self._settings.environment_from if name in os.environ}
         own = own_caches(self._run, self._name)
         if self._settings.container is None:
-            own = {variable: os.environ.get(variable, path) for variable, path in own.items()}
+            chosen = without_torchs_default(os.environ)
+            own = {variable: chosen.get(variable, path) for variable, path in own.items()}
         given = (
             own | given | given_environment(self._settings.environment, self._plan, self._node_rank, str(self._start))
         )

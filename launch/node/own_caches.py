@@ -6,7 +6,9 @@ defaults (/tmp/torchinductor_<user>) can be made by anybody before.
 
 from __future__ import annotations
 
+import getpass
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -40,6 +42,19 @@ _LISTS_WITH_BLANKS = ("LD_PRELOAD",)
 def own_caches(run: RunDir, node: str) -> dict[str, str]:
     """The variables by which a node's worker keeps what it compiles in the run's folder."""
     return {variable: str(run.cache(node) / name) for variable, name in CACHES.items()}
+
+
+def without_torchs_default(environment: Mapping[str, str]) -> dict[str, str]:
+    """An inherited environment without the folder that torch itself has named there: once a program has imported
+    torch._dynamo, TORCHINDUCTOR_CACHE_DIR is its default (torch/_inductor/runtime/cache_dir_utils.py), which nobody
+    chose, and which anybody can make before."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid_{os.getuid()}"
+    user = re.sub(r'[\\/:*?"<>|]', "_", user)
+    default = ("TORCHINDUCTOR_CACHE_DIR", str(Path(environment.get("TMPDIR", "/tmp")) / f"torchinductor_{user}"))
+    return {name: value for name, value in environment.items() if (name, value) != default}
 
 
 def make_own_caches(run: RunDir, node: str) -> None:

@@ -34,16 +34,20 @@ def environment_of(process: int) -> dict[str, str]:
 
 
 @only_root_is_two_users
+@pytest.mark.parametrize("named", [False, True], ids=["not-named", "named-by-torch"])
 def test_a_cache_that_another_user_has_made_first_is_not_used(
-    runs: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Path, shared: Path, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
-    """Where torch would look unless it is given another: torchinductor_<user> in the temporary folder."""
+    """Where torch would look unless it is given another: torchinductor_<user> in the temporary folder. A program that
+    has imported torch._dynamo has it in its environment, too."""
     for name in ("torchinductor_root", "torch_extensions"):
         (shared / name).mkdir()
         os.chown(shared / name, NOBODY, NOBODY)
     monkeypatch.setenv("TMPDIR", str(shared))
     for variable in CACHES:
         monkeypatch.delenv(variable, raising=False)
+    if named:
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared / "torchinductor_root"))
     run = start(runs, *FOREVER)
     wait_until_running(run)
     found = environment_of(workers(run)[0])
