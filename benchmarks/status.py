@@ -70,20 +70,20 @@ def make_run(path: Path, alone: bool) -> RunDir:
     run.write_json(run.plan, plan.as_json())
     run.write_json(run.provenance, {"host": "elsewhere"})
     run.write_json(run.jobs, {"token": "t", "executor": "local", "submission": 0, "jobs": []})
-    now = time.time()
+    for rank, node in enumerate(plan.nodes):
+        size = LOG_BYTES // NODES if not alone else LOG_BYTES if rank == NODES - 1 else 1000
+        write_lines(run.node_out(node.name), size, OUT, job_info(plan, "xl", rank))
+        write_lines(run.node_err(node.name), size, ERR)
+    now = time.time()  # the logs above take a slow disk longer than a node or a run may be silent
     for rank, node in enumerate(plan.nodes):
         name = node.name
         state = {"node": name, "node_rank": rank, "start": "0.0", "job": None, "host": name, "pid": 1}
-        state |= {"started_unix": now - ITERATIONS, "state": "running", "beat_unix": now + 3600, "ended_unix": None}
+        state |= {"started_unix": now - ITERATIONS, "state": "running", "beat_unix": now, "ended_unix": None}
         state |= {"exit_code": None, "stopped": None, "reason": None, "doing": None, "out_begin": 0, "err_begin": 0}
         run.write_json(run.node_state(name), state)
         ranks = [{"rank": number, "pid": 1, "exit_code": None, "ended_unix": None} for number in node.ranks]
         run.write_json(run.node_ranks(name), ranks)
-        size = LOG_BYTES // NODES if not alone else LOG_BYTES if rank == NODES - 1 else 1000
-        write_lines(run.node_out(name), size, OUT, job_info(plan, "xl", rank))
-        write_lines(run.node_err(name), size, ERR)
         run.node_gpu(name).write_text("")
-    now = time.time()  # the logs above take a slow disk longer than a run may be silent
     with run.metrics.open("w") as file:
         for iteration in range(1, ITERATIONS + 1):
             values = {"iteration": iteration, "unix": now - ITERATIONS + iteration, "elapsed_ms": 1000.0}

@@ -124,7 +124,7 @@ def _stop_processes(run: RunDir, submitted: Submitted) -> str:
     processes.terminate(token, 1.0)
     if submitted.container == "docker":
         docker.remove_all(token)
-    return f"{len(found)} processes ended"
+    return f"{len(found)} processes ended" if found else "no process was left"
 
 
 def _stop_on_hosts(run: RunDir, submitted: Submitted) -> str:

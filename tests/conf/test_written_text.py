@@ -174,10 +174,10 @@ def test_aliases_and_merged_mappings_are_read_by_what_they_stand_for(tmp_path: P
 @pytest.mark.parametrize(("written", "number"), [("010", 10), ("1_000", 1000), ("0x10", 16)])
 def test_whole_numbers_are_decimal(tmp_path: Path, written: str, number: int) -> None:
     (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "mine.yaml").write_text(f"defaults:\n  - demo\n  - _self_\nlog_interval: {written}\n")
-    assert compose([f"--config-dir={tmp_path}", "train=mine"]).train.log_interval == number
+    (tmp_path / "train" / "mine.yaml").write_text(f"defaults:\n  - demo\n  - _self_\nseed: {written}\n")
+    assert compose([f"--config-dir={tmp_path}", "train=mine"]).train.seed == number
     if not written.startswith("0x"):
-        assert compose([f"train.log_interval={written}"]).train.log_interval == number
+        assert compose([f"train.seed={written}"]).train.seed == number
 
 
 def test_minutes_and_seconds_are_no_number(tmp_path: Path) -> None:

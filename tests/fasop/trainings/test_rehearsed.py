@@ -58,9 +58,10 @@ def played(plan: Plan, *words: str) -> list[Stretch]:
 
 
 def divided(run: EngineRun) -> list[tuple[list[int], list[int]]]:
-    """Shares and sizes of micro-batches, wherever they change."""
+    """Shares and sizes of micro-batches, wherever they change; with what the last iteration decides nothing is run."""
     lines = [json.loads(line) for line in run.run.decisions.read_text().splitlines()]
-    behind = {one["iteration"]: (one["shares"], one["micro_batch_sizes"]) for one in lines}
+    last = len(run.metrics())
+    behind = {one["iteration"]: (one["shares"], one["micro_batch_sizes"]) for one in lines if one["iteration"] < last}
     begun = lines[0]["shares_before"], lines[0]["micro_batch_sizes_before"]
     return [after for before, after in pairwise([begun, *behind.values()]) if after != before]
 

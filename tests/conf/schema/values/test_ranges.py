@@ -13,6 +13,7 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from conf.schema import experiment
 from conf.schema.data import Augment
+from conf.schema.train import INTERVALS
 from conf.schema.values.partition import Partition
 from conf.schema.values.ranges import RANGES
 
@@ -39,6 +40,7 @@ def numbers(kind: type) -> set[str]:
         field.name
         for field in fields(kind)
         if (hints[field.name] is typing.Any and field.default != "auto")
+        or field.name in INTERVALS
         or {int, float} & {hints[field.name], *typing.get_args(hints[field.name])}
     }
 
