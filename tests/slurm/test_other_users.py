@@ -17,7 +17,6 @@ from launch.control import stop
 from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.machine.slurm_commands import comment_of
-from launch.node.own_caches import CACHES
 from tests.launch.judge.test_verdict import Case
 from tests.support.launch.live import ENVIRONMENT, FOREVER, TDPP
 from tests.support.ordinary_user import DAEMON, NOBODY, only_root_is_two_users, open_to_others, run_by
@@ -63,14 +62,13 @@ def typed(slurm: Cluster, shared: Path) -> Typed:
 
 
 def as_user(slurm: Cluster, user: int, *words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Also where whoever runs the tests has a PYTHONPATH, or torch has named root's own cache in the environment of the
-    tests (`import torch._dynamo` does): `slurm.env` inherits both."""
+    """Also where whoever runs the tests has a PYTHONPATH, which `slurm.env` inherits."""
     name = pwd.getpwuid(user).pw_name
     own = {"PYTHONPATH": ENVIRONMENT["PYTHONPATH"], "USER": name, "LOGNAME": name, "HOME": str(cwd)}
     return subprocess.run(
         [*run_by(user), f"--regid={user}", *words],
         cwd=cwd,
-        env={key: value for key, value in slurm.env.items() if key not in CACHES} | own,
+        env=slurm.env | own,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

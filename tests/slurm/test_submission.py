@@ -168,11 +168,8 @@ def test_a_stop_in_the_middle_of_a_submission_leaves_no_job_behind(
         assert judge(run).state is State.stopped
 
 
-def test_a_launch_that_is_killed_while_it_submits_goes_on_and_is_settled_by_stop(
-    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When the slave's sbatch is on its way; nobody writes down what it says."""
-    kill = f"mkdir {tmp_path}/first || kill -9 $PPID"
+def cut_off(slurm: Cluster, kill: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    """A run whose launch was killed by `kill`, at the slave's sbatch."""
     with monkeypatch.context() as patch:
         before_it_submits(slurm, kill, tmp_path / "bin", patch)
         launcher = os.fork()
@@ -180,7 +177,15 @@ def test_a_launch_that_is_killed_while_it_submits_goes_on_and_is_settled_by_stop
             submitted(tmp_path / "runs", *FOREVER)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1]) == -signal.SIGKILL
-    run = RunDir.find(tmp_path / "runs", None)
+    return RunDir.find(tmp_path / "runs", None)
+
+
+def test_a_launch_that_is_killed_while_it_submits_goes_on_and_is_settled_by_stop(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the slave's sbatch is on its way; nobody writes down what it says."""
+    kill = f"mkdir {tmp_path}/first || kill -9 $PPID"
+    run = cut_off(slurm, kill, tmp_path, monkeypatch)
     master, slave = run.read_json(run.jobs)["jobs"]
     assert slave["id"] is None
     wait_for(lambda: len(slurm.jobs()) == 2)
@@ -197,14 +202,7 @@ def test_a_master_whose_slave_was_never_submitted_ends_and_is_resumed(
 ) -> None:
     """Its launch is killed before the slave's sbatch; nothing was saved, and nothing is requeued."""
     kill = f"mkdir {tmp_path}/first || {{ kill -9 $PPID; exit 1; }}"
-    with monkeypatch.context() as patch:
-        before_it_submits(slurm, kill, tmp_path / "bin", patch)
-        launcher = os.fork()
-        if launcher == 0:
-            submitted(tmp_path / "runs", *FOREVER)
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1]) == -signal.SIGKILL
-    run = RunDir.find(tmp_path / "runs", None)
+    run = cut_off(slurm, kill, tmp_path, monkeypatch)
     begun = time.monotonic()
     wait_for(lambda: not slurm.jobs())
     assert time.monotonic() - begun < 180, "executor.meet_min is 10 minutes"
