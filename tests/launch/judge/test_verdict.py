@@ -133,6 +133,7 @@ class Case:
         content |= {"start": "0.0", "job": None, "doing": node.doing, "reason": node.reason, "stopped": node.stopped}
         content |= {"stopped_unix": node.stopped_unix, "withdrew": node.withdrew, "out_begin": 0, "err_begin": 0}
         run.write_json(run.node_state(name), content)
+        os.utime(run.node_state(name), (node.beat, node.beat))
 
     def _line(self, iteration: int) -> str:
         unix = NOW - self.age - (self.last - iteration)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from conf.run_folder.rundir import RunDir
 from launch.commands.launch import main
 from launch.judge.state import State
@@ -87,7 +89,10 @@ def ids(run: RunDir) -> list[str]:
 def endless(tmp_path: Path, *overrides: str) -> RunDir:
     """A run at work."""
     run = submitted(tmp_path / "runs", *FOREVER, "train.log_interval=1", *overrides)
-    wait_for(lambda: at_work(run))
+    try:
+        wait_for(lambda: at_work(run))
+    except AssertionError:
+        pytest.fail(f"the run does not train: {judge(run)}")
     return run
 
 
