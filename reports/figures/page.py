@@ -34,6 +34,8 @@ def page(title: str, body: str, scripts: Sequence[str] = ()) -> str:
         body: HTML.
         scripts: JavaScript, run in this order. They lie in the page compressed, a third of their size.
     """
+    if 'class="copy"' in body:
+        scripts = [*scripts, static("copy.js")]
     code = "".join(f'<script type="text/plain" class="packed">{_packed(script)}</script>\n' for script in scripts)
     if scripts:
         code += f"<script>\n{static('load.js')}</script>\n"
@@ -77,6 +79,19 @@ class Cell(NamedTuple):
 Row = Sequence[str | Names | Cell]
 SHORT, LONG = 24, 80
 """Characters of a cell: what is longer than SHORT may go over several lines, and what is longer than LONG is wide."""
+
+
+def copyable(text: str) -> str:
+    """A command, or several lines of them, with a button that copies it."""
+    return f'<div class="next"><pre class="command">{escape(text)}</pre>{_COPY.format(value="", said="Copy")}</div>'
+
+
+def copy_button(text: str, said: str = "Copy command") -> str:
+    """A button that copies a command for which there is no room, as in a cell of a table."""
+    return _COPY.format(value=f' value="{escape(text)}" title="{escape(text)}"', said=escape(said))
+
+
+_COPY = '<button type="button" class="copy" aria-live="polite"{value}>{said}</button>'
 
 
 def table(

@@ -10,7 +10,7 @@ from fasop.graphs.options import Sync
 from fasop.graphs.table import bound, summary, table, takes
 from reports.figures.embed import embedded, page_with_figures
 from reports.figures.operators import drawn_graph, drawn_times
-from reports.figures.page import bullets
+from reports.figures.page import bullets, copyable
 from reports.figures.page import table as html_table
 
 
@@ -28,7 +28,7 @@ def render(command: str, division: Division, notes: Sequence[str] = ()) -> str:
         f"<h1>{len(division.stages)} stage{'s' * (len(division.stages) != 1)}: {escape(division.replicas)}</h1>"
         "</header><main>",
         f'<section class="verdict good"><p class="reason">{escape(summary(division))}</p>{_paragraph(bound(division))}'
-        f'{bullets([*division.notes, *notes])}<pre class="command">{escape(command)}</pre></section>',
+        f"{bullets([*division.notes, *notes])}{copyable(command)}</section>",
         f"<section><h2>Stages</h2>{html_table(head, rows)}{_shares(division)}</section>",
         f"<section><h2>The graph</h2>{embedded(drawn_graph(division), graph)}</section>",
         f"<section><h2>Times</h2>{embedded(drawn_times(division), times)}{_operators(division)}</section>",

@@ -12,7 +12,7 @@ from plotly import graph_objects as go
 
 from reports.figures.chart import lines
 from reports.figures.embed import embedded, page_with_figures
-from reports.figures.page import bullets
+from reports.figures.page import bullets, copyable
 from reports.figures.page import table as html_table
 from reports.figures.template import SERIES, SOFT
 
@@ -45,7 +45,7 @@ def render(
     title, *notes = notes if len(plans) > 1 else [plans[0].name, *notes]
     body = [
         f'<header><p class="crumbs">tdpp rehearse learning</p><h1>{escape(title)}</h1></header><main>',
-        f'<section class="verdict good">{bullets(notes)}<pre class="command">{escape(command)}</pre></section>',
+        f'<section class="verdict good">{bullets(notes)}{copyable(command)}</section>',
         f"<section><h2>Plans</h2>{html_table(head, rows)}</section>",
         _section(f"{metric} against samples", "samples", plans, [plan.samples for plan in plans], goal),
     ]

@@ -12,7 +12,7 @@ from conf.visible import plural
 from fasop.costs.profiles.profile import LayerProfile
 from reports.figures.chart import lines
 from reports.figures.embed import embedded, page_with_figures
-from reports.figures.page import table
+from reports.figures.page import copyable, table
 from reports.figures.template import SERIES, figure
 
 MOST_TICKS = 12
@@ -28,7 +28,7 @@ def render(command: str, profiles: Mapping[str, LayerProfile]) -> str:
     body = [
         f'<header><p class="crumbs">tdpp profile</p><h1>{escape(", ".join(profiles))}</h1></header><main>',
         *(part for name, profile in profiles.items() for part in _sections(name, profile)),
-        f'<section><h2>Command</h2><pre class="command">{escape(command)}</pre></section>',
+        f"<section><h2>Command</h2>{copyable(command)}</section>",
         "</main>",
     ]
     return page_with_figures("Profile – tdpp", "\n".join(body))

@@ -19,7 +19,7 @@ from reports.facts.terms import TITLES, Terms
 from reports.figures.chart import Axis, Item, dots, parallel
 from reports.figures.embed import TIMELINE, embedded, looks, plotly_script, shared
 from reports.figures.pack import pack, predicted_columns
-from reports.figures.page import Cell, Row, data, number, page, static, table, table_behind
+from reports.figures.page import Cell, Row, copyable, data, number, page, static, table, table_behind
 from reports.readers.events import legend_order
 from reports.sections.memory_section import memory_parts
 
@@ -84,7 +84,7 @@ def _answer(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[st
         f'<p class="reason">{plan.total * 1e3:,.1f} ms per iteration, {rate:,.0f} {unit}{whole}.</p>'
         f"<p>{'Blocks' if plan.training.blocks.names else 'Layers'} {escape(str(parallel.partition))} on "
         f"{escape(str(parallel.node_order))}.{escape(proved)}</p>{notes}"
-        f'<pre class="command">{escape(command)}</pre></section>'
+        f"{copyable(command)}</section>"
     )
 
 

@@ -13,7 +13,7 @@ from fasop.tables.trainings import HEAD, Results, hours, row, summary
 from fasop.trainings.played import HOUR, Played
 from reports.figures.chart import Axis, Item, dots, lines
 from reports.figures.embed import embedded, page_with_figures
-from reports.figures.page import Names, bullets, number, table
+from reports.figures.page import Names, bullets, copyable, number, table
 from reports.figures.template import SERIES
 
 MOST_LINES = len(SERIES)
@@ -27,7 +27,7 @@ def render(command: str, results: Results, notes: Sequence[str]) -> str:
     body = [
         f'<header><p class="crumbs">tdpp simulate</p><h1>{escape(title)}</h1></header><main>',
         f'<section class="verdict good">{bullets([*more, *notes])}',
-        f'<pre class="command">{escape(command)}</pre></section>',
+        f"{copyable(command)}</section>",
         f"<section><h2>Time and cost</h2>{_costs(results)}{_batches(drawn)}{_paces(drawn)}</section>",
         _epochs(results),
         _table(results),

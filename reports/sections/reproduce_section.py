@@ -9,7 +9,7 @@ from html import escape
 from itertools import starmap
 from typing import Any
 
-from reports.figures.page import bullets, leaves, table
+from reports.figures.page import bullets, copyable, leaves, table
 from reports.readers.record import Record
 
 
@@ -29,7 +29,7 @@ def reproduce_section(record: Record) -> str:
     steps.append(shlex.join(["tdpp", "launch", *record.overrides]))
     known = table(("what", "value"), rows) if rows else '<p class="none">no provenance recorded</p>'
     return (
-        f'<section><h2>Reproduce</h2><pre class="command">{escape(chr(10).join(steps))}</pre>'
+        f"<section><h2>Reproduce</h2>{copyable(chr(10).join(steps))}"
         f"<details><summary>Software and machines</summary>{known}</details></section>"
     )
 
