@@ -1,0 +1,179 @@
+"""Others that train a prepared plan's model on one GPU: the plain loop, and Megatron-Core with its own optimizer."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+from torch.nn import functional as F
+
+from benchmarks.gpu.profiled import Result, counted
+from benchmarks.gpu.run import TIMED, WARM_UP
+from benchmarks.textbook import Block, LlamaBlock
+from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.contract.plan import Plan
+from megatron_ext.timeline.memory import measure
+
+
+class PlainGpt(nn.Module):
+    """A GPT or a Llama of ordinary modules; it returns the loss."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        llama = model.swiglu
+        self.word = nn.Embedding(model.padded_vocab_size, model.hidden)
+        self.position = None if llama else nn.Embedding(model.sequence_length, model.hidden)
+        self.blocks = nn.ModuleList(LlamaBlock(model) if llama else Block(model) for _ in range(model.layers))
+        self.norm = nn.RMSNorm(model.hidden, model.norm_epsilon) if llama else nn.LayerNorm(model.hidden)
+        self.head = nn.Linear(model.hidden, model.padded_vocab_size, bias=False)
+        if not model.untie_embeddings_and_output_weights:
+            self.head.weight = self.word.weight
+        nn.init.normal_(self.word.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        inputs, labels = tokens[:, :-1], tokens[:, 1:]
+        x = self.word(inputs)
+        if self.position is not None:
+            x = x + self.position.weight[: inputs.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(self.norm(x)).float().flatten(0, 1), labels.flatten())
+
+
+def plain(plan_path: Path, device: str, compiled: bool) -> Result:
+    """nanoGPT's recipe: fp32 weights, bf16 autocast, fused AdamW, TF32 products; compiled as a whole, or not."""
+    plan = Plan.read(plan_path)
+    torch.set_float32_matmul_precision("high")
+    with torch.device(device):
+        module = PlainGpt(plan.model)
+    if compiled:
+        module.compile()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+
+    def step(batch: list[Tensor]) -> float:
+        for tokens in batch:
+            with torch.autocast(device, torch.bfloat16):
+                value = module(tokens) / len(batch)
+            value.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(value.item() * len(batch))
+
+    return _timed(step, plan, device)
+
+
+def megatron_core(plan_path: Path, device: str) -> Result:
+    """Megatron-Core's GPTModel of its local layers in bf16, its DistributedDataParallel and its own Adam."""
+    from megatron.core import parallel_state
+    from megatron.core.distributed import (
+        DistributedDataParallel,
+        DistributedDataParallelConfig,
+        finalize_model_grads,
+    )
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.module import Float16Module
+
+    plan = Plan.read(plan_path)
+    model = plan.model
+    with TemporaryDirectory() as folder:
+        store = FileStore(f"{folder}/store", 1)
+        torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
+        parallel_state.initialize_model_parallel()
+        model_parallel_cuda_manual_seed(plan.train.seed)
+        llama: dict[str, Any] = {"gated_linear_unit": True, "activation_func": F.silu, "normalization": "RMSNorm"}
+        gpt2: dict[str, Any] = {"activation_func": functools.partial(F.gelu, approximate="tanh")}
+        config = TransformerConfig(
+            num_layers=model.layers,
+            hidden_size=model.hidden,
+            ffn_hidden_size=model.inner,
+            num_attention_heads=model.heads,
+            num_query_groups=model.query_groups,
+            add_bias_linear=model.add_bias_linear,
+            hidden_dropout=model.hidden_dropout,
+            attention_dropout=model.attention_dropout,
+            bias_activation_fusion=model.swiglu,
+            bias_dropout_fusion=True,
+            masked_softmax_fusion=False,
+            gradient_accumulation_fusion=False,
+            bf16=True,
+            params_dtype=torch.bfloat16,
+            pipeline_dtype=torch.bfloat16,
+            **(llama if model.swiglu else gpt2),
+        )
+        inner = GPTModel(
+            config,
+            get_gpt_layer_local_spec(normalization=config.normalization),
+            model.padded_vocab_size,
+            model.sequence_length,
+            share_embeddings_and_output_weights=not model.untie_embeddings_and_output_weights,
+            position_embedding_type=model.position_embedding_type,
+            rotary_base=int(model.rotary_base),
+        )
+        module = Float16Module(config, inner.cuda())
+        parallel = DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), module)
+        config.finalize_model_grads_func = finalize_model_grads
+        settings = OptimizerConfig(optimizer="adam", lr=1e-4, weight_decay=0.01, clip_grad=1.0, bf16=True)
+        optimizer = get_megatron_optimizer(settings, [parallel])
+        run, positions = get_forward_backward_func(), torch.arange(model.sequence_length, device=device)
+
+        def forward(batch: Iterator[Tensor], stage: nn.Module) -> tuple[Tensor, object]:
+            tokens = next(batch)
+            output = stage(tokens[:, :-1], positions.expand(len(tokens), -1), None, labels=tokens[:, 1:])
+            return output, lambda found: (found.mean(), {"loss": found.detach().mean()})
+
+        def step(batch: list[Tensor]) -> float:
+            parallel.zero_grad_buffer()
+            optimizer.zero_grad()
+            found = run(
+                forward_step_func=forward,
+                data_iterator=iter(batch),
+                model=[parallel],
+                num_microbatches=len(batch),
+                seq_length=model.sequence_length,
+                micro_batch_size=plan.micro_batch_size,
+                forward_only=False,
+            )
+            optimizer.step()
+            return float(found[-1]["loss"].item())
+
+        try:
+            return _timed(step, plan, device)
+        finally:
+            torch.distributed.destroy_process_group()
+
+
+def _timed(step: Callable[[list[Tensor]], float], plan: Plan, device: str) -> Result:
+    """`step` trains on the micro-batches of an iteration, and returns the last one's loss."""
+    model, micro = plan.model, plan.micro_batch_size
+    micro_batches = plan.global_batch_size // micro
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    seconds: list[float] = []
+    losses: list[float] = []
+
+    def iteration() -> None:
+        size = (micro, model.sequence_length + 1)
+        batch = [torch.randint(0, model.vocab_size, size, device=device) for _ in range(micro_batches)]
+        start = time.perf_counter()
+        losses.append(step(batch))
+        seconds.append(time.perf_counter() - start)
+
+    for _ in range(WARM_UP + TIMED):
+        iteration()
+    rate = plan.global_batch_size * model.sequence_length / statistics.median(seconds[WARM_UP:])
+    mib = measure(device)
+    return Result(rate, mib, losses, counted(iteration, device))
