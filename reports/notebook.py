@@ -77,7 +77,7 @@ class Run:
     @cached_property
     def statistics(self) -> Statistics:
         """What the pages' figures are made of."""
-        return statistics(self._found.timeline, self.plan.ranks)
+        return statistics(self._found.timeline, self.plan.ranks, self._found.record)
 
     @cached_property
     def stages(self) -> pd.DataFrame:
@@ -108,7 +108,7 @@ class Run:
         return self._found.gpus.uses if self._found.gpus else pd.DataFrame(columns=USE)
 
     def timeline(self, iteration: int | None = None, ranks: Sequence[int] | None = None) -> go.Figure:
-        """The events of an iteration; without one, of the steady one of median length.
+        """The events of an iteration; without one, of a steady one near the median of the log.
 
         Raises:
             ReportError: it has no events.

@@ -31,7 +31,7 @@ def measure(run: RunDir) -> Measured:
     if not plan.timeline:
         return _logged(known.name, (known.known("elapsed_ms") / 1e3).tolist())
     timeline = events.read_run({rank.rank: run.rank_events(rank.rank) for rank in plan.ranks})
-    figures = statistics(timeline, plan.ranks)
+    figures = statistics(timeline, plan.ranks, known)
     lasted = _lasted(figures)
     absent = [rank.rank for rank in plan.ranks if not figures.events[rank.rank].any()]
     if absent or not len(lasted):

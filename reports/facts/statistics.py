@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 from megatron_ext.contract.plan_parts import Place
 from reports.facts.breakdown import Spent, spent
 from reports.facts.schedules import schedule_name
+from reports.facts.usual import batches, usual_first
 from reports.facts.waits import waiting_ns
 from reports.readers.events import Timeline
+from reports.readers.record import Record
 
 SLOW_RANK = 1.05
 """Times the compute time of others of its stage, from which a rank differs from them."""
@@ -50,6 +52,10 @@ class Statistics:
     waiting_ns: NDArray[np.int64]
     """(events,) the part of each event that is waiting, or UNKNOWN (reports/facts/waits.py)."""
     spent: Spent
+    samples: NDArray[np.float64]
+    """(n,) of a run whose batch changes, by which times of iterations are compared; else 1 (reports/facts/usual.py)."""
+    usual: NDArray[np.int64]
+    """Indices of the steady iterations, the most usual first: those nearest to the median of the run's log."""
 
     @property
     def compute_share(self) -> NDArray[np.float64]:
@@ -76,8 +82,11 @@ class Statistics:
 
     @property
     def usual_period_ms(self) -> float | None:
-        """Median over steady iterations; None without any."""
-        return float(np.median(self.period_ns[self.steady])) / 1e6 if self.steady.any() else None
+        """Median over steady iterations, where the batch changes over those with the most usual one's; None without."""
+        if not len(self.usual):
+            return None
+        alike = self.steady & (self.samples == self.samples[self.usual[0]])
+        return float(np.median(self.period_ns[alike])) / 1e6
 
     @property
     def gap_ns(self) -> NDArray[np.int64]:
@@ -87,10 +96,9 @@ class Statistics:
 
     @property
     def middle(self) -> int | None:
-        """Index of the steady iteration of median length; without any, of the last iteration."""
-        steady = np.flatnonzero(self.steady)
-        if len(steady):
-            return int(steady[np.argsort(self.length_ns[steady], kind="stable")[(len(steady) - 1) // 2]])
+        """Index of the most usual iteration, which pages show and explain; without a steady one, of the last."""
+        if len(self.usual):
+            return int(self.usual[0])
         return len(self.iterations) - 1 if len(self.iterations) else None
 
     def bubble_of(self, ranks: Sequence[int]) -> float:
@@ -112,8 +120,12 @@ class Statistics:
         return float(np.median(known, axis=1).mean()) if known.size else None
 
 
-def statistics(timeline: Timeline, ranks: Sequence[Place]) -> Statistics:
-    """Sums up the events of a run of these ranks."""
+def statistics(timeline: Timeline, ranks: Sequence[Place], record: Record | None = None) -> Statistics:
+    """Sums up the events of a run of these ranks.
+
+    Args:
+        record: has the log, by which iterations are usual; None: by the events alone.
+    """
     events = timeline.events
     spans = events.groupby("iteration").agg(start=("start_ns", "min"), end=("end_ns", "max"))
     numbers, start, end, n = spans.index.to_numpy(), spans["start"].to_numpy(), spans["end"].to_numpy(), len(spans)
@@ -124,15 +136,21 @@ def statistics(timeline: Timeline, ranks: Sequence[Place]) -> Statistics:
     begins = start.copy()  # or the latest end of the iterations before, where that is later
     begins[1:] = np.maximum(start[1:], np.maximum.accumulate(end)[:-1])
     busiest = (1e6 * parts.compute.max(axis=0, initial=0)).astype(np.int64)
+    steady = _complete(count) & (np.arange(n) > 0)
+    samples = np.ones(n) if record is None else batches(record, numbers)
+    lasts_ms = np.diff(np.maximum.accumulate(end), prepend=start[:1]) / 1e6
+    kept = np.flatnonzero(steady)
     return Statistics(
         iterations=numbers,
         start_ns=start,
         length_ns=end - start,
         period_ns=np.maximum(end - begins, busiest),
-        steady=_complete(count) & (np.arange(n) > 0),
+        steady=steady,
         events=count.astype(np.int64),
         waiting_ns=waits,
         spent=parts,
+        samples=samples,
+        usual=kept[usual_first(record, numbers[kept], lasts_ms[kept], samples[kept])],
     )
 
 

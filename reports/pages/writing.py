@@ -143,7 +143,7 @@ def rendered(source: Source, judge: Judge | None) -> Rendered:
     """Both pages, as far as there is something to show. Raises as `Source.read`."""
     found = source.read()
     known, timeline = found.record, found.timeline
-    figures = statistics.statistics(timeline, known.plan.ranks)
+    figures = statistics.statistics(timeline, known.plan.ranks, known)
     findings = None
     if judge and source.run:
         try:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from fasop.search.findings.found_plan import FoundPlan
 from megatron_ext.contract.plan import Plan
@@ -17,7 +15,7 @@ from reports.path.change import Gain
 from reports.path.changes import gains, largest
 from reports.path.critical import Segment, critical_path
 from reports.path.idle import idle_frame
-from reports.path.irregular import LONGER, between_iterations, long_iterations
+from reports.path.irregular import between_iterations, long_iterations
 from reports.path.making import make_graph
 from reports.path.shares import other_shares
 from reports.path.slow_ranks import Expected
@@ -37,9 +35,7 @@ class Why:
     replayed_ms: float
     """What each of many such iterations takes, one after another."""
     recorded_ms: float
-    """Median over the steady iterations, or over the shorter ones where many take longer."""
-    longer: int
-    """Steady iterations that take longer than that, where they are many."""
+    """Median over the steady iterations."""
     absent: Sequence[int]
     """Ranks without events in it."""
     streams: bool = False
@@ -59,17 +55,6 @@ class Unexplained:
     """A sentence."""
 
 
-def usual_iteration(figures: Statistics) -> NDArray[np.int64]:
-    """Indices of the steady iterations, one of which stands for them; of the shorter ones where at least a quarter take
-    that little, and the others clearly more."""
-    steady = np.flatnonzero(figures.steady)
-    if not len(steady):
-        return steady
-    periods = figures.period_ns[steady]
-    quarter, median = np.quantile(periods, [0.25, 0.5], method="lower")
-    return steady[periods <= LONGER * quarter] if median > LONGER**2 * quarter else steady
-
-
 def explain(
     timeline: Timeline,
     plan: Plan,
@@ -83,12 +68,10 @@ def explain(
         searched: what a search found for its GPUs, if there was one.
         expected: what is predicted of its stages.
     """
-    usual = usual_iteration(figures)
-    recorded_ms = float(np.median(figures.period_ns[usual])) / 1e6 if len(usual) else 0.0
+    recorded_ms = figures.usual_period_ms
     if not recorded_ms:
         return None
-    order = np.argsort(figures.length_ns[usual], kind="stable")
-    iteration = int(figures.iterations[usual[order[(len(usual) - 1) // 2]]])
+    iteration = int(figures.iterations[figures.usual[0]])
     try:
         graph = make_graph(timeline, plan.ranks, iteration, plan.stream is not None)
     except ReportError as error:
@@ -106,7 +89,6 @@ def explain(
         idle=idle_frame(graph, plan),
         replayed_ms=graph.period_ns() / 1e6,
         recorded_ms=recorded_ms,
-        longer=int(figures.steady.sum()) - len(usual),
         absent=[place.rank for place in plan.ranks if place.rank not in graph.last],
         streams=graph.streams,
         searched=searched is not None,

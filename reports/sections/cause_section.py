@@ -236,14 +236,13 @@ def _agrees(why: Why) -> bool:
 
 
 def _note(why: Why) -> str:
-    which = "one of the shorter ones" if why.longer else "the steady one of median length"
-    median = "median of these" if why.longer else "median of the steady iterations"
     back = "which leads back from the end, at each step to what it waited for last"
     said = (
-        f"For iteration {why.iteration}, {which}. Its parts are those of the critical path, {back}"
+        f"For iteration {why.iteration}, which took about as long as the median of the log. Its parts are those of the "
+        f"critical path, {back}"
         f"{', for as long as an iteration takes' if why.streams else ''}. Changes are replayed: compute and messages "
         "keep their recorded times except for the change, and waiting follows. Replayed without a change, it takes "
-        f"{why.replayed_ms:,.1f} ms; the {median} is {why.recorded_ms:,.1f} ms"
+        f"{why.replayed_ms:,.1f} ms; the median of the steady iterations is {why.recorded_ms:,.1f} ms"
     )
     said += "." if _agrees(why) else f", {abs(why.replayed_ms / why.recorded_ms - 1):.1%} off; gains are uncertain."
     if any(one.mean for one in why.gains):

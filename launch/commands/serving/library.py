@@ -137,7 +137,7 @@ def _outcome(run: RunDir) -> tuple[Outcome, bool]:
         pass
     else:
         verdict, over = findings.verdict, findings.over
-    at_work = busy(statistics(found.timeline, plan.ranks), plan)
+    at_work = busy(statistics(found.timeline, plan.ranks, found.record), plan)
     return outcome(found.record, verdict, link(run), found.prediction, at_work), over
 
 

@@ -71,9 +71,9 @@ def difference_section(runs: Sequence[Timed]) -> str:
         f'<section id="difference"><h2>What differs</h2><p class="reason">{escape(in_words(before, after))}</p>'
         f"<p>{named}</p>{_table(before, after)}"
         f'<p class="note">{escape(_NOTE)}</p></section><section><h2>A typical iteration of each</h2>'
-        f'<div id="legend"></div>{timelines}<p class="note">The steady iteration of median length, for the replica '
-        "that computes the longest, on one time scale. Ctrl + wheel or a drag zooms both, a double click shows all; "
-        f"keys + − ← → 0.</p></section>{data('difference-data', facts)}{looks()}"
+        f'<div id="legend"></div>{timelines}<p class="note">A steady iteration near the median of each log, for the '
+        "replica that computes the longest, on one time scale. Ctrl + wheel or a drag zooms both, a double click shows "
+        f"all; keys + − ← → 0.</p></section>{data('difference-data', facts)}{looks()}"
         f'<script type="text/plain" id="columns">{packed.text}</script>'
     )
 

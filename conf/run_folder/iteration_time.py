@@ -1,0 +1,117 @@
+"""How long an iteration takes: the one figure that every page, table and command shows for a run.
+
+It is the median over the lines of the log. A line has the mean of the iterations since the line before, without
+evaluations. The first line has the start-up in it and does not count, unless it is the only one. Where the batch
+changes during the run, times are per sample, so that iterations with a larger batch do not count as slower.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+SIGMA = (0.1587, 0.8413)
+"""The quantiles one standard deviation below and above the median of a normal distribution."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineTime:
+    """What a line of the log says of time."""
+
+    iteration: int
+    elapsed_ms: float
+    """The mean per iteration since the line before."""
+    consumed_samples: int | None = None
+    """Up to and with this iteration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """The median of some values, and how far they lie around it."""
+
+    median: float
+    half: float
+    """Half the distance between the quantiles SIGMA: of normally distributed values their standard deviation. NaN for
+    fewer than two values."""
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of at least one value. Raises ValueError for none."""
+        if not values:
+            raise ValueError("there are no values")
+        ordered = sorted(values)
+        low, high = (_quantile(ordered, share) for share in SIGMA)
+        half = (high - low) / 2 if len(ordered) > 1 else math.nan
+        return cls(median=statistics.median(ordered), half=half, count=len(ordered))
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """With linear interpolation, as numpy's."""
+    at = share * (len(ordered) - 1)
+    below = math.floor(at)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (at - below) * (ordered[above] - ordered[below])
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationTime:
+    """Of a run that has logged something."""
+
+    each_ms: tuple[float, ...]
+    """Of each line that counts, by iteration; at least one."""
+    per_sample: bool
+    """Whether they are milliseconds per sample, because the batch changed; else they are per iteration."""
+    alone: bool
+    """Whether the only line counts, which has the start-up in it."""
+
+    @property
+    def ms(self) -> float:
+        return statistics.median(self.each_ms)
+
+    @property
+    def spread(self) -> Spread:
+        return Spread.of(self.each_ms)
+
+    @property
+    def unit(self) -> str:
+        return "per sample" if self.per_sample else "per iteration"
+
+    @property
+    def basis(self) -> str:
+        """What the median is of, in words."""
+        if self.alone:
+            return "the only log line, with the start-up in it"
+        count = len(self.each_ms)
+        return f"median of {count:,} log lines after the first" if count > 1 else "the log line after the first"
+
+
+def iteration_time(lines: Iterable[LineTime]) -> IterationTime | None:
+    """Of the lines of a run, in the order of the log; None without any. Of an iteration that was run twice the later
+    line counts."""
+    known = {line.iteration: line for line in lines}
+    ordered = [known[iteration] for iteration in sorted(known)]
+    counted = ordered[1:] or ordered
+    if not counted:
+        return None
+    batches = list(_batches(ordered))
+    known_batches = [batch for batch in batches if batch is not None]
+    per_sample = len(known_batches) == len(batches) > 0 and len(set(known_batches)) > 1
+    if per_sample:
+        each = [line.elapsed_ms / batch for line, batch in zip(counted, known_batches, strict=True)]
+    else:
+        each = [line.elapsed_ms for line in counted]
+    return IterationTime(each_ms=tuple(each), per_sample=per_sample, alone=len(ordered) == 1)
+
+
+def _batches(lines: Sequence[LineTime]) -> Iterator[float | None]:
+    """Samples of an iteration, of each line after the first; None where the log does not tell."""
+    for before, line in pairwise(lines):
+        if before.consumed_samples is None or line.consumed_samples is None:
+            yield None
+        else:
+            batch = (line.consumed_samples - before.consumed_samples) / (line.iteration - before.iteration)
+            yield batch if batch > 0 else None
