@@ -3,7 +3,8 @@
 - *forward*, *backward*: the passes, and with the forward passes the loss, without the communication inside them.
   Together they are the *compute* time. Where a schedule splits the backward pass, both halves count.
 - *bubble*: waiting for other stages. A receive waits until the other rank begins to send, an all-reduce over stages
-  (of the embedding's gradients, of the gradient's norm) until the last stage begins.
+  (of the embedding's gradients, of the gradient's norm) until the last stage begins. Without a flush, also time without
+  any event of the rank (reports/facts/statistics.py).
 - *exposed communication*: what computation stands still for, once nobody has to be waited for any more. *tensor*: in
   the tensor group, inside the passes. *messages*: between stages. *all-reduce*: of gradients and of their norm, and
   handing out the weights of a sharded optimizer. What is summed beside the backward pass is not exposed.

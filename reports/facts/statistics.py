@@ -8,6 +8,9 @@ Definitions, used on every page; reports/facts/breakdown.py has those of the par
   not shorter than the longest that a rank computes in it.
 - The *bubble* of a rank, as a fraction, is bubble / (passes + bubble), the passes whole: so it compares with the
   formulas for schedules, which know of passes and waits alone. The rest of an iteration stands apart.
+- Without a flush a rank always has a next micro-batch, so that all its *idle* time is bubble: its waits, and the time
+  in which it records nothing. An iteration of a rank then begins when the rank is done with the one before, but not
+  before another rank begins it.
 - An iteration is *complete* when every rank that has events in any has at least as many in this one as in the
   median of those where it has some, and *steady* when it is complete and not the first that has events.
 """
@@ -15,10 +18,11 @@ Definitions, used on every page; reports/facts/breakdown.py has those of the par
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from megatron_ext.contract.plan_parts import Place
@@ -124,15 +128,20 @@ def statistics(timeline: Timeline, ranks: Sequence[Place], record: Record | None
     """Sums up the events of a run of these ranks.
 
     Args:
-        record: has the log, by which iterations are usual; None: by the events alone.
+        record: has the log, by which iterations are usual, and the plan, which says whether micro-batches stream
+            without a flush; None: by the events alone, with a flush.
     """
     events = timeline.events
     spans = events.groupby("iteration").agg(start=("start_ns", "min"), end=("end_ns", "max"))
     numbers, start, end, n = spans.index.to_numpy(), spans["start"].to_numpy(), spans["end"].to_numpy(), len(spans)
     cell = events["rank"].to_numpy(np.int64) * n + spans.index.get_indexer(events["iteration"])
     count = np.bincount(cell, minlength=len(ranks) * n).reshape(len(ranks), n)
-    waits = waiting_ns(timeline, ranks)
+    streams = record is not None and record.plan.stream is not None
+    waits = waiting_ns(timeline, ranks, streams)
     parts = spent(timeline, ranks, np.maximum(waits, 0), cell, (len(ranks), n))
+    if streams:
+        blank = np.bincount(cell, weights=_blank_ns(events, start[cell % max(n, 1)]), minlength=parts.bubble.size)
+        parts = replace(parts, bubble=parts.bubble + blank.reshape(parts.bubble.shape) / 1e6)
     begins = start.copy()  # or the latest end of the iterations before, where that is later
     begins[1:] = np.maximum(start[1:], np.maximum.accumulate(end)[:-1])
     busiest = (1e6 * parts.compute.max(axis=0, initial=0)).astype(np.int64)
@@ -152,6 +161,18 @@ def statistics(timeline: Timeline, ranks: Sequence[Place], record: Record | None
         samples=samples,
         usual=kept[usual_first(record, numbers[kept], lasts_ms[kept], samples[kept])],
     )
+
+
+def _blank_ns(events: pd.DataFrame, begins: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(events,) how long, before each, its rank had no event.
+
+    Args:
+        begins: (events,) when the first rank began its iteration; what lies before is none of it.
+    """
+    rank, since = events["rank"].to_numpy(), begins.copy()
+    follows = np.flatnonzero(np.diff(rank) == 0) + 1
+    since[follows] = np.maximum(begins[follows], events.groupby("rank")["end_ns"].cummax().to_numpy()[follows - 1])
+    return np.asarray(np.maximum(events["start_ns"].to_numpy() - since, 0))
 
 
 def _complete(count: NDArray[Any]) -> NDArray[np.bool_]:

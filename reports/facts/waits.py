@@ -4,6 +4,7 @@
   forward or backward, the k-th is what the other receives k-th. Without a flush a message may be taken in a later
   iteration than it was sent in: there the number of its micro-batch tells.
 - A collective waits until the last rank of its group begins: the k-th of a name in an iteration is the same on all.
+- Without a flush each stage clips and updates alone; its clipping waits for no other stage.
 """
 
 from __future__ import annotations
@@ -59,14 +60,18 @@ def messages(name: str) -> dict[str, tuple[str, ...]]:
     return {} if ways else found
 
 
-def waiting_ns(timeline: Timeline, ranks: Sequence[Place]) -> Integers:
-    """(events,) the part of each event that is waiting for another rank, or UNKNOWN."""
+def waiting_ns(timeline: Timeline, ranks: Sequence[Place], streams: bool = False) -> Integers:
+    """(events,) the part of each event that is waiting for another rank, or UNKNOWN.
+
+    Args:
+        streams: whether nothing is flushed.
+    """
     events = timeline.events
     start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
     until = np.full(len(events), _NEVER)
     for receive, send in message_pairs(timeline, ranks):
         until[receive] = np.maximum(until[receive], start[send])
-    meeting = meetings(timeline, ranks)
+    meeting = meetings(timeline, ranks, streams)
     together = meeting >= 0
     begun = pd.Series(start[together]).groupby(meeting[together], sort=False).transform("max")
     until[together] = begun.to_numpy()
@@ -99,11 +104,15 @@ def _named_singly(timeline: Timeline) -> bool:
     return all(len(one) <= 1 and sum(map(len, one.values())) <= 1 for one in every)
 
 
-def meetings(timeline: Timeline, ranks: Sequence[Place]) -> Integers:
-    """(events,) which collective of a group each event is a rank's part in, numbered in any way; -1 for none."""
+def meetings(timeline: Timeline, ranks: Sequence[Place], streams: bool = False) -> Integers:
+    """(events,) which collective of a group each event is a rank's part in, numbered in any way; -1 for none.
+
+    Args:
+        streams: whether nothing is flushed.
+    """
     events, found, count = timeline.events, np.full(len(timeline.events), -1), 0
     for name, alike in COLLECTIVES.items():
-        if name in timeline.names and not (name == CLIP and NORM in timeline.names):
+        if name in timeline.names and not (name == CLIP and (streams or NORM in timeline.names)):
             some = events[events["name"] == name]
             turn = some.groupby(["iteration", "rank"], sort=False).cumcount()
             group = _numbered(ranks, alike)[some["rank"]]

@@ -95,7 +95,8 @@ def make_graph(timeline: Timeline, ranks: Sequence[Place], iteration: int, strea
             for pairs in message_pairs(part, ranks)
             for receive, send in zip(*(side.tolist() for side in pairs), strict=True)
         }
-    maker = _Maker(part, ranks, before.groupby("rank")["end_ns"].max(), sent)
+    meeting = meetings(part, ranks, streams).tolist()
+    maker = _Maker(part, before.groupby("rank")["end_ns"].max(), sent, meeting)
     edges = [edge._replace(event=numbers[edge.event]) if edge.event >= 0 else edge for edge in maker.edges]
     return Graph(
         iteration=iteration,
@@ -151,7 +152,7 @@ def _of_earlier(near: pd.DataFrame, pairs: Sequence[tuple[Integers, Integers]], 
 class _Maker:
     """Collects points and edges, rank by rank."""
 
-    def __init__(self, timeline: Timeline, ranks: Sequence[Place], before: pd.Series, sent: Mapping[int, Sent]) -> None:
+    def __init__(self, timeline: Timeline, before: pd.Series, sent: Mapping[int, Sent], met: Sequence[int]) -> None:
         events = timeline.events
         self.rank: list[int] = []
         self.edges: list[Edge] = []
@@ -164,7 +165,7 @@ class _Maker:
         self._owner, self._peer = events["rank"].tolist(), events["peer"].tolist()
         self._sent = sent
         self._usual = self._usual_transfers()
-        self._meeting = meetings(timeline, ranks).tolist()
+        self._meeting = met
         self._together: dict[int, int] = {}
         """By meeting, when the last rank came to it."""
         for start, meeting in zip(self._start, self._meeting, strict=True):

@@ -13,6 +13,7 @@ from reports.facts.terms import MEANING, TITLES
 from reports.figures.page import number, table
 from reports.readers.record import Record
 
+NO_FLUSH = "This schedule has no flush: the bubble also includes the time in which a rank records nothing."
 BUBBLE = "Bubble %: bubble / (passes + bubble). Passes include their communication, as in the formulas for schedules."
 
 
@@ -45,7 +46,7 @@ def stages_section(
         notes.append(f"Peak memory: {PEAKS[kind]}, on the stage's fullest rank.")
     said = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
     if timed:
-        meaning = escape(f"{MEANING} {BUBBLE}")
+        meaning = escape(" ".join([MEANING, BUBBLE, *([NO_FLUSH] if plan.stream else [])]))
         said += f'<details><summary>What the columns mean</summary><p class="note">{meaning}</p></details>'
     return f"<section><h2>Stages</h2>{table(head, rows, kind='numeric')}{said}</section>"
 
