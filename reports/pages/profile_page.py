@@ -55,14 +55,15 @@ def _sections(name: str, profile: LayerProfile) -> Iterator[str]:
 
 def drawn_buckets(model: str, sizes: list[float]) -> go.Figure:
     """Their sizes, in the order in which the backward pass completes them."""
-    made = figure(title=escape(f"Gradient buckets of {model}, in the order of the backward pass"))
+    made = figure(title=escape(f"Gradient buckets of {model}"))
     made.add_bar(
         x=list(range(len(sizes))),
         y=sizes,
         marker={"color": SERIES[0]},
         hovertemplate="bucket %{x}: %{y:,.4g} MiB<extra></extra>",
     )
-    made.update_xaxes(title_text="bucket", tick0=0, dtick=-(-len(sizes) // MOST_TICKS))
+    made.update_xaxes(title_text="bucket, in the order of the backward pass")
+    made.update_xaxes(tick0=0, dtick=-(-len(sizes) // MOST_TICKS))
     made.update_yaxes(title_text="MiB", rangemode="tozero")
     return made
 

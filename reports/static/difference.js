@@ -30,3 +30,4 @@ async function drawDifference() {
 }
 
 const iterations = drawDifference();
+drawings.push(iterations);

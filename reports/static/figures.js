@@ -28,7 +28,8 @@ async function drawAll() {
   document.body.dataset.figures = "drawn";
 }
 
-drawAll().catch((error) => {
+drawings.push(drawAll());
+drawings.at(-1).catch((error) => {
   places().forEach((place) => place.append(`This figure cannot be drawn: ${error.message}`));
   throw error;
 });

@@ -7,13 +7,22 @@ function inflated(text) {
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate")));
 }
 
+// `load` is when a page is printed from the command line, so it waits until all figures are drawn: a frame whose document
+// is open holds it back.
+const frame = document.createElement("iframe");
+frame.hidden = true;
+document.body.append(frame);
+frame.contentDocument.open();
+const drawings = []; // promises, of the scripts
+
 (async () => {
   for (const packed of document.querySelectorAll("script.packed")) {
     const script = document.createElement("script");
     script.textContent = await inflated(packed.textContent).text();
     document.head.append(script);
   }
+  await Promise.allSettled(drawings);
 })().catch((error) => {
   document.body.prepend(`This page needs Chrome 117, Firefox 119, Safari 17.4 or newer: ${error.message}`);
   throw error;
-});
+}).finally(() => frame.remove());

@@ -37,4 +37,4 @@ async function main() {
   document.body.dataset.ready = "yes";
 }
 
-main();
+drawings.push(main());

@@ -311,7 +311,8 @@ async function main() {
   document.body.dataset.ready = "yes";
 }
 
-main().catch((error) => {
+drawings.push(main());
+drawings.at(-1).catch((error) => {
   element("said").textContent = `The timeline cannot be drawn: ${error.message}. It needs Chrome 117, Firefox 119, Safari 17.4 or newer.`;
   throw error;
 });

@@ -28,14 +28,6 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where screenshots are kept: `pictures` in pytest's folder of temporary files (--basetemp)."""
-    folder = tmp_path_factory.getbasetemp() / "pictures"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Opener]:
     """Opens a file as a user with a laptop does, at `hash`; other keyword arguments go to the browser context."""

@@ -99,14 +99,6 @@ def test_the_comparison_begins_with_the_best_run_and_ends_with_those_that_failed
     assert page.evaluate("document.documentElement.scrollWidth") <= 1366
 
 
-@pytest.mark.thorough
-def test_pictures_of_a_comparison_are_kept(runs: Path, open_page: Opener, pictures: Path):
-    main([str(runs)], judge)
-    for scheme in ("light", "dark"):
-        page = open_page(runs / "comparison.html", color_scheme=scheme, viewport={"width": 1366, "height": 768})
-        page.screenshot(path=pictures / f"comparison-{scheme}.png", full_page=True)
-
-
 def test_an_outcome_has_what_the_run_reached_and_costs(tmp_path: Path):
     run = RunDir(tmp_path / "runs/tiny" / STAMPS[0])
     make_run(run.path, Shape(pipeline=2, data=2, ranks_per_node=2))

@@ -1,6 +1,6 @@
 """Every kind of page in a real browser, at three widths by day and by night, on paper and with the keyboard.
 
-Pictures of all of them are kept in `build/screenshots`.
+Pictures of all of them, and a PDF of each, are kept in `build/screenshots`.
 """
 
 from __future__ import annotations
@@ -18,24 +18,31 @@ from tests.support import ROOT
 from tests.support.reports import every_page
 from tests.support.reports.in_browser import until
 
-VIEWS = ((400, "light"), (400, "dark"), (900, "dark"), (900, "light"), (1440, "light"), (1440, "dark"))
+VIEWS = ((400, "light"), (400, "dark"), (800, "dark"), (800, "light"), (1240, "light"), (1240, "dark"))
 """Widths and colour schemes, one of which changes at a time: each has all figures drawn anew."""
-PAPER = 718
-"""Pixels between the margins of A4."""
+PAPER = {False: 718, True: 1046}
+"""Pixels between the margins of A4, upright and, for wide tables, in landscape."""
 SCREENSHOTS = ROOT / "build/screenshots"
 LOOKS = (ROOT / "tests/support/reports/looks.js").read_text()
 NAMES = (
     *("run", "timeline", "failed", "rehearsal", "fresh", "fresh-timeline", "comparison", "difference", "list", "error"),
     *("many-timeline", "log", "log-timeline", "search", "front", "stages", "simulation", "learning", "data", "profile"),
 )
-ALIKE = ("failed", "rehearsal", "fresh", "fresh-timeline", "many-timeline", "log-timeline")
-"""Pages of the kinds of others, of other runs: seen narrow by night and wide by day."""
-DRAWN = """
+DRAWN = """(
 [...document.querySelectorAll("div.plot")].every((place) => !place.clientWidth
   || (place.data && (place.layout.width || Math.abs(place._fullLayout.width - place.clientWidth) < 2)))
 && (!document.querySelector("div.plot") || document.body.dataset.scheme === "{scheme}")
-&& (!document.querySelector("#columns") || ["ready", "difference"].some((key) => document.body.dataset[key]))
+&& (!document.querySelector("#columns") || ["ready", "difference"].some((key) => document.body.dataset[key])))
 """
+AT_LOAD = f"addEventListener('load', () => window.drawnAtLoad = {DRAWN.replace('{scheme}', 'light')})"
+"""`chromium --print-to-pdf` prints a page when it has loaded."""
+LEAVE = """
+(wide) => document.querySelectorAll("main > section").forEach((one) => {
+  one.style.display = "";
+  if (wide !== null && (getComputedStyle(one).page === "wide") !== wide) one.style.display = "none";
+})
+"""
+"""Leaves the sections that are printed in landscape, or those that are not, or all."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +61,9 @@ def opened(pages: dict[str, Path], name: str, browser: Browser) -> Iterator[Page
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.add_init_script(AT_LOAD)
     page.goto(pages[name].as_uri())
+    assert page.evaluate("window.drawnAtLoad"), "figures are drawn when the page has loaded"
     settled(page, "light")
     yield page
     context.close()
@@ -68,25 +77,29 @@ def settled(page: Page, scheme: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_looks_well(opened: Page, name: str) -> None:
-    """At every width, by day and by night: nothing sticks out, overlaps or is hard to read; then on paper."""
+    """At every width, in light and dark: nothing sticks out, overlaps, breaks or is hard to read; then on paper."""
     wrong = {}
-    for width, scheme in VIEWS if name not in ALIKE else (VIEWS[1], VIEWS[-2]):
+    for width, scheme in VIEWS:
         opened.emulate_media(color_scheme=scheme)
         opened.set_viewport_size({"width": width, "height": 900})
         settled(opened, scheme)
         opened.screenshot(path=SCREENSHOTS / f"{name}-{width}-{scheme}.png", full_page=True, timeout=0)
         wrong[width, scheme] = opened.evaluate(LOOKS)
     assert {place: said for place, said in wrong.items() if said} == {}
-    opened.set_viewport_size({"width": PAPER, "height": 1000})
     opened.emulate_media(media="print", color_scheme="dark")
     opened.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert opened.evaluate(LOOKS) == []
-    cut = opened.locator("canvas, .main-svg").evaluate_all(
-        "(all) => all.filter((one) => one.getBoundingClientRect().right > innerWidth).length"
-    )
-    assert cut == 0
+    for wide, width in PAPER.items():
+        opened.set_viewport_size({"width": width, "height": 1000})
+        opened.evaluate(LEAVE, wide)
+        assert opened.evaluate(LOOKS) == [], f"on paper, {width} px"
+        cut = opened.locator("canvas, .main-svg").evaluate_all(
+            "(all) => all.filter((one) => one.getBoundingClientRect().right > innerWidth).length"
+        )
+        assert cut == 0
     assert opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not any(one.is_visible() for one in opened.locator("#controls, .modebar, input, #compare").all())
+    opened.evaluate(LEAVE, None)
+    opened.pdf(path=SCREENSHOTS / f"{name}.pdf", prefer_css_page_size=True)
 
 
 @pytest.mark.parametrize("name", ["timeline", "comparison", "list", "search"])

@@ -59,13 +59,10 @@ def test_it_says_what_bounds_the_pipeline_and_what_each_stage_takes() -> None:
     assert "all-reduce" not in render("tdpp search", public)
 
 
-def test_it_is_read_on_a_phone_on_paper_and_with_the_keyboard(
-    tmp_path: Path, open_page: Opener, pictures: Path
-) -> None:
+def test_its_operators_are_behind_a_line_that_the_keyboard_opens(tmp_path: Path, open_page: Opener) -> None:
     file = tmp_path / "page.html"
     file.write_text(render("tdpp search graph=" + "x" * 200, on_levels(branches(), LEVELS, Options(), Held())))
     page = open_page(file, viewport={"width": 400, "height": 800})
-    page.wait_for_selector(".plot .main-svg")
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
     assert page.inner_text(".verdict").count("bounds the pipeline") == 1
     assert page.locator("details table").is_hidden()
@@ -74,11 +71,6 @@ def test_it_is_read_on_a_phone_on_paper_and_with_the_keyboard(
     rows = page.locator("details tbody tr")
     assert rows.count() == len(branches().nodes) - 2, "but for the bare input and the result that nobody uses"
     assert rows.first.is_visible()
-    page.screenshot(path=pictures / "graph-400.png", full_page=True)
-    page.emulate_media(media="print")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 400
-    assert rows.first.is_visible()
-    assert len(page.pdf(format="A4")) > 10_000
 
 
 def test_the_page_opens_alone_whatever_a_profile_says(tmp_path: Path) -> None:

@@ -95,14 +95,6 @@ def test_the_chosen_plan_alone_is_shown_with_its_time_its_memory_and_every_event
     assert float(memory[6]) == pytest.approx(prediction.stages[0].memory_gib, abs=0.01)
 
 
-@pytest.mark.thorough
-def test_pictures_of_a_search_are_kept_in_light_and_dark(searched: Searched, open_page: Opener, pictures: Path):
-    for scheme in ("light", "dark"):
-        page = open_page(searched.page, color_scheme=scheme, viewport={"width": 1366, "height": 768})
-        page.wait_for_selector("body[data-ready]")
-        page.screenshot(path=pictures / f"search-{scheme}.png", full_page=True)
-
-
 def test_a_hostile_command_is_shown_as_it_is(searched: Searched):
     said = render(f"tdpp search {HOSTILE}", searched.plans[:1], searched.run)
     assert "<img" not in said

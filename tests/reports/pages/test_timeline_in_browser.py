@@ -491,15 +491,3 @@ def test_every_task_of_the_engine_has_a_look_of_its_own(page: Page):
     assert set(known) >= (set(ENGINE_NAMES) - {"clock"}) | set(NAMES)
     for scheme in ("light", "dark"):
         assert page.evaluate(f"new Set(Object.values(LOOKS.tasks).map((task) => task.{scheme})).size") == len(known)
-
-
-def test_pages_fit_a_laptop_in_light_and_dark_and_their_pictures_are_kept(run: Path, open_page: Opener, pictures: Path):
-    for scheme in ("light", "dark"):
-        for name in ("index", "timeline"):
-            page = open_page(run / f"report/{name}.html", color_scheme=scheme, viewport={"width": 1366, "height": 768})
-            if name == "timeline":
-                ready(page)
-            else:
-                page.wait_for_selector("body[data-figures]")
-            page.screenshot(path=pictures / f"run-{name}-{scheme}.png", full_page=True)
-            assert page.evaluate("document.documentElement.scrollWidth") <= 1366
