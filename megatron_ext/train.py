@@ -26,6 +26,7 @@ from megatron_ext.engine.executor.pace import messages_timeout
 from megatron_ext.engine.log import TrainingLog
 from megatron_ext.engine.rehearsal import rehearse
 from megatron_ext.engine.streams.streaming import engine_of
+from megatron_ext.engine.unlogged import Unlogged
 from megatron_ext.inference.translations import Translations
 from megatron_ext.parallel import clock
 from megatron_ext.parallel.comm import Gate, meet, told
@@ -43,10 +44,13 @@ from megatron_ext.timeline.recorder import Recorder, begin_events
 from megatron_ext.timeline.trace import traced
 
 
-def train(plan: Plan, place: Place, store: Store, buffers: Mapping[int, EventBuffer]) -> None:
+def train(
+    plan: Plan, place: Place, store: Store, buffers: Mapping[int, EventBuffer], unlogged: Optional[Unlogged] = None
+) -> None:
     """Joins the other ranks at `store` and trains until the last iteration.
 
-    `buffers` take the events, by rank; a rank without one records none.
+    `buffers` take the events, by rank; a rank without one records none. `unlogged` takes iterations without a line in
+    the log.
 
     Raises:
         Interrupted: all ranks were asked to end, and have saved.
@@ -69,7 +73,7 @@ def train(plan: Plan, place: Place, store: Store, buffers: Mapping[int, EventBuf
             last, reached = rehearse(plan, place, groups, recorder), True
             Gate(store, plan.world_size).wait("rehearsed", "waiting until it is written down how the run ended")
         else:
-            last, reached = _train(plan, task, place, groups, recorder, device, store)
+            last, reached = _train(plan, task, place, groups, recorder, device, store, unlogged)
     except BaseException:
         recorder.abandon()
         raise
@@ -79,7 +83,14 @@ def train(plan: Plan, place: Place, store: Store, buffers: Mapping[int, EventBuf
 
 
 def _train(
-    plan: Plan, task: Task, place: Place, groups: Groups, recorder: Recorder, device: torch.device, store: Store
+    plan: Plan,
+    task: Task,
+    place: Place,
+    groups: Groups,
+    recorder: Recorder,
+    device: torch.device,
+    store: Store,
+    unlogged: Optional[Unlogged],
 ) -> Tuple[int, bool]:
     """Returns the last iteration that was trained: of all, or after which all ranks were asked to end; and whether the
     run is to go no further."""
@@ -112,7 +123,9 @@ def _train(
     if place.rank == 0 and not course.reached:
         plan.files.goal.unlink(missing_ok=True)  # of an earlier start, which has spent too much
     spending = Spending(plan) if is_last and plan.train.max_cost is not None else None
-    log = TrainingLog(plan, plan.files.metrics, start.iteration, spending=spending) if is_last else None
+    log = None
+    if is_last:
+        log = TrainingLog(plan, plan.files.metrics, start.iteration, spending=spending, unlogged=unlogged)
     if found is not None and is_last:
         print(f"going on from {found.folder}", flush=True)
     interruption = Interruption(device, engine.apart)

@@ -21,6 +21,8 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.worker import die_with_parent
+from megatron_ext.engine.log import log_the_rest
+from megatron_ext.engine.unlogged import Unlogged
 from megatron_ext.node.failures import shortage_named
 from megatron_ext.node.ranks import Ranks, signals_blocked
 from megatron_ext.parallel import interruption, local_store
@@ -62,7 +64,8 @@ def _run_node(plan: Plan, node_rank: int, job: Optional[Job]) -> int:
     buffers = {rank: EventBuffer() for rank in plan.nodes[node_rank].ranks if records}
     events = EventFiles(plan, buffers)
     join = partial(join_store, plan) if local is None else local.join
-    do = job or partial(train, buffers=buffers)
+    unlogged = Unlogged()
+    do = job or partial(train, buffers=buffers, unlogged=unlogged)
 
     def rank(place: Place) -> None:
         with Wait("finding the other ranks"):
@@ -92,6 +95,10 @@ def _run_node(plan: Plan, node_rank: int, job: Optional[Job]) -> int:
         signal.signal(interruption.SIGNAL, signal.SIG_IGN)  # while Python ends, it would kill: handlers are gone then
         ranks.end()
         events.finish()
+        try:
+            log_the_rest(plan, unlogged)
+        except OSError as error:  # the disk is full, which is not how the run ended
+            print(f"error: {error}", file=sys.stderr, flush=True)
     return code
 
 

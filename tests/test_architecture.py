@@ -59,8 +59,8 @@ FLOORS = {
         *("node", "train", "worker", "doctor profile hf schedule blocks translate"),
     ],
     "megatron_ext/engine": [
-        *("course dealing feed gradients results running stopwatch", "executor optimizer", "workers", "engine"),
-        *("evaluation", "log", "streams", "adaptation", "rehearsal"),
+        *("course dealing feed gradients results running stopwatch unlogged", "executor optimizer", "workers"),
+        *("engine", "evaluation", "log", "streams", "adaptation", "rehearsal"),
     ],
     "megatron_ext/tasks": [
         *("task", "cut linear dropout initial_weights repeatable running", "stage", "language"),

@@ -18,6 +18,7 @@ from megatron_ext.contract.schedule.operations import flops_per_sample
 from megatron_ext.engine.course import Spending
 from megatron_ext.engine.evaluation import Evaluation
 from megatron_ext.engine.results import Progress, StepResult
+from megatron_ext.engine.unlogged import Unlogged
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE
 
 
@@ -58,45 +59,19 @@ def _of_evaluation(evaluation: Optional[Evaluation]) -> Dict[str, Optional[float
     return {**found, "evaluation_s": evaluation.seconds}
 
 
-class TrainingLog:
-    """Gathers iterations and, every `log_interval` of them, prints a line and appends to metrics.jsonl."""
+class _Gathered:
+    """Iterations of which a line tells."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        path: Path,
-        start: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-        spending: Optional[Spending] = None,
-    ) -> None:
-        """What the file tells of iterations after `start` is dropped: they are trained anew. `clock` tells seconds."""
-        keep_lines(path, start)
+    def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._adapts = plan.adapt is not None and plan.adapt.measures
-        self._path = path
-        self._clock = clock
-        self._spending = spending
         self._losses: List[float] = []
         self._own: Dict[str, List[float]] = {}
         self._iterations = 0
         self._samples = 0
         self._skipped = 0
         self._lengths: CounterOf[Tuple[int, int]] = Counter()
-        self._since = clock()
 
-    def add(
-        self,
-        iteration: int,
-        result: StepResult,
-        progress: Progress,
-        evaluation: Optional[Evaluation] = None,
-        last: bool = False,
-    ) -> None:
-        """Notes a finished iteration and, if there is one, the evaluation after it.
-
-        An iteration that was evaluated, or is the `last` one, always has a line; the time that the evaluation took
-        counts to no iteration.
-        """
+    def add(self, result: StepResult, progress: Progress) -> None:
         self._iterations += 1
         self._samples += progress.global_batch_size
         model = self._plan.model
@@ -110,38 +85,29 @@ class TrainingLog:
             self._losses.append(result.loss)
             for name, value in result.metrics.items():
                 self._own.setdefault(name, []).append(value)
-        train = self._plan.train
-        if iteration % train.log_interval and not last and evaluation is None:
-            return
-        now = self._clock() - (0.0 if evaluation is None else evaluation.seconds)
-        seconds = (now - self._since) / self._iterations
+
+    def metrics(self, iteration: int, seconds: float, result: StepResult, progress: Progress) -> Dict[str, Any]:
+        """Up to `iteration`, whose result is given; all of them took so long."""
+        each = seconds / self._iterations
         norm = result.grad_norm
-        own = {name: _finite(sum(values) / len(values)) for name, values in self._own.items()}
-        metrics = {
+        return {
             "iteration": iteration,
             "unix": time.time(),
             "consumed_samples": progress.consumed_samples,
-            "elapsed_ms": seconds * 1e3,
+            "elapsed_ms": each * 1e3,
             "learning_rate": progress.learning_rate,
             "loss": sum(self._losses) / len(self._losses) if self._losses else None,
             "loss_scale": result.loss_scale,
             "grad_norm": None if norm is None else _finite(norm),
-            **self._throughput(seconds),
+            **self._throughput(each),
             "skipped": self._skipped,
             "nan": 0,
-            **own,
-            **_of_evaluation(evaluation),
-            **({} if self._spending is None else {"cost": self._spending.dollars}),
-            **({"global_batch_size": progress.global_batch_size} if self._adapts else {}),
+            **self.own(),
         }
-        print(iteration_line(self._plan, metrics, progress.global_batch_size, own), flush=True)
-        if evaluation is not None:
-            print(evaluation_line(iteration, evaluation), flush=True)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(metrics) + "\n")
-        self._losses, self._own, self._since = [], {}, self._clock()
-        self._iterations = self._samples = self._skipped = 0
-        self._lengths.clear()
+
+    def own(self) -> Dict[str, Optional[float]]:
+        """Metrics of the task."""
+        return {name: _finite(sum(values) / len(values)) for name, values in self._own.items()}
 
     def _throughput(self, seconds: float) -> Dict[str, float]:
         """Of an iteration that takes so long; nobody knows the operations of a user's module."""
@@ -160,6 +126,90 @@ class TrainingLog:
         if operations:
             found["tflops_per_rank"] = operations * samples_per_s / plan.world_size / 1e12
         return found
+
+
+class TrainingLog:
+    """Gathers iterations and, every `log_interval` of them, prints a line and appends to metrics.jsonl."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        path: Path,
+        start: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        spending: Optional[Spending] = None,
+        unlogged: Optional[Unlogged] = None,
+    ) -> None:
+        """What the file tells of iterations after `start` is dropped: they are trained anew. `clock` tells seconds;
+        `unlogged` takes each iteration that has no line yet."""
+        keep_lines(path, start)
+        self._plan = plan
+        self._adapts = plan.adapt is not None and plan.adapt.measures
+        self._path = path
+        self._clock = clock
+        self._spending = spending
+        self._unlogged = unlogged
+        self._gathered = _Gathered(plan)
+        self._since = self._before = clock()
+
+    def add(
+        self,
+        iteration: int,
+        result: StepResult,
+        progress: Progress,
+        evaluation: Optional[Evaluation] = None,
+        last: bool = False,
+    ) -> None:
+        """Notes a finished iteration and, if there is one, the evaluation after it.
+
+        An iteration that was evaluated, or is the `last` one, always has a line; the time that the evaluation took
+        counts to no iteration.
+        """
+        self._gathered.add(result, progress)
+        if iteration % self._plan.train.log_interval and not last and evaluation is None:
+            self._note(iteration, result, progress)
+            return
+        now = self._clock() - (0.0 if evaluation is None else evaluation.seconds)
+        metrics = {
+            **self._gathered.metrics(iteration, now - self._since, result, progress),
+            **_of_evaluation(evaluation),
+            **self._of_run(progress),
+        }
+        _write(self._plan, self._path, metrics, progress.global_batch_size, self._gathered.own())
+        if evaluation is not None:
+            print(evaluation_line(iteration, evaluation), flush=True)
+        if self._unlogged is not None:
+            self._unlogged.clear()
+        self._gathered = _Gathered(self._plan)
+        self._since = self._before = self._clock()
+
+    def _note(self, iteration: int, result: StepResult, progress: Progress) -> None:
+        if self._unlogged is None:
+            return
+        now, alone = self._clock(), _Gathered(self._plan)
+        alone.add(result, progress)
+        metrics = {**alone.metrics(iteration, now - self._before, result, progress), **self._of_run(progress)}
+        self._unlogged.add(json.dumps([metrics, progress.global_batch_size, alone.own()]))
+        self._before = now
+
+    def _of_run(self, progress: Progress) -> Dict[str, float]:
+        return {
+            **({} if self._spending is None else {"cost": self._spending.dollars}),
+            **({"global_batch_size": progress.global_batch_size} if self._adapts else {}),
+        }
+
+
+def log_the_rest(plan: Plan, unlogged: Unlogged) -> None:
+    """A line for each iteration that was trained but not logged, once the rank that logs is gone. Their loss is a
+    single iteration's, so the last ones show how a run diverged."""
+    for metrics, batch, own in map(json.loads, unlogged.lines()):
+        _write(plan, plan.files.metrics, metrics, batch, own)
+
+
+def _write(plan: Plan, path: Path, metrics: Dict[str, Any], batch: int, own: Mapping[str, Optional[float]]) -> None:
+    print(iteration_line(plan, metrics, batch, own), flush=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(metrics) + "\n")
 
 
 def _finite(value: float) -> Optional[float]:
