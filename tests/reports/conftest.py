@@ -28,6 +28,12 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def layouts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `tests.support.reports.layouts.run_of` keeps its runs."""
+    return tmp_path_factory.mktemp("layouts")
+
+
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Opener]:
     """Opens a file as a user with a laptop does, at `hash`; other keyword arguments go to the browser context."""

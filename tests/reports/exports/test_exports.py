@@ -34,6 +34,7 @@ from tests.support.reports.in_browser import iteration, ready, until
 from tests.support.reports.legacy import Job, calls, log
 from tests.support.reports.records import records
 from tests.support.reports.synthetic import Shape, make_run
+from tests.support.reports.trace_format import checked, flows
 
 SHAPE = Shape(pipeline=2, data=2, micro_batches=3, iterations=3, ranks_per_node=2)
 
@@ -77,6 +78,30 @@ def test_a_trace_names_its_ranks_and_lanes(known):
     assert names == {(rank, index): name for rank in range(SHAPE.ranks) for index, name in enumerate(LANES)}
     titles = {line["pid"]: line["args"]["name"] for line in lines if line["name"] == "process_name"}
     assert titles[3] == "rank 3 · stage 1 · dp 1 · g1-1"
+
+
+def test_a_trace_is_in_the_format_and_has_a_flow_for_each_message_and_counters_for_each_rank(known):
+    told, timeline = known
+    trace = checked(chrome_trace(told, timeline))
+    joined = flows(trace)
+    receives = timeline.events["name"].isin(["forward-recv", "backward-recv"])
+    assert len(joined) == receives.sum() > 0
+    for send, receive in joined:
+        assert (send["name"], receive["args"]["peer"]) == (receive["name"].replace("recv", "send"), send["pid"])
+        assert send["args"]["micro-batch"] == receive["args"]["micro-batch"]
+    held = [event["args"]["held"] for event in trace if event["ph"] == "C" and "held" in event["args"]]
+    assert (min(held), max(held)) == (0, SHAPE.pipeline)
+
+
+def test_a_message_that_seems_to_come_before_it_is_sent_has_no_flow(known):
+    """A rank whose clock is a second behind: what it receives ends before it was sent."""
+    told, timeline = known
+    events = timeline.events.copy()
+    late = events["rank"] == 3
+    events.loc[late, ["start_ns", "end_ns"]] -= 1_000_000_000
+    joined = flows(checked(chrome_trace(told, replace(timeline, events=events))))
+    assert joined
+    assert all(receive["pid"] != 3 for _, receive in joined)
 
 
 TIMES = st.tuples(st.integers(0, 20_000), st.integers(0, 20_000)).map(sorted)

@@ -17,11 +17,6 @@ from tests.support.reports.raw_events import passes, raw_events, waited
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="session")
-def layouts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("layouts")
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_lengths_and_bubbles_are_those_of_the_raw_files(name: str, layouts: Path):
     one = LAYOUTS[name]
