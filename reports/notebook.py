@@ -10,11 +10,13 @@ from pathlib import Path
 import pandas as pd
 from plotly import graph_objects as go
 
+from conf.run_folder.iteration_time import IterationTime
 from conf.run_folder.run_folders import usual_runs_dir
 from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
 from reports.facts.frames import memory_frame, stages_frame, stragglers_frame, waiting_frame
 from reports.facts.statistics import Statistics, statistics
+from reports.facts.usual import time_of
 from reports.figures.chart import lines
 from reports.figures.timeline import timeline
 from reports.pages.comparison import outcome
@@ -60,6 +62,11 @@ class Run:
     def metrics(self) -> pd.DataFrame:
         """A logged iteration a row."""
         return self._found.record.metrics
+
+    @property
+    def iteration_time(self) -> IterationTime | None:
+        """What pages and tables show, `ms`, with `spread` and `per_sample`; None before the first line of the log."""
+        return time_of(self._found.record)
 
     @cached_property
     def iterations(self) -> pd.DataFrame:

@@ -1,23 +1,25 @@
 """How long an iteration takes: the one figure that every page, table and command shows for a run.
 
-It is the median over the lines of the log. A line has the mean of the iterations since the line before, without
-evaluations. The first line has the start-up in it and does not count, unless it is the only one. Where the batch
-changes during the run, times are per sample, so that iterations with a larger batch do not count as slower.
+It is the median over the lines of the log; of a very long log over the last MOST_LINES. A line has the mean of the
+iterations since the line before, without evaluations. The first line has the start-up in it and does not count, unless
+it is the only one. Where the batch changes during the run, times are per sample, so that iterations with a larger batch
+do not count as slower.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+MOST_LINES = 100_000
 SIGMA = (0.1587, 0.8413)
 """The quantiles one standard deviation below and above the median of a normal distribution."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LineTime:
     """What a line of the log says of time."""
 
@@ -48,10 +50,20 @@ class Spread:
         half = (high - low) / 2 if len(ordered) > 1 else math.nan
         return cls(median=statistics.median(ordered), half=half, count=len(ordered))
 
+    def doubt(self, text: Callable[[float], str]) -> str:
+        """What stands behind the median: `± 3.1 (n = 49)`; `text` writes a number."""
+        half = "" if math.isnan(self.half) else f"± {text(self.half)} "
+        return f"{half}(n = {self.count:,})"
+
+
+def within_spread(a: Spread, b: Spread) -> bool:
+    """Whether two medians are no further apart than the values vary, so that neither is known to be better."""
+    return not abs(a.median - b.median) > a.half + b.half  # nor where nobody knows how far they vary
+
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """With linear interpolation, as numpy's."""
-    at = share * (len(ordered) - 1)
+    """By Weibull's positions, which make no spread of few values too small: of up to five it is their whole range."""
+    at = min(max(share * (len(ordered) + 1) - 1, 0.0), len(ordered) - 1.0)
     below = math.floor(at)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (at - below) * (ordered[above] - ordered[below])
@@ -81,6 +93,20 @@ class IterationTime:
         return "per sample" if self.per_sample else "per iteration"
 
     @property
+    def figure(self) -> str:
+        """The milliseconds, as pages and tables show them."""
+        return self.text(self.ms)
+
+    def text(self, ms: float) -> str:
+        """Other milliseconds in the same form."""
+        return f"{ms:,.4g}" if self.per_sample else f"{ms:,.1f}"
+
+    @property
+    def cell(self) -> str:
+        """The same for a column of iterations."""
+        return f"{self.figure}/sample" if self.per_sample else self.figure
+
+    @property
     def basis(self) -> str:
         """What the median is of, in words."""
         if self.alone:
@@ -94,10 +120,10 @@ def iteration_time(lines: Iterable[LineTime]) -> IterationTime | None:
     line counts."""
     known = {line.iteration: line for line in lines}
     ordered = [known[iteration] for iteration in sorted(known)]
-    counted = ordered[1:] or ordered
+    counted = (ordered[1:] or ordered)[-MOST_LINES:]
     if not counted:
         return None
-    batches = list(_batches(ordered))
+    batches = list(_batches(ordered[-MOST_LINES - 1 :]))
     known_batches = [batch for batch in batches if batch is not None]
     per_sample = len(known_batches) == len(batches) > 0 and len(set(known_batches)) > 1
     if per_sample:

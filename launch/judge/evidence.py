@@ -10,7 +10,7 @@ from launch.files.attempt import Start
 from launch.judge import gpu_health
 from launch.judge.costs import costs
 from launch.judge.outlook import outlook
-from launch.judge.pace import held_up_by, held_up_words, median_ms, samples_per_s
+from launch.judge.pace import held_up_by, held_up_words, samples_per_s, time_of
 from launch.judge.plan_line import plan_line
 from launch.judge.silence import silent_s
 from launch.judge.state import State
@@ -103,11 +103,11 @@ def _in_its_terms(seen: Observation) -> str:
 
 
 def _speed(seen: Observation) -> str:
-    """Of a batch that adapts, at its newest size: what iterations took before says little."""
-    rate = samples_per_s(seen)
-    if not seen.adapts or rate is None:
-        return f"{median_ms(seen):.1f} ms per iteration (median)"
-    return f"{seen.log[-1].elapsed_ms:.1f} ms per iteration, {rate:,.1f} samples/s"
+    """The time of an iteration or sample; of a batch that adapts also the samples a second at its newest size."""
+    time, rate = time_of(seen), samples_per_s(seen)
+    assert time is not None, "the log has a line"
+    said = f"{time.figure} ms {time.unit} ({'median' if not time.alone else time.basis})"
+    return f"{said}, {rate:,.1f} samples/s at the newest batch" if seen.adapts and rate is not None else said
 
 
 def _evaluation(line: Iteration) -> str:

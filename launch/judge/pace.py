@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from conf.run_folder.iteration_time import IterationTime, iteration_time
 from launch.judge import gpu_health
 from launch.node.stalled_rank import Doing, holding_up, in_words
 from launch.observe.observation import Observation
@@ -15,15 +16,21 @@ STALL_LINES = 5
 STALL_S = 30.0
 
 
-def median_ms(seen: Observation) -> float:
-    """Milliseconds per iteration, the median of the logged lines; the first, which warms up, only if it is alone."""
-    lines = seen.log[1:] or seen.log
-    return statistics.median(line.elapsed_ms for line in lines)
+def time_of(seen: Observation) -> IterationTime | None:
+    """What is shown as the run's iteration time; None before the first line of its log."""
+    return iteration_time(seen.times)
+
+
+def _median_ms(seen: Observation) -> float:
+    """Of an iteration with the batch of the plan, once something is logged."""
+    time = time_of(seen)
+    assert time is not None, "the log has a line"
+    return time.ms * seen.plan.global_batch_size if time.per_sample else time.ms
 
 
 def usual_s(seen: Observation) -> float:
     """From one line of the log to the next. A batch that adapts may have grown many times since the first lines."""
-    milliseconds = seen.log[-1].elapsed_ms if seen.adapts else median_ms(seen)
+    milliseconds = seen.log[-1].elapsed_ms if seen.adapts else _median_ms(seen)
     return milliseconds / 1e3 * seen.plan.train.log_interval
 
 
@@ -36,14 +43,14 @@ def left_s(seen: Observation) -> float | None:
         rate, batch = _newest(seen)
         samples = max(0, (seen.plan.train.samples or 0) - seen.log[-1].consumed_samples)
         return samples / rate + _evaluations_s(seen, seen.log[-1].iteration + math.ceil(samples / batch))
-    return (seen.iterations - seen.log[-1].iteration) * median_ms(seen) / 1e3 + _evaluations_s(seen, seen.iterations)
+    return (seen.iterations - seen.log[-1].iteration) * _median_ms(seen) / 1e3 + _evaluations_s(seen, seen.iterations)
 
 
 def samples_per_s(seen: Observation) -> float | None:
     """At the newest batch, where it adapts; None where the log does not say it."""
     if not seen.log or not seen.log[-1].consumed_samples or not seen.log[-1].elapsed_ms:
         return None
-    return _newest(seen)[0] if seen.adapts else seen.plan.global_batch_size / median_ms(seen) * 1e3
+    return _newest(seen)[0] if seen.adapts else seen.plan.global_batch_size / _median_ms(seen) * 1e3
 
 
 def _newest(seen: Observation) -> tuple[float, float]:

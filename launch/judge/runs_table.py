@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launch.judge.outlook import outlook
-from launch.judge.pace import median_ms
+from launch.judge.pace import time_of
 from launch.judge.plan_line import short_plan
 from launch.judge.verdict import decide
 from launch.machine.hostlist import compressed
@@ -24,7 +24,7 @@ def run_row(name: str, seen: Observation) -> list[str]:
         str(decide(seen).state),
         _progress(seen),
         f"{last.loss:.4f}" if last and last.loss is not None else "-",
-        f"{median_ms(seen):.1f}" if last else "-",
+        time.cell if last and (time := time_of(seen)) else "-",
     ]
 
 

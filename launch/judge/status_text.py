@@ -13,7 +13,7 @@ from launch.judge.costs import costs
 from launch.judge.evidence import Evidence
 from launch.judge.findings import STDERR_BYTES, Findings
 from launch.judge.outlook import outlook
-from launch.judge.pace import median_ms, samples_per_s
+from launch.judge.pace import samples_per_s, time_of
 from launch.judge.plan_line import short_plan
 from launch.judge.stderr_lines import LineGroup
 from launch.judge.verdict import Verdict
@@ -67,7 +67,7 @@ def judged_as_json(run: RunDir, verdict: Verdict) -> dict[str, Any]:
 def as_json(found: Findings) -> dict[str, Any]:
     seen = found.seen
     last = seen.log[-1] if seen.log else None
-    expected, cost = outlook(seen, found.verdict.state), costs(seen, found.verdict.state)
+    expected, cost, time = outlook(seen, found.verdict.state), costs(seen, found.verdict.state), time_of(seen)
     return judged_as_json(found.run, found.verdict) | {
         "kind": seen.kind,
         "launched_unix": seen.launched_unix,
@@ -88,7 +88,8 @@ def as_json(found: Findings) -> dict[str, Any]:
         "dollars_at_end": None if cost is None else cost.at_end,
         "max_cost": seen.plan.train.max_cost,
         "loss": last.loss if last and last.loss is not None and math.isfinite(last.loss) else None,  # JSON has no NaN
-        "ms_per_iteration": median_ms(seen) if last else None,
+        "ms_per_iteration": time.ms if time and not time.per_sample else None,
+        "ms_per_sample": time.ms if time and time.per_sample else None,
         "nodes": [asdict(node) for node in seen.nodes],
         "gpus": {node.node: asdict(node.entries[-1]) for node in seen.gpus if node.entries},
         "errors": [asdict(error) for error in seen.errors],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -11,8 +13,9 @@ from typing import Annotated, Any
 
 from conf.errors import RunFolderError
 from conf.run_folder import run_files
+from conf.run_folder.iteration_time import LineTime
 from conf.run_folder.json_values import Count, Rule, Unix, typed
-from conf.run_folder.log_lines import IterationLine, iteration_line, progress
+from conf.run_folder.log_lines import ELAPSED, IterationLine, iteration_line, progress
 from conf.run_folder.log_text import LogText
 from launch.files.faults import Faults
 
@@ -20,6 +23,9 @@ TAIL_BYTES = 64 * 1024
 """Of metrics.jsonl some 200 logged iterations, of Megatron-LM's log with its timers some 30: enough for the pace."""
 FURTHER_BYTES = 1 << 27
 """The same where that has no iteration, since a rank prints much else."""
+TIMES_BYTES = 1 << 26
+"""Of metrics.jsonl some 200,000 iterations: what is read for their times alone."""
+_TIMES = tuple(re.compile(rb'"%s": ([-+.\dEe]+)' % key) for key in (b"iteration", b"elapsed_ms", b"consumed_samples"))
 _EVALUATED = "valid_"
 _NAMED = 3
 """So many lines that are no iterations are named."""
@@ -62,6 +68,50 @@ def read_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
         more = f", and {len(bad) - _NAMED} other lines" if len(bad) > _NAMED else ""
         faults.add(f"{path} has lines that are not iterations: {'; '.join(named)}{more}")
     return tuple(found)
+
+
+def read_times(path: Path, upstream: bool, tail: Sequence[Iteration]) -> tuple[LineTime, ...]:
+    """What all lines say of time, since the time of an iteration is a median over all of them; of a log of hundreds of
+    megabytes the last of them.
+
+    Args:
+        upstream: whether Megatron-LM wrote it.
+        tail: what `read_log` or `read_text_log` found.
+    """
+    short = tuple(_time(one) for one in tail)
+    try:
+        if not upstream and path.stat().st_size <= TAIL_BYTES:
+            return short
+        whole, cut = run_files.read_tail(path, FURTHER_BYTES if upstream else TIMES_BYTES)
+    except (OSError, RunFolderError):
+        return short
+    begun = whole[whole.find(b"\n") + 1 if cut else 0 : whole.rfind(b"\n") + 1]
+    if upstream:
+        return tuple(map(_time, _logged(b"".join(_timed(begun)))[0])) or short
+    columns, count = [pattern.findall(begun) for pattern in _TIMES], begun.count(b"\n")
+    with suppress(ValueError):
+        if all(len(column) == count for column in columns):
+            return tuple(LineTime(int(n), float(ms), int(samples)) for n, ms, samples in zip(*columns, strict=True))
+    return tuple(map(_time, _known(begun))) or short
+
+
+def _timed(text: bytes) -> Iterator[bytes]:
+    """The lines that have the time of an iteration, among whatever else a rank printed."""
+    end = 0
+    while (at := text.find(ELAPSED.encode(), end)) >= 0:
+        begin, end = text.rfind(b"\n", 0, at) + 1, text.index(b"\n", at) + 1
+        yield text[begin:end]
+
+
+def _known(text: bytes) -> Iterator[Iteration]:
+    """Of lines of which some lack what others have."""
+    for line in text.split(b"\n"):
+        with suppress(RunFolderError):
+            yield typed(Iteration, run_files.parse_json(line.strip(b"\0").decode(errors="replace"), ""), "")
+
+
+def _time(line: Iteration | IterationLine) -> LineTime:
+    return LineTime(line.iteration, line.elapsed_ms, line.consumed_samples)
 
 
 def _evaluation(content: Any) -> dict[str, float | None]:

@@ -38,7 +38,7 @@ from launch.node.stalled_rank import STILL_S, read_doings
 from launch.node.unseen import Unseen, not_started, unlaunched
 from launch.observe.clocks import clocks_of
 from launch.observe.first_error import first_error
-from launch.observe.iterations import read_log, read_text_log
+from launch.observe.iterations import read_log, read_text_log, read_times
 from launch.observe.observation import READINGS, Job, Kind, Node, NodeGpus, Observation
 from megatron_ext.contract.failure import RankFailure
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
@@ -169,7 +169,8 @@ def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Ob
     jobs = tuple(_withdrawn(job, withdrawn[job.id]) if job.id in withdrawn else job for job in jobs)
     errors = list(_errors(run, plan, start, faults))
     upstream = plan.engine == MEGATRON_LM
-    log = read_text_log(run.node_out(names[-1]), faults) if upstream else read_log(run.metrics, faults)
+    written = run.node_out(names[-1]) if upstream else run.metrics
+    log = read_text_log(written, faults) if upstream else read_log(written, faults)
     log = tuple(clocks.of_line(line, names[plan.ranks[-1].node]) for line in log)
     quiet = errors or not log or now - log[-1].unix > STILL_S
     disk = os.statvfs(run.path)
@@ -195,6 +196,7 @@ def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Ob
         errors=tuple(sorted(errors, key=lambda error: error.unix)),
         goal=_goal(run, faults),
         log=log,
+        times=read_times(written, upstream, log),
         doings=read_doings(run, plan, _started(nodes), faults) if quiet else (),
         gpus=_gpus(run, plan, tuple(nodes), faults) if plan.device == "cuda" else (),
         faults=tuple(faults),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from conf.run_folder.gpu_lines import GpuEntry, GpuReading, GpuTrouble
+from conf.run_folder.iteration_time import LineTime
 from launch.files.attempt import Start
 from launch.files.faults import Fault
 from launch.files.records import Goal, RestartRecord
@@ -168,6 +169,8 @@ class Observation:
     """Where it ended before its last iteration on its own, why."""
     log: tuple[Iteration, ...]
     """The last logged iterations."""
+    times: tuple[LineTime, ...]
+    """Of all logged iterations."""
     doings: tuple[Doing, ...]
     """Where ranks lost others, or have logged nothing for a while: what they were doing, of those that stood still and
     of those that waited for them."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from conf.run_folder.iteration_time import LineTime, iteration_time
 from conf.run_folder.rundir import RunDir
 from conf.visible import visible
 from launch.control.follow import wait
@@ -17,7 +18,7 @@ from launch.tracking.metrics_file import MetricsFile
 from launch.tracking.series import Point, Points
 from launch.tracking.subject import Subject
 
-_SPEEDS = ("iteration_ms", "throughput/")
+_TIME, _RATES = "iteration_ms", "throughput/"
 
 
 class NoValue(LaunchError):
@@ -47,11 +48,22 @@ def value_of(outcome: Outcome, metric: str) -> float:
 
 
 def in_points(points: Sequence[Point], metric: str) -> float | None:
-    """The last value; of speeds the median, without the first, which warms up, unless it is alone."""
+    """The last value; of speeds the median, without the first, which warms up, unless it is alone; of `iteration_ms`
+    what `tdpp runs` shows, which is per sample where the batch changes."""
     found = [point.values[metric] for point in points if metric in point.values]
     if not found:
         return None
-    return statistics.median(found[1:] or found) if metric.startswith(_SPEEDS) else found[-1]
+    if metric == _TIME:
+        time = iteration_time(_times(points))
+        return None if time is None else time.ms
+    return statistics.median(found[1:] or found) if metric.startswith(_RATES) else found[-1]
+
+
+def _times(points: Sequence[Point]) -> Iterator[LineTime]:
+    for point in points:
+        if _TIME in point.values:
+            samples = point.values.get("samples")
+            yield LineTime(point.iteration, point.values[_TIME], None if samples is None else int(samples))
 
 
 def _points(run: RunDir) -> list[Point]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.run_folder.iteration_time import IterationTime, within_spread
 from conf.visible import plural
 from megatron_ext.contract.plan import Plan
 from reports.facts.breakdown import BACKWARD, FORWARD, LOSS, holder
@@ -162,11 +163,21 @@ def _mean(of: Usual, kind: str) -> float:
     return float(np.mean([kinds[kind] for kinds in of.stages.values()]))
 
 
-def in_words(before: Usual, after: Usual) -> str:
-    """How much slower or faster the second run, B, is than the first, A, and the work that it comes from."""
-    usual = _usual_in_words(before, after)
+def in_words(before: Usual, after: Usual, logged: tuple[IterationTime, IterationTime] | None = None) -> str:
+    """How much slower or faster the second run, B, is than the first, A, and the work that it comes from.
+
+    Args:
+        logged: their iteration times; None where these cannot be compared.
+    """
+    noise = 0.0
+    if logged is not None:
+        a, b = (time.spread for time in logged)
+        if within_spread(a, b):
+            return f"A and B differ by no more than their iterations vary: {_times(*logged)} {logged[0].unit}."
+        noise = 0.0 if logged[0].per_sample else a.half + b.half
+    usual = _usual_in_words(before, after, logged)
     mean, median = after.mean_ms - before.mean_ms, after.iteration_ms - before.iteration_ms
-    if abs(mean - median) < SMALL * before.mean_ms:
+    if abs(mean - median) < max(SMALL * before.mean_ms, noise):
         return usual
     parts = [
         f"{abs(more):,.1f} ms {'more' if more > 0 else 'less'} {where}"
@@ -180,14 +191,22 @@ def in_words(before: Usual, after: Usual) -> str:
     return f"On average B takes {both} from one iteration to the next: {', '.join(parts)}. In the median, {usual}"
 
 
-def _usual_in_words(before: Usual, after: Usual) -> str:
-    a, b = before.iteration_ms, after.iteration_ms
-    both = f"{b:,.1f} against {a:,.1f} ms"
+def _times(a: IterationTime, b: IterationTime) -> str:
+    parts = [f"{one.figure} ms {one.spread.doubt(one.text)}" for one in (b, a)]
+    return " against ".join(parts)
+
+
+def _usual_in_words(before: Usual, after: Usual, logged: tuple[IterationTime, IterationTime] | None) -> str:
+    a, b, unit = before.iteration_ms, after.iteration_ms, "per iteration"
+    both, apart = f"{b:,.1f} against {a:,.1f} ms", f"{abs(b - a):,.1f}"
+    if logged is not None:
+        a, b, unit = logged[0].ms, logged[1].ms, logged[0].unit
+        both, apart = _times(*logged), logged[0].text(abs(b - a))
     if abs(b - a) < SMALL * a:
-        return f"B is as fast as A: {both} per iteration."
+        return f"B is as fast as A: {both} {unit}."
     sign, word = (1, "slower") if b > a else (-1, "faster")
-    said = f"B is {abs(b - a):,.1f} ms {word} per iteration ({both}, {b / a - 1:+.0%})"
-    moved, least = changes(before, after), NAMED * abs(b - a)
+    said = f"B is {apart} ms {word} {unit} ({both}, {b / a - 1:+.0%})"
+    moved, least = changes(before, after), NAMED * abs(after.iteration_ms - before.iteration_ms)
     work = [one for one in moved if one.kind not in ("idle", "other") and sign * one.more >= least]
     named = work[:MOST_NAMED] or [one for one in moved if sign * one.more >= least][:1]
     how = "more" if sign > 0 else "less"

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from conf.run_folder.iteration_time import IterationTime
 from conf.run_folder.rundir import RunDir
 from fasop.tables.accuracy import Measured, MeasuredStage
 from megatron_ext.contract.plan import Plan
@@ -15,12 +16,13 @@ from reports.errors import ReportError
 from reports.facts.breakdown import BACKWARD, FORWARD, LOSS, OPTIMIZER
 from reports.facts.frames import waiting_frame
 from reports.facts.statistics import Statistics, statistics
+from reports.facts.usual import time_of
 from reports.facts.waits import CLIP, EMBEDDING, NORM
 from reports.readers import events, record
 
 
 def measure(run: RunDir) -> Measured:
-    """Medians over the steady iterations of a run (reports/facts/statistics.py).
+    """The iteration time of a run's log, and medians over its steady iterations (reports/facts/statistics.py).
 
     Raises:
         ReportError: it has no plan, or too few iterations to be measured.
@@ -28,8 +30,9 @@ def measure(run: RunDir) -> Measured:
     """
     known = record.read(run)
     plan = known.plan
+    time = time_of(known)
     if not plan.timeline:
-        return _logged(known.name, (known.known("elapsed_ms") / 1e3).tolist())
+        return _logged(known.name, time, plan.global_batch_size)
     timeline = events.read_run({rank.rank: run.rank_events(rank.rank) for rank in plan.ranks})
     figures = statistics(timeline, plan.ranks, known)
     lasted = _lasted(figures)
@@ -48,8 +51,9 @@ def measure(run: RunDir) -> Measured:
     )
     return Measured(
         run=known.name,
-        iteration_s=float(np.median(lasted)),
-        iterations=len(lasted),
+        # By the log, as everywhere; by events where its only line has the start-up in it.
+        iteration_s=float(np.median(lasted)) if time is None or time.alone else _seconds(time, plan.global_batch_size),
+        iterations=len(lasted) if time is None or time.alone else len(time.each_ms),
         stages=[_stage(times, stage, plan.chunks) for stage in range(plan.pipeline)],
         embedding=_together(times, EMBEDDING, ["dp", "tp"]),
         emulated=plan.rehearsal is not None,
@@ -66,14 +70,20 @@ def _passes_at_once(times: pd.DataFrame, plan: Plan) -> pd.Series:
     return pd.Series(np.where(passes, streams[times["dp"].to_numpy()], 1), index=times.index)
 
 
-def _logged(name: str, elapsed_s: Sequence[float]) -> Measured:
+def _seconds(time: IterationTime, batch: int) -> float:
+    """Of an iteration with the batch of the plan."""
+    return (time.ms * batch if time.per_sample else time.ms) / 1e3
+
+
+def _logged(name: str, time: IterationTime | None, batch: int) -> Measured:
     """Without events; the first line has what only happens once."""
-    if len(elapsed_s) < 2:
-        raise ReportError(f"{name} cannot be measured: it logged {len(elapsed_s)} iterations, and this needs 2")
+    if time is None or time.alone:
+        found = 0 if time is None else 1
+        raise ReportError(f"{name} cannot be measured: it logged {found} iterations, and this needs 2")
     return Measured(
         run=name,
-        iteration_s=float(np.median(elapsed_s[1:])),
-        iterations=len(elapsed_s) - 1,
+        iteration_s=_seconds(time, batch),
+        iterations=len(time.each_ms),
         stages=(),
         embedding=0.0,
         emulated=False,

@@ -86,11 +86,13 @@ class Statistics:
 
     @property
     def usual_period_ms(self) -> float | None:
-        """Median over steady iterations, where the batch changes over those with the most usual one's; None without."""
-        if not len(self.usual):
-            return None
-        alike = self.steady & (self.samples == self.samples[self.usual[0]])
-        return float(np.median(self.period_ns[alike])) / 1e6
+        """Median over `alike`; None without any."""
+        return float(np.median(self.period_ns[self.alike])) / 1e6 if len(self.usual) else None
+
+    @property
+    def alike(self) -> NDArray[np.bool_]:
+        """(n,) which iterations are steady and, where the batch changes, have that of the most usual one."""
+        return self.steady & (self.samples == self.samples[self.usual[0]]) if len(self.usual) else self.steady
 
     @property
     def gap_ns(self) -> NDArray[np.int64]:

@@ -56,9 +56,9 @@ def usual_first(
 ) -> NDArray[np.int64]:
     """(n,) which of these iterations to look at first to understand the run: those nearest to the median of its log.
 
-    The log has the time of an iteration only where it has a line for each; then an iteration must be near the log's
-    median by its line and near the median of all by its events. Where the batch changes, times are per sample, and
-    iterations of the most frequent batch come first.
+    An iteration must be near the median by its events as well as by its line of the log, which may be the mean of
+    several iterations. Where the batch changes, times are per sample, and iterations of the most frequent batch come
+    first.
 
     Args:
         lasts_ms: (n,) of each by its events, from the end of the iteration before to its own.
@@ -67,19 +67,18 @@ def usual_first(
     """
     if not len(iterations):
         return np.zeros(0, np.int64)
-    known, by_events = None if record is None else time_of(record), lasts_ms / samples
-    far = _off(by_events, float(np.median(by_events)))
+    by_events = lasts_ms / samples
+    middle, far = float(np.median(by_events)), np.zeros(len(iterations))
+    known = None if record is None else time_of(record)
     if record is not None and known is not None and known.per_sample == bool((samples != 1).any()):
-        logged = _own_lines(record, iterations) / samples
-        if np.isnan(logged).all():
-            # Lines are means over several iterations. What they count and events do not must not make a long one usual.
-            low, high = np.quantile(by_events, [0.25, 0.75])
-            far = _off(by_events, float(np.clip(known.ms, low, high)))
-        else:
-            far = np.maximum(far, np.nan_to_num(_off(logged, known.ms), nan=np.inf))
+        # What lines count and events do not must not make a long iteration usual.
+        middle = float(np.clip(known.ms, *np.quantile(by_events, [0.25, 0.75])))
+        far = _off(_of_lines(record, known, iterations), known.ms)
+    off = _off(by_events, middle)
+    far = np.maximum(off, np.nan_to_num(far, nan=np.inf))
     sizes, counts = np.unique(samples, return_counts=True)
     other = samples != sizes[int(counts.argmax())]
-    return np.lexsort((far, other)).astype(np.int64)
+    return np.lexsort((off, far, other)).astype(np.int64)
 
 
 def _off(values: Floats, middle: float) -> Floats:
@@ -87,9 +86,8 @@ def _off(values: Floats, middle: float) -> Floats:
     return np.abs(values - middle) / middle if middle > 0 else np.abs(values)
 
 
-def _own_lines(record: Record, iterations: NDArray[np.int64]) -> Floats:
-    """(n,) ms of each by its own line of the log; NaN where it has none."""
-    elapsed = record.known("elapsed_ms").astype("float64")
-    logged = elapsed.index.to_numpy("int64")
-    alone = np.diff(logged, prepend=0) == 1
-    return np.asarray(elapsed[alone].reindex(iterations), np.float64)
+def _of_lines(record: Record, time: IterationTime, iterations: NDArray[np.int64]) -> Floats:
+    """(n,) ms of the line that each is in, per iteration or sample; NaN where there is none that counts."""
+    logged = record.known("elapsed_ms").index.to_numpy("int64")
+    each = np.concatenate([np.full(len(logged) - len(time.each_ms), np.nan), time.each_ms, [np.nan]])
+    return np.asarray(each[np.searchsorted(logged, iterations, side="left")], np.float64)

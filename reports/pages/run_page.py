@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import astuple
 from html import escape
 
+from conf.visible import plural
 from fasop.simulation.predict import Prediction
 from megatron_ext.contract.plan import Plan
 from reports.facts.statistics import Statistics
 from reports.facts.terms import measured
+from reports.facts.usual import time_of
 from reports.figures.embed import page_with_figures
 from reports.figures.page import emulated, missing, table
 from reports.path.why import Unexplained, Why
@@ -21,9 +23,9 @@ from reports.sections.adaptive_section import adaptive_section
 from reports.sections.cause_section import cause_section
 from reports.sections.course_section import course_section
 from reports.sections.elastic_section import elastic_section
-from reports.sections.expected_section import expected_section
+from reports.sections.expected_section import Took, expected_section
 from reports.sections.failures_section import failures_section
-from reports.sections.figures_section import figures_section, settled
+from reports.sections.figures_section import figures_section
 from reports.sections.findings_section import nodes_section, verdict_section
 from reports.sections.gpu_section import gpu_section
 from reports.sections.learning_section import learning_section
@@ -85,14 +87,23 @@ def _stages(record: Record, timeline: Timeline, figures: Statistics, prediction:
         parts.append(stages_section(record, figures, prediction, timeline.uncertainty_ns))
     if record.upstream is not None:
         parts.append(_upstream(record.upstream, record.plan))
-    iteration_ms = settled(record, "elapsed_ms")
-    if len(record.metrics) < 2 and figures.usual_period_ms is not None:
-        # The only line of the log has the first iteration in it, which the medians of the terms have not.
-        iteration_ms = figures.usual_period_ms
-    if prediction is not None and iteration_ms is not None:
-        terms = measured(figures, record.plan, iteration_ms)
-        parts.append(expected_section(prediction, terms, iteration_ms))
+    if prediction is not None and (took := _took(record, figures)) is not None:
+        parts.append(expected_section(prediction, measured(figures, record.plan, took.ms) if took.terms else {}, took))
     return parts if prediction is None else [*parts, memory_section(record, prediction)]
+
+
+def _took(record: Record, figures: Statistics) -> Took | None:
+    """An iteration, to compare it with the prediction; None where nothing is known yet."""
+    time, batch = time_of(record), record.plan.global_batch_size
+    if (time is None or time.alone) and figures.usual_period_ms is not None:
+        # The only line of the log has the first iteration in it, which the medians of the terms have not.
+        return Took(ms=figures.usual_period_ms, basis=f" by its events ({plural(len(figures.usual), 'steady one')})")
+    if time is None:
+        return None
+    if time.per_sample:
+        basis = f" with the first batch ({batch} samples of {time.figure} ms)"
+        return Took(ms=time.ms * batch, basis=basis, terms=False)
+    return Took(ms=time.ms)
 
 
 def _upstream(log: UpstreamLog, plan: Plan) -> str:

@@ -10,10 +10,11 @@ import numpy as np
 
 from conf.visible import plural
 from fasop.simulation.predict import Prediction
-from megatron_ext.contract.plan import MEGATRON_LM, Plan
+from megatron_ext.contract.plan import MEGATRON_LM
 from reports.facts.alike import alike, slowest_first
 from reports.facts.statistics import Statistics
 from reports.facts.terms import measured
+from reports.facts.usual import time_of
 from reports.facts.waits import messages
 from reports.figures.embed import TIMELINE, looks
 from reports.figures.pack import event_columns, pack, path_columns, predicted_columns
@@ -61,7 +62,7 @@ def render(
     body = "\n".join(
         [
             header,
-            f'<main class="wide"><p class="answer">{escape(_answer(record.plan, figures, why))}</p>',
+            f'<main class="wide"><p class="answer">{escape(_answer(record, figures, why))}</p>',
             static("timeline.html"),
             notes,
             "</main>",
@@ -78,17 +79,25 @@ def _index(figures: Statistics, why: Why | None) -> int | None:
     return None if why is None else int(np.flatnonzero(figures.iterations == why.iteration)[0])
 
 
-def _answer(plan: Plan, figures: Statistics, why: Why | None) -> str:
-    """What the timeline amounts to: the length of an iteration, its bubble, and why it takes as long."""
+def _answer(record: Record, figures: Statistics, why: Why | None) -> str:
+    """What the timeline amounts to: the time of an iteration, its bubble, and why it takes as long."""
+    plan, time = record.plan, time_of(record)
     if figures.bubble is None:
         return "Only the first iteration is complete so far, and it does not count as steady."
-    length_ms = float(np.median(figures.length_ns[figures.steady])) / 1e6
+    length_ms = float(np.median(figures.length_ns[figures.alike])) / 1e6
     period_ms = figures.usual_period_ms or length_ms
-    steady = plural(int(figures.steady.sum()), "steady one")
+    batch = "" if figures.alike.sum() == figures.steady.sum() else " with the most frequent batch"
+    steady = f"{plural(int(figures.alike.sum()), 'steady one')}{batch}"
     every = ""
     if f"{period_ms:.1f}" != f"{length_ms:.1f}":
         every = f"; iterations overlap, so one finishes every {period_ms:,.1f} ms"
-    said = f"An iteration takes {length_ms:,.1f} ms from its first to its last event (median of {steady}){every}. "
+    said = f"{length_ms:,.1f} ms from its first to its last event (median of {steady}){every}. "
+    if time is None or time.alone:
+        said = f"An iteration takes {said}"
+    elif time.per_sample:
+        said = f"A sample takes {time.figure} ms ({time.basis}). By events, an iteration takes {said}"
+    else:
+        said = f"An iteration takes {time.figure} ms ({time.basis}); by events, {said}"
     said += f"The bubble fraction is {figures.bubble:.1%}"
     known = ideal(plan)
     said += f" ({known.schedule} with equal stages: {known.fraction:.1%}); " if known else "; "

@@ -18,6 +18,7 @@ from megatron_ext.contract.files import write_atomic
 from reports.errors import NeitherError, unwritable
 from reports.facts import statistics
 from reports.facts.side_by_side import busy
+from reports.facts.usual import time_of
 from reports.figures.page import refreshing
 from reports.pages import run_page, sweep_page, timeline_page
 from reports.pages.comparison import outcome
@@ -110,6 +111,7 @@ def compared(runs: Sequence[Written], output: Path | None, refresh_s: int | None
             link=link,
             plan=one.found.record.plan,
             micro_batches=one.found.record.micro_batch_numbers,
+            time=time_of(one.found.record),
             timeline=one.found.timeline,
             figures=one.figures,
         )

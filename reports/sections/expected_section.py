@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from fasop.costs.layers import Basis
@@ -27,19 +28,27 @@ BASIS = {
 }
 
 
-def expected_section(prediction: Prediction, measured: Mapping[int, Terms], iteration_ms: float) -> str:
-    """The section of a run's page, as HTML.
+@dataclass(frozen=True, kw_only=True)
+class Took:
+    """An iteration, as measured."""
 
-    Args:
-        measured: by stage.
-        iteration_ms: as measured.
-    """
+    ms: float
+    basis: str = ""
+    """What to say of it where it is not the iteration time of the log."""
+    terms: bool = True
+    """Whether its terms by events can be compared with the prediction: they are of other batches where it changes."""
+
+
+def expected_section(prediction: Prediction, measured: Mapping[int, Terms], took: Took) -> str:
+    """The section of a run's page, as HTML; `measured` is by stage."""
     predicted = [Terms.of_prediction(stage.terms) for stage in prediction.stages]
     worst = _largest(measured, predicted)
     rows: list[Row] = [
         (str(stage), *_row(stage, measured.get(stage), one, worst)) for stage, one in enumerate(predicted)
     ]
-    if _as_predicted(measured, predicted):
+    if not took.terms:
+        compared = ""
+    elif _as_predicted(measured, predicted):
         compared = "<p>In every stage all its parts, such as passes, messages and the bubble, agree to 0.1 ms.</p>"
     else:
         head = ("stage", *COLUMNS.values(), "sum")
@@ -48,7 +57,7 @@ def expected_section(prediction: Prediction, measured: Mapping[int, Terms], iter
     basis = f'<p class="note open">{escape(BASIS[prediction.basis])}</p>' if prediction.basis in BASIS else ""
     return (
         '<section id="expected"><h2>Predicted and measured</h2>'
-        f"<p>{escape(_answer(prediction, iteration_ms, worst, measured, predicted))} "
+        f"<p>{escape(_answer(prediction, took, worst, measured, predicted))} "
         '<a href="timeline.html#predicted">Its timeline under the measured one →</a></p>'
         f"{basis}{compared}</section>"
     )
@@ -61,15 +70,15 @@ def signed(difference: float) -> str:
 
 def _answer(
     prediction: Prediction,
-    iteration_ms: float,
+    took: Took,
     worst: tuple[int, str] | None,
     measured: Mapping[int, Terms],
     predicted: Sequence[Terms],
 ) -> str:
     predicted_ms = prediction.iteration_s * 1e3
-    share = iteration_ms / predicted_ms - 1
+    share = took.ms / predicted_ms - 1
     than = "as long as" if abs(share) < 5e-4 else f"{abs(share):.1%} {'longer' if share > 0 else 'shorter'} than"
-    said = f"An iteration took {iteration_ms:,.1f} ms, {than} the predicted {predicted_ms:,.1f} ms."
+    said = f"An iteration took {took.ms:,.1f} ms{took.basis}, {than} the predicted {predicted_ms:,.1f} ms."
     if worst is None:
         return said
     stage, key = worst

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 
 import numpy as np
 
 from reports.facts.statistics import Statistics
+from reports.facts.usual import time_of
 from reports.figures.page import number
 from reports.readers.hardware import peak_tflops, price
 from reports.readers.record import Record
@@ -21,15 +23,13 @@ def figures_section(record: Record, figures: Statistics) -> str:
     plan, reached = record.plan, record.reached
     known = ideal(plan)
     beside = f" · ideal {known.schedule}: {known.fraction:.1%}" if known else ""
-    after = "median of the log lines after the first" if len(record.metrics) > 1 else "mean since the start"
-    after += " · emulated" if plan.rehearsal else ""
     timed = figures.bubble is not None or not record.log
     bubble, exposed = number(figures.bubble, ".1%"), number(figures.communication, ".1%")
     cards: list[Card] = [
         _progress(record),
         *([] if plan.rehearsal else [_loss(record, reached)]),
         *_evaluations(record),
-        ("Iteration time", number(settled(record, "elapsed_ms"), ",.1f", " ms"), after),
+        _time(record),
         *_speed(record),
         *_operations(record),
         *_energy(record),
@@ -42,6 +42,16 @@ def figures_section(record: Record, figures: Statistics) -> str:
         for name, value, note in cards
     )
     return f'<dl class="cards">{items}</dl>'
+
+
+def _time(record: Record) -> Card:
+    """The iteration time; where the batch changes, per sample."""
+    time = time_of(record)
+    if time is None:
+        return "Iteration time", number(None, ""), ""
+    spread = "" if math.isnan(time.spread.half) else f"± {time.text(time.spread.half)} · "
+    note = f"{spread}{time.basis}{' · emulated' if record.plan.rehearsal else ''}"
+    return "Time per sample" if time.per_sample else "Iteration time", f"{time.figure} ms", note
 
 
 def _progress(record: Record) -> Card:
@@ -137,14 +147,18 @@ def _operations(record: Record) -> list[Card]:
 
 
 def _cost(record: Record, reached: int) -> list[Card]:
-    milliseconds, tokens = settled(record, "elapsed_ms"), settled(record, "tokens_per_s")
-    if record.experiment is None or milliseconds is None:
+    time, tokens = time_of(record), settled(record, "tokens_per_s")
+    if record.experiment is None or time is None:
         return []
     known = price(record.plan, record.experiment)
     if not known.per_hour:
         return []
-    each, whole = known.of_ms(milliseconds), known.of_ms(milliseconds * reached)
-    parts = [f"${each:,.4f} an iteration", f"${whole:,.2f} so far"]
+    if time.per_sample:
+        consumed = record.known("consumed_samples").iloc[-1]
+        parts = [f"${known.of_ms(1000 * time.ms):,.4f} per 1,000 samples"]
+        parts += [f"${known.of_ms(time.ms * consumed):,.2f} so far"]
+    else:
+        parts = [f"${known.of_ms(time.ms):,.4f} an iteration", f"${known.of_ms(time.ms * reached):,.2f} so far"]
     parts += [f"${known.per_hour / 3600 / tokens * 1e6:,.2f} per million tokens"] if tokens else []
     parts += [f"without {', '.join(known.unknown)} (price unknown)"] if known.unknown else []
     return [("Cost", f"{'≥ ' if known.unknown else ''}${known.per_hour:,.2f}/h", " · ".join(parts))]

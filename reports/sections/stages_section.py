@@ -71,7 +71,8 @@ def _clocks(uncertainty_ns: int | None) -> str:
 def _note(plan: Plan, figures: Statistics) -> str:
     note = (
         "Milliseconds per iteration; medians over the ranks of a stage and "
-        f"{plural(int(figures.steady.sum()), 'steady iteration')} (complete, and not the first)."
+        f"{plural(int(figures.steady.sum()), 'steady iteration')} (complete, and not the first). They add up to "
+        f"{figures.usual_period_ms:,.1f} ms, the median by events, which do not cover the time between iterations."
     )
     known = ideal(plan)
     if known is None:

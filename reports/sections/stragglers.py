@@ -13,7 +13,7 @@ from reports.facts.statistics import SLOW_RANK, Statistics
 from reports.figures.page import Names, table
 
 SLOW_ITERATION = 1.5
-"""Times the median length, from which an iteration is named."""
+"""Times the median length, where the batch changes per sample, from which an iteration is named."""
 MOST = 10
 
 
@@ -45,10 +45,11 @@ def stragglers_section(figures: Statistics, plan: Plan) -> str:
 
 
 def _iterations(figures: Statistics) -> str:
-    lengths = figures.length_ns[figures.steady]
+    lengths = (figures.length_ns / figures.samples)[figures.steady]
+    median = "the median" if (figures.samples == 1).all() else "the median per sample"
     limit = SLOW_ITERATION * float(np.median(lengths))
     slow = [int(number) for number in figures.iterations[figures.steady][lengths > limit]]
     if not slow:
-        return f"No iteration after the first took over {SLOW_ITERATION:g} times the median."
+        return f"No iteration after the first took over {SLOW_ITERATION:g} times {median}."
     named = ", ".join(map(str, slow[:MOST])) + (f" and {len(slow) - MOST:,} more" if len(slow) > MOST else "")
-    return f"{plural(len(slow), 'iteration')} took over {SLOW_ITERATION:g} times the median: {named}."
+    return f"{plural(len(slow), 'iteration')} took over {SLOW_ITERATION:g} times {median}: {named}."

@@ -9,6 +9,7 @@ from html import escape
 import numpy as np
 import pandas as pd
 
+from conf.run_folder.iteration_time import IterationTime
 from conf.visible import plural
 from megatron_ext.contract.plan import Plan
 from reports.facts.alike import slowest_first
@@ -22,9 +23,9 @@ from reports.readers.events import Timeline, legend_order
 MOST_ROWS = 12
 """Of the table; a pipeline of many stages has as many changes of a kind, and the others are folded."""
 _NOTE = (
-    "Medians over steady iterations and the ranks of a stage. The rows of a stage add up to the iteration: extra time "
-    "on one stage is idle time on the others. A rank has its own row if most of its stage do not change like it. "
-    "Idle: waiting for another rank. Other: time without events. "
+    "Medians by events, over steady iterations and the ranks of a stage. The rows of a stage add up to the iteration: "
+    "extra time on one stage is idle time on the others. A rank has its own row if most of its stage do not change "
+    "like it. Idle: waiting for another rank. Other: time without events. "
     f"Changes below {SMALL:.1%} of an iteration are left out."
 )
 
@@ -38,6 +39,7 @@ class Timed:
     """To its page."""
     plan: Plan
     micro_batches: int
+    time: IterationTime | None
     timeline: Timeline
     figures: Statistics
 
@@ -67,8 +69,9 @@ def difference_section(runs: Sequence[Timed]) -> str:
         "layout": packed.layout,
         "runs": [_facts(run, len(frame)) for run, frame in zip(runs, columns, strict=True)],
     }
+    said = escape(in_words(before, after, _logged(runs)))
     return (
-        f'<section id="difference"><h2>What differs</h2><p class="reason">{escape(in_words(before, after))}</p>'
+        f'<section id="difference"><h2>What differs</h2><p class="reason">{said}</p>'
         f"<p>{named}</p>{_table(before, after)}"
         f'<p class="note">{escape(_NOTE)}</p></section><section><h2>A typical iteration of each</h2>'
         f'<div id="legend"></div>{timelines}<p class="note">A steady iteration near the median of each log, for the '
@@ -76,6 +79,14 @@ def difference_section(runs: Sequence[Timed]) -> str:
         f"all; keys + − ← → 0.</p></section>{data('difference-data', facts)}{looks()}"
         f'<script type="text/plain" id="columns">{packed.text}</script>'
     )
+
+
+def _logged(runs: Sequence[Timed]) -> tuple[IterationTime, IterationTime] | None:
+    """None where one has no line but the first, or where only one has a batch that changes."""
+    times = [run.time for run in runs if run.time is not None and not run.time.alone]
+    if len(times) < 2 or times[0].per_sample != times[1].per_sample:
+        return None
+    return times[0], times[1]
 
 
 def _table(before: Usual, after: Usual) -> str:

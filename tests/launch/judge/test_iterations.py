@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
+import pytest
+
+from conf.run_folder.iteration_time import iteration_time
 from launch.files.faults import Faults
-from launch.observe.iterations import TAIL_BYTES, Iteration, read_text_log
+from launch.observe.iterations import TAIL_BYTES, Iteration, read_log, read_text_log, read_times
 
 LINE = " [2026-11-21 10:20:30.1] iteration {:8d}/     900 | elapsed time per iteration (ms): 20.5 | lm loss: 5.0E+00 |"
 
@@ -51,6 +55,35 @@ def test_a_rank_that_prints_a_hundred_megabytes_hides_no_iteration(tmp_path: Pat
             file.write((b"x" * 1023 + b"\n") * 1024)
         file.write(b"y" * (1 << 20))
     assert [line.iteration for line in read_text_log(path, Faults())] == [1, 2]
+
+
+def metrics_line(iteration: int, ms: float, **more: object) -> str:
+    keys = {"iteration": iteration, "unix": 1.0, "consumed_samples": 8 * iteration, "elapsed_ms": ms, "loss": 1.0}
+    return json.dumps({**keys, "nan": 0, **more}) + "\n"
+
+
+@pytest.mark.parametrize(
+    "odd", ["", '{"iteration": 7, "damaged\n', metrics_line(9, 1.0).replace("elapsed_ms", "other")]
+)
+def test_the_time_of_an_iteration_counts_all_lines_of_a_long_log(tmp_path: Path, odd: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [metrics_line(number, 100.0 if number <= 1500 else 300.0, padding="x" * 99) for number in range(1, 2001)]
+    path.write_text(odd + "".join(lines) + '{"iteration": 2001')
+    tail = read_log(path, Faults())
+    assert {line.elapsed_ms for line in tail} == {300.0}
+    times = read_times(path, False, tail)
+    assert [one.iteration for one in times] == list(range(1, 2001))
+    time = iteration_time(times)
+    assert time is not None
+    assert (time.ms, len(time.each_ms)) == (100.0, 1999)
+
+
+def test_of_megatrons_log_as_well(tmp_path: Path) -> None:
+    lines = [LINE.format(number).replace("20.5", "9.5" if number < 6 else "20.5") for number in range(1, 9)]
+    path = log(tmp_path / "a-0.out", *lines[:6], "y" * TAIL_BYTES, *lines[6:])
+    time = iteration_time(read_times(path, True, read(path)))
+    assert time is not None
+    assert (time.ms, len(time.each_ms)) == (9.5, 7)
 
 
 def test_stray_bytes_hide_no_iteration_and_damaged_lines_are_reported(tmp_path: Path) -> None:

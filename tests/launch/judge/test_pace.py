@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from conf.run_folder.iteration_time import LineTime
 from launch.judge.pace import left_s, samples_per_s, usual_s
 from launch.observe.iterations import Iteration
 from megatron_ext.contract.adaptive.config import AdaptConfig
@@ -23,6 +24,7 @@ def seen(adapt: AdaptConfig | None, *lines: tuple[int, int, float]) -> Any:
     train = SimpleNamespace(samples=4800, eval_interval=None, log_interval=10)
     return SimpleNamespace(
         log=log,
+        times=[LineTime(n, ms, consumed) for n, consumed, ms in lines],
         over=False,
         iterations=600,
         adapts=adapt is not None,

@@ -15,7 +15,7 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch.control.planning.plan import make_plan
 from launch.judge.findings import findings
-from launch.judge.pace import median_ms
+from launch.judge.pace import time_of
 from launch.judge.runs_table import run_row
 from launch.judge.state import EXIT_CODES, State
 from launch.judge.status_text import as_json, as_text
@@ -149,7 +149,7 @@ TRAINED = {"iteration": 20, "ended_by": "samples", "limit": "320", "value": 320}
 SPENT = {"iteration": 22, "ended_by": "max_cost", "limit": "5", "value": 5.0123}
 EVALUATING = ("train.eval_interval=10",)
 NOISE = AdaptConfig("noise", 0.3, 8, 640, 100, 0.1, 4, "sqrt", rebalance=False)
-SPEED = "200.0 ms per iteration, 80.0 samples/s, logged"
+SPEED = "200.0 ms per iteration (median), 80.0 samples/s at the newest batch, logged"
 CASES = {
     "a-goal-that-was-reached-is-a-success": (
         Case([OK, OK], last=20, goal=REACHED, train=(*EVALUATING, "train.until=loss<=3.5")),
@@ -418,7 +418,7 @@ def test_a_run_that_was_resumed_on_another_machine_is_not_lost_where_it_began(tm
 
 def test_a_slow_runs_pace_sets_its_own_limit(tmp_path: Path) -> None:
     seen = observe(Case(last=20, age=60).make(tmp_path / "run"), NOW)
-    slow = replace(seen, log=tuple(replace(line, elapsed_ms=4_000.0) for line in seen.log))
+    slow = replace(seen, times=tuple(replace(line, elapsed_ms=4_000.0) for line in seen.times))
     assert decide(seen).state == State.stalled
     assert decide(slow).state == State.running
 
@@ -487,9 +487,11 @@ def test_a_table_of_runs_says_how_far_a_batch_that_adapts_is_in_samples(tmp_path
 
 def test_the_first_line_does_not_count_for_the_pace(tmp_path: Path) -> None:
     seen = observe(Case(last=20).make(tmp_path / "run"), NOW)
-    warm_up = replace(seen.log[0], elapsed_ms=9_999.0)
-    assert median_ms(replace(seen, log=(warm_up, *seen.log[1:]))) == 200.0
-    assert median_ms(replace(seen, log=(warm_up,))) == 9_999.0
+    warm_up = replace(seen.times[0], elapsed_ms=9_999.0)
+    many, alone = (time_of(replace(seen, times=times)) for times in ((warm_up, *seen.times[1:]), (warm_up,)))
+    assert many is not None
+    assert alone is not None
+    assert (many.ms, alone.ms) == (200.0, 9_999.0)
 
 
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:

@@ -60,6 +60,17 @@ def test_of_lines_that_are_means_the_iteration_is_near_their_median(made: Record
     assert chosen(known, lasts)[0] == 12
 
 
+def test_an_iteration_in_a_line_that_is_far_from_the_median_is_not_usual(made: Record):
+    """So is one in the first line, which has the start-up in it."""
+    known = logged(made, (5, 400, 40), (10, 200, 80), (15, 101, 120), (20, 100, 160), (25, 99, 200))
+    assert chosen(known, [100.0] * 24)[0] in range(11, 21)
+
+
+def test_where_only_the_first_line_has_events_they_decide_alone(made: Record):
+    known = logged(made, (10, 400, 80), (20, 100, 160))
+    assert chosen(known, [90.0, 104, 101, 140])[0] in (3, 4)
+
+
 def test_a_log_that_is_always_above_the_events_makes_no_long_iteration_usual(made: Record):
     known = logged(made, (10, 900, 80), (20, 150, 160), (30, 150, 240))
     assert chosen(known, [100.0, 101, 99, 100, 100, 160])[0] in (3, 2, 5, 6)

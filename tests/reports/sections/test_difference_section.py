@@ -16,7 +16,7 @@ def timed(course: Course) -> Timed:
     plan = plan_of(course)
     timeline = timeline_of(course, plan)
     figures = statistics(timeline, plan.ranks)
-    return Timed(name="a", link="", plan=plan, micro_batches=8, timeline=timeline, figures=figures)
+    return Timed(name="a", link="", plan=plan, micro_batches=8, time=None, timeline=timeline, figures=figures)
 
 
 def test_of_many_changes_some_are_shown_and_the_others_folded():

@@ -14,7 +14,7 @@ from reports.facts.terms import Terms
 from reports.readers.gpus import gpu_report
 from reports.readers.hardware import price
 from reports.readers.megatron_log import Sizes
-from reports.sections.expected_section import expected_section
+from reports.sections.expected_section import Took, expected_section
 from reports.sections.learning_section import axes
 from reports.sources import Source
 from tests.reports.conftest import Opener
@@ -143,7 +143,7 @@ def test_differences_to_the_prediction_are_measured_less_predicted_and_add_up(ru
 def test_where_nothing_differs_no_term_is_called_the_largest(run: Path):
     prediction = Source.find(run.parent, str(run), Sizes()).read().prediction
     as_predicted = {stage: Terms.of_prediction(one.terms) for stage, one in enumerate(prediction.stages)}
-    said = expected_section(prediction, as_predicted, prediction.iteration_s * 1e3)
+    said = expected_section(prediction, as_predicted, Took(ms=prediction.iteration_s * 1e3))
     assert "as long as" in said
     assert "largest part" not in said
     assert "worst" not in said
