@@ -24,6 +24,7 @@ from conf.reading.user_files import Words, names_in
 from conf.reading.yaml_file import NO_KEYS, NO_VALUE, NOT_TEXT, load_yaml, rule, yaml_fault
 from conf.reading.yaml_lines import line_of
 from conf.schema import experiment
+from conf.visible import NEAREST, nearest
 
 COMPOSING = (
     HydraException,
@@ -94,15 +95,15 @@ def _message(error: Exception, words: Words) -> str:
 
 
 def unknown_key(key: str) -> str:
-    near = meant(key)
-    return f"{key} is not a key; {f'did you mean {near}? ' if near else ''}{EVERY_KEY}"
-
-
-def meant(key: str) -> str:
-    """The keys that an unknown one may stand for, in words; empty if there is none like it."""
     parts = key.split(".")
+    known = [_same_entries(pattern, parts) for pattern in known_keys()]
+    names = (name for name in map(".".join, known) if "*" not in name)
+    return f"{key} is not a key; {nearest(key, names, _meant(parts, known))}{EVERY_KEY}"
+
+
+def _meant(parts: list[str], keys: Sequence[list[str]]) -> list[str]:
+    """The keys that an unknown one may well stand for."""
     parent, leaf = parts[:-1], parts[-1]
-    keys = [_same_entries(pattern, parts) for pattern in known_keys()]
     like = [known for known in keys if known[:-1] == parent and get_close_matches(leaf, known[-1:], cutoff=0.7)]
     elsewhere = [known for known in keys if known[-1] == leaf]  # lr is train.lr
     near = like or elsewhere if parent else elsewhere or like
@@ -110,8 +111,8 @@ def meant(key: str) -> str:
         near = [known for known in keys if get_close_matches(leaf, known[-1:], cutoff=0.75)]
     dotted = [".".join(known) for known in near]
     if parent and parent not in keys:
-        dotted = get_close_matches(key, map(".".join, keys), cutoff=0.75)
-    return " or ".join(known for known in dict.fromkeys(dotted) if "*" not in known)
+        dotted = get_close_matches(".".join(parts), map(".".join, keys), cutoff=0.75)
+    return [known for known in dict.fromkeys(dotted) if "*" not in known]
 
 
 def _same_entries(pattern: Sequence[str], parts: Sequence[str]) -> list[str]:
@@ -152,7 +153,7 @@ def _no_choice(error: MissingConfigException, words: Words) -> str:
     if not error.options:
         return f"{place}Could not find '{missing}'" if inside else rule(error)
     options = names_in(group, words.folders) or error.options
-    near = get_close_matches(choice, options, n=3)
+    near = get_close_matches(choice, options, n=NEAREST)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     if not names_in(group, words.folders):  # of Hydra's own groups, which have parts
         group = missing.rpartition("/")[0]
@@ -178,7 +179,7 @@ def _refused(reported: str, cause: BaseException | None, words: Words) -> str:
             return f"{place}: {unknown_key(key['key'])}"
         return f"{place}: {key['key']}: {rule(ValueError(in_file['fault']))}"
     if (no_group := _NO_GROUP.match(reported)) is not None:
-        near = get_close_matches(no_group["group"], groups())
+        near = get_close_matches(no_group["group"], groups(), n=NEAREST)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         return f"{no_group['word']}: no group {no_group['group']}; {hint}{_every_group()}"
     if (deleted := _DELETED.match(reported)) is not None:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters (Unicode's Cc), but for tab and line feed."""
@@ -16,6 +18,40 @@ LONGEST = 4000
 def plural(count: int, noun: str, ending: str = "s") -> str:
     """`1 rank`, `2 ranks`."""
     return f"{count} {noun}{ending if count != 1 else ''}"
+
+
+NEAREST = 5
+"""Names that a message lists where an unknown one was given."""
+LONGEST_NAME = 100
+"""Characters of it that are compared."""
+CLOSE = 0.6
+"""How much alike, of 1, a name must be to be meant."""
+
+
+def _likeness(word: str, name: str) -> float:
+    """From 0 to 1: of the whole names, or nearly as much of a part of the second (lr is much like train.lr)."""
+
+    def ratio(name: str) -> float:
+        return SequenceMatcher(None, name, word).ratio()
+
+    return max(ratio(name), *(0.95 * ratio(part) for part in re.split(r"[./]", name)), 0.8 * (word in name))
+
+
+def nearest(word: str, known: Iterable[str], first: Sequence[str] = ()) -> str:
+    """Which names an unknown one may stand for, as the part of a message; empty if nothing is known.
+
+    Args:
+        first: those that are known to be meant, if any are.
+    """
+    word = word[:LONGEST_NAME].lower()
+    others = [name for name in dict.fromkeys(known) if name not in first]
+    by_likeness = sorted(others, key=lambda name: -_likeness(word, name[:LONGEST_NAME].lower()))
+    found = [*first, *by_likeness][:NEAREST]
+    if not found:
+        return ""
+    if not first and _likeness(word, found[0].lower()) < CLOSE:
+        return f"the nearest are {', '.join(found)}; "
+    return f"did you mean {', '.join(found[:-1])} or {found[-1]}? " if found[1:] else f"did you mean {found[0]}? "
 
 
 def shortened(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import io
 import os
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 
 from conf.errors import TdppError
 from conf.utf8 import enter_utf8_mode, is_utf8, shown
-from conf.visible import shortened, visible
+from conf.visible import nearest, shortened, visible
 from launch.commands import COMMANDS, module_of
 
 INTERRUPTED = 130
@@ -104,9 +103,8 @@ def usage() -> str:
 
 
 def _unknown(verb: str) -> str:
-    near = difflib.get_close_matches(verb, [*COMMANDS, "--help", "--version"], cutoff=0.65)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"the commands are: {', '.join(COMMANDS)}"
-    return f"tdpp: error: unknown command {verb!r}; {hint}"
+    hint = nearest(verb, [*COMMANDS, "--help", "--version"])
+    return f"tdpp: error: unknown command {verb!r}; {hint}'tdpp --help' lists all"
 
 
 def _version() -> str:

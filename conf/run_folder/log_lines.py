@@ -30,7 +30,13 @@ _FIELDS = {
 }
 _FIELD = re.compile(r" (\S[^|:]*): +(?:-?\d+(?:\.\d+)?(?:E[+-]\d+)?|-?nan|-?inf) ", re.IGNORECASE)
 
-_EVALUATION = re.compile(r" validation at iteration [0-9]{1,12} \|")
+_EVALUATION = re.compile(r" validation at iteration ([0-9]{1,12}) \|")
+WIDTH = 120
+"""Columns of a line that people read."""
+_LAST = {"grad norm": "grad norm", "learning rate": "lr", "global batch size": "batch", "loss scale": "scale"}
+"""What people read last, by the names of Megatron's line; a scale of 1 is not said."""
+_COUNTED = {"number of skipped iterations": "skipped", LAST: "nan"}
+"""Said only where there are some."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +96,7 @@ def iteration_line(line: str) -> IterationLine | None:
     if head is None:
         return None
     *closed, rest = line[head.end() :].split("|")
-    fields = dict(part.strip().rpartition(": ")[::2] for part in closed)
+    fields = _fields("|".join(closed))
     if rest.strip() or not {"lm loss", LAST} & fields.keys():  # one that was cut: half a number, or no loss
         return None
 
@@ -118,3 +124,44 @@ def iteration_line(line: str) -> IterationLine | None:
         )
     except (ValueError, KeyError):
         return None
+
+
+def for_people(line: str, width: int = WIDTH) -> str:
+    """An iteration's or an evaluation's line without what is zero or can be derived, in `width` columns; every other
+    line, and one that is damaged, as it is."""
+    if (evaluated := _EVALUATION.match(line)) is not None:
+        fields = _fields(line[evaluated.end() :])
+        seconds = fields.pop("seconds", None)
+        parts = [f"evaluation after iteration {evaluated[1]}", *(f"{name} {_brief(x)}" for name, x in fields.items())]
+        return _joined([*parts, *([f"{_brief(seconds)} s"] if seconds else [])], width)
+    head, known = _HEAD.match(line), iteration_line(line)
+    if head is None or known is None:
+        return line
+    fields = _fields(line[head.end() :])
+    losses = [f"loss {_brief(fields.pop(name))}" for name in ("lm loss", "loss") if name in fields]
+    parts = [f"iteration {known.iteration:>{len(head[2])}}/{head[2]}", *losses, f"{known.elapsed_ms:,.1f} ms"]
+    parts += [f"{name} {int(fields[key])}" for key, name in _COUNTED.items() if int(fields.get(key, "0"))]
+    told = {ELAPSED[:-1], "consumed samples", *_COUNTED, *_LAST}
+    parts += [f"{key} {_brief(x)}" for key, x in fields.items() if key not in told]
+    parts += [f"{name} {_brief(fields[key])}" for key, name in _LAST.items() if fields.get(key, "1.0") != "1.0"]
+    return _joined(parts, width)
+
+
+def _fields(text: str) -> dict[str, str]:
+    """The fields of a line, by their names."""
+    return dict(part.strip().rpartition(": ")[::2] for part in text.split("|") if ": " in part)
+
+
+def _brief(number: str) -> str:
+    """With four digits; what is whole, such as 16 or 65536.0, or no number, as it is."""
+    try:
+        return f"{float(number):#.4g}" if re.search(r"\.\d*([1-9]|E)", number) else number.strip().removesuffix(".0")
+    except ValueError:
+        return number
+
+
+def _joined(parts: list[str], width: int) -> str:
+    """As many of the parts as there is room for."""
+    while len(text := "  ".join(parts)) > width and len(parts) > 1:
+        parts.pop()
+    return text

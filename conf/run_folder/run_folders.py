@@ -14,6 +14,7 @@ from pathlib import Path
 
 from conf.errors import RunFolderError
 from conf.run_folder import run_files
+from conf.visible import nearest
 
 BY_JOB = "by_job"
 """In a runs folder: links to the runs by the ids of their jobs."""
@@ -21,8 +22,8 @@ LATEST = "latest"
 _STAMP = "%Y%m%d-%H%M%S"
 _LATER_S = 26 * 3600
 """Between two clocks that show the same time: more than any two places on Earth."""
-_SHOWN = 3
-"""Runs that are named in a message."""
+_COMPARED = 500
+"""The latest runs, of which a message names those whose names are most like an unknown one."""
 
 
 RUNS_DIR = "TDPP_RUNS_DIR"
@@ -160,9 +161,9 @@ def find(runs: Path, wanted: str | None) -> Path:
     if not found and wanted in (None, LATEST):
         found = known
     if not found:
+        near = nearest(wanted or "", map(_name, reversed(known[-_COMPARED:])))
         raise RunFolderError(
-            f"no run {wanted!r} in {runs.absolute()}; the latest are {_names(known[-_SHOWN:])}; give a run's folder, "
-            f"its name, its job id, or 'latest'"
+            f"no run {wanted!r} in {runs.absolute()}; {near}give a run's folder, its name, its job id, or 'latest'"
         )
     return found[-1]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import textwrap
 from collections.abc import Sequence
 
 from conf.errors import ConfigError
 from conf.reading.values import Parser
 from conf.reference import Key, Part, found, parts, unit_of
-from conf.visible import shortened
+from conf.visible import nearest, shortened
 from launch.screen.table import print_table
 
 WIDTH = 100
@@ -72,8 +71,5 @@ def _name_and_size(part: Part) -> tuple[str, str]:
 
 def _unknown(key: str) -> str:
     names = [name for part in parts() for name in (part.name, *(one.name for one in part.keys)) if name]
-    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5) or [
-        name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]
-    ]
-    meant = f"did you mean {near[0]}? " if near else ""
-    return f"{key} is not a configuration key; {meant}'tdpp config' lists its parts"
+    exact = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    return f"{key} is not a configuration key; {nearest(key, names, exact)}'tdpp config' lists its parts"

@@ -7,12 +7,14 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 
 from conf.errors import RunFolderError
 from conf.reading.values import Parser
+from conf.run_folder.log_lines import WIDTH, for_people
 from conf.run_folder.run_files import opened
 from conf.run_folder.rundir import RunDir
 from conf.visible import visible
@@ -38,6 +40,13 @@ _FAULTS = 3
 """So many files that cannot be read are named."""
 
 
+class Format(StrEnum):
+    """Of the lines of iterations and evaluations."""
+
+    short = "short"
+    megatron = "megatron"
+
+
 def main(argv: Sequence[str]) -> int:
     arguments = parser().parse_args(argv)
     run = chosen_run(arguments)
@@ -48,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     chosen = names if arguments.node is None else [arguments.node]
     logs: dict[Path, Log] = {}
     unread: dict[Path, RunFolderError] = {}
-    end = _End(run)
+    end, printed = _End(run), False
     over = not arguments.follow
     while True:
         # Before the logs are read, so that nothing written until the end is missed.
@@ -60,13 +69,15 @@ def main(argv: Sequence[str]) -> int:
             try:
                 if path not in logs:
                     logs[path] = Log(path, _begin(path, arguments.tail))
-                _print(source if len(chosen) > 1 else None, logs[path], over, str if arguments.raw else visible)
+                printed |= _print(f"{source}: " if len(chosen) > 1 else "", logs[path], over, arguments)
             except RunFolderError as error:
                 unread[path] = error
         sys.stdout.flush()
         if unread and (over or len(unread) == len(files)):
             raise LaunchError("; ".join(map(str, _first(list(unread.values())))))
         if over:
+            if not printed and arguments.tail != 0:
+                print(f"{run.name}: {_nothing(arguments)}", file=sys.stderr)
             return 0
         time.sleep(LINE_S)
 
@@ -81,6 +92,13 @@ def parser() -> Parser:
     which.add_argument("--agent", action="store_true", help="show the node agent's and the job script's output")
     made.add_argument(
         "--tail", type=_count, metavar="N", help="only the last N lines of each file, and what is added later"
+    )
+    made.add_argument(
+        "--format",
+        type=Format,
+        choices=[*Format],
+        default=Format.short,
+        help=f"lines of iterations in {WIDTH} columns (short, the default), or as the files have them (megatron)",
     )
     made.add_argument(
         "--raw", action="store_true", help="do not escape control characters, including terminal escape sequences"
@@ -105,13 +123,34 @@ def _files(run: RunDir, plan: Plan, chosen: Sequence[str], which: argparse.Names
     return [(name, path_of(name)) for name in chosen]
 
 
-def _print(source: str | None, log: Log, over: bool, shown: Callable[[str], str]) -> None:
-    """What is new, with whose it is before each line; once the run is over also a last line that has no end."""
-    prefix = "" if source is None else f"{source}: "
+def _print(source: str, log: Log, over: bool, how: argparse.Namespace) -> bool:
+    """What is new, with whose it is before each line; once the run is over also a last line that has no end. Returns
+    whether there was anything."""
+
+    def shown(line: str) -> str:
+        text = line if how.format is Format.megatron else for_people(line, WIDTH - len(source))
+        return f"{source}{text if how.raw else visible(text)}"
+
+    printed = False
     while lines := log.new_lines():
-        print("\n".join(f"{prefix}{shown(line)}" for line in lines))
+        print("\n".join(map(shown, lines)))
+        printed = True
     if over and (rest := log.rest()):
-        print(f"{prefix}{shown(rest)}")
+        print(shown(rest))
+        printed = True
+    return printed
+
+
+def _nothing(which: argparse.Namespace) -> str:
+    """What it means that there was nothing to print."""
+    who = "the nodes" if which.node is None else f"node {which.node}"
+    if which.err:
+        return f"{who} wrote nothing to stderr: no errors, no warnings"
+    if which.gpu:
+        return f"no GPU readings of {who}: no GPU could be read there (docs/gpus.md)"
+    if which.agent:
+        return f"the agent and the job script of {who} wrote nothing"
+    return f"{who} wrote nothing to stdout; '--err' shows stderr, '--agent' what the node agents wrote"
 
 
 def _begin(path: Path, tail: int | None) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeAlias
 
-from conf.run_folder.log_lines import is_evaluation_line, is_iteration_line
+from conf.run_folder.log_lines import for_people, is_evaluation_line, is_iteration_line
 from conf.run_folder.log_text import pieces
 from conf.run_folder.run_files import opened
 from conf.run_folder.rundir import RunDir
@@ -140,7 +140,7 @@ def _watch(run: RunDir) -> None:
             while lines := log.new_lines():
                 for piece in (piece for line in lines for piece in pieces(line)):
                     if is_iteration_line(piece) or is_evaluation_line(piece):
-                        print(visible(piece), file=sys.stderr, flush=True)
+                        print(visible(for_people(piece)), file=sys.stderr, flush=True)
 
 
 def wait(run: RunDir, timeout_s: float | None = None) -> bool:

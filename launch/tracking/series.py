@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from conf.run_folder.spent import Spent
+from conf.visible import nearest
 from launch.errors import LaunchError
 
 NAMES = {
@@ -80,11 +80,9 @@ def require_known(series: str) -> None:
     """Raises LaunchError for a name that no series has."""
     names = [*dict.fromkeys((*NAMES.values(), "tokens"))]
     if series not in names and not series.startswith(OF_TASKS):
-        near = difflib.get_close_matches(series, [*names, "valid/loss"], n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
         raise LaunchError(
-            f"sweep_metric={series}: no run logs that; {meant}valid series are valid/METRIC, train/METRIC, "
-            f"{', '.join(names)}"
+            f"sweep_metric={series}: no run logs that; {nearest(series, [*names, 'valid/loss'])}valid series are "
+            f"valid/METRIC, train/METRIC, {', '.join(names)}"
         )
 
 

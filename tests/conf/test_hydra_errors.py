@@ -21,15 +21,15 @@ MODEL = "name: mine\nlayers: 4\nhidden: 64\nheads: 4\nsequence_length: 64\nvocab
 @pytest.mark.parametrize(
     ("word", "told"),
     [
-        ("modle=tiny", f"modle is not a key; did you mean model? {EVERY}"),
-        ("modle.layers=3", f"modle.layers is not a key; did you mean model.layers? {EVERY}"),
-        ("model.layer=3", f"model.layer is not a key; did you mean model.layers? {EVERY}"),
-        ("++model.layer=3", f"model.layer is not a key; did you mean model.layers? {EVERY}"),
-        ("~model.layer", f"~model.layer: model.layer is not a key; did you mean model.layers? {EVERY}"),
-        ("layers=3", f"layers is not a key; did you mean model.layers? {EVERY}"),
-        ("model.micro_batch_size=3", f"is not a key; did you mean parallel.micro_batch_size? {EVERY}"),
-        ("itertions=3", f"did you mean train.iterations or train.eval_iterations? {EVERY}"),
-        ("xyzzy=3", f"xyzzy is not a key; {EVERY}"),
+        ("modle=tiny", "modle is not a key; did you mean model"),
+        ("modle.layers=3", "modle.layers is not a key; did you mean model.layers"),
+        ("model.layer=3", "model.layer is not a key; did you mean model.layers"),
+        ("++model.layer=3", "model.layer is not a key; did you mean model.layers"),
+        ("~model.layer", "~model.layer: model.layer is not a key; did you mean model.layers"),
+        ("layers=3", "layers is not a key; did you mean model.layers"),
+        ("model.micro_batch_size=3", "is not a key; did you mean parallel.micro_batch_size"),
+        ("itertions=3", "did you mean train.iterations, train.eval_iterations"),
+        ("xyzzy=3", "xyzzy is not a key; the nearest are "),
         ("cluster.groups.local.cout=3", "did you mean cluster.groups.local.count"),
         ("+cluster.groups.local.cout=3", "did you mean cluster.groups.local.count"),
         (
@@ -37,7 +37,7 @@ MODEL = "name: mine\nlayers: 4\nhidden: 64\nheads: 4\nsequence_length: 64\nvocab
             "cluster.groups.loca does not exist: cluster.groups has local; did you mean cluster.groups.local? "
             "a file of your own can add it",
         ),
-        ("data.blend=[{prefx: a}]", f"data.blend: prefx is not a key; did you mean data.prefix? {EVERY}"),
+        ("data.blend=[{prefx: a}]", "data.blend: prefx is not a key; did you mean data.prefix"),
         ("model=tniy", "Could not find 'model/tniy'; did you mean tiny? model can be 13b, 2.7b, 6.7b, alexnet, "),
         ("+gpu@cluster.gpus.b=a11", "Could not find 'gpu/a11'; did you mean a10? gpu can be a10, a100_40gb"),
         ("modell@cluster=tiny", "modell@cluster=tiny: no group modell; did you mean model? the groups are"),
@@ -135,7 +135,7 @@ def test_a_message_is_readable_however_long_what_it_quotes(length: int) -> None:
 FAULTY = {
     "misspelt": (
         MODEL.replace("hidden:", "hiden:"),
-        "{path}, line 3: model.hiden is not a key; did you mean model.hidden? " + EVERY,
+        "{path}, line 3: model.hiden is not a key; did you mean model.hidden",
     ),
     "type": (
         MODEL.replace("4", "four", 1),

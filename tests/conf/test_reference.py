@@ -72,14 +72,15 @@ def test_without_a_key_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("key", "meant"),
     [
-        ("lr", "train.lr?"),
-        ("train.optimiser", "train.optimizer?"),
-        ("cluster.group", "cluster.groups?"),
-        ("qqqqqq", None),
+        ("lr", "did you mean train.lr"),
+        ("train.optimiser", "did you mean train.optimizer"),
+        ("cluster.group", "did you mean cluster.groups"),
+        ("qqqqqq", "the nearest are "),
     ],
 )
-def test_a_key_that_is_not_there(capsys: pytest.CaptureFixture[str], key: str, meant: str | None) -> None:
+def test_a_key_that_is_not_there(capsys: pytest.CaptureFixture[str], key: str, meant: str) -> None:
     assert main(["config", key]) != 0
     error = capsys.readouterr().err
     assert f"{key} is not a configuration key" in error
-    assert (f"did you mean {meant}" in error) == (meant is not None)
+    assert meant in error
+    assert error.partition(meant)[2].count(",") in (3, 4), "five of them"

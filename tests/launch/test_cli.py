@@ -34,9 +34,7 @@ def test_help_lists_every_command_in_a_line(capsys: pytest.CaptureFixture[str]) 
         assert sum(line.startswith(f"  {command} ") for line in lines) == 1
 
 
-@pytest.mark.parametrize(
-    ("word", "told"), [("lanch", "did you mean launch?"), ("xyzzy", "the commands are: launch, doctor, status")]
-)
+@pytest.mark.parametrize(("word", "told"), [("lanch", "did you mean launch, "), ("xyzzy", "the nearest are ")])
 def test_an_unknown_command_names_the_nearest(word: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([word]) == 2
     captured = capsys.readouterr()
@@ -156,8 +154,8 @@ def test_what_is_too_long_or_no_text_is_one_readable_message(
     ("argv", "told"),
     [
         (["status", "runs_dir=nope"], "tdpp: error: runs_dir=nope: not a run; write --runs-dir nope"),
-        (["config", "traim"], "did you mean train? "),
-        (["config", "trian.lr"], "did you mean train.lr? "),
+        (["config", "traim"], "did you mean train, "),
+        (["config", "trian.lr"], "did you mean train.lr, "),
         (["launch", "resume="], "resume= is empty; give a run's folder, its name, its job id, or 'latest'"),
         (["report", "--output", "page.html"], "'page.html' is the name of a file; give a folder"),
         (["data", "merge", "a", "b", "--output", "d/"], "'d/' is a folder; add a name for the data, such as d/data"),

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.run_folder.log_lines import (
+    WIDTH,
     IterationLine,
+    for_people,
     is_evaluation_line,
     is_iteration_line,
     iteration_line,
@@ -126,6 +128,50 @@ def test_a_line_cut_short_never_gives_another_iteration(line: str, data: st.Data
 def test_no_text_is_an_error(text: str) -> None:
     iteration_line(text)
     iteration_line(f"{TODAY[:60]}{text}")
+    assert for_people(text) == text or text.startswith(" validation")
+    for_people(f"{TODAY[:-4]}{text}")
+
+
+ENGINE = (
+    " iteration       20/     200 | consumed samples:          320 | elapsed time per iteration (ms): 1118.0 |"
+    " learning rate: 2.961E-03 | global batch size:    16 | {} loss scale: {} | grad norm: 0.247 |"
+    " number of skipped iterations:   {} | number of nan iterations:   0 |"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "read"),
+    [
+        pytest.param(
+            ENGINE.format("lm loss: 3.305915E+00 |", 1.0, 0),
+            "iteration  20/200  loss 3.306  1,118.0 ms  grad norm 0.2470  lr 0.002961  batch 16",
+            id="tokens",
+        ),
+        pytest.param(
+            ENGINE.format("loss: 3.305915E+00 | top-1: 8.000000E-01 |", 65536.0, 1),
+            "iteration  20/200  loss 3.306  1,118.0 ms  skipped 1  top-1 0.8000  grad norm 0.2470  lr 0.002961  "
+            "batch 16  scale 65536",
+            id="own-metrics",
+        ),
+        pytest.param(
+            ENGINE.format("loss: INF | " + " ".join(f"metric-{n}: 1.000000E-01 |" for n in range(9)), 1.0, 0),
+            "iteration  20/200  loss INF  1,118.0 ms  metric-0 0.1000  metric-1 0.1000  metric-2 0.1000"
+            "  metric-3 0.1000",
+            id="no-room",
+        ),
+        pytest.param(
+            evaluation_line(20, Evaluation({"loss": 3.2, "top-1": math.inf}, 1.25)),
+            "evaluation after iteration 20  loss 3.200  top-1 INF  1.200 s",
+            id="evaluation",
+        ),
+        pytest.param(
+            " iteration       20/     200 | consumed samp", " iteration       20/     200 | consumed samp", id="cut"
+        ),
+    ],
+)
+def test_a_line_that_people_read_fits_their_terminal(line: str, read: str) -> None:
+    assert for_people(line) == read
+    assert len(read) <= WIDTH
 
 
 def test_the_engines_line_of_an_evaluation_is_known() -> None:

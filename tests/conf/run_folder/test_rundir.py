@@ -276,7 +276,7 @@ def test_what_fits_several_runs_names_them(tmp_path: Path) -> None:
 
 def test_what_fits_no_run_is_told_with_the_latest(tmp_path: Path) -> None:
     run = made(tmp_path, "tiny")
-    with pytest.raises(RunFolderError, match=f"no run 'nope' in .*; the latest are {run.name}"):
+    with pytest.raises(RunFolderError, match=f"no run 'nope' in .*; the nearest are {run.name}"):
         RunDir.find(tmp_path, "nope")
 
 

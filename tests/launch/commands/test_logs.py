@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from conf.run_folder.gpu_lines import GpuTrouble, entry_text
+from conf.run_folder.log_lines import WIDTH, for_people
 from conf.run_folder.rundir import RunDir
 from launch import cli
 from launch.commands import logs
@@ -15,6 +16,7 @@ from launch.control.follow import PART_BYTES, Log, follow
 from launch.files.records import JobRecord, Submitted
 from launch.observe.agent_logs import agent_logs
 from megatron_ext.contract.plan import Plan
+from tests.conf.run_folder.test_log_lines import OLD
 from tests.support.launch.live import FOREVER, TWO_NODES, start, wait_for, wait_until_running
 
 
@@ -39,6 +41,20 @@ def test_logs_are_those_of_the_nodes(finished: RunDir, capsys: pytest.CaptureFix
     assert sum(line.startswith("local-1:  iteration ") for line in lines) == 6
     assert cli.main(["logs", str(finished.path), "--node", "local-1"]) == 0
     assert capsys.readouterr().out == finished.node_out("local-1").read_text()
+
+
+def test_lines_of_iterations_fit_the_terminal_and_are_megatrons_when_asked_for(
+    finished: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = finished.node_out("local-1")
+    before = file.read_text()
+    file.write_text(f"{before}{OLD}\n")
+    (read,) = told(capsys, str(finished.path), "--tail=1", "--node=local-1")
+    assert (read, len(read) <= WIDTH) == (for_people(OLD), True)
+    assert told(capsys, str(finished.path), "--tail=1", "--node=local-1", "--format=megatron") == [OLD]
+    *_, beside = told(capsys, str(finished.path), "--tail=1")
+    assert beside == f"local-1: {read}"
+    file.write_text(before)
 
 
 def test_logs_of_an_unknown_node_name_the_known_ones(finished: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,6 +108,12 @@ def test_gpu_readings_and_stderr_are_shown_when_asked_for(finished: RunDir, caps
     finished.node_err("local-0").write_text("oops, and no newline")
     assert told(capsys, str(finished.path), "--gpu") == [f"local-1: {reading.strip()}"]
     assert told(capsys, str(finished.path), "--err", "--node", "local-0") == ["oops, and no newline"]
+
+
+def test_that_nothing_was_printed_is_said(finished: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, str(finished.path), "--err", "--node", "local-1") == []
+    assert cli.main(["logs", str(finished.path), "--err", "--node", "local-1"]) == 0
+    assert "node local-1 wrote nothing to stderr: no errors, no warnings" in capsys.readouterr().err
 
 
 def test_what_agents_printed_is_shown_when_asked_for(finished: RunDir, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ def test_a_misspelt_key_of_a_file_is_told_with_the_right_one(
     assert cli.main([*command, "--config-dir", "own", "model=mine"]) == 1
     told = capsys.readouterr()
     assert told.err.startswith(
-        "tdpp: error: own/model/mine.yaml, line 3: model.hiden is not a key; did you mean model.hidden?"
+        "tdpp: error: own/model/mine.yaml, line 3: model.hiden is not a key; did you mean model.hidden, "
     )
     assert (told.out, told.err.count("\n")) == ("", 1)
 
@@ -63,7 +63,7 @@ def test_a_file_that_is_no_yaml_is_told_with_its_line(command: list[str], capsys
 @pytest.mark.parametrize("command", [*COMMANDS.values(), ["launch", "-m"]], ids=[*COMMANDS, "sweep"])
 def test_a_misspelt_word_is_told_with_the_right_one(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*command, "modle=tiny"]) == 1
-    assert capsys.readouterr().err.startswith("tdpp: error: modle is not a key; did you mean model?")
+    assert capsys.readouterr().err.startswith("tdpp: error: modle is not a key; did you mean model, ")
 
 
 def test_a_dry_run_without_its_data_is_shown_and_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
