@@ -53,7 +53,7 @@ def page_with_figures(title: str, body: str, scripts: Sequence[str] = ()) -> str
         scripts: others of `reports/static`, after `scheme.js`.
     """
     own = [static(name) for name in ("scheme.js", *scripts)] if scripts else []
-    if 'class="plot"' not in body:
+    if 'class="plot' not in body:
         return page(title, body, own)
     drawing = [plotly_script(), *([] if own else [static("scheme.js")]), *map(static, ("theme.js", "figures.js"))]
     return page(title, f"{body}\n{shared()}", [*own, *drawing])

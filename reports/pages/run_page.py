@@ -11,6 +11,7 @@ from megatron_ext.contract.plan import Plan
 from reports.facts.statistics import Statistics
 from reports.facts.terms import measured
 from reports.facts.usual import time_of
+from reports.figures.course import SCRIPTS as COURSE
 from reports.figures.embed import page_with_figures
 from reports.figures.page import emulated, missing, table
 from reports.path.why import Unexplained, Why
@@ -28,7 +29,6 @@ from reports.sections.failures_section import failures_section
 from reports.sections.figures_section import figures_section
 from reports.sections.findings_section import nodes_section, verdict_section
 from reports.sections.gpu_section import gpu_section
-from reports.sections.learning_section import learning_section
 from reports.sections.memory_section import memory_section
 from reports.sections.plan_section import plan_section
 from reports.sections.profiles_section import profiles_section
@@ -66,10 +66,9 @@ def render(
         missing(notes),
         nodes_section(findings) if findings else "",
         plan_section(record.plan),
-        learning_section(record),
         adaptive_section(record),
         elastic_section(record),
-        course_section(record, figures),
+        course_section(record, figures, prediction),
         *_stages(record, timeline, figures, prediction),
         stragglers_section(figures, record.plan),
         gpu_section(gpus) if gpus else "",
@@ -77,7 +76,7 @@ def render(
         *([] if record.log else [reproduce_section(record), configuration_section(record)]),
         "</main>",
     ]
-    return page_with_figures(f"{record.name} – tdpp", "\n".join(body))
+    return page_with_figures(f"{record.name} – tdpp", "\n".join(body), COURSE)
 
 
 def _stages(record: Record, timeline: Timeline, figures: Statistics, prediction: Prediction | None) -> list[str]:

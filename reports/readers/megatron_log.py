@@ -22,7 +22,8 @@ from reports.readers.events import EVENT, Timeline, frame
 from reports.readers.legacy_log import Blocks
 from reports.readers.legacy_timeline import INTERLEAVED, Layout, timeline
 from reports.readers.log_facts import Facts
-from reports.readers.record import UNKNOWN, Record, metrics_frame
+from reports.readers.metrics import metrics_frame
+from reports.readers.record import UNKNOWN, Record
 
 STRANGE_LIMIT = 1 << 26
 """Characters before the first line that is known, from which a file is not a log: nobody waits for data of many GB."""

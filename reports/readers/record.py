@@ -13,13 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import numpy as np
 import pandas as pd
 
 from conf.errors import ConfigError, RunFolderError
 from conf.run_folder.json_values import Count, Rule, Unix, typed
 from conf.run_folder.log_text import LogText
-from conf.run_folder.run_files import opened, parse_json, read_text
+from conf.run_folder.run_files import opened, read_text
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from megatron_ext.contract.failure import RankFailure
@@ -30,6 +29,7 @@ from megatron_ext.contract.plan_parts import Place
 from reports.errors import ReportError
 from reports.readers import upstream_log
 from reports.readers.decisions import Decision, Regrouping, decisions
+from reports.readers.metrics import metrics_frame, metrics_lines
 from reports.readers.profiles import ProfileFile, profile_files
 from reports.readers.upstream_log import UpstreamLog
 
@@ -39,8 +39,6 @@ MOST_METRICS_BYTES = 1 << 30
 """Of metrics.jsonl: some 3 million logged iterations."""
 MOST_LOG_BYTES = 1 << 36
 """Of what a node printed."""
-_MOST_LINES = 5
-"""So many lines of metrics.jsonl that are none are named."""
 T = TypeVar("T")
 Bytes = Annotated[float, Rule("0 or more", lambda value: 0 <= value < math.inf)]
 Mib = Annotated[float, Rule("from 0 to 1e12 MiB", lambda value: 0 <= value <= 1e12)]
@@ -154,7 +152,7 @@ def read(run: RunDir) -> Record:
         name=run.name,
         diff=run.diff,
         plan=plan,
-        metrics=metrics_frame(_metrics(run.metrics, notes) if upstream is None else upstream.metrics),
+        metrics=metrics_frame(upstream.metrics if upstream else _metrics(run, notes)),
         upstream=upstream,
         config=config,
         experiment=_experiment(run, plan, notes) if config else None,
@@ -252,56 +250,8 @@ def _decisions(run: RunDir, notes: list[str]) -> tuple[Decision | Regrouping, ..
     return decisions(_lines(run.decisions, MOST_METRICS_BYTES, notes), notes)
 
 
-def _metrics(path: Path, notes: list[str]) -> tuple[Mapping[str, Any], ...]:
-    lines, strange = {}, 0
-    for number, text in enumerate(_lines(path, MOST_METRICS_BYTES, notes), 1):
-        line = _metrics_line(text)
-        if line is not None:
-            lines[line["iteration"]] = line
-            continue
-        strange += 1
-        if strange <= _MOST_LINES:
-            notes.append(f"{path.name}: line {number} is not a metrics line: {text[:80]!r}; ignored")
-    if strange > _MOST_LINES:
-        notes.append(f"{path.name}: {strange - _MOST_LINES} other lines are not metrics lines; ignored")
-    return tuple(lines[iteration] for iteration in sorted(lines))
-
-
-def _metrics_line(text: str) -> dict[str, Any] | None:
-    """A JSON object of numbers; None for anything else."""
-    try:
-        line = parse_json(text, "")
-    except RunFolderError:
-        return None
-    if not isinstance(line, dict) or not all(map(_is_number, line.values())):
-        return None
-    iteration = line.get("iteration")
-    return line if isinstance(iteration, int) and 0 <= iteration < 1 << 31 else None
-
-
-def metrics_frame(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Logged lines as a table: integers where a key has no others, else floating-point numbers."""
-    keys = dict.fromkeys(["iteration", *(key for line in lines for key in line)])
-    return pd.DataFrame({key: _column([line.get(key) for line in lines]) for key in keys})
-
-
-def _column(values: Sequence[float | None]) -> Any:
-    known = [value for value in values if value is not None]
-    if all(isinstance(value, int) and abs(value) < 1 << 63 for value in known):
-        return pd.array(values, dtype="int64" if known and len(known) == len(values) else "Int64")
-    return np.array([math.nan if value is None else _as_float(value) for value in values])
-
-
-def _as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # a whole number of more than 308 digits
-        return math.inf if value > 0 else -math.inf
-
-
-def _is_number(value: Any) -> bool:
-    """Or null; and no integer that is too large for a float."""
-    return value is None or isinstance(value, float) or (type(value) is int and abs(value) < 1 << 1000)
+def _metrics(run: RunDir, notes: list[str]) -> tuple[Mapping[str, Any], ...]:
+    return metrics_lines(_lines(run.metrics, MOST_METRICS_BYTES, notes), run.metrics.name, notes)
 
 
 def _failures(run: RunDir, plan: Plan, notes: list[str]) -> list[RankFailure]:

@@ -1,14 +1,15 @@
 "use strict";
-// Draws the figures of a page, each from the JSON that lies beside its place; a click on what has a link follows it.
+// Draws the figures of a page, each from the JSON that lies beside its place, or from what its `figure()` gives; a click
+// on what has a link follows it.
 
 const PAPER = 660; // pixels that A4 and Letter have room for
 const places = () => [...document.querySelectorAll("div.plot")];
 
 // As wide as its place, or, on paper, as `width` says.
 function drawFigure(place, width) {
-  const { data, layout } = themed(JSON.parse(place.nextElementSibling.textContent));
+  const { data, layout } = themed(place.figure?.() ?? JSON.parse(place.nextElementSibling.textContent));
   const sized = width ? { ...layout, width: Math.min(width, layout.width ?? width) } : layout;
-  return Plotly.react(place, data, sized, { ...PLOTLY.config, modeBarButtonsToRemove: PLOTLY.unused });
+  return Plotly.react(place, data, sized, { ...PLOTLY.config, modeBarButtonsToRemove: PLOTLY.unused, displayModeBar: place.figure ? false : "hover" });
 }
 
 async function drawFigures() {
@@ -16,11 +17,15 @@ async function drawFigures() {
   document.body.dataset.scheme = isDark() ? "dark" : "light";
 }
 
+// For the first time.
+async function beginFigure(place) {
+  await drawFigure(place);
+  place.on("plotly_click", ({ points }) => points[0].customdata && location.assign(points[0].customdata));
+  place.drawn?.();
+}
+
 async function drawAll() {
-  for (const place of places()) {
-    await drawFigure(place);
-    place.on("plotly_click", ({ points }) => points[0].customdata && location.assign(points[0].customdata));
-  }
+  for (const place of places()) await beginFigure(place);
   document.body.dataset.scheme = isDark() ? "dark" : "light";
   darkScheme.addEventListener("change", drawFigures);
   addEventListener("beforeprint", () => places().forEach((place) => drawFigure(place, PAPER)));

@@ -12,13 +12,12 @@ from conf.run_folder.gpu_lines import GpuProcess, GpuReading, GpuSample, GpuTrou
 from megatron_ext.contract.adaptive.config import AdaptConfig
 from reports.facts.terms import Terms
 from reports.readers.gpus import gpu_report
-from reports.readers.hardware import price
 from reports.readers.megatron_log import Sizes
 from reports.sections.expected_section import Took, expected_section
-from reports.sections.learning_section import axes
 from reports.sources import Source
 from tests.reports.conftest import Opener
 from tests.reports.test_cli import Found, Line, report
+from tests.support.reports.figures import course_of
 from tests.support.reports.synthetic import PRICE_PER_HOUR, Shape, make_run
 
 SHAPE = Shape(pipeline=2, data=2, ranks_per_node=2)
@@ -66,28 +65,6 @@ def test_utilisation_is_the_models_operations_over_the_peaks_of_all_gpus(run: Pa
     assert re.search(rf"Model-FLOP utilisation\s+{tflops / 31.2:.1%}\s+of 125 TFLOP/s fp32 peak", said)
 
 
-def test_what_was_learned_is_drawn_for_samples_hours_and_dollars(run: Path):
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    report(run)
-    assert "<h2>Learning</h2>" not in (run / "report/index.html").read_text()
-    lines[-1] |= {"valid_loss": 3.25, "valid_perplexity": None, "valid_top-1": 0.5, "evaluation_s": 3600.0}
-    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    record = Source.find(run.parent, str(run), Sizes()).read().record
-    samples, hours, dollars = axes(record)
-    iterations = [line["iteration"] for line in lines]
-    steps = [after - before for before, after in zip([0, *iterations], iterations, strict=False)]
-    trained = sum(step * line["elapsed_ms"] for step, line in zip(steps, lines, strict=True)) / 3.6e6
-    assert samples.tolist() == [line["consumed_samples"] for line in lines]
-    assert hours.iloc[-1] == pytest.approx(trained + 1.0)
-    per_hour = price(record.plan, record.experiment).per_hour
-    assert dollars.iloc[-1] == pytest.approx((trained + 1.0) * per_hour)
-    report(run)
-    page = (run / "report/index.html").read_text().split("<h2>Learning</h2>")[1].split("</section>")[0]
-    for label in ("Loss over samples", "Loss over hours", "Loss over dollars", "top-1 over samples"):
-        assert label in page
-    assert "perplexity" not in page
-
-
 def test_a_model_without_tokens_has_samples_per_second(run: Path):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
@@ -96,7 +73,9 @@ def test_a_model_without_tokens_has_samples_per_second(run: Path):
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     said, _ = report(run)
     assert re.search(r"Samples per second\s+12\.5", said)
-    assert "Samples per second over iterations" in (run / "report/index.html").read_text()
+    assert "Samples per second" in [
+        chart["title"] for chart in course_of((run / "report/index.html").read_text())["charts"]
+    ]
     assert "okens per second" not in said
 
 
