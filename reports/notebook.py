@@ -122,7 +122,7 @@ class Run:
         """
         known, middle = self.statistics, self.statistics.middle
         if middle is None:
-            raise ReportError(f"{self.name} has no events: {'; '.join(self.notes) or 'none written yet'}")
+            raise ReportError(f"{self.name} has no events: {'; '.join(self.notes) or 'none written'}")
         wanted = int(known.iterations[middle]) if iteration is None else iteration
         if wanted not in known.iterations:
             first, last = known.iterations[0], known.iterations[-1]

@@ -47,6 +47,11 @@ class Cause:
     unix: float
     rule: str
     reason: str
+    node: str
+    what: str
+    """The reason without the name of the rank or node, where that is its subject."""
+    ranks: tuple[int, ...] = ()
+    """That failed so; none where the node itself is meant."""
 
 
 def causes(seen: Observation) -> list[Cause]:
@@ -63,7 +68,7 @@ def causes(seen: Observation) -> list[Cause]:
             rule, reason = "disk-full", f"{FULL_DISK}; {reason}"
         elif not node.ended and seen.read_only:
             rule, reason = "read-only", f"{seen.plan.folder} has become read-only: {reason}; {_WRITABLE_AGAIN}"
-        found.append(Cause(node.seen_unix, rule, reason))
+        found.append(Cause(node.seen_unix, rule, reason, node.name, reason.removeprefix(f"node {node.name} ")))
     return sorted((cause for cause in found if cause.unix <= until), key=lambda cause: cause.unix)
 
 
@@ -74,7 +79,9 @@ def _rank_failures(seen: Observation, until: float) -> Iterator[Cause]:
         if error.unix <= until and not error.symptom and _ended_with_its_node(error, seen) is False:
             alike.setdefault(_rank_failure(error, seen), []).append(error)
     for (rule, words), (first, *others) in alike.items():
-        yield Cause(first.unix, rule, f"{first.place} {words}{_also(others, len(seen.plan.ranks))}")
+        ranks = tuple(error.rank for error in (first, *others))
+        also = _also(others, len(seen.plan.ranks))
+        yield Cause(first.unix, rule, f"{first.place} {words}{also}", first.node, words, ranks)
 
 
 def _also(others: Sequence[RankFailure], of: int) -> str:

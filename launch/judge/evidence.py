@@ -60,7 +60,7 @@ def evidence_of(seen: Observation, judged: State, later: Iterable[str]) -> Itera
         progress = f"{last.iteration} of {seen.of_iterations}{_in_its_terms(seen)}, {_loss(seen)}, {_speed(seen)}, "
         yield Evidence("iteration", progress + f"logged {ago(seen.now_unix - last.unix)}")
     else:
-        yield Evidence("iteration", f"none of {seen.of_iterations} logged yet")
+        yield Evidence("iteration", f"none of {seen.of_iterations} logged{'' if seen.over else ' yet'}")
     if (expected := outlook(seen, judged)).text:
         yield Evidence("start" if expected.queued else "end", expected.text)
     if (cost := costs(seen, judged)) is not None:

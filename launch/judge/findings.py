@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from conf.run_folder.rundir import RunDir
 from launch.files.faults import Faults
 from launch.files.run_files import read_submitted
+from launch.judge.culprit import Culprit, culprit
 from launch.judge.mismatches import mismatches
 from launch.judge.stderr_lines import LineGroup, grouped_lines, warnings
 from launch.judge.verdict import Verdict, decide
@@ -26,6 +27,7 @@ class Findings:
     run: RunDir
     seen: Observation
     verdict: Verdict
+    culprit: Culprit | None = None
     mismatches: tuple[str, ...] = ()
     """Where nodes run something else than was submitted."""
     stderr: tuple[LineGroup, ...] = ()
@@ -46,10 +48,12 @@ def findings(run: RunDir, seen: Observation) -> Findings:
     stderr = _ends(run, by_failure(seen), faults)
     mismatching = mismatches(run, seen.plan, seen.nodes, faults)
     lost = _of_lost_agents(run, seen, faults)
+    verdict = decide(seen)
     return Findings(
         run=run,
         seen=seen,
-        verdict=decide(seen),
+        verdict=verdict,
+        culprit=culprit(run, seen, verdict.state),
         mismatches=tuple(mismatching),
         stderr=tuple(grouped_lines(stderr, *_messages(seen))),
         agents=tuple(lost),

@@ -27,6 +27,8 @@ STDERR_NOTE = f"the last {STDERR_BYTES // 1024} KiB of each node, without warnin
 def as_text(found: Findings) -> str:
     run, verdict = found.run, found.verdict
     lines = [f"{run.name}: {verdict.state}, {verdict.reason}", *(f"  {fact}" for fact in evidence(found))]
+    if found.culprit is not None and found.culprit.said:
+        lines.append(f"  log of node {found.culprit.node}: {found.culprit.said[0].path}")
     if found.stderr:
         lines.append(f"  stderr ({STDERR_NOTE}):")
         lines += [f"    {line}" for line in group_lines(found.stderr[:SHOWN])]
@@ -92,9 +94,17 @@ def as_json(found: Findings) -> dict[str, Any]:
         "ms_per_sample": time.ms if time and time.per_sample else None,
         "nodes": [asdict(node) for node in seen.nodes],
         "gpus": {node.node: asdict(node.entries[-1]) for node in seen.gpus if node.entries},
+        "culprit": _culprit(found),
         "errors": [asdict(error) for error in seen.errors],
         "mismatches": list(found.mismatches),
         "faults": list(found.faults),
         "stderr": [asdict(group) for group in found.stderr],
         "agents": [asdict(group) for group in found.agents],
     }
+
+
+def _culprit(found: Findings) -> dict[str, Any] | None:
+    if found.culprit is None:
+        return None
+    logs = {str(said.path): list(said.lines) for said in found.culprit.said}
+    return {"node": found.culprit.node, "ranks": list(found.culprit.ranks), "what": found.culprit.what, "logs": logs}

@@ -26,7 +26,7 @@ UNUSED = ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"]
 """Buttons of no use beside a small figure."""
 TIMELINE = ("unpack.js", "colours.js", "bars.js", "chart.js", "gestures.js")
 """The scripts that draw rows of events, after `scheme.js`; they need `looks`."""
-NOTHING = '<p class="none">nothing to draw yet</p>'
+NOTHING = '<p class="none">nothing to draw</p>'
 
 
 @lru_cache(maxsize=1)

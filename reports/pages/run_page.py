@@ -50,18 +50,21 @@ def render(
 ) -> str:
     """The page `index.html` of a run, as HTML. What is None has no section."""
     notes = [*record.notes, *timeline.notes]
+    over = record.log is not None or (findings is not None and findings.over)
     if record.plan.timeline and not figures.steady.any():
         notes.append(
-            "the events have no complete iteration after the first one yet, so there is no bubble and no time per stage"
+            f"the events have no complete iteration after the first one{'' if over else ' yet'}, so there is no bubble "
+            "and no time per stage"
         )
+    failures = failures_section(record, findings, int(figures.iterations[-1]) if len(figures.iterations) else None)
     body = [
         emulated(record.plan.rehearsal),
         f'<header><p class="crumbs">{record.kind}</p><h1>{escape(record.name)}</h1>'
         '<nav><a href="timeline.html">Timeline of all ranks →</a></nav></header>',
         "<main>",
         verdict_section(findings.verdict) if findings else "",
-        failures_section(record.failures),
-        cause_section(why, record.plan),
+        failures,
+        "" if failures else cause_section(why, record.plan),
         figures_section(record, figures),
         missing(notes),
         nodes_section(findings) if findings else "",
@@ -70,6 +73,7 @@ def render(
         elastic_section(record),
         course_section(record, figures, prediction),
         *_stages(record, timeline, figures, prediction),
+        cause_section(why, record.plan) if failures else "",  # how to be faster is no question before
         stragglers_section(figures, record.plan),
         gpu_section(gpus) if gpus else "",
         profiles_section(record),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from conf.run_folder.rank_ranges import rank_ranges
 from conf.visible import plural
 from fasop.simulation.predict import Prediction
 from megatron_ext.contract.plan import MEGATRON_LM
@@ -21,11 +22,12 @@ from reports.figures.pack import event_columns, pack, path_columns, predicted_co
 from reports.figures.page import data, emulated, missing, page, static
 from reports.path.why import Why
 from reports.readers.events import Timeline, legend_order
+from reports.readers.judgement import Culprit, Findings
 from reports.readers.record import Record, rank_label
 from reports.sections.cause_section import cause_in_words
 from reports.sections.stages_section import ideal
 
-SCRIPTS = ("scheme.js", *TIMELINE, "overview.js", "path.js", "rows.js", "address.js", "timeline.js")
+SCRIPTS = ("scheme.js", *TIMELINE, "overview.js", "path.js", "ended.js", "rows.js", "address.js", "timeline.js")
 FOLDED_FROM = 32
 """Ranks, from which the page opens with the slowest replica, and one rank of each kind that differs from it."""
 
@@ -36,8 +38,9 @@ def render(
     figures: Statistics,
     prediction: Prediction | None = None,
     why: Why | None = None,
+    findings: Findings | None = None,
 ) -> str:
-    """The page `timeline.html` of a run, as HTML."""
+    """The page `timeline.html` of a run, as HTML. That of a run that failed or stands still opens with its end."""
     header = (
         f'{emulated(record.plan.rehearsal)}<header><p class="crumbs">{record.kind}</p>'
         f"<h1>{escape(record.name)} <small>timeline</small></h1>"
@@ -46,7 +49,7 @@ def render(
     title = f"Timeline of {record.name} – tdpp"
     notes = missing([*record.notes, *timeline.notes])
     if not len(timeline.events):
-        reason = _why_no_events(record)
+        reason = _why_no_events(record, findings)
         return page(title, f'{header}<main>{notes}<p class="none">No events: {reason}.</p></main>')
     foreseen = prediction.events if prediction else ()
     names = (*timeline.names, *legend_order({one.kind for one in foreseen} - set(timeline.names)))
@@ -59,19 +62,37 @@ def render(
         }
     )
     facts = {"layout": packed.layout, "names": names, "predicted_ns": prediction.iteration_s * 1e9 if prediction else 0}
+    culprit = findings.culprit if findings else None
+    answer = _answer(record, figures, why)
+    if findings and culprit:
+        answer = _end(findings.verdict.state, culprit, figures, _answer(record, figures, None))
     body = "\n".join(
         [
             header,
-            f'<main class="wide"><p class="answer">{escape(_answer(record, figures, why))}</p>',
+            f'<main class="wide"><p class="answer">{escape(answer)}</p>',
             static("timeline.html"),
             notes,
             "</main>",
             looks(),
-            data("run", facts | _facts(record, timeline, figures, names) | {"path": _index(figures, why)}),
+            data("run", facts | _facts(record, timeline, figures, names, culprit) | {"path": _index(figures, why)}),
             f'<script type="text/plain" id="columns">{packed.text}</script>',
         ]
     )
     return page(title, body, [static(name) for name in SCRIPTS])
+
+
+def _who(culprit: Culprit) -> str:
+    if not culprit.ranks:
+        return f"node {culprit.node}"
+    return f"rank{'s' * (len(culprit.ranks) > 1)} {rank_ranges(culprit.ranks)}"
+
+
+def _end(state: str, culprit: Culprit, figures: Statistics, usual: str) -> str:
+    """How the run ended, where that is seen, and how iterations usually were."""
+    shown = f"Iteration {figures.iterations[-1]} is its last"
+    shown += ", and the red band begins where the last event of this rank ends" if len(culprit.ranks) == 1 else ""
+    shown += ", and red bands begin where the last events of these ranks end" if len(culprit.ranks) > 1 else ""
+    return f"{state.capitalize()}: {_who(culprit)} {culprit.what.rstrip('.')}. {shown}. {usual}"
 
 
 def _index(figures: Statistics, why: Why | None) -> int | None:
@@ -83,7 +104,7 @@ def _answer(record: Record, figures: Statistics, why: Why | None) -> str:
     """What the timeline amounts to: the time of an iteration, its bubble, and why it takes as long."""
     plan, time = record.plan, time_of(record)
     if figures.bubble is None:
-        return "Only the first iteration is complete so far, and it does not count as steady."
+        return "No iteration after the first one is complete, and the first does not count as steady."
     length_ms = float(np.median(figures.length_ns[figures.alike])) / 1e6
     period_ms = figures.usual_period_ms or length_ms
     batch = "" if figures.alike.sum() == figures.steady.sum() else " with the most frequent batch"
@@ -114,12 +135,13 @@ def _answer(record: Record, figures: Statistics, why: Why | None) -> str:
     )
 
 
-def _why_no_events(record: Record) -> str:
+def _why_no_events(record: Record, findings: Findings | None) -> str:
     if record.plan.engine == MEGATRON_LM:
         return "Megatron-LM does not record events"
     if not record.plan.timeline:
         return "the run does not record events (profile.timeline=false)"
     ended = all(state.get("state") == "ended" for state in record.node_states.values())
+    ended = ended or (findings is not None and findings.over)
     return "the run ended before the first event" if ended else "none written yet"
 
 
@@ -143,7 +165,9 @@ def iteration_columns(figures: Statistics) -> dict[str, Any]:
     }
 
 
-def _facts(record: Record, timeline: Timeline, figures: Statistics, names: Sequence[str]) -> dict[str, Any]:
+def _facts(
+    record: Record, timeline: Timeline, figures: Statistics, names: Sequence[str], culprit: Culprit | None
+) -> dict[str, Any]:
     """What the scripts need to know of the ranks and where to begin."""
     replicas = slowest_first(figures, [rank.dp for rank in record.plan.ranks])
     folded = alike(figures, record.plan.ranks, replicas) if len(record.plan.ranks) >= FOLDED_FROM else None
@@ -162,7 +186,8 @@ def _facts(record: Record, timeline: Timeline, figures: Statistics, names: Seque
         "chunks": record.plan.chunks,
         "micro_batches": record.micro_batch_numbers,
         "uncertainty_ns": timeline.uncertainty_ns,
-        "open": figures.middle,
+        "open": figures.middle if culprit is None else len(figures.iterations) - 1,
+        "end": None if culprit is None else {"ranks": list(culprit.ranks)},
         "replicas": replicas,
         "like": folded.like.tolist() if folded else [-1] * len(record.plan.ranks),
         "alike_percent": folded.percent if folded else 0,

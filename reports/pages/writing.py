@@ -158,7 +158,12 @@ def rendered(source: Source, judge: Judge | None) -> Rendered:
         figures=figures,
         index=run_page.render(known, timeline, figures, findings, found.prediction, found.gpus, why),
         timeline=timeline_page.render(
-            known, timeline, figures, found.prediction, why if isinstance(why, Why) and not why.streams else None
+            known,
+            timeline,
+            figures,
+            found.prediction,
+            why if isinstance(why, Why) and not why.streams else None,
+            findings,
         ),
         findings=findings,
         over=found.over if source.run is None else findings is None or findings.over,

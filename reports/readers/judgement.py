@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 
@@ -41,6 +42,35 @@ class Complaint(Protocol):
     def nodes(self) -> Sequence[str]: ...
 
 
+class LastWords(Protocol):
+    """The end of a file."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def lines(self) -> Sequence[str]: ...
+
+
+class Culprit(Protocol):
+    """Who brought a run down, or keeps it from going on."""
+
+    @property
+    def node(self) -> str: ...
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """None where the node itself is meant."""
+
+    @property
+    def what(self) -> str:
+        """What it did, or what became of it."""
+
+    @property
+    def said(self) -> Sequence[LastWords]:
+        """The ends of its logs; of stderr first."""
+
+
 class Findings(Protocol):
     """All that is found out about a run from what its nodes say."""
 
@@ -50,6 +80,9 @@ class Findings(Protocol):
 
     @property
     def verdict(self) -> Verdict: ...
+
+    @property
+    def culprit(self) -> Culprit | None: ...
 
     @property
     def mismatches(self) -> Sequence[str]:

@@ -16,8 +16,8 @@ const isAlike = (rank) => run.like[rank] >= 0;
 // A chosen node or replica shows all its ranks.
 const folds = () => view.node === "" && view.dp === "";
 
-// Whether a rank can be folded now: those of the critical path stay while it is drawn.
-const canFold = (rank) => folds() && isAlike(rank) && !(view.path && isOnPath(rank));
+// Whether a rank can be folded now: those of the critical path stay while it is drawn, those that failed always.
+const canFold = (rank) => folds() && isAlike(rank) && !isCulprit(rank) && !(view.path && isOnPath(rank));
 
 const isFolded = (rank) => canFold(rank) && !view.unfolded.has(run.ranks[rank].stage) && !view.asked.has(rank);
 

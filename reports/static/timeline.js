@@ -194,6 +194,7 @@ function say() {
     `${ms(columns.iteration_length[view.iteration])} ms from first to last event`,
     `${inIteration.toLocaleString("en")} events`,
   ];
+  parts.push(...endText());
   if (inView < inIteration) parts.push(`${inView.toLocaleString("en")} in view`);
   if (chart.shown.bars.length < chart.shown.found) parts.push(`drawn as ${chart.shown.bars.length.toLocaleString("en")} bars; zoom in to see each`);
   if (folded) parts.push(`${howMany(folded)} folded: compute time within ${run.alike_percent}% and bubble within ${run.alike_percent} points of a rank shown`);
@@ -295,6 +296,7 @@ async function main() {
   });
   element("fold").addEventListener("click", toggleAll);
   makePathBox();
+  chart.overlays.push(drawEnd);
   element("controls").addEventListener("submit", (event) => event.preventDefault());
   element("overview").addEventListener("click", openCell);
   element("overview").addEventListener("mousemove", (event) => {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
+from launch.commands.report import main as report
 from launch.control.follow import follow
 from launch.control.submit import submit
 from launch.judge.state import State
@@ -43,7 +45,19 @@ def assert_blamed(run: RunDir, rank: int, why: str) -> None:
     assert (verdict.state, verdict.rule) == (State.failed, "rank-stood-still"), verdict
     assert verdict.reason.startswith(f"rank {rank} ("), verdict
     assert why in verdict.reason
+    page = run_page_of(run)
+    table = page.split("<h2>Failed ranks</h2>")[1].split("</table>")[0]
+    first = re.findall(r"<td[^>]*>(.*?)</td>", table.split("<tr>")[2])
+    assert (first[0], first[2]) == (str(rank), "cause")
+    assert why in first[-1]
+    assert table.count("caused by another") == table.count("<tr>") - 2
+    assert f"tdpp launch resume={run.path}" in page.split("<h2>Failed ranks</h2>")[1].split("</section>")[0]
     assert processes.find(token(run)) == set()
+
+
+def run_page_of(run: RunDir) -> str:
+    report([str(run.path), "--runs-dir", str(run.path.parents[1])])
+    return (run.path / "report/index.html").read_text()
 
 
 @pytest.mark.parametrize(

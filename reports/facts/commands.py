@@ -1,0 +1,66 @@
+"""The commands that follow on a run: how it goes on, and how it is launched with other values."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from megatron_ext.contract.models.model import MODULE
+from reports.readers.judgement import Findings
+from reports.readers.record import Record
+
+
+class Step(NamedTuple):
+    """What to type, and what comes of it."""
+
+    command: str
+    means: str
+
+
+def launch_with(overrides: Sequence[str], changes: Mapping[str, str]) -> str:
+    """`tdpp launch` with these overrides, of which `changes` take the place of those for the same keys."""
+    kept = [word for word in overrides if word.lstrip("+~").partition("=")[0] not in changes]
+    return shlex.join(["tdpp", "launch", *kept, *(f"{key}={value}" for key, value in changes.items())])
+
+
+def ways_on(record: Record, findings: Findings) -> list[Step]:
+    """Of a run that did not succeed, the most likely first; none of one that goes on, or was read from a log."""
+    verdict, plan, path = findings.verdict, record.plan, record.diff.parent
+    if record.log is not None or verdict.state in ("succeeded", "running", "starting"):
+        return []
+    resume = shlex.join(["tdpp", "launch", f"resume={path}"])
+    if not findings.over:
+        stop = shlex.join(["tdpp", "stop", str(path)])
+        return [Step(f"{stop} && {resume}", "Ends it, and starts it again from its newest checkpoint")]
+    saved = (path / "checkpoints/latest").exists()
+    weights = {"train.load": str(path)} if saved else {}
+    from_weights = ", from the weights that it saved" if saved else ""
+    if _not_finite(record, findings):
+        lower = weights | {"train.lr": f"{plan.train.lr / 2:.6g}"}
+        return [Step(launch_with(record.overrides, lower), f"A new run with half the learning rate{from_weights}")]
+    steps = []
+    if (fewer := plan.micro_batch_size // 2) and _out_of_memory(record, findings) and plan.adapt is None:
+        smaller = weights | {"parallel.micro_batch_size": str(fewer)}
+        means = f"A new run with micro-batches of {fewer}, which take less memory{from_weights}"
+        steps.append(Step(launch_with(record.overrides, smaller), means))
+    if plan.resumable:
+        means = "Goes on from its newest checkpoint" if saved else "Starts it again; nothing was saved"
+        steps.append(Step(resume, means))
+    if not plan.resumable or plan.model.family == MODULE:
+        means = f"A new run{from_weights}"
+        means += ", once model.code is changed" if plan.resumable else "; this one cannot be resumed"
+        steps.append(Step(launch_with(record.overrides, weights), means))
+    return steps
+
+
+def _not_finite(record: Record, findings: Findings) -> bool:
+    return findings.verdict.state == "not finite" or any(one.type == "NotFinite" for one in record.failures)
+
+
+def _out_of_memory(record: Record, findings: Findings) -> bool:
+    causes = (one for one in record.failures if not one.symptom)
+    return findings.verdict.rule == "out-of-memory" or any(
+        one.type == "OutOfMemoryError" or re.search(r"\bout of memory\b", one.message) for one in causes
+    )
