@@ -2,12 +2,13 @@
 # make test: everything the project promises, in about 30 minutes on two cores; make test-fast: most of it, in 12;
 # make test-thorough: every case of the products from which make test draws some
 # make test-megatron: BERT, T5 and their samples beside megatron-core's own, which it installs
+# make test-cuda: what ranks do on GPUs, on a machine without one; installs the CUDA build of torch, 3 GB to download
 # make lint: style and types
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-fast test-thorough test-megatron lint browser slurm hosts shells corpora constraints clean
+.PHONY: demo test test-fast test-thorough test-megatron test-cuda lint browser slurm hosts shells corpora constraints clean
 
 demo: .venv/train.installed
 	$(BIN)/tdpp data prepare --source stdlib --output data/stdlib
@@ -44,6 +45,25 @@ test-fast: .venv/dev.installed
 # Not a part of `make test`, which installs nothing that neither the project nor its other tests need.
 test-megatron: .venv/dev,megatron.installed
 	$(BIN)/pytest tests/megatron_ext/tasks/language/test_megatron_core.py tests/megatron_ext/data/test_megatron_core.py
+
+# Under a stand-in for CUDA (tests/support/cuda) the real CUDA build of torch runs without a GPU. It has a venv of its own,
+# which is kept: 5 GB. CUDA_VENV=FOLDER keeps it elsewhere, for several clones.
+CUDA_VENV ?= .venv-cuda
+test-cuda: .venv/dev.installed $(CUDA_VENV)/cuda.installed
+	@command -v g++ >/dev/null || $(call install,g++,the tests on GPUs)
+	CUDA_VENV=$(CUDA_VENV) $(BIN)/pytest tests/cuda
+
+$(CUDA_VENV)/cuda.installed: constraints.txt
+	test -x $(CUDA_VENV)/bin/python || $(PYTHON) -m venv $(CUDA_VENV)
+	sed -n '/^pip==/,/[^\\]$$/p' constraints.txt > $(CUDA_VENV)/pip.txt
+	$(CUDA_VENV)/bin/python -m pip --disable-pip-version-check install --require-hashes -r $(CUDA_VENV)/pip.txt \
+	  && $(CUDA_VENV)/bin/python -m pip --disable-pip-version-check install -c constraints.txt --require-hashes \
+	  numpy "$$(sed -nE 's/^(torch==[^ ]+) .*/\1/p' constraints.txt)" \
+	  || { echo "make test-cuda: the CUDA build of torch (3 GB) could not be installed into $(CUDA_VENV), as above;" \
+	  "CUDA_VENV=FOLDER takes a venv that has it" >&2; exit 1; }
+	@$(CUDA_VENV)/bin/python -c 'import torch; assert torch.version.cuda' 2>/dev/null \
+	  || { echo "make test-cuda: the torch in $(CUDA_VENV) is built without CUDA" >&2; exit 1; }
+	touch $@
 
 lint: .venv/dev.installed
 	$(BIN)/ruff check .
@@ -128,4 +148,4 @@ constraints: .venv/dev.installed
 	grep -vxFf constraints.txt build/torch-cpu.txt | sed -i '/^torch==/r /dev/stdin' constraints.txt
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-cuda build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

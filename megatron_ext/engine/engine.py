@@ -32,7 +32,7 @@ from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.results import Progress, StepResult, not_finite
 from megatron_ext.engine.running import RunningStatistics
 from megatron_ext.engine.stopwatch import Stopwatch
-from megatron_ext.engine.workers import Worker, Workers
+from megatron_ext.engine.workers import Worker, Workers, beside
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -121,14 +121,15 @@ class Engine:
             plan, task, parts, virtual_stages, self.tensor, peers, self._loss, self._executes
         )
 
-        def beside() -> Worker:
+        def another() -> Worker:
             """A copy of the one stage that a plan with streams has; events are those of the first copy alone."""
-            stage = Stage(task, parts[0], TensorGroup(1, 0, None, False))
-            stage.place(self._device, dtype)
-            flat = FlatWeights(stage.parameters_by_name(), dtype, self._device, of=self.flat)
-            later = WeightGradients(flat.add, flat.add_rows)
-            stage.put_off(later, stage.shared, flat.adds)
-            return Worker(executors.of([stage], self.dealing.size, Recorder(None), later), flat, stage)
+            with beside(self._device) as stream:
+                stage = Stage(task, parts[0], TensorGroup(1, 0, None, False))
+                stage.place(self._device, dtype)
+                flat = FlatWeights(stage.parameters_by_name(), dtype, self._device, of=self.flat)
+                later = WeightGradients(flat.add, flat.add_rows)
+                stage.put_off(later, stage.shared, flat.adds)
+            return Worker(executors.of([stage], self.dealing.size, Recorder(None), later), flat, stage, stream)
 
         self._running = RunningStatistics(self._stages, groups.data)
         self.stopwatch = None if plan.adapt is None else Stopwatch(self._device)
@@ -137,7 +138,7 @@ class Engine:
         """Of the iteration's micro-batches, each with the number of its first sample."""
         self._executor = executors.of(self._stages, plan.micro_batch_size, recorder, later)
         self._executor.watch = self.stopwatch
-        self._another = beside
+        self._another = another
         self._others: List[Worker] = []
         self._workers: Optional[Workers] = None
         """Where this replica has several."""

@@ -1,7 +1,9 @@
 """Virtual stream workers (IIDP): copies of a model on one GPU that run micro-batches beside each other.
 
 All copies have the same weights in memory; each sums gradients in a buffer of its own, for two backward passes that add
-to one at a time would lose some. A thread runs each copy, on a GPU on a CUDA stream of its own.
+to one at a time would lose some. A thread runs each copy, on a GPU on a CUDA stream of its own. A copy is also made on
+its stream (`beside`): autograd adds a gradient on the stream that was the current one when it made the node that adds.
+On another stream, that one would wait for each gradient of the copy.
 
 So do running statistics: each copy gathers its own, and the first one gets those of all. Other buffers, which a user's
 module may change in a pass, are the first copy's when an iteration begins, as replicas have those of the first one.
@@ -10,7 +12,8 @@ module may change in a pass, are the first copy's when an iteration begins, as r
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +33,20 @@ class Worker(NamedTuple):
     flat: FlatWeights
     """Its gradients; the weights are those of the first copy."""
     stage: Stage
+    stream: Optional[torch.cuda.Stream] = None
+    """Of a copy beside the first one, on a GPU."""
+
+
+@contextmanager
+def beside(device: torch.device) -> Iterator[Optional[torch.cuda.Stream]]:
+    """Gives the stream of a copy, which the block makes; None on a CPU."""
+    if device.type != "cuda":
+        yield None
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))  # its memory may have been that of a copy before
+    with torch.cuda.stream(stream):
+        yield stream
 
 
 class Workers:
@@ -40,7 +57,7 @@ class Workers:
     ) -> None:
         """`schedule` gives the actions for so many micro-batches."""
         self._workers = workers
-        pairs = [pair for _, _, stage in workers[1:] for pair in zip(workers[0].stage.modules(), stage.modules())]
+        pairs = [pair for one in workers[1:] for pair in zip(workers[0].stage.modules(), one.stage.modules())]
         self._running = [(of, to) for of, to in pairs if isinstance(of, Running) and isinstance(to, Running)]
         self._with_buffers: List[Tuple[nn.Module, nn.Module]] = [
             (of, to) for of, to in pairs if not isinstance(of, Running) and any(True for _ in of.buffers(recurse=False))
@@ -52,8 +69,7 @@ class Workers:
         self._schedule = schedule
         self._device = device
         self._pool = ThreadPoolExecutor(max(1, len(workers) - 1), "worker")
-        on_gpu = device.type == "cuda"
-        self._streams = [torch.cuda.Stream(device) for _ in workers[1:]] if on_gpu else []  # type: ignore[no-untyped-call]
+        self._streams = [worker.stream for worker in workers if worker.stream is not None]
 
     def run(self, micros: Mapping[int, Optional[Micro]], factor: Factor) -> Optional[Tensor]:
         """As `Executor.run`: workers take micro-batches in turn, and the first one gets the gradients of all."""
@@ -96,10 +112,10 @@ class Workers:
     @torch.no_grad()
     def add_up(self) -> None:
         """Gives the first worker the gradients and running statistics of all."""
-        (_, total, _), *rest = self._workers
-        for _, flat, _ in rest:
-            total.grad.add_(flat.grad)
-            flat.grad.zero_()
+        total, *rest = (worker.flat.grad for worker in self._workers)
+        for grad in rest:
+            total.add_(grad)
+            grad.zero_()
         for of, to in self._running:
             of.gathered += to.gathered
 
@@ -107,10 +123,10 @@ class Workers:
         self, number: int, main: Optional[torch.cuda.Stream], held: List[Optional[Micro]], factor: Factor
     ) -> Optional[Tensor]:
         """In a thread of its own; on a GPU behind what `main` has got so far."""
-        if main is None:
+        stream = self._workers[number].stream
+        if main is None or stream is None:
             return self._pass(number, held, factor)
-        torch.cuda.set_device(self._device)
-        stream = self._streams[number - 1]
+        torch.cuda.set_device(stream.device)
         stream.wait_stream(main)
         with torch.cuda.stream(stream):
             return self._pass(number, held, factor)

@@ -22,7 +22,7 @@ from megatron_ext.engine.executor.messages import Message
 from megatron_ext.engine.executor.pace import Pace
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
-from megatron_ext.engine.workers import Worker, Workers
+from megatron_ext.engine.workers import Worker, Workers, beside
 from megatron_ext.measuring.host_memory import HostMemory
 from megatron_ext.measuring.laps import Lap, Marks
 from megatron_ext.measuring.medians import LEAST, median
@@ -44,6 +44,8 @@ and the backward pass is the rest until all copies are done."""
 PARTS = (FORWARD, BACKWARD, COPY, UPDATE)
 WARM_UP = 2
 """Steps that do not count; the first one makes the optimizer's values."""
+Copy = Tuple[Stage, FlatWeights, Optional[torch.cuda.Stream]]
+"""Of the model, with its stream where it runs beside the first one on a GPU."""
 
 
 class Copies:
@@ -64,7 +66,7 @@ class Copies:
         self._first.initialise(1)
         self._flat = FlatWeights(self._first.parameters_by_name(), DTYPES[plan.train.precision], device)
         self._first.place(device, DTYPES[plan.train.precision])
-        self._copies = [(self._first, self._flat)]
+        self._copies: List[Copy] = [(self._first, self._flat, None)]
         self._optimizer = Optimizer(self._flat, plan.train, None, DataGroup(1, 0, None), False, [])
         self._marks = Marks(device)
         self._host = host
@@ -91,7 +93,7 @@ class Copies:
                 break
             finally:
                 self._marks.laps()
-                for _, flat in self._copies:
+                for _, flat, _ in self._copies:
                     flat.grad.zero_()
                 gc.collect()
                 if self._device.type == "cuda":
@@ -150,20 +152,22 @@ class Copies:
         (part,) = cut_between(self._task, [list(self._task.blocks)])
         return Stage(self._task, part, TensorGroup(), {})
 
-    def _copy(self) -> Tuple[Stage, FlatWeights]:
-        stage, dtype = self._stage(), DTYPES[self._plan.train.precision]
-        stage.place(self._device, dtype)
-        return stage, FlatWeights(stage.parameters_by_name(), dtype, self._device, of=self._flat)
+    def _copy(self) -> Copy:
+        dtype = DTYPES[self._plan.train.precision]
+        with beside(self._device) as stream:
+            stage = self._stage()
+            stage.place(self._device, dtype)
+            return stage, FlatWeights(stage.parameters_by_name(), dtype, self._device, of=self._flat), stream
 
     def _worker(self, number: int) -> Worker:
-        stage, flat = self._copies[number]
+        stage, flat, stream = self._copies[number]
         later = WeightGradients(flat.add, flat.add_rows)
         stage.put_off(later, stage.shared, flat.adds)
         nothing = Message([], self._device)
         chunks = [Chunk(stage, nothing, nothing)]
         pace = Pace(self._device, self._plan.train.comm_timeout_s)
         loss = self._loss if number else self._marked_loss
-        return Worker(Executor(lambda *_: chunks, {}, later, Recorder(None), loss, pace), flat, stage)
+        return Worker(Executor(lambda *_: chunks, {}, later, Recorder(None), loss, pace), flat, stage, stream)
 
     def _loss(self, left: Tensors, micro: Micro) -> Tensor:
         return self._task.loss(left, micro, TensorGroup())

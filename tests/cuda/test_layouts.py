@@ -1,0 +1,158 @@
+"""Every kind of run comes to its end on GPUs, waits for them only to know loss and norm, and sends what it counts."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.megatron_ext.engine import test_images_agree as images
+from tests.megatron_ext.engine import test_translation_agrees as translation
+from tests.megatron_ext.tasks.user.test_module import module_run
+from tests.support.cuda.machine import DEFAULT, WORKER, Counts, Machine, Message, counts
+from tests.support.megatron_ext.engine_run import EngineRun, make_corpus, make_run
+from tests.support.megatron_ext.images import make_images
+from tests.support.megatron_ext.pairs import write_pairs
+
+GPU = "cluster.gpus.cpu.name=GPU"
+ONE, TWO = "parallel.data=1 parallel.pipeline=1 parallel.partition=3", "parallel.pipeline=2 parallel.partition=1-2"
+TENSOR = "parallel.tensor=2 parallel.sequence_parallel=true"
+LAYOUTS: dict[str, tuple[int, str]] = {
+    "single": (1, ONE),
+    "fp16": (1, f"{ONE} train.precision=fp16"),
+    "bf16": (1, f"{ONE} train.precision=bf16"),
+    "compiled": (1, f"{ONE} train.compile=true train.precision=bf16"),
+    "recomputed": (1, f"{ONE} parallel.recompute=full"),
+    "streams": (1, f"{ONE} parallel.streams=2"),
+    "streams-bf16": (1, f"{ONE} parallel.streams=2 train.precision=bf16"),
+    "saved-meanwhile": (1, f"{ONE} train.save_interval=2 train.save_async=true"),
+    "evaluated": (1, f"{ONE} train.eval_interval=2 train.eval_iterations=1"),
+    "data": (2, "parallel.data=2 parallel.pipeline=1 parallel.partition=3"),
+    "shares": (2, "parallel.data=2 parallel.pipeline=1 parallel.partition=3 parallel.shares=3-1"),
+    "sharded": (
+        2,
+        "parallel.data=2 parallel.pipeline=1 parallel.partition=3 parallel.sharded_optimizer=true train.precision=bf16",
+    ),
+    "tensor": (2, f"parallel.data=1 parallel.pipeline=1 parallel.partition=3 {TENSOR}"),
+    "1f1b": (2, f"parallel.data=1 {TWO}"),
+    "interleaved": (
+        2,
+        "parallel.data=1 parallel.pipeline=2 parallel.chunks=2 parallel.partition=1-1-0-1 "
+        "parallel.schedule=interleaved",
+    ),
+    "zb-h1": (2, f"parallel.data=1 {TWO} parallel.schedule=zb_h1"),
+    "pipedream": (
+        2,
+        f"parallel.data=1 {TWO} parallel.schedule=pipedream model.untie_embeddings_and_output_weights=true",
+    ),
+    "tensor-1f1b": (4, f"parallel.data=1 {TWO} {TENSOR} parallel.recompute=selective"),
+    "sharded-zb-h1": (
+        4,
+        f"parallel.data=2 {TWO} parallel.schedule=zb_h1 parallel.sharded_optimizer=true train.precision=bf16 "
+        "parallel.recompute=full train.save_async=true train.save_interval=2",
+    ),
+    "replicas-3-1": (4, f"parallel.data=1 {TWO} parallel.replicas=3-1 parallel.global_batch_size=12"),
+    "1f1b-of-four": (4, "parallel.data=1 parallel.pipeline=4 parallel.partition=1-1-1-0"),
+}
+SMALL = 64
+"""Bytes of messages that tell a loss, a norm or a weight of the batch: they are not counted as traffic."""
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Callable[[EngineRun, int], list[Path]]:
+    """Trains on so many GPUs; the logs of its ranks, in their order."""
+
+    def train(run: EngineRun, gpus: int) -> list[Path]:
+        assert run.plan.device == "cuda"
+        assert run.plan.world_size == gpus
+        machine = Machine(gpus, tmp_path / "machine")
+        ended = machine.run(WORKER, run.run.plan, "0")
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert len(run.metrics()) == run.plan.train.iterations
+        logs = machine.logs()
+        assert len(logs) == gpus
+        return logs
+
+    return train
+
+
+def volume(message: Message) -> float:
+    """Bytes that a rank sends, in a ring where all take part."""
+    others = message.ranks - 1
+    if message.call == "recv":
+        return 0
+    if message.call == "all_reduce":
+        return 2 * others * message.bytes / message.ranks
+    return message.bytes if message.call == "send" else others * message.bytes
+
+
+def assert_steady(run: EngineRun, logs: list[Path]) -> list[Counts]:
+    """The third iteration of all ranks, which the fourth one repeats."""
+    plan, found = run.plan, []
+    for rank, log in enumerate(logs):
+        third, fourth = counts(log, 3), counts(log, 4)
+        most = 3 if plan.ranks[rank].stage == plan.pipeline - 1 else 1
+        assert sum(third.waits.values()) <= most, (rank, third.waits)
+        assert sum(third.kernels.values()) > 0
+        assert third.kernels == fourth.kernels
+        assert not third.unmade, third.unmade
+        found.append(third)
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_layout_trains_on_gpus(
+    layout: tuple[int, str], tmp_path: Path, corpus: Path, trained: Callable[[EngineRun, int], list[Path]]
+) -> None:
+    gpus, words = layout
+    run = make_run(tmp_path / "run", corpus, GPU, "parallel.micro_batch_size=1", *words.split())
+    plan = run.plan
+    logs = trained(run, gpus)
+    if plan.stream is None:
+        third = assert_steady(run, logs)
+        streams = [*third[0].streams]
+        assert set(streams) == {DEFAULT} if "streams" not in words else len(streams) == 2
+    for rank, log in enumerate(logs):
+        told = json.loads((run.run.path / "traffic" / f"rank-{rank:05d}.json").read_text())["bytes"]
+        iterations = [counts(log, iteration) for iteration in range(1, plan.train.iterations + 1)]
+        sent = sum(volume(one) for each in iterations for one in each.messages if one.bytes > SMALL)
+        assert sent == sum(told.values()), (rank, told, Counter(one.call for one in iterations[2].messages))
+
+
+TASKS: dict[str, tuple[int, Callable[[Path], EngineRun]]] = {
+    "transformer": (1, lambda folder: _translated(folder, "transformer", "1")),
+    "gnmt": (1, lambda folder: _translated(folder, "gnmt", "1")),
+    "gnmt-1f1b": (2, lambda folder: _translated(folder, "gnmt", "2")),
+    "vit": (1, lambda folder: _seen(folder, "vit")),
+    "resnet": (1, lambda folder: _seen(folder, "resnet")),
+    "resnet-data": (2, lambda folder: _seen(folder, "resnet", "parallel.data=2")),
+    "module": (1, lambda folder: module_run(folder / "run", "Residual", GPU)),
+    "module-1f1b": (2, lambda folder: module_run(folder / "run", "Residual", GPU, "parallel.pipeline=2")),
+}
+
+
+def _translated(folder: Path, model: str, stages: str) -> EngineRun:
+    words = (f"parallel.pipeline={stages}", "parallel.data=1", "parallel.micro_batch_size=2")
+    return make_run(folder / "run", write_pairs(folder, 61), GPU, *translation.MODELS[model], *words)
+
+
+def _seen(folder: Path, model: str, *words: str) -> EngineRun:
+    prefix = make_images(folder, images.SIZES.get(model, 8))
+    base = ("parallel=single", "parallel.micro_batch_size=2", *images.BASE)
+    return make_run(folder / "run", prefix, GPU, *images.MODELS[model], *words, base=base)
+
+
+@pytest.mark.parametrize(("gpus", "made"), TASKS.values(), ids=TASKS)
+def test_a_task_trains_on_gpus(
+    gpus: int, made: Callable[[Path], EngineRun], tmp_path: Path, trained: Callable[[EngineRun, int], list[Path]]
+) -> None:
+    run = made(tmp_path)
+    assert_steady(run, trained(run, gpus))

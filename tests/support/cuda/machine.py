@@ -1,0 +1,135 @@
+"""A machine with GPUs that compute nothing: processes under the stand-in, and what their logs tell.
+
+torch, its dispatcher, autograd, caching allocator, streams and process groups are the real ones of its CUDA build. A
+kernel is only counted. What the host writes, and what messages bring, is true; all else in a GPU's memory is what was
+there before, mostly zeros.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support import ROOT
+from tests.support.cuda.build import build
+
+PYTHON = Path(os.environ.get("CUDA_VENV", "none")).absolute() / "bin" / "python"
+"""With the CUDA build of torch, which `make test-cuda` installs."""
+WORKER = Path(__file__).with_name("worker.py")
+DEFAULT = "(nil)"
+"""The default stream."""
+
+
+class Message(NamedTuple):
+    """A call of NCCL's."""
+
+    call: str
+    bytes: int
+    """Of this rank's part: of an all-gather or reduce-scatter what one rank gives or gets."""
+    ranks: int
+    rank: int
+    peer: int
+    stream: str
+
+
+@dataclass
+class Counts:
+    """What a process did in a span of its log."""
+
+    kernels: Counter[str] = field(default_factory=Counter)
+    streams: Counter[str] = field(default_factory=Counter)
+    """On which streams its kernels ran."""
+    waits: Counter[str] = field(default_factory=Counter)
+    """Of the host for a GPU."""
+    messages: list[Message] = field(default_factory=list)
+    copies: Counter[str] = field(default_factory=Counter)
+    """By their way, such as `host-gpu`."""
+    stream_waits: list[tuple[str, str]] = field(default_factory=list)
+    """A stream that waits for an event, and the stream that the event was last recorded on."""
+    mallocs: int = 0
+    unmade: Counter[str] = field(default_factory=Counter)
+    """Calls without a body in the stand-in."""
+
+    def sent(self, call: str) -> int:
+        """Bytes of all calls with this name."""
+        return sum(message.bytes for message in self.messages if message.call == call)
+
+
+@dataclass(frozen=True)
+class Machine:
+    gpus: int
+    folder: Path
+    """For logs and messages."""
+
+    def run(self, *words: str | Path, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Runs the CUDA build's Python with these words."""
+        messages = self.folder / "messages"
+        messages.mkdir(parents=True, exist_ok=True)
+        library = build(PYTHON, ROOT / "build" / "cuda-standin")
+        own = {
+            "LD_PRELOAD": str(library),
+            "LD_LIBRARY_PATH": str(library.parent),
+            "PYTHONPATH": str(ROOT),
+            "STANDIN_GPUS": str(self.gpus),
+            "STANDIN_LOG": str(self.folder / "log"),
+            "STANDIN_MESSAGES": str(messages),
+            "TRITON_LIBCUDA_PATH": str(library.parent),
+            "TRITON_CACHE_DIR": str(self.folder / "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
+            "TORCH_NCCL_ENABLE_MONITORING": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [PYTHON, *words]
+        env = {**os.environ, **own, **(environment or {})}
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+    def logs(self) -> list[Path]:
+        """Of processes that used a GPU."""
+        return [path for path in sorted(self.folder.glob("log.*")) if path.stat().st_size]
+
+
+def counts(log: Path, iteration: int | None = None) -> Counts:
+    """Of one iteration, or of the whole process."""
+    found = Counts()
+    recorded: dict[str, str] = {}
+    inside = iteration is None
+    with log.open(errors="replace") as lines:
+        for line in lines:
+            kind, _, rest = line.rstrip("\n").partition(" ")
+            if kind == "#":
+                if rest == f"begin {iteration}":
+                    inside = True
+                elif rest == f"end {iteration}":
+                    break
+            elif kind == "R":
+                _, stream, event = rest.split()
+                recorded[event] = stream
+            elif inside:
+                _count(found, kind, rest, recorded)
+    return found
+
+
+def _count(found: Counts, kind: str, rest: str, recorded: Mapping[str, str]) -> None:
+    if kind == "K":
+        _, stream, name = rest.split(" ", 2)
+        found.kernels[name] += 1
+        found.streams[stream] += 1
+    elif kind == "S":
+        found.waits[rest.split()[1]] += 1
+    elif kind == "C":
+        found.copies[rest.split()[3]] += 1
+    elif kind == "M":
+        found.mallocs += 1
+    elif kind == "W":
+        _, stream, event = rest.split()
+        found.stream_waits.append((stream, recorded.get(event, "")))
+    elif kind == "?":
+        found.unmade[rest] += 1
+    elif kind == "N":
+        words = rest.split()
+        found.messages.append(Message(words[2], int(words[4]), int(words[6]), int(words[8]), int(words[10]), words[1]))

@@ -1,0 +1,58 @@
+"""What a node's agent starts, under the stand-in for CUDA: `python worker.py PLAN NODE [JOB]`.
+
+Runs with the CUDA build of torch, and so has torch and numpy alone. JOB is `profile` or `doctor`; without one the ranks
+train, and the log has a mark before and after each iteration.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from megatron_ext import worker
+from megatron_ext.engine import engine
+from megatron_ext.engine.gradients import flat
+from megatron_ext.engine.streams.streaming import StreamingEngine
+
+MACHINE = ctypes.CDLL(None)
+
+
+def marked(of: type) -> None:
+    step = of.step
+
+    def between_marks(self: Any, iteration: int, *args: Any, **kwargs: Any) -> Any:
+        MACHINE.standin_mark(f"begin {iteration}".encode())
+        try:
+            return step(self, iteration, *args, **kwargs)
+        finally:
+            MACHINE.standin_mark(f"end {iteration}".encode())
+
+    of.step = between_marks
+
+
+def on_host(of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda tensor: of_tensor(tensor.cpu())
+
+
+def main(plan: str, node: str, job: str | None = None) -> int:
+    for each in (engine.Engine, StreamingEngine):
+        marked(each)
+    torch.backends.cudnn.enabled = False  # the stand-in has none of it: torch's own kernels take its place
+    torch.compile = partial(torch.compile, backend="aot_eager")  # the same graphs, at once
+    # Whether a GPU has the product that adds to fp32 is found out by its result, and no product computes here.
+    flat.fuses = lambda dtype, device: device.type == "cuda"
+    if job == "doctor":  # it looks at what an all-reduce gave, and no kernel does
+        for name in ("min", "max"):
+            setattr(torch.Tensor, name, on_host(getattr(torch.Tensor, name)))
+        return importlib.import_module("megatron_ext.doctor.__main__").main([plan, node])
+    return worker.main([plan, node], importlib.import_module("megatron_ext.profile").measure if job else None)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
