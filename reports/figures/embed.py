@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
-from html import escape
+from html import escape, unescape
 from typing import Any
 
 from plotly import graph_objects as go
+from plotly.io import to_json
 from plotly.offline import get_plotlyjs
 
 from reports.figures.page import data, page, static
 from reports.figures.tasks import COMPUTE, LANES, OTHER, TASKS, Look
-from reports.figures.template import COLOURS
+from reports.figures.template import COLOURS, TEMPLATE
 
 CONFIG = {
     "displaylogo": False,
@@ -22,9 +23,11 @@ CONFIG = {
     "responsive": True,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "resetScale2d"],
 }
+TITLE = 18
+"""Pixels of a figure for its title, which a page has above the figure."""
 UNUSED = ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"]
 """Buttons of no use beside a small figure."""
-TIMELINE = ("unpack.js", "colours.js", "bars.js", "chart.js", "gestures.js")
+TIMELINE = ("unpack.js", "colours.js", "bars.js", "chart.js", "axis.js", "links.js", "gestures.js", "touch.js")
 """The scripts that draw rows of events, after `scheme.js`; they need `looks`."""
 NOTHING = '<p class="none">nothing to draw</p>'
 
@@ -36,14 +39,23 @@ def plotly_script() -> str:
 
 
 def embedded(figure: go.Figure, label: str) -> str:
-    """A figure in a page made by `page_with_figures`, as HTML.
+    """A figure in a page made by `page_with_figures`, as HTML. Its title stands above it, where no legend can reach it.
 
     Args:
         label: what the figure shows, for those who cannot see it.
     """
-    content = figure.to_json().replace("<", "\\u003c")
-    place = f'class="plot" role="img" aria-label="{escape(label)}" style="min-height: {figure.layout.height}px"'
-    return f'<figure class="chart"><div {place}></div><script type="application/json">{content}</script></figure>'
+    given = figure.to_dict()
+    layout = given["layout"]
+    title = layout.pop("title", {}).get("text")
+    if title:
+        margin = layout.setdefault("margin", {})
+        margin["t"] = margin.get("t", TEMPLATE.layout.margin.t) - TITLE
+        layout["height"] -= TITLE
+    caption = f"<figcaption>{escape(unescape(title))}</figcaption>" if title else ""
+    content = to_json(given, validate=False).replace("<", "\\u003c")
+    place = f'class="plot" role="img" aria-label="{escape(label)}" style="min-height: {layout["height"]}px"'
+    drawn = f'<div {place}></div><script type="application/json">{content}</script>'
+    return f'<figure class="chart">{caption}{drawn}</figure>'
 
 
 def page_with_figures(title: str, body: str, scripts: Sequence[str] = ()) -> str:

@@ -27,7 +27,9 @@ from reports.readers.record import Record, rank_label
 from reports.sections.cause_section import cause_in_words
 from reports.sections.stages_section import ideal
 
-SCRIPTS = ("scheme.js", *TIMELINE, "overview.js", "path.js", "ended.js", "rows.js", "address.js", "timeline.js")
+SHOWING = ("shown.js", "tips.js", "totals.js", "find.js")
+OWN = ("overview.js", "path.js", "ended.js", "rows.js", *SHOWING, "address.js", "timeline.js")
+SCRIPTS = ("scheme.js", *TIMELINE, *OWN)
 FOLDED_FROM = 32
 """Ranks, from which the page opens with the slowest replica, and one rank of each kind that differs from it."""
 
@@ -184,6 +186,7 @@ def _facts(
             for rank in record.plan.ranks
         ],
         "chunks": record.plan.chunks,
+        "streams": record.plan.stream is not None,
         "micro_batches": record.micro_batch_numbers,
         "uncertainty_ns": timeline.uncertainty_ns,
         "open": figures.middle if culprit is None else len(figures.iterations) - 1,

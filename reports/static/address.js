@@ -54,7 +54,7 @@ function readHash() {
   view.path = element("with-path").checked = hasPath() && given.has("path");
   const [rank, number] = numbers("event");
   const selected = run.ranks[rank] && number < columns.count[rank] ? events.first[rank] + number : null;
-  chart.selected = selected !== null && events.iteration[selected] === view.iteration ? selected : null;
+  chart.selected = selected !== null && isInTimes(selected) ? selected : null;
   if (chart.selected !== null && isFolded(rank)) view.asked.add(rank);
   const times = (given.get("ms") ?? "").split("-").map((time) => Number(time) * 1e6);
   chart.times = times.length === 2 && times[0] >= 0 && times[1] - times[0] >= SHORTEST ? times : null;

@@ -1,6 +1,6 @@
 "use strict";
-// Bars of a timeline, before they are drawn: {i, row, start, end, wait, count}, with the index of an event, a row, and
-// times in ns.
+// Bars of a timeline, before they are drawn: {i, row, start, end, wait, count, lasts}, with the index of an event, a row,
+// times in ns, and what several events last together.
 
 const element = (id) => document.getElementById(id);
 const clamp = (value, least, most) => Math.min(Math.max(value, least), most);
@@ -13,9 +13,10 @@ function merged(bars, gap, names) {
   const result = [];
   for (const bar of bars) {
     const short = bar.end - bar.start < gap;
-    const key = bar.row * 1024 + names[bar.i];
+    const key = (bar.row * 1024 + names[bar.i]) * 2 + (bar.beside ? 1 : 0);
     const before = last.get(key);
     if (before && short && before.short && bar.start - before.end < gap) {
+      before.lasts = (before.lasts ?? before.end - before.start) + bar.end - bar.start;
       before.end = Math.max(before.end, bar.end);
       before.count += bar.count;
     } else {

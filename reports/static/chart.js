@@ -3,7 +3,7 @@
 // gives `what`:
 //
 //   names, events, microBatches   of the tasks; of each event i its name and micro_batch; how many shades there are
-//   find(from, to, first, last)   the bars that lie in these times (ns) and rows
+//   find(from, to, first, last)   the bars that lie in these times (ns) and rows; beside, where they are of another iteration
 //   at(i)                         row, start and end of an event on this chart; undefined where it has none; folded,
 //                                 where its row is the line behind which it is folded
 //   links()                       messages between rows as pairs of events [send, receive]
@@ -23,15 +23,15 @@ const ROW_PIXELS = [10, 56]; // least and most
 const FOLD_PIXELS = 20;
 const ROW_FOR_NUMBERS = 30; // from which a bar has room for the number of its micro-batch
 const ROW_FOR_LABEL = 13;
-const MOST_LINKS = 160; // in view, up to which the messages are drawn without being asked for
-const TICK_PIXELS = 48; // least between two ticks
 const SHORTEST = 1000; // ns that can be zoomed to
+const FARTHER = 1.25; // what a key zooms by
+const BESIDE = 0.4; // opacity of events of other iterations
 
 class Chart {
   constructor(place, what) {
     const made = (name, kind) => Object.assign(document.createElement(name), { className: kind });
     Object.assign(this, { place, what, rows: [], length: 1, times: null, overlays: [], selected: null, hovered: null });
-    Object.assign(this, { ruler: null, dragged: null, drawn: 0, pending: false, shown: { bars: [], found: 0 } });
+    Object.assign(this, { ruler: null, dragged: null, pinched: false, drawn: 0, pending: false, shown: { bars: [], found: 0 } });
     this.box = made("div", "rows");
     this.canvas = made("canvas", "");
     this.rest = made("div", "rest");
@@ -39,10 +39,14 @@ class Chart {
     this.note.hidden = true;
     this.box.tabIndex = 0;
     this.box.setAttribute("role", "application");
-    this.box.setAttribute("aria-label", "Timeline. Plus and minus zoom, left and right arrows pan, 0 shows everything, full stop and comma step through the events of a row, up and down arrows lead to other rows, Enter folds and unfolds.");
+    this.box.setAttribute("aria-label", "Timeline. Plus and minus zoom, left and right arrows pan, 0 shows everything, m measures what is in view, full stop and comma step through the events of a row, up and down arrows lead to other rows, Enter folds and unfolds.");
     this.box.append(this.canvas, this.rest);
     place.classList.add("timeline");
-    place.replaceChildren(this.box, this.note);
+    this.tools = made("div", "tools");
+    this.tool("+", "Zoom in", () => this.zoom(1 / FARTHER ** 2));
+    this.tool("−", "Zoom out", () => this.zoom(FARTHER ** 2));
+    this.tool("Show all", "Show the whole iteration", () => this.show(null));
+    place.replaceChildren(this.tools, this.box, this.note);
     this.context = this.canvas.getContext("2d");
     this.box.addEventListener("scroll", () => {
       this.redraw();
@@ -56,6 +60,7 @@ class Chart {
     addEventListener("resize", () => this.redraw());
     for (const event of ["beforeprint", "afterprint"]) addEventListener(event, () => this.draw());
     listen(this);
+    listenToFingers(this);
   }
 
   get range() {
@@ -108,15 +113,51 @@ class Chart {
     if (this.top(row) < AXIS || this.top(row + 1) > this.below) this.box.scrollTop = this.tops[row];
   }
 
-  // By a factor of the time that is shown, around a time.
-  zoom(factor, around) {
+  // A button above the rows.
+  tool(text, name, act) {
+    const button = Object.assign(document.createElement("button"), { type: "button", textContent: text, title: name });
+    button.setAttribute("aria-label", name);
+    button.addEventListener("click", act);
+    this.tools.append(button);
+  }
+
+  // By a factor of the time that is shown, around a time: without one the middle of the selected event, if it is in view,
+  // or else of the times.
+  zoom(factor, around = this.middleTime()) {
     const [from, to] = this.range;
-    this.show([around - (around - from) * factor, around + (to - around) * factor]);
+    const span = clamp((to - from) * factor, SHORTEST, this.length);
+    this.show(this.keeping(around - ((around - from) * span) / (to - from), span));
+  }
+
+  // Where the selected event lies, if any of it is in view.
+  selectedInView() {
+    const place = this.selected === null ? undefined : this.what.at(this.selected);
+    const [from, to] = this.range;
+    return place && place.end >= from && place.start <= to ? place : undefined;
+  }
+
+  middleTime() {
+    const [from, to] = this.range;
+    const { start, end } = this.selectedInView() ?? { start: from, end: to };
+    return (Math.max(start, from) + Math.min(end, to)) / 2;
+  }
+
+  // Times of this span from about `from` on, in which a selected event stays in view: whole, or filling it.
+  keeping(from, span) {
+    const { start, end } = this.selectedInView() ?? { start: from, end: from + span };
+    const begin = clamp(from, Math.min(start, end - span), Math.max(start, end - span));
+    return [begin, begin + span];
   }
 
   pan(share) {
     const [from, to] = this.range;
     this.show([from + share * (to - from), to + share * (to - from)]);
+  }
+
+  // Measures what is in view; ends the measurement, if there is one.
+  measureView() {
+    this.ruler = this.ruler ? null : [...this.range];
+    this.redraw();
   }
 
   select(i) {
@@ -146,10 +187,10 @@ class Chart {
     const { context } = this;
     context.clearRect(0, 0, this.canvas.width, this.canvas.height);
     this.clipped(0, () => this.drawRows(visible));
-    this.drawAxis();
+    drawAxis(this);
     this.clipped(this.left, () => {
       this.drawBars();
-      this.drawLinks();
+      drawLinks(this);
       for (const overlay of this.overlays) overlay(context, this);
       this.drawSelected();
       this.drawSpans();
@@ -245,7 +286,9 @@ class Chart {
         bar.colour = colours.get(microBatch);
         const [x, y, width, height] = (bar.area = this.area(bar.row, bar.start, bar.end, style));
         context.fillStyle = bar.colour;
+        if (bar.beside) context.globalAlpha = BESIDE;
         context.fillRect(x, y, width, height);
+        if (bar.beside) context.globalAlpha = 1;
         if (bar.wait > 0 && bar.count === 1) waits.push([bar, name, style]);
         if (!numbered || microBatch < 0 || bar.count > 1 || width < 16 || this.height(bar.row) < ROW_FOR_NUMBERS) continue;
         context.font = "10px system-ui, sans-serif";
@@ -258,47 +301,10 @@ class Chart {
     // What is waiting inside a task of the computation covers all of it.
     for (const [bar, name, style] of waits) {
       context.fillStyle = hatch(name, context);
+      context.globalAlpha = bar.beside ? BESIDE : 1;
       context.fillRect(...this.area(bar.row, bar.start, bar.start + bar.wait, waitingPlace(style)));
+      context.globalAlpha = 1;
     }
-  }
-
-  // Messages as arrows from where they begin to be sent to where they have been received: those of the event that is
-  // pointed at or selected, also to and from the line behind which a rank is folded; of a zoom, all between rows, where
-  // they are few.
-  drawLinks() {
-    const asked = new Set([this.selected, this.hovered].filter((i) => i !== null));
-    this.shown.links = 0;
-    if (!asked.size && !this.times) return;
-    const [from, to] = this.range;
-    const { visible } = this.shown;
-    const links = this.what.links().flatMap(([send, receive]) => {
-      const [a, b] = [this.what.at(send), this.what.at(receive)];
-      return a && b && b.end >= from && a.start <= to ? [{ a, b, strong: asked.has(send) || asked.has(receive) }] : [];
-    });
-    const inView = ({ a, b }) => !a.folded && !b.folded && Math.max(a.row, b.row) >= visible[0] && Math.min(a.row, b.row) <= visible.at(-1);
-    const every = this.times && links.filter(inView).length <= MOST_LINKS;
-    for (const link of links) {
-      const { a, b, strong } = link;
-      if (strong || (every && inView(link))) this.drawLink(this.x(a.start), this.middle(a.row), this.x(b.end), this.middle(b.row), strong);
-    }
-  }
-
-  drawLink(x, y, toX, toY, strong) {
-    const { context } = this;
-    const angle = Math.atan2(toY - y, toX - x);
-    this.shown.links++;
-    context.strokeStyle = context.fillStyle = this.colour("--text");
-    context.globalAlpha = strong ? 1 : 0.45;
-    context.lineWidth = strong ? 2 : 1;
-    context.beginPath();
-    context.moveTo(x, y);
-    context.lineTo(toX, toY);
-    context.stroke();
-    context.beginPath();
-    context.moveTo(toX, toY);
-    for (const side of [-0.4, 0.4]) context.lineTo(toX - 8 * Math.cos(angle + side), toY - 8 * Math.sin(angle + side));
-    context.fill();
-    context.globalAlpha = 1;
   }
 
   drawSelected() {
@@ -332,51 +338,6 @@ class Chart {
       context.fillStyle = this.colour("--raised");
       context.fillText(text, at, AXIS + 14.5);
     }
-  }
-
-  // Whether a tick there has room for its label.
-  labelled(x) {
-    return x - this.left > 12 && x < this.left + this.wide - 24;
-  }
-
-  ticks(step) {
-    const [from, to] = this.range;
-    const numbers = [];
-    for (let k = Math.ceil(from / step); k * step <= to; k++) numbers.push(k);
-    return numbers.filter((k) => this.labelled(this.x(k * step))).length;
-  }
-
-  // ns between two ticks: no closer than labels look well, but closer where only one would have a label.
-  tickStep() {
-    const [from, to] = this.range;
-    const pixel = (to - from) / this.wide;
-    const power = 10 ** Math.floor(Math.log10(pixel * TICK_PIXELS));
-    const steps = [1, 2, 5, 10, 20, 50].map((factor) => factor * power).filter((one) => one >= pixel * TICK_PIXELS);
-    const usual = steps.find((one) => one >= pixel * (this.narrow ? 70 : 96));
-    return steps.filter((one) => one <= usual).findLast((one) => this.ticks(one) > 1) ?? usual;
-  }
-
-  drawAxis() {
-    const { context } = this;
-    const [from, to] = this.range;
-    const step = this.tickStep();
-    const places = clamp(Math.ceil(6 - Math.log10(step) - 1e-9), 0, 6);
-    context.font = "12px system-ui, sans-serif";
-    context.textBaseline = "middle";
-    context.textAlign = "center";
-    for (let k = Math.ceil(from / step); k * step <= to; k++) {
-      const x = this.x(k * step);
-      context.fillStyle = this.colour("--line");
-      context.globalAlpha = 0.7;
-      context.fillRect(x, AXIS - 5, 1, this.below);
-      context.globalAlpha = 1;
-      context.fillStyle = this.colour("--soft");
-      if (this.labelled(x)) context.fillText(`${digits((k * step) / 1e6, places)} ms`, x, 10);
-    }
-    if (this.share < 20) return;
-    context.fillStyle = this.colour("--soft");
-    context.textAlign = "right";
-    context.fillText("bubble", this.box.clientWidth - 4, 10, this.share - 2);
   }
 
   // What lies at a point of the canvas; null outside the rows.

@@ -2,7 +2,6 @@
 // What the wheel, the pointer and the keyboard do on a chart (chart.js). A wheel alone scrolls, as everywhere.
 
 const DRAG = 4; // pixels, from which a press is a drag
-const FARTHER = 1.25;
 
 function listen(chart) {
   const { box, canvas } = chart;
@@ -31,6 +30,7 @@ function listen(chart) {
   });
   canvas.addEventListener("pointermove", (event) => {
     const [x, y] = offset(event);
+    if (chart.pinched) return;
     if (!pressed) return point(chart, x, y);
     if (Math.abs(x - pressed.x) < DRAG) return;
     const [from, to] = chart.range;
@@ -44,6 +44,7 @@ function listen(chart) {
     const [x, y] = offset(event);
     const ruled = pressed?.ruler && Math.abs(x - pressed.x) >= DRAG;
     pressed = chart.dragged = null;
+    if (chart.pinched) return;
     if (span) return chart.show(span.sort((a, b) => a - b));
     if (ruled) return;
     chart.ruler = null;
@@ -60,15 +61,14 @@ function listen(chart) {
   box.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (chart.selected === null && ["ArrowUp", "ArrowDown", "Enter"].includes(event.key)) return; // the arrows scroll
-    const [from, to] = chart.range;
-    const middle = (from + to) / 2;
     const keys = {
-      "+": () => chart.zoom(1 / FARTHER, middle),
-      "=": () => chart.zoom(1 / FARTHER, middle),
-      "-": () => chart.zoom(FARTHER, middle),
+      "+": () => chart.zoom(1 / FARTHER),
+      "=": () => chart.zoom(1 / FARTHER),
+      "-": () => chart.zoom(FARTHER),
       ArrowLeft: () => chart.pan(-0.2),
       ArrowRight: () => chart.pan(0.2),
       0: () => chart.show(null),
+      m: () => chart.measureView(),
       Escape: () => {
         chart.ruler = null;
         chart.select(null);

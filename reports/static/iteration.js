@@ -18,11 +18,14 @@ function iterationChart(place, names, events, one, changed = () => {}) {
   };
   const barLines = (bar) => {
     const name = names[events.name[bar.i]];
-    const times = [`start ${ms(bar.start)} ms`, `duration ${ms(bar.end - bar.start)} ms`];
-    if (bar.count > 1) return [`${bar.count} × ${name}`, ...times, "in total; zoom in to see each"];
+    const times = [`start ${ms(bar.start)} ms · length ${ms(bar.end - bar.start)} ms`];
+    if (bar.count > 1) return [`${bar.count} × ${name}`, ...times, `total ${ms(bar.lasts)} ms; zoom in to see each`];
+    const alike = all.filter((other) => other.row === bar.row && events.name[other.i] === events.name[bar.i]);
+    const total = alike.reduce((sum, other) => sum + other.end - other.start, 0);
     const chunk = one.chunks > 1 ? ` · chunk ${events.chunk[bar.i]}` : "";
     const microBatch = events.micro_batch[bar.i] < 0 ? [] : [`micro-batch ${events.micro_batch[bar.i]}${chunk}`];
-    return [name, ...microBatch, ...times, ...(bar.wait > 0 ? [`of which ${ms(bar.wait)} ms waiting`] : [])];
+    const waits = bar.wait > 0 ? [`of which ${ms(bar.wait)} ms waiting`] : [];
+    return [name, ...microBatch, ...times, ...waits, `total ${ms(total)} ms in ${alike.length} ${name} of this row`];
   };
   const idleLines = (ofRow, time) => {
     const around = ofRow.find((bar) => bar.start <= time && time < bar.start + bar.wait);

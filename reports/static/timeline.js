@@ -1,6 +1,6 @@
 "use strict";
-// The page of all ranks: holds the events and shows one iteration of them. rows.js says which ranks have a row,
-// address.js keeps what is shown in the address.
+// The page of all ranks: holds the events and shows one iteration of them. shown.js says which events those are, rows.js
+// which ranks have a row; address.js keeps what is shown in the address.
 
 const run = JSON.parse(element("run").textContent);
 const view = {
@@ -31,138 +31,6 @@ const chart = new Chart(element("timeline"), {
   said: say,
 });
 
-const isPredicted = (rank) => rank >= run.ranks.length;
-const originOf = (i) => (i < events.measured ? columns.iteration_start[view.iteration] : 0);
-
-// Calls with every event of a rank in the iteration, in the order of their starts.
-function ofRank(rank, see) {
-  if (isPredicted(rank)) {
-    for (let i = events.measured; i < events.rank.length; i++) if (events.rank[i] === rank) see(i);
-    return;
-  }
-  const [from, to] = slices.get(rank) ?? [0, 0];
-  for (let at = from; at < to; at++) see(events.order[at]);
-}
-
-function sliced() {
-  const found = new Map();
-  for (let at = events.from[view.iteration]; at < events.from[view.iteration + 1]; at++) {
-    const rank = events.rank[events.order[at]];
-    if (found.has(rank)) found.get(rank)[1] = at + 1;
-    else found.set(rank, [at, at + 1]);
-  }
-  return found;
-}
-
-function find(from, to, first, last) {
-  const bars = [];
-  for (let row = first; row <= last; row++) {
-    if (chart.rows[row].fold) continue;
-    ofRank(chart.rows[row].rank, (i) => {
-      const [start, end] = [events.start[i] - originOf(i), events.end[i] - originOf(i)];
-      if (end >= from && start <= to && !view.hidden.has(events.name[i])) bars.push({ i, row, start, end, wait: events.waiting[i], count: 1 });
-    });
-  }
-  return bars;
-}
-
-function at(i) {
-  if (i < events.measured && events.iteration[i] !== view.iteration) return undefined;
-  const rank = events.rank[i];
-  const own = chart.rowOf.get(rank);
-  const row = own ?? (isPredicted(rank) ? undefined : chart.foldOf.get(run.ranks[rank].stage));
-  return row === undefined ? undefined : { row, folded: own === undefined, start: events.start[i] - originOf(i), end: events.end[i] - originOf(i) };
-}
-
-// The messages of the iteration. They carry no label: of those that a rank sends to another, forward or backward, the
-// k-th is what the other receives k-th.
-function paired() {
-  const channels = new Map();
-  for (const rank of slices.keys()) {
-    ofRank(rank, (i) => {
-      for (const [verb, ways] of Object.entries(run.messages[events.name[i]])) {
-        const [from, to] = verb === "send" ? [rank, events.peer[i]] : [events.peer[i], rank];
-        for (const way of ways) {
-          const key = `${way} ${from} ${to}`;
-          if (!channels.has(key)) channels.set(key, { send: [], recv: [] });
-          channels.get(key)[verb].push(i);
-        }
-      }
-    });
-  }
-  return Array.from(channels.values()).flatMap(({ send, recv }) => recv.flatMap((i, k) => (k < send.length ? [[send[k], i]] : [])));
-}
-
-function neighbour(i, step) {
-  const row = i === null ? chart.rows.find((one) => !one.fold) : chart.rows[at(i)?.row ?? 0];
-  const all = [];
-  if (row && !row.fold) ofRank(row.rank, (other) => view.hidden.has(events.name[other]) || all.push(other));
-  return i === null ? all[0] : all[all.indexOf(i) + step];
-}
-
-function tip({ row, time, bar }) {
-  return bar ? barText(bar) : idleText(chart.rows[row], time);
-}
-
-function whereText(row) {
-  if (isPredicted(row)) return [`stage ${row - run.ranks.length}, predicted`];
-  const rank = run.ranks[row];
-  return [
-    `rank ${row} · stage ${rank.stage} · data-parallel ${rank.dp}${rank.tp === null ? "" : ` · tensor-parallel ${rank.tp}`}`,
-    `node ${rank.node}${rank.host && rank.host !== rank.node ? ` (${rank.host})` : ""}`,
-  ];
-}
-
-function barText(bar) {
-  const i = bar.i;
-  const rank = events.rank[i];
-  const times = [`start ${ms(bar.start)} ms`, `duration ${ms(bar.end - bar.start)} ms${bar.count > 1 ? " in total; zoom in to see each" : ""}`];
-  const chunk = run.chunks > 1 ? ` · chunk ${events.chunk[i]}` : "";
-  const microBatch = events.micro_batch[i] < 0 || bar.count > 1 ? [] : [`micro-batch ${events.micro_batch[i]}${chunk}`];
-  const numbers = [...(isPredicted(rank) ? [] : [`iteration ${columns.iterations[view.iteration]}`]), ...microBatch];
-  const whole = [run.names[events.name[i]], ...whereText(rank), ...(numbers.length ? [numbers.join(" · ")] : [])];
-  if (bar.count > 1) return [`${bar.count} × ${whole[0]}`, ...whole.slice(1), ...times];
-  if (events.peer[i] >= 0) whole.push(`peer rank ${events.peer[i]}`);
-  return [...whole, ...times, ...(bar.wait < 0 ? [] : [`of which ${ms(bar.wait)} ms waiting`])];
-}
-
-// What a row does where nothing is drawn: it waits for another rank, or no event says.
-function idleText({ rank }, time) {
-  const origin = isPredicted(rank) ? 0 : columns.iteration_start[view.iteration];
-  let [around, before, after] = [null, null, null];
-  ofRank(rank, (i) => {
-    const [start, end] = [events.start[i] - origin, events.end[i] - origin];
-    if (start <= time && time < end) {
-      if (around === null || time < start + events.waiting[i]) around = i;
-    } else if (end <= time) {
-      if (before === null || events.end[i] > events.end[before]) before = i;
-    } else if (after === null || events.start[i] < events.start[after]) after = i;
-  });
-  const where = whereText(rank);
-  if (around !== null) {
-    const name = run.names[events.name[around]];
-    const until = events.start[around] - origin + events.waiting[around];
-    if (time >= until) return [name, ...where, `${ms(events.end[around] - origin - Math.max(until, events.start[around] - origin))} ms of it are no waiting`];
-    return [`idle: waiting for ${waitedFor(around)}`, ...where, `${ms(events.waiting[around])} ms, in ${name}, until ${ms(until)} ms`];
-  }
-  const parts = [before === null ? null : `after ${run.names[events.name[before]]}`, after === null ? null : `before ${run.names[events.name[after]]}`];
-  const lasts = before === null || after === null ? "" : ` for ${ms(events.start[after] - events.end[before])} ms`;
-  const next = after !== null && events.waiting[after] > 0 ? [`which waits for ${waitedFor(after)}, ${ms(events.waiting[after])} ms`] : [];
-  return [`idle: no event${lasts}`, ...where, parts.filter(Boolean).join(", "), ...next];
-}
-
-// Who begins last, so that an event has to wait.
-function waitedFor(i) {
-  if (isPredicted(events.rank[i])) return "another stage";
-  if (events.peer[i] >= 0) return `rank ${events.peer[i]} to send`;
-  const until = events.start[i] + events.waiting[i];
-  for (let at = events.from[view.iteration]; at < events.from[view.iteration + 1]; at++) {
-    const other = events.order[at];
-    if (events.name[other] === events.name[i] && events.start[other] === until) return `rank ${events.rank[other]} to begin`;
-  }
-  return "the last rank of its group";
-}
-
 function draw() {
   slices = sliced();
   messages = null;
@@ -185,7 +53,7 @@ function say() {
   const rows = chart.rows.filter((row) => !row.fold);
   let inIteration = 0;
   for (const { rank, predicted } of rows) if (!predicted) ofRank(rank, (i) => view.hidden.has(events.name[i]) || inIteration++);
-  const inView = chart.shown.bars.reduce((sum, bar) => sum + (bar.i < events.measured ? bar.count : 0), 0);
+  const inView = chart.shown.bars.reduce((sum, bar) => sum + (bar.i < events.measured && !bar.beside ? bar.count : 0), 0);
   const folded = chosenRanks().length - rows.filter((row) => !row.predicted).length;
   const silent = rows.filter((row) => !row.predicted && !slices.has(row.rank)).length;
   const seen = chart.shown.visible.length;
@@ -200,12 +68,14 @@ function say() {
   if (folded) parts.push(`${howMany(folded)} folded: compute time within ${run.alike_percent}% and bubble within ${run.alike_percent} points of a rank shown`);
   if (silent) parts.push(`${silent} of ${rows.length} rows have no events in it`);
   if (seen < chart.rows.length) parts.push(`${seen} of ${chart.rows.length} rows in view; scroll for the others`);
+  if (chart.shown.bars.some((bar) => bar.beside)) parts.push("pale: other iterations at the same time");
   if (view.predicted) parts.push(`predicted: ${ms(run.predicted_ns)} ms from one iteration to the next`);
   const apart = `rank clocks agree within ${(run.uncertainty_ns / 1e3).toLocaleString("en")} µs`;
   const unknown = run.uncertainty_ns === null ? "clock offset between nodes unknown" : "all ranks on one clock";
   parts.push(run.uncertainty_ns ? apart : unknown);
   const text = parts.join(" · ");
   if (element("said").textContent !== text) element("said").textContent = text;
+  showTotals();
   element("iteration").value = number;
   element("previous").disabled = view.iteration === 0;
   element("next").disabled = view.iteration === columns.iterations.length - 1;
@@ -297,6 +167,8 @@ async function main() {
   element("fold").addEventListener("click", toggleAll);
   makePathBox();
   chart.overlays.push(drawEnd);
+  makeFind();
+  chart.tool("Measure", "Measure what is in view, or end the measurement", () => chart.measureView());
   element("controls").addEventListener("submit", (event) => event.preventDefault());
   element("overview").addEventListener("click", openCell);
   element("overview").addEventListener("mousemove", (event) => {

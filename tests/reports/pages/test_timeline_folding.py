@@ -130,7 +130,7 @@ def test_an_arrow_from_a_folded_rank_comes_from_its_line(page: Page):
           const received = (bar) => events.rank[bar.i] === rank && run.names[events.name[bar.i]] === "forward-recv";
           chart.select(chart.shown.bars.find(received).i);
           const arrows = [];
-          chart.drawLink = (x, y, toX, toY) => arrows.push([y, toY]);
+          drawLink = (_, x, y, toX, toY) => arrows.push([y, toY]);
           chart.draw();
           return [arrows, chart.middle(chart.rows.findIndex((row) => row.fold)), chart.middle(chart.rowOf.get(rank))];
         })()"""
@@ -177,8 +177,8 @@ def test_on_a_narrow_screen_the_axis_has_labels_that_do_not_touch(page: Page):
         """Array.from({ length: 90 }, (_, n) => {
             const length = 2000 * 1.15 ** n;
             chart.range = [n * 1e5, n * 1e5 + length];
-            const step = chart.tickStep();
-            return [chart.ticks(step), (step / (chart.range[1] - chart.range[0])) * chart.wide];
+            const step = tickStep(chart);
+            return [ticks(chart, step), (step / (chart.range[1] - chart.range[0])) * chart.wide];
         })"""
     )
     assert all(labels >= 2 for labels, _ in axes)

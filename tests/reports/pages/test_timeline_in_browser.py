@@ -155,15 +155,17 @@ def test_hovering_tells_all_about_an_event(page: Page, timeline: Timeline):
     waited = min(max(sent - event["start_ns"], 0), event["end_ns"] - event["start_ns"]) / 1e6
     lasted = (bar["end"] - bar["start"]) / 1e6
     assert 0 < waited < lasted
+    same = [e for e in events if e["rank"] == rank and timeline.names[e["name"]] == "forward-recv"]
+    total = sum(e["end_ns"] - e["start_ns"] for e in same) / 1e6
     assert lines == [
         "forward-recv",
         f"rank {rank} · stage {rank // 2} · data-parallel {rank % 2}",
         f"node g{rank // 2}-{rank // 2} (host{rank // 2})",
         f"iteration {event['iteration']} · micro-batch {event['micro_batch']}",
         f"peer rank {event['peer']}",
-        f"start {bar['start'] / 1e6:.3f} ms",
-        f"duration {lasted:.3f} ms",
+        f"start {bar['start'] / 1e6:.3f} ms · length {lasted:.3f} ms",
         f"of which {waited:.3f} ms waiting",
+        f"total {total:.3f} ms in {len(same)} forward-recv of this rank",
     ]
 
 
