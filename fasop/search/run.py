@@ -70,25 +70,24 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
     best = Best(max(args.top, args.explain or 0))
     sets = node_sets.clusters(inputs.kinds) if args.leave_out else [inputs.kinds]
     bounds = LowerBounds(inputs.kinds)
-    with bar("searching") as progress:
+    with bar("searching", phases=4 if args.prove else 2) as progress:
         seen = _explore_sets(_spaces(inputs, sets, bounds), best, progress, begun)
         least, even = seen.least, best.plans[:1]
         seen += _explore_sets(_spaces(inputs, sets, bounds, uneven=True), best, progress, begun)
-    if not best.plans:
-        raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
-    others = _without_idle_nodes(inputs, best.plans, begun + LIMIT_S)
-    plans = best.plans
-    if args.leave_out:
-        plans, others = [*plans, *others], []
-    plans = sorted(plans, key=by_time)
-    shared = Best(1)
-    shared.add(plans[:1])
-    explore_shares(inputs.training, sets, inputs.choices, shared, begun + LIMIT_S)
-    plans = [*(plan for plan in shared.plans if plan.total < WORTH * plans[0].total), *plans]
-    looked, found = _by_stage(inputs, args, sets, plans[0], begun + LIMIT_S)
-    plans = [*found, *plans]
-    if args.prove:
-        with bar("proving") as progress:
+        if not best.plans:
+            raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
+        others = _without_idle_nodes(inputs, best.plans, begun + LIMIT_S)
+        plans = best.plans
+        if args.leave_out:
+            plans, others = [*plans, *others], []
+        plans = sorted(plans, key=by_time)
+        shared = Best(1)
+        shared.add(plans[:1])
+        explore_shares(inputs.training, sets, inputs.choices, shared, begun + LIMIT_S)
+        plans = [*(plan for plan in shared.plans if plan.total < WORTH * plans[0].total), *plans]
+        looked, found = _by_stage(inputs, args, sets, plans[0], begun + LIMIT_S)
+        plans = [*found, *plans]
+        if args.prove:
             plans = prove(plans, progress)
             least = max(least, closer_least(_spaces(inputs, sets, bounds), plans[0].total, progress))
     alike = next(plan for plan in plans if plan.parallel.alike)
@@ -188,7 +187,7 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
 def _front(inputs: Inputs, limits: Limits) -> tuple[Sequence[Plan], Coverage]:
     kept = Front(inputs.run, limits)
     until = time.process_time() + LIMIT_S
-    with bar("searching") as progress:
+    with bar("searching", phases=2) as progress:
         sets, bounds = node_sets.clusters(inputs.kinds), LowerBounds(inputs.kinds)
         seen = explore(_spaces(inputs, sets, bounds), kept, progress, until)
         until = max(time.process_time(), until - SHARES_S) + SHARES_S
@@ -236,8 +235,9 @@ def _proved(plan: Plan, lines: Pipelines, boxes: int) -> Plan:
 
 
 @contextmanager
-def bar(title: str) -> Iterator[ShowProgress]:
-    """On stderr; it is gone when the search is over."""
+def bar(title: str, phases: int = 1) -> Iterator[ShowProgress]:
+    """On stderr; it is gone when the search is over. It never goes back: each phase has an equal part of it, and the
+    next one begins where less is done than before."""
     if not sys.stderr.isatty():
         yield no_progress
         return
@@ -247,4 +247,13 @@ def bar(title: str) -> Iterator[ShowProgress]:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task(title, total=1.0)
-        yield lambda done: shown.update(task, completed=done)
+        phase, before, farthest = 0, 0.0, 0.0
+
+        def show(done: float) -> None:
+            nonlocal phase, before, farthest
+            if done < before:
+                phase = min(phase + 1, phases - 1)
+            before, farthest = done, max(farthest, (phase + min(done, 1.0)) / phases)
+            shown.update(task, completed=farthest)
+
+        yield show

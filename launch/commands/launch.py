@@ -39,12 +39,13 @@ from launch.control.planning.checks import check, check_image, check_supported
 from launch.control.short_job import ANY_LENGTH, without_goal
 from launch.control.submit import resume
 from launch.errors import LaunchError
+from launch.judge.next_step import next_step, print_next, word_for
 from launch.judge.verdict import judge
 from launch.node.worker_command import WORKER
 from launch.sweep.batches import BatchTask, register_launcher
 from launch.sweep.called import called_with
 from launch.sweep.combinations import Combination, Outcome, check_sweep_wide
-from launch.sweep.outcomes import next_step, print_next, report_single, report_sweep
+from launch.sweep.outcomes import report_single, report_sweep
 from launch.sweep.start import Outcomes, confirm, existing, start_all
 from launch.sweep.values import NoValue, value_of
 from megatron_ext.contract.files import write_atomic
@@ -270,7 +271,7 @@ def _resume(argv: Sequence[str], worker: str) -> int:
             follow(run)
     verdict = judge(run)
     print(visible(f"{run.name}: {verdict.state}, {verdict.reason}"), flush=True)
-    print_next(next_step(verdict.state, run.name))
+    print_next(next_step(verdict.state, word_for(run)))
     return verdict.exit_code
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shlex
 import socket
 import sys
 import webbrowser
@@ -20,6 +21,7 @@ from conf.visible import visible
 from launch.commands.of_runs.arguments import runs_folder
 from launch.errors import LaunchError
 from launch.judge.findings import all_findings
+from launch.judge.next_step import print_next
 from launch.tracking.ready import require_ready
 
 if TYPE_CHECKING:
@@ -82,8 +84,9 @@ def main(argv: Sequence[str], judge: Judge | None = all_findings) -> int:
         if not arguments.watch:
             print(path)
     if not (arguments.open or arguments.watch):
-        page = [*(written.pages[0] for written in rounds), *compared_pages][-1]
-        print(f"next: open {page} in a browser, or 'tdpp report --serve' on a machine without one", file=sys.stderr)
+        once = {f"--{name}" for name in ("search", *EXPORTS, *TRACKERS)}
+        words = shlex.join(["tdpp", "report", *(word for word in argv if word not in once), "--open"])
+        print_next(f"{words}  # in a browser; on a machine without one: tdpp report --serve")
     if arguments.open:
         show([*(written.pages[0] for written in rounds), *compared_pages][-1])
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from launch.control.stop import SAVE_S, is_at_work, is_over, save_first, stop
 from launch.errors import LaunchError
 from launch.files.launch_lock import is_launching, launcher
 from launch.judge.cut_off import verdict_on
+from launch.judge.next_step import next_step, print_next, word_for
 from launch.judge.state import State
 from launch.judge.verdict import decide
 from launch.observe.look import observe
@@ -49,6 +51,7 @@ def main(argv: Sequence[str]) -> int:
         tell_end_if_possible(run)
         verdict = verdict_on(run)
         print(visible(f"{run.name} has already ended: {verdict.state}, {verdict.reason}; nothing to stop"))
+        print_next(next_step(verdict.state, word_for(run)))
         return 0
     if arguments.run is None and not arguments.yes:
         confirm(run)
@@ -59,9 +62,18 @@ def main(argv: Sequence[str]) -> int:
     tell_end_if_possible(run)
     verdict = verdict_on(run)
     print(visible(f"{run.name}: {verdict.state}, {verdict.reason}; {ended}"))
-    if not is_over(run):
+    if is_over(run):
+        print_next(_next_step(run, verdict.state))
+    else:
         raise LaunchError(f"{run.name} was asked to stop, but has not ended yet; {_who_ends_it(run)}")
     return 0
+
+
+def _next_step(run: RunDir, state: State) -> str:
+    saved = observe(run).saved
+    if saved is None or state is State.succeeded:
+        return next_step(State.succeeded, word_for(run))
+    return f"tdpp launch resume={shlex.quote(word_for(run))}  # goes on after iteration {saved}"
 
 
 def _saved_first(run: RunDir) -> str:

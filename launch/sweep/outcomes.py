@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from conf.visible import plural
 from launch.control.planning.dry_run import DryRun
+from launch.judge.next_step import next_step, print_next, word_for
 from launch.judge.runs_table import COLUMNS, run_row
-from launch.judge.state import State
 from launch.judge.verdict import decide, judge
 from launch.observe.look import observe_all
 from launch.screen.table import print_table
@@ -36,7 +36,7 @@ def report_single(outcomes: Sequence[Outcome], full: bool = False) -> int:
             verdict = judge(outcome.run)
             skipped = f" ({SKIPPED})" if outcome.skipped else ""
             print(f"{outcome.run.name}: {verdict.state}, {verdict.reason}{skipped}", flush=True)
-            print_next(next_step(verdict.state, outcome.run.name))
+            print_next(next_step(verdict.state, word_for(outcome.run)))
             code = verdict.exit_code
     return code
 
@@ -77,21 +77,6 @@ def report_sweep(outcomes: Sequence[Outcome], combinations: int, metric: str | N
     if missing := combinations - len(outcomes):
         print(f"{missing} of {combinations} combinations were not started", file=sys.stderr)
     return int(wrong)
-
-
-def next_step(state: State, name: str) -> str:
-    """What to type once a run was started, or is over."""
-    name = shlex.quote(name)
-    if state is State.succeeded:
-        return f"tdpp report {name}  # its page: where the time of an iteration goes"
-    if state in (State.starting, State.running):
-        return f"tdpp status {name} --watch  # until it is over"
-    return f"tdpp status {name}  # the evidence, and what to do"
-
-
-def print_next(text: str) -> None:
-    """On stderr: what a command prints is often read by another one."""
-    print(f"next: {text}", file=sys.stderr)
 
 
 def _of_combinations(error: str, of: Sequence[str], combinations: int) -> str:

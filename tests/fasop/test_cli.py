@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
+from rich.progress import Progress
 
 from conf.compose import compose
 from fasop.search.run import bar
@@ -36,7 +38,7 @@ def test_a_proof_is_made_when_it_is_asked_for(capsys: pytest.CaptureFixture[str]
     assert main(["search", *large, "prove=true"]) == 0
     proved = capsys.readouterr()
     assert "% faster. prove=true may tighten these bounds." in told.err
-    assert "prove=true" not in proved.err
+    assert "prove=true may" not in proved.err
     assert not any(line.startswith(" ") for line in proved.err.splitlines())
     assert "gain" not in proved.err
 
@@ -138,8 +140,11 @@ def test_a_plan_may_be_written_to_any_file_and_launch_takes_that(
 ) -> None:
     own = tmp_path_factory.mktemp("any where") / "best.yaml"
     assert main(["search", *SMALL, "top=1", f"plan={own}"]) == 0
-    told = capsys.readouterr().out
-    assert f"parallel={own} is the first plan ({own}); 'tdpp launch … parallel={own}' runs it" in told
+    told, said = capsys.readouterr()
+    assert f"parallel={own} is the first plan ({own})" in told
+    launch = shlex.split(said.splitlines()[-1].removeprefix("next: "), comments=True)
+    assert (launch[:2], launch[-1]) == (["tdpp", "launch"], f"parallel={own}")
+    assert compose(launch[2:]).parallel.partition in told
     assert not list(plans.iterdir())
     assert compose(["train=gpt2", *SMALL, f"parallel={own}"]).parallel.partition in told
     assert main(["search", *SMALL, f"plan={own}"]) == 1
@@ -163,7 +168,7 @@ def test_a_plan_may_be_written_to_any_file_and_launch_takes_that(
         (["cluster=nope"], "Could not find 'cluster/nope'"),
         (
             ["cluster.nope=1"],
-            "cluster.nope is not a key; 'tdpp launch --cfg job' prints every key",
+            "cluster.nope is not a key; did you mean cluster.name",
         ),
         (["+train.nope=1"], "train.nope is not a key"),
         (["parallel.global_batch_size=1.5"], "must be a whole number, not '1.5'"),
@@ -240,3 +245,14 @@ def test_a_bar_is_shown_on_a_terminal_only(stream: io.StringIO, monkeypatch: pyt
     with bar("searching") as told:
         told(0.25)
     assert ("searching" in stream.getvalue()) == stream.isatty()
+
+
+def test_a_bar_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search goes through several phases, each from nothing to all, and some of them twice."""
+    monkeypatch.setattr("sys.stderr", Terminal())
+    shown: list[float] = []
+    monkeypatch.setattr(Progress, "update", lambda _bar, _task, completed: shown.append(completed))
+    with bar("searching", phases=2) as told:
+        for done in (0.5, 1.0, 0.25, 1.0, 0.1, 1.0):
+            told(done)
+    assert shown == [0.25, 0.5, 0.625, 1.0, 1.0, 1.0]

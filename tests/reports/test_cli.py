@@ -148,7 +148,7 @@ def test_a_whole_run_lacks_nothing(run: Path, capsys):
     summary, timeline = report(run)
     assert "Missing" not in summary + timeline
     (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("next: open ")
+    assert told.startswith("next: tdpp report ")
 
 
 def test_the_summary_begins_with_the_verdict_of_the_judge(run: Path):
@@ -373,7 +373,7 @@ def test_runs_without_later_keys_still_have_pages(run: Path, capsys):
     assert "TFLOP" not in summary
     assert "Rehearsal" not in summary + timeline
     (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("next: open ")
+    assert told.startswith("next: tdpp report ")
 
 
 @pytest.mark.parametrize(("clock", "meaning"), [("virtual", "logical time"), ("anchored", "real time")])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from conf.schema.experiment import ExecutorKind
@@ -13,6 +15,7 @@ from fasop.errors import SearchError
 from fasop.search.arguments import Arguments
 from launch.commands.searching.nodes_now import nodes_now
 from launch.files.writing import plan_path, write
+from launch.judge.next_step import print_next
 from launch.screen.table import print_table
 
 if TYPE_CHECKING:
@@ -77,8 +80,19 @@ def rank(args: Arguments, command: str) -> int:
     if args.plan is not None:
         path = plan_path(args.plan)
         write(path, plan_yaml(plans[0], command))
-        print(f"parallel={args.plan} is the first plan ({path}); 'tdpp launch … parallel={args.plan}' runs it")
+        print(f"parallel={args.plan} is the first plan ({path})")
+    print_next(with_plan(args.plan, args.overrides, command))
     return 0
+
+
+def with_plan(saved: str | None, overrides: Sequence[str], command: str) -> str:
+    """The command that runs the first plan once it is saved; else the one that saves it."""
+    if saved is None:
+        names = chain(["best"], (f"best-{number}" for number in count(2)))
+        name = next(name for name in names if not plan_path(name).exists())
+        return f"{command} plan={name}  # saves the first plan, which 'tdpp launch … parallel={name}' runs"
+    words = [word for word in overrides if not word.lstrip("+~").startswith(("parallel=", "parallel."))]
+    return f"{shlex.join(['tdpp', 'launch', *words, f'parallel={saved}'])}  # trains with the first plan"
 
 
 def in_streams(plans: Sequence[Plan]) -> str | None:

@@ -12,7 +12,9 @@ from conf.pipedream.driver import Kind
 from conf.reading.values import Reader, flag, name_of, own_words, path
 from fasop.errors import SearchError
 from launch.commands.searching.export import check_free, export, on_cluster, replicas_of
+from launch.commands.searching.plans import with_plan
 from launch.files.writing import check_plan_free, check_writable, plan_path, write
+from launch.judge.next_step import print_next
 from launch.screen.table import print_table
 from megatron_ext.contract.models.model import IMAGES, TRANSLATION
 
@@ -112,5 +114,6 @@ def main(argv: Sequence[str]) -> int:
     if plan is not None:
         file = plan_path(plan)
         write(file, plan_text(division, training, command))
-        print(f"parallel={plan} is this plan ({file}); 'tdpp launch … parallel={plan}' runs it")
+        print(f"parallel={plan} is this plan ({file})")
+    print_next(with_plan(plan, overrides, command))
     return 0

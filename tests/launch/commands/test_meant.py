@@ -10,8 +10,8 @@ import pytest
 
 from conf.errors import UsageError
 from launch.commands.launching.meant import require_choice
+from launch.judge.next_step import next_step
 from launch.judge.state import State
-from launch.sweep.outcomes import next_step
 from tests.support import ROOT
 
 

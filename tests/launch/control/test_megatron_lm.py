@@ -210,10 +210,10 @@ def test_launch_status_and_report_serve_a_run_of_megatron_lm(tmp_path: Path) -> 
     assert launched.returncode == 0, run.node_err("local-0").read_text()
     assert launched.stdout == f"{run.name}: succeeded, 2 ranks exited with 0; iteration 6 of 6 logged\n"
     assert [line.split("iteration")[1].split()[0] for line in launched.stderr.splitlines()[1:-1]] == [
-        "1/",
-        "2/",
-        "4/",
-        "6/",
+        "1/6",
+        "2/6",
+        "4/6",
+        "6/6",
     ]
     status = json.loads(done("status", "--json", cwd=tmp_path).stdout)
     assert (status["state"], status["iteration"], status["loss"]) == ("succeeded", 6, 4.94)
@@ -221,7 +221,7 @@ def test_launch_status_and_report_serve_a_run_of_megatron_lm(tmp_path: Path) -> 
     reported = done("report", cwd=tmp_path)
     assert reported.returncode == 0
     assert reported.stderr.splitlines() == [
-        f"next: open {run.report / 'index.html'} in a browser, or 'tdpp report --serve' on a machine without one"
+        "next: tdpp report --open  # in a browser; on a machine without one: tdpp report --serve"
     ]
     page = run.report.joinpath("index.html").read_text()
     for part in ("Megatron-LM", "4.9400", "6 of 6", "forward-backward", "2,010.2"):

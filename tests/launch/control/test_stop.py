@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import time
@@ -73,6 +74,9 @@ def test_stop_saves_first_where_iterations_would_be_lost_and_says_how_to_go_on(
     shown = capsys.readouterr()
     assert shown.out.startswith(f"{run.name}: stopped, {told}; ")
     assert "saving first, for at most 120 s; Ctrl-C ends the run without it" in shown.err
+    resumed = shlex.split(shown.err.splitlines()[-1], comments=True)
+    assert resumed[:3] == ["next:", "tdpp", "launch"]
+    assert Path(resumed[3].removeprefix("resume=")).resolve() == run.path
     assert all(node.exit_code == SAVED for node in seen.nodes)
     assert processes.find(token(run)) == set()
 
@@ -161,7 +165,9 @@ def test_stop_leaves_a_run_alone_that_has_ended(runs: Path, capsys: pytest.Captu
     run = start(runs)
     follow(run)
     assert stop_command.main([run.name, "--runs-dir", str(runs)]) == 0
-    assert "has already ended: succeeded" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "has already ended: succeeded" in shown.out
+    assert shown.err.splitlines()[-1].startswith("next: tdpp report ")
     assert not run.stop_request.exists()
 
 

@@ -91,7 +91,7 @@ def test_the_page_shows_course_times_and_memory_and_misses_nothing(run: Path, ca
     assert "Missing" not in summary
     assert "No events: Megatron-LM does not record events." in timeline
     (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("next: open ")
+    assert told.startswith("next: tdpp report ")
 
 
 @pytest.mark.parametrize("text", ["", SET_UP], ids=["empty", "set-up"])
