@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from conf.schema.experiment import Parallel, Recompute
 from fasop.search.findings.idle_gpus import idle, marked
@@ -144,20 +144,53 @@ def plan_yaml(plan: Plan, command: str) -> str:
         [
             "# Found by: " + command.replace("\n", "\n# "),
             f"# Predicted: {plan.total * 1e3:.1f} ms an iteration = {terms}; times {plan.basis}.",
-            f"tensor: {q.tensor}",
-            f"data: {q.data}",
-            *([f'replicas: "{q.replicas}"'] if q.replicas else []),
-            f"pipeline: {q.pipeline}",
-            f'partition: "{q.partition}"',
-            f"sequence_parallel: {str(q.sequence_parallel).lower()}",
-            f"recompute: {q.recompute}",
-            f"sharded_optimizer: {str(q.sharded_optimizer).lower()}",
-            f"micro_batch_size: {q.micro_batch_size}",
-            f"global_batch_size: {q.global_batch_size}",
-            f"schedule: {q.schedule}",
-            f"chunks: {q.chunks}",
-            *([f'shares: "{q.shares}"'] if q.shares else []),
-            f'node_order: "{q.node_order}"',
+            *(f"{key}: {_yaml(key, value)}" for key, value in _values(q).items() if value != "null"),
             "",
         ]
     )
+
+
+def _values(parallel: Parallel) -> dict[str, str]:
+    """What a plan is, by key of `parallel`."""
+    values = {
+        "tensor": parallel.tensor,
+        "data": parallel.data,
+        "replicas": parallel.replicas,
+        "pipeline": parallel.pipeline,
+        "partition": parallel.partition,
+        "sequence_parallel": parallel.sequence_parallel,
+        "recompute": parallel.recompute,
+        "sharded_optimizer": parallel.sharded_optimizer,
+        "micro_batch_size": parallel.micro_batch_size,
+        "global_batch_size": parallel.global_batch_size,
+        "schedule": parallel.schedule,
+        "chunks": parallel.chunks,
+        "shares": parallel.shares,
+        "node_order": parallel.node_order,
+    }
+    return {key: _text(value) for key, value in values.items()}
+
+
+def _yaml(key: str, value: str) -> str:
+    return f'"{value}"' if key in ("replicas", "partition", "shares", "node_order") else value
+
+
+def launched_with(plan: Plan, configured: Mapping[str, object]) -> dict[str, str]:
+    """The overrides that make a configuration launch this plan.
+
+    Args:
+        configured: the configuration's own `parallel`; what of its options the plan has, too, is left out.
+    """
+    return {
+        f"parallel.{key}": value
+        for key, value in _values(plan.parallel).items()
+        if key in ALWAYS or value != _text(configured.get(key))
+    }
+
+
+ALWAYS = ("tensor", "data", "pipeline", "partition", "micro_batch_size", "node_order")
+"""The keys that say what a plan is, as people read it."""
+
+
+def _text(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

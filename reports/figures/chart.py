@@ -220,18 +220,22 @@ def dots(items: Sequence[Item], x: Axis, y: Axis) -> go.Figure:
         text=[escape(item.name) for _, _, item in known],
         hovertemplate=f"%{{text}}: %{{x:.6~g}}{escape(x.unit)}, %{{y:.6~g}}{escape(y.unit)}<extra></extra>",
     )
-    labelled = _apart(known)
-    if longest := max((len(item.label) for _, _, item in labelled), default=0):
-        low, high = min(a for a, _, _ in known), max(a for a, _, _ in known)
-        room = (high - low or abs(high) or 1.0) * LABEL_ROOM[0]
-        made.update_xaxes(range=[low - room, high + room * (1 + longest * LETTER)])
-    for a, b, item in labelled:
-        made.add_annotation(
-            x=a, y=b, text=escape(item.label), showarrow=False, xanchor="left", yanchor="bottom", xshift=5, yshift=2
-        )
+    for axis, values in (("xaxis", [a for a, _, _ in known]), ("yaxis", [b for _, b, _ in known])):
+        room = (max(values) - min(values) or abs(max(values)) or 1.0) * MARGIN if values else 0.0
+        made.update_layout({axis: {"range": [min(values) - room, max(values) + room]} if values else {}})
+    last = max((a for a, _, _ in known), default=0.0)
+    wide = last - min((a for a, _, _ in known), default=0.0)
+    for a, b, item in _apart(known):
+        fits = a + len(item.label) * LETTER_SHARE * wide < last + MARGIN * wide
+        side = {"xanchor": "left", "xshift": 5} if fits else {"xanchor": "right", "xshift": -5}
+        made.add_annotation(x=a, y=b, text=escape(item.label), showarrow=False, yanchor="bottom", yshift=2, **side)
     return made
 
 
+LETTER_SHARE = 0.0125
+"""Of the width of a chart, a letter's."""
+MARGIN = 0.08
+"""Of the width and height of the data, what is left free around them."""
 LABEL_ROOM = (0.05, 0.07)
 """Of the width and height of a chart: within these of a label there is no other."""
 LETTER = 0.6

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from conf.schema.values.partition import in_runs
 from conf.visible import plural
 from fasop.costs.profiles.doubts import doubts
 from fasop.search.findings.idle_gpus import marked
 from fasop.search.findings.words import best_layers
-from fasop.search.plan import Plan, Run, cost_of_step, price_per_hour
+from fasop.search.plan import Plan, Run, cost_of_step
 from fasop.simulation.predict import Prediction, predict_plan
 from fasop.tables.plans import options
 from reports.facts.frames import predicted_memory_frame
@@ -19,7 +21,7 @@ from reports.facts.terms import TITLES, Terms
 from reports.figures.chart import Axis, Item, dots, parallel
 from reports.figures.embed import TIMELINE, embedded, looks, plotly_script, shared
 from reports.figures.pack import pack, predicted_columns
-from reports.figures.page import Cell, Row, copyable, data, number, page, static, table, table_behind
+from reports.figures.page import Cell, Row, copy_button, copyable, data, number, page, static, table, table_behind
 from reports.readers.events import legend_order
 from reports.sections.memory_section import memory_parts
 
@@ -28,7 +30,9 @@ MOST = 20
 SCRIPTS = ("scheme.js", "theme.js", *TIMELINE, "iteration.js", "search.js", "figures.js")
 
 
-def render(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str] = ()) -> str:
+def render(
+    command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str] = (), launches: Sequence[str] = ()
+) -> str:
     """The page, as HTML.
 
     Args:
@@ -36,7 +40,10 @@ def render(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str
         plans: at least one; the fastest or the cheapest first.
         run: the whole training that they are for.
         searched: in words, what the search has gone through, what it left out, and what is to be known of single plans.
+        launches: of each plan, the command that launches it.
     """
+    launches = launches or [""] * len(plans)
+    length = Length.of(plans, run)
     shown = [predict_plan(plan) for plan in plans[:MOST]]
     names = legend_order({event.kind for one in shown for event in one.events})
     packed = pack(predicted_columns(shown, names))
@@ -45,15 +52,15 @@ def render(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str
         "layout": packed.layout,
         "plans": [_facts(plan, one) for plan, one in zip(plans, shown, strict=False)],
     }
-    parts = (_table(plans, run), _charts(plans))
+    parts = (_table(plans, length, launches), _charts(plans, length))
     body = [
         '<header><p class="crumbs">tdpp search</p>'
         f"<h1>{plural(len(plans), 'plan')} for {escape(plans[0].training.model.name)}</h1></header><main>",
-        _answer(command, plans, run, searched),
-        *(parts if len(_ahead(plans)) < len(plans) else reversed(parts)),
+        _answer(command, plans, run, length, searched),
+        *(parts if len(_ahead(plans, length.dollars)) < len(plans) else reversed(parts)),
         '<section><h2>A plan in detail</h2><p class="note">Choose a plan in the table above.</p>',
         '<div id="legend"></div></section>',
-        *(_detail(number, plan, one) for number, (plan, one) in enumerate(zip(plans, shown, strict=False))),
+        *(_detail(number, *one) for number, one in enumerate(zip(plans, shown, launches, strict=False))),
         "</main>",
         data("search", facts),
         shared(),
@@ -68,24 +75,70 @@ def _virtue(plans: Sequence[Plan]) -> str:
     return "fastest" if plans[0].total == min(plan.total for plan in plans) else "cheapest"
 
 
-def _answer(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str]) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """How long a whole training takes with each plan and what it costs, or 1000 iterations where nobody said how long
+    it is."""
+
+    known: bool
+    unit: str
+    times: Sequence[float]
+    dollars: Sequence[float]
+    """NaN where a price is not known."""
+
+    @classmethod
+    def of(cls, plans: Sequence[Plan], run: Run) -> Length:
+        steps = [math.nan if (step := cost_of_step(plan)) is None else step for plan in plans]
+        if not run.known:
+            milliseconds, thousands = [plan.total * 1e3 for plan in plans], [step * 1000 for step in steps]
+            return cls(known=False, unit="ms", times=milliseconds, dollars=thousands)
+        days = [run.days(plan) for plan in plans]
+        unit, a_day = next((unit, count) for unit, count, least in UNITS if max(days) >= least)
+        times = [one * a_day for one in days]
+        return cls(known=True, unit=unit, times=times, dollars=[step * run.iterations for step in steps])
+
+    @property
+    def priced(self) -> bool:
+        return any(not math.isnan(one) for one in self.dollars)
+
+    @property
+    def dollars_title(self) -> str:
+        return "$" if self.known else "$/1000 steps"
+
+
+UNITS = (("days", 1.0, 0.1), ("hours", 24.0, 1 / 24), ("minutes", 1440.0, 0.0))
+"""Of a training, how many there are in a day, and from how many days on it is used."""
+
+
+def _answer(command: str, plans: Sequence[Plan], run: Run, length: Length, searched: Sequence[str]) -> str:
     plan, virtue = plans[0], _virtue(plans)
-    parallel = plan.parallel
     rate, unit = _rate(plan)
-    cost = run.cost(plan)
-    paid = "" if cost is None else f" and ${cost:,.2f}"
-    whole = f"; {run.iterations:,} iterations take {_span(run.days(plan))}{paid}" if run.known else ""
-    remarks = [*doubts(plan.training, plan.kinds, {plan.basis}), *searched]
+    paid = "" if math.isnan(length.dollars[0]) else f" and ${length.dollars[0]:,.2f}"
+    whole = f"; {run.iterations:,} iterations take {length.times[0]:,.3g} {length.unit}{paid}" if run.known else ""
+    remarks = [*doubts(plan.training, plan.kinds, {one.basis for one in plans}), *searched]
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in remarks)
     layers = best_layers(plan.gap)
     proved = "" if any(layers in note for note in remarks) else f" {layers}"
     return (
         f'<section class="verdict good"><h2>{virtue}: {escape(_sizes(plan))}</h2>'
         f'<p class="reason">{plan.total * 1e3:,.1f} ms per iteration, {rate:,.0f} {unit}{whole}.</p>'
-        f"<p>{'Blocks' if plan.training.blocks.names else 'Layers'} {escape(str(parallel.partition))} on "
-        f"{escape(str(parallel.node_order))}.{escape(proved)}</p>{notes}"
+        f"<p>{escape(_trained_on(plan, run))}</p>"
+        f"<p>{'Blocks' if plan.training.blocks.names else 'Layers'} {escape(folded(plan))} on "
+        f"{escape(str(plan.parallel.node_order))}.{escape(proved)}</p>{notes}"
         f"{copyable(command)}</section>"
     )
+
+
+def _trained_on(plan: Plan, run: Run) -> str:
+    """Batch, tokens and precision, for which all plans are."""
+    batch, tokens = plan.parallel.global_batch_size, plan.training.model.sequence_length
+    said = f"All plans: global batch {batch:,}"
+    said += f" samples of {tokens:,} tokens ({batch * tokens:,} tokens an iteration)" if tokens else " samples"
+    said += f", {plan.training.precision}"
+    if not run.known:
+        return f"{said}; the length of the training is not given."
+    seen = run.iterations * batch
+    return f"{said}; {run.iterations:,} iterations see {seen * (tokens or 1):,} {'tokens' if tokens else 'samples'}."
 
 
 def _rate(plan: Plan) -> tuple[float, str]:
@@ -100,22 +153,15 @@ def _sizes(plan: Plan) -> str:
     return f"{sizes}, micro-batch {one.micro_batch_size}, {options(one)}"
 
 
-def _cost(plan: Plan) -> float:
-    """US dollars of 1000 iterations; NaN where a price is not known."""
-    step = cost_of_step(plan)
-    return math.nan if step is None else step * 1000
-
-
-def _ahead(plans: Sequence[Plan]) -> set[int]:
+def _ahead(plans: Sequence[Plan], dollars: Sequence[float]) -> set[int]:
     """Of these plans those that no other one beats in both time and cost; none where prices are not known."""
-    costs = [_cost(plan) for plan in plans]
     return {
         number
-        for number, (plan, cost) in enumerate(zip(plans, costs, strict=True))
+        for number, (plan, cost) in enumerate(zip(plans, dollars, strict=True))
         if not math.isnan(cost)
         and not any(
             other.total <= plan.total and price <= cost and (other.total, price) != (plan.total, cost)
-            for other, price in zip(plans, costs, strict=True)
+            for other, price in zip(plans, dollars, strict=True)
         )
     }
 
@@ -129,69 +175,59 @@ def _link(number: int) -> str:
     return f"#plan-{number + 1}" if number < MOST else ""
 
 
-def _table(plans: Sequence[Plan], run: Run) -> str:
-    ahead = _ahead(plans)
-    priced = any(price_per_hour(plan.nodes) is not None for plan in plans)
-    titles = [
-        "plan",
-        "tensor",
-        "data",
-        "pipeline",
-        "micro",
-        "layers by stage",
-        "nodes",
-        "options",
-        "ms",
-        _rate(plans[0])[1],
-    ]
-    idle = any(map(marked, plans))
-    titles += ["idle GPUs"] * idle
-    titles += ["$/1000 steps"] * priced + ["$"] * (priced and run.known) + ["all takes"] * run.known
+def _table(plans: Sequence[Plan], length: Length, launches: Sequence[str]) -> str:
+    """What is paid and waited for comes first; what makes a plan fast follows."""
+    ahead = _ahead(plans, length.dollars)
+    titles = ["plan", "nodes", length.dollars_title, *([length.unit] if length.known else [])]
+    titles += ["ms", _rate(plans[0])[1], "tensor × data × pipeline", "micro-batch", "options", "layers by stage"]
+    titles += ["idle GPUs", "launch"]
     marks = {"best": "★", "front": "◆", "": ""}
     rows, attributes = list[Row](), []
-    for index, plan in enumerate(plans):
+    for index, (plan, launch) in enumerate(zip(plans, launches, strict=True)):
         one, tone = plan.parallel, _tone(index, ahead)
         name = f'<a href="{_link(index)}">{index + 1}</a>' if index < MOST else str(index + 1)
         attributes.append(f' class="{tone}" data-plan="{index}"')
         rows.append(
             [
                 Cell(f'{name} <span class="tag">{marks[tone]}</span>'),
-                *map(
-                    str,
-                    (
-                        one.tensor,
-                        one.replicas or one.data,
-                        one.pipeline,
-                        one.micro_batch_size,
-                        one.partition,
-                        one.node_order,
-                    ),
-                ),
+                _broken(str(one.node_order), "+"),
+                _number(number(length.dollars[index], ",.2f") if length.priced else ""),
+                *([_number(f"{length.times[index]:,.3g}")] if length.known else []),
+                _number(f"{plan.total * 1e3:,.1f}"),
+                _number(f"{_rate(plan)[0]:,.0f}"),
+                f"{one.tensor} × {one.replicas or one.data} × {one.pipeline}",
+                str(one.micro_batch_size),
                 options(one),
-                f"{plan.total * 1e3:,.1f}",
-                f"{_rate(plan)[0]:,.0f}",
-                *([marked(plan)] if idle else []),
-                *([number(_cost(plan), ",.2f")] if priced else []),
-                *([number(run.cost(plan), ",.2f")] if priced and run.known else []),
-                *([_span(run.days(plan))] if run.known else []),
+                folded(plan),
+                marked(plan),
+                Cell(copy_button(launch, "Copy")) if launch else "",
             ]
         )
     note = f"★ {_virtue(plans)}" + (" · ◆ no other plan here is both faster and cheaper" if ahead else "")
+    note += " · 4*3: three stages of 4 layers" if any("*" in folded(plan) for plan in plans) else ""
     note += f" · details of the first {MOST} below" if len(plans) > MOST else ""
-    drawn = table(titles, rows, kind="runs", row_attributes=attributes)
+    drawn = table(titles, rows, kind="runs plans", row_attributes=attributes)
     return f'<section><h2>Plans</h2>{drawn}<p class="note">{note}</p></section>'
 
 
-def _span(days: float) -> str:
-    if days >= 2:
-        return f"{days:,.1f} days"
-    return f"{days * 24:.1f} h" if days * 24 >= 1 else f"{days * 1440:.1f} min"
+def folded(plan: Plan) -> str:
+    """Layers by stage, equal ones that follow each other once: `4*3 3*12 1`."""
+    return in_runs([str(layers) for layers in plan.partition.layers], " ")
 
 
-def _charts(plans: Sequence[Plan]) -> str:
+def _broken(text: str, after: str) -> Cell:
+    """A cell of a text that may go on in the next line after such a sign."""
+    return Cell(f"{escape(after)}<wbr>".join(map(escape, text.split(after))))
+
+
+def _number(text: str) -> Cell:
+    return Cell(text and escape(text), ' class="number"') if text else Cell("")
+
+
+def _charts(plans: Sequence[Plan], length: Length) -> str:
     if len(plans) == 1:
         return ""
-    ahead = _ahead(plans)
+    ahead = _ahead(plans, length.dollars)
     front = len(ahead) == len(plans)
     items = [
         Item(
@@ -199,9 +235,8 @@ def _charts(plans: Sequence[Plan]) -> str:
         )
         for number, plan in enumerate(plans)
     ]
-    time = Axis(title="iteration ms", values=[plan.total * 1e3 for plan in plans])
-    cost = Axis(title="$ per 1000 steps", values=[_cost(plan) for plan in plans])
-    priced = any(not math.isnan(_cost(plan)) for plan in plans)
+    time = Axis(title=length.unit if length.known else "iteration ms", values=length.times)
+    cost = Axis(title="dollars" if length.known else "$ per 1000 steps", values=length.dollars)
     keys = {
         "tensor": [str(plan.parallel.tensor) for plan in plans],
         "data": [plan.parallel.replicas or str(plan.parallel.data) for plan in plans],
@@ -211,12 +246,12 @@ def _charts(plans: Sequence[Plan]) -> str:
         "options": [options(plan.parallel) for plan in plans],
     }
     axes = [Axis(title=title, values=values) for title, values in keys.items() if len(set(values)) > 1]
-    drawn = embedded(dots(items, cost, time), "Time and cost of every plan") if priced else ""
+    drawn = embedded(dots(items, cost, time), "Time and cost of every plan") if length.priced else ""
     if front:  # the next chart would be a knot of lines
         note = '<p class="note">Each point is a plan, with its row and nodes. Click it to open the plan.</p>'
         return f"<section><h2>Time against cost</h2>{drawn}{note}</section>"
     label = "A line for each plan across its sizes, time and memory"
-    crossing = embedded(parallel(items, [*axes, time, *([cost] if priced else [])]), label)
+    crossing = embedded(parallel(items, [*axes, time, *([cost] if length.priced else [])]), label)
     return f'<section><h2>Charts</h2>{drawn}<div class="scroll">{crossing}</div></section>'
 
 
@@ -225,7 +260,7 @@ def _label(number: int, plan: Plan, front: bool) -> str:
     return f"{number + 1}: {plan.parallel.node_order}" if front else str(number + 1)
 
 
-def _detail(number: int, plan: Plan, prediction: Prediction) -> str:
+def _detail(number: int, plan: Plan, prediction: Prediction, launch: str) -> str:
     terms = [Terms.of_prediction(stage.terms) for stage in prediction.stages]
     shown = [key for key in TITLES if key not in ("tensor", "imbalance", "other")]
     rows = [
@@ -242,7 +277,8 @@ def _detail(number: int, plan: Plan, prediction: Prediction) -> str:
     head = ("stage", "GPU", "layers", *(f"{TITLES[key]} ms" for key in shown), "bubble")
     return (
         f'<section class="plan" id="plan-{number + 1}"{hidden}><h2>Plan {number + 1}: {escape(_sizes(plan))}, '
-        f'{plan.total * 1e3:,.1f} ms</h2><div class="iteration"></div><h3>Where the time goes</h3>'
+        f'{plan.total * 1e3:,.1f} ms</h2>{copyable(launch) if launch else ""}<div class="iteration"></div>'
+        "<h3>Where the time goes</h3>"
         f"{table_behind(head, rows, f'All {len(rows)} stages', kind='numeric')}<h3>Where the memory goes</h3>"
         f"{memory_parts(predicted_memory_frame(prediction))}</section>"
     )

@@ -25,6 +25,15 @@ function draw() {
   sections[number].querySelectorAll("div.plot").forEach((place) => place.data && Plotly.Plots.resize(place));
 }
 
+// A section that was hidden when its link was followed is not in view yet.
+function show() {
+  draw();
+  const section = sections[chosen()];
+  section.tabIndex = -1;
+  section.focus({ preventScroll: true });
+  section.scrollIntoView();
+}
+
 async function main() {
   events = columnsOf(await unpack(element("columns").textContent, run.layout));
   const drawAll = () => {
@@ -32,7 +41,8 @@ async function main() {
     draw();
   };
   drawAll();
-  addEventListener("hashchange", draw);
+  addEventListener("hashchange", show);
+  if (location.hash) show();
   darkScheme.addEventListener("change", drawAll);
   document.body.dataset.ready = "yes";
 }

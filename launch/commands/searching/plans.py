@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
+from conf.compose import compose_unchecked
 from conf.schema.experiment import ExecutorKind
 from conf.schema.parallel import AUTO
 from fasop.errors import SearchError
@@ -19,7 +20,7 @@ from launch.judge.next_step import print_next
 from launch.screen.table import print_table
 
 if TYPE_CHECKING:
-    from fasop.search.plan import Plan
+    from fasop.search.plan import Plan, Run
 
 
 def rank(args: Arguments, command: str) -> int:
@@ -33,11 +34,11 @@ def rank(args: Arguments, command: str) -> int:
     from fasop.tables.plans import front as front_table
 
     inputs = read(args.overrides, args.profile)
-    if inputs.by_default is not None:
-        print(f"({inputs.by_default})", file=sys.stderr)
+    notes = [] if inputs.by_default is None else [inputs.by_default]
     if inputs.executor is ExecutorKind.slurm:
-        for note in nodes_now(inputs.cluster):
-            print(f"({note})", file=sys.stderr)
+        notes += nodes_now(inputs.cluster)
+    for note in notes:
+        print(f"({note})", file=sys.stderr)
     if args.tokens is not None:
         training = inputs.training
         if not training.model.sequence_length:
@@ -55,6 +56,7 @@ def rank(args: Arguments, command: str) -> int:
     if args.calibration is not None:
         calibration = read_calibration(args.calibration)
         inputs = replace(inputs, kinds=calibration.applied(inputs.kinds))
+        notes.append(str(calibration))
         print(f"({calibration})", file=sys.stderr)
     outcome = front(inputs, args) if args.pareto else best_plans(inputs, args)
     plans = outcome.plans
@@ -67,6 +69,7 @@ def rank(args: Arguments, command: str) -> int:
         print(f"({note})", file=sys.stderr)
     print(*outcome.summary, sep="\n", file=sys.stderr)
     if (line := in_streams(plans)) is not None:
+        notes.append(line.strip("()"))
         print(line, file=sys.stderr)
     if args.explain is not None:
         explain(args.explain, plans[args.explain - 1])
@@ -75,7 +78,8 @@ def rank(args: Arguments, command: str) -> int:
     if args.page is not None:
         from reports.pages.search_page import render  # few ask for a page, and it is slow to import
 
-        write(args.page, render(command, plans, inputs.run, [*outcome.notes, *outcome.summary]))
+        said = [*outcome.notes, *outcome.summary, *notes]
+        write(args.page, render(command, plans, inputs.run, said, _launches(args, plans, inputs.run)))
         print(args.page)
     if args.plan is not None:
         path = plan_path(args.plan)
@@ -93,6 +97,18 @@ def with_plan(saved: str | None, overrides: Sequence[str], command: str) -> str:
         return f"{command} plan={name}  # saves the first plan, which 'tdpp launch … parallel={name}' runs"
     words = [word for word in overrides if not word.lstrip("+~").startswith(("parallel=", "parallel."))]
     return f"{shlex.join(['tdpp', 'launch', *words, f'parallel={saved}'])}  # trains with the first plan"
+
+
+def _launches(args: Arguments, plans: Sequence[Plan], run: Run) -> list[str]:
+    """The command that launches each plan."""
+    from fasop.search.space.choices import split
+    from fasop.tables.plans import launched_with
+    from reports.facts.commands import launch_with
+
+    _, others = split(args.overrides)
+    configured = {str(key): value for key, value in compose_unchecked(others).parallel.items()}
+    length = {} if args.tokens is None else {"train.iterations": str(run.iterations)}
+    return [launch_with(others, launched_with(plan, configured) | length) for plan in plans]
 
 
 def in_streams(plans: Sequence[Plan]) -> str | None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import csv
+import html
 import re
+import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from conf.compose import compose
 from fasop.search.plan import Plan, Run
 from fasop.simulation.predict import predict_plan
 from launch.commands.search import main
+from launch.control.planning.plan import make_plan
 from reports.pages import search_page
 from reports.pages.search_page import render
 from tests.reports.conftest import Opener
+from tests.support.reports.in_browser import until
 
 COMMAND = (
     "experiment=seed_a10x8 top=3 leave_out=false parallel.tensor=1 parallel.data=4 "
@@ -36,9 +42,9 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     page = tmp_path_factory.mktemp("search") / "plans.html"
     found: list[tuple[Sequence[Plan], Run]] = []
 
-    def draw(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str]) -> str:
+    def draw(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str], launches: Sequence[str]) -> str:
         found.append((plans, run))
-        return render(command, plans, run, searched)
+        return render(command, plans, run, searched, launches)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search_page, "render", draw)
@@ -58,9 +64,113 @@ def test_it_begins_with_the_best_plan_and_lists_all(searched: Searched, open_pag
     rows = page.locator("tr[data-plan]").evaluate_all(
         "(all) => all.map((row) => Array.from(row.cells, (c) => c.innerText))"
     )
-    assert [row[5] for row in rows] == [plan.parallel.partition for plan in searched.plans]
-    assert [row[8] for row in rows] == [f"{plan.total * 1e3:,.1f}" for plan in searched.plans]
+    head = page.locator("table.plans th").all_inner_texts()
+    cells = [dict(zip(head, row, strict=True)) for row in rows]
+    unfolded = [
+        "-".join("-".join([n] * int(k or 1)) for n, _, k in (part.partition("*") for part in cell.split(" ")))
+        for cell in (row["layers by stage"] for row in cells)
+    ]
+    assert unfolded == [plan.parallel.partition for plan in searched.plans]
+    assert [row["ms"] for row in cells] == [f"{plan.total * 1e3:,.1f}" for plan in searched.plans]
+    assert head[1:3] == ["nodes", "$/1000 steps"]
     assert page.evaluate("document.documentElement.scrollWidth") <= 1366
+
+
+def test_of_a_front_nodes_dollars_and_days_come_first_and_all_of_it_fits_1240_pixels(
+    tmp_path: Path, open_page: Opener, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "front.html"
+    words = (
+        "model=xl train=gpt2 train.precision=fp16 parallel.global_batch_size=32 cluster=a100x8_a10x8 tokens=1e10 "
+        "cluster.groups.a100.count=2 cluster.groups.a10.count=2 parallel.tensor=1 parallel.schedule=one_f_one_b "
+        f"parallel.recompute=none pareto=cost page={file} csv={tmp_path / 'front.csv'}"
+    )
+    main(words.split())
+    page = open_page(file, viewport={"width": 1240, "height": 900})
+    page.wait_for_selector("body[data-ready]")
+    head = page.locator("table.plans th").all_inner_texts()
+    assert head[:4] == ["plan", "nodes", "$", "days"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1240
+    assert page.evaluate("[...document.querySelectorAll('.scroll')].every((one) => one.scrollWidth <= one.clientWidth)")
+    titles = page.evaluate("['xaxis', 'yaxis'].map((one) => document.querySelector('.plot').layout[one].title.text)")
+    assert titles == ["dollars", "days"]
+    found = [*csv.DictReader((tmp_path / "front.csv").open())]
+    rows = page.locator("tr[data-plan]").evaluate_all(
+        "(all) => all.map((row) => [...row.cells].map((c) => c.innerText))"
+    )
+    assert [row[1:4] for row in rows] == [
+        [one["node placement"], f"{float(one['train_cost']):,.2f}", f"{float(one['train_days']):,.3g}"] for one in found
+    ]
+    for axis, key in (("xaxis", "train_cost"), ("yaxis", "train_days")):
+        low, high = page.evaluate(f"document.querySelector('.plot').layout.{axis}.range")
+        values = [float(one[key]) for one in found]
+        spread = max(values) - min(values)
+        assert low < min(values) <= max(values) < high
+        assert max(min(values) - low, high - max(values)) <= 0.1 * spread
+    answer = page.inner_text(".verdict")
+    assert "global batch 32 samples of 1,024 tokens (32,768 tokens an iteration), fp16" in answer
+    for line in capsys.readouterr().err.splitlines():
+        assert line.strip("()") in answer
+
+
+def test_the_command_of_a_plan_launches_that_very_plan(searched: Searched):
+    page = searched.page.read_text()
+    commands = [html.unescape(text) for text in re.findall(r'<button[^>]* value="(tdpp launch[^"]*)"', page)]
+    assert len(commands) == len(searched.plans)
+    for command, plan in zip(commands, searched.plans, strict=True):
+        tdpp, launch, *words = shlex.split(command)
+        assert (tdpp, launch) == ("tdpp", "launch")
+        given = compose(words)
+        wanted, got = plan.parallel, given.parallel
+        assert replace(got, **{key: getattr(wanted, key) for key in ("partition", "node_order")}) == wanted
+        assert (str(given.partition), str(given.node_order)) == (wanted.partition, wanted.node_order)
+        launched = make_plan(given, "seed/run")
+        assert (tuple(launched.partition), launched.pipeline, launched.data) == (
+            plan.partition.layers,
+            wanted.pipeline,
+            wanted.data,
+        )
+        assert html.escape(command) in page.split('class="plan"')[1 + commands.index(command)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        "model=xl train=gpt2 cluster=a100x8_a10x8 cluster.groups.a100.count=1 cluster.groups.a10.count=2 "
+        "parallel.global_batch_size=36",
+        "experiment=seed_a100x1_a10x7 parallel.micro_batch_size=auto parallel.recompute=none,full tokens=1e9",
+        "model=tiny cluster=local cluster.groups.local.gpus_per_node=4 parallel=d2p2_uneven "
+        "parallel.global_batch_size=12",
+    ],
+    ids=["nodes of two kinds", "an experiment with a plan", "one machine"],
+)
+def test_commands_of_plans_with_shares_and_replicas_by_stage_give_these_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+):
+    found: list[tuple[Sequence[Plan], Sequence[str], Run]] = []
+
+    def draw(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str], launches: Sequence[str]) -> str:
+        found.append((plans, launches, run))
+        return ""
+
+    monkeypatch.setattr(search_page, "render", draw)
+    main([*words.split(), f"page={tmp_path / 'page.html'}"])
+    ((plans, launches, run),) = found
+    for plan, command in zip(plans, launches, strict=True):
+        given = compose(shlex.split(command)[2:])
+        at = {"partition": str(given.partition), "node_order": str(given.node_order)}
+        assert replace(given.parallel, **at) == plan.parallel
+        assert not run.known or given.train.last_iteration == run.iterations
+
+
+def test_a_chosen_plan_comes_into_view(searched: Searched, open_page: Opener):
+    page = open_page(searched.page)
+    page.wait_for_selector("body[data-ready]")
+    page.click("a[href='#plan-2'] >> nth=0")
+    until(page, "Math.abs(document.querySelector('#plan-2').getBoundingClientRect().top) < 2")
+    again = open_page(searched.page, hash="#plan-3")
+    until(again, "Math.abs(document.querySelector('#plan-3').getBoundingClientRect().top) < 2")
 
 
 @pytest.mark.parametrize("number", [0, 2])
