@@ -53,7 +53,7 @@ class Line:
     values: pd.Series
     """By iteration; where one is not finite, the line is broken."""
     kind: str = ""
-    """`dots` without a line; `faint` for what stands beside the run; nothing else."""
+    """`dots` without a line; `faint` for a prediction, `before` for an earlier run; nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,19 @@ def course(record: Record, figures: Statistics | None = None, prediction: Predic
     if memory := _memory(record):
         charts.append(Chart(key="memory", title="Memory of a rank, GiB", lines=memory, from_zero=True))
     return charts
+
+
+def beside(charts: Sequence[Chart], before: Record) -> list[Chart]:
+    """The charts with what an earlier run had logged of the same keys, but of its clock."""
+    others = {chart.key: chart.lines[0] for chart in course(before) if chart.key not in ("unix", "memory")}
+    found = []
+    for chart in charts:
+        lines = [*chart.lines]
+        if chart.key in others:
+            lines[0] = replace(lines[0], name="this run") if len(lines) == 1 else lines[0]
+            lines.append(Line(name="run before", values=others[chart.key].values, kind="before"))
+        found.append(replace(chart, lines=lines))
+    return found
 
 
 def _logged(record: Record, key: str) -> Line | None:

@@ -58,14 +58,15 @@ def embedded(figure: go.Figure, label: str) -> str:
     return f'<figure class="chart">{caption}{drawn}</figure>'
 
 
-def page_with_figures(title: str, body: str, scripts: Sequence[str] = ()) -> str:
+def page_with_figures(title: str, body: str, scripts: Sequence[str] = (), *, draws: bool = False) -> str:
     """A whole page, with what draws the figures in its body where there are any.
 
     Args:
         scripts: others of `reports/static`, after `scheme.js`.
+        draws: whether it will have figures, even if it has none now.
     """
     own = [static(name) for name in ("scheme.js", *scripts)] if scripts else []
-    if 'class="plot' not in body:
+    if not draws and 'class="plot' not in body:
         return page(title, body, own)
     drawing = [plotly_script(), *([] if own else [static("scheme.js")]), *map(static, ("theme.js", "figures.js"))]
     return page(title, f"{body}\n{shared()}", [*own, *drawing])

@@ -59,6 +59,11 @@ def refreshing(page: str, seconds: int) -> str:
     return page.replace("<head>\n", f'<head>\n<meta http-equiv="refresh" content="{seconds}">\n', 1)
 
 
+def connecting(page: str) -> str:
+    """The page, allowed to ask the server that it comes from."""
+    return page.replace(POLICY, f"{POLICY}; connect-src 'self'", 1)
+
+
 def data(name: str, value: Any) -> str:
     """A JSON value for scripts to read, safe whatever strings it holds: it has no '<'."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+import hashlib
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from html import escape
 
 from conf.visible import plural
@@ -13,7 +15,7 @@ from reports.facts.terms import measured
 from reports.facts.usual import time_of
 from reports.figures.course import SCRIPTS as COURSE
 from reports.figures.embed import page_with_figures
-from reports.figures.page import emulated, missing, table
+from reports.figures.page import connecting, data, emulated, missing, table
 from reports.path.why import Unexplained, Why
 from reports.readers.events import Timeline
 from reports.readers.gpus import GpuReport
@@ -21,6 +23,7 @@ from reports.readers.judgement import Findings
 from reports.readers.record import Record
 from reports.readers.upstream_log import UpstreamLog
 from reports.sections.adaptive_section import adaptive_section
+from reports.sections.beside_section import beside_section
 from reports.sections.cause_section import cause_section
 from reports.sections.course_section import course_section
 from reports.sections.elastic_section import elastic_section
@@ -36,10 +39,33 @@ from reports.sections.reproduce_section import configuration_section, reproduce_
 from reports.sections.stages_section import stages_section
 from reports.sections.stragglers import stragglers_section
 
+LIVE = '<aside id="live"><b>Live</b> <span id="live-time"></span> <span id="live-said" role="status"></span></aside>'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What a served run is compared with."""
+
+    record: Record | None
+    """The run before; None where there is none."""
+    link: str | None
+    """To its page."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Follows:
+    """How a page follows its run."""
+
+    seconds: float
+    """Until it asks the server again."""
+    unix: float
+    """When its parts were made."""
+
+
 MEMORY = ("rank", "stage", "allocated MiB", "max allocated MiB", "reserved MiB", "max reserved MiB")
 
 
-def render(
+def sections(
     record: Record,
     timeline: Timeline,
     figures: Statistics,
@@ -47,8 +73,9 @@ def render(
     prediction: Prediction | None = None,
     gpus: GpuReport | None = None,
     why: Why | Unexplained | None = None,
-) -> str:
-    """The page `index.html` of a run, as HTML. What is None has no section."""
+    beside: Beside | None = None,
+) -> list[str]:
+    """The parts of the page `index.html` of a run, as HTML. What is None has no section."""
     notes = [*record.notes, *timeline.notes]
     over = record.log is not None or (findings is not None and findings.over)
     if record.plan.timeline and not figures.steady.any():
@@ -57,13 +84,10 @@ def render(
             "and no time per stage"
         )
     failures = failures_section(record, findings, int(figures.iterations[-1]) if len(figures.iterations) else None)
-    body = [
-        emulated(record.plan.rehearsal),
-        f'<header><p class="crumbs">{record.kind}</p><h1>{escape(record.name)}</h1>'
-        '<nav><a href="timeline.html">Timeline of all ranks →</a></nav></header>',
-        "<main>",
+    parts = [
         verdict_section(findings.verdict) if findings else "",
         failures,
+        beside_section(record, prediction, beside.record, beside.link) if beside else "",
         "" if failures else cause_section(why, record.plan),
         figures_section(record, figures),
         missing(notes),
@@ -71,16 +95,37 @@ def render(
         plan_section(record.plan),
         adaptive_section(record),
         elastic_section(record),
-        course_section(record, figures, prediction),
+        course_section(record, figures, prediction, beside.record if beside else None),
         *_stages(record, timeline, figures, prediction),
         cause_section(why, record.plan) if failures else "",  # how to be faster is no question before
         stragglers_section(figures, record.plan),
         gpu_section(gpus) if gpus else "",
         profiles_section(record),
         *([] if record.log else [reproduce_section(record), configuration_section(record)]),
+    ]
+    return [part for part in parts if part]
+
+
+def render(record: Record, parts: Sequence[str], follows: Follows | None = None) -> str:
+    """The page, as HTML. One that `follows` its run asks the server for parts that have changed (`static/live.js`)."""
+    body = [
+        emulated(record.plan.rehearsal),
+        f'<header><p class="crumbs">{record.kind}</p><h1>{escape(record.name)}</h1>'
+        '<nav><a href="timeline.html">Timeline of all ranks →</a></nav></header>',
+        f"<main>{'' if follows is None else LIVE}",
+        *(parts if follows is None else [f'<div data-part="{digest(part)}">{part}</div>' for part in parts]),
         "</main>",
     ]
-    return page_with_figures(f"{record.name} – tdpp", "\n".join(body), COURSE)
+    title, content = f"{record.name} – tdpp", "\n".join(body)
+    if follows is None:
+        return page_with_figures(title, content, COURSE)
+    content += data("live-data", {"seconds": follows.seconds, "unix": follows.unix})
+    return connecting(page_with_figures(title, content, (*COURSE, "live.js"), draws=True))
+
+
+def digest(part: str) -> str:
+    """What a part is known by: of two that differ, another one."""
+    return hashlib.sha256(part.encode(errors="replace")).hexdigest()[:12]
 
 
 def _stages(record: Record, timeline: Timeline, figures: Statistics, prediction: Prediction | None) -> list[str]:

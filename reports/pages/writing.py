@@ -134,29 +134,34 @@ class Rendered:
 
     found: Found
     figures: statistics.Statistics
-    index: str
+    sections: Sequence[str]
+    """Of the run's page."""
     timeline: str
     findings: Findings | None
     over: bool
     """Whether nothing more will come."""
 
 
-def rendered(source: Source, judge: Judge | None) -> Rendered:
-    """Both pages, as far as there is something to show. Raises as `Source.read`."""
-    found = source.read()
-    known, timeline = found.record, found.timeline
-    figures = statistics.statistics(timeline, known.plan.ranks, known)
-    findings = None
+def rendered(source: Source, judge: Judge | None, beside: run_page.Beside | None = None) -> Rendered:
+    """Both pages, as far as there is something to show. Raises as `Source.read`.
+
+    Args:
+        beside: what a served run is compared with.
+    """
+    findings, why_not = None, tuple[str, ...]()
     if judge and source.run:
         try:
-            findings = judge(source.run)
+            findings = judge(source.run)  # before its files are read: those of a run that is over are whole
         except RunFolderError as error:
-            known = replace(known, notes=(*known.notes, f"no verdict: {error}"))
+            why_not = (f"no verdict: {error}",)
+    found = source.read()
+    known, timeline = replace(found.record, notes=(*found.record.notes, *why_not)), found.timeline
+    figures = statistics.statistics(timeline, known.plan.ranks, known)
     why = None if known.log else explain(timeline, known.plan, figures, found.searched, Expected.of(found.prediction))
     return Rendered(
         found=replace(found, record=known, busy=busy(figures, known.plan)),
         figures=figures,
-        index=run_page.render(known, timeline, figures, findings, found.prediction, found.gpus, why),
+        sections=run_page.sections(known, timeline, figures, findings, found.prediction, found.gpus, why, beside),
         timeline=timeline_page.render(
             known,
             timeline,
@@ -186,7 +191,7 @@ def write(source: Source, judge: Judge | None, printed: set[str], refresh_s: int
     index, all_ranks = source.report / "index.html", source.report / "timeline.html"
     try:
         source.make_folder()
-        for path, content in ((index, made.index), (all_ranks, made.timeline)):
+        for path, content in ((index, run_page.render(known, made.sections)), (all_ranks, made.timeline)):
             _write_page(path, content, refresh_s)
     except OSError as error:
         raise unwritable(source.report, error) from error

@@ -4,7 +4,7 @@
 //   places   lists of iterations
 //   axes     what the x axis may be: name, and, but for the first, the iterations themselves, `at` (which of the lists
 //            has its iterations) and y (its values there)
-//   charts   key, title, zero (whether its axis begins there) and lines: name, kind (dots, faint), `at`, y with null
+//   charts   key, title, zero (whether its axis begins there) and lines: name, kind (dots, faint, before), `at`, y with null
 //            where a value is not finite, lost (how many are not, and the first's iteration), and of a line too long to
 //            be drawn whole, means of `each` values one after the other
 //   layout   of Plotly, and the colours `series` and `soft`
@@ -103,7 +103,7 @@ function smoothed(values, weight) {
 
 // Colour of a line among those of its chart.
 function colourOf(line, number) {
-  return line.kind === "faint" ? course.data.soft : course.data.series[number % course.data.series.length];
+  return line.kind === "faint" || line.kind === "before" ? course.data.soft : course.data.series[number % course.data.series.length];
 }
 
 // What a line's smoothing gives: iterations and values.
@@ -128,8 +128,8 @@ function tracesOf(chart, number) {
   });
   return chart.lines.flatMap((line, index) => {
     const color = colourOf(line, index);
-    const faint = line.kind === "faint";
-    const style = { mode: line.kind === "dots" ? "markers" : line.y.length > 400 ? "lines" : "lines+markers", marker: { size: 3.5, color }, line: { width: 1.6, color, dash: faint ? "dash" : "solid" } };
+    const faint = line.kind === "faint" || line.kind === "before";
+    const style = { mode: line.kind === "dots" ? "markers" : line.y.length > 400 ? "lines" : "lines+markers", marker: { size: 3.5, color }, line: { width: 1.6, color, dash: { faint: "dash", before: "dot" }[line.kind] ?? "solid" } };
     if (!smooth || faint || line.kind === "dots") return [trace(line, style)];
     return [trace(line, { ...style, opacity: 0.3 }), trace(smoothLine(line), { mode: "lines", line: { width: 2, color } })];
   });
@@ -200,7 +200,9 @@ function fillControls() {
   part("whole").disabled = chosen.between === null;
   const [said, list] = part("choice").children;
   said.textContent = `Charts: ${course.charts.length} of ${data.charts.length}`;
-  if (list.children.length === data.charts.length) return;
+  const keys = JSON.stringify(data.charts.map(({ key }) => key));
+  if (list.dataset.keys === keys) return;
+  list.dataset.keys = keys;
   list.replaceChildren(...data.charts.map((chart, number) => {
     const label = document.createElement("label");
     const box = Object.assign(document.createElement("input"), { type: "checkbox", checked: course.shows(chart, number) });

@@ -5,15 +5,18 @@ What draws pages is imported when the first one is made: importing it takes a wh
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from conf.errors import TdppError
+from conf.run_folder import run_folders
 from conf.run_folder.rundir import RunDir
 from launch.commands.of_runs.runs_filter import Filter
 from launch.commands.runs import Listed, listed
@@ -27,18 +30,24 @@ from launch.screen.watch import SLURM_S
 if TYPE_CHECKING:
     from reports.pages.comparison import Outcome
     from reports.pages.runs_page import RunLine
+    from reports.readers.record import Record
 
 PAGES = 16
 """Runs whose pages are kept; with their figures they take megabytes."""
+MOST_BEFORE = 8
+"""Earlier runs that are looked at for one that has logged something."""
 OUTCOMES = 256
 """Runs of which is kept what a comparison shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Pages:
-    index: str
+    record: Record
+    sections: Sequence[str]
     timeline: str
     over: bool
+    unix: float
+    """When they were made."""
 
 
 class Library:
@@ -47,7 +56,8 @@ class Library:
     def __init__(self, runs: Path, wanted: Sequence[str] = ()) -> None:
         self._runs = runs
         self._filter = Filter(words=tuple(wanted))
-        self._pages = Kept[_Pages](_pages, lambda pages: pages.over, PAGES)
+        self._pages = Kept[_Pages](self._made, lambda pages: pages.over, PAGES)
+        self._records: Kept[Record] = Kept(_record, lambda _: True, PAGES)
         self._outcomes: Kept[tuple[Outcome, bool]] = Kept(_outcome, lambda made: made[1], OUTCOMES)
         self._lock = threading.Lock()
         self._list: tuple[float, float, list[Listed]] | None = None
@@ -72,8 +82,23 @@ class Library:
 
     def index(self, run: RunDir) -> str:
         """Raises TdppError where no page can be made."""
+        from reports.pages import run_page
+
         pages, seconds = self._pages.of(run)
-        return _following(pages.index, pages.over, seconds)
+        follows = None if pages.over else run_page.Follows(seconds=seconds, unix=pages.unix)
+        return run_page.render(pages.record, pages.sections, follows)
+
+    def now(self, run: RunDir, known: Collection[str]) -> str:
+        """What has changed on the run's page, as JSON for `reports/static/live.js`: `over`, `seconds` until it may ask
+        again, `unix`, and of all parts their `digest` and, but for those that are `known`, their `html`. Raises as
+        `index`."""
+        from reports.pages.run_page import digest
+
+        pages, seconds = self._pages.of(run)
+        parts = [
+            {"digest": (name := digest(part)), **({} if name in known else {"html": part})} for part in pages.sections
+        ]
+        return json.dumps({"over": pages.over, "seconds": seconds, "unix": pages.unix, "parts": parts})
 
     def timeline(self, run: RunDir) -> str:
         """Raises as `index`."""
@@ -87,6 +112,35 @@ class Library:
         made = [self._outcomes.of(run) for run in runs]
         page = sweep_page.render([found for (found, _), _ in made])
         return _following(page, all(over for (_, over), _ in made), max(seconds for _, seconds in made))
+
+    def _made(self, run: RunDir) -> _Pages:
+        from reports.pages.run_page import Beside
+        from reports.pages.writing import rendered
+        from reports.readers.megatron_log import Sizes
+        from reports.sources import Source
+
+        unix, before = time.time(), self._before(run)
+        listed = before is not None and self.named(before[0].name) is not None
+        beside = Beside(
+            record=before and before[1],
+            link=f"../{quote(before[0].path.name)}/" if before is not None and listed else None,
+        )
+        made = rendered(Source.find(run.runs, str(run.path), Sizes()), all_findings, beside)
+        return _Pages(
+            record=made.found.record, sections=made.sections, timeline=made.timeline, over=made.over, unix=unix
+        )
+
+    def _before(self, run: RunDir) -> tuple[RunDir, Record] | None:
+        """The latest earlier run of the same name that has logged something."""
+        paths = run_folders.by_time(run_folders.entries(run.path.parent))
+        names = [path.name for path in paths]
+        earlier = paths[: names.index(run.path.name)] if run.path.name in names else []
+        for path in reversed([path for path in earlier if RunDir.is_one(path)][-MOST_BEFORE:]):
+            with contextlib.suppress(TdppError, OSError):
+                record, _ = self._records.of(RunDir(path.absolute()))
+                if len(record.metrics):
+                    return RunDir(path.absolute()), record
+        return None
 
     def _listed(self) -> tuple[list[Listed], float]:
         """The runs, and for how many seconds they are not looked at again."""
@@ -113,13 +167,10 @@ def _following(page: str, over: bool, seconds: float) -> str:
     return page if over else refreshing(page, round(seconds))
 
 
-def _pages(run: RunDir) -> _Pages:
-    from reports.pages.writing import rendered
-    from reports.readers.megatron_log import Sizes
-    from reports.sources import Source
+def _record(run: RunDir) -> Record:
+    from reports.readers import record
 
-    made = rendered(Source.find(run.runs, str(run.path), Sizes()), all_findings)
-    return _Pages(index=made.index, timeline=made.timeline, over=made.over)
+    return record.read(run)
 
 
 def _outcome(run: RunDir) -> tuple[Outcome, bool]:

@@ -85,6 +85,10 @@ def _found(library: Library, token: str, parts: list[str], query: str) -> Reply:
                     return _moved(f"/{token}/runs/{quote(run.name)}/")
                 case [""] | ["index.html"]:
                     return Reply(status=HTTPStatus.OK, body=library.index(run))
+                case ["now"]:
+                    known = parse_qs(query).get("have", [""])[0].split(",")
+                    json_type = {"Content-Type": "application/json; charset=utf-8"}
+                    return Reply(status=HTTPStatus.OK, body=library.now(run, known), headers=json_type)
                 case ["timeline.html"]:
                     return Reply(status=HTTPStatus.OK, body=library.timeline(run))
     return _told(HTTPStatus.NOT_FOUND, "No such page. The run may have been deleted.")
