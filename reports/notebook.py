@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from plotly import graph_objects as go
 
-from conf.run_folder.iteration_time import IterationTime
+from conf.run_folder.iteration_time import IterationTime, Spread
 from conf.run_folder.run_folders import usual_runs_dir
 from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
@@ -19,7 +19,7 @@ from reports.facts.statistics import Statistics, statistics
 from reports.facts.usual import time_of
 from reports.figures.chart import lines
 from reports.figures.timeline import timeline
-from reports.pages.comparison import outcome
+from reports.pages.comparison import OF_LINES, Outcome, outcome
 from reports.readers.gpus import USE
 from reports.readers.megatron_log import Sizes
 from reports.readers.record import rank_label
@@ -163,6 +163,16 @@ def _runs_dir(given: str | Path | None) -> Path:
     return usual_runs_dir() if given is None else Path(given)
 
 
+def _reached(one: Outcome) -> dict[str, Any]:
+    """A row of `load_sweep`: behind each figure of the log its ± and the number of lines that it is a median of."""
+    found: dict[str, Any] = {"name": one.name, "path": one.link, "emulated": one.emulated}
+    for key in (*OF_LINES, "memory_gib", "loss"):
+        found[key] = getattr(one, key)
+        if key in one.lines:
+            found[f"{key}_spread"], found[f"{key}_lines"] = Spread.of(one.lines[key]).half, len(one.lines[key])
+    return found | dict(one.settings)
+
+
 def load_sweep(*runs: str | Path, runs_dir: str | Path | None = None) -> pd.DataFrame:
     """Several runs, or all of a folder, a row each: every key of the configuration in which they differ, and what they
     reached.
@@ -173,8 +183,7 @@ def load_sweep(*runs: str | Path, runs_dir: str | Path | None = None) -> pd.Data
     wanted = [one for given in runs for one in all_of(str(given))]
     found = [Source.find(_runs_dir(runs_dir), one, Sizes()) for one in wanted]
     outcomes = [outcome(source.read().record, None, str(source.log)) for source in found]
-    frame = pd.DataFrame([{**asdict(one), **one.settings} for one in outcomes])
-    frame = frame.drop(columns=["settings", "verdict"]).rename(columns={"link": "path"}).set_index("name")
+    frame = pd.DataFrame([_reached(one) for one in outcomes]).set_index("name")
     settings = [key for one in outcomes for key in one.settings]
     alike = [key for key in dict.fromkeys(settings) if frame[key].nunique(dropna=False) == 1]
     return frame.drop(columns=alike)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from conf.run_folder.iteration_time import IterationTime, Spread
 from fasop.simulation.predict import Prediction
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.stream_check import prove
@@ -61,6 +62,8 @@ class Facts:
     """Whether every rank has the whole model."""
     epoch_s: float = math.nan
     samples_per_s: float = math.nan
+    speed: Spread | None = None
+    """The same with its spread over the lines of the log; None of a batch that adapts, which has a mean."""
     busy: Mapping[str, float] = field(default_factory=dict)
     """By type of GPU, the part of an iteration in which its ranks compute; empty without a timeline."""
     predicted_samples_per_s: float = math.nan
@@ -85,18 +88,18 @@ class Compared(NamedTuple):
 def facts(
     record: Record,
     learned: Learned,
-    iteration_ms: float,
+    time: IterationTime | None,
     prediction: Prediction | None,
     busy: Mapping[str, float] | None = None,
 ) -> Facts:
-    """`iteration_ms` is what an iteration took, once the run had settled."""
+    """`time` is its iteration time."""
     plan, train = record.plan, record.plan.train
     if not plan.ranks or not plan.global_batch_size:
         return Facts(learned=learned)
     adapts = plan.adapt is not None and plan.adapt.measures
-    samples_per_s = plan.global_batch_size / iteration_ms * 1e3 if iteration_ms > 0 else math.nan
-    if adapts:
-        samples_per_s = _trained_per_s(record)
+    batch = 1 if time is not None and time.per_sample else plan.global_batch_size
+    speed = Spread.of([batch / one * 1e3 for one in time.each_ms if one > 0] or [math.nan]) if time else None
+    samples_per_s = _trained_per_s(record) if adapts or speed is None else speed.median
     in_epoch = train.samples / train.epochs if train.epochs and train.samples else math.nan
     return Facts(
         learned=learned,
@@ -106,6 +109,7 @@ def facts(
         data_parallel=plan.pipeline == 1 and plan.tensor == 1,
         epoch_s=in_epoch / samples_per_s,
         samples_per_s=samples_per_s,
+        speed=None if adapts else speed,
         busy=busy or {},
         predicted_samples_per_s=plan.global_batch_size / prediction.iteration_s
         if prediction and not adapts

@@ -84,6 +84,10 @@ class Axis:
     title: str
     values: Sequence[str | float]
     unit: str = ""
+    halves: Sequence[float] = ()
+    """Of numbers, how far each may be off to both sides; empty where that is not said."""
+    from_zero: bool = False
+    """Whether it begins at 0, so that what differs little looks like that; else at the least value."""
 
     @property
     def worded(self) -> bool:
@@ -118,7 +122,8 @@ class Axis:
 
     def _range(self) -> tuple[float, float]:
         known = [float(value) for value in self.values if not math.isnan(float(value))]
-        return (min(known), max(known)) if known else (math.nan, math.nan)
+        low = min([0.0, *known]) if self.from_zero else min(known, default=math.nan)
+        return (low, max(known)) if known else (math.nan, math.nan)
 
 
 def _decimals(step: float) -> int:
@@ -193,11 +198,10 @@ def _short(text: str) -> str:
 
 def dots(items: Sequence[Item], x: Axis, y: Axis) -> go.Figure:
     """A dot for each item of which both numbers are known, a line through those on the front; the others are pale."""
-    known = [
-        (float(a), float(b), item)
-        for a, b, item in zip(x.values, y.values, items, strict=True)
-        if not math.isnan(float(a) + float(b))
+    there = [
+        at for at, pair in enumerate(zip(x.values, y.values, strict=True)) if not math.isnan(sum(map(float, pair)))
     ]
+    known = [(float(x.values[at]), float(y.values[at]), items[at]) for at in there]
     made = figure(height=320, showlegend=False, xaxis_title=escape(x.title), yaxis_title=escape(y.title))
     front = sorted((a, b) for a, b, item in known if item.tone)
     made.add_scatter(
@@ -218,11 +222,20 @@ def dots(items: Sequence[Item], x: Axis, y: Axis) -> go.Figure:
         },
         customdata=[item.link for _, _, item in known],
         text=[escape(item.name) for _, _, item in known],
+        error_x=_bars([x.halves[at] for at in there] if x.halves else []),
+        error_y=_bars([y.halves[at] for at in there] if y.halves else []),
         hovertemplate=f"%{{text}}: %{{x:.6~g}}{escape(x.unit)}, %{{y:.6~g}}{escape(y.unit)}<extra></extra>",
     )
-    for axis, values in (("xaxis", [a for a, _, _ in known]), ("yaxis", [b for _, b, _ in known])):
-        room = (max(values) - min(values) or abs(max(values)) or 1.0) * MARGIN if values else 0.0
-        made.update_layout({axis: {"range": [min(values) - room, max(values) + room]} if values else {}})
+    for name, axis, at in (("xaxis", x, 0), ("yaxis", y, 1)):
+        values = [point[at] for point in known]
+        ends = [*values, *([0.0] if axis.from_zero else [])]
+        if values:
+            room = (max(ends) - min(ends) or abs(max(ends)) or 1.0) * MARGIN
+            halves = [axis.halves[one] for one in there] if axis.halves else []
+            most = max([0.0, *(half for half in halves if half > 0)])
+            made.update_layout(
+                {name: {"range": [0 if axis.from_zero else min(values) - room, max(values) + most + room]}}
+            )
     last = max((a for a, _, _ in known), default=0.0)
     wide = last - min((a for a, _, _ in known), default=0.0)
     for a, b, item in _apart(known):
@@ -230,6 +243,12 @@ def dots(items: Sequence[Item], x: Axis, y: Axis) -> go.Figure:
         side = {"xanchor": "left", "xshift": 5} if fits else {"xanchor": "right", "xshift": -5}
         made.add_annotation(x=a, y=b, text=escape(item.label), showarrow=False, yanchor="bottom", yshift=2, **side)
     return made
+
+
+def _bars(halves: Sequence[float]) -> dict[str, object]:
+    """Around dots, how far they may be off."""
+    shown = [0.0 if math.isnan(half) else half for half in halves]
+    return {"array": shown, "visible": any(shown), "thickness": 1, "width": 3, "color": SOFT}
 
 
 LETTER_SHARE = 0.0125

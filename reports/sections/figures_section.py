@@ -113,10 +113,15 @@ def _energy(record: Record) -> list[Card]:
     return [("Energy per GPU", number(joules, ",.1f", " J"), f"an iteration · {number(watts, ',.1f', ' W')}")]
 
 
+def counted(record: Record, key: str) -> list[float]:
+    """Of each log line; of the first one, which has the start-up in it, only when it is alone."""
+    values: list[float] = record.known(key).astype("float64").tolist()
+    return values[1:] or values
+
+
 def settled(record: Record, key: str) -> float | None:
-    """Median over the log lines; the first one, which has the start-up in it, only when it is alone."""
-    values = record.known(key).to_numpy("float64")
-    return float(np.median(values[1:] if len(values) > 1 else values)) if len(values) else None
+    """The median of these."""
+    return float(np.median(values)) if (values := counted(record, key)) else None
 
 
 def _speed(record: Record) -> list[Card]:

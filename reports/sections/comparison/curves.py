@@ -25,7 +25,10 @@ def curves_section(runs: Sequence[Compared]) -> str:
                 title = f"{metric} over {axis}"
                 drawn = lines([_curve(run, metric, axis) for run in having], x_title=axis, title=title)
                 charts.append(embedded(drawn, title))
-    return f'<section><h2>Quality</h2><div class="charts">{"".join(charts)}</div></section>' if charts else ""
+    if not charts:
+        return ""
+    note = '<p class="note">The axes of metrics do not begin at 0.</p>'
+    return f'<section><h2>Quality</h2><div class="charts">{"".join(charts)}</div>{note}</section>'
 
 
 def _curve(run: Compared, metric: str, axis: str) -> pd.Series:

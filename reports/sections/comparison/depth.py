@@ -10,6 +10,7 @@ from reports.facts.side_by_side import Compared, Facts
 from reports.figures.chart import lines
 from reports.figures.embed import embedded
 from reports.figures.page import Cell, Row, number, table
+from reports.sections.comparison.throughput import samples_per_s
 
 
 def depth_section(runs: Sequence[Compared]) -> str:
@@ -38,7 +39,7 @@ def _group(runs: Sequence[Compared]) -> str:
                 Cell(run.link),
                 "-".join(map(str, run.facts.depth)),
                 "-".join(str(stage.versions) for stage in stages),
-                number(run.facts.samples_per_s, ",.1f"),
+                samples_per_s(run.facts),
                 number(run.facts.predicted_samples_per_s, ",.1f"),
                 number(stages[0].predicted_gib, ",.3f"),
                 number(stages[0].measured_gib, ",.3f"),

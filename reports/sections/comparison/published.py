@@ -12,7 +12,7 @@ from reports.figures.page import Row, number, table
 
 _NOTE = (
     "Here: the throughput of the fastest of these runs with the same replicas, relative to the fastest data-parallel "
-    "run."
+    "run. Both are medians, and a difference within the ± of their samples/s may be chance."
 )
 
 

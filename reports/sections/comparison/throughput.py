@@ -6,14 +6,20 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from reports.facts.side_by_side import Compared, speed_up
+from reports.facts.side_by_side import Compared, Facts, speed_up
 from reports.figures.page import Cell, Row, number, table
 
 _NOTE = (
     "An epoch counts its iterations, without evaluations. Data parallelism: the fastest of these runs that has the "
     "whole model on each of the same number of workers. Busy: the fraction of an iteration in which ranks on these "
-    "GPUs compute."
+    "GPUs compute. Ratios are of medians: what differs by no more than both ± of the samples/s may differ by chance."
 )
+
+
+def samples_per_s(one: Facts) -> str:
+    """With ± and the number of log lines; of a batch that adapts the mean over the whole run."""
+    doubt = "" if one.speed is None else f" {one.speed.doubt(lambda half: f'{half:,.1f}')}"
+    return f"{number(one.samples_per_s, ',.1f')}{doubt}"
 
 
 def throughput_section(runs: Sequence[Compared]) -> str:
@@ -22,7 +28,7 @@ def throughput_section(runs: Sequence[Compared]) -> str:
     every = [run.facts for run in runs]
     rows = {
         "epoch s": [number(one.epoch_s, ",.1f") for one in every],
-        "samples/s": [number(one.samples_per_s, ",.1f") for one in every],
+        "samples/s": [samples_per_s(one) for one in every],
         "predicted samples/s": [number(one.predicted_samples_per_s, ",.1f") for one in every],
         "measured / predicted": [number(one.samples_per_s / one.predicted_samples_per_s, ".2f") for one in every],
         "times data parallelism": [number(speed_up(one, every), ".2f") for one in every],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from conf.run_folder.iteration_time import IterationTime
 from conf.run_folder.rundir import RunDir
 from reports.facts.learning import Learned
 from reports.facts.side_by_side import facts, sent
@@ -53,7 +54,7 @@ def test_a_broken_count_is_noted_and_the_rest_is_shown(tmp_path: Path) -> None:
 
 def test_stages_of_a_run_with_a_flush_hold_one_version(tmp_path: Path) -> None:
     read = record.read(made(tmp_path / "a", pipeline=2, data=2))
-    found = facts(read, Learned(), 50.0, None)
+    found = facts(read, Learned(), IterationTime(each_ms=(50.0,), per_sample=False, alone=False), None)
     assert found.samples_per_s == read.plan.global_batch_size / 0.05
     assert [(stage.replicas, stage.versions, stage.ahead) for stage in found.stages] == [(2, 1, None)] * 2
     assert (found.workers, found.depth, found.data_parallel) == (4, (), False)

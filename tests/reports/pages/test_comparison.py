@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median as statistics_of
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ from conf.run_folder.rundir import RunDir
 from launch.commands.report import main
 from megatron_ext.contract.adaptive.config import AdaptConfig
 from reports.facts.statistics import statistics
-from reports.figures.chart import Axis, Item, parallel
-from reports.pages import comparison, sweep_page
-from reports.pages.comparison import Outcome, best, front, outcome, swept
+from reports.figures.chart import Axis, Item, dots, parallel
+from reports.pages import pools, sweep_page
+from reports.pages.comparison import Outcome, outcome, swept
+from reports.pages.pools import alike_in_speed, front, ranking, repeats
 from reports.readers import record
 from reports.readers.megatron_log import Sizes
 from reports.sources import Source
@@ -42,6 +44,20 @@ BASE = Outcome(
     memory_gib=NAN,
     loss=NAN,
 )
+
+
+def measured(link: str, *tokens_per_s: float, **settings: str) -> Outcome:
+    """With lines of so many tokens a second."""
+    return replace(
+        BASE,
+        name=link,
+        link=link,
+        settings={"parallel.partition": link, **settings},
+        tokens_per_s=statistics_of(tokens_per_s),
+        lines={"tokens_per_s": tokens_per_s},
+    )
+
+
 STAMPS = ("20260101-000000-aaaa", "20260101-000001-bbbb", "20260101-000002-cccc")
 
 
@@ -85,7 +101,9 @@ def test_the_comparison_begins_with_the_best_run_and_ends_with_those_that_failed
     speed = {stamp: sum(line["tokens_per_s"] for line in lines[1:]) / 2 for stamp, lines in metrics.items() if lines}
     fastest = max(speed, key=lambda stamp: speed[stamp])
     answer = page.inner_text(".verdict")
-    assert f"tiny/{fastest}: {speed[fastest]:,.0f} tokens/s" in answer
+    rates = [line["tokens_per_s"] for line in metrics[fastest][1:]]
+    assert f"tiny/{fastest}: {speed[fastest]:,.0f} ± {(max(rates) - min(rates)) / 2:,.0f} tokens/s" in answer
+    assert "(n = 2)" in answer
     assert "2 runs to compare, 1 without a result" in answer
     heads = page.locator("table.runs th").all_inner_texts()
     assert heads[2:6] == ["model.layers", "global_batch_size", "partition", "iteration ms"]
@@ -106,7 +124,8 @@ def test_an_outcome_has_what_the_run_reached_and_costs(tmp_path: Path):
     found = outcome(known, Good(), "x.html")
     speed = known.metrics["tokens_per_s"].iloc[1:].mean()
     assert found.tokens_per_s == pytest.approx(speed)
-    assert found.dollars == pytest.approx(2 * PRICE_PER_HOUR / 3600 / speed * 1e6)
+    costs = 2 * PRICE_PER_HOUR / 3600 / known.metrics["tokens_per_s"].iloc[1:] * 1e6
+    assert found.dollars == pytest.approx(costs.median())
     assert found.memory_gib == pytest.approx(11_000.25 / 1024)
     assert found.settings["parallel.partition"] == "4-4"
     assert not found.failed
@@ -140,7 +159,13 @@ def test_what_was_swept_is_what_differs(settings: list[dict[str, str]], keys: li
 def test_no_run_beats_one_of_the_front_and_one_of_the_front_equals_or_beats_every_other(rows: list[tuple]):
     verdicts = {True: Good(), False: Judgement()}
     outcomes = [
-        replace(BASE, name="same", link=str(number), tokens_per_s=speed, dollars=dollars, verdict=verdicts[good])
+        replace(
+            measured(str(number), speed, speed),
+            name="same",
+            dollars=dollars,
+            lines={"tokens_per_s": [speed] * 2, **({} if math.isnan(dollars) else {"dollars": [dollars] * 2})},
+            verdict=verdicts[good],
+        )
         for number, (speed, dollars, good) in enumerate(rows)
     ]
     found = front(outcomes)
@@ -158,24 +183,26 @@ def test_no_run_beats_one_of_the_front_and_one_of_the_front_equals_or_beats_ever
             or (other.tokens_per_s > one.tokens_per_s and other.dollars <= one.dollars)
         ]
         assert (one.link in found.runs) == (not better)
-    first = best(outcomes)
-    assert first is not None
-    assert first.tokens_per_s == max(one.tokens_per_s for one in outcomes if not one.failed)
+    ranked = ranking(outcomes)
+    assert ranked is not None
+    assert ranked.speed(ranked.pools[0]).median == max(one.tokens_per_s for one in outcomes if not one.failed)
 
 
 def test_without_prices_the_front_weighs_memory():
     outcomes = [replace(BASE, link=str(gib), dollars=NAN, memory_gib=gib) for gib in (3.0, 2.0)]
     found = front(outcomes)
-    assert found == comparison.Front(against="memory_gib", runs=frozenset({"2.0"}))
+    assert found == pools.Front(against="memory_gib", runs=frozenset({"2.0"}))
 
 
 def test_what_was_rehearsed_is_not_called_better_than_what_was_measured():
-    measured, emulated = (replace(BASE, link=kind, emulated=kind == "emulated") for kind in ("measured", "emulated"))
-    outcomes = [replace(emulated, tokens_per_s=9.0, dollars=1.0), replace(measured, tokens_per_s=1.0, dollars=9.0)]
-    first, found = best(outcomes), front(outcomes)
-    assert first is not None
-    assert (first.link, found and found.runs) == ("measured", {"measured"})
-    assert best(outcomes[:1]) is outcomes[0]
+    outcomes = [replace(measured("emulated", 9, 9), emulated=True), measured("measured", 1, 1)]
+    ranked, found = ranking(outcomes), front(outcomes)
+    assert ranked is not None
+    assert [pool.links for pool in ranked.pools] == [{"measured"}]
+    assert (ranked.best, found and found.runs) == (None, {"measured"})
+    alone = ranking(outcomes[:1])
+    assert alone is not None
+    assert alone.pools[0].runs == outcomes[:1]
 
 
 def test_emulated_times_are_told_to_be_emulated(tmp_path: Path):
@@ -198,7 +225,7 @@ def test_logs_that_do_not_tell_their_tokens_are_compared_by_iterations(tmp_path:
     page = open_page(tmp_path / "comparison.html")
     assert page.locator("table.runs tbody tr").count() == 2
     said = page.inner_text(".verdict")
-    assert re.search(r"n\d: [\d.,]+ ms per iteration, [\d.]+ times as fast as the slowest.", said)
+    assert re.search(r"n\d: [\d.,]+ ± [\d.,]+ ms per iteration \(n = \d+\), [\d.]+ times as fast as the slowest", said)
 
 
 def test_only_failures_have_a_page_that_says_so():
@@ -338,3 +365,112 @@ def test_of_two_runs_it_is_shown_what_differs_and_an_iteration_of_each_on_one_sc
     page.focus("#iteration-A .rows")
     page.keyboard.press("+")
     until(page, "iterations.then(([a, b]) => a.times !== null && String(a.times) === String(b.times))")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "best"),
+    [
+        pytest.param([100, 104, 96, 102], [80, 84, 76, 82], True, id="apart"),
+        pytest.param([100, 110, 90, 105], [90, 100, 80, 95], False, id="within-the-spread"),
+        pytest.param([100], [50], False, id="one-line-each"),
+        pytest.param([100, 101, 99], [50], False, id="one-line-of-one"),
+    ],
+)
+def test_nothing_is_called_best_within_the_spread(first: list[float], second: list[float], best: bool):
+    ranked = ranking([measured("2-2", *second), measured("1-3", *first)])
+    assert ranked is not None
+    assert ranked.pools[0].links == {"1-3"}
+    assert (ranked.best is not None) is best
+    page = sweep_page.render([measured("2-2", *second), measured("1-3", *first)])
+    assert ("Best: parallel.partition=1-3" in page) is best
+    assert ("★ best" in page) is best
+    assert ("No clear best" in page) is not best
+
+
+def with_train(link: str, tokens_per_s: float, **train: object) -> Outcome:
+    settings = {f"train.{key}": value if isinstance(value, str) else json.dumps(value) for key, value in train.items()}
+    return measured(link, *[tokens_per_s] * 3, **{**settings, "parallel.partition": "2-2"})
+
+
+@pytest.mark.parametrize(
+    ("train", "other"),
+    [
+        ({"iterations": 20}, {"iterations": 200}),
+        ({"seed": 1}, {"seed": 2}),
+        ({"lr": 1e-4}, {"lr": 0.0}),
+        ({"lr_policy": "cosine"}, {"lr_policy": "constant"}),
+        ({"weight_decay": 0.1}, {"weight_decay": 0.01}),
+        ({"eval_interval": 5}, {"eval_interval": None}),
+        ({"until": "loss<=2"}, {"until": None}),
+    ],
+)
+def test_a_key_that_cannot_change_the_speed_wins_nothing(train: dict[str, object], other: dict[str, object]):
+    """However far the two are apart: it is chance, or the machine."""
+    outcomes = [with_train("a", 100.0, **train), with_train("b", 50.0, **other)]
+    ranked = ranking(outcomes)
+    assert ranked is not None
+    assert len(ranked.pools) == 1
+    page = sweep_page.render(outcomes)
+    key = next(iter(train))
+    assert "Best" not in page
+    assert "★ best" not in page
+    assert f"train.{key} does not change how long an iteration takes" in page
+
+
+@pytest.mark.parametrize(
+    ("train", "other"),
+    [
+        ({"precision": "fp32"}, {"precision": "bf16"}),
+        ({"optimizer": "adamw"}, {"optimizer": "sgd"}),
+        ({"clip_grad": 1.0}, {"clip_grad": 0.0}),
+        ({"save_interval": 1}, {"save_interval": None}),
+        ({"compile": True}, {"compile": False}),
+    ],
+)
+def test_a_key_that_can_change_the_speed_is_named(train: dict[str, object], other: dict[str, object]):
+    ranked = ranking([with_train("a", 100.0, **train), with_train("b", 50.0, **other)])
+    assert ranked is not None
+    assert ranked.best is not None
+
+
+def test_repeats_are_pooled_with_all_of_their_lines():
+    runs = [with_train(f"{seed}", 10.0 * seed, seed=seed, iterations=20) for seed in (1, 2, 3)]
+    other = measured("other", 900, 901, 902, **{"train.seed": "1", "train.iterations": "20"})
+    longer = with_train("longer", 40.0, seed=1, iterations=40)
+    known = [pool for pool in repeats([*runs, other, longer]) if len(pool.runs) > 1]
+    assert [pool.links for pool in known] == [{"1", "2", "3"}]
+    spread = known[0].spread("tokens_per_s")
+    assert spread is not None
+    assert (spread.median, spread.count) == (20, 9)
+    assert {pool.links for pool in alike_in_speed([*runs, other, longer])} == {
+        frozenset({"1", "2", "3", "longer"}),
+        frozenset({"other"}),
+    }
+    page = sweep_page.render([*runs, other, longer])
+    assert "20 <small>± 10 (n = 9)</small>" in page
+    assert "Best: parallel.partition=other" in page
+
+
+def test_a_figure_is_the_median_of_the_lines_of_the_files_with_their_spread(tmp_path: Path):
+    """Read again from metrics.jsonl."""
+    folder, each = tmp_path / "runs/tiny", []
+    for stamp in STAMPS:
+        make_run(folder / stamp, Shape(iterations=9))
+        lines = [json.loads(line) for line in (folder / stamp / "metrics.jsonl").read_text().splitlines()]
+        each += [line["elapsed_ms"] for line in lines[1:]]
+    main([str(folder)], lambda _run: Found(Good()))
+    low, high = np.quantile(each, [0.1587, 0.8413], method="weibull")
+    page = (folder / "comparison.html").read_text()
+    assert "One configuration" in page
+    assert f"{np.median(each):,.1f} ± {(high - low) / 2:,.1f} ms per iteration (n = {len(each)})" in page
+    assert f"{np.median(each):,.1f} <small>± {(high - low) / 2:,.1f} (n = {len(each)})</small>" in page
+
+
+def test_axes_of_figures_begin_at_0(tmp_path: Path):
+    near = Axis(title="ms", values=[98.0, 100.0], from_zero=True)
+    assert near.marks()[0] == ("0", 0.0)
+    assert near.place(0) == pytest.approx(0.98)
+    page = sweep_page.render([measured("1-3", 98.0, 98.0), measured("2-2", 100.0, 100.0)])
+    assert "Axes of figures begin at 0." in page
+    drawn = dots([Item(name=name, link="x", tone="") for name in "ab"], near, near)
+    assert drawn.layout.xaxis.range[0] == drawn.layout.yaxis.range[0] == 0
