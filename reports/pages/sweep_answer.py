@@ -33,7 +33,7 @@ class Quantity:
         shown = f"{spread.median * self.scale:{self.form}}"
         if spread.count == 1 and spread.half == 0:
             return shown
-        return f"{shown} <small>{spread.doubt(lambda half: format(half * self.scale, self.form))}</small>"
+        return f"{shown}<br><small>{spread.doubt(lambda half: format(half * self.scale, self.form))}</small>"
 
 
 QUANTITIES = (
@@ -88,10 +88,10 @@ def answer(ranked: Ranking | None, pareto: Front | None, outcomes: Sequence[Outc
         near = ranked.contenders
         title, tone = "No clear best", "open"
         others = len(ranked.pools) - len(near)
-        listed = "; ".join(f"{escape(_named(pool, differ))}: {_figures(ranked, pool)}" for pool in near[:MOST_NAMED])
-        more = f"; and {len(near) - MOST_NAMED} more" if len(near) > MOST_NAMED else ""
-        slower = f" {plural(others, 'other')} {'are' if others > 1 else 'is'} slower." if others else ""
-        said = f"{len(near)} configurations differ by no more than their iterations vary: {listed}{more}.{slower}"
+        listed = "<br>".join(f"{escape(_named(pool, differ))}: {_figures(ranked, pool)}" for pool in near[:MOST_NAMED])
+        more = f"<br>and {len(near) - MOST_NAMED} more" if len(near) > MOST_NAMED else ""
+        slower = f"<br>{plural(others, 'other')} {'are' if others > 1 else 'is'} slower." if others else ""
+        said = f"{len(near)} configurations differ by no more than their iterations vary:<br>{listed}{more}{slower}"
     else:
         title, tone = "One configuration", "good"
         said = f"{_figures(ranked, ranked.pools[0])}."

@@ -225,7 +225,7 @@ def test_logs_that_do_not_tell_their_tokens_are_compared_by_iterations(tmp_path:
     page = open_page(tmp_path / "comparison.html")
     assert page.locator("table.runs tbody tr").count() == 2
     said = page.inner_text(".verdict")
-    assert re.search(r"n\d: [\d.,]+ ± [\d.,]+ ms per iteration \(n = \d+\), [\d.]+ times as fast as the slowest", said)
+    assert len(re.findall(r"n\d: [\d.,]+( ± [\d.,]+)? ms per iteration \(n = \d+\)", said)) == 2
 
 
 def test_only_failures_have_a_page_that_says_so():
@@ -447,7 +447,7 @@ def test_repeats_are_pooled_with_all_of_their_lines():
         frozenset({"other"}),
     }
     page = sweep_page.render([*runs, other, longer])
-    assert "20 <small>± 10 (n = 9)</small>" in page
+    assert "20<br><small>± 10 (n = 9)</small>" in page
     assert "Best: parallel.partition=other" in page
 
 
@@ -463,7 +463,7 @@ def test_a_figure_is_the_median_of_the_lines_of_the_files_with_their_spread(tmp_
     page = (folder / "comparison.html").read_text()
     assert "One configuration" in page
     assert f"{np.median(each):,.1f} ± {(high - low) / 2:,.1f} ms per iteration (n = {len(each)})" in page
-    assert f"{np.median(each):,.1f} <small>± {(high - low) / 2:,.1f} (n = {len(each)})</small>" in page
+    assert f"{np.median(each):,.1f}<br><small>± {(high - low) / 2:,.1f} (n = {len(each)})</small>" in page
 
 
 def test_axes_of_figures_begin_at_0(tmp_path: Path):
