@@ -41,7 +41,7 @@ FLOORS = {
             "reading",
             "schema",
             "hydra_files",
-            "hydra_errors hydra_session identity blocks_of_module family_sizes training_length pipedream",
+            "hydra_errors hydra_session identity speed blocks_of_module family_sizes training_length pipedream",
             "compose",
         ),
         "completions defaults_taken origins reference",

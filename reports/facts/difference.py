@@ -77,7 +77,7 @@ def usual(timeline: Timeline, figures: Statistics, plan: Plan) -> Usual | None:
         return None
     seen = {stage: ranks_seen(figures, plan, stage) for stage in range(plan.pipeline)}
     data = _data_ms(timeline, figures, plan)
-    steady = figures.steady
+    steady = figures.alike
     return Usual(
         iteration_ms=period_ms,
         longer_ms=float(figures.period_ns[steady].mean()) / 1e6 - period_ms,

@@ -47,6 +47,7 @@ def long_iterations(timeline: Timeline, plan: Plan, figures: Statistics, usual: 
     steady, number = figures.steady, int(np.flatnonzero(figures.iterations == usual.iteration)[0])
     # An iteration with more events has a larger batch, and takes longer for that reason.
     alike = steady & (figures.events == figures.events[:, [number]]).all(axis=0)
+    alike &= figures.samples == figures.samples[number]
     longer = np.flatnonzero(alike & (figures.period_ns > LONGER * figures.period_ns[number]))
     if not len(longer):
         return
