@@ -226,8 +226,7 @@ def dots(items: Sequence[Item], x: Axis, y: Axis) -> go.Figure:
         error_y=_bars([y.halves[at] for at in there] if y.halves else []),
         hovertemplate=f"%{{text}}: %{{x:.6~g}}{escape(x.unit)}, %{{y:.6~g}}{escape(y.unit)}<extra></extra>",
     )
-    for name, axis, at in (("xaxis", x, 0), ("yaxis", y, 1)):
-        values = [point[at] for point in known]
+    for name, axis, values in (("xaxis", x, [a for a, _, _ in known]), ("yaxis", y, [b for _, b, _ in known])):
         ends = [*values, *([0.0] if axis.from_zero else [])]
         if values:
             room = (max(ends) - min(ends) or abs(max(ends)) or 1.0) * MARGIN
