@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 import textwrap
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.support.cuda.machine import DEFAULT, Counts, Machine, counts
 
+HEADER = Path(sysconfig.get_path("include")) / "Python.h"
 MEETING = """
     import os, sys, torch, torch.distributed as dist
     rank, ranks = int(os.fork() != 0), 2
@@ -107,12 +109,18 @@ def test_each_wait_launch_and_copy_is_counted(tmp_path: Path) -> None:
     assert not found.unmade
 
 
-@pytest.mark.slow
+@pytest.mark.skipif(not HEADER.exists(), reason="Triton builds its launcher with Python's headers")
 def test_kernels_of_triton_are_counted_as_well(tmp_path: Path) -> None:
     program = """
-        import os, sys, torch
-        scaled = torch.compile(lambda x: torch.nn.functional.gelu(x * 2.0 + 1.0))
-        scaled(torch.ones(4096, device="cuda"))
+        import os, sys, torch, triton, triton.language as tl
+
+        @triton.jit
+        def doubled(x, y, count: tl.constexpr):
+            places = tl.arange(0, count)
+            tl.store(y + places, 2.0 * tl.load(x + places))
+
+        x = torch.ones(64, device="cuda")
+        doubled[(1,)](x, torch.empty_like(x), count=64)
     """
     (found,) = ran(tmp_path, program)
-    assert any(name.startswith("triton_") for name in found.kernels), found.kernels
+    assert found.kernels["doubled"] == 1, found.kernels

@@ -78,10 +78,7 @@ void launch(const void* kernel, cudaStream_t stream, void** arguments) {
   std::string value(static_cast<char*>(arguments[1]), size);
   if (own.filled == 4 && !std::isfinite(*reinterpret_cast<float*>(value.data()))) return;
   char* to = *static_cast<char**>(arguments[2]);
-  submit(stream, [=] {
-    for (int index = 0; index < count; index++) memcpy(to + index * size, value.data(), size);
-    return true;
-  });
+  submit(stream, [=] { return fill(to, value.data(), size, count), true; });
 }
 
 }  // namespace machine

@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdarg>
@@ -204,6 +205,20 @@ void* unique() {
   return reinterpret_cast<void*>(last += 16);
 }
 
+void fill(void* to, const void* value, size_t size, size_t count) {
+  constexpr size_t PAGE = 4096, LARGE = 16 << 20;
+  char *first = static_cast<char*>(to), *end = first + size * count;
+  if (std::all_of(static_cast<const char*>(value), static_cast<const char*>(value) + size, [](char one) { return !one; })) {
+    char* inner = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(first) + PAGE - 1) / PAGE * PAGE);
+    char* outer = reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(end) / PAGE * PAGE);
+    if (inner >= outer) return memset(first, 0, end - first), void();
+    memset(first, 0, inner - first), memset(outer, 0, end - outer);
+    madvise(inner, outer - inner, MADV_DONTNEED);  // such pages read as zeros
+  } else if (size * count <= LARGE) {
+    for (; first < end; first += size) memcpy(first, value, size);
+  }
+}
+
 int device() { return current; }
 int devices() { return number("STANDIN_GPUS", 1); }
 
@@ -322,7 +337,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind) 
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t stream) {
   machine::log("Z %d %p %zu", current, stream, size);
-  machine::submit(stream, [=] { return memset(to, value, size), true; });
+  machine::submit(stream, [=, byte = char(value)] { return machine::fill(to, &byte, 1, size), true; });
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* to, int value, size_t size) { return cudaMemsetAsync(to, value, size, nullptr); }

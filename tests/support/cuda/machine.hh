@@ -26,6 +26,9 @@ void name_kernel(const void* kernel, const char* mangled);
 void launch(const void* kernel, cudaStream_t stream, void** arguments);
 
 void* unique();  // a handle that no other has
+// Fills with a number of so many bytes. Zeros cost no memory, and what is large stays as it was.
+void fill(void* to, const void* value, size_t size, size_t count);
+
 int device();
 int devices();
 }  // namespace machine

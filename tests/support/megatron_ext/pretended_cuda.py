@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,8 +13,6 @@ from tests.support.megatron_ext.pretended_tensors import Gpus
 
 MEMORY = {"memory_allocated": 3, "max_memory_allocated": 5, "memory_reserved": 7, "max_memory_reserved": 11}
 """MiB."""
-NAME = "Pretended GPU"
-NCCL = (2, 21, 5)
 
 
 class Stream:
@@ -40,15 +37,9 @@ class Cuda:
             "current_stream": lambda device=None: Stream(),
             "synchronize": self.synchronize,
             "device_count": lambda: gpus.count,
-            "is_available": lambda: True,
-            "init": lambda: None,
             "set_device": self.set_device,
-            "empty_cache": lambda: None,
-            "get_device_properties": self.get_device_properties,
-            "mem_get_info": self.mem_get_info,
             "reset_peak_memory_stats": self.reset_peak_memory_stats,
             **{name: self._memory(mib) for name, mib in MEMORY.items()},
-            "nccl.version": lambda: NCCL,
             "nvtx.range_push": self.range_push,
             "nvtx.range_pop": self.range_pop,
             "profiler.start": self.start,
@@ -74,13 +65,6 @@ class Cuda:
 
     def set_device(self, device: Any) -> None:
         self._gpus.current = self._gpus.device(device).index
-
-    def get_device_properties(self, device: Any) -> SimpleNamespace:
-        self._gpus.device(device)
-        return SimpleNamespace(name=NAME)
-
-    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        return 10 * 2**30, 16 * 2**30
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
         self._gpus.device("cuda" if device is None else device)
