@@ -32,7 +32,7 @@ CASES = {
     "sharded optimizer": (2, f"{TWO} parallel.sharded_optimizer=true"),
     "two stages": (2, "parallel.data=1 parallel.pipeline=2 parallel.partition=6-6"),
 }
-MICRO, SEQUENCE, VOCABULARY = 4, 1024, 50304
+MICRO, SEQUENCE, VOCABULARY = 4, 1024, 50257
 PLAIN = "the plain loop"
 LOOP = """
 import ctypes, os, sys, torch
