@@ -51,7 +51,7 @@ test-megatron: .venv/dev,megatron.installed
 CUDA_VENV ?= .venv-cuda
 test-cuda: .venv/dev.installed $(CUDA_VENV)/cuda.installed
 	@command -v g++ >/dev/null || $(call install,g++,the tests on GPUs)
-	CUDA_VENV=$(CUDA_VENV) $(BIN)/pytest tests/cuda
+	CUDA_VENV=$(CUDA_VENV) $(PARALLEL)=auto --maxprocesses=4 tests/cuda
 
 $(CUDA_VENV)/cuda.installed: constraints.txt
 	test -x $(CUDA_VENV)/bin/python || $(PYTHON) -m venv $(CUDA_VENV)

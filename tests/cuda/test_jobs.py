@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.worker import PROFILE
-from tests.support.cuda.machine import WORKER, Machine
+from megatron_ext.inference import exported
+from megatron_ext.inference.translator import weights_of
+from tests.megatron_ext.engine import test_translation_agrees as translation
+from tests.support.cuda.machine import WORKER, Machine, counts
 from tests.support.megatron_ext.engine_run import EngineRun, make_corpus, make_run
+from tests.support.megatron_ext.pairs import write_pairs
 
 GPU = "cluster.gpus.cpu.name=GPU"
 TWO = ("parallel.data=2", "parallel.pipeline=1", "parallel.partition=3", "parallel.micro_batch_size=2")
+ALONE = ("parallel.data=1", "parallel.pipeline=1", "parallel.micro_batch_size=2")
 SHORT = ("train.iterations=1", "train.lr_warmup_iterations=0")
 NAME = "NVIDIA A100-SXM4-80GB"
 """That of the stand-in's GPUs."""
@@ -66,3 +72,26 @@ def test_a_checkpoint_of_gpus_has_the_weights_that_the_host_gave_them(
     assert run.weights().keys() == expected.keys()
     for name, weight in run.weights().items():
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-20, msg=name)
+
+
+def test_an_exported_model_translates_on_a_gpu(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", write_pairs(tmp_path, 61), GPU, *translation.MODELS["transformer"], *ALONE, *SHORT)
+    machine = Machine(1, tmp_path / "machine")
+    assert machine.run(WORKER, run.run.plan, "0").returncode == 0
+    checkpoint = Checkpoint.at(run.run.path)
+    file = tmp_path / "model.safetensors"
+    exported.write(file, exported.Exported(checkpoint.meta.model, weights_of(checkpoint), "{}"))
+    program = tmp_path / "translate.py"
+    program.write_text(
+        "import sys; from pathlib import Path\n"
+        "from megatron_ext.inference import exported; from megatron_ext.inference.translator import Translator\n"
+        "found = exported.read(Path(sys.argv[1]))\n"
+        "print(*map(len, Translator(found.model, found.weights, 'cuda').translate([[9], [10, 11, 12]])))\n"
+        "import os; sys.stdout.flush(); os._exit(0)\n"
+    )
+    ended = machine.run(program, file)
+    assert ended.returncode == 0, ended.stderr
+    assert len(ended.stdout.split()) == 2
+    found = counts(machine.logs()[-1])
+    assert sum(found.kernels.values()) > 100
+    assert not found.unmade

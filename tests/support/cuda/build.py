@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import re
 import subprocess
@@ -24,9 +25,15 @@ def build(python: Path, folder: Path) -> Path:
     torch = next(site.glob("torch-*.dist-info")).name
     mark = hashlib.sha256(b"".join(path.read_bytes() for path in sources) + torch.encode()).hexdigest()[:16]
     library = folder / mark / "libcuda.so.1"
-    if library.exists():
-        return library
     library.parent.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests that run beside each other build it once
+        if not library.exists():
+            _build(library, site)
+    return library
+
+
+def _build(library: Path, site: Path) -> None:
     objects = []
     for source in SOURCES.glob("*.cc"):
         objects.append(library.with_name(f"{source.stem}.o"))
@@ -40,7 +47,7 @@ def build(python: Path, folder: Path) -> Path:
     draft = library.with_suffix(".draft")
     link = ("-shared", "-Wl,-soname,libcuda.so.1", *map(str, objects), "-lpthread", "-ldl", "-o", str(draft))
     _compile(site, library.parent / "rest.cc", *link)
-    return draft.rename(library)
+    draft.rename(library)
 
 
 def _compile(site: Path, source: Path, *words: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,10 +65,10 @@ class EngineRun:
     def stderr(self) -> str:
         return self.run.node_err("local-0").read_text()
 
-    def errors(self) -> list[dict]:
+    def errors(self) -> list[dict[str, Any]]:
         return [json.loads(path.read_text()) for path in sorted(self.run.errors.glob("*.json"))]
 
-    def metrics(self) -> list[dict]:
+    def metrics(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.run.metrics.read_text().splitlines()]
 
     def losses(self) -> np.ndarray:
