@@ -34,20 +34,20 @@ CONTROLS = """<div class="controls" id="course-controls">
 or press + and − there, to zoom; 0 shows everything.</p>"""
 
 
-def course_charts(charts: Sequence[Chart], axes: Mapping[str, pd.Series]) -> str:
-    """The charts with their controls, as HTML; the page needs `SCRIPTS`.
+Axes = Mapping[str, pd.Series]
+"""By iteration, what may be the x axis instead of the iterations."""
 
-    Args:
-        axes: by iteration, what may be the x axis instead of the iterations.
-    """
+
+def course_charts(charts: Sequence[Chart], axes: Axes, before: Axes | None = None) -> str:
+    """The charts with their controls, as HTML; the page needs `SCRIPTS`. `before` is for the lines of that kind."""
     label = f"{', '.join(chart.title for chart in charts)} over iterations"
     return (
         f'{CONTROLS}<figure class="chart course" id="course"><div class="plot course" role="img" '
-        f'aria-label="{escape(label)}"></div></figure>{data("course-data", course_data(charts, axes))}'
+        f'aria-label="{escape(label)}"></div></figure>{data("course-data", course_data(charts, axes, before))}'
     )
 
 
-def course_data(charts: Sequence[Chart], axes: Mapping[str, pd.Series]) -> Mapping[str, Any]:
+def course_data(charts: Sequence[Chart], axes: Axes, before: Axes | None = None) -> Mapping[str, Any]:
     """What `static/course.js` says that it needs."""
     places: dict[tuple[int, ...], int] = {}
 
@@ -74,6 +74,7 @@ def course_data(charts: Sequence[Chart], axes: Mapping[str, pd.Series]) -> Mappi
         "series": SERIES,
         "soft": SOFT,
         "axes": [{"name": ITERATION}, *({"name": name, **points(_rows(axes[name]))} for name in axes)],
+        "before": [{"name": name, **points(_rows(values))} for name, values in (before or {}).items()],
         "charts": drawn,
         "places": [*places],
     }

@@ -17,5 +17,5 @@ def course_section(
     charts = course(record, figures, prediction)
     if before is not None:
         charts = beside(charts, before)
-    drawn = course_charts(charts, axes(record)) if charts else NOTHING
+    drawn = course_charts(charts, axes(record), axes(before) if before else None) if charts else NOTHING
     return f"<section><h2>Course</h2>{drawn}</section>"

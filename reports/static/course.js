@@ -4,6 +4,7 @@
 //   places   lists of iterations
 //   axes     what the x axis may be: name, and, but for the first, the iterations themselves, `at` (which of the lists
 //            has its iterations) and y (its values there)
+//   before   the same of an earlier run, for the lines of that kind
 //   charts   key, title, zero (whether its axis begins there) and lines: name, kind (dots, faint, before), `at`, y with null
 //            where a value is not finite, lost (how many are not, and the first's iteration), and of a line too long to
 //            be drawn whole, means of `each` values one after the other
@@ -50,9 +51,11 @@ const course = {
   },
 
   // From an iteration to the chosen x, and back; null where it is not known.
-  x(iteration) {
-    const { at, y } = this.data.axes[this.axis];
-    return this.axis ? between(this.data.places[at], y, iteration) : iteration;
+  x(iteration, kind) {
+    if (!this.axis) return iteration;
+    const own = this.data.axes[this.axis];
+    const axis = kind === "before" ? this.data.before.find(({ name }) => name === own.name) : own;
+    return axis ? between(this.data.places[axis.at], axis.y, iteration) : null;
   },
 
   iteration(x) {
@@ -122,9 +125,9 @@ function isLog(chart) {
 function tracesOf(chart, number) {
   const log = isLog(chart);
   const smooth = course.chosen.smoothing > 0;
-  const trace = ({ at, y }, style) => ({
+  const trace = ({ at, y, kind }, style) => ({
     type: "scatter", hoverinfo: "skip", xaxis: "x", yaxis: number ? `y${number + 1}` : "y",
-    x: course.data.places[at].map((iteration) => course.x(iteration)), y: log ? y.map((one) => (one > 0 ? one : null)) : y, ...style,
+    x: course.data.places[at].map((iteration) => course.x(iteration, kind)), y: log ? y.map((one) => (one > 0 ? one : null)) : y, ...style,
   });
   return chart.lines.flatMap((line, index) => {
     const color = colourOf(line, index);

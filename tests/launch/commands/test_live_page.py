@@ -171,6 +171,14 @@ def test_a_page_follows_its_run_to_its_end_without_reloading(page: Page, growing
     assert page.locator(".card", has_text="Iteration").first.inner_text().count("5 of 6")
     assert page.locator("details[open] > summary").first.inner_text() == summary
     growing.log(6)
+    page.evaluate("choose({ x: 'hours' })")
+    before = [json.loads(line) for line in (growing.run.runs / BEFORE / "metrics.jsonl").read_text().splitlines()]
+    hours = [sum(line["elapsed_ms"] for line in before[: at + 1]) / 3.6e6 for at in range(len(before))]
+    until(page, "document.querySelector('.plot.course').layout.xaxis.title.text === 'hours'")
+    number = page.evaluate("course.data.charts[0].lines.findIndex((line) => line.kind === 'before')")
+    x = page.evaluate("course.data.places[course.data.charts[0].lines.at(-1).at].map((at) => course.x(at, 'before'))")
+    assert number > 0
+    assert x == pytest.approx(hours, rel=1e-5), "the run before has hours of its own"
     growing.over = True
     until(page, "live.ended")
     assert page.inner_text("#live-said") == "The run is over; this page has stopped asking."

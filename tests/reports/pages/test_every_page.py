@@ -102,7 +102,7 @@ def test_a_page_looks_well(opened: Page, name: str) -> None:
     opened.pdf(path=SCREENSHOTS / f"{name}.pdf", prefer_css_page_size=True)
 
 
-@pytest.mark.parametrize("name", ["timeline", "comparison", "list", "search"])
+@pytest.mark.parametrize("name", ["run", "timeline", "comparison", "list", "search"])
 def test_the_keyboard_reaches_every_control_and_shows_where_it_is(opened: Page, name: str) -> None:
     controls = "a[href], button:not(:disabled), input:not(:disabled), select, summary, [tabindex='0']"
     wanted = opened.locator(controls).evaluate_all(
