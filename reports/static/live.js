@@ -85,7 +85,7 @@ async function ask() {
   } catch (error) {
     live.failures += 1;
     live.since ??= Date.now() / 1000;
-    say("lost", `No answer from the server since ${clock(live.since)} (${error.message}). The page shows the run as it was then and asks again every ${Math.round(pause())} s. If tdpp report --serve has ended, start it again and open the address that it prints; this one will not work again.`);
+    say("lost", `No answer from the server since ${clock(live.since)} (${error.message}). The page keeps what it has and asks again every ${Math.round(pause())} s. If tdpp report --serve has ended, start it again and open the address that it prints; this one will not work again.`);
   } finally {
     live.asking = false;
   }
