@@ -31,10 +31,11 @@ def ways_on(record: Record, findings: Findings) -> list[Step]:
     if record.log is not None or verdict.state in ("succeeded", "running", "starting"):
         return []
     resume = shlex.join(["tdpp", "launch", f"resume={path}"])
-    if not findings.over:
-        stop = shlex.join(["tdpp", "stop", str(path)])
-        return [Step(f"{stop} && {resume}", "Ends it, and starts it again from its newest checkpoint")]
     saved = (path / "checkpoints/latest").exists()
+    if not findings.over:
+        again = resume if plan.resumable else launch_with(record.overrides, {})
+        means = "Ends it, and goes on from its newest checkpoint" if saved else "Ends it, and starts it again"
+        return [Step(f"{shlex.join(['tdpp', 'stop', str(path)])} && {again}", means)]
     weights = {"train.load": str(path)} if saved else {}
     from_weights = ", from the weights that it saved" if saved else ""
     if _not_finite(record, findings):
