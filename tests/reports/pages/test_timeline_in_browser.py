@@ -484,7 +484,7 @@ def test_the_pages_link_to_each_other(page: Page, run: Path):
 def test_the_summary_opens_and_links_to_the_timeline(run: Path, open_page: Opener):
     page = open_page(run / "report/index.html", color_scheme="dark")
     page.wait_for_selector("body[data-figures]")
-    assert page.locator("[aria-label^=Loss] .scatterlayer .point").count() == SHAPE.iterations
+    assert page.locator("[aria-label^=Loss] .subplot.xy .scatterlayer .point").count() == SHAPE.iterations
     axis = page.locator("[aria-label^=Loss] .xtick text").first.evaluate("(text) => getComputedStyle(text).fill")
     assert axis == "rgb(154, 165, 180)", "what is grey by day is lighter by night"
     links = page.locator("nav a").evaluate_all("(all) => all.map((one) => one.href)")
