@@ -10,7 +10,8 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.tasks.stage import Stage
 from megatron_ext.tasks.task import Task, Tensors
 from megatron_ext.timeline import progress
+from megatron_ext.timeline.recorder import Recorder
 
 PR_SET_TIMERSLACK = 29
 
@@ -87,6 +89,14 @@ _iteration = 0
 """Of this rank, while `_child` notes it."""
 
 
+Late = Callable[[str, int], float]
+"""Seconds that an event of this name takes a rank longer."""
+
+
+def in_time(_name: str, _rank: int) -> float:
+    return 0.0
+
+
 def as_given(_rank: int, _iteration: int) -> float:
     return 1.0
 
@@ -126,7 +136,13 @@ def sleeping_stage(times: Sequence[Pass], slowness: Slowness = as_given) -> type
     return SleepingStage
 
 
-def run(folder: Path, experiment: Experiment, times: Sequence[Pass] | None, slowness: Slowness = as_given) -> RunDir:
+def run(
+    folder: Path,
+    experiment: Experiment,
+    times: Sequence[Pass] | None,
+    slowness: Slowness = as_given,
+    late: Late = in_time,
+) -> RunDir:
     """Trains on random tokens, on this machine; with `times` layers sleep instead of computing.
 
     Raises:
@@ -141,7 +157,7 @@ def run(folder: Path, experiment: Experiment, times: Sequence[Pass] | None, slow
     found.write_json(found.plan, plan | {"data_prefix": str(folder / "data")})
     pid = os.fork()
     if pid == 0:
-        _child(found, times, slowness)
+        _child(found, times, slowness, late)
     if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
         raise SystemExit(f"{folder}: the run failed:\n{found.node_err('local-0').read_text()[-2000:]}")
     return found
@@ -154,7 +170,7 @@ def _on_one_node(plan: Plan) -> Plan:
     return replace(plan, nodes=[here], ranks=ranks)
 
 
-def _child(found: RunDir, times: Sequence[Pass] | None, slowness: Slowness) -> None:
+def _child(found: RunDir, times: Sequence[Pass] | None, slowness: Slowness, late: Late) -> None:
     """The worker of the only node, in the process that was forked for it; does not return."""
     for stream, path in ((1, found.node_out("local-0")), (2, found.node_err("local-0"))):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
@@ -164,6 +180,8 @@ def _child(found: RunDir, times: Sequence[Pass] | None, slowness: Slowness) -> N
         engine.Stage = sleeping_stage(times, slowness)  # type: ignore[attr-defined]
         engine.iterates = _note  # type: ignore[attr-defined]
         engine.WeightGradients = SleptGradients  # type: ignore[attr-defined, assignment]
+    if late is not in_time:
+        Recorder.span = _late_span(late)  # type: ignore[method-assign]
     code = 1
     try:
         code = worker.main([str(found.plan), "0"])
@@ -171,6 +189,18 @@ def _child(found: RunDir, times: Sequence[Pass] | None, slowness: Slowness) -> N
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _late_span(late: Late) -> Callable[..., AbstractContextManager[None]]:
+    span = Recorder.span
+
+    @contextmanager
+    def later(self: Recorder, name: str, *place: int, **more: int) -> Iterator[None]:
+        with span(self, name, *place, **more):
+            yield
+            time.sleep(late(name, dist.get_rank()))
+
+    return later
 
 
 def _note(iteration: int) -> None:

@@ -136,7 +136,7 @@ def _train(
     while iteration < until and not ending:
         iteration += 1
         measures = adaptation is not None and adaptation.measures(iteration)
-        with traced(plan, place, iteration):
+        with traced(plan, place, iteration), recorder.iterates():
             result = engine.step(iteration, halves=True) if measures else engine.step(iteration)
         over = adaptation is not None and adaptation.over(iteration)
         last = over or iteration == plan.train.iterations

@@ -20,16 +20,20 @@ FREE_SHARE = 0.9
 def devices(experiment: Experiment, cuda: bool, group: str, nodes: Sequence[NodeFindings]) -> Iterator[Check]:
     """The GPUs of a group's nodes, or, where none are planned, their CPUs; nothing where no rank lived to see GPUs."""
     if not cuda:
-        on_slurm = experiment.executor.kind is ExecutorKind.slurm
-        few = [node for node in nodes if node.cpus < node.wanted] if on_slurm else []
+        way_out = (
+            "request more with cluster.groups.{group}.cpus_per_task={wanted}"
+            if experiment.executor.kind is ExecutorKind.slurm
+            else "ranks wait for each other's CPU, so times vary and predictions do not hold; use as many ranks as CPUs"
+        )
         faults = [
             Fault(
                 level=Level.warning,
                 node=node.name,
-                text=f"{plural(node.wanted, 'rank')} may use {plural(node.cpus, 'CPU')}; request more with "
-                f"cluster.groups.{group}.cpus_per_task={node.wanted}",
+                text=f"{plural(node.cpus, 'CPU')} for {plural(node.wanted, 'rank')}: "
+                + way_out.format(group=group, wanted=node.wanted),
             )
-            for node in few
+            for node in nodes
+            if node.cpus < node.wanted
         ]
         counts = sorted({node.cpus for node in nodes})
         yield check(group, "CPUs", faults, f"{' or '.join(map(str, counts))} for {plural(nodes[0].wanted, 'rank')}")

@@ -21,6 +21,8 @@ FIELDS = (
 RECORD = struct.Struct("<" + "".join({"<u2": "H", "<u4": "I", "<i4": "i", "<i8": "q"}[kind] for _, kind in FIELDS))
 CLOCK = "clock"
 """Name of records that compare clocks: the rank's own time is their start, that of rank 0 their end."""
+CORE_WAIT, CORE_WAIT_IN_PASSES = "core-wait", "core-wait-in-passes"
+"""Names of records of how long a rank waited for a CPU core in an iteration, and in its passes. They end after it."""
 NAMES = (
     CLOCK,
     "forward-compute",
@@ -44,6 +46,8 @@ NAMES = (
     "overlapped-grads-all-reduce",
     "grad-norm-all-reduce",
     "params-all-gather",
+    CORE_WAIT,
+    CORE_WAIT_IN_PASSES,
 )
 """Of the events that this engine records. A file lists its own in its header."""
 _LENGTH = struct.Struct("<I")

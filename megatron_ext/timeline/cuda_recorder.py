@@ -99,6 +99,10 @@ class CudaRecorder(Recorder):
         with self._reading:
             super().clock(own_ns, rank0_ns, uncertainty_ns)
 
+    def core_waits(self, ns: int, in_passes_ns: int) -> None:
+        with self._reading:
+            super().core_waits(ns, in_passes_ns)
+
     def abandon(self) -> None:
         self._over.set()
         until = time.monotonic() + GRACE_S

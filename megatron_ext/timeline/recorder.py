@@ -8,19 +8,23 @@ from __future__ import annotations
 import os
 import socket
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
-from typing import Any, ContextManager, Optional
+from typing import Any, ContextManager, Iterator, Optional
 
 from megatron_ext.contract import events
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
+from megatron_ext.timeline.cores import CoreWaits, usable_cores
 from megatron_ext.timeline.event_files import EventBuffer
 from megatron_ext.timeline.traffic import Traffic
 
 _INDEX = {name: index for index, name in enumerate(events.NAMES)}
+_PASSES = frozenset(
+    ("forward-compute", "backward-compute", "backward-input-compute", "backward-weight-compute", "loss-compute")
+)
 _LARGEST_UNCERTAINTY_NS = 2**31 - 1
 
 
@@ -46,6 +50,8 @@ def begin_events(path: Path, plan: Plan, place: Place) -> None:
                 "names": events.NAMES,
                 "monotonic_ns": time.monotonic_ns(),
                 "unix_ns": time.time_ns(),
+                "cores": usable_cores(),
+                "load": os.getloadavg()[0],
             }
         ),
         durable=False,
@@ -76,6 +82,8 @@ class Recorder:
         """That of the pass under way, which the communication inside it belongs to."""
         self.chunk = 0
         self.traffic = Traffic()
+        self._cores: Optional[CoreWaits] = None
+        self._in_passes_ns = 0
 
     def record(
         self,
@@ -103,6 +111,8 @@ class Recorder:
         """Records the time that its block takes, if the block ends well."""
         if self._buffer is None:
             return NOTHING
+        if name in _PASSES and self._cores is not None and self._cores.known:
+            return _Pass(self, self._cores, _Span(self._buffer, _INDEX[name], chunk, self.iteration, micro_batch, peer))
         return _Span(self._buffer, _INDEX[name], chunk, self.iteration, micro_batch, peer)
 
     def inside(self, name: str) -> ContextManager[None]:
@@ -116,6 +126,29 @@ class Recorder:
     def clock(self, own_ns: int, rank0_ns: int, uncertainty_ns: int) -> None:
         """Notes that two clocks showed these times at one moment, give or take the uncertainty."""
         self.record(events.CLOCK, own_ns, rank0_ns, peer=min(uncertainty_ns, _LARGEST_UNCERTAINTY_NS))
+
+    @contextmanager
+    def iterates(self) -> Iterator[None]:
+        """Notes how long this thread waits for a CPU core while its block, an iteration, lasts."""
+        if self._buffer is not None and self._cores is None:
+            self._cores = CoreWaits()
+        cores = self._cores
+        if cores is None or not cores.known:
+            yield
+            return
+        self._in_passes_ns, before = 0, cores.ns()
+        yield
+        self.core_waits(cores.ns() - before, self._in_passes_ns)
+
+    def core_waits(self, ns: int, in_passes_ns: int) -> None:
+        """Notes waits for a CPU core in the current iteration: all of them, and those in passes."""
+        end = time.monotonic_ns()
+        self.record(events.CORE_WAIT, end - ns, end)
+        self.record(events.CORE_WAIT_IN_PASSES, end - in_passes_ns, end)
+
+    def passes(self, waited_ns: int) -> None:
+        """Called after a pass that waited so long for a core."""
+        self._in_passes_ns += waited_ns
 
     def flush(self) -> None:
         """Called between two iterations; puts into the buffer what is not there yet."""
@@ -149,6 +182,25 @@ class _Span:
         if failed is None:
             end = time.monotonic_ns()
             self._buffer.put(self._name, self._chunk, self._iteration, self._micro_batch, self._peer, self._start, end)
+
+
+class _Pass:
+    """A pass, of which it is also noted how long it waited for a core; passes do not nest."""
+
+    __slots__ = ("_before", "_cores", "_recorder", "_span")
+
+    def __init__(self, recorder: Recorder, cores: CoreWaits, span: _Span) -> None:
+        self._recorder = recorder
+        self._cores = cores
+        self._span = span
+
+    def __enter__(self) -> None:
+        self._before = self._cores.ns()
+        self._span.__enter__()
+
+    def __exit__(self, failed: object, *more: object) -> None:
+        self._span.__exit__(failed, *more)
+        self._recorder.passes(self._cores.ns() - self._before)
 
 
 class _Timed(UnderWay):

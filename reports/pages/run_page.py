@@ -88,7 +88,7 @@ def sections(
         verdict_section(findings.verdict) if findings else "",
         failures,
         beside_section(record, prediction, beside.record, beside.link) if beside else "",
-        "" if failures else cause_section(why, record.plan),
+        "" if failures else cause_section(why, record.plan, record.overrides),
         figures_section(record, figures),
         missing(notes),
         nodes_section(findings) if findings else "",
@@ -97,7 +97,7 @@ def sections(
         elastic_section(record),
         course_section(record, figures, prediction, beside.record if beside else None),
         *_stages(record, timeline, figures, prediction),
-        cause_section(why, record.plan) if failures else "",  # how to be faster is no question before
+        cause_section(why, record.plan, record.overrides) if failures else "",  # how to be faster is no question before
         stragglers_section(figures, record.plan),
         gpu_section(gpus) if gpus else "",
         profiles_section(record),

@@ -157,7 +157,8 @@ def rendered(source: Source, judge: Judge | None, beside: run_page.Beside | None
     found = source.read()
     known, timeline = replace(found.record, notes=(*found.record.notes, *why_not)), found.timeline
     figures = statistics.statistics(timeline, known.plan.ranks, known)
-    why = None if known.log else explain(timeline, known.plan, figures, found.searched, Expected.of(found.prediction))
+    predicted = Expected.of(found.prediction)
+    why = None if known.log else explain(timeline, known.plan, figures, found.searched, predicted, found.gpus)
     return Rendered(
         found=replace(found, record=known, busy=busy(figures, known.plan)),
         figures=figures,

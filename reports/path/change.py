@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+
 from reports.path.graph import Integers
+
+MANY = 9
+"""Iterations of which the range of a gain leaves out the smallest and the largest: one of them may be a hiccup."""
 
 
 class Cause(StrEnum):
@@ -26,17 +32,19 @@ class Cause(StrEnum):
     PLAN = "plan"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Change:
     """One that a replay shows."""
 
     cause: Cause
     change: str
-    """In words, such as "the embedding's all-reduce free"."""
+    """In words, such as "no time for the embedding's all-reduce"."""
     because: str
     """What the change is about, as a sentence."""
-    lasts_ns: Integers
-    """(edges,) of the graph."""
+    lasts_ns: Sequence[Integers]
+    """By graph that is replayed: (edges,) of it."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Of the configuration, with the values that make the change, if they can."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +55,34 @@ class Gain:
     change: str
     because: str
     before_ns: int
-    """An iteration without it: the one that is replayed, or the mean of all where it is about some of them."""
-    period_ns: int
-    """The same with it."""
+    """An iteration without it: the median of those replayed, or the mean of all where it is about some of them."""
+    shares: Sequence[float]
+    """What it gains in each of some iterations, as a part of the iteration; negative where it loses."""
     mean: bool = False
-    """Whether these are means over iterations that take unequally long."""
+    """Whether it is about iterations that take unequally long, and `before_ns` is a mean."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """As of Change."""
 
     @property
     def share(self) -> float:
-        """Of `before_ns`."""
-        return 1 - self.period_ns / self.before_ns if self.before_ns else 0.0
+        """The median of `shares`."""
+        return float(np.median(self.shares))
+
+    @property
+    def period_ns(self) -> int:
+        """An iteration with the change."""
+        return round(self.before_ns * (1 - self.share))
+
+    @property
+    def least(self) -> float:
+        """Of `shares`, where those of MANY or more iterations are known without the smallest one."""
+        return sorted(self.shares)[self._left_out]
+
+    @property
+    def most(self) -> float:
+        """The same without the largest one."""
+        return sorted(self.shares)[-1 - self._left_out]
+
+    @property
+    def _left_out(self) -> int:
+        return 1 if len(self.shares) >= MANY else 0

@@ -1,11 +1,14 @@
-"""What each of some changes would bring: the same iteration again, with other lengths of what the change is about.
+"""What each of some changes would bring: the same iterations again, with other lengths of what the change is about.
 
-Computing and messages last as they were recorded, waiting follows anew (`reports/path/graph.py`).
+Computing and messages last as they were recorded, waiting follows anew (`reports/path/graph.py`). What a change is
+about is decided by medians over the iterations; what it gains is found in each of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import numpy as np
 
 from fasop.search.findings.found_plan import FoundPlan
 from megatron_ext.contract.plan import Plan
@@ -20,43 +23,51 @@ LEAST = 0.01
 """Of an iteration: a change that gains less is not named."""
 
 
-def gains(graph: Graph, plan: Plan, searched: Sequence[FoundPlan] = (), expected: Expected | None = None) -> list[Gain]:
-    """The changes that gain at least LEAST of an iteration, the largest gain first.
+def gains(
+    graphs: Sequence[Graph], plan: Plan, searched: Sequence[FoundPlan] = (), expected: Expected | None = None
+) -> list[Gain]:
+    """As `largest`, of all changes.
 
     Args:
+        graphs: of some usual iterations, the most usual one first.
         searched: plans that a search found. One that differs in its layers per stage alone is replayed; of another one
             the iteration is multiplied by what the prediction says.
         expected: what is predicted of the stages.
     """
-    now = graph.period_ns()
+    now = round(float(np.median([graph.now_ns for graph in graphs])))
     layers = [layers_by_stage(other, plan) for other in searched]
     changes = [
-        *slow_ranks(graph, plan, expected),
-        *moved_layers(graph, plan),
-        *links(graph, plan),
-        *freed(graph, plan),
-        *replayed_plans(graph, plan, [known for known in layers if known]),
+        *slow_ranks(graphs, plan, expected),
+        *moved_layers(graphs, plan),
+        *links(graphs, plan),
+        *freed(graphs, plan),
+        *replayed_plans(graphs, plan, [known for known in layers if known]),
     ]
-    found = [_gain(one, graph.period_ns(one.lasts_ns), now) for one in changes]
+    found = [_gain(one, graphs, now) for one in changes]
     for other, replayed in zip(searched, layers, strict=True):
         if replayed is None:
             words = ", ".join(f"{key}={value}" for key, value in other.differs.items())
             found.append(
                 Gain(
                     cause=Cause.PLAN,
-                    change=f"the plan of tdpp search, as predicted: {words}",
+                    change=f"the plan of tdpp search, as predicted: {words or 'the plan that this run has'}",
                     because="tdpp search predicts that another plan is faster.",
                     before_ns=now,
-                    period_ns=round(now * other.iteration_s / other.own_s),
+                    shares=[1 - other.iteration_s / other.own_s],
+                    keys={f"parallel.{key}": value for key, value in other.differs.items()},
                 )
             )
     return largest(found)
 
 
 def largest(found: Sequence[Gain]) -> list[Gain]:
-    """Those that gain at least LEAST, the largest first."""
-    return sorted((gain for gain in found if gain.share >= LEAST), key=lambda gain: -gain.share)
+    """The plans of a search and those that gain at least LEAST, the largest first."""
+    kept = (gain for gain in found if gain.share >= LEAST or gain.cause == Cause.PLAN)
+    return sorted(kept, key=lambda gain: -gain.share)
 
 
-def _gain(one: Change, period_ns: int, now_ns: int) -> Gain:
-    return Gain(cause=one.cause, change=one.change, because=one.because, before_ns=now_ns, period_ns=period_ns)
+def _gain(one: Change, graphs: Sequence[Graph], now_ns: int) -> Gain:
+    shares = list[float]()
+    for graph, lasts in zip(graphs, one.lasts_ns, strict=True):
+        shares.append(1 - graph.period_ns(lasts) / graph.now_ns if graph.now_ns else 0.0)
+    return Gain(cause=one.cause, change=one.change, because=one.because, before_ns=now_ns, shares=shares, keys=one.keys)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from conf.run_folder.rank_ranges import rank_ranges
 from megatron_ext.contract.plan import Plan
 from reports.path.change import Cause, Change
-from reports.path.graph import Graph, Kind
+from reports.path.graph import Graph, Kind, median_by_rank
 
 FREED = (
     (Kind.DATA, Cause.DATA, "no time for data loading", "Loading data"),
@@ -26,19 +26,27 @@ MUCH_LESS = 0.5
 """Of the longest time: what the others take at most."""
 
 
-def freed(graph: Graph, plan: Plan) -> Iterator[Change]:
+def freed(graphs: Sequence[Graph], plan: Plan) -> Iterator[Change]:
     """Each kind of work that takes any time."""
-    stood = np.array([edge.stood_ns for edge in graph.edges], np.int64)
     for kind, cause, change, what in FREED:
-        chosen = graph.kind == kind
-        sums = graph.by_rank(np.where(chosen, stood, 0))
-        lasts = {rank: int(sums[rank]) for rank in sorted({*graph.on[chosen].tolist()} & graph.last.keys())}
+        lasts = median_by_rank([_stood(graph, kind) for graph in graphs])
         if lasts and max(lasts.values()):
-            because = f"{what} takes {max(lasts.values()) / 1e6:,.1f} ms per iteration{_where(lasts, plan)}."
-            yield Change(cause, change, because, np.where(chosen, 0, graph.lasts_ns))
+            yield Change(
+                cause=cause,
+                change=change,
+                because=f"{what} takes {max(lasts.values()) / 1e6:,.1f} ms per iteration{_where(lasts, plan)}.",
+                lasts_ns=[np.where(graph.kind == kind, 0, graph.lasts_ns) for graph in graphs],
+            )
 
 
-def _where(lasts: Mapping[int, int], plan: Plan) -> str:
+def _stood(graph: Graph, kind: Kind) -> dict[int, int]:
+    """By rank that does it, for how long it stood still for that, ns."""
+    chosen = graph.kind == kind
+    sums = graph.by_rank(np.where(chosen, graph.stood_ns, 0))
+    return {rank: int(sums[rank]) for rank in sorted({*graph.on[chosen].tolist()} & graph.last.keys())}
+
+
+def _where(lasts: Mapping[int, float], plan: Plan) -> str:
     """Which ranks it takes long, where those are few."""
     longest = max(lasts.values())
     most = [rank for rank, ns in lasts.items() if ns > MUCH_LESS * longest]

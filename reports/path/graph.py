@@ -78,6 +78,8 @@ class Graph:
     """By rank, when it was done, as recorded."""
     edges: Sequence[Edge]
     """Those to a point come before those from it in the same iteration."""
+    core_wait_ns: Mapping[int, int]
+    """By rank, how long it waited for a CPU core in its passes, as far as that is known."""
 
     @cached_property
     def lasts_ns(self) -> Integers:
@@ -99,8 +101,18 @@ class Graph:
         """(edges,)."""
         return self._column("sender")
 
+    @cached_property
+    def stood_ns(self) -> Integers:
+        """(edges,)."""
+        return self._column("stood_ns")
+
     def _column(self, name: str) -> Integers:
         return np.array([getattr(edge, name) for edge in self.edges], np.int64)
+
+    @cached_property
+    def now_ns(self) -> int:
+        """`period_ns` as it was."""
+        return self.period_ns()
 
     @cached_property
     def streams(self) -> bool:
@@ -164,3 +176,9 @@ class Graph:
         count = STREAMED if self.streams else 2
         ends = [max(self._ends(times).values()) for times in self.one_after_another(count, lasts_ns)]
         return (ends[-1] - ends[count // 2 - 1]) // (count - count // 2)
+
+
+def median_by_rank(graphs: Sequence[Mapping[int, int]]) -> dict[int, float]:
+    """Of figures by rank, of several iterations: the median of each rank; a rank that lacks one counts as 0 there."""
+    ranks = sorted({rank for one in graphs for rank in one})
+    return {rank: float(np.median([one.get(rank, 0) for one in graphs])) for rank in ranks}

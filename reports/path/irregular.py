@@ -5,7 +5,7 @@ The iteration of median length says nothing of them, and yet they may cost more 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from reports.facts.statistics import Statistics
 from reports.path.change import Cause, Gain
 from reports.path.graph import Graph, Integers, Kind
 from reports.path.making import make_graph
+from reports.path.slow_ranks import on_cores
 from reports.readers.events import Timeline
 
 LONGER = 1.05
@@ -39,10 +40,10 @@ TOGETHER = (
 """What ranks do together."""
 
 
-def long_iterations(timeline: Timeline, plan: Plan, figures: Statistics, usual: Graph) -> Iterator[Gain]:
+def long_iterations(timeline: Timeline, plan: Plan, figures: Statistics, usual: Graph, most: int) -> Iterator[Gain]:
     """What they would gain if a thing took no longer in them than in the usual iteration.
 
-    They are known by one of them, that of median length.
+    What takes longer is known by that of median length; what it gains is found for others near it, too.
     """
     steady, number = figures.steady, int(np.flatnonzero(figures.iterations == usual.iteration)[0])
     # An iteration with more events has a larger batch, and takes longer for that reason.
@@ -52,22 +53,25 @@ def long_iterations(timeline: Timeline, plan: Plan, figures: Statistics, usual: 
     if not len(longer):
         return
     median = float(np.median(figures.period_ns[np.setdiff1d(np.flatnonzero(alike), longer)]))
-    middle = longer[np.argsort(figures.period_ns[longer], kind="stable")[(len(longer) - 1) // 2]]
+    ordered = longer[np.argsort(figures.period_ns[longer], kind="stable")]
+    near = np.argsort(np.abs(np.arange(len(ordered)) - (len(ordered) - 1) // 2), kind="stable")[:most]
+    numbers = figures.iterations[ordered[near]].tolist()
     try:
-        graph = make_graph(timeline, plan.ranks, int(figures.iterations[middle]), plan.stream is not None)
+        graphs = [make_graph(timeline, plan.ranks, number, plan.stream is not None) for number in numbers]
     except ReportError:
         return
-    now, mean = graph.period_ns(), float(figures.period_ns[alike].mean())
+    mean = float(figures.period_ns[alike].mean())
     part = len(longer) / int(alike.sum())
     which = _which(figures.iterations[longer].tolist(), int(alike.sum()))
-    for cause, change, because, lasts in _as_usual(graph, usual, plan):
-        gained = part * (now - graph.period_ns(lasts))
+    takes = f"{which} takes {graphs[0].now_ns / 1e6:,.0f} ms, other iterations {median / 1e6:,.0f} ms"
+    for cause, change, because, lasts in _as_usual(graphs, usual, plan):
+        gained = [graph.now_ns - graph.period_ns(one) for graph, one in zip(graphs, lasts, strict=True)]
         yield Gain(
             cause=cause,
             change=f"{change}, as in other iterations",
-            because=f"{which} takes {now / 1e6:,.0f} ms, other iterations {median / 1e6:,.0f} ms: {because}.",
+            because=f"{takes}: {because}.",
             before_ns=round(mean),
-            period_ns=round(mean - gained),
+            shares=[part * ns / mean for ns in gained],
             mean=True,
         )
 
@@ -84,8 +88,12 @@ def _ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def _as_usual(graph: Graph, usual: Graph, plan: Plan) -> Iterator[tuple[Cause, str, str, Integers]]:
-    """What takes longer in an iteration than in the usual one: what about, with it as there, why, and the lengths."""
+def _as_usual(
+    graphs: Sequence[Graph], usual: Graph, plan: Plan
+) -> Iterator[tuple[Cause, str, str, Sequence[Integers]]]:
+    """What takes longer in the first of some iterations than in the usual one: what about, with it as there, why, and
+    the lengths in all of them."""
+    graph = graphs[0]
     for kind, cause, many, one in KINDS:
         then, now = (_sums(of, kind) for of in (usual, graph))
         # A rank that takes its time now and then makes others wait, but not take longer themselves.
@@ -103,29 +111,42 @@ def _as_usual(graph: Graph, usual: Graph, plan: Plan) -> Iterator[tuple[Cause, s
             f"{ranks}{where} {verb} {'up to ' if len(slow) > 1 else ''}{now[longest] / 1e6:,.0f} ms in it instead of "
             f"{then.get(longest, 0) / 1e6:,.0f} ms"
         )
-        factors = np.ones(max(graph.last) + 1)
-        for rank in slow:
-            factors[rank] = then.get(rank, 0) / now[rank]
         title = {Kind.COMPUTE: "as fast", Kind.DATA: "as quick to load data", Kind.OPTIMIZER: "as quick to update"}
         change = f"{ranks}{where} {title.get(kind, 'as quick between the events')}"
-        yield cause, change, because, graph.scaled(kind, factors)
+        yield cause, change, because, [_scaled(one, kind, {rank: then.get(rank, 0) for rank in slow}) for one in graphs]
     for kind, cause, what, takes in TOGETHER:
         before, after = sum(_sums(usual, kind).values()), sum(_sums(graph, kind).values())
         if after > MORE * before:
-            lasts = np.where(graph.kind == kind, (graph.lasts_ns * (before / after)).astype(np.int64), graph.lasts_ns)
+            lasts = [_all_scaled(one, kind, before) for one in graphs]
             because = (
                 f"{what} {takes} {after / 1e6:,.0f} ms in it instead of {before / 1e6:,.0f} ms, summed over all ranks"
             )
             yield cause, f"{what} as quick", because, lasts
 
 
+def _scaled(graph: Graph, kind: Kind, then: Mapping[int, int]) -> Integers:
+    """The lengths where a kind takes some ranks so many ns together."""
+    now, factors = _sums(graph, kind), np.ones(max(graph.last) + 1)
+    for rank, ns in then.items():
+        factors[rank] = ns / now.get(rank, max(ns, 1))
+    return graph.scaled(kind, factors)
+
+
+def _all_scaled(graph: Graph, kind: Kind, then: int) -> Integers:
+    """The lengths where a kind takes so many ns over all ranks."""
+    now = max(sum(_sums(graph, kind).values()), 1)
+    return np.where(graph.kind == kind, (graph.lasts_ns * (then / now)).astype(np.int64), graph.lasts_ns)
+
+
 def _sums(graph: Graph, kind: Kind) -> dict[int, int]:
-    """By rank that does it, ns."""
+    """By rank that does it, ns; of computing without waits for a CPU core."""
+    if kind is Kind.COMPUTE:
+        return {rank: ns for rank, ns in on_cores(graph).items() if ns}
     sums = graph.by_rank(np.where(graph.kind == kind, graph.lasts_ns, 0))
     return {rank: int(sums[rank]) for rank in graph.last if sums[rank]}
 
 
-def between_iterations(plan: Plan, figures: Statistics) -> Iterator[Gain]:
+def between_iterations(plan: Plan, figures: Statistics, most: int) -> Iterator[Gain]:
     """What passes between the end of an iteration and the first event of the next one."""
     gaps = figures.gap_ns
     counted = figures.steady & (np.diff(figures.iterations, prepend=-1) == 1)
@@ -143,12 +164,13 @@ def between_iterations(plan: Plan, figures: Statistics) -> Iterator[Gain]:
         because = f"After {which}, the next one begins only {lasts:,.0f} ms later"
     known = _known(plan, after)
     period = float(figures.period_ns[counted].mean())
+    usual = gaps[long[np.argsort(np.abs(gaps[long] - np.median(gaps[long])), kind="stable")[:most]]]
     yield Gain(
         cause=Cause.BETWEEN,
         change=f"no time for {' and '.join(known)}" if known else "no time between iterations",
         because=f"{because}{f' ({_keys(known)})' if known else ''}.",
         before_ns=round(period + mean),
-        period_ns=round(period),
+        shares=(mean / (period + mean) * usual / np.median(gaps[long])).tolist(),
         mean=True,
     )
 

@@ -8,18 +8,19 @@ import numpy as np
 
 from fasop.search.findings.found_plan import FoundPlan
 from megatron_ext.contract.plan import Plan
+from reports.facts.dashed import dashed
 from reports.path.change import Cause, Change
-from reports.path.graph import Graph
-from reports.path.slow_ranks import computing, gpus, layers_of, scaled
+from reports.path.graph import Graph, Integers, median_by_rank
+from reports.path.slow_ranks import ALIKE, computing, gpus, layers_of, on_cores, scaled
 
 MOST_LAYERS = 64
 """Moved one after another, at most."""
 
 
-def moved_layers(graph: Graph, plan: Plan) -> Iterator[Change]:
+def moved_layers(graphs: Sequence[Graph], plan: Plan) -> Iterator[Change]:
     """Layers moved from the stage that computes longest to the one that is done first: one, and as many as help."""
-    stages, own = {place.rank: place.stage for place in plan.ranks}, computing(graph)
-    layers, before = layers_of(plan), _by_stage(stages, own)
+    stages = {place.rank: place.stage for place in plan.ranks}
+    layers, before = layers_of(plan), _by_stage(stages, median_by_rank([on_cores(graph) for graph in graphs]))
     if len(before) < 2 or not layers:
         return
     each = _layer_ns(plan, before, layers)
@@ -28,41 +29,48 @@ def moved_layers(graph: Graph, plan: Plan) -> Iterator[Change]:
         f"Stage {longest} computes the longest, {before[longest] / 1e6:,.1f} ms per iteration; stage {shortest} the "
         f"shortest, {before[shortest] / 1e6:,.1f} ms."
     )
-    now, left, best, moved = dict(before), list(layers), graph.period_ns(), 0
-    change = None
-    while moved < MOST_LAYERS:
+    now, left, best = dict(before), list(layers), graphs[0].now_ns
+    made = list[Change]()
+    while len(made) < MOST_LAYERS:
         slow, quick = max(now, key=lambda s: now[s]), min(now, key=lambda s: now[s])
         if slow == quick or left[slow] < 1:
             break
         now[slow], now[quick] = max(now[slow] - each[slow], 0.0), now[quick] + each[quick]
-        left[slow], left[quick], moved = left[slow] - 1, left[quick] + 1, moved + 1
-        lasts = scaled(graph, _factors(stages, own, before, now))
-        period = graph.period_ns(lasts)
+        left[slow], left[quick] = left[slow] - 1, left[quick] + 1
+        lasts = [_with_layers(graph, stages, before, now) for graph in graphs]
+        period = graphs[0].period_ns(lasts[0])
         if period >= best:
             break
         best = period
-        if moved == 1:
-            yield Change(Cause.PARTITION, f"a layer moved from stage {slow} to stage {quick}", because, lasts)
-        else:
-            change = Change(Cause.PARTITION, f"partition {'-'.join(map(str, left))}", because, lasts)
-    if change is not None:
-        yield change
+        change = f"partition {dashed(left)}" if made else f"a layer moved from stage {slow} to stage {quick}"
+        one = Change(
+            cause=Cause.PARTITION,
+            change=change,
+            because=because,
+            lasts_ns=lasts,
+            keys={"parallel.partition": dashed(left)} if plan.chunks == 1 else {},
+        )
+        made.append(one)
+    yield from made[:1]
+    yield from made[1:][-1:]
 
 
-def _by_stage(stages: Mapping[int, int], computing: Mapping[int, int]) -> dict[int, float]:
+def _by_stage(stages: Mapping[int, int], computing: Mapping[int, float]) -> dict[int, float]:
     """What the ranks of each stage compute, as a median."""
-    found: dict[int, list[int]] = {}
+    found: dict[int, list[float]] = {}
     for rank, stage in stages.items():
         if rank in computing:
             found.setdefault(stage, []).append(computing[rank])
     return {stage: float(np.median(own)) for stage, own in found.items()}
 
 
-def _factors(
-    stages: Mapping[int, int], computing: Mapping[int, int], before: Mapping[int, float], now: Mapping[int, float]
-) -> dict[int, float]:
-    """By rank, where its stage computed `before` and computes `now`."""
-    return {rank: now[stages[rank]] / before[stages[rank]] for rank in computing if before[stages[rank]] > 0}
+def _with_layers(
+    graph: Graph, stages: Mapping[int, int], before: Mapping[int, float], now: Mapping[int, float]
+) -> Integers:
+    """The lengths where stages that usually compute `before` usually compute `now`."""
+    here = _by_stage(stages, computing(graph))
+    factors = {stage: max(1 + (now[stage] - before[stage]) / ns, 0.0) for stage, ns in here.items() if ns > 0}
+    return scaled(graph, {rank: factors.get(stages[rank], 1.0) for rank in graph.last})
 
 
 def layers_by_stage(other: FoundPlan, plan: Plan) -> tuple[int, ...] | None:
@@ -71,25 +79,39 @@ def layers_by_stage(other: FoundPlan, plan: Plan) -> tuple[int, ...] | None:
     return layers if layers and plan.chunks == 1 and len(layers) == len(layers_of(plan)) else None
 
 
-def replayed_plans(graph: Graph, plan: Plan, every: Sequence[Sequence[int]]) -> Iterator[Change]:
+def replayed_plans(graphs: Sequence[Graph], plan: Plan, every: Sequence[Sequence[int]]) -> Iterator[Change]:
     """Plans whose layers per stage, each of these, are all that differs."""
     if not every:
         return
-    stages, own, layers_now = {place.rank: place.stage for place in plan.ranks}, computing(graph), layers_of(plan)
-    before = _by_stage(stages, own)
+    stages, layers_now = {place.rank: place.stage for place in plan.ranks}, layers_of(plan)
+    before = _by_stage(stages, median_by_rank([on_cores(graph) for graph in graphs]))
     each = _layer_ns(plan, before, layers_now)
     for layers in every:
         now = {stage: max(ns + each[stage] * (layers[stage] - layers_now[stage]), 0.0) for stage, ns in before.items()}
-        change = f"partition {'-'.join(map(str, layers))}, the best that tdpp search finds for these sizes"
-        because = f"tdpp search finds a better balance than {'-'.join(map(str, layers_now))}."
-        yield Change(Cause.PARTITION, change, because, scaled(graph, _factors(stages, own, before, now)))
+        change = f"partition {dashed(layers)}, the best that tdpp search finds for these sizes"
+        because = f"tdpp search finds a better balance than {dashed(layers_now)}."
+        yield Change(
+            cause=Cause.PARTITION,
+            change=change,
+            because=because,
+            lasts_ns=[_with_layers(graph, stages, before, now) for graph in graphs],
+            keys={"parallel.partition": dashed(layers)},
+        )
 
 
 def _layer_ns(plan: Plan, computing: Mapping[int, float], layers: Sequence[int]) -> dict[int, float]:
-    """What a layer takes on each stage. The ends also compute an embedding or a head: where an inner stage has the same
+    """What a layer takes on each stage: the mean of stages with the same GPUs, where layers are unlike each other.
+
+    Where they are alike, the ends also compute an embedding or a head: where an inner stage has the same
     GPUs, its layers tell; else that stage with such GPUs where a layer and its share of the rest take least."""
     gpu = gpus(plan)
     of_stage = {place.stage: gpu[place.rank] for place in plan.ranks}
+    if plan.model.family not in ALIKE:
+        with_gpu = {stage: [other for other in computing if of_stage[other] == of_stage[stage]] for stage in computing}
+        return {
+            stage: sum(computing[other] for other in same) / max(sum(layers[other] for other in same), 1)
+            for stage, same in with_gpu.items()
+        }
     own = {stage: computing[stage] / layers[stage] for stage in computing if layers[stage]}
     inner = {stage: each for stage, each in own.items() if 0 < stage < plan.pipeline - 1}
     found = {}

@@ -22,39 +22,43 @@ class _Way:
     sender: str
     receiver: str
     stages: tuple[int, int]
-    edges: Sequence[int]
+    edges: Sequence[Sequence[int]]
+    """By graph."""
     usual_ns: float
 
 
-def links(graph: Graph, plan: Plan) -> Iterator[Change]:
+def links(graphs: Sequence[Graph], plan: Plan) -> Iterator[Change]:
     """Each link between two stages twice as fast in both directions. Where the messages of some nodes take longer than
     those of other replicas, or those of one node longer than all others, only these."""
-    ways = _ways(graph, plan)
+    ways = _ways(graphs, plan)
     for pair in sorted({tuple(sorted(way.stages)) for way in ways}):
-        yield _between(graph, pair[0], pair[1], [way for way in ways if tuple(sorted(way.stages)) == pair])
-    yield from _of_nodes(graph, ways)
+        yield _between(graphs, pair[0], pair[1], [way for way in ways if tuple(sorted(way.stages)) == pair])
+    yield from _of_nodes(graphs, ways)
 
 
-def _ways(graph: Graph, plan: Plan) -> list[_Way]:
+def _ways(graphs: Sequence[Graph], plan: Plan) -> list[_Way]:
     stages = [place.stage for place in plan.ranks]
-    found: dict[tuple[str, str, int, int], list[int]] = {}
-    for number in np.flatnonzero(graph.sender >= 0).tolist():
-        sender, receiver = int(graph.sender[number]), int(graph.on[number])
-        key = plan.node_of(sender), plan.node_of(receiver), stages[sender], stages[receiver]
-        found.setdefault(key, []).append(number)
+    found: dict[tuple[str, str, int, int], list[list[int]]] = {}
+    for at, graph in enumerate(graphs):
+        for number in np.flatnonzero(graph.sender >= 0).tolist():
+            sender, receiver = int(graph.sender[number]), int(graph.on[number])
+            key = plan.node_of(sender), plan.node_of(receiver), stages[sender], stages[receiver]
+            found.setdefault(key, [[] for _ in graphs])[at].append(number)
     return [
         _Way(
             sender=one,
             receiver=other,
             stages=(stage, to),
             edges=edges,
-            usual_ns=float(np.median(graph.lasts_ns[edges])),
+            usual_ns=float(
+                np.median(np.concatenate([graph.lasts_ns[own] for graph, own in zip(graphs, edges, strict=True)]))
+            ),
         )
         for (one, other, stage, to), edges in found.items()
     ]
 
 
-def _between(graph: Graph, one: int, other: int, ways: Sequence[_Way]) -> Change:
+def _between(graphs: Sequence[Graph], one: int, other: int, ways: Sequence[_Way]) -> Change:
     """Of the ways between two stages."""
     slowest = max(ways, key=lambda way: way.usual_ns)
     said = f"from stage {slowest.stages[0]} to stage {slowest.stages[1]}"
@@ -71,10 +75,10 @@ def _between(graph: Graph, one: int, other: int, ways: Sequence[_Way]) -> Change
     else:
         because = f"A message {said} takes {_ms(slowest.usual_ns)}."
         change = f"the link between stages {one} and {other} twice as fast"
-    return Change(Cause.LINK, change, because, _twice_as_fast(graph, ways))
+    return Change(cause=Cause.LINK, change=change, because=because, lasts_ns=_twice_as_fast(graphs, ways))
 
 
-def _of_nodes(graph: Graph, ways: Sequence[_Way]) -> Iterator[Change]:
+def _of_nodes(graphs: Sequence[Graph], ways: Sequence[_Way]) -> Iterator[Change]:
     """Nodes whose messages to or from all their neighbours take longer than those between other nodes."""
     apart = [way for way in ways if way.sender != way.receiver]
     for node in sorted({way.sender for way in apart}):
@@ -90,13 +94,19 @@ def _of_nodes(graph: Graph, ways: Sequence[_Way]) -> Iterator[Change]:
                 f"Messages to and from {node} take up to {_ms(max(slowest.values()))}; messages between other nodes "
                 f"take {_ms(usual)}."
             )
-            yield Change(Cause.LINK, f"the network of {node} twice as fast", because, _twice_as_fast(graph, own))
+            yield Change(
+                cause=Cause.LINK,
+                change=f"the network of {node} twice as fast",
+                because=because,
+                lasts_ns=_twice_as_fast(graphs, own),
+            )
 
 
-def _twice_as_fast(graph: Graph, ways: Sequence[_Way]) -> Integers:
-    lasts = graph.lasts_ns.copy()
-    lasts[[number for way in ways for number in way.edges]] //= 2
-    return lasts
+def _twice_as_fast(graphs: Sequence[Graph], ways: Sequence[_Way]) -> list[Integers]:
+    found = [graph.lasts_ns.copy() for graph in graphs]
+    for at, lasts in enumerate(found):
+        lasts[[number for way in ways for number in way.edges[at]]] //= 2
+    return found
 
 
 def _ms(ns: float) -> str:

@@ -105,8 +105,16 @@ def make_graph(timeline: Timeline, ranks: Sequence[Place], iteration: int, strea
         last=maker.last,
         ready_ns=maker.ready,
         ended_ns=maker.ended,
+        core_wait_ns=_core_waits(timeline, iteration),
         edges=_in_order(edges, len(maker.rank), iteration),
     )
+
+
+def _core_waits(timeline: Timeline, iteration: int) -> dict[int, int]:
+    """In passes, by rank, ns."""
+    waits = timeline.core_waits
+    chosen = waits[waits["iteration"] == iteration]
+    return dict(zip(chosen["rank"].tolist(), chosen["in_passes_ns"].tolist(), strict=True))
 
 
 def _part(timeline: Timeline, events: pd.DataFrame) -> Timeline:

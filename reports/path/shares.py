@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,7 @@ from reports.facts.breakdown import BACKWARD, FORWARD, LOSS
 from reports.facts.dashed import dashed
 from reports.path.change import Cause, Gain
 from reports.path.graph import Graph
+from reports.path.slow_ranks import computing, on_cores
 from reports.readers.events import Timeline
 
 MS = 1e6
@@ -22,24 +23,29 @@ MOST_CHARACTERS = 40
 """Of shares that are spelled out."""
 
 
-def other_shares(timeline: Timeline, graph: Graph, plan: Plan) -> Iterator[Gain]:
+def other_shares(timeline: Timeline, graphs: Sequence[Graph], plan: Plan) -> Iterator[Gain]:
     """Shares in proportion to how fast the replicas are; what they take is simulated, from mean times of passes."""
     counts = list(plan.micro_batches)
     alone = plan.schedule_file or plan.stream or plan.streams or plan.adapt or not plan.layout.even
     if alone or len(counts) < 2 or not all(counts):
         return
-    events = timeline.events[timeline.events["iteration"] == graph.iteration]
-    times = [_times(events, plan, dp) for dp in range(len(counts))]
+    events = timeline.events
+    own = [events[events["iteration"] == graph.iteration] for graph in graphs]
+    times = [
+        [_times(one, plan, dp, on_cores(graph), computing(graph)) for dp in range(len(counts))]
+        for one, graph in zip(own, graphs, strict=True)
+    ]
     try:
-        lengths = [_length(plan, one, count) for one, count in zip(times, counts, strict=True)]
-        paces = [max(sum(stage.forward) + sum(stage.backward) for stage in one) for one in times]
-        shares = _shares(paces, sum(counts), plan.pipeline if plan.chunks > 1 else 1)
+        each = [_lengths(plan, one, counts) for one in times]
+        paces = [[max(sum(stage.forward) + sum(stage.backward) for stage in dp) for dp in one] for one in times]
+        shares = _shares(np.median(paces, axis=0).tolist(), sum(counts), plan.pipeline if plan.chunks > 1 else 1)
         if shares == counts:
             return
-        after = [_length(plan, one, count) for one, count in zip(times, shares, strict=True)]
+        after = [_lengths(plan, one, shares) for one in times]
     except SearchError:
         return
-    now, slow, quick = graph.period_ns(), int(np.argmax(lengths)), int(np.argmin(lengths))
+    lengths = np.median(each, axis=0)
+    slow, quick = int(np.argmax(lengths)), int(np.argmin(lengths))
     yield Gain(
         cause=Cause.SHARES,
         change=f"shares of the replicas {_spelled(shares)}, as simulated",
@@ -47,9 +53,15 @@ def other_shares(timeline: Timeline, graph: Graph, plan: Plan) -> Iterator[Gain]
             f"Replica {slow} takes {lengths[slow] / MS:,.0f} ms for its {counts[slow]} micro-batches, replica {quick} "
             f"{lengths[quick] / MS:,.0f} ms for {counts[quick]}."
         ),
-        before_ns=now,
-        period_ns=round(now - max(lengths) + max(after)),
+        before_ns=round(float(np.median([graph.now_ns for graph in graphs]))),
+        shares=[(max(was) - max(then)) / graph.now_ns for was, then, graph in zip(each, after, graphs, strict=True)],
+        keys={"parallel.shares": dashed(shares)},
     )
+
+
+def _lengths(plan: Plan, times: Sequence[Sequence[StageTimes]], counts: Sequence[int]) -> list[float]:
+    """What each replica takes, ns."""
+    return [_length(plan, one, count) for one, count in zip(times, counts, strict=True)]
 
 
 def _spelled(shares: Sequence[int]) -> str:
@@ -61,14 +73,20 @@ def _spelled(shares: Sequence[int]) -> str:
     return f"from {least} (replica {shares.index(least)}) to {most} micro-batches (replica {shares.index(most)})"
 
 
-def _times(events: pd.DataFrame, plan: Plan, dp: int) -> list[StageTimes]:
-    """What the stages of a replica take for a micro-batch, ns; messages are free."""
+def _times(
+    events: pd.DataFrame, plan: Plan, dp: int, worked: Mapping[int, int], took: Mapping[int, int]
+) -> list[StageTimes]:
+    """What the stages of a replica take for a micro-batch, ns, without waits for a CPU core; messages are free.
+
+    Args:
+        worked, took: by rank, what it computes without and with these waits.
+    """
     found = []
     for stage in range(plan.pipeline):
         ranks = [place.rank for place in plan.ranks if (place.stage, place.dp) == (stage, dp)]
         own = events[events["rank"].isin(ranks)]
         lasted = (own["end_ns"] - own["start_ns"]) / len(ranks) / max(len(plan.taken_by(stage, dp)), 1)
-
+        lasted = lasted * sum(worked.get(rank, 0) for rank in ranks) / max(sum(took.get(rank, 0) for rank in ranks), 1)
         forward, backward = (
             [
                 float(lasted[own["name"].isin(list(names)) & (own["chunk"] == chunk)].sum())

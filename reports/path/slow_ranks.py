@@ -14,7 +14,7 @@ from fasop.simulation.predict import Prediction
 from megatron_ext.contract.models.model import BERT, GPT
 from megatron_ext.contract.plan import Plan
 from reports.path.change import Cause, Change
-from reports.path.graph import Graph, Integers, Kind
+from reports.path.graph import Graph, Integers, Kind, median_by_rank
 
 SLOWER = 1.05
 """Times the median of the other ranks of its stage, from which a rank is slow."""
@@ -22,6 +22,10 @@ SLOWER_STAGE = 1.2
 """The same beside other stages, for as many layers or as predicted, where a stage has no other ranks."""
 SLOWER_ROOFLINE = 1.5
 """The same where the prediction rests on peak rates."""
+AS_SLOW = 0.5
+"""Of what the slowest rank of a node loses: ranks that lose as much are named together with it."""
+Peers = Mapping[int, float]
+"""By rank that has as fast a GPU, how many times as much work as it another rank has."""
 ALIKE = (GPT, BERT)
 """Families whose counted blocks all take equally long."""
 
@@ -44,37 +48,65 @@ class Expected:
         )
 
 
-def slow_ranks(graph: Graph, plan: Plan, expected: Expected | None) -> Iterator[Change]:
-    """Each as fast as its peers, all of a node together."""
-    slow: dict[str, dict[int, float]] = {}
-    for rank, usual, own in _beside_peers(graph, plan, expected):
-        slow.setdefault(plan.node_of(rank), {})[rank] = usual / own
-    for node, factors in slow.items():
-        ranks, more = rank_ranges(factors), 1 / min(factors.values())
-        if len(factors) > 1:
+def slow_ranks(graphs: Sequence[Graph], plan: Plan, expected: Expected | None) -> Iterator[Change]:
+    """Each as fast as its peers, together those of a node that are about as slow.
+
+    They are compared without waits for a CPU core, which any rank may have.
+    """
+    each = [on_cores(graph) for graph in graphs]
+    slow: dict[str, dict[int, Peers]] = {}
+    for rank, peers in _beside_peers(graphs, plan, expected).items():
+        slow.setdefault(plan.node_of(rank), {})[rank] = peers
+    for node, found in slow.items():
+        times = {
+            rank: float(np.median([one[rank] / _usual(one, peers) for one in each])) for rank, peers in found.items()
+        }
+        more = max(times.values())
+        found = {rank: peers for rank, peers in found.items() if times[rank] - 1 >= (more - 1) * AS_SLOW}
+        ranks = rank_ranges(found)
+        if len(found) > 1:
             change = f"ranks {ranks} on {node} as fast as their peers"
             because = f"Ranks {ranks} on {node} take up to {more:.2f} times as long to compute as their peers."
         else:
             change = f"rank {ranks} on {node} as fast as its peers"
             because = f"Rank {ranks} on {node} takes {more:.2f} times as long to compute as its peers."
-        yield Change(Cause.RANK, change, because, scaled(graph, factors))
+        lasts = [
+            scaled(graph, {rank: _usual(one, peers) / max(one[rank], 1) for rank, peers in found.items()})
+            for graph, one in zip(graphs, each, strict=True)
+        ]
+        yield Change(cause=Cause.RANK, change=change, because=because, lasts_ns=lasts)
 
 
-def _beside_peers(graph: Graph, plan: Plan, expected: Expected | None) -> Iterator[tuple[int, float, float]]:
-    """Slow ranks: what their peers compute, and what they do."""
-    gpu, stages, own = gpus(plan), {place.rank: place.stage for place in plan.ranks}, computing(graph)
+def _usual(own: Mapping[int, float], peers: Peers) -> float:
+    """What a rank with these peers would compute were it as fast as they are, at least 1 ns."""
+    return max(float(np.median([own[other] * work for other, work in peers.items()])), 1.0)
+
+
+def _beside_peers(graphs: Sequence[Graph], plan: Plan, expected: Expected | None) -> dict[int, Peers]:
+    """Ranks that are slow."""
+    gpu, stages = gpus(plan), {place.rank: place.stage for place in plan.ranks}
+    own = median_by_rank([on_cores(graph) for graph in graphs])
     # Of a pass, for replicas may take unequal numbers of micro-batches.
-    passes = Counter(rank for rank, _ in {(one.rank, one.event) for one in graph.edges if one.kind is Kind.COMPUTE})
+    edges = graphs[0].edges
+    passes = Counter(rank for rank, _ in {(one.rank, one.event) for one in edges if one.kind is Kind.COMPUTE})
     work, least_of_stages = _work(plan, expected)
-    for rank, ns in own.items():
+    found: dict[int, Peers] = {}
+    for rank in own:
         alike = [other for other in own if other != rank and gpu[other] == gpu[rank]]
-        peers = [own[other] * passes[rank] / passes[other] for other in alike if _same(stages, rank, other, passes)]
-        least = SLOWER
+        peers, least = (
+            {other: passes[rank] / passes[other] for other in alike if _same(stages, rank, other, passes)},
+            SLOWER,
+        )
         if not peers and rank in work:
-            peers, least = [own[other] * work[rank] / work[other] for other in alike if other in work], least_of_stages
-        usual = float(np.median(peers)) if peers else 0.0
-        if ns > least * usual > 0:
-            yield rank, usual, ns
+            peers, least = {other: work[rank] / work[other] for other in alike if other in work}, least_of_stages
+        if peers and own[rank] > least * _usual(own, peers) > least:
+            found[rank] = peers
+    return found
+
+
+def on_cores(graph: Graph) -> dict[int, int]:
+    """As `computing`, without waits for a CPU core."""
+    return {rank: max(ns - graph.core_wait_ns.get(rank, 0), 0) for rank, ns in computing(graph).items()}
 
 
 def _same(stages: Mapping[int, int], rank: int, other: int, passes: Mapping[int, int]) -> bool:

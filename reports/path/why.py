@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 
 from fasop.search.findings.found_plan import FoundPlan
 from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
+from reports.facts.conditions import conditions
 from reports.facts.statistics import Statistics
-from reports.path.change import Gain
+from reports.path.change import MANY, Cause, Gain
 from reports.path.changes import gains, largest
 from reports.path.critical import Segment, critical_path
 from reports.path.idle import idle_frame
@@ -20,6 +22,16 @@ from reports.path.making import make_graph
 from reports.path.shares import other_shares
 from reports.path.slow_ranks import Expected
 from reports.readers.events import Timeline
+from reports.readers.gpus import GpuReport
+
+ITERATIONS = MANY
+"""That changes are replayed in; where a run has fewer, all of them."""
+CLOSE = 0.02
+"""By which part the replay of iterations as they were may miss what they took."""
+REMEDIES = {Cause.RANK: (Cause.PARTITION, Cause.SHARES)}
+"""What a slow rank makes look uneven: with less work for it, the rest waits less for it."""
+CLEAR = 0.05
+"""Of an iteration: what a change gains in each that is called the cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +39,9 @@ class Why:
     """Of a usual iteration."""
 
     iteration: int
+    """That the path and the idle times are of."""
+    iterations: Sequence[int]
+    """That changes were replayed in: those nearest to the median, the nearest first."""
     path: Sequence[Segment]
     """First to last; together they are the iteration."""
     gains: Sequence[Gain]
@@ -36,6 +51,12 @@ class Why:
     """What each of many such iterations takes, one after another."""
     recorded_ms: float
     """Median over the steady iterations."""
+    ratio: float
+    """Of what iterations take as replayed without a change to what they took: the median of `iterations`."""
+    conditions: Sequence[str]
+    """What on its hosts makes times uncertain: shared cores, other processes, throttled GPUs; a sentence each."""
+    looked: int
+    """Changes that were replayed."""
     absent: Sequence[int]
     """Ranks without events in it."""
     streams: bool = False
@@ -47,6 +68,28 @@ class Why:
     def length_ms(self) -> float:
         """Of the path."""
         return sum(segment.lasts_ns for segment in self.path) / 1e6
+
+    @property
+    def off(self) -> float:
+        """By which part the replay of iterations as they were misses what they took."""
+        return abs(self.ratio - 1)
+
+    @property
+    def tried(self) -> Sequence[Gain]:
+        """Gains by the run's own events: what a search predicts is no cause."""
+        return [one for one in self.gains if one.cause != Cause.PLAN]
+
+    @property
+    def cause(self) -> Gain | None:
+        """The gain that stands out: in each iteration at least CLEAR, and what any other cause usually gains."""
+        if self.off > CLOSE or not self.tried:
+            return None
+        best = self.tried[0]
+        slow = next((one for one in self.tried if best.cause in REMEDIES.get(one.cause, ()) and one.least > 0), best)
+        best = slow if slow.share > best.share / 2 else best
+        same = (best.cause, *REMEDIES.get(best.cause, ()))
+        others = [one.share for one in self.tried if one.cause not in same]
+        return best if best.least >= max([CLEAR, *others]) else None
 
 
 @dataclass(frozen=True)
@@ -61,35 +104,53 @@ def explain(
     figures: Statistics,
     searched: Sequence[FoundPlan] | None = None,
     expected: Expected | None = None,
+    gpus: GpuReport | None = None,
 ) -> Why | Unexplained | None:
     """Of a run that has a steady iteration of some length; None without one.
 
     Args:
         searched: what a search found for its GPUs, if there was one.
         expected: what is predicted of its stages.
+        gpus: readings of its GPUs.
     """
     recorded_ms = figures.usual_period_ms
     if not recorded_ms:
         return None
-    iteration = int(figures.iterations[figures.usual[0]])
+    numbers = _alike(figures)
     try:
-        graph = make_graph(timeline, plan.ranks, iteration, plan.stream is not None)
+        graphs = [make_graph(timeline, plan.ranks, number, plan.stream is not None) for number in numbers]
     except ReportError as error:
         return Unexplained(f"No critical path: {error}.")
+    graph = graphs[0]
+    took = dict(zip(figures.iterations.tolist(), figures.period_ns.tolist(), strict=True))
     found = [
-        *gains(graph, plan, searched or (), expected),
-        *other_shares(timeline, graph, plan),
-        *long_iterations(timeline, plan, figures, graph),
-        *between_iterations(plan, figures),
+        *gains(graphs, plan, searched or (), expected),
+        *other_shares(timeline, graphs, plan),
+        *long_iterations(timeline, plan, figures, graph, ITERATIONS),
+        *between_iterations(plan, figures, ITERATIONS),
     ]
     return Why(
-        iteration=iteration,
+        iteration=graph.iteration,
+        iterations=numbers,
         path=critical_path(graph),
-        gains=largest(found),
+        gains=largest([one if one.mean else replace(one, before_ns=round(recorded_ms * 1e6)) for one in found]),
+        looked=len(found),
+        conditions=conditions(timeline, plan, figures, gpus),
         idle=idle_frame(graph, plan),
-        replayed_ms=graph.period_ns() / 1e6,
+        replayed_ms=graph.now_ns / 1e6,
+        ratio=float(np.median([one.now_ns / max(took[one.iteration], 1) for one in graphs])),
         recorded_ms=recorded_ms,
         absent=[place.rank for place in plan.ranks if place.rank not in graph.last],
         streams=graph.streams,
         searched=searched is not None,
     )
+
+
+def _alike(figures: Statistics) -> list[int]:
+    """The numbers of the ITERATIONS most usual iterations, as far as they are like the first: ranks record as many
+    events, and they take neither half nor twice as long."""
+    usual = figures.usual
+    periods = figures.period_ns[usual] / figures.period_ns[usual[0]]
+    alike = (figures.events[:, usual] == figures.events[:, usual[:1]]).all(axis=0)
+    chosen = usual[alike & (periods > 1 / 2) & (periods < 2)][:ITERATIONS]
+    return [int(number) for number in figures.iterations[chosen]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ from conf.errors import RunFolderError
 from conf.run_folder.json_values import Count, Rule, typed
 from conf.run_folder.rank_ranges import rank_ranges
 from conf.run_folder.run_files import parse_json, read_bytes
-from megatron_ext.contract.events import CLOCK, FIELDS, MAGIC, VERSION, header_of
+from megatron_ext.contract.events import CLOCK, CORE_WAIT, CORE_WAIT_IN_PASSES, FIELDS, MAGIC, VERSION, header_of
 from reports.errors import ReportError
 
 RECORD = np.dtype(list(FIELDS))
@@ -72,6 +72,7 @@ NAMES = (
 )
 """Names that the engine and Megatron-LM give, in the order in which legends list and charts draw them: what may lie
 inside another comes after it."""
+WAITS = ["rank", "iteration", "ns", "in_passes_ns"]
 MOST_BYTES = 1 << 30
 """Of a file: 33 million events."""
 Nanoseconds = Annotated[int, Rule("nanoseconds", lambda value: abs(value) < 1 << 62)]
@@ -89,10 +90,18 @@ class RankEvents:
     wall_offset_ns: int
     """System clock minus monotonic clock when the file was opened."""
     records: NDArray[Any]
-    """(events,) of RECORD, without `clock`, in file order."""
+    """(events,) of RECORD, without `clock`, `core-wait` and `core-wait-in-passes`, in file order."""
     clock: NDArray[Any]
     """(anchors,) of RECORD: the `clock` records, by start."""
     notes: tuple[str, ...]
+    core_waits: NDArray[Any]
+    """(iterations,) of RECORD: the `core-wait` records."""
+    core_waits_in_passes: NDArray[Any]
+    """(iterations,) of RECORD: the `core-wait-in-passes` records."""
+    cores: int | None
+    """CPU cores that it could use; None in files of earlier versions."""
+    load: float | None
+    """Load average of the host when the file was opened, over a minute."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +118,13 @@ class Timeline:
     """Largest uncertainty of any clock measurement used; None where clocks were not compared."""
     notes: tuple[str, ...]
     """What is missing or was left out, one sentence each."""
+    core_waits: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=WAITS))
+    """How long a rank waited for a CPU core in an iteration, and in its passes, ns; a row each, none where that is not
+    known."""
+    cores: Mapping[str, int] = field(default_factory=dict)
+    """By host, the CPU cores that each of its ranks could use, as far as known."""
+    load: Mapping[str, float] = field(default_factory=dict)
+    """By host, its load average when the ranks began, over a minute."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -150,15 +166,21 @@ def read_rank(path: Path) -> RankEvents:
             "they start; ignored"
         )
         records = records[sound]
-    is_clock = records["name"] == _index(names, CLOCK)
+    is_clock, waits, inside = (
+        records["name"] == _index(names, name) for name in (CLOCK, CORE_WAIT, CORE_WAIT_IN_PASSES)
+    )
     return RankEvents(
         rank=header.rank,
         host=header.host,
         names=names,
         wall_offset_ns=header.unix_ns - header.monotonic_ns,
-        records=records[~is_clock],
+        records=records[~is_clock & ~waits & ~inside],
         clock=np.sort(records[is_clock], order="start_ns"),
         notes=tuple(notes),
+        core_waits=records[waits],
+        core_waits_in_passes=records[inside],
+        cores=header.cores,
+        load=header.load,
     )
 
 
@@ -171,6 +193,8 @@ class _Header:
     names: tuple[str, ...]
     monotonic_ns: Nanoseconds
     unix_ns: Nanoseconds
+    cores: Count | None = None
+    load: float | None = None
 
 
 def _header(path: Path, content: bytes) -> tuple[_Header, int]:
@@ -246,7 +270,26 @@ def merge(files: Sequence[RankEvents], notes: Sequence[str] = ()) -> Timeline:
         hosts={file.rank: file.host for file in files},
         uncertainty_ns=max((int(file.clock["peer"].max()) for file in files if len(file.clock)), default=0),
         notes=tuple(said),
+        core_waits=_core_waits(files),
+        cores={file.host: file.cores for file in files if file.cores is not None},
+        load={file.host: file.load for file in files if file.load is not None},
     )
+
+
+def _core_waits(files: Sequence[RankEvents]) -> pd.DataFrame:
+    """Of those in passes none is noted on GPUs, where passes go on without the rank."""
+    rows = []
+    for file in files:
+        every, inside = (
+            pd.Series(one["end_ns"] - one["start_ns"], index=one["iteration"].astype(np.int64))
+            for one in (file.core_waits, file.core_waits_in_passes)
+        )
+        # An iteration may be there twice, where a run went back to one.
+        every, inside = every.groupby(level=0).last(), inside.groupby(level=0).last()
+        columns = {"ns": every, "in_passes_ns": inside.reindex(every.index, fill_value=0)}
+        rows.append(pd.DataFrame(columns).rename_axis("iteration").reset_index().assign(rank=file.rank))
+    found = [one for one in rows if len(one)]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=WAITS)
 
 
 def frame(records: NDArray[Any], names: Sequence[str]) -> pd.DataFrame:

@@ -34,6 +34,8 @@ class GpuReport:
     course: pd.DataFrame
     """By hours since the first reading that was looked at: `utilisation`, percent, the mean over all GPUs, and
     `power_w`, their sum. Empty where readings have no times."""
+    shared: Mapping[str, Sequence[int]]
+    """By node, the GPUs on which processes that are not of the run computed beside those of the run."""
     troubles: Sequence[str]
     """What was written in the place of readings, each once, with its nodes."""
 
@@ -62,7 +64,7 @@ def read_files(paths: Mapping[str, Path]) -> GpuReport | None:
 
 def gpu_report(texts: Mapping[str, str]) -> GpuReport:
     """Of what the nodes' files hold, which may begin anywhere."""
-    rows, troubles = [], dict[str, list[str]]()
+    rows, troubles, shared = [], dict[str, list[str]](), dict[str, set[int]]()
     for node, text in texts.items():
         for one in entries(text) or gpustat.readings(text):
             if isinstance(one, GpuTrouble):
@@ -70,12 +72,15 @@ def gpu_report(texts: Mapping[str, str]) -> GpuReport:
                 continue
             for place, gpu in enumerate(one.gpus):
                 ours = any(process.ours for process in gpu.processes or ())
+                if ours and any(process.ours is False for process in gpu.processes or ()):
+                    shared.setdefault(node, set()).add(gpu.index)
                 rows.append({**vars(gpu), "node": node, "place": place, "ours": ours, "reading": one})
     samples = pd.DataFrame(rows, columns=[*GpuSample.__dataclass_fields__, "node", "place", "ours", "reading"])
     samples = samples.astype(dict.fromkeys(_NUMBERS, "float64"))
     return GpuReport(
         uses=_uses(samples),
         course=_course(samples),
+        shared={node: sorted(numbers) for node, numbers in shared.items()},
         troubles=[f"{', '.join(dict.fromkeys(nodes))}: {text}" for text, nodes in troubles.items()],
     )
 

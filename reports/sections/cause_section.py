@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 import pandas as pd
 
 from conf.run_folder.rank_ranges import rank_ranges
+from conf.visible import plural
 from megatron_ext.contract.plan import Plan
+from reports.facts.commands import launch_with
 from reports.figures.embed import embedded
-from reports.figures.page import table
+from reports.figures.page import Cell, Row, copy_button, table
 from reports.figures.stacked import Part, stacked
 from reports.figures.template import BORDER, SERIES, SOFT
-from reports.path.change import Cause
+from reports.path.change import Cause, Gain
 from reports.path.critical import Segment
 from reports.path.graph import Kind
 from reports.path.idle import IDLE
-from reports.path.why import Unexplained, Why
+from reports.path.why import CLEAR, CLOSE, ITERATIONS, Unexplained, Why
 
 SMALL = 0.01
 """Of an iteration; what is less is summed up as the rest."""
-CLOSE = 0.02
-"""How far the replay of the iteration as it was may be from the recorded median."""
 MOST_RANKS = 64
 """Of more, the table of ranks has those that are idle longest."""
 MOST_BARS = 16
@@ -53,16 +54,20 @@ IDLE_MEANING = (
 )
 
 
-def cause_section(why: Why | Unexplained | None, plan: Plan) -> str:
-    """The section of a run's page, as HTML; nothing where there is no steady iteration."""
+def cause_section(why: Why | Unexplained | None, plan: Plan, overrides: Sequence[str] = ()) -> str:
+    """The section of a run's page, as HTML; nothing where there is no steady iteration.
+
+    Args:
+        overrides: the words that the run was launched with.
+    """
     if why is None:
         return ""
     if isinstance(why, Unexplained):
         return _section(f'<p class="none">{escape(why.reason)}</p>')
     answer = f'<p class="reason">{escape(cause_in_words(why))}</p><p>{escape(path_in_words(why, plan))}</p>'
     drawn = "" if why.streams else ' <a href="timeline.html#path">The critical path over the timeline →</a>'
-    note = f'<p class="note{"" if _agrees(why) else " open"}">{escape(_note(why))}{drawn}</p>'
-    return _section(f"{answer}{_changes(why)}{_chart(why.idle)}{note}{_tables(why, plan)}")
+    note = f'<p class="note{"" if why.off <= CLOSE else " open"}">{escape(_note(why))}{drawn}</p>'
+    return _section(f"{answer}{_changes(why, plan, overrides)}{_chart(why.idle)}{note}{_tables(why, plan)}")
 
 
 def _section(body: str) -> str:
@@ -133,35 +138,76 @@ def _other(kind: Kind, plan: Plan, why: Why) -> str:
 
 
 def cause_in_words(why: Why) -> str:
-    """What gains most, and how much."""
-    if not why.gains:
-        plans = ", nor would a plan from tdpp search" if why.searched else ""
-        return f"No single change in the replay gains 1% or more{plans}."
-    of_run = [one for one in why.gains if one.cause != Cause.PLAN]
-    best = (of_run or why.gains)[0]
-    mean = "on average " if best.mean else ""
-    both = f"{_ms(best.before_ns / 1e6)} → {_ms(best.period_ns / 1e6)} ms"
-    said = f"{best.because} Largest gain: {best.change}, {mean}{both} ({best.share:.1%} less)."
-    plan = why.gains[0]
-    if plan is not best:
-        said += f" tdpp search predicts a larger gain: {_ms(plan.period_ns / 1e6)} ms ({plan.share:.1%} less)."
-    return said
+    """What makes times uncertain, then the cause that stands out and what its change gains, or that there is none."""
+    best = why.cause
+    if best is None:
+        said = f"No single cause stands out: {_none_in_words(why)}"
+    else:
+        mean = "on average " if best.mean else ""
+        both = f"{_ms(best.before_ns / 1e6)} → {_ms(best.period_ns / 1e6)} ms"
+        said = f"{best.because} Largest gain: {best.change}, {mean}{both} ({best.share:.1%} less{_range(best)})."
+    plan = next((one for one in why.gains if one.cause == Cause.PLAN and one.share >= SMALL), None)
+    if plan is not None and (best is None or plan.share > best.share):
+        said += (
+            f" tdpp search predicts {'a' if best is None else 'a larger'} gain: {_ms(plan.period_ns / 1e6)} ms "
+            f"({plan.share:.1%} less)."
+        )
+    return " ".join([*why.conditions, said])
 
 
-def _changes(why: Why) -> str:
-    if not why.gains:
-        return ""
-    rows = [
+def _none_in_words(why: Why) -> str:
+    """Why none stands out, and what was looked at."""
+    looked = f"{plural(why.looked, 'change')} {'was' if why.looked == 1 else 'were'} replayed in {_iterations(why)}"
+    if why.off > CLOSE:
+        return (
+            f"{looked}, but replayed without a change the iterations take {_off(why)}, so the gains are not reliable."
+        )
+    if not why.tried:
+        plans = ", nor would a plan from tdpp search" if why.searched and why.gains[0].share < SMALL else ""
+        return f"{looked}, and none gains {SMALL:.0%} or more{plans}."
+    first = why.tried[0]
+    other = next((one for one in why.tried if one.cause != first.cause), None)
+    said = f"{looked}. The largest gain, {first.change}, is {first.share:.1%}{_range(first)}"
+    if first.least <= 0:
+        return f"{said}: not in every iteration."
+    if first.least < CLEAR:
+        return f"{said}."
+    return f"{said}; {other.change}: {other.share:.1%}{_range(other)}." if other is not None else f"{said}."
+
+
+def _iterations(why: Why) -> str:
+    many = plural(len(why.iterations), "iteration")
+    return many if len(why.iterations) >= ITERATIONS else f"{many}, all that are complete and alike"
+
+
+def _range(gain: Gain) -> str:
+    """From the least to the largest gain, where iterations differ."""
+    least, most = f"{gain.least:.1%}", f"{gain.most:.1%}"
+    return "" if least == most else f"; {least} to {most} in {plural(len(gain.shares), 'iteration')}"
+
+
+def _changes(why: Why, plan: Plan, overrides: Sequence[str]) -> str:
+    """The gains; of the plan that a search would choose, how to search it where that was not done."""
+    rows: list[Row] = [
         (
             one.change,
             f"{_ms(one.before_ns / 1e6)} → {_ms(one.period_ns / 1e6)} on average"
             if one.mean
             else _ms(one.period_ns / 1e6),
-            f"−{one.share:.1%}",
+            _less(one.share),
+            "predicted" if one.cause == Cause.PLAN else f"{_less(one.least)} to {_less(one.most)}",
+            Cell(copy_button(launch_with(overrides, one.keys))) if one.keys and overrides else "",
         )
         for one in why.gains
     ]
-    return table(("change", "iteration ms", "gain"), rows, kind="gains")
+    if not why.searched:
+        search = shlex.join(["tdpp", "report", plan.run, "--search"])
+        rows.append(("the plan that tdpp search would choose", "–", "–", "not searched", Cell(copy_button(search))))
+    return table(("change", "iteration ms", "gain", f"range in {_iterations(why)}", "next"), rows, kind="gains")
+
+
+def _less(share: float) -> str:
+    return f"{'−' if share >= 0 else '+'}{abs(share):.1%}"
 
 
 def _chart(idle: pd.DataFrame) -> str:
@@ -231,20 +277,22 @@ def _path_table(why: Why, plan: Plan) -> str:
     return table(("spent with", "ms", "of the iteration", "pieces"), rows, kind="gains")
 
 
-def _agrees(why: Why) -> bool:
-    return abs(why.replayed_ms / why.recorded_ms - 1) <= CLOSE
+def _off(why: Why) -> str:
+    return f"{why.off:.1%} {'less' if why.ratio < 1 else 'more'} than they took (median)"
 
 
 def _note(why: Why) -> str:
     back = "which leads back from the end, at each step to what it waited for last"
     said = (
-        f"For iteration {why.iteration}, which took about as long as the median of the log. Its parts are those of the "
-        f"critical path, {back}"
-        f"{', for as long as an iteration takes' if why.streams else ''}. Changes are replayed: compute and messages "
-        "keep their recorded times except for the change, and waiting follows. Replayed without a change, it takes "
-        f"{why.replayed_ms:,.1f} ms; the median of the steady iterations is {why.recorded_ms:,.1f} ms"
+        f"The path and the idle times are those of iteration {why.iteration}, which took about as long as the median "
+        f"of the log. The path's parts are those of the critical path, {back}"
+        f"{', for as long as an iteration takes' if why.streams else ''}. Changes are replayed in {_iterations(why)}: "
+        "compute and messages keep their recorded times except for the change, and waiting follows. A gain is the "
+        f"median over these iterations; of {ITERATIONS} its range leaves out the smallest and the largest. A cause is "
+        f"named if the whole range is {CLEAR:.0%} or more, and as much as any other cause usually gains. The median of "
+        f"the steady iterations is {why.recorded_ms:,.1f} ms. Replayed without a change, iterations take {_off(why)}"
     )
-    said += "." if _agrees(why) else f", {abs(why.replayed_ms / why.recorded_ms - 1):.1%} off; gains are uncertain."
+    said += "." if why.off <= CLOSE else "; gains are uncertain."
     if any(one.mean for one in why.gains):
         said += " On average: the mean over iterations of different length, including the time between them."
     if why.absent:

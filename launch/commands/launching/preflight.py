@@ -8,7 +8,7 @@ from pathlib import Path
 
 from conf.blocks_of_module import asked_of, blocks_of, can_look
 from conf.errors import TdppError
-from conf.schema.experiment import ContainerKind, Experiment, Rehearse
+from conf.schema.experiment import ContainerKind, ExecutorKind, Experiment, Rehearse
 from conf.schema.train import LrPolicy, Train
 from conf.schema.values.architectures import Family
 from launch.commands.launching.length import readable, samples_in_split, with_length
@@ -107,6 +107,16 @@ def preflight(experiment: Experiment) -> Sequence[str]:
         actions = schedules.replicated(str(parallel.schedule), parallel.layout.replicas, count)
         schedule_check.check_replicas(actions, parallel.chunks, count)
     return doubts
+
+
+def shared_cpus(experiment: Experiment) -> tuple[int, int] | None:
+    """Ranks and this machine's CPUs, of a run that has fewer CPUs than ranks here; a rehearsal computes nothing."""
+    on_cpus = all(gpu.is_cpu for gpu in experiment.cluster.gpus.values())
+    executor = experiment.executor
+    if not on_cpus or executor.kind is not ExecutorKind.local or executor.rehearse is not Rehearse.none:
+        return None
+    ranks, cpus = experiment.parallel.world_size, len(os.sched_getaffinity(0))
+    return (ranks, cpus) if ranks > cpus else None
 
 
 def check_start(plan: Plan) -> None:

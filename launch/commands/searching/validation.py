@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments
+from launch.commands.launching.preflight import shared_cpus
 from launch.files.writing import write
 from launch.screen.table import print_table
 
@@ -59,13 +59,9 @@ def validate(args: Arguments) -> int:
 
 
 def cores_shared(run: RunDir, experiment: Experiment) -> tuple[int, int] | None:
-    """Ranks and cores, of a run on this machine's CPU that had fewer cores than ranks; a rehearsal computes nothing."""
-    cpu = all(gpu.is_cpu for gpu in experiment.cluster.gpus.values())
-    if not cpu or experiment.executor.kind != "local" or experiment.executor.rehearse != "none":
-        return None
+    """As `shared_cpus`, of a run on this machine."""
     here = (run.read_object(run.provenance, ()) or {}).get("host") == socket.gethostname()
-    ranks, cores = experiment.parallel.world_size, len(os.sched_getaffinity(0))
-    return (ranks, cores) if here and ranks > cores else None
+    return shared_cpus(experiment) if here else None
 
 
 def runs_dir(args: Arguments) -> Path:

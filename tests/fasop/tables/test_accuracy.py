@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -162,7 +163,7 @@ def test_ranks_that_took_turns_on_this_machine_are_told(tmp_path: Path, monkeypa
     sizes = ("parallel.pipeline=4", "parallel.data=1", "parallel.partition=1-1-1-1", "parallel.global_batch_size=4")
     four = compose(["model=tiny", *sizes])
     for cores, told in ((4, None), (3, (4, 3))):
-        monkeypatch.setattr(validation.os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         assert validation.cores_shared(run, four) == told
     assert "tiny/one: 4 ranks took turns on the 3 cores of this machine" in shared(run.name, 4, 3)
     assert validation.cores_shared(run, experiment(*UNEVEN)) is None

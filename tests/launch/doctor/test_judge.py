@@ -11,11 +11,13 @@ import pytest
 from conf.compose import compose
 from conf.schema.experiment import Engine, EngineKind
 from launch.doctor.checks import Check, Level
+from launch.doctor.devices import devices
 from launch.doctor.findings import Link, NodeFindings, RankFindings, Taken
 from launch.doctor.judge import Case, checkpoint_bytes, judge
 from launch.screen.text import size_text
 
 SEED = compose(["experiment=seed_a100x1_a10x7", "container=none", "executor=slurm"])
+LOCAL = compose(["experiment=demo"])
 GIB = 2**30
 FOUND_AS = {"hgx": "NVIDIA A100-SXM4-40GB", "gpu2": "NVIDIA A10"}
 MEMORY = {"hgx": 39.4 * GIB, "gpu2": 22.1 * GIB}
@@ -361,11 +363,15 @@ def test_a_node_that_told_nothing_hides_nothing_of_the_others() -> None:
     assert judged((), lost={"hgx": {"hgx-0": "lost"}}).keys() == {("hgx", "nodes"), ("gpu2", "nodes")}
 
 
-def test_cpus_that_slurm_was_not_asked_for_are_told() -> None:
+def test_fewer_cpus_than_ranks_are_a_warning_with_the_way_out() -> None:
     found = judged(but(node(1, cpus=1)), cuda=False)
     assert found["gpu2", "CPUs"].text == (
-        "gpu2-0: 4 ranks may use 1 CPU; request more with cluster.groups.gpu2.cpus_per_task=4"
+        "gpu2-0: 1 CPU for 4 ranks: request more with cluster.groups.gpu2.cpus_per_task=4"
     )
+    here = replace(node(0, cpus=2), group="local")
+    (check,) = devices(LOCAL, False, "local", [here])
+    assert check.level is Level.warning
+    assert "2 CPUs for 4 ranks: ranks wait for each other's CPU" in check.text
 
 
 def test_a_checkpoint_is_as_large_as_it_is_said_to_be() -> None:

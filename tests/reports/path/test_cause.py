@@ -69,7 +69,7 @@ def test_what_gains_most_is_what_is_wrong(tmp_path: Path, cause: Cause, layout: 
     known, timeline = record.read(run), read_run({rank: run.rank_events(rank) for rank in range(shape.ranks)})
     figures = statistics(timeline, known.plan.ranks)
     graph = make_graph(timeline, known.plan.ranks, int(figures.iterations[figures.middle]))
-    found = gains(graph, known.plan)
+    found = gains([graph], known.plan)
     assert found[0].cause == cause, found
     assert found[0].share > 0.05
     idle = idle_frame(graph, known.plan)

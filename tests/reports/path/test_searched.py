@@ -48,7 +48,7 @@ def test_other_layers_take_what_a_run_with_them_takes(tmp_path: Path, data: int)
     (gain,) = (one for one in found.gains if "the best that tdpp search finds" in one.change)
     with_them = explained(made(tmp_path / "even", replace(uneven, parts=None)), uneven)
     assert gain.cause is Cause.PARTITION
-    assert gain.period_ns / 1e6 == pytest.approx(with_them.recorded_ms, rel=0.03)
+    assert gain.period_ns / 1e6 == pytest.approx(with_them.recorded_ms, rel=0.04)
 
 
 def test_another_plan_takes_what_the_prediction_says_of_the_measured_time(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_another_plan_takes_what_the_prediction_says_of_the_measured_time(tmp_pa
     found = explained(made(tmp_path), UNEVEN, plan)
     best = found.gains[0]
     assert (best.cause, best.change) == (Cause.PLAN, "the plan of tdpp search, as predicted: data=2, pipeline=2")
-    assert best.period_ns / 1e6 == pytest.approx(found.replayed_ms / 4)
+    assert best.period_ns / 1e6 == pytest.approx(found.recorded_ms / 4)
 
 
 def test_the_layers_that_are_found_are_the_best(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_search_is_kept_for_later_pages(tmp_path: Path, capsys: pytest.Capture
     Source.find(run.runs, str(run.path), Sizes()).search()
     assert kept.stat().st_mtime_ns == before
     kept.write_text(kept.read_text().replace('"own_s"', '"other"'))
-    assert rows() == []
+    assert rows() == ["the plan that tdpp search would choose", "not searched"]
     assert "lacks own_s" in capsys.readouterr().err
 
 
