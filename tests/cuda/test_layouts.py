@@ -108,6 +108,14 @@ def assert_steady(run: EngineRun, logs: list[Path]) -> list[Counts]:
     return found
 
 
+def assert_apart(rank: Counts, copies: bool) -> None:
+    """Its kernels run on the default stream or, of a copy, on its own; these two wait once for each other."""
+    other = {*rank.streams} - {DEFAULT}
+    assert len(other) == int(copies)
+    between = [wait for wait in rank.stream_waits if wait[0] != wait[1] and {*wait} <= {DEFAULT, *other}]
+    assert sorted(between) == sorted(pair for own in other for pair in ((own, DEFAULT), (DEFAULT, own)))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_a_layout_trains_on_gpus(
     layout: tuple[int, str], tmp_path: Path, corpus: Path, trained: Callable[[EngineRun, int], list[Path]]
@@ -118,8 +126,7 @@ def test_a_layout_trains_on_gpus(
     logs = trained(run, gpus)
     if plan.stream is None:
         third = assert_steady(run, logs)
-        streams = [*third[0].streams]
-        assert set(streams) == {DEFAULT} if "streams" not in words else len(streams) == 2
+        assert_apart(third[0], copies="streams" in words)
     for rank, log in enumerate(logs):
         told = json.loads((run.run.path / "traffic" / f"rank-{rank:05d}.json").read_text())["bytes"]
         iterations = [counts(log, iteration) for iteration in range(1, plan.train.iterations + 1)]
