@@ -76,7 +76,7 @@ os._exit(0)
 
 def third(machine: Machine, *words: str | Path) -> list[Counts]:
     """What each rank does in the third iteration."""
-    ended = machine.run(*words)
+    ended = machine.run(*words, environment={"STANDIN_LARGEST": str(2**20)})  # gradients need not be true
     if ended.returncode:
         raise SystemExit(ended.stdout + ended.stderr)
     return [counts(log, 3) for log in machine.logs()]
