@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
@@ -18,6 +19,23 @@ LONGEST = 4000
 def plural(count: int, noun: str, ending: str = "s") -> str:
     """`1 rank`, `2 ranks`."""
     return f"{count} {noun}{ending if count != 1 else ''}"
+
+
+_TIMES = ((0.001, "ms", 1.0), (1.0, "s", 120.0), (60.0, "min", 7200.0), (3600.0, "h", 48 * 3600.0))
+"""Units of time in seconds, and up to how many seconds each fits."""
+
+
+def span(seconds: float, digits: int = 1) -> str:
+    """A length of time in the unit that fits: `350 ms`, `9 s`, `12 min`, `3 h`, `5 days`.
+
+    Args:
+        digits: significant ones, such as 3 for `2.92 h`; those before the point are always shown.
+    """
+    fits = (row for row in _TIMES if seconds < row[2] and (seconds or row[1] == "s"))
+    size, unit, _ = next(fits, (86400.0, "days", math.inf))
+    value = seconds / size
+    decimals = max(0, digits - len(f"{value:.0f}"))
+    return f"{value:,.{decimals}f} {unit}"
 
 
 NEAREST = 5

@@ -9,11 +9,14 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from fasop.trainings.played import HOUR, Played, cheapest, front, quickest
+from conf.visible import span
+from fasop.trainings.played import Played, cheapest, front, quickest
 
 PARTS = 10
 """Of a training whose epochs nobody knows."""
-HEAD = ("nodes", "GPUs", "batch", "iterations", "hours", "$", "")
+DIGITS = 3
+"""Of times, which differ little between sets of nodes."""
+HEAD = ("nodes", "GPUs", "batch", "iterations", "time", "$", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +82,10 @@ def row(results: Results, one: Played) -> list[str]:
         str(one.legs[0].node_set.gpus) if alone else f"{len(one.legs) - 1} changes",
         batch,
         f"{one.iterations:,}",
-        hours(one.seconds),
+        span(one.seconds, DIGITS),
         dollars(one.dollars),
         results.marks(one),
     ]
-
-
-def hours(seconds: float) -> str:
-    return f"{seconds / HOUR:,.2f}" if seconds >= HOUR else f"{seconds / HOUR:.3g}"
 
 
 def dollars(value: float | None) -> str:
@@ -115,7 +114,7 @@ def summary(results: Results) -> list[str]:
 
 def spent(one: Played) -> str:
     cost = "" if one.dollars is None else f" for ${one.dollars:,.2f}"
-    return f"{hours(one.seconds)} hours{cost}"
+    return f"{span(one.seconds, DIGITS)}{cost}"
 
 
 def elastic_words(one: Played) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from conf.reading.values import Parser, not_negative, option
 from conf.schema.experiment import Cluster
-from conf.visible import visible
+from conf.visible import span, visible
 from launch.commands.of_runs.arguments import add_runs_dir
 from launch.commands.of_runs.leftovers import (
     Leftover,
@@ -23,7 +23,7 @@ from launch.commands.of_runs.leftovers import (
 from launch.errors import LaunchError
 from launch.screen.consent import agreed, can_be_asked
 from launch.screen.table import print_table
-from launch.screen.text import size_text, span
+from launch.screen.text import size_text
 
 DAY_S = 86400.0
 DAYS = 30.0

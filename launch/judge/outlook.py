@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conf.visible import plural
+from conf.visible import plural, span
 from launch.judge.pace import began_unix, left_s
 from launch.judge.state import State
 from launch.observe.observation import Observation
-from launch.screen.text import clock, span
+from launch.screen.text import clock
 
 _AT_WORK = (State.running, State.starting, State.not_finite)
 """Of a run in any other state nobody knows whether more iterations will come."""

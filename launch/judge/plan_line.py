@@ -22,5 +22,5 @@ def plan_line(plan: Plan) -> str:
     return (
         f"{' x '.join(f'{key} {size}' for key, size in plan.sizes.items())}, partition "
         f"{Partition(tuple(plan.partition))}, micro-batch {plan.micro_batch_size}, global batch "
-        f"{plan.global_batch_size}, {len(plan.ranks)} ranks on {plural(len(plan.used), 'node')}"
+        f"{plan.global_batch_size}, {plural(len(plan.ranks), 'rank')} on {plural(len(plan.used), 'node')}"
     )

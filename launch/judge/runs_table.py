@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from conf.visible import span
 from launch.judge.outlook import outlook
 from launch.judge.pace import time_of
 from launch.judge.plan_line import short_plan
 from launch.judge.verdict import decide
 from launch.machine.hostlist import compressed
 from launch.observe.observation import Kind, Observation
-from launch.screen.text import span
 
 COLUMNS = ("run", "verdict", "iteration", "loss", "ms/iteration")
 """Of every table of runs."""
@@ -44,7 +44,7 @@ def more_cells(seen: Observation) -> list[str]:
     took = seen.took_s
     return [
         str(seen.kind),
-        span(max(0.0, seen.now_unix - seen.launched_unix)),
+        span(round(max(0.0, seen.now_unix - seen.launched_unix))),
         "-" if took is None else span(took),
         outlook(seen, decide(seen).state).cell,
         short_plan(seen.plan),

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from conf.run_folder.rundir import RunDir
+from conf.visible import span
 from launch.files.node_state import CLOCK_S
 from launch.files.records import NodeRecord
 from launch.observe.iterations import Iteration
-from launch.screen.text import clock, span
+from launch.screen.text import clock
 
 MOST_S = 86400.0
 """Files that are older or newer than what is in them by more are copies."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 
-from conf.visible import plural
+from conf.visible import plural, span
 
 _STACK = re.compile(r"Exception raised from |frame #\d|Traceback \(|Stack trace|C\+\+ CapturedTraceback|File \"")
 """How the lines of a stack begin: libtorch's, Python's."""
@@ -40,16 +40,7 @@ def _joined(lines: Sequence[str]) -> str:
 
 def ago(seconds: float) -> str:
     """Of an instant that may be after now by a clock that differs."""
-    return f"{span(max(0.0, seconds))} ago"
-
-
-def span(seconds: float) -> str:
-    """In the unit that suits it."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+    return f"{span(round(max(0.0, seconds)))} ago"
 
 
 def clock(unix: float, now: float) -> str:

@@ -9,7 +9,8 @@ from html import escape
 
 import pandas as pd
 
-from fasop.tables.trainings import HEAD, Results, hours, row, summary
+from conf.visible import span
+from fasop.tables.trainings import DIGITS, HEAD, Results, row, summary
 from fasop.trainings.played import HOUR, Played
 from reports.figures.chart import Axis, Item, dots, lines
 from reports.figures.embed import embedded, page_with_figures
@@ -91,10 +92,10 @@ def _told_apart(series: Sequence[pd.Series]) -> list[pd.Series]:
 def _epochs(results: Results) -> str:
     """Of the training that changes nodes, or of the quickest."""
     one = results.elastic or results.quickest
-    span, called = results.span
-    parts = one.epochs(span)
-    rows = [(str(part.number), part.nodes, number(part.batch, ",.0f"), hours(part.seconds)) for part in parts]
-    drawn = table(("epoch" if called == "epoch" else "part", "nodes", "mean batch", "hours"), rows)
+    samples, called = results.span
+    parts = one.epochs(samples)
+    rows = [(str(part.number), part.nodes, number(part.batch, ",.0f"), span(part.seconds, DIGITS)) for part in parts]
+    drawn = table(("epoch" if called == "epoch" else "part", "nodes", "mean batch", "time"), rows)
     note = "" if called == "epoch" else f'<p class="note">Each part is {escape(called)}; use epoch=N for epochs.</p>'
     return f"<section><details><summary>{escape(one.name)}, epoch by epoch</summary>{drawn}{note}</details></section>"
 

@@ -68,7 +68,7 @@ def long_iterations(timeline: Timeline, plan: Plan, figures: Statistics, usual: 
         gained = [graph.now_ns - graph.period_ns(one) for graph, one in zip(graphs, lasts, strict=True)]
         yield Gain(
             cause=cause,
-            change=f"{change}, as in other iterations",
+            change=f"{change} as in other iterations",
             because=f"{takes}: {because}.",
             before_ns=round(mean),
             shares=[part * ns / mean for ns in gained],
@@ -111,8 +111,8 @@ def _as_usual(
             f"{ranks}{where} {verb} {'up to ' if len(slow) > 1 else ''}{now[longest] / 1e6:,.0f} ms in it instead of "
             f"{then.get(longest, 0) / 1e6:,.0f} ms"
         )
-        title = {Kind.COMPUTE: "as fast", Kind.DATA: "as quick to load data", Kind.OPTIMIZER: "as quick to update"}
-        change = f"{ranks}{where} {title.get(kind, 'as quick between the events')}"
+        title = {Kind.COMPUTE: "as fast", Kind.DATA: "loading data as fast", Kind.OPTIMIZER: "updating as fast"}
+        change = f"{ranks}{where} {title.get(kind, 'as fast between the recorded events')}"
         yield cause, change, because, [_scaled(one, kind, {rank: then.get(rank, 0) for rank in slow}) for one in graphs]
     for kind, cause, what, takes in TOGETHER:
         before, after = sum(_sums(usual, kind).values()), sum(_sums(graph, kind).values())
@@ -121,7 +121,7 @@ def _as_usual(
             because = (
                 f"{what} {takes} {after / 1e6:,.0f} ms in it instead of {before / 1e6:,.0f} ms, summed over all ranks"
             )
-            yield cause, f"{what} as quick", because, lasts
+            yield cause, f"{what} as fast", because, lasts
 
 
 def _scaled(graph: Graph, kind: Kind, then: Mapping[int, int]) -> Integers:

@@ -84,11 +84,11 @@ def path_in_words(why: Why, plan: Plan) -> str:
         sums[kind] = sums.get(kind, 0.0) + segment.lasts_ns / 1e6
     named = {kind: ms for kind, ms in sums.items() if ms >= SMALL * whole}
     parts = [
-        _ms(ms) + " ms " + (_pipeline(why.path, stages, plan) if kind == Kind.COMPUTE else _other(kind, plan, why))
+        _ms(ms) + " ms for " + (_pipeline(why.path, stages, plan) if kind == Kind.COMPUTE else _other(kind, plan, why))
         for kind, ms in sorted(named.items(), key=lambda item: -item[1])
     ]
     rest = whole - sum(named.values())
-    parts += [f"{_ms(rest)} ms everything else"] if rest >= 0.05 else []
+    parts += [f"{_ms(rest)} ms for everything else"] if rest >= 0.05 else []
     return f"One iteration takes {_ms(whole)} ms: {'; '.join(parts)}."
 
 

@@ -7,6 +7,7 @@ from html import escape
 
 import numpy as np
 
+from conf.visible import span
 from reports.facts.statistics import Statistics
 from reports.facts.usual import time_of
 from reports.figures.page import number
@@ -64,16 +65,10 @@ def _progress(record: Record) -> Card:
     batches, took = record.known("global_batch_size"), record.known("elapsed_ms")
     if left >= adapt.lower and len(batches) and len(took) and took.iloc[-1] > 0:
         rate = batches.iloc[-1] / took.iloc[-1] * 1e3
-        note += f" · the rest will take about {_span(left / rate)} at {rate:,.1f} samples/s"
+        note += f" · the rest will take about {span(left / rate, 2)} at {rate:,.1f} samples/s"
     if train.epochs is None:
         return "Samples", f"{int(consumed.iloc[-1]):,} of {train.samples:,}", note
     return "Epoch", f"{consumed.iloc[-1] * train.epochs / train.samples:.2f} of {train.epochs}", note
-
-
-def _span(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _consumed(record: Record) -> str:

@@ -18,7 +18,7 @@ def verdict_section(verdict: Verdict) -> str:
     return (
         f'<section class="verdict {tone}"><h2>{escape(verdict.state)}</h2>'
         f'<p class="reason">{escape(verdict.reason)}</p>{bullets(verdict.evidence)}'
-        f'<p class="rule">verdict by rule {escape(verdict.rule)} · exit code {verdict.exit_code}</p></section>'
+        f'<p class="rule">Rule: {escape(verdict.rule)} · exit code {verdict.exit_code}</p></section>'
     )
 
 

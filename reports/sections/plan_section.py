@@ -36,7 +36,7 @@ def _sentences(plan: Plan) -> list[str]:
     tokens = f" of {' + '.join(lengths)} tokens" if lengths else ""
     samples = f"{plan.global_batch_size} samples{tokens}{_shares(plan)}"
     return [
-        f"{len(plan.ranks)} ranks {_product(plan)}, {_where(plan)}.",
+        f"{plural(len(plan.ranks), 'rank')} {_product(plan)}, {_where(plan)}.",
         *([_cut(plan)] if plan.partition and len(plan.partition) > 1 else []),
         f"Each iteration trains on {samples}, {order}.",
         *_model(plan),

@@ -56,7 +56,7 @@ function idleText({ rank }, time) {
   if (around !== null) {
     const name = run.names[events.name[around]];
     const until = events.start[around] - origin + events.waiting[around];
-    if (time >= until) return [name, ...where, `${ms(events.end[around] - origin - Math.max(until, events.start[around] - origin))} ms of it are no waiting`];
+    if (time >= until) return [name, ...where, `${ms(events.end[around] - origin - Math.max(until, events.start[around] - origin))} ms of it is not waiting`];
     return [`idle: waiting for ${waitedFor(around)}`, ...where, `${ms(events.waiting[around])} ms, in ${name}, until ${ms(until)} ms`];
   }
   const parts = [before === null ? null : `after ${run.names[events.name[before]]}`, after === null ? null : `before ${run.names[events.name[after]]}`];

@@ -159,7 +159,7 @@ def test_the_summary_begins_with_the_verdict_of_the_judge(run: Path):
         "failed",
         "Rank 1 <ran> out of memory.",
         "errors/rank-00001.json",
-        "verdict by rule rank-error · exit code 1",
+        "Rule: rank-error · exit code 1",
     ]
     places = [summary.index(part) for part in [*verdict, "Iteration"]]
     assert places == sorted(places)

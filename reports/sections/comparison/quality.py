@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from conf.visible import span
 from reports.facts.learning import DOLLARS, EPOCHS, HOURS, SAMPLES, Reached, time_to_quality
 from reports.facts.side_by_side import Compared
 from reports.figures.page import Cell, Row, number, table
 
-_FORMS = {"iteration": ",.0f", SAMPLES: ",.0f", EPOCHS: ",.2f", HOURS: ",.4g", DOLLARS: ",.4g"}
+_FORMS = {"iteration": ",.0f", SAMPLES: ",.0f", EPOCHS: ",.2f", HOURS: "", DOLLARS: ",.4g"}
 _NOTE = (
     "The first evaluation that reached a quality. Qualities are the best value of the worst run, the best value of "
-    "the best run, and the goal of train.until; hours count iterations and evaluations."
+    "the best run, and the goal of train.until; time counts iterations and evaluations."
 )
 
 
@@ -23,7 +24,8 @@ def quality_section(runs: Sequence[Compared]) -> str:
         return ""
     shown = [name for name in _FORMS if any(row.at is not None and name in row.at for row in rows)]
     cells: list[Row] = [(_quality(row), Cell(runs[row.run].link), *_spent(row, shown)) for row in rows]
-    drawn = table(("quality", "run", *shown), cells, kind="quality")
+    heads = ("time" if name == HOURS else name for name in shown)
+    drawn = table(("quality", "run", *heads), cells, kind="quality")
     return f'<section><h2>Time to quality</h2>{drawn}<p class="note">{escape(_NOTE)}</p></section>'
 
 
@@ -34,4 +36,10 @@ def _quality(row: Reached) -> str:
 def _spent(row: Reached, shown: Sequence[str]) -> list[str | Cell]:
     if row.at is None:
         return [Cell("not reached", f' class="number" colspan="{len(shown)}"')]
-    return [Cell(number(row.at.get(name), _FORMS[name]), ' class="number"') for name in shown]
+    return [Cell(_text(name, row.at.get(name)), ' class="number"') for name in shown]
+
+
+def _text(name: str, spent: float | None) -> str:
+    if name == HOURS and spent is not None:
+        return span(3600 * spent, 3)
+    return number(spent, _FORMS[name])

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.run_folder.rundir import RunDir
+from conf.visible import span
 from launch.commands.report import main
 from megatron_ext.contract.adaptive.config import AdaptConfig
 from reports.facts.statistics import statistics
@@ -302,7 +303,7 @@ def test_time_to_quality_says_what_each_run_had_spent(tmp_path: Path, open_page:
     last = known.iloc[-1]
     hours = float((known["elapsed_ms"] * known["iteration"].diff().fillna(1)).sum() / 3.6e6 + 2 / 3600)
     dollars = hours * PRICE_PER_HOUR * len(record.read(RunDir(folder / STAMPS[0])).plan.nodes)
-    shown = [f"{last['iteration']:,.0f}", f"{last['consumed_samples']:,.0f}", f"{hours:,.4g}", f"{dollars:,.4g}"]
+    shown = [f"{last['iteration']:,.0f}", f"{last['consumed_samples']:,.0f}", span(3600 * hours, 3), f"{dollars:,.4g}"]
     assert rows[0][2:] == rows[1][2:] == rows[2][2:] == shown
     assert page.evaluate("document.documentElement.scrollWidth") <= 1366
 

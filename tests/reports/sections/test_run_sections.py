@@ -311,7 +311,7 @@ def test_of_a_batch_that_adapts_the_head_says_how_many_samples_were_trained(
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     said, _ = report(run)
     head = "Samples 100 of 100" if samples == 100 else "Samples 100 of 400" if epochs is None else "Epoch 1.25 of 5"
-    rest = "" if samples == 100 else " · the rest will take about 1 s at 400.0 samples/s"
+    rest = "" if samples == 100 else " · the rest will take about 750 ms at 400.0 samples/s"
     assert f"{head} iteration {lines[-1]['iteration']}, last logged{rest} Loss" in " ".join(said.split())
 
 

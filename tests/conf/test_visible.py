@@ -1,0 +1,36 @@
+"""Words of messages: lengths of time, and names that are like an unknown one."""
+
+from __future__ import annotations
+
+import pytest
+
+from conf.visible import nearest, span
+
+
+@pytest.mark.parametrize(
+    ("seconds", "digits", "text"),
+    [
+        (0, 1, "0 s"),
+        (0.0087, 2, "8.7 ms"),
+        (8.7, 1, "9 s"),
+        (9.97, 2, "10 s"),
+        (8.7, 3, "8.70 s"),
+        (110, 1, "110 s"),
+        (595, 1, "10 min"),
+        (0.0302 * 3600, 3, "109 s"),
+        (2.92 * 3600, 3, "2.92 h"),
+        (47 * 3600, 1, "47 h"),
+        (330 * 86400, 1, "330 days"),
+    ],
+)
+def test_a_time_has_the_unit_that_fits(seconds: float, digits: int, text: str) -> None:
+    assert span(seconds, digits) == text
+
+
+def test_an_unknown_name_is_answered_with_the_five_nearest() -> None:
+    known = ["train.lr", "train.min_lr", "train.load", "model.layers", "model", "data", "notify.mail"]
+    assert nearest("lr", known).startswith("did you mean train.lr, train.min_lr, ")
+    assert nearest("lr", known).count(",") == 3
+    assert nearest("modle", ["model"]) == "did you mean model? "
+    assert nearest("xyzzy", ["data", "model"]).startswith("the nearest are ")
+    assert nearest("x", []) == ""
