@@ -13,6 +13,8 @@ PASSES = ("forward-compute", "backward-compute", "backward-input-compute", "back
 WAYS = {"forward-recv": ("forward-send", -1), "backward-recv": ("backward-send", 1)}
 """Of a receive: the send that it takes, and how many virtual stages further that is."""
 NORM = "grad-norm-all-reduce"
+NO_EVENTS = ("clock", "core-wait", "core-wait-in-passes")
+"""Records that are none (docs/formats.md)."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def raw_events(run: Path, ranks: int) -> list[Raw]:
                 "<HHIiiqq", content[12 + length :]
             )
         ]
-        found += sorted((one for one in own if one.name != "clock"), key=lambda one: one.start)
+        found += sorted((one for one in own if one.name not in NO_EVENTS), key=lambda one: one.start)
     return found
 
 
