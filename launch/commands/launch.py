@@ -28,12 +28,12 @@ from conf.reading.values import name_of, own_words, path
 from conf.run_folder.run_folders import stamp, usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
-from conf.visible import plural, visible
+from conf.visible import visible
 from launch.commands.completion import hydra_option
 from launch.commands.launching.decided import decided
 from launch.commands.launching.length import data_there, with_length
 from launch.commands.launching.meant import require_choice
-from launch.commands.launching.preflight import Preflight, check_start, preflight, shared_cpus
+from launch.commands.launching.preflight import Preflight, before_launch, check_start
 from launch.control.follow import follow, interruptible
 from launch.control.planning.checks import check, check_image, check_supported
 from launch.control.short_job import ANY_LENGTH, without_goal
@@ -104,7 +104,7 @@ class Session:
         self.combinations.append(Combination(overrides=overrides, composed=composed, chosen=chosen))
 
 
-def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str = WORKER) -> int:
+def main(argv: Sequence[str], *, preflight: Preflight = before_launch, worker: str = WORKER) -> int:
     """Runs `tdpp launch <argv>`; returns the exit code of the verdict, or for a sweep 1 unless all is well.
 
     Raises:
@@ -202,9 +202,6 @@ def settle(
             else:
                 check(composed)
             doubts |= dict.fromkeys(preflight(composed))
-            if (use := shared_cpus(composed)) is not None:
-                ranks, cpus = use
-                doubts[f"{ranks} ranks on {plural(cpus, 'CPU')} wait for each other's CPU, so times vary"] = None
             composed = with_length(composed)
             run = existing(composed)
         except TdppError as error:

@@ -11,6 +11,7 @@ from conf.errors import TdppError
 from conf.schema.experiment import ContainerKind, ExecutorKind, Experiment, Rehearse
 from conf.schema.train import LrPolicy, Train
 from conf.schema.values.architectures import Family
+from conf.visible import plural
 from launch.commands.launching.length import readable, samples_in_split, with_length
 from launch.errors import LaunchError
 from megatron_ext.contract.goal import BLEU, SPLIT, names_metric
@@ -107,6 +108,15 @@ def preflight(experiment: Experiment) -> Sequence[str]:
         actions = schedules.replicated(str(parallel.schedule), parallel.layout.replicas, count)
         schedule_check.check_replicas(actions, parallel.chunks, count)
     return doubts
+
+
+def before_launch(experiment: Experiment) -> Sequence[str]:
+    """As `preflight`, and what is odd about where the run is to compute."""
+    odd = preflight(experiment)
+    if (use := shared_cpus(experiment)) is None:
+        return odd
+    ranks, cpus = use
+    return [*odd, f"{ranks} ranks on {plural(cpus, 'CPU')} wait for each other's CPU, so times vary"]
 
 
 def shared_cpus(experiment: Experiment) -> tuple[int, int] | None:
