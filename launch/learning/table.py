@@ -15,7 +15,7 @@ UNKNOWN = "-"
 def table(rows: Sequence[Row], metric: str, goal: Goal | None) -> tuple[list[str], list[list[str]]]:
     """The heading and a row for each plan."""
     aim = "the goal" if goal is None else str(goal)
-    head = ["plan", "layout", metric, f"samples to {aim}", "ms/iteration", f"time to {aim}"]
+    head = ["plan", "layout", metric, f"samples to {aim}", "predicted ms/iteration", f"time to {aim}"]
     if all(row.plan.name == row.plan.layout for row in rows):
         head.pop(1)
     found = []

@@ -45,10 +45,15 @@ def stragglers_section(figures: Statistics, plan: Plan) -> str:
 
 
 def _iterations(figures: Statistics) -> str:
-    lengths = (figures.length_ns / figures.samples)[figures.steady]
+    samples = figures.samples[figures.steady]
+    lengths = figures.length_ns[figures.steady] / samples
     median = "the median" if (figures.samples == 1).all() else "the median per sample"
-    limit = SLOW_ITERATION * float(np.median(lengths))
-    slow = [int(number) for number in figures.iterations[figures.steady][lengths > limit]]
+    # A small batch takes longer per sample because of what every iteration takes, so it must be slow for its size, too.
+    usual = np.full(len(lengths), np.median(lengths))
+    for batch in set(samples.tolist()):
+        of_batch = samples == batch
+        usual[of_batch] = np.maximum(usual[of_batch], np.median(lengths[of_batch]))
+    slow = [int(number) for number in figures.iterations[figures.steady][lengths > SLOW_ITERATION * usual]]
     if not slow:
         return f"No iteration after the first took over {SLOW_ITERATION:g} times {median}."
     named = ", ".join(map(str, slow[:MOST])) + (f" and {len(slow) - MOST:,} more" if len(slow) > MOST else "")
