@@ -18,8 +18,8 @@ from reports.facts.terms import Terms
 from reports.readers.gpus import gpu_report
 from reports.readers.megatron_log import Sizes
 from reports.sections.expected_section import Took, expected_section
-from reports.sources import Source
 from reports.sections.stragglers import _iterations as slow_iterations
+from reports.sources import Source
 from tests.reports.conftest import Opener
 from tests.reports.test_cli import Found, Line, report
 from tests.support.reports.figures import course_of
@@ -339,13 +339,13 @@ def test_what_profilers_left_is_listed_with_the_iteration_that_it_shows(run: Pat
 
 def test_neither_a_larger_nor_a_smaller_batch_makes_an_iteration_slow():
     """Per sample a small one takes longer, since every iteration takes some time of its own."""
-    batches = np.array([8.0] * 6 + [64.0] * 8)
+    batches = np.array([8.0] * 6 + [64.0] * 12)
     lengths = 50.0 + 2 * batches
     lengths[[3, 10]] *= 2
     figures = cast(
         Statistics,
         SimpleNamespace(
-            samples=batches, steady=np.ones(14, bool), length_ns=1e6 * lengths, iterations=np.arange(1, 15)
+            samples=batches, steady=np.ones(18, bool), length_ns=1e6 * lengths, iterations=np.arange(1, 19)
         ),
     )
     assert slow_iterations(figures) == "2 iterations took over 1.5 times the median per sample: 4, 11."
