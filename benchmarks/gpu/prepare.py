@@ -72,17 +72,17 @@ def plan_of(name: str, data: Path) -> Plan:
 
 
 def prepare(folder: Path, names: list[str]) -> None:
-    """Writes FOLDER/CASE/plan.json and the tokens of its vocabulary; those of a vocabulary are written once."""
+    """Writes FOLDER/CASE/plan.json and random tokens of its vocabulary."""
     for name in names:
-        model = compose([f"model={CASES[name].model}"]).model
-        case = CASES[name]
-        tokens = (BATCHES * case.micro * case.micro_batches + DOCUMENTS) * (model.sequence_length + 1)
         data = folder / name / "tokens"
         data.parent.mkdir(parents=True, exist_ok=True)
+        plan = plan_of(name, data)
+        model = plan.model
+        tokens = (BATCHES * plan.global_batch_size + DOCUMENTS) * (model.sequence_length + 1)
         dtype = np.dtype(np.uint16 if model.vocab_size <= 2**16 else np.int32)
         random = np.random.default_rng(0).integers(0, model.vocab_size, tokens, dtype=dtype)
         write_indexed(data, np.array_split(random, DOCUMENTS), dtype)
-        (folder / name / "plan.json").write_text(json.dumps(plan_of(name, data).as_json()))
+        (folder / name / "plan.json").write_text(json.dumps(plan.as_json()))
     if "tiny" in names:
         with run_folder(folder / "tiny", "cpu", {}) as plan:
             command = [sys.executable, "-m", "megatron_ext.worker", str(plan), "0"]

@@ -34,7 +34,7 @@ main()
 
 @pytest.mark.slow
 def test_a_prepared_case_trains_with_torch_and_numpy_alone_to_the_losses_that_go_with_it(tmp_path: Path) -> None:
-    prepare.prepare(tmp_path / "day", ["tiny"])
+    prepare.prepare(tmp_path / "day", ["tiny", "llama-1b"])
     results = tmp_path / "results"
     command = [sys.executable, "-c", WITHOUT_TDPP, str(tmp_path / "day"), "tiny:ours-part-22", "tiny:plain"]
     command += ["--device", "cpu", "--results", str(results)]
