@@ -84,10 +84,10 @@ def prepare(folder: Path, names: list[str]) -> None:
         write_indexed(data, np.array_split(random, DOCUMENTS), dtype)
         (folder / name / "plan.json").write_text(json.dumps(plan.as_json()))
     if "tiny" in names:
-        with run_folder(folder / "tiny", "cpu", {}) as plan:
-            command = [sys.executable, "-m", "megatron_ext.worker", str(plan), "0"]
+        with run_folder(folder / "tiny", "cpu", {}) as path:
+            command = [sys.executable, "-m", "megatron_ext.worker", str(path), "0"]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            (folder / "tiny" / "losses.json").write_text(json.dumps(losses(plan)))
+            (folder / "tiny" / "losses.json").write_text(json.dumps(losses(path)))
 
 
 def main() -> None:

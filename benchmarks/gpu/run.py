@@ -22,7 +22,8 @@ WARM_UP, TIMED = 5, 14
 BATCHES = WARM_UP + TIMED + 1
 """Iterations of a run; the last one is traced, and so not timed."""
 WITH_PARTS = (
-    "import sys; from megatron_ext.parallel import tensor_parallel; tensor_parallel.PART = int(sys.argv.pop(1)); "
+    "import sys; from megatron_ext.parallel import cross_entropy as of; of.PART = int(sys.argv.pop(1)); "
+    "of.fuses = lambda device: False; "
     "from megatron_ext.worker import main; sys.exit(main(sys.argv[1:]))"
 )
 """The worker with another size of the loss's parts, which no plan names."""

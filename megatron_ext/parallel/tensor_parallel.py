@@ -6,7 +6,8 @@ sequence parallelism, its share of the sequence. `enter` and `leave` are the two
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
+from functools import lru_cache
+from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -16,13 +17,20 @@ from torch.nn import functional as F
 
 from megatron_ext.contract.traffic import TENSOR
 from megatron_ext.parallel.comm import all_gather, told
+from megatron_ext.parallel.fused import compiling
 from megatron_ext.timeline.recorder import Recorder
 
 _REDUCE_SCATTER = "tensor-reduce-scatter"
-PART = 2**22
-"""Logits in fp32 at once: few enough to need little memory, and many enough to keep a GPU busy."""
-CPU_PART = 2**18
-"""The same on a CPU: few enough to stay in its cache."""
+
+
+def numbers(first: int, end: int, device: torch.device) -> Tensor:
+    """[end - first] from `first` on: one for all layers, and not to be changed."""
+    return torch.arange(first, end, device=device) if compiling() else _numbers(first, end, device)
+
+
+@lru_cache(maxsize=64)
+def _numbers(first: int, end: int, device: torch.device) -> Tensor:
+    return torch.arange(first, end, device=device)
 
 
 class Shard(NamedTuple):
@@ -81,7 +89,7 @@ class TensorGroup(NamedTuple):
     def places(self, share: int, device: torch.device) -> Tensor:
         """[share]: where a tensor outside parallel regions, of so many tokens here, has them in the sequence."""
         first = self.rank * share if self.sequence_parallel else 0
-        return torch.arange(first, first + share, device=device)
+        return numbers(first, first + share, device)
 
     def first_token(self, x: Tensor) -> Tensor:
         """[batch, sequence outside parallel regions, …] -> its first token [batch, …] on every rank.
@@ -127,7 +135,7 @@ class _Copy(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
-        return _reduce(gradient, ctx.tensor), None
+        return reduce(gradient, ctx.tensor), None
 
 
 class _Reduce(Function):
@@ -135,7 +143,7 @@ class _Reduce(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Tensor:
-        return _reduce(x, tensor)
+        return reduce(x, tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
@@ -168,7 +176,7 @@ class _Scatter(Function):
         return _gather(gradient, ctx.tensor), None
 
 
-def _reduce(x: Tensor, tensor: TensorGroup, op: Any = dist.ReduceOp.SUM, name: str = "tensor-all-reduce") -> Tensor:
+def reduce(x: Tensor, tensor: TensorGroup, op: Any = dist.ReduceOp.SUM, name: str = "tensor-all-reduce") -> Tensor:
     total = x.clone()
     with tensor.recorder.inside(name), told("all-reduce of the tensor group"):
         dist.all_reduce(total, op, tensor.group)
@@ -193,7 +201,7 @@ def _sum_scatter(x: Tensor, tensor: TensorGroup) -> Tensor:
             dist.reduce_scatter_tensor(own, shares, group=tensor.group)
         tensor.recorder.traffic.reduce_scattered(shares, tensor.group)
         return own
-    total = _reduce(x, tensor, name=_REDUCE_SCATTER)  # gloo has no reduce-scatter
+    total = reduce(x, tensor, name=_REDUCE_SCATTER)  # gloo has no reduce-scatter
     return total.chunk(tensor.size, 1)[tensor.rank].contiguous()
 
 
@@ -207,122 +215,3 @@ def vocab_embedding(
     elsewhere = (tokens < first) | (tokens >= first + word.shape[0])
     own = look_up((tokens - first).masked_fill(elsewhere, 0), word)
     return tensor.leave(own.masked_fill(elsewhere.unsqueeze(-1), 0.0))
-
-
-def vocab_cross_entropy(
-    logits: Tensor, labels: Tensor, vocab_size: int, tensor: TensorGroup, mask: Optional[Tensor] = None
-) -> Tensor:
-    """Mean cross-entropy in fp32 over the first `vocab_size` classes; the vocabulary's padding takes no part.
-
-    logits [batch, sequence, padded vocabulary / size], of which the backward pass makes their gradient where they are
-    many; labels [batch, sequence]. With a mask [batch, sequence], the mean is that over the tokens where it is 1;
-    elsewhere labels may be anything.
-    """
-    if mask is None and tensor.size == 1 and logits.numel() <= PART:
-        return F.cross_entropy(logits[..., :vocab_size].float().flatten(0, 1), labels.flatten())
-    if mask is None:
-        return vocab_losses(logits, labels, vocab_size, tensor).mean()
-    return _mean(vocab_losses(logits, labels.masked_fill(mask == 0, 0), vocab_size, tensor), mask)
-
-
-def vocab_losses(
-    logits: Tensor, labels: Tensor, vocab_size: int, tensor: TensorGroup, smoothing: float = 0.0
-) -> Tensor:
-    """The same of each token, [batch x sequence]. `smoothing` of a label's probability goes to all classes alike."""
-    share = logits.shape[-1]
-    first = tensor.rank * share
-    classes = max(0, min(share, vocab_size - first))
-    if tensor.size == 1 and logits.numel() <= PART:
-        few = logits[..., :classes].float().flatten(0, 1)
-        return F.cross_entropy(few, labels.flatten(), reduction="none", label_smoothing=smoothing)
-    losses: Tensor = _VocabCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        logits.flatten(0, 1), labels.flatten() - first, classes, tensor, smoothing, vocab_size
-    )
-    return losses
-
-
-def vocab_hits(logits: Tensor, labels: Tensor, vocab_size: int, tensor: TensorGroup) -> Tensor:
-    """[batch, sequence]: whether no class has a higher logit than the label; the arguments are those of
-    `vocab_losses`."""
-    share = logits.shape[-1]
-    first = tensor.rank * share
-    classes = max(0, min(share, vocab_size - first))
-    own = labels - first
-    elsewhere = (own < 0) | (own >= classes)
-    target = logits.gather(-1, own.masked_fill(elsewhere, 0).unsqueeze(-1)).squeeze(-1).float()
-    target = target.masked_fill(elsewhere, 0.0)
-    highest = torch.full_like(target, -torch.inf)
-    if classes:
-        highest = logits[..., :classes].amax(-1).float()
-    if tensor.size > 1:
-        target, highest = _reduce(target, tensor), _reduce(highest, tensor, dist.ReduceOp.MAX)
-    return target >= highest
-
-
-def _mean(losses: Tensor, mask: Tensor) -> Tensor:
-    """Over those whose mask is 1; 0 if there are none."""
-    counts = mask.flatten().float()
-    return (losses * counts).sum() / counts.sum().clamp(min=1.0)
-
-
-class _VocabCrossEntropy(Function):
-    """Cross-entropy of logits [rows, classes and padding], whose other classes lie on the ranks of a tensor group.
-
-    A label that lies elsewhere is out of range. Some rows at a time: logits in fp32, their exponentials and their
-    gradient, of all rows at once, would take several times the memory of the logits themselves.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        labels: Tensor,
-        classes: int,
-        tensor: TensorGroup,
-        smoothing: float,
-        vocab_size: int,
-    ) -> Tensor:
-        """`smoothing` of a label's probability is shared out to all `vocab_size` classes of the group."""
-        elsewhere = (labels < 0) | (labels >= classes)
-        index = labels.masked_fill(elsewhere, 0).unsqueeze(-1)
-        own_log_sum = torch.full(labels.shape, -torch.inf, device=logits.device)
-        target = torch.zeros_like(own_log_sum)
-        sum_of_all = torch.zeros_like(own_log_sum)
-        for rows in _parts(logits) if classes else ():
-            target[rows] = logits[rows].gather(-1, index[rows]).squeeze(-1).float()
-            logarithms = torch.log_softmax(logits[rows, :classes], -1, dtype=torch.float32)
-            own_log_sum[rows] = target[rows] - logarithms.gather(-1, index[rows]).squeeze(-1)
-            if smoothing:
-                sum_of_all[rows] = logits[rows, :classes].sum(-1, dtype=torch.float32)
-        log_sum = own_log_sum
-        if tensor.size > 1:
-            largest = _reduce(own_log_sum, tensor, dist.ReduceOp.MAX)
-            parts = [(own_log_sum - largest).exp(), target.masked_fill(elsewhere, 0.0)]
-            sums = _reduce(torch.stack([*parts, sum_of_all] if smoothing else parts), tensor)
-            log_sum, target, sum_of_all = largest + sums[0].log(), sums[1], sums[-1]
-        ctx.save_for_backward(logits, index, elsewhere, own_log_sum - log_sum)
-        ctx.classes = classes
-        ctx.smoothing, ctx.share = smoothing, smoothing / vocab_size
-        if smoothing:
-            target = (1.0 - smoothing) * target + ctx.share * sum_of_all
-        return log_sum - target
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None, None, None, None, None]:
-        logits, index, elsewhere, share = ctx.saved_tensors
-        logits = logits.detach()
-        ours = (gradient * (1.0 - ctx.smoothing)).masked_fill(elsewhere, 0.0).unsqueeze(-1)
-        factor = (share.exp() * gradient).unsqueeze(-1)
-        for rows in _parts(logits) if ctx.classes else ():
-            part = torch.softmax(logits[rows, : ctx.classes], -1, dtype=torch.float32).mul_(factor[rows])
-            if ctx.smoothing:
-                part -= gradient[rows].unsqueeze(-1) * ctx.share
-            logits[rows, : ctx.classes] = part.scatter_add_(-1, index[rows], -ours[rows])
-        logits[:, ctx.classes :] = 0.0
-        return logits, None, None, None, None, None
-
-
-def _parts(logits: Tensor) -> Iterator[slice]:
-    """Rows whose logits are taken at once."""
-    rows = max(1, (PART if logits.is_cuda else min(PART, CPU_PART)) // logits.shape[-1])
-    return (slice(start, start + rows) for start in range(0, len(logits), rows))

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from megatron_ext.parallel.fused import Fused
+
 LEVELS = 1 << 16
 """A rate is a multiple of a `LEVELS`-th: one 32-bit hash decides about two numbers."""
 _LONG = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -21,21 +23,19 @@ _SHORT = 0x9E3779B9, 0x7FEB352D, 0x846CA68B
 """The same for 32 bits; the factors are those of Wellons' lowbias32."""
 
 
-def key_of(seed: int, name: str) -> int:
-    """Of the place in the model whose name this is."""
-    return (seed << 32) ^ zlib.crc32(name.encode())
+def key_of(seed: int, name: str) -> Tensor:
+    """Of the place in the model whose name this is: an int64 in the CPU's memory. It is a tensor, since torch.compile
+    would make a graph of its own for every Python number."""
+    return torch.tensor(_signed((seed << 32) ^ zlib.crc32(name.encode()), 64), device="cpu")
 
 
-def rows_of(key: int, *places: Tensor) -> Tensor:
+def rows_of(key: Tensor, *places: Tensor) -> Tensor:
     """A 64-bit hash for each row of a tensor, from its indices before the last dimension.
 
     `places` are int64 vectors: the samples' numbers, then the places of each further dimension in the whole tensor;
     or, with the shape of all dimensions so far, a place for each of them. Returns [the length of each].
     """
-    found = torch.full((), _signed(key, 64), dtype=torch.int64, device=places[0].device)
-    for place in places:
-        found = _mixed(found.unsqueeze(-1) + place * _signed(_LONG[0], 64))
-    return found
+    return _rows(places[0], key, *places[1:])
 
 
 def dropout(x: Tensor, rate: float, rows: Tensor) -> Tensor:
@@ -58,9 +58,26 @@ class _Dropout(Function):
 
 
 def _masked(x: Tensor, rate: float, rows: Tensor) -> Tensor:
+    if x.is_cuda:
+        return masked(x, rate, rows)
     dropped = round(rate * LEVELS)
     hashes = _hashes(rows, x.shape[-1])
     return (x * (LEVELS / (LEVELS - dropped))).masked_fill_(hashes < dropped - LEVELS // 2, 0.0)
+
+
+@Fused
+def masked(x: Tensor, rate: float, rows: Tensor) -> Tensor:
+    """What `dropout` gives, in operations that are one kernel: it works out a hash for each of its two columns."""
+    dropped = round(rate * LEVELS)
+    scale, least = LEVELS / (LEVELS - dropped), dropped - LEVELS // 2
+    step, first, second = (_signed(number, 32) for number in _SHORT)
+    column = torch.arange(x.shape[-1], device=rows.device)
+    found = rows.int().unsqueeze(-1) + (column // 2 * step).int()
+    found = (found ^ ((found >> 16) & 0xFFFF)) * first + (rows >> 32).int().unsqueeze(-1)
+    found = (found ^ ((found >> 15) & 0x1FFFF)) * second
+    found = found ^ ((found >> 16) & 0xFFFF)
+    half = (found >> (column % 2 * 16).int()) & 0xFFFF
+    return torch.where(half - ((half & 0x8000) << 1) < least, 0.0, x * scale)
 
 
 def _hashes(rows: Tensor, columns: int) -> Tensor:
@@ -75,6 +92,15 @@ def _hashes(rows: Tensor, columns: int) -> Tensor:
     found *= second
     found ^= (found >> 16) & 0xFFFF
     return found.view(torch.int16)[..., :columns]
+
+
+@Fused
+def _rows(first: Tensor, key: Tensor, *others: Tensor) -> Tensor:
+    step = _signed(_LONG[0], 64)
+    found = _mixed(key + first * step)
+    for place in others:
+        found = _mixed(found.unsqueeze(-1) + place * step)
+    return found
 
 
 def _mixed(state: Tensor) -> Tensor:

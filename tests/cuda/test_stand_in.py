@@ -20,14 +20,14 @@ MEETING = """
 """
 
 
-def ran(tmp_path: Path, program: str, *begun: str) -> list[Counts]:
-    """A program that must end well on two GPUs, and what its processes did."""
+def ran(tmp_path: Path, program: str, *begun: str, iteration: int | None = None) -> list[Counts]:
+    """A program that must end well on two GPUs, and what its processes did, all in all or between marks."""
     file = tmp_path / "program.py"
     file.write_text("".join(map(textwrap.dedent, (*begun, program, "\nsys.stdout.flush(); os._exit(0)\n"))))
     machine = Machine(2, tmp_path / "machine")
     ended = machine.run(file, tmp_path / "store")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    return [counts(log) for log in machine.logs()]
+    return [counts(log, iteration) for log in machine.logs()]
 
 
 def test_ranks_go_on_with_what_others_wrote(tmp_path: Path) -> None:

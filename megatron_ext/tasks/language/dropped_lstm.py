@@ -22,7 +22,7 @@ from megatron_ext.tasks.linear import WeightGradients, embedding
 class LockedDropout:
     """Drops the same numbers of a sample's vectors at every place of the sequence (Gal and Ghahramani 2016)."""
 
-    def __init__(self, rate: float, key: int) -> None:
+    def __init__(self, rate: float, key: Tensor) -> None:
         self.rate = rate
         self.key = key
 
@@ -78,7 +78,7 @@ class DroppedLayer(nn.Module):
 class WeightDroppedLstm(nn.Module):
     """One layer of torch's LSTM, under its names."""
 
-    def __init__(self, inputs: int, outputs: int, rate: float, key: int) -> None:
+    def __init__(self, inputs: int, outputs: int, rate: float, key: Tensor) -> None:
         super().__init__()
         self.rate = rate
         self.key = key

@@ -11,7 +11,8 @@ from torch import Tensor
 from megatron_ext.data.blend import samples_of_plan
 from megatron_ext.data.gpt_samples import GptSamples, samples_in_epoch
 from megatron_ext.data.samples import Samples
-from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
+from megatron_ext.parallel.cross_entropy import vocab_cross_entropy
+from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.language.language_task import LanguageTask, perplexity
 from megatron_ext.tasks.task import Micro, Tensors
 

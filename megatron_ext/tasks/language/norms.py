@@ -7,9 +7,13 @@ from typing import Any, Tuple
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.nn import functional as F
 
 from megatron_ext.contract.models.model import RMS_NORM, ModelConfig
 from megatron_ext.parallel.tensor_parallel import TensorGroup
+
+FUSED = hasattr(torch.ops.aten, "_fused_rms_norm")
+"""Whether torch has a kernel for it on GPUs, since 2.9."""
 
 
 class RMSNorm(nn.Module):
@@ -21,6 +25,8 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and FUSED:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
         y: Tensor = _RMSNorm.apply(x, self.weight, self.epsilon)  # type: ignore[no-untyped-call]
         return y
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.parallel.fused import Fused
 
 LOW_FREQUENCY, HIGH_FREQUENCY, TRAINED_WITH = 1.0, 4.0, 8192
 """Of Llama 3's scaled rotary embedding: waves longer than `TRAINED_WITH / LOW_FREQUENCY` tokens are stretched, those
@@ -17,21 +18,25 @@ shorter than `TRAINED_WITH / HIGH_FREQUENCY` are not, and between them by part (
 
 
 @lru_cache(maxsize=8)
-def rotary(config: ModelConfig, sequence: int, device: torch.device) -> Tuple[Tensor, Tensor]:
-    """Cosines and sines [sequence, head width] by which queries and keys are rotated (Su et al. 2021), fp32."""
-    half = torch.arange(0, config.head_width, 2, dtype=torch.float32)
+def rotary(config: ModelConfig, sequence: int, device: torch.device, dtype: torch.dtype) -> Tuple[Tensor, Tensor]:
+    """Cosines and sines [sequence, head width] by which queries and keys are rotated (Su et al. 2021), worked out in
+    fp32. All layers of a model have the same two tensors."""
+    half = torch.arange(0, config.head_width, 2, dtype=torch.float32, device="cpu")
     frequencies = 1.0 / config.rotary_base ** (half / config.head_width)
     if config.rope_scaling_factor is not None:
         waves = 2 * math.pi / frequencies
         kept = (TRAINED_WITH / waves - LOW_FREQUENCY) / (HIGH_FREQUENCY - LOW_FREQUENCY)
         kept = kept.clamp(0.0, 1.0)
         frequencies = frequencies * (kept + (1 - kept) / config.rope_scaling_factor)
-    angles = torch.outer(torch.arange(sequence, dtype=torch.float32), frequencies)
+    angles = torch.outer(torch.arange(sequence, dtype=torch.float32, device="cpu"), frequencies)
     angles = torch.cat([angles, angles], -1)
-    return angles.cos().to(device), angles.sin().to(device)
+    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
+@Fused
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [batch, heads, sequence, width], each pair of numbers half a width apart turned by its angle."""
+    """x [batch, heads, sequence, width], each pair of numbers half a width apart turned by its angle; cosines and sines
+    of at least as many places."""
+    cos, sin = cos[: x.shape[-2]], sin[: x.shape[-2]]
     first, second = x.chunk(2, -1)
-    return x * cos.to(x.dtype) + torch.cat([-second, first], -1) * sin.to(x.dtype)
+    return x * cos + torch.cat([-second, first], -1) * sin

@@ -13,7 +13,8 @@ from megatron_ext.data.blend import samples_of_plan
 from megatron_ext.data.masked.masked_samples import masking_of
 from megatron_ext.data.masked.t5_samples import T5Samples
 from megatron_ext.data.samples import Samples
-from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
+from megatron_ext.parallel.cross_entropy import vocab_cross_entropy
+from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.language.encoder_decoder import EncoderDecoderTask
 from megatron_ext.tasks.language.language_task import perplexity
 from megatron_ext.tasks.language.norms import Norm

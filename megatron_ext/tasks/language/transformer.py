@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from megatron_ext.contract.models.model import ROTARY, SINUSOIDAL, TRANSFORMER, ModelConfig
 from megatron_ext.contract.models.parameters import block_parameters
 from megatron_ext.contract.models.stacks import Stack
-from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_embedding
-from megatron_ext.tasks.dropout import dropout, key_of, rows_of
+from megatron_ext.parallel.fused import Fused
+from megatron_ext.parallel.tensor_parallel import TensorGroup, numbers, vocab_embedding
+from megatron_ext.tasks.dropout import dropout, key_of, masked, rows_of
 from megatron_ext.tasks.language.norms import norm
 from megatron_ext.tasks.language.rotary import rotary, rotated
 from megatron_ext.tasks.language.sinusoids import sinusoids
@@ -26,6 +27,8 @@ Kept = Dict[str, Tensor]
 """By name, [hypotheses, …] each, what goes on with the hypotheses of a search."""
 PLAIN_TOKENS = 512
 """See `_plainly`."""
+GROUPED = "enable_gqa" in (F.scaled_dot_product_attention.__doc__ or "")
+"""Whether torch's attention shares heads of keys and values itself, since 2.5: on a GPU they are then not repeated."""
 
 
 class Dropout:
@@ -34,7 +37,7 @@ class Dropout:
     Not a module: calling one costs more than everything else where nothing is dropped.
     """
 
-    def __init__(self, rate: float, key: int, tensor: TensorGroup) -> None:
+    def __init__(self, rate: float, key: Tensor, tensor: TensorGroup) -> None:
         self.rate = rate
         self.key = key
         self.tensor = tensor
@@ -105,6 +108,8 @@ class TransformerLayer(nn.Module):
         bias, attention_bias = config.add_bias_linear, config.attention_bias
         self.relu = config.family == TRANSFORMER
         """Instead of GELU, and dropped in training, as Vaswani et al. 2017's successors do."""
+        self.angles: Optional[Tuple[Tensor, Tensor]] = None
+        """Of rotary positions, once the layer is where it stays."""
         self.core_key = key_of(seed, f"{name}.core")
         self.attention_dropout = Dropout(config.hidden_dropout, key_of(seed, f"{name}.attention"), tensor)
         self.mlp_dropout = Dropout(config.hidden_dropout, key_of(seed, f"{name}.mlp"), tensor)
@@ -181,10 +186,11 @@ class TransformerLayer(nn.Module):
         """[batch, sequence, queries, keys and values of the heads] -> [batch, sequence, heads x width]."""
         batch, sequence, _ = qkv.shape
         width = self.config.head_width
-        heads = qkv.view(batch, sequence, -1, width).transpose(1, 2)
-        query, key, value = heads.split_with_sizes(self.shares, 1)  # torch.split itself is slow Python
+        # Cut before the heads come forward: the backward pass then joins their gradients in place, with no copy.
+        parts = qkv.split_with_sizes([share * width for share in self.shares], -1)  # torch.split itself is slow Python
+        query, key, value = (part.view(batch, sequence, -1, width).transpose(1, 2) for part in parts)
         if self.config.position_embedding_type == ROTARY:
-            cos, sin = rotary(self.config, sequence, qkv.device)
+            cos, sin = self._angles(sequence, qkv)
             query, key = rotated(query, cos, sin), rotated(key, cos, sin)
         if self.kept is not None:
             if self.kept:
@@ -192,6 +198,18 @@ class TransformerLayer(nn.Module):
             self.kept.update({"key": key, "value": value})
         causal = self.causal and self.kept is None  # the one token that goes on sees all before it
         return self._attended(query, key, value, causal, self.core_key, number, mask)
+
+    def place_angles(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Works them out once: torch.compile would have each layer's graph do so."""
+        if self.config.position_embedding_type == ROTARY:
+            longest = max(self.config.sequence_length, self.config.decoder_tokens)
+            self.angles = rotary(self.config, longest, device, dtype)
+
+    def _angles(self, sequence: int, like: Tensor) -> Tuple[Tensor, Tensor]:
+        """Cosines and sines of at least so many places."""
+        if self.angles is not None and len(self.angles[0]) >= sequence and self.angles[0].dtype == like.dtype:
+            return self.angles
+        return rotary(self.config, sequence, like.device, like.dtype)
 
     def _cross_core(self, query: Tensor, kv: Tensor, number: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
         """query [batch, sequence, heads x width], kv [batch, context, keys and values of the heads]."""
@@ -208,29 +226,45 @@ class TransformerLayer(nn.Module):
         key: Tensor,
         value: Tensor,
         causal: bool,
-        dropout_key: int,
+        dropout_key: Tensor,
         number: Optional[Tensor],
         mask: Optional[Tensor],
     ) -> Tensor:
         """query [batch, heads, sequence, width], the others [batch, groups, tokens, width] and mask [batch, tokens] ->
         [batch, sequence, heads x width]."""
         batch, _, sequence, _ = query.shape
-        if self.groups < self.heads:
+        drops = number is not None and self._drops
+        shared: Dict[str, bool] = {}
+        if self.groups < self.heads and not drops and GROUPED and query.is_cuda:
+            shared["enable_gqa"] = True
+        elif self.groups < self.heads:
             key, value = (x.repeat_interleave(self.heads // self.groups, 1) for x in (key, value))
         seen = None if mask is None else mask.bool()[:, None, None]
-        if number is not None and self._drops:
-            attended = self._dropped(_weights(query, key, causal, seen), dropout_key, number) @ value
+        if number is not None and drops:
+            attended = self._dropped(query, key, causal, seen, dropout_key, number) @ value
         elif _plainly(query):
             attended = _weights(query, key, causal, seen) @ value
         else:
-            attended = F.scaled_dot_product_attention(query, key, value, seen, is_causal=causal)
+            attended = F.scaled_dot_product_attention(query, key, value, seen, is_causal=causal, **shared)
         return attended.transpose(1, 2).reshape(batch, sequence, -1)
 
-    def _dropped(self, weights: Tensor, dropout_key: int, number: Tensor) -> Tensor:
+    def _dropped(
+        self,
+        query: Tensor,
+        key: Tensor,
+        causal: bool,
+        seen: Optional[Tensor],
+        dropout_key: Tensor,
+        number: Tensor,
+    ) -> Tensor:
         """The weights of attention [batch, heads, sequence, tokens], some of them dropped."""
-        heads = torch.arange(self.heads, device=weights.device) + self.tensor.rank * self.heads
-        places = torch.arange(weights.shape[2], device=weights.device)
-        return dropout(weights, self.config.attention_dropout, rows_of(dropout_key, number, heads, places))
+        first, device = self.tensor.rank * self.heads, query.device
+        heads = numbers(first, first + self.heads, device)
+        rows = rows_of(dropout_key, number, heads, numbers(0, query.shape[-2], device))
+        rate = self.config.attention_dropout
+        if query.is_cuda:
+            return _dropped_softmax(query @ key.transpose(-1, -2), query.shape[-1], causal, seen, rate, rows)
+        return dropout(_weights(query, key, causal, seen), rate, rows)
 
     def _mlp(self, x: Tensor, number: Optional[Tensor]) -> Tensor:
         inner = linear(x, self.mlp_in.weight, self.mlp_in.bias, self.later)
@@ -238,8 +272,7 @@ class TransformerLayer(nn.Module):
             return self._joined(self.mlp_out, self._inner_dropped(F.relu(inner), number))
         if not self.config.swiglu:
             return self._joined(self.mlp_out, F.gelu(inner, approximate="tanh"))
-        gate, up = inner.chunk(2, -1)
-        return self._joined(self.mlp_out, F.silu(gate) * up)
+        return self._joined(self.mlp_out, _gated(inner))
 
     def _inner_dropped(self, x: Tensor, number: Optional[Tensor]) -> Tensor:
         """x [batch, sequence, inner width / tensor size], of which every rank drops what one rank alone would."""
@@ -247,8 +280,8 @@ class TransformerLayer(nn.Module):
         if not rate or number is None or not self.training:
             return x
         groups = math.gcd(self.config.inner, self.config.heads) // self.tensor.size
-        places = torch.arange(x.shape[1], device=x.device)
-        rows = rows_of(self.relu_key, number, places, torch.arange(groups, device=x.device) + self.tensor.rank * groups)
+        places, first = numbers(0, x.shape[1], x.device), self.tensor.rank * groups
+        rows = rows_of(self.relu_key, number, places, numbers(first, first + groups, x.device))
         return dropout(x.view(*x.shape[:2], groups, -1), rate, rows).flatten(2)
 
     def _joined(self, layer: nn.Linear, x: Tensor) -> Tensor:
@@ -281,6 +314,13 @@ class Head(nn.Module):
         return linear(self.tensor.enter(x), self.word, self.bias, self.later)
 
 
+@Fused
+def _gated(inner: Tensor) -> Tensor:
+    """[…, 2 x width] -> [..., width]: SwiGLU (Shazeer 2020)."""
+    gate, up = inner.chunk(2, -1)
+    return F.silu(gate) * up
+
+
 def empty_linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
     """Without weights: torch would draw some that are not used."""
     layer: nn.Linear = skip_init(nn.Linear, inputs, outputs, bias=bias, device=torch.empty(0).device)  # type: ignore[no-untyped-call]
@@ -297,13 +337,26 @@ def _plainly(query: Tensor) -> bool:
 def _weights(query: Tensor, key: Tensor, causal: bool, seen: Optional[Tensor]) -> Tensor:
     """query [batch, heads, sequence, width], key [batch, heads, tokens, width] -> how much each place attends to each
     token, [batch, heads, sequence, tokens]."""
-    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    return _softmax(query @ key.transpose(-1, -2), query.shape[-1], causal, seen)
+
+
+def _softmax(products: Tensor, width: int, causal: bool, seen: Optional[Tensor]) -> Tensor:
+    """The products of queries and keys of this width -> the weights."""
+    scores = products / math.sqrt(width)
     if causal:
-        places = torch.arange(query.shape[-2], device=query.device)
+        places = torch.arange(products.shape[-2], device=products.device)
         scores = scores.masked_fill(places > places.unsqueeze(-1), -math.inf)
     if seen is not None:
         scores = scores.masked_fill(~seen, -math.inf)
-    return F.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+    return F.softmax(scores, -1, dtype=torch.float32).to(products.dtype)
+
+
+@Fused
+def _dropped_softmax(
+    products: Tensor, width: int, causal: bool, seen: Optional[Tensor], rate: float, rows: Tensor
+) -> Tensor:
+    """The same with some of the weights dropped; `rows` as for `dropout`."""
+    return masked(_softmax(products, width, causal, seen), rate, rows)
 
 
 def _mean_weights(query: Tensor, key: Tensor, mask: Optional[Tensor]) -> Tensor:

@@ -13,7 +13,8 @@ from megatron_ext.data.blend import samples_of_plan
 from megatron_ext.data.bucketing import Bucketed, Dealing, Side
 from megatron_ext.data.pairs import Pairs, PairSamples
 from megatron_ext.data.samples import SPLITS, Samples
-from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_hits, vocab_losses
+from megatron_ext.parallel.cross_entropy import vocab_hits, vocab_losses
+from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.language.encoder_decoder import EncoderDecoderTask
 from megatron_ext.tasks.language.language_task import perplexity
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Micro, Tensors

@@ -38,8 +38,9 @@ from launch.control.planning.plan import make_plan
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.schedules import Kind, schedule
-from megatron_ext.parallel import tensor_parallel
-from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
+from megatron_ext.parallel import cross_entropy
+from megatron_ext.parallel.cross_entropy import vocab_cross_entropy
+from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
 from megatron_ext.tasks.language import transformer
 from megatron_ext.tasks.language.transformer import TransformerLayer
@@ -257,7 +258,7 @@ def test_the_last_stage_has_room_for_all_that_torch_holds_of_logits(
     precision: str, tensor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "LOGITS_AT_ONCE", 2**17)
-    monkeypatch.setattr(tensor_parallel, "PART", 2**17)
+    monkeypatch.setattr(cross_entropy, "PART", 2**17)
 
     def held(vocabulary: int) -> int:
         hidden = torch.randn(2, 64, 16, dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[precision])
@@ -283,7 +284,7 @@ def test_the_last_stage_has_room_for_all_that_torch_holds_of_logits(
 
 
 def test_as_many_logits_are_counted_in_fp32_as_the_engine_takes_at_once() -> None:
-    assert memory.LOGITS_AT_ONCE == tensor_parallel.PART
+    assert memory.LOGITS_AT_ONCE == cross_entropy.PART
 
 
 def test_zb_h1_keeps_what_it_computes_again_until_the_weights_have_their_gradients() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from megatron_ext.engine import engine
 from megatron_ext.engine.gradients import flat
-from megatron_ext.parallel import tensor_parallel
+from megatron_ext.parallel import cross_entropy
 from megatron_ext.tasks.language.bert import BertTask
 from megatron_ext.tasks.language.t5 import T5Task
 from tests.megatron_ext.engine.test_layouts_agree import Layout, options
@@ -143,7 +143,7 @@ def test_gradients_that_their_matrix_product_adds_as_on_a_gpu_are_the_same(
     """And summed over the replicas in many messages, and the losses computed of some logits at a time."""
     monkeypatch.setattr(flat, "fuses", lambda dtype, device: True)
     monkeypatch.setattr(engine, "BUCKET_BYTES", 4096)
-    monkeypatch.setattr(tensor_parallel, "PART", 200)
+    monkeypatch.setattr(cross_entropy, "PART", 200)
     test_losses_and_weights_equal_the_single_process(engine_run, reference, model, layout)
 
 

@@ -17,7 +17,7 @@ from _pytest.mark import ParameterSet
 from megatron_ext.contract.schedule.schedules import NAMES, as_json
 from megatron_ext.engine import engine
 from megatron_ext.engine.gradients import flat
-from megatron_ext.parallel import tensor_parallel
+from megatron_ext.parallel import cross_entropy
 from tests.megatron_ext.engine.executor.test_executor_soak import random_schedule
 from tests.support import cases
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
@@ -190,7 +190,7 @@ def test_a_loss_of_many_logits_taken_some_at_a_time_is_the_same(
     monkeypatch: pytest.MonkeyPatch,
     layout: Layout,
 ) -> None:
-    monkeypatch.setattr(tensor_parallel, "PART", 200)
+    monkeypatch.setattr(cross_entropy, "PART", 200)
     test_losses_and_weights_equal_the_single_process(engine_run, reference, layout)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from megatron_ext.engine import engine
-from megatron_ext.parallel import tensor_parallel
+from megatron_ext.parallel import cross_entropy
 from tests.megatron_ext.engine.test_layouts_agree import Layout, options
 from tests.support import cases
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
@@ -132,7 +132,7 @@ def test_losses_and_weights_equal_the_single_process(
 def test_losses_computed_of_some_logits_at_a_time_are_the_same(
     tmp_path: Path, pairs: Path, reference: Callable[[str, bool], Found], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensor_parallel, "PART", 200)
+    monkeypatch.setattr(cross_entropy, "PART", 200)
     run = make_run(tmp_path / "run", pairs, *overrides("gnmt", *LAYOUTS["gnmt"][1]))
     assert run.go() == 0, run.stderr()
     assert_equal(run, reference("gnmt", False))

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megatron_ext.parallel import tensor_parallel
-from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
+from megatron_ext.parallel import cross_entropy
+from megatron_ext.parallel.cross_entropy import vocab_cross_entropy
+from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.task import DTYPES
 
 
@@ -21,11 +22,12 @@ from megatron_ext.tasks.task import DTYPES
     vocabulary=st.integers(1, 11),
     padding=st.integers(0, 3),
     part=st.integers(1, 40),
+    whole=st.booleans(),
     precision=st.sampled_from(sorted(DTYPES)),
     seed=st.integers(0, 99),
 )
-def test_loss_and_gradient_are_those_of_torch_in_whatever_parts(
-    rows: int, vocabulary: int, padding: int, part: int, precision: str, seed: int
+def test_loss_and_gradient_are_those_of_torch_in_whatever_parts_and_as_whole_passes(
+    rows: int, vocabulary: int, padding: int, part: int, whole: bool, precision: str, seed: int
 ) -> None:
     source = torch.Generator().manual_seed(seed)
     dtype = DTYPES[precision]
@@ -36,7 +38,8 @@ def test_loss_and_gradient_are_those_of_torch_in_whatever_parts(
     (loss * 3.0).backward()
     mine = given.clone().requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensor_parallel, "PART", part)
+        patch.setattr(cross_entropy, "PART", part)
+        patch.setattr(cross_entropy, "fuses", lambda _: whole)
         of_mine = vocab_cross_entropy(mine * 1.0, labels, vocabulary, TensorGroup())
         (of_mine * 3.0).backward()
     assert expected.grad is not None and mine.grad is not None
@@ -58,7 +61,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_more_than_some_logits_are_ever_there_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_parallel, "PART", 1000)
+    monkeypatch.setattr(cross_entropy, "PART", 1000)
     logits = torch.randn(2, 64, 100, dtype=torch.bfloat16).requires_grad_()
     with Largest() as largest:
         vocab_cross_entropy(logits * 1.0, torch.randint(90, (2, 64)), 90, TensorGroup()).backward()
@@ -73,3 +76,27 @@ def test_a_second_backward_pass_is_refused() -> None:
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_passes_that_a_gpu_fuses_are_compiled_to_the_same(
+    smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By torch's compiler for the CPU: one graph each, and the numbers of the parts."""
+    labels = torch.randint(90, (2, 6))
+    given = torch.randn(2, 6, 96)
+    found = []
+    for whole in (False, True):
+        if whole:
+            monkeypatch.setattr(cross_entropy, "fuses", lambda _: True)
+            for name in ("_log_sums", "_gradient"):
+                compiled = torch.compile(getattr(cross_entropy, name).plain, fullgraph=True)
+                monkeypatch.setattr(cross_entropy, name, compiled)
+        monkeypatch.setattr(cross_entropy, "PART", 1)
+        logits = given.clone().requires_grad_()
+        losses = cross_entropy.vocab_losses(logits * 1.0, labels, 90, TensorGroup(), smoothing)
+        (losses * torch.arange(12.0)).sum().backward()
+        found.append((losses.detach(), logits.grad))
+    for of_parts, of_whole in zip(*found, strict=True):
+        torch.testing.assert_close(of_whole, of_parts, rtol=1e-5, atol=1e-6)

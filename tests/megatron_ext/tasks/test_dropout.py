@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks import dropout as module
 from megatron_ext.tasks.dropout import dropout, key_of, rows_of
 from megatron_ext.tasks.families import stage_of
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun
@@ -97,3 +98,22 @@ def test_only_training_drops_and_every_sample_has_its_own_masks(engine_run: Call
     assert torch.equal(training[:-1], other[:-1])
     assert not torch.allclose(training[-1], other[-1], atol=1e-3)
     torch.testing.assert_close(logits(run, number, training=False), logits(engine_run(*ONE, name="plain"), number))
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.999])
+@pytest.mark.parametrize("columns", [1, 2, 131])
+def test_a_gpu_drops_the_same_numbers_in_one_kernel(rate: float, columns: int) -> None:
+    rows = rows_of(key_of(1, "x"), torch.arange(SAMPLES), torch.arange(TOKENS))
+    x = torch.randn(SAMPLES, TOKENS, columns)
+    assert torch.equal(module.masked.plain(x, rate, rows), dropout(x, rate, rows))
+
+
+@pytest.mark.slow
+def test_what_a_gpu_fuses_is_the_same_when_it_is_compiled() -> None:
+    """By torch's compiler for the CPU."""
+    places = torch.arange(SAMPLES), torch.arange(TOKENS)
+    rows = rows_of(key_of(1, "x"), *places)
+    x = torch.randn(SAMPLES, TOKENS, HIDDEN)
+    of_rows, masked = (torch.compile(one.plain, fullgraph=True) for one in (module._rows, module.masked))
+    assert torch.equal(of_rows(places[0], key_of(1, "x"), places[1]), rows)
+    assert torch.equal(masked(x, 0.1, rows), dropout(x, 0.1, rows))

@@ -137,7 +137,8 @@ def test_long_waves_are_stretched_and_short_ones_are_not() -> None:
     sizes = {"layers": 1, "hidden": 128, "heads": 1, "sequence_length": 4, "vocab_size": 1, "padded_vocab_size": 1}
     plain = ModelConfig(**sizes, position_embedding_type="rope", rotary_base=500000.0)
     scaled = ModelConfig(**sizes, position_embedding_type="rope", rotary_base=500000.0, rope_scaling_factor=8.0)
-    angle, stretched = (rotary(config, 2, torch.device("cpu"))[1][1].asin() for config in (plain, scaled))
+    found = [rotary(config, 2, torch.device("cpu"), torch.float32) for config in (plain, scaled)]
+    angle, stretched = (sine[1].asin() for _, sine in found)
     ratio = angle / stretched
     assert ratio[0] == 1.0
     assert ratio[63].item() == pytest.approx(8.0, rel=1e-3)
