@@ -113,7 +113,9 @@ def _number(value: float | None) -> float:
 
 def _settings(experiment: Experiment) -> dict[str, str]:
     known = leaves(json.loads(identity(experiment)))
-    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in known}
+    return {
+        key: "none" if value is None else value if isinstance(value, str) else json.dumps(value) for key, value in known
+    }
 
 
 def swept(outcomes: Sequence[Outcome]) -> list[str]:
