@@ -40,7 +40,7 @@ def test_the_page_of_the_run_begins_with_the_cause_and_a_bar_of_each_stage(run: 
     said = page.inner_text("#why")
     assert f"One iteration takes {why.length_ms:,.0f} ms: " in said
     assert "Rank 2 on g0-0 takes 1." in said
-    assert f"Largest gain: rank 2 on g0-0 as fast as its peers, {why.replayed_ms:,.0f} → " in said
+    assert f"Largest gain: rank 2 on g0-0 as fast as its peers, {why.recorded_ms:,.0f} → " in said
     assert page.evaluate("document.querySelector('div.plot').closest('section').id") == "why", "the first chart"
     bars = page.evaluate("document.querySelector('#why div.plot').data.map(({name, x, marker}) => [name, x, marker])")
     for stage in range(4):
