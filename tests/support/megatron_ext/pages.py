@@ -34,4 +34,4 @@ def printed(command: str, folder: Path) -> str:
 
 def logged_losses(text: str) -> dict[int, float]:
     """By iteration."""
-    return {int(step): float(loss) for step, loss in re.findall(r"iteration +(\d+)/.*\| loss: (\S+)", text)}
+    return {int(step): float(loss) for step, loss in re.findall(r"iteration +(\d+)/\d+  loss (\S+)", text)}
