@@ -9,6 +9,7 @@ from conf.errors import ConfigError
 from conf.pipedream.placement import MODULES, Placement
 from conf.pipedream.stage_modules import Layer, layers_of
 from conf.schema.model import Model
+from conf.visible import plural
 from megatron_ext.contract.models.images import image_blocks
 from megatron_ext.contract.models.model import ALEXNET, GNMT, IMAGES, MEASURED, RESNET, VGG
 from megatron_ext.contract.models.parameters import block_numel
@@ -48,7 +49,7 @@ def by_operations(model: Model, replicas: Sequence[int]) -> list[int]:
     costs = _costs(model)
     count, stages = len(costs), len(replicas)
     if stages > count:
-        raise ConfigError(f"model={model.name} has {count} blocks, too few for {stages} stages")
+        raise ConfigError(f"model={model.name} has {count} blocks, too few for {plural(stages, 'stage')}")
     sums = [0.0]
     for cost in costs:
         sums.append(sums[-1] + cost)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from conf.schema.values.partition import Partition
+from conf.visible import plural
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
 from fasop.partition.exact import proved
@@ -173,7 +174,7 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
     if not plans:
         raise nothing_within(_front(inputs, Limits())[0], inputs.run, limits)
     shown = plans if args.pareto is First.time else plans[::-1]
-    whole = f"the whole training has {inputs.run.iterations} iterations"
+    whole = f"the whole training has {plural(inputs.run.iterations, 'iteration')}"
     known = whole if inputs.run.known else "add tokens=N to see days and dollars of a whole training"
     summary = (
         words.front(plans),

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from conf.schema.values.hosts import hosts
+from conf.visible import plural
 from launch.errors import LaunchError
 from launch.first_day import gpu_kinds, slurm_nodes
 from launch.first_day.found import CPU_GBIT_PER_S, Found, FoundGroup
@@ -150,7 +151,7 @@ def on_hosts(texts: Sequence[str]) -> Found:
             network_gbit_per_s=answer.network_gbit_per_s,
         )
     lacking = [
-        f"{host.name} has {len(answer.gpus)} GPUs for {host.ranks} ranks, so all ranks run on CPUs"
+        f"{host.name} has {plural(len(answer.gpus), 'GPU')} for {plural(host.ranks, 'rank')}, so all ranks run on CPUs"
         for host, answer in zip(reached, answers, strict=True)
         if any(answer.gpus for answer in answers) and len(answer.gpus) < host.ranks
     ]

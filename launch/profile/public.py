@@ -9,6 +9,7 @@ from pathlib import Path
 
 from conf.errors import ConfigError
 from conf.reading.writable import write_whole
+from conf.visible import plural
 from fasop.costs.profiles.files import name_of, profile_path, read_profile
 from fasop.costs.profiles.profile import LayerProfile
 from fasop.costs.profiles.steps import Steps
@@ -106,7 +107,7 @@ def _export(public: PublicFolders, root: Path) -> None:
             write_whole(file, content)
         except OSError as error:
             raise LaunchError(f"export={root}: cannot write {file}: {error.strerror}") from error
-    print(f"written: {len(files)} files in {root}")
+    print(f"written: {plural(len(files), 'file')} in {root}")
     if (what := lacking(public)) is not None:
         print(f"(no {CONFIGURATION} for IIDP's solver: {what})", file=sys.stderr)
     else:

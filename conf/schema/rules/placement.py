@@ -14,6 +14,7 @@ from conf.schema.model import Model
 from conf.schema.parallel import Parallel
 from conf.schema.values import ranges
 from conf.schema.values.partition import NodeOrder, Partition
+from conf.visible import plural
 
 
 def check_partition(partition: Partition, parallel: Parallel, model: Model) -> None:
@@ -51,15 +52,15 @@ def check_nodes(order: NodeOrder, cluster: Cluster, executor: Executor) -> None:
         used, count = order.groups.count(name), groups[name].count
         if used > count and not executor.reached:
             raise ConfigError(
-                f"parallel.node_order={order} has {used} nodes of group {name!r}, but "
+                f"parallel.node_order={order} has {plural(used, 'node')} of group {name!r}, but "
                 f"cluster.groups.{name}.count={count}; use at most {count}"
             )
     hosts = executor.reached
     if hosts and len(hosts) != len(order.groups):
         raise ConfigError(
             f"executor.hosts={executor.hosts} has {len(hosts)} host{'s' * (len(hosts) != 1)}, but "
-            f"parallel.node_order={order} has {len(order.groups)} nodes; give one host per node, or a node order with "
-            f"the group of each host, such as parallel.node_order={order.groups[0]}*{len(hosts)}"
+            f"parallel.node_order={order} has {plural(len(order.groups), 'node')}; give one host per node, "
+            f"or a node order with the group of each host, such as parallel.node_order={order.groups[0]}*{len(hosts)}"
         )
 
 

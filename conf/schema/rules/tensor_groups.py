@@ -12,6 +12,7 @@ from conf.schema.model import Model
 from conf.schema.parallel import Parallel
 from conf.schema.values.divisors import divides, nearest_divisors
 from conf.schema.values.partition import in_runs
+from conf.visible import plural
 
 
 def check(
@@ -41,7 +42,11 @@ def check(
         if per_node % parallel.tensor_size:
             near = ", ".join(map(str, nearest_divisors(per_node, parallel.tensor_size)))
             by_group = cluster.groups[name].gpus_per_node == per_node
-            node = f"cluster.groups.{name}.gpus_per_node={per_node}" if by_group else f"a host of {per_node} ranks"
+            node = (
+                f"cluster.groups.{name}.gpus_per_node={per_node}"
+                if by_group
+                else f"a host of {plural(per_node, 'rank')}"
+            )
             raise ConfigError(
                 f"parallel.tensor={parallel.tensor} does not fit {node}: a tensor-parallel group must fit in one "
                 f"node; nearest that fit: {near}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conf.errors import ConfigError
 from conf.schema.values.partition import numbers_in
+from conf.visible import plural
 
 AUTO = "auto"
 """A launch is to choose them."""
@@ -30,7 +31,7 @@ def by_replica(text: str | None, replicas: int) -> tuple[int, ...]:
         return numbers * replicas
     if len(numbers) != replicas:
         raise ConfigError(
-            f"parallel.streams={text} is for {len(numbers)} replicas, but parallel.data={replicas}; "
+            f"parallel.streams={text} is for {plural(len(numbers), 'replica')}, but parallel.data={replicas}; "
             "give one number, or one per replica"
         )
     return numbers

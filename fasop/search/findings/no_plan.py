@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import chain
 
 from conf.schema.experiment import Parallel, Recompute
+from conf.visible import plural
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
 from fasop.costs.training import Training
@@ -34,8 +35,8 @@ def _no_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -
     if not tensor:
         known = [measured_tensor_sizes(kind.gpu, kind.profile, training) for kind in kinds]
         groups = ", ".join(
-            f"cluster.groups.{kind.name}: {kind.gpus} GPUs a node, profile {kind.gpu.profile} with tensor sizes "
-            f"{', '.join(map(str, sorted(sizes or []))) or 'not measured'}"
+            f"cluster.groups.{kind.name}: {plural(kind.gpus, 'GPU')} a node, profile {kind.gpu.profile} with "
+            f"tensor sizes {', '.join(map(str, sorted(sizes or []))) or 'not measured'}"
             for kind, sizes in zip(kinds, known, strict=True)
         )
         return f"no tensor size suits all nodes and model.heads={model.heads}: {groups}"
@@ -49,14 +50,15 @@ def _no_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -
     )
     nearest = ", ".join(map(str, near[:2]))
     return (
-        f"parallel.global_batch_size={batch} is not divisible by any number of replicas that {gpus} GPUs allow with "
-        f"at most {most} stages: {', '.join(map(str, replicas))}; the nearest divisible ones are {nearest}"
+        f"parallel.global_batch_size={batch} is not divisible by any number of replicas that "
+        f"{plural(gpus, 'GPU')} allow with at most {plural(most, 'stage')}: {', '.join(map(str, replicas))}; "
+        f"the nearest divisible ones are {nearest}"
     )
 
 
 def _too_many_micro_batches(batch: int, gpus: int) -> str:
     return (
-        f"parallel.global_batch_size={batch}: every plan for {gpus} GPUs has more than {MOST_MICRO_BATCHES} "
+        f"parallel.global_batch_size={batch}: every plan for {plural(gpus, 'GPU')} has more than {MOST_MICRO_BATCHES} "
         "micro-batches for each replica, too many to simulate, or micro-batches that fit on no GPU; use a smaller "
         f"global batch, one with more divisors such as {_rounder(batch)}, or more nodes"
     )
@@ -72,14 +74,14 @@ def _not_as_given(possible: Sequence[Parallel], gpus: int, choices: Choices) -> 
     given = " ".join(f"parallel.{key}={','.join(map(str, values))}" for key, values in choices.sizes.items())
     if any(map(choices.tries, possible)):
         return (
-            f"no plan for {gpus} GPUs has parallel.schedule={','.join(choices.schedule)} {given}".rstrip()
+            f"no plan for {plural(gpus, 'GPU')} has parallel.schedule={','.join(choices.schedule)} {given}".rstrip()
             + ": interleaved needs at least two stages, a layer for each of their chunks, and with Megatron-LM a "
             "micro-batch for each stage; also try another schedule"
         )
     values = {key: sorted({getattr(p, key) for p in possible}) for key in choices.sizes}
     known = "; ".join(f"{key} {', '.join(map(str, numbers))}" for key, numbers in values.items())
     together = ", not all of them together" if len(values) > 1 else ""
-    return f"no plan for {gpus} GPUs has {given}; possible: {known}{together}"
+    return f"no plan for {plural(gpus, 'GPU')} has {given}; possible: {known}{together}"
 
 
 def _nothing_fits(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> str:

@@ -11,6 +11,7 @@ from conf.schema.adapt import Rule
 from conf.schema.elastic import Elastic
 from conf.schema.experiment import Experiment
 from conf.schema.values.partition import NodeOrder
+from conf.visible import plural
 from fasop.errors import SearchError
 from fasop.trainings.node_set import NodeSet, orders
 from fasop.trainings.placed_nodes import node_sets, times_of
@@ -101,7 +102,7 @@ def _orders(experiment: Experiment, given: Sequence[NodeOrder]) -> Sequence[Node
         for name in order.groups:
             if order.groups.count(name) > own.groups.count(name):
                 raise SearchError(
-                    f"nodes={order}: the plan has {own.groups.count(name)} nodes of group {name!r} ({own}); give at "
-                    f"most that many"
+                    f"nodes={order}: the plan has {plural(own.groups.count(name), 'node')} of group {name!r} ({own}); "
+                    f"give at most that many"
                 )
     return given or orders(own)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from conf.errors import ConfigError
 from conf.schema.experiment import Experiment
+from conf.visible import plural
 from fasop.errors import SearchError
 from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.adaptive.shares import overhead
@@ -106,8 +107,8 @@ def started_on(path: str, ranks: Sequence[int], min_nodes: int) -> list[int]:
             raise ConfigError(f"{where}: node {key!r} must be one of the plan's, 0 to {len(ranks) - 1}")
         if str(value) not in ("0", str(ranks[node])) or isinstance(value, bool):
             raise ConfigError(
-                f"{where}: node {key} has {ranks[node]} GPUs in the plan, but {value!r} here; a node takes part with "
-                f"all its GPUs or none: give {ranks[node]}, or 0"
+                f"{where}: node {key} has {plural(ranks[node], 'GPU')} in the plan, but {value!r} here; a node takes "
+                f"part with all its GPUs or none: give {ranks[node]}, or 0"
             )
         if str(value) != "0":
             nodes.append(node)
