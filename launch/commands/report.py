@@ -86,7 +86,7 @@ def main(argv: Sequence[str], judge: Judge | None = all_findings) -> int:
     if not (arguments.open or arguments.watch):
         once = {f"--{name}" for name in ("search", *EXPORTS, *TRACKERS)}
         words = shlex.join(["tdpp", "report", *(word for word in argv if word not in once), "--open"])
-        print_next(f"{words}  # in a browser; on a machine without one: tdpp report --serve")
+        print_next(f"{words}  # in a browser; on a machine without one, --serve instead of --open")
     if arguments.open:
         show([*(written.pages[0] for written in rounds), *compared_pages][-1])
     return 0

@@ -207,7 +207,8 @@ def _changes(why: Why, plan: Plan, overrides: Sequence[str]) -> str:
 
 
 def _less(share: float) -> str:
-    return f"{'−' if share >= 0 else '+'}{abs(share):.1%}"
+    shown = f"{abs(share):.1%}"
+    return shown if shown == "0.0%" else f"{'−' if share >= 0 else '+'}{shown}"
 
 
 def _chart(idle: pd.DataFrame) -> str:

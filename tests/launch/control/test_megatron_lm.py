@@ -221,7 +221,7 @@ def test_launch_status_and_report_serve_a_run_of_megatron_lm(tmp_path: Path) -> 
     reported = done("report", cwd=tmp_path)
     assert reported.returncode == 0
     assert reported.stderr.splitlines() == [
-        "next: tdpp report --open  # in a browser; on a machine without one: tdpp report --serve"
+        "next: tdpp report --open  # in a browser; on a machine without one, --serve instead of --open"
     ]
     page = run.report.joinpath("index.html").read_text()
     for part in ("Megatron-LM", "4.9400", "6 of 6", "forward-backward", "2,010.2"):
