@@ -84,7 +84,8 @@ def path_in_words(why: Why, plan: Plan) -> str:
         sums[kind] = sums.get(kind, 0.0) + segment.lasts_ns / 1e6
     named = {kind: ms for kind, ms in sums.items() if ms >= SMALL * whole}
     parts = [
-        _ms(ms) + " ms for " + (_pipeline(why.path, stages, plan) if kind == Kind.COMPUTE else _other(kind, plan, why))
+        f"{_ms(ms)} ms {'' if kind == Kind.HOST else 'for '}"
+        + (_pipeline(why.path, stages, plan) if kind == Kind.COMPUTE else _other(kind, plan, why))
         for kind, ms in sorted(named.items(), key=lambda item: -item[1])
     ]
     rest = whole - sum(named.values())
