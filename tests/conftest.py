@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from playwright.sync_api import Browser, sync_playwright
 
 from conf import blocks_of_module, compose
 from conf.reading import own_folders
 from conf.run_folder import run_folders
 from tests.support import cases, composing, looking
+from tests.support.reports.chromium import ARGUMENTS, CHROMIUM, INSTALL
 from tests.support.slurm.login_node import OF_A_JOB
 
 # A shell without job control has what it starts in the background ignore Ctrl-C, and with it all that the tests start.
@@ -60,3 +63,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if SLOW & set(getattr(item, "fixturenames", ())) and not item.get_closest_marker("fast"):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A real one for all tests of a process, in which playwright starts but once."""
+    if not CHROMIUM.exists():
+        message = f"{CHROMIUM} is missing; install it with: {INSTALL}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()

@@ -38,7 +38,7 @@ def compiling() -> bool:
 def fuses(device: torch.device) -> bool:
     """Whether torch.compile makes kernels for this GPU: it needs Triton, a C compiler and a recent GPU, and can be
     switched off (TORCH_COMPILE_DISABLE=1). It is tried, for nothing tells; what it lacks is printed once."""
-    if device.type != "cuda":
+    if device.type != "cuda" or not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return False
     from torch._dynamo import config
 

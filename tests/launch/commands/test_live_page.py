@@ -18,12 +18,10 @@ from conf.run_folder.rundir import RunDir
 from launch.commands.serving import kept, library
 from launch.commands.serving.library import Library
 from launch.commands.serving.server import Server, reply
-from tests.reports.conftest import browser
 from tests.reports.test_cli import Found
 from tests.support.reports.in_browser import until
 from tests.support.reports.synthetic import Shape, make_run
 
-__all__ = ["browser"]
 SHAPE = Shape(pipeline=2, micro_batches=2, iterations=6)
 NAME, BEFORE = "tiny/20260102-000000-bbbb", "tiny/20260101-000000-aaaa"
 

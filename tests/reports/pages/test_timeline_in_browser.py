@@ -16,6 +16,7 @@ from conf.compose import read_experiment
 from fasop.simulation.predict import predict
 from launch.commands.report import main
 from megatron_ext.contract.events import NAMES as ENGINE_NAMES
+from megatron_ext.contract.events import NO_EVENTS
 from reports.facts.statistics import Statistics
 from reports.facts.statistics import statistics as statistics_of
 from reports.readers.events import NAMES, Timeline
@@ -493,6 +494,6 @@ def test_the_summary_opens_and_links_to_the_timeline(run: Path, open_page: Opene
 
 def test_every_task_of_the_engine_has_a_look_of_its_own(page: Page):
     known = page.evaluate("Object.keys(LOOKS.tasks)")
-    assert set(known) >= (set(ENGINE_NAMES) - {"clock"}) | set(NAMES)
+    assert set(known) >= (set(ENGINE_NAMES) - set(NO_EVENTS)) | set(NAMES)
     for scheme in ("light", "dark"):
         assert page.evaluate(f"new Set(Object.values(LOOKS.tasks).map((task) => task.{scheme})).size") == len(known)
