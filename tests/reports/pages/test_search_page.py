@@ -109,7 +109,9 @@ def test_of_a_front_nodes_dollars_and_days_come_first_and_all_of_it_fits_1240_pi
         assert max(min(values) - low, high - max(values)) <= 0.1 * spread
     answer = page.inner_text(".verdict")
     assert "global batch 32 samples of 1,024 tokens (32,768 tokens an iteration), fp16" in answer
-    for line in capsys.readouterr().err.splitlines():
+    *notes, told = capsys.readouterr().err.splitlines()
+    assert told.startswith("next: tdpp search ")
+    for line in notes:
         assert line.strip("()") in answer
 
 

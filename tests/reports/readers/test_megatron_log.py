@@ -16,7 +16,7 @@ from reports.readers.megatron_log import Sizes, read
 from reports.readers.record import Record
 from reports.readers.upstream_log import Evaluation, parse
 from tests.reports.readers.test_upstream_log import LOG
-from tests.support.reports.figures import drawn
+from tests.support.reports.figures import course_of, lines_of
 from tests.support.reports.legacy import Job, calls, job_info, log
 from tests.support.reports.records import records
 
@@ -182,15 +182,12 @@ def test_losses_on_other_data_the_gradients_norm_and_energy_are_on_the_page(tmp_
     assert re.search(r"Validation loss\s+8\.5000\s+after iteration 20", shown)
     assert re.search(r"Test loss\s+8\.2500\s+after iteration 30", shown)
     assert re.search(r"Energy per GPU\s+1,200\.5 J\s+an iteration · 271\.8 W", shown)
-    losses, *_ = drawn(summary)
-    assert [(trace["name"], trace["x"], trace["y"]) for trace in losses["data"][1:]] == [
-        ("validation", [10, 20], [9.75, 8.5]),
-        ("test", [30], [8.25]),
-    ]
-    shown = {
-        trace["name"]: dict(zip(trace["x"], trace["y"], strict=True)) for one in drawn(summary) for trace in one["data"]
-    }
-    assert (shown["gradient norm"][20], shown["power"][30]) == (2.125, 271.8)
+    lines = lines_of(course_of(summary))
+    assert lines["loss/validation"] == [(10, 9.75), (20, 8.5)]
+    assert lines["loss/test"] == [(30, 8.25)]
+    assert dict(lines["grad_norm/grad_norm"])[20] == 2.125
+    for key, value in (("power_w_per_rank", 271.8), ("energy_j_per_rank", 1200.5)):
+        assert lines[f"{key}/{key}"] == [(at, value) for at in (1, 10, 20, 30)]
 
 
 def test_a_loss_at_the_end_of_training_is_that_of_the_last_iteration():
