@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from launch.control.notify import tell_end_if_possible
 from launch.control.stop import SAVE_S, is_at_work, is_over, save_first, stop
 from launch.errors import LaunchError
 from launch.files.launch_lock import is_launching, launcher
+from launch.files.owner import name_of, owner_of
 from launch.judge.cut_off import verdict_on
 from launch.judge.next_step import next_step, print_next, word_for
 from launch.judge.state import State
@@ -51,7 +53,8 @@ def main(argv: Sequence[str]) -> int:
         tell_end_if_possible(run)
         verdict = verdict_on(run)
         print(visible(f"{run.name} has already ended: {verdict.state}, {verdict.reason}; nothing to stop"))
-        print_next(next_step(verdict.state, word_for(run)))
+        if RunDir.is_one(run.path):
+            print_next(next_step(verdict.state, word_for(run)))
         return 0
     if arguments.run is None and not arguments.yes:
         confirm(run)
@@ -62,10 +65,10 @@ def main(argv: Sequence[str]) -> int:
     tell_end_if_possible(run)
     verdict = verdict_on(run)
     print(visible(f"{run.name}: {verdict.state}, {verdict.reason}; {ended}"))
-    if is_over(run):
-        print_next(_next_step(run, verdict.state))
-    else:
+    if not is_over(run):
         raise LaunchError(f"{run.name} was asked to stop, but has not ended yet; {_who_ends_it(run)}")
+    if RunDir.is_one(run.path):  # one that never had a plan cannot be resumed, and no command can say more of it
+        print_next(_next_step(run, verdict.state))
     return 0
 
 
@@ -73,7 +76,11 @@ def _next_step(run: RunDir, state: State) -> str:
     saved = observe(run).saved
     if saved is None or state is State.succeeded:
         return next_step(State.succeeded, word_for(run))
-    return f"tdpp launch resume={shlex.quote(word_for(run))}  # goes on after iteration {saved}"
+    owner, word = owner_of(run), word_for(run)
+    as_owner = ""
+    if owner != os.geteuid():  # root has stopped it, and may not resume it
+        as_owner, word = f"runuser -u {shlex.quote(name_of(owner))} -- ", str(run.path)
+    return f"{as_owner}tdpp launch resume={shlex.quote(word)}  # goes on after iteration {saved}"
 
 
 def _saved_first(run: RunDir) -> str:

@@ -67,6 +67,16 @@ def test_root_stops_the_run_of_another_user(theirs: RunDir, capsys: pytest.Captu
     assert "saved after iteration" in out or "processes ended" in out
 
 
+def test_root_is_told_how_the_owner_of_a_run_that_has_saved_resumes_it(
+    theirs: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert stop_command.main([str(theirs.path), "--save"]) == 0
+    saved = observe(theirs).saved
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"next: runuser -u nobody -- tdpp launch resume={theirs.path}  # goes on after iteration {saved}"
+    )
+
+
 def test_a_run_that_root_has_stopped_is_its_owners_to_resume(theirs: RunDir) -> None:
     stop.stop(theirs)
     done = other_user("launch", f"resume={theirs.path}", cwd=theirs.runs)
@@ -103,5 +113,7 @@ def test_another_user_sees_a_run_as_its_owner_does(ours: RunDir) -> None:
     assert (told.returncode, told.stdout.split(",")[0]) == (0, f"{ours.name}: running")
     stop.stop(ours)
     told = other_user("stop", str(ours.path), cwd=ours.path)
-    assert (told.returncode, told.stderr) == (0, "")
+    assert (told.returncode, told.stderr) == (0, "next: tdpp status .  # the evidence, and what to do\n")
     assert "has already ended: stopped" in told.stdout
+    told = other_user("status", ".", cwd=ours.path)
+    assert (told.returncode, told.stdout.split(",")[0]) == (judge(ours).exit_code, f"{ours.name}: stopped"), told.stderr

@@ -339,6 +339,7 @@ def test_of_a_run_a_part_of_which_is_closed_one_line_tells(part: str, capsys: py
 def test_a_run_is_judged_without_what_does_not_tell_how_it_is(part: str, capsys: pytest.CaptureFixture[str]) -> None:
     with open_to_others() as runs:
         run = made(runs, "20260101-000000-a")
+        run.node_out("local-1").write_text("well\n")
         (run.path / part).mkdir(exist_ok=True) if "." not in part else (run.path / part).touch()
         (run.path / part).chmod(0)
         with ordinary_user():
@@ -347,6 +348,7 @@ def test_a_run_is_judged_without_what_does_not_tell_how_it_is(part: str, capsys:
             assert cli.main(["logs", run.name, "--runs-dir", str(runs)]) == 0
     captured = capsys.readouterr()
     assert captured.out.count("succeeded") == 2
+    assert captured.out.endswith("\nlocal-1: well\n")
     assert captured.err == ""
 
 

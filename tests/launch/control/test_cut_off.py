@@ -115,8 +115,11 @@ def assert_is_settled_by_stop(
     assert cli.main(["runs", "--runs-dir", str(run.runs)]) == 0, "a launch that was cut off is not damage"
     assert existing(replace(experiment, skip_existing=True)) is None or waiting
     begun = time.monotonic()
+    capsys.readouterr()
     assert cli.main(["stop", str(run.path)]) == 0
     assert time.monotonic() - begun < 60, "nothing has to be waited for that may never come"
+    assert cli.main(["stop", str(run.path)]) == 0, "as often as one likes"
+    assert capsys.readouterr().err.count("next: ") == (2 if RunDir.is_one(run.path) else 0)
     verdict = verdict_on(run)
     assert verdict.state in (State.lost, State.stopped), verdict
     assert cli.main(["status", str(run.path)]) == verdict.exit_code

@@ -80,7 +80,9 @@ def test_a_killed_run_that_is_resumed_has_one_curve(runs: Path, tmp_path: Path) 
     write_indexed(prefix, (random.integers(0, 257, 200, dtype=np.uint16) for _ in range(200)), np.dtype(np.uint16))
     words = [f"runs_dir={runs}", f"data.prefix={prefix}", "train.iterations=60", "train.log_interval=1"]
     words += ["train.save_interval=20", "parallel.global_batch_size=4", "model.sequence_length=32", "log=tensorboard"]
-    run = submit(compose(words), words)
+    # The rank that is to be killed waits for it, or all 60 may be over by the time that the tracker's file is read.
+    waits = [f"+cluster.environment.HANG_{key}" for key in ("RANK=2", "AT=forward", "FROM=25")]
+    run = submit(compose([*words, *waits]), [*words, *waits], "tests.support.launch.hanging_worker")
     wait_for(lambda: len(in_tensorboard(run).get("train/loss", [])) > 22)
     os.kill(ranks(run)[2], signal.SIGKILL)
     follow(run)

@@ -1,4 +1,7 @@
-"""The engine's worker, one rank of which sleeps for ever: HANG_RANK, in HANG_AT, told as `cluster.environment`."""
+"""The engine's worker, one rank of which sleeps for ever: HANG_RANK, in HANG_AT, told as `cluster.environment`.
+
+Where that is something of an iteration, from iteration HANG_FROM on, or the third.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from megatron_ext.tasks.language.gpt import GptTask
 from megatron_ext.tasks.stage import Stage
 
 RANK, AT = int(os.environ["HANG_RANK"]), os.environ["HANG_AT"]
-ITERATION = 3
+ITERATION = int(os.environ.get("HANG_FROM", "3"))
 PLACES = {
     "start": (worker, "train"),
     "weights": (engine, "FlatWeights"),
