@@ -23,8 +23,6 @@ CLOCK = "clock"
 """Name of records that compare clocks: the rank's own time is their start, that of rank 0 their end."""
 CORE_WAIT, CORE_WAIT_IN_PASSES = "core-wait", "core-wait-in-passes"
 """Names of records of how long a rank waited for a CPU core in an iteration, and in its passes. They end after it."""
-NO_EVENTS = (CLOCK, CORE_WAIT, CORE_WAIT_IN_PASSES)
-"""Names of records that are no events of the timeline."""
 NAMES = (
     CLOCK,
     "forward-compute",

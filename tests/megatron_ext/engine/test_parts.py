@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from megatron_ext.contract.events import NAMES, NO_EVENTS
+from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.operations import flops_per_token
@@ -38,6 +38,7 @@ from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
 from megatron_ext.timeline.recorder import Recorder
 from tests.support.megatron_ext.engine_run import make_run
+from tests.support.reports.raw_events import NO_EVENTS
 
 RECORD = np.dtype(
     [

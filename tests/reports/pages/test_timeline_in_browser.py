@@ -16,7 +16,6 @@ from conf.compose import read_experiment
 from fasop.simulation.predict import predict
 from launch.commands.report import main
 from megatron_ext.contract.events import NAMES as ENGINE_NAMES
-from megatron_ext.contract.events import NO_EVENTS
 from reports.facts.statistics import Statistics
 from reports.facts.statistics import statistics as statistics_of
 from reports.readers.events import NAMES, Timeline
@@ -33,6 +32,7 @@ from tests.support.reports.in_browser import (
     ready,
     until,
 )
+from tests.support.reports.raw_events import NO_EVENTS
 from tests.support.reports.records import records
 from tests.support.reports.synthetic import Shape, make_run, ranks_of
 
