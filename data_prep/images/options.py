@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from data_prep.making import (
     weights_of,
 )
 from data_prep.text.corpus import Corpus
+from megatron_ext.contract.cores import usable_cores
 
 SPLIT = "80,10,10"
 LARGEST_SIDE = 1 << 14
@@ -100,7 +100,7 @@ def _request(arguments: argparse.Namespace) -> Request:
         wanted=Wanted(arguments.size, arguments.channels),
         weights=weights_of(arguments.split),
         seed=arguments.seed,
-        workers=arguments.workers or min(len(os.sched_getaffinity(0)), 1 + corpus.bytes // BYTES_A_WORKER),
+        workers=arguments.workers or min(usable_cores(), 1 + corpus.bytes // BYTES_A_WORKER),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from data_prep.pairs.wmt16 import Finished, finished, is_finished
 from data_prep.text.corpus import Corpus
 from data_prep.tokenizers.both_languages import SMALLEST, given_for_both
 from data_prep.tokenizers.tokenizer import LARGEST_BPE, JsonTokenizer
+from megatron_ext.contract.cores import usable_cores
 
 VOCABULARY = 8000
 """Ids of the tokenizer where nobody says how many; fewer if the pairs do not give as many."""
@@ -121,7 +121,7 @@ def _request(arguments: argparse.Namespace) -> Request:
             f"--source {paths[0]} is in tokens already, by its own vocabulary; leave out --train-bpe and --tokenizer"
         )
     corpus = _corpus(paths, pairs)
-    cpus = min(len(os.sched_getaffinity(0)), 1 + corpus.bytes // BYTES_A_WORKER)
+    cpus = min(usable_cores(), 1 + corpus.bytes // BYTES_A_WORKER)
     return Request(
         corpus=corpus,
         languages=languages,

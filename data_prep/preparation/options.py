@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from data_prep.tokenizers.tokenizer import (
     content_of,
     content_of_files,
 )
+from megatron_ext.contract.cores import usable_cores
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 
 STDLIB = ["stdlib"]
@@ -143,7 +143,7 @@ def _request(arguments: argparse.Namespace) -> Request:
             "--split-sentences, or leave it out"
         )
     tokenizer = _tokenizer(arguments)
-    cpus = 1 if isinstance(tokenizer, ByteTokenizer) else len(os.sched_getaffinity(0))
+    cpus = 1 if isinstance(tokenizer, ByteTokenizer) else usable_cores()
     return Request(
         corpus=_corpus(arguments.source, arguments.max_mb),
         tokenizer=tokenizer,

@@ -20,6 +20,7 @@ from threading import Thread
 from types import FrameType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
+from megatron_ext.contract.cores import usable_cores
 from megatron_ext.contract.errors import DataError, EngineError
 from megatron_ext.contract.models.model import CAPTIONS, IMAGES, TRANSLATION
 from megatron_ext.contract.plan import Plan
@@ -92,7 +93,7 @@ def main(argv: List[str]) -> int:
         plan.files.doctor_node(node.name),
         host=socket.gethostname(),
         python=platform.python_version(),
-        cpus=len(os.sched_getaffinity(0)),
+        cpus=usable_cores(),
         files=dict(_files(plan)),
         maps=dict(_maps(plan)),
         disk=_free(plan.folder),

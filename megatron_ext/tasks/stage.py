@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
+from megatron_ext.contract.cores import usable_cores
 from megatron_ext.contract.plan import Plan
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import Part, block_of
@@ -162,7 +162,7 @@ class Stage(nn.Module):
 
 def threads_for(plan: Plan) -> int:
     """Cores that a rank may use while it draws its weights."""
-    return len(os.sched_getaffinity(0)) // max(len(node.ranks) for node in plan.nodes)
+    return usable_cores() // max(len(node.ranks) for node in plan.nodes)
 
 
 def backward(left: Tensors, gradients: Mapping[str, Optional[Tensor]]) -> None:

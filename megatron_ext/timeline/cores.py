@@ -1,4 +1,4 @@
-"""The CPU cores of a rank: how many there are, and how long it waits for one.
+"""How long a rank waits for a CPU core.
 
 On a machine with more ranks or other processes than cores, these waits are inside of the rank's events, where they look
 like slow work.
@@ -6,24 +6,11 @@ like slow work.
 
 from __future__ import annotations
 
-import math
 import os
-from pathlib import Path
 from typing import Optional
 
 _COUNTS = "/proc/thread-self/schedstat"
 """proc(5): ns on a core, ns ready but waiting for one, time slices."""
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-
-
-def usable_cores() -> int:
-    """By the affinity of this process, and by the quota of its container or job."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = _QUOTA.read_text(encoding="ascii").split()
-        return min(usable, max(1, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError, ZeroDivisionError):  # no such quota
-        return usable
 
 
 class CoreWaits:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, ContextManager, Iterator, Optional
 
 from megatron_ext.contract import events
+from megatron_ext.contract.cores import usable_cores
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.timeline.cores import CoreWaits, usable_cores
+from megatron_ext.timeline.cores import CoreWaits
 from megatron_ext.timeline.event_files import EventBuffer
 from megatron_ext.timeline.traffic import Traffic
 

@@ -14,6 +14,7 @@ from conf.schema.values.architectures import Family
 from conf.visible import plural
 from launch.commands.launching.length import readable, samples_in_split, with_length
 from launch.errors import LaunchError
+from megatron_ext.contract.cores import usable_cores
 from megatron_ext.contract.goal import BLEU, SPLIT, names_metric
 from megatron_ext.contract.models.model import TRANSLATION
 from megatron_ext.contract.plan import Plan
@@ -125,7 +126,7 @@ def shared_cpus(experiment: Experiment) -> tuple[int, int] | None:
     executor = experiment.executor
     if not on_cpus or executor.kind is not ExecutorKind.local or executor.rehearse is not Rehearse.none:
         return None
-    ranks, cpus = experiment.parallel.world_size, len(os.sched_getaffinity(0))
+    ranks, cpus = experiment.parallel.world_size, usable_cores()
     return (ranks, cpus) if ranks > cpus else None
 
 
