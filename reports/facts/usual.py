@@ -43,8 +43,10 @@ def batches(record: Record, iterations: NDArray[np.int64]) -> Floats:
     elif (known := time_of(record)) is not None and known.per_sample:
         consumed = record.known("consumed_samples").astype("float64")
         logged = consumed.index.to_numpy("int64")
-        each = np.diff(consumed.to_numpy(), prepend=0) / np.diff(logged, prepend=0)
-        each[0] = each[1]  # of a run that began at another one's checkpoint the first line does not tell
+        each = np.diff(consumed.to_numpy()) / np.diff(logged)
+        each = np.concatenate(
+            [each[:1], each]
+        )  # of a run that began at another one's checkpoint the first does not tell
         found = each[np.minimum(np.searchsorted(logged, iterations, side="left"), len(each) - 1)]
     else:
         found = np.ones(len(iterations))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ import pandas as pd
 from conf.errors import RunFolderError
 from conf.run_folder.run_files import parse_json
 
+_COUNTED = ("elapsed_ms", "consumed_samples")
+"""What iterations are timed and placed by, so that it must be finite. A loss may be infinite."""
 _MOST = 5
 """So many lines that are none, and keys that hold something else than numbers, are named."""
 
@@ -31,7 +34,7 @@ def metrics_lines(texts: Iterable[str], file: str, notes: list[str]) -> tuple[Ma
             if strange <= _MOST:
                 notes.append(f"{file}: line {number} is not a metrics line: {text[:80]!r}; ignored")
             continue
-        for key in [key for key, value in line.items() if not _is_number(value)]:
+        for key in [key for key, value in line.items() if not _is_number(value, finite=key in _COUNTED)]:
             others.setdefault(key, []).append(number)
             del line[key]
         lines[line["iteration"]] = line
@@ -39,7 +42,8 @@ def metrics_lines(texts: Iterable[str], file: str, notes: list[str]) -> tuple[Ma
         notes.append(f"{file}: {strange - _MOST} other lines are not metrics lines; ignored")
     for key, where in [*others.items()][:_MOST]:
         also = f" and {len(where) - 1} more" if len(where) > 1 else ""
-        notes.append(f"{file}: {key[:80]!r} is not a number in line {where[0]}{also}; left out there")
+        wanted = "a finite number" if key in _COUNTED else "a number"
+        notes.append(f"{file}: {key[:80]!r} is not {wanted} in line {where[0]}{also}; left out there")
     if len(others) > _MOST:
         notes.append(f"{file}: {len(others) - _MOST} more keys are not always numbers; left out where they are not")
     return tuple(lines[iteration] for iteration in sorted(lines))
@@ -55,9 +59,11 @@ def _line(text: str) -> dict[str, Any] | None:
     return line if type(iteration) is int and 0 <= iteration < 1 << 31 else None
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any, finite: bool) -> bool:
     """Or null."""
-    return value is None or isinstance(value, float) or type(value) is int
+    return value is None or (
+        (isinstance(value, float) or type(value) is int) and (not finite or abs(value) <= sys.float_info.max)
+    )
 
 
 def metrics_frame(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -6,10 +6,19 @@ const PAPER = 660; // pixels that A4 and Letter have room for
 const places = () => [...document.querySelectorAll("div.plot")];
 
 // As wide as its place, or, on paper, as `width` says.
-function drawFigure(place, width) {
+async function drawFigure(place, width) {
   const { data, layout } = themed(place.figure?.() ?? JSON.parse(place.nextElementSibling.textContent));
   const sized = width ? { ...layout, width: Math.min(width, layout.width ?? width) } : layout;
-  return Plotly.react(place, data, sized, { ...PLOTLY.config, modeBarButtonsToRemove: PLOTLY.unused, displayModeBar: place.figure ? false : "hover" });
+  await Plotly.react(place, data, sized, { ...PLOTLY.config, modeBarButtonsToRemove: PLOTLY.unused, displayModeBar: place.figure ? false : "hover" });
+  place.drawnWidth = place._fullLayout.width;
+}
+
+// Once Plotly has fitted a figure to another width: it leaves the legend as far up as its lines took before, be it over
+// the bars, until the next drawing.
+async function refitted(place, changed) {
+  if (!changed.autosize) return;
+  if (place.querySelector(".legend")) await Plotly.redraw(place);
+  place.drawnWidth = place._fullLayout.width;
 }
 
 async function drawFigures() {
@@ -20,6 +29,7 @@ async function drawFigures() {
 // For the first time.
 async function beginFigure(place) {
   await drawFigure(place);
+  place.on("plotly_relayout", (changed) => refitted(place, changed));
   place.on("plotly_click", ({ points }) => points[0].customdata && location.assign(points[0].customdata));
   place.drawn?.();
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from reports.facts.usual import batches, time_of, usual_first
 from reports.readers import record
 from reports.readers.decisions import Decision
 from reports.readers.events import read_run
+from reports.readers.metrics import metrics_lines
 from reports.readers.record import Record, metrics_frame
 from tests.support.reports.synthetic import Shape, make_run
 
@@ -118,3 +120,18 @@ def test_pages_show_the_first_of_them(made: Record):
     assert len(figures.usual)
     assert set(figures.usual.tolist()) == set(np.flatnonzero(figures.steady).tolist())
     assert figures.middle == figures.usual[0]
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_infinite_times_and_samples_in_a_log_do_not_count_and_a_log_may_begin_with_iteration_0(made: Record):
+    """Batches grow by one sample, so times are compared per sample."""
+    notes: list[str] = []
+    lines = [{"iteration": at, "elapsed_ms": 100.0 + at, "consumed_samples": at * (at + 17) // 2} for at in range(6)]
+    texts = [json.dumps(line).replace("103.0", "1e999").replace(": 63}", ": 1e999}") for line in lines]
+    known = replace(made, metrics=metrics_frame(metrics_lines(texts, "metrics.jsonl", notes)), decisions=())
+    time = time_of(known)
+    assert time is not None
+    assert np.isfinite(time.each_ms).all()
+    assert sorted(chosen(known, [101.0, 102, 103, 104, 105], first=1)) == [1, 2, 3, 4, 5]
+    whole = logged(made, *((line["iteration"], line["elapsed_ms"], line["consumed_samples"]) for line in lines))
+    assert batches(whole, np.arange(1, 6)).tolist() == [9, 10, 11, 12, 13]

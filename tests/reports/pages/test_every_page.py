@@ -30,7 +30,7 @@ NAMES = (
 )
 DRAWN = """(
 [...document.querySelectorAll("div.plot")].every((place) => !place.clientWidth
-  || (place.data && (place.layout.width || Math.abs(place._fullLayout.width - place.clientWidth) < 2)))
+  || (place.data && (place.layout.width || Math.abs(place.drawnWidth - place.clientWidth) < 2)))
 && (!document.querySelector("div.plot") || document.body.dataset.scheme === "{scheme}")
 && (!document.querySelector("#columns") || ["ready", "difference"].some((key) => document.body.dataset[key])))
 """

@@ -55,6 +55,8 @@
     const boxes = parts.map((one) => one.getBoundingClientRect());
     parts.forEach((one, i) => {
       if (!within(boxes[i], edge) || boxes[i].top < edge.top - 2 || boxes[i].bottom > edge.bottom + 2) found.push(`cut off in a figure: ${named(one)}`);
+      const { t: above, h: high } = plot.parentElement.closest("div.plot")._fullLayout._size;
+      if (one.matches(".legendtext") && boxes[i].bottom > edge.top + above + 2 && boxes[i].top < edge.top + above + high) found.push(`a legend over its figure: ${named(one)}`);
       if (!one.matches(".gtitle, .xtitle, .ytitle, .legendtext")) return;
       parts.forEach((other, k) => {
         const over = Math.min(boxes[i].right, boxes[k].right) - Math.max(boxes[i].left, boxes[k].left) > 2 && Math.min(boxes[i].bottom, boxes[k].bottom) - Math.max(boxes[i].top, boxes[k].top) > 3;
