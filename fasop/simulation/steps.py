@@ -6,7 +6,7 @@ How long actions really take plays no part here. Part `chunk * stages + stage` o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -55,32 +55,8 @@ PASSES = {
 
 @lru_cache(maxsize=4096)
 def steps(schedule: Schedule, stages: int, chunks: int, micro_batches: int) -> Steps:
-    """The steps of an iteration, in their order. Those of 1F1B are in `fasop.simulation.one_f_one_b`."""
-    if schedule is Schedule.gpipe:
-        return Steps(tuple(_gpipe(stages, micro_batches)), 2 * (stages + 1))
+    """The steps of an iteration, in their order."""
     return _clocked([computing(schedule, stage, stages, chunks, micro_batches) for stage in range(stages)], chunks)
-
-
-def _gpipe(stages: int, micro_batches: int) -> Iterator[Step]:
-    """Forward pass m of stage s in step s + m; backward passes the other way round, after the last forward pass."""
-    n, length = stages, stages + micro_batches - 1
-    for step in range(length):
-        yield from _regular(n, Pass.FORWARD, max(0, step - micro_batches + 1), min(step, n - 1))
-    for step in range(length):
-        yield from _regular(n, Pass.BACKWARD, max(0, n - 1 - step), min(n - 1, n + micro_batches - 2 - step))
-
-
-def _regular(count: int, kind: Pass, first: int, last: int) -> Iterator[Step]:
-    """The stages of `count` from `first` to `last`, where no message waits behind another."""
-    if first <= last:
-        stages = slice(first, last + 1, 1)
-        yield Step(
-            kind, stages, stages, _moved(stages, _read(count, kind, 0)), _moved(stages, _written(count, kind, 0))
-        )
-
-
-def _moved(where: slice, by: int) -> slice:
-    return slice(where.start + by, where.stop + by, where.step)
 
 
 def _read(count: int, kind: Pass, part: int) -> int:
@@ -106,11 +82,12 @@ class _Done(NamedTuple):
 def _clocked(actions: Sequence[Sequence[Action]], chunks: int) -> Steps:
     """Every action in the first step in which its stage and its message allow it, of those that are for it.
 
-    Forward passes of a stage are for every second step, backward passes for those between, so that every second stage
-    does the same in the same step, from the first one on. A pass for which nobody waits shares the step of the one
-    before it.
+    Where forward and backward passes take turns, forward passes of a stage are for every second step and backward
+    passes for those between, so that every second stage does the same in the same step, from the first one on. A pass
+    for which nobody waits shares the step of the one before it.
     """
     stages, count = len(actions), len(actions) * chunks
+    turns = any(own[at].kind is Kind.FORWARD is not own[at - 1].kind for own in actions for at in range(1, len(own)))
     done: set[tuple[int, int]] = set()
     left = [0] * stages
     clock: list[dict[Pass, list[_Done]]] = []
@@ -121,7 +98,7 @@ def _clocked(actions: Sequence[Sequence[Action]], chunks: int) -> Steps:
                 continue
             action, m, chunk = own[left[stage]]
             kind = PASSES[action]
-            if kind is not Pass.WEIGHT and (len(clock) + stage) % 2 != (kind is not Pass.FORWARD):
+            if turns and kind is not Pass.WEIGHT and (len(clock) + stage) % 2 != (kind is not Pass.FORWARD):
                 continue
             part = chunk * stages + stage
             read = (_read(count, kind, part), m)
@@ -138,7 +115,10 @@ def _clocked(actions: Sequence[Sequence[Action]], chunks: int) -> Steps:
         clock.append(now)
     depth = _depth(clock)
     found = (
-        step for now in clock for kind, passes in sorted(now.items()) for step in _runs(kind, passes, depth, count)
+        step
+        for now in clock
+        for kind, passes in sorted(now.items())
+        for step in _runs(kind, passes, lambda message: _slot(message, depth, count, 2 if turns else 1))
     )
     return Steps(tuple(found), 2 * (count + 1) * depth)
 
@@ -159,21 +139,21 @@ def _depth(clock: Sequence[dict[Pass, list[_Done]]]) -> int:
     return depth
 
 
-def _slot(message: tuple[int, int], depth: int, count: int) -> int:
-    """Where a message lies: micro-batches that stages two apart send in the same step, one more or one less, in the
-    same place of their channels.
+def _slot(message: tuple[int, int], depth: int, count: int, apart: int) -> int:
+    """Where a message lies: micro-batches that stages so far `apart` send in the same step, one more or one less, in
+    the same place of their channels.
     """
     channel, m = message
-    shift = channel // 2 if channel <= count else -(channel // 2)
+    shift = channel // apart if channel <= count else -(channel // apart)
     return channel * depth + (m + shift) % depth
 
 
-def _runs(kind: Pass, passes: Sequence[_Done], depth: int, count: int) -> Iterator[Step]:
+def _runs(kind: Pass, passes: Sequence[_Done], slot: Callable[[tuple[int, int]], int]) -> Iterator[Step]:
     """As few slices as it takes, in the order of the stages. What nobody waits for has no messages."""
     rows = [
         (one.stage, one.part, one.stage, one.stage)
         if kind is Pass.WEIGHT
-        else (one.stage, one.part, _slot(one.read, depth, count), _slot(one.written, depth, count))
+        else (one.stage, one.part, slot(one.read), slot(one.written))
         for one in passes
     ]
     while rows:

@@ -1,8 +1,7 @@
 """Simulates one schedule for thousands of pipelines at once: exactly what `simulate` says, many times faster.
 
 All actions of a step (`fasop.simulation.steps`) are done together as rows of an array, and all pipelines as its
-columns; how long they really take only enters by the maximum of what an action waits for. 1F1B has a simulation of its
-own (`fasop.simulation.one_f_one_b`): it costs some 6 (micro-batches + stages) operations of numpy.
+columns; how long they really take only enters by the maximum of what an action waits for.
 
 Where every pass takes longer than the messages before it occupy their link, no message waits for another one: only
 the other pipelines need to know when links are free.
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 
 from conf.schema.experiment import Schedule
 from fasop.costs.arrays import Floats
-from fasop.simulation import one_f_one_b
 from fasop.simulation.steps import Pass, Steps, steps
 from fasop.simulation.times import Longest, Times, Traffic, last_of
 
@@ -74,8 +72,6 @@ def may_queue(schedule: Schedule, times: Times, traffic: Traffic) -> NDArray[np.
 
 def _ends(schedule: Schedule, micro_batches: int, times: Times, traffic: Traffic | None = None) -> Floats:
     """`ends`; without `traffic` no message waits for a link."""
-    if schedule is Schedule.one_f_one_b:
-        return one_f_one_b.ends(micro_batches, times, traffic)
     plan, compute, send = _prepared(schedule, micro_batches, times)
     links = None if traffic is None else _Links(times, traffic)
     now = times.start.copy()
@@ -157,8 +153,6 @@ def _longest(
 ) -> Longest:
     """The schedule is gone through forwards as in `ends`, noting what each pass and each message waits for longest, and
     then back. Without `traffic` no message waits for a link."""
-    if schedule is Schedule.one_f_one_b:
-        return one_f_one_b.longest(micro_batches, times, after, traffic)
     plan, compute, send = _prepared(schedule, micro_batches, times)
     links = None if traffic is None else _Links(times, traffic)
     now = times.start.copy()
