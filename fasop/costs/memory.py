@@ -13,11 +13,12 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema.experiment import Precision, Recompute, Schedule
+from conf.schema.experiment import Precision, Recompute
 from conf.schema.values.architectures import Family
 from fasop.costs.blocks import blocks_of
 from fasop.costs.measured_module import MeasuredBlock, MeasuredModule
 from fasop.costs.network.links import Number
+from fasop.costs.schedules import in_flight
 from fasop.costs.sizes import LOGITS_AT_ONCE, activation_bytes, embedding_parameters, head_parameters, kind_parameters
 from fasop.costs.training import Training
 from megatron_ext.contract.models.activations import inside_activations, kept_of_weights, outside_activations
@@ -149,17 +150,6 @@ def layer_activations(training: Training, kind: int = 0) -> float:
     return size * (outside + inside / tensor) + of_weights
 
 
-def in_flight(schedule: Schedule, stage: Number, stages: int, micro_batches: int) -> Number:
-    """Micro-batches that a stage of one chunk holds at once, at most (megatron_ext/contract/schedule/schedules.py)."""
-    assert schedule is not Schedule.interleaved, "see chunks_in_flight"
-    if schedule is Schedule.gpipe:
-        return micro_batches + 0 * stage
-    if schedule is Schedule.model_parallel:
-        return 1 + 0 * stage
-    held: Number = np.minimum(micro_batches, stages - stage if schedule is Schedule.one_f_one_b else stages + 0 * stage)
-    return held
-
-
 @lru_cache(maxsize=4096)
 def chunks_in_flight(stages: int, micro_batches: int, chunks: int) -> NDArray[np.int64]:
     """[moments, chunks, stages]: micro-batches of each chunk that a stage holds with `interleaved`.
@@ -239,10 +229,11 @@ def stage_memory(
     first, last, none = stage == 0, stage == stages - 1, 0.0 * stage
     state = parameter_bytes(training)
     message = float(activation_bytes(model, parallel.micro_batch_size, training.precision))
-    held = in_flight(parallel.schedule, stage, stages, parallel.micro_batches) if of_layer is None else of_layer
+    if (held := of_layer) is None:
+        held = in_flight(parallel.schedule, stages - 1 - stage, stage, parallel.micro_batches)
     again, kept, put_off = 0.0, layer_activations(training, kind), none
     if parallel.recompute is Recompute.full:
-        if parallel.schedule is Schedule.zb_h1:  # what was computed again waits for the weights' gradients
+        if parallel.schedule.splits_backward:  # what was computed again waits for the weights' gradients
             put_off = kept * np.minimum(stage + 1, parallel.micro_batches)
         again = max(layer_activations(training, one) for one in range(len(blocks_of(model).kinds)))
         kept = message  # and what one layer keeps that is computed again
@@ -279,7 +270,8 @@ def _of_module(
     parallel, blocks, state = training.parallel, blocks_of(model), parameter_bytes(training)
     stages, batch = parallel.pipeline, parallel.micro_batch_size
     first, last, none = stage == 0, stage == stages - 1, 0.0 * stage
-    held = in_flight(parallel.schedule, stage, stages, parallel.micro_batches) if of_layer is None else of_layer
+    if (held := of_layer) is None:
+        held = in_flight(parallel.schedule, stages - 1 - stage, stage, parallel.micro_batches)
     ahead = 2 * (stages - 1 - stage) + (parallel.chunks - 1) * stages + 1
     in_all = held if parallel.chunks == 1 else ahead  # of a stage, whatever its chunks
     again = parallel.recompute is Recompute.full

@@ -40,7 +40,7 @@ def first_bucket_share(model: MeasuredModule) -> float:
 
 def filling(schedule: Schedule) -> float:
     """The part of the last backward pass in which gradients of weights become complete: with ZB-H1 its second half."""
-    return 0.5 if schedule is Schedule.zb_h1 else 1.0
+    return 1 - schedule.input_share if schedule.splits_backward else 1.0
 
 
 def first_bucket_layers(model: Model, tensor: int, kind: int = 0) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 
 from conf.schema.experiment import Schedule
 from fasop.costs.arrays import Floats, Integers
+from fasop.costs.schedules import backward_left
 from fasop.partition.local_search import both_passes, bottleneck, by_stage, largest_stage, least_largest
 from fasop.partition.unlike_layers import CLOSE, in_units, least_largest_part
 from fasop.simulation.linear import Linear
@@ -46,15 +47,14 @@ def passes_left(schedule: Schedule, stages: int, chunks: int, micro_batches: int
     chunks, and forward passes are 2 (P - 1 - s) + 2 (chunks - 1) P ahead.
     """
     number, count = np.arange(float(stages)), micro_batches
-    if schedule is Schedule.interleaved:
+    if schedule.has_chunks:
         chunk, group = np.arange(float(chunks)).reshape(-1, 1), stages * chunks
         ahead = 2 * (stages - 1 - number) + 2 * (chunks - 1) * stages + gone
         done = ahead // group * stages + np.clip(ahead % group - chunk * stages, 0, stages)
         back = np.where(chunk == 0, gone, in_turn(stages, count)) + 0 * number
         return Left(forward=np.maximum(0.0, count - done), backward=count - back)
-    ahead = np.ones(stages) if schedule is Schedule.gpipe else np.minimum(count, stages - number)
-    owed = np.minimum(number, count - 1) / 2 if schedule is Schedule.zb_h1 else 0 * number
-    return Left(forward=(count - ahead)[np.newaxis], backward=(count - 1 - owed)[np.newaxis])
+    ahead = np.ones(stages) if schedule.forward_first else np.minimum(count, stages - number)
+    return Left(forward=(count - ahead)[np.newaxis], backward=backward_left(schedule, number, count)[np.newaxis])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class _Chains:
 def _freed(pipelines: Pipelines) -> Floats:
     """[pipelines]: what follows at least on any stage's last backward pass."""
     sums = pipelines.least_exposed
-    freed: Floats = sums.min(axis=0) if pipelines.schedule is Schedule.zb_h1 else sums[0] + pipelines.embedding
+    freed: Floats = sums.min(axis=0) if pipelines.schedule.splits_backward else sums[0] + pipelines.embedding
     return freed
 
 
@@ -207,11 +207,10 @@ def in_turn(stages: int, micro_batches: int) -> int:
 
 def _chains(pipelines: Pipelines) -> _Chains:
     schedule, stages, count = pipelines.schedule, pipelines.stages, pipelines.micro_batches
-    split, hop = schedule is Schedule.zb_h1, pipelines.mean_hop
+    half, hop = schedule.input_share, pipelines.mean_hop
     forward, backward, number = pipelines.forward, pipelines.backward, np.arange(float(stages)).reshape(-1, 1)
     chunks = pipelines.parts_count // stages
-    owed = np.where(number > 0, np.minimum(number + 1, count) / 2, 0) if split else 0 * number
-    half = 0.5 if split else 1.0
+    owed = np.where(number > 0, np.minimum(number + 1, count), 0) * (1 - half)
     way = _weighted(1.0, forward, half, backward)
     whole = [by_stage(passes, stages) for passes in (forward, backward)]
     left = passes_left(schedule, stages, chunks, count)

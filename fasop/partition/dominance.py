@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema.experiment import Schedule
 from fasop.costs.arrays import Floats, Integers
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Pipelines
@@ -77,7 +76,7 @@ def _hides_enough(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.b
     assert other.hidden is not None
     if one.order is not None:
         return _hides_enough_of_each(one, other)
-    if one.schedule in (Schedule.gpipe, Schedule.one_f_one_b):
+    if not _halved(one):
         enough: NDArray[np.bool_] = np.all(one.hidden.last <= other.hidden.last, axis=0)
         for held in map(np.array, (0, layers)):
             hidden = other.hidden.time.of(held) - one.hidden.time.of(held)
@@ -89,11 +88,16 @@ def _hides_enough(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.b
     return left
 
 
+def _halved(one: Pipelines) -> bool:
+    """Whether a stage's last backward pass is not whole: one chunk's, or the part that other stages wait for."""
+    return one.schedule.has_chunks or one.schedule.splits_backward
+
+
 def _hides_enough_of_each(one: Pipelines, other: Pipelines) -> NDArray[np.bool_]:
     """[pipelines]: as `_hides_enough`, if it holds without layers and for those of each kind by themselves."""
     assert one.hidden is not None
     assert other.hidden is not None
-    halved = one.schedule not in (Schedule.gpipe, Schedule.one_f_one_b)
+    halved = _halved(one)
     enough: NDArray[np.bool_] = np.all(one.hidden.last <= other.hidden.last, axis=0)
     stages = one.stages
     for name, axes in (("fixed", (0,)), ("layer", (0, 1))):

@@ -33,11 +33,6 @@ class Way(NamedTuple):
     chunks: int
     recompute: Recompute
 
-    @property
-    def half(self) -> float:
-        """The part of a backward pass that the stage before waits for."""
-        return 0.5 if self.schedule is Schedule.zb_h1 else 1.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Alone:
@@ -144,13 +139,13 @@ class LowerBounds:
         return Classes(
             stages=np.diff(np.cumsum(gpus, axis=1) // width, axis=1, prepend=0),
             shares=gpus / width,
-            trip=not_falling(forward + way.half * backward),
+            trip=not_falling(forward + way.schedule.input_share * backward),
             both=forward + backward,
             left=not_falling(left.min(axis=1)),
             turn=not_falling((turn - 1) * backward),
             of_part=not_falling(then[:, :1] * forward + (turn - 1 + then[:, 1:]) * backward),
             busy=not_falling(busy),
-            slowest=forward.max(axis=1) + way.half * backward.max(axis=1),
+            slowest=forward.max(axis=1) + way.schedule.input_share * backward.max(axis=1),
         )
 
     def _exposed(
@@ -190,7 +185,7 @@ class LowerBounds:
         for one in plans:
             times = [self._of_kinds(one, way.recompute)[kind] for kind in some]
             ends = [
-                min(time.forward for time in part) + way.half * min(time.backward for time in part)
+                min(time.forward for time in part) + way.schedule.input_share * min(time.backward for time in part)
                 for part in ([time.embedding for time in times], [time.head for time in times])
             ]
             rows.append((*self._on_links(one, some, kinds), *ends))
@@ -273,23 +268,23 @@ def _least(classes: Classes, beside: _Beside, count: Integers, way: Way, units: 
     messages = 2 * (way.chunks * beside.hops + (way.chunks - 1) * beside.around)
     passes = in_parts(classes.stages, classes.trip, classes.left, units)
     parts = way.chunks * classes.stages
-    if way.schedule is Schedule.interleaved:
+    if way.schedule.has_chunks:
         passes = np.maximum(passes, in_parts(parts, classes.trip, classes.of_part[..., np.newaxis], units))
     if whole:
         passes = np.maximum(passes, in_whole(classes.stages, classes.trip, classes.left.min(axis=2), layers))
-    if whole and way.schedule is Schedule.interleaved:
+    if whole and way.schedule.has_chunks:
         passes = np.maximum(passes, in_whole(parts, classes.trip, classes.turn, layers))
     least: Floats = messages + beside.embedding + beside.head + passes + beside.ending
     if whole:
         least = np.maximum(least, largest(classes.stages, classes.busy, layers))
-    if way.schedule is not Schedule.zb_h1:
+    if not way.schedule.splits_backward:
         if whole:
             each = classes.both[..., np.newaxis] * np.arange(1.0, layers + 1)
             even = largest(classes.stages, each, layers)
         else:
             even = units / (classes.stages / classes.both).sum(axis=1)
         least = np.maximum(least, count * even + beside.ending)
-    if way.schedule in (Schedule.gpipe, Schedule.one_f_one_b, Schedule.zb_h1):
+    if not way.schedule.has_chunks:
         fixed = (beside.embedding + beside.head) / classes.slowest
         least = np.maximum(least, beside.ending + (units + fixed) / reach(classes, count))
     return least

@@ -53,9 +53,9 @@ def may_queue(schedule: Schedule, times: Times, traffic: Traffic) -> NDArray[np.
     gradients to send, and the last one no activations.
     """
     stages, columns = times.start.shape
-    half = 0.5 if schedule is Schedule.zb_h1 else 1.0
     forward, backward = (
-        kind.reshape(-1, stages, kind.shape[1]).min(axis=0) for kind in (times.forward, half * times.backward)
+        kind.reshape(-1, stages, kind.shape[1]).min(axis=0)
+        for kind in (times.forward, schedule.input_share * times.backward)
     )
     sends = (
         [slice(0, stages), slice(0, stages)] if len(forward) < len(times.forward) else [slice(0, -1), slice(1, None)]

@@ -28,6 +28,26 @@ class Schedule(StrEnum):
         """The schedule's name in the literature, for tables, sentences and pages; files keep the key."""
         return _LABELS[self]
 
+    @property
+    def has_chunks(self) -> bool:
+        """Whether a stage has several chunks of the model."""
+        return self is Schedule.interleaved
+
+    @property
+    def forward_first(self) -> bool:
+        """Whether all forward passes come before the first backward pass."""
+        return self is Schedule.gpipe
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the gradients of the weights are a pass of their own, for which no other stage waits."""
+        return self is Schedule.zb_h1
+
+    @property
+    def input_share(self) -> float:
+        """The part of a backward pass that the stage before waits for, as predictions have it."""
+        return 0.5 if self.splits_backward else 1.0
+
 
 _LABELS = {
     Schedule.gpipe: "GPipe",

@@ -26,6 +26,7 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
 from fasop.costs.network import links
 from fasop.costs.network.link_table import has_pairs
+from fasop.costs.schedules import backward_left, forward_left
 from fasop.costs.training import Training
 from fasop.partition.bounds import mean_of, whole_of
 from fasop.simulation.linear import Linear
@@ -96,9 +97,7 @@ def left(schedule: Schedule, layout: Layout, stage: int, count: int) -> tuple[fl
     has left it, but for those that may come after its last one (megatron_ext/contract/schedule/schedules.py)."""
     own, replicas = layout.replicas[stage], layout.replicas
     ahead, lag = (sum(replicas[stage:]) - 1) // own, sum(replicas[:stage]) // own
-    forward = 0 if schedule is Schedule.gpipe else max(0, count - ahead - 1)
-    owed = min(lag, count - 1) / 2 if schedule is Schedule.zb_h1 else 0.0
-    return float(forward), count - 1 - owed
+    return float(forward_left(schedule, ahead, count)), float(backward_left(schedule, lag, count))
 
 
 class Work:
@@ -234,18 +233,17 @@ class Many:
     def through(self, nodes: Sequence[NodeKind], one: Training, work: Work, kinds: Sequence[str]) -> Floats:
         """[layouts]: as `least_seconds`, by another chain, which takes longer to find."""
         schedule, count = one.parallel.schedule, one.parallel.global_batch_size // one.parallel.micro_batch_size
-        half = 0.5 if schedule is Schedule.zb_h1 else 1.0
+        half = schedule.input_share
         of_gpu = np.array([kinds.index(node.name) for node in nodes for _ in range(node.gpus)])
         before = np.array([[0, *np.cumsum(of_gpu == kind)] for kind in range(len(kinds))])
         size = self._size(work)
         number = np.arange(self.tensors.shape[1])
         behind = self.exists * self.replicas
         after = np.cumsum(behind[:, ::-1], axis=1)[:, ::-1]
-        ahead, lag = (after - 1) // self.replicas, (np.cumsum(behind, axis=1) - behind) // self.replicas
+        ahead: Integers = (after - 1) // self.replicas
+        lag: Integers = (np.cumsum(behind, axis=1) - behind) // self.replicas
         few = count // self.replicas
-        forward = 0 * few if schedule is Schedule.gpipe else np.maximum(0, few - ahead - 1)
-        owed = np.minimum(lag, few - 1) / 2 if schedule is Schedule.zb_h1 else 0.0
-        backward = np.maximum(0.0, few - 1 - owed)
+        forward, backward = forward_left(schedule, ahead, few), backward_left(schedule, lag, few)
         shape = self.tensors.shape
         trip, unit, beside, ends = (np.full(shape, np.inf) for _ in range(4))
         is_last = number == self.last[:, np.newaxis]
@@ -343,9 +341,8 @@ class Way(NamedTuple):
 
 
 def ways(schedule: Schedule) -> list[Way]:
-    """All chains; `zb_h1` puts half of each backward pass off."""
-    half = 0.5 if schedule is Schedule.zb_h1 else 1.0
-    return [Way(half, half, False), Way(0.0, 1.0, True)]
+    """All chains, without what a schedule puts off of each backward pass."""
+    return [Way(schedule.input_share, schedule.input_share, False), Way(0.0, 1.0, True)]
 
 
 def sized(one: Training, tensor: int) -> Training:

@@ -11,7 +11,6 @@ from itertools import combinations
 import numpy as np
 
 from conf.schema.values.partition import NodeOrder, Partition
-from conf.schema.values.schedules import Schedule
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.memory import GIB, stage_memory
@@ -125,7 +124,7 @@ class Candidate:
     def _through(self, empty: Sequence[RankColumns], messages: float, ending: float) -> float:
         """The bound by the chain of that name."""
         layout, work, schedule = self._layout, self._work, self.training.parallel.schedule
-        half = 0.5 if schedule is Schedule.zb_h1 else 1.0
+        half = schedule.input_share
         trip, units, beside, constant = list[float](), list[float](), list[float](), messages + ending
         for stage, counts in enumerate(self._counts):
             size, every = work.sizes[layout.tensors[stage]], list[tuple[float, float]]()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from conf.schema.parallel import Parallel
 from conf.schema.values.partition import NodeOrder, Shares, in_runs
-from conf.schema.values.schedules import Recompute, Schedule
+from conf.schema.values.schedules import Recompute
 from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
@@ -32,11 +32,11 @@ from fasop.search.by_stage.layouts import Layouts, layouts
 from fasop.search.search import Best
 from fasop.search.space import node_orders
 from fasop.search.space.candidates import MOST_REPLICAS, divisors
-from fasop.search.space.choices import Choices
+from fasop.search.space.choices import SEARCHED, Choices
 from fasop.simulation.on_nodes import times_on
 from megatron_ext.contract.layout import Layout
 
-SCHEDULES = (Schedule.gpipe, Schedule.one_f_one_b, Schedule.zb_h1)
+SCHEDULES = tuple(schedule for schedule in SEARCHED if not schedule.has_chunks)
 """Those of stages with unlike numbers of replicas."""
 STAGES = (0, 5, 10, 20, 2**31)
 """Layouts of which bounds are found together have numbers of stages between these."""
@@ -110,7 +110,7 @@ class _Costs(NamedTuple):
 
     @classmethod
     def of(cls, parallel: Parallel) -> _Costs:
-        return cls(parallel.micro_batch_size, parallel.recompute, parallel.schedule is Schedule.zb_h1)
+        return cls(parallel.micro_batch_size, parallel.recompute, parallel.schedule.splits_backward)
 
 
 class _Nodes:

@@ -15,7 +15,6 @@ from itertools import chain
 import numpy as np
 
 from conf.schema.values.partition import NodeOrder, Partition, Shares
-from conf.schema.values.schedules import Schedule
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.order_search import Bounded, search_partitions
@@ -115,10 +114,10 @@ def least_seconds(one: Training, kinds: Sequence[NodeKind]) -> float:
         parts = [(1, times.embedding), (1, times.head), *zip(counts, times.layers, strict=True)]
         work = sum(count * (part.forward + part.backward) for count, part in parts)
         first = 1.0
-        if parallel.schedule is Schedule.zb_h1:
+        if parallel.schedule.splits_backward:
             each = [part.forward / (part.forward + part.backward) for _, part in parts if part.forward + part.backward]
             first = min(each, default=1.0)
-        if parallel.schedule is Schedule.interleaved:
+        if parallel.schedule.has_chunks:
             first = 0.0
         replicas.append((kind.group.count * kind.gpus / parallel.tensor_size / stages, work, first))
     needed = parallel.global_batch_size / parallel.micro_batch_size

@@ -21,6 +21,8 @@ from megatron_ext.contract.models.model import RECURRENT
 SIZES = ("tensor", "data", "pipeline", "micro_batch_size")
 FOUND = ("partition", "node_order", "shares", "replicas")
 """What nobody can give: finding it is what a search is for."""
+SEARCHED = tuple(schedule for schedule in Schedule if schedule not in (Schedule.model_parallel, Schedule.pipedream))
+"""Schedules that can be the fastest, and that flush."""
 NOT_SEARCHED = ("semantics", "update_every", "depth")
 """What only a launch takes."""
 
@@ -53,7 +55,7 @@ class Choices:
     def ways(self) -> Iterator[tuple[Schedule, int]]:
         """Every schedule, with each number of chunks that it can have."""
         for schedule in self.schedule:
-            yield from ((schedule, chunks) for chunks in (self.chunks if schedule is Schedule.interleaved else (1,)))
+            yield from ((schedule, chunks) for chunks in (self.chunks if schedule.has_chunks else (1,)))
 
     def runs(self, sized: Parallel, schedule: Schedule, chunks: int, model: Model, engine: Engine) -> bool:
         """Whether such a pipeline can run a schedule, and needs to be tried with it.
@@ -63,7 +65,7 @@ class Choices:
         """
         if sized.pipeline == 1 and Schedule.one_f_one_b in self.schedule:
             return schedule is Schedule.one_f_one_b
-        if schedule is not Schedule.interleaved:
+        if not schedule.has_chunks:
             return True
         groups = engine.kind is EngineKind.tdpp or sized.micro_batches >= sized.pipeline
         return groups and sized.pipeline > 1 and sized.pipeline * chunks <= blocks_of(model).layers
@@ -90,21 +92,16 @@ def _that_matter(values: Sequence[bool], matters: bool) -> Sequence[bool]:
 def runnable(engine: Engine, train: Train, model: Model) -> Choices:
     """All that can be run with these parts of a configuration (conf/schema/rules/), and that is predicted."""
     megatron_lm = engine.kind is EngineKind.megatron_lm
+    # Compiled layers, LSTMs and a user's blocks compute the gradients of weights and inputs together.
+    whole = train.compile or model.family in RECURRENT or model.measured
     schedules = tuple(
         schedule
-        for schedule in Schedule
-        if schedule not in (Schedule.pipedream, Schedule.model_parallel)
-        if not (megatron_lm and schedule not in SCHEDULES) and not (train.compile and schedule is Schedule.zb_h1)
+        for schedule in SEARCHED
+        if not (megatron_lm and schedule not in SCHEDULES) and not (whole and schedule.splits_backward)
     )
-    if model.family in RECURRENT:  # whose LSTMs put no weight gradients off
-        schedules = tuple(schedule for schedule in schedules if schedule is not Schedule.zb_h1)
     both = (False, True)
-    if model.measured:  # whose blocks may put no weight gradients off, and have no tensor groups
-        return Choices(
-            schedule=tuple(schedule for schedule in schedules if schedule is not Schedule.zb_h1),
-            recompute=(Recompute.none, Recompute.full),
-            sharded_optimizer=both,
-        )
+    if model.measured:  # whose blocks have no tensor groups
+        return Choices(schedule=schedules, recompute=(Recompute.none, Recompute.full), sharded_optimizer=both)
     recompute = tuple(way for way in Recompute if model.attends or way is not Recompute.selective)
     return Choices(schedule=schedules, recompute=recompute, sharded_optimizer=both, sequence_parallel=both)
 

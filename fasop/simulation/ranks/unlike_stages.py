@@ -12,7 +12,8 @@ import numpy as np
 
 from conf.schema.parallel import Parallel
 from conf.schema.values.partition import Shares
-from conf.schema.values.schedules import Schedule, Semantics
+from conf.schema.values.schedules import Semantics
+from fasop.costs import schedules
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis
@@ -276,11 +277,7 @@ def in_flight(parallel: Parallel, stage: int) -> int | None:
     own = replicas[stage]
     count = -(-(parallel.global_batch_size // parallel.micro_batch_size) // own)
     ahead, lag = (sum(replicas[stage:]) - 1) // own, sum(replicas[:stage]) // own
-    if parallel.schedule is Schedule.gpipe:
-        return count
-    if parallel.schedule is Schedule.model_parallel:
-        return 1
-    return min(count, ahead + 1 + (lag if parallel.schedule is Schedule.zb_h1 else 0))
+    return int(schedules.in_flight(parallel.schedule, ahead, lag, count))
 
 
 def actions_of(parallel: Parallel) -> list[list[Actions]]:

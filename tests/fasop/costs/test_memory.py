@@ -27,11 +27,11 @@ from fasop.costs.memory import (
     Amount,
     StageMemory,
     chunks_in_flight,
-    in_flight,
     layer_activations,
     parameter_bytes,
     stage_memory,
 )
+from fasop.costs.schedules import in_flight
 from fasop.costs.sizes import activation_bytes, embedding_parameters, head_parameters, layer_parameters
 from fasop.costs.training import Training
 from launch.control.planning.plan import make_plan
@@ -153,7 +153,7 @@ def test_micro_batches_in_flight_are_those_of_the_schedule(name: Schedule, stage
             {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.BACKWARD_WEIGHT: -1}.get(action.kind, 0) for action in actions
         ]
         most = max(itertools.accumulate(steps))
-        bound = in_flight(name, stage, stages, micro_batches)
+        bound = in_flight(name, stages - 1 - stage, stage, micro_batches)
         exact = name is not Schedule.zb_h1
         assert most == bound if exact else most <= bound
 
