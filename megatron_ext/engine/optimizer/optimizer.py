@@ -15,7 +15,15 @@ from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer.learning_rate import learning_rate
 from megatron_ext.engine.optimizer.precision import LogMaxScaler, scaler_of
-from megatron_ext.engine.optimizer.update_rules import NORM_ROW, Piece, row_norms, square_norm, update_rule
+from megatron_ext.engine.optimizer.update_rules import (
+    NORM_ROW,
+    Piece,
+    Unscaled,
+    row_norms,
+    square_norm,
+    square_norms,
+    update_rule,
+)
 from megatron_ext.parallel.comm import all_gather, all_reduce, told
 from megatron_ext.timeline.progress import Wait
 from megatron_ext.timeline.recorder import Recorder
@@ -97,6 +105,7 @@ class Optimizer:
         with recorder.span("optimizer"):
             self._norms_of_stepped.append(row_norms(self._flat.grad[here]))
             self._update(recorder, lr, here)
+            self._follow(here)
         self._stepped = here.stop
 
     def step(
@@ -109,18 +118,25 @@ class Optimizer:
         model's gradient before clipping. If it is not finite nothing is updated; the loss scale then gets smaller, if
         `is_own_fault`.
         """
-        scale = self.scaler.scale
+        scale, rest = self.scaler.scale, slice(self._stepped, len(self._master))
+        lr = learning_rate(self.updates, self._train) if lr is None else lr
         with recorder.span("optimizer"):
             with recorder.span("optimizer-clip-main-grad"):
-                norm = self._norm(recorder) / scale
-                largest = self._largest() / scale if isinstance(self.scaler, LogMaxScaler) else math.nan
-                clip = self._train.clip_grad
-                factor = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
-                if factor != scale and math.isfinite(norm):
-                    self._flat.grad[self._own].mul_(factor / scale)
+                measured = self._measured(recorder)
+                reading = Reading(measured)
+                if not self._rule.unscales:
+                    norm, largest = (value / scale for value in reading.values())
+                    clip = self._train.clip_grad
+                    factor = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
+                    if factor != scale and math.isfinite(norm):
+                        self._flat.grad[self._own].mul_(factor / scale)
+            if self._rule.unscales:  # a GPU has begun its update when the host knows whether there is one
+                self._update(recorder, lr, rest, self._unscaled(measured[0], scale))
+                norm, largest = (value / scale for value in reading.values())
+            elif math.isfinite(norm):
+                self._update(recorder, lr, rest)
             if math.isfinite(norm):
-                rest = slice(self._stepped, len(self._master))
-                self._update(recorder, learning_rate(self.updates, self._train) if lr is None else lr, rest)
+                self._follow(rest)
                 self.updates += 1
             if math.isfinite(norm) or is_own_fault():
                 self.scaler.update(math.isfinite(norm), largest)
@@ -151,7 +167,7 @@ class Optimizer:
         weight.copy_(self._flat.weight)
         self._flat.weight = weight
         if self._is_weight:
-            self._master.data = weight
+            self._rule.move(weight)
 
     def load(self, state: Dict[str, Tensor], updates: int) -> None:
         """Takes over what `state` gave, in this or another layout."""
@@ -178,13 +194,26 @@ class Optimizer:
         finally:
             self._flat.weight.copy_(kept)
 
-    def _update(self, recorder: Recorder, lr: float, here: slice) -> None:
+    def _update(self, recorder: Recorder, lr: float, here: slice, unscaled: Optional[Unscaled] = None) -> None:
         if self._master.numel():
-            self._rule.step(lr, self.updates, here)
-            if self._average is not None:
-                assert self._train.ema is not None
-                self._average[here].lerp_(self._master.data[here], 1.0 - self._train.ema)
+            self._rule.step(lr, self.updates, here, unscaled)
         self._hand_out(recorder, here)
+
+    def _follow(self, here: slice) -> None:
+        """Has the average of the weights follow their update."""
+        if self._average is not None:
+            assert self._train.ema is not None
+            self._average[here].lerp_(self._master.data[here], 1.0 - self._train.ema)
+
+    def _unscaled(self, norm: Tensor, scale: float) -> Unscaled:
+        """What `step` does on a CPU to gradients of this norm (fp64, with the loss scale) before their update."""
+        clip = self._train.clip_grad
+        divisor: Optional[Tensor] = None
+        if clip:
+            divisor = ((norm / scale + 1e-6) / clip).clamp_(min=1.0).mul_(scale).float()
+        elif scale != 1.0:
+            divisor = torch.full((), scale, device=norm.device)
+        return Unscaled(divisor, norm.isfinite().logical_not_().float())
 
     def _hand_out(self, recorder: Recorder, here: slice) -> None:
         """Gives the model the updated weights: those `here` of this rank's own, and from the others theirs."""
@@ -208,26 +237,49 @@ class Optimizer:
         assert rest == 0, "the flat weights cannot be shared out evenly"
         return slice(length * rank, length * (rank + 1))
 
-    def _norm(self, recorder: Recorder) -> float:
-        """Norm over the whole model; replicas hold equal gradients, and each weight counts once."""
+    def _measured(self, recorder: Recorder) -> Tensor:
+        """Of the whole model's gradient, with the loss scale: its norm, and how far from 0 any of it lies where the
+        loss scale follows that, else NaN; fp64. Replicas hold equal gradients, and each weight counts once."""
         square = square_norm(self._flat.grad[self._stepped :], self._norms_of_stepped)
-        for gradient in self._counted_elsewhere:
-            square -= square_norm(gradient.flatten())
+        if self._counted_elsewhere:
+            others = square_norms(self._counted_elsewhere)
+            for one in others.sum(0, keepdim=True) if others.is_cuda else others:
+                square -= one
         square /= self._copies
         if self._model is not None:
             with recorder.span("grad-norm-all-reduce"):
                 all_reduce(square, self._model, "all-reduce of the gradient norm")
-        with Wait("reading the gradient norm"):
-            return float(square.clamp(min=0.0).sqrt())
+        norm = square.clamp(min=0.0).sqrt()
+        largest = self._largest().double() if isinstance(self.scaler, LogMaxScaler) else torch.full_like(norm, math.nan)
+        return torch.stack([norm, largest])
 
-    def _largest(self) -> float:
+    def _largest(self) -> Tensor:
         """How far from 0 any gradient of the whole model lies; 0 of none."""
         found = torch.linalg.vector_norm(self._flat.grad, math.inf) if len(self._flat.grad) else torch.zeros(())
         found = found.to(self._flat.grad.device)
         if self._model is not None:
             with told("all-reduce of the largest gradient"):
                 dist.all_reduce(found, dist.ReduceOp.MAX, self._model)
-        return float(found)
+        return found
+
+
+class Reading:
+    """The values of a tensor [n], for which the host waits only when it asks: not for what the GPU got meanwhile."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._event: Optional[torch.cuda.Event] = None
+        self._tensor = tensor
+        if tensor.is_cuda:
+            self._tensor = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def values(self) -> List[float]:
+        with Wait("reading the gradient norm"):
+            if self._event is not None:
+                self._event.synchronize()
+            found: List[float] = self._tensor.tolist()
+            return found
 
 
 def _within(here: slice, own: slice) -> slice:

@@ -6,17 +6,22 @@ The formulas and their sources are in docs/training.md. Biases and norms do not 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from inspect import signature
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megatron_ext.contract.train_config import ADAM, ADAMW, KINDS, LAMB, SGD, TrainConfig
+from megatron_ext.contract.train_config import ADAMW, KINDS, LAMB, SGD, TrainConfig
 from megatron_ext.parallel.comm import all_reduce
 
 NORM_ROW = 1024
 """Squares that are summed in fp32: few enough for an error far below that of the gradients themselves."""
+MOST = 2**30
+"""Numbers of a tensor that torch's kernels step on a GPU."""
+SGD_IS_FUSED = "fused" in signature(torch.optim.SGD).parameters
+"""Since torch 2.3."""
 
 
 def recounted(train: TrainConfig, updates: int, instead: int) -> Dict[str, float]:
@@ -37,8 +42,20 @@ class Piece(NamedTuple):
     """Whether a tensor group shares it."""
 
 
+class Unscaled(NamedTuple):
+    """What a GPU makes of gradients while it steps by them, so that the host need not know it first."""
+
+    divisor: Optional[Tensor]
+    """fp32, of all gradients; None: they are as they should be."""
+    overflow: Tensor
+    """fp32, 1 where the gradient is not finite and nothing is to be updated, else 0."""
+
+
 class UpdateRule(ABC):
     """Steps `master` [n], fp32, by its gradient."""
+
+    unscales = False
+    """Whether `step` takes `Unscaled`."""
 
     def __init__(self, master: nn.Parameter, pieces: Sequence[Piece], train: TrainConfig) -> None:
         self.kinds = KINDS[train.optimizer]
@@ -47,7 +64,7 @@ class UpdateRule(ABC):
         self._decaying = [piece.here for piece in pieces if piece.decays and piece.here.start < piece.here.stop]
 
     @abstractmethod
-    def step(self, lr: float, updates: int, here: slice) -> None:
+    def step(self, lr: float, updates: int, here: slice, unscaled: Optional[Unscaled] = None) -> None:
         """One update, after so many before it, of the weights `here`, which are all or whole parts of them."""
 
     @abstractmethod
@@ -58,11 +75,17 @@ class UpdateRule(ABC):
     def load(self, state: Mapping[str, Tensor], updates: int) -> None:
         """Takes over copies of what `state` gave."""
 
+    def move(self, weight: Tensor) -> None:
+        """Goes on with the master weights in another buffer, which has their values."""
+        self._master.data = weight
+
 
 class TorchRule(UpdateRule):
-    """An optimizer of torch's; it gets no weight decay, so that its state stays one flat tensor for each kind and part.
+    """An optimizer of torch's, whose state is one flat tensor for each kind.
 
-    Parts that are stepped one by one are parameters of their own, which share the memory of the master weights.
+    Its parameters share the memory of the master weights. On a GPU they are the runs of weights that decay alike, and
+    torch decays them and divides their gradients in its one pass. Elsewhere it gets parts that are stepped one by one,
+    and no weight decay.
     """
 
     def __init__(
@@ -70,56 +93,112 @@ class TorchRule(UpdateRule):
         master: nn.Parameter,
         pieces: Sequence[Piece],
         train: TrainConfig,
-        parts: Sequence[Tuple[slice, nn.Parameter]],
-        optimizer: torch.optim.Optimizer,
-        names: Sequence[str],
+        cuts: Sequence[int],
+        at_once: bool,
     ) -> None:
-        """`optimizer` has the `parts`; `names` are torch's, of the state of each kind."""
+        """`cuts` are where parts begin that are stepped one by one; `at_once` says whether torch does all."""
         super().__init__(master, pieces, train)
-        self._parts = parts
-        self._optimizer = optimizer
-        self._names = dict(zip(self.kinds, names))
+        self.unscales = at_once
+        parts = _runs(pieces, cuts) if at_once else []
+        if not parts:
+            ends = [*cuts, len(master)]
+            parts = [(slice(start, stop), False) for start, stop in zip([0, *cuts], ends)]
+        whole = len(parts) == 1 and parts[0][0] == slice(0, len(master))
+        self._parts = [(here, master if whole else nn.Parameter(master.data[here])) for here, _ in parts]
+        groups = [
+            {
+                "params": [parameter for (_, parameter), (_, decays) in zip(self._parts, parts) if decays is wanted],
+                "weight_decay": train.weight_decay if wanted else 0.0,
+            }
+            for wanted in (True, False)
+        ]
+        self._optimizer = _of_torch([group for group in groups if group["params"]], train, at_once)
+        self._names = dict(
+            zip(self.kinds, ("momentum_buffer",) if train.optimizer == SGD else ("exp_avg", "exp_avg_sq"))
+        )
+        # SGD without momentum keeps nothing.
+        kept = self.kinds if train.optimizer != SGD or train.momentum else ()
+        self._state = {kind: torch.zeros_like(master.data) for kind in kept}
+        self._steps = torch.zeros(len(parts), device=master.device)
+        """By part, how often torch has stepped it."""
+        for number, (here, parameter) in enumerate(self._parts):
+            own: Dict[str, Tensor] = {self._names[kind]: values[here] for kind, values in self._state.items()}
+            if train.optimizer != SGD:
+                own["step"] = self._steps[number]
+            self._optimizer.state[parameter] = own
 
-    def step(self, lr: float, updates: int, here: slice) -> None:
-        decay, gradient = self._train.weight_decay, self._master.grad
+    def step(self, lr: float, updates: int, here: slice, unscaled: Optional[Unscaled] = None) -> None:
+        gradient = self._master.grad
         assert gradient is not None
-        for piece in self._decaying:
-            both = slice(max(piece.start, here.start), min(piece.stop, here.stop))
-            if both.start >= both.stop:
-                continue
-            weight = self._master.data[both]
-            if self._train.optimizer == ADAMW:
-                weight.mul_(1.0 - lr * decay)
-            elif decay:
-                gradient[both].add_(weight, alpha=decay)
-        if len(self._parts) > 1:
-            for part, parameter in self._parts:  # torch steps those that have a gradient
-                inside = here.start <= part.start and part.stop <= here.stop
+        if not self.unscales:
+            self._decay(lr, gradient, here)
+        for part, parameter in self._parts:  # torch steps those that have a gradient
+            inside = here.start <= part.start and part.stop <= here.stop
+            if parameter is not self._master:
                 parameter.grad = gradient[part] if inside else None
-        self._optimizer.param_groups[0]["lr"] = lr
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        if self.unscales:  # by the names that torch's own scaler gives them
+            self._optimizer.grad_scale = None if unscaled is None else unscaled.divisor  # type: ignore[attr-defined]
+            self._optimizer.found_inf = None if unscaled is None else unscaled.overflow  # type: ignore[attr-defined]
         self._optimizer.step()
 
     def state(self) -> Dict[str, Tensor]:
-        return {kind: self._whole(name) for kind, name in self._names.items()}
+        return {kind: self._state[kind] if self._state else torch.zeros_like(self._master.data) for kind in self.kinds}
 
     def load(self, state: Mapping[str, Tensor], updates: int) -> None:
-        for part, parameter in self._parts:
-            found: Dict[str, Any] = {
-                # Copies on a CPU, too: a view would keep what the other replicas have of them in memory.
-                name: state[kind][part].to(parameter, copy=True)
-                for kind, name in self._names.items()
-            }
-            if self._train.optimizer in (ADAM, ADAMW):
-                found["step"] = torch.tensor(float(updates), device=parameter.device if parameter.is_cuda else "cpu")
-            self._optimizer.state[parameter] = found
+        for kind, own in self._state.items():
+            own.copy_(state[kind])
+        self._steps.fill_(updates)
 
-    def _whole(self, name: str) -> Tensor:
-        """What torch keeps by this name, of all parts."""
-        kept = [self._optimizer.state.get(parameter, {}).get(name) for _, parameter in self._parts]
-        found = [
-            torch.zeros_like(parameter.data) if one is None else one for one, (_, parameter) in zip(kept, self._parts)
-        ]
-        return found[0] if len(found) == 1 else torch.cat(found)
+    def move(self, weight: Tensor) -> None:
+        super().move(weight)
+        for part, parameter in self._parts:
+            parameter.data = weight[part]
+
+    def _decay(self, lr: float, gradient: Tensor, here: slice) -> None:
+        decay = self._train.weight_decay
+        both = [slice(max(piece.start, here.start), min(piece.stop, here.stop)) for piece in self._decaying]
+        inside = [one for one in both if one.start < one.stop]
+        if not inside or not decay:
+            return
+        weights = [self._master.data[one] for one in inside]
+        if self._train.optimizer == ADAMW:
+            torch._foreach_mul_(weights, 1.0 - lr * decay)
+        else:
+            torch._foreach_add_([gradient[one] for one in inside], weights, alpha=decay)
+
+
+def _runs(pieces: Sequence[Piece], cuts: Sequence[int]) -> List[Tuple[slice, bool]]:
+    """Neighbouring pieces that decay alike, in one; none reaches over a cut, or is too long for torch's kernels.
+
+    In torch 2.0 these count the numbers of a tensor in 32 bits, and update what is beyond with wrong values.
+    """
+    found: List[Tuple[slice, bool]] = []
+    for piece in pieces:
+        start, stop = piece.here.start, piece.here.stop
+        while start < stop:
+            end = min([cut for cut in cuts if cut > start] + [stop, start + MOST])
+            last, decays = found[-1] if found else (slice(-1, -1), False)
+            if (last.stop, decays) == (start, piece.decays) and start not in cuts and end - last.start <= MOST:
+                found[-1] = (slice(last.start, end), decays)
+            else:
+                found.append((slice(start, end), piece.decays))
+            start = end
+    return found
+
+
+def _of_torch(groups: List[Dict[str, Any]], train: TrainConfig, at_once: bool) -> torch.optim.Optimizer:
+    if train.optimizer == SGD:
+        fused: Dict[str, Any] = {"fused": True} if at_once else {}
+        return torch.optim.SGD(groups, lr=0.0, momentum=train.momentum, nesterov=train.nesterov, **fused)
+    return (torch.optim.AdamW if at_once and train.optimizer == ADAMW else torch.optim.Adam)(
+        groups,
+        lr=0.0,
+        betas=(train.adam_beta1, train.adam_beta2),
+        eps=train.adam_eps,
+        fused=at_once or torch.__version__ >= "2.4",  # before, it knew no CPU
+    )
 
 
 class Lamb(UpdateRule):
@@ -145,7 +224,7 @@ class Lamb(UpdateRule):
         self._tensor = tensor
         self._m, self._v = torch.zeros_like(master.data), torch.zeros_like(master.data)
 
-    def step(self, lr: float, updates: int, here: slice) -> None:
+    def step(self, lr: float, updates: int, here: slice, unscaled: Optional[Unscaled] = None) -> None:
         train, weights, gradient = self._train, self._master.data, self._master.grad
         assert gradient is not None
         assert here == slice(0, len(weights)), "the norms are those of whole matrices"
@@ -153,8 +232,9 @@ class Lamb(UpdateRule):
         self._v.mul_(train.adam_beta2).addcmul_(gradient, gradient, value=1.0 - train.adam_beta2)
         denominator = (self._v / (1.0 - train.adam_beta2 ** (updates + 1))).sqrt_().add_(train.adam_eps)
         update = (self._m / (1.0 - train.adam_beta1 ** (updates + 1))).div_(denominator)
-        for piece in self._decaying:
-            update[piece].add_(weights[piece], alpha=train.weight_decay)
+        if self._decaying:
+            parts = [update[piece] for piece in self._decaying]
+            torch._foreach_add_(parts, [weights[piece] for piece in self._decaying], alpha=train.weight_decay)
         for scaled, ratio in zip(self._scaled, self._ratios(update)):
             update[scaled.here].mul_(ratio)
         weights.add_(update, alpha=-lr)
@@ -170,10 +250,8 @@ class Lamb(UpdateRule):
         """Norm of each scaled parameter by that of its update; 1 where one of them is 0."""
         if not self._scaled:
             return []
-        rows = [
-            torch.stack([square_norm(of[piece.here]) for piece in self._scaled]) for of in (self._master.data, update)
-        ]
-        squares = torch.stack(rows)
+        here = [piece.here for piece in self._scaled]
+        squares = torch.stack([square_norms([of[one] for one in here]) for of in (self._master.data, update)])
         all_reduce(squares, self._replicas, "all-reduce of LAMB's norms")
         if self._cut and self._tensor is not None:
             shared = squares[:, self._cut].contiguous()
@@ -197,22 +275,13 @@ def update_rule(
     """
     if train.optimizer == LAMB:
         return Lamb(master, pieces, train, replicas, tensor)
-    parts = [(slice(0, len(master)), master)]
-    if cuts:
-        slices = [slice(start, stop) for start, stop in zip([0, *cuts], [*cuts, len(master)])]
-        parts = [(here, nn.Parameter(master.data[here])) for here in slices]
-    stepped = [parameter for _, parameter in parts]
-    if train.optimizer == SGD:
-        sgd = torch.optim.SGD(stepped, lr=0.0, momentum=train.momentum, nesterov=train.nesterov)
-        return TorchRule(master, pieces, train, parts, sgd, ["momentum_buffer"])
-    adam = torch.optim.Adam(
-        stepped,
-        lr=0.0,
-        betas=(train.adam_beta1, train.adam_beta2),
-        eps=train.adam_eps,
-        fused=master.is_cuda or torch.__version__ >= "2.4",  # before, it knew no CPU
-    )
-    return TorchRule(master, pieces, train, parts, adam, ["exp_avg", "exp_avg_sq"])
+    return TorchRule(master, pieces, train, cuts, updates_at_once(master.device, train))
+
+
+def updates_at_once(device: torch.device, train: TrainConfig) -> bool:
+    """Whether torch decays weights and divides gradients in the pass that updates. On a CPU it could, too, to other
+    last bits than runs have had there."""
+    return device.type == "cuda" and (train.optimizer != SGD or SGD_IS_FUSED)
 
 
 def row_norms(flat: Tensor) -> Tensor:
@@ -233,3 +302,10 @@ def square_norm(flat: Tensor, before: Sequence[Tensor] = ()) -> Tensor:
     rows = torch.cat([*before, rows]) if before else rows
     square: Tensor = rows.double().square().sum() + rest.double().square()
     return square
+
+
+def square_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Of each the sum of its squares, fp64; on a GPU in few kernels, however many there are."""
+    if tensors[0].is_cuda:
+        return torch.stack(torch._foreach_norm(list(tensors))).double().square()
+    return torch.stack([square_norm(tensor.flatten()) for tensor in tensors])
