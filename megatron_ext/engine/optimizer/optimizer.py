@@ -270,7 +270,7 @@ class Reading:
         self._event: Optional[torch.cuda.Event] = None
         self._tensor = tensor
         if tensor.is_cuda:
-            self._tensor = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+            self._tensor = torch.empty_like(tensor, device="cpu").pin_memory().copy_(tensor, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 

@@ -136,7 +136,7 @@ def test_training_on_gpus_gives_a_cpus_losses_and_waits_only_to_know_loss_and_no
     np.testing.assert_allclose(run.losses(), expected, rtol=0, atol=1e-5 if exact else 0.02)
     in_one = Counter(wait.where for wait in read_waits(waits) if wait.iteration == 3)  # not saved
     world, last = run.plan.world_size, run.plan.world_size // run.plan.pipeline
-    assert in_one == {"optimizer.py:_norm": world, "engine.py:step": 2 * last}
+    assert in_one == {"optimizer.py:values": world, "engine.py:step": 2 * last}
     for rank in range(world):
         raw = (run.run.events / f"rank-{rank:05d}.bin").read_bytes()
         records = np.frombuffer(raw[12 + int.from_bytes(raw[8:12], "little") :], RECORD)

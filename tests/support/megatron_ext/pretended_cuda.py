@@ -130,6 +130,11 @@ class Cuda:
                     cuda._synchronised = max(cuda._synchronised, self._number)
                 return before or self._number is None
 
+            def synchronize(self) -> None:
+                cuda._gpus.wait("synchronize of an event")
+                if self._number is not None:
+                    cuda._synchronised = max(cuda._synchronised, self._number)
+
             def elapsed_time(self, end_event: Event) -> float:
                 """Milliseconds."""
                 for event in (self, end_event):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tests.support.megatron_ext.pretended_cuda import Cuda, resolve
 from tests.support.megatron_ext.pretended_nccl import Nccl
-from tests.support.megatron_ext.pretended_tensors import Calls, Gpus, Operations, properties
+from tests.support.megatron_ext.pretended_tensors import Calls, Gpus, Operations, grouping, properties
 
 COUNT = 4
 
@@ -34,6 +34,8 @@ def pretended_gpus(waits: Path, forks: bool = True) -> Iterator[Gpus]:
             stack.enter_context(patch.object(dist, name, double))
         for name, double in properties(gpus).items():
             stack.enter_context(patch.object(torch.Tensor, name, double))
+        optimizer = torch.optim.Optimizer
+        stack.enter_context(patch.object(optimizer, "_group_tensors_by_device_and_dtype", staticmethod(grouping())))
         stack.enter_context(Operations(gpus))
         stack.enter_context(Calls(gpus))
         yield gpus

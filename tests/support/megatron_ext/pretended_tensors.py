@@ -27,7 +27,7 @@ from tests.support import ROOT
 CPU = torch.device("cpu")
 _WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "bincount")
 """Operations whose result, or its size, the host must know."""
-_EQUAL = ("aten::cat", "aten::stack", "aten::_fused_adam_")
+_EQUAL = ("aten::cat", "aten::stack", "aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_")
 """Operations that take no number from the CPU either."""
 _PACKAGE = f"{ROOT / 'megatron_ext'}{os.sep}"
 
@@ -180,7 +180,7 @@ class Operations(TorchDispatchMode):
             if name != "aten::copy_":
                 shapes = ", ".join(f"{list(tensor.shape)} on {device}" for tensor, device in known)
                 raise RuntimeError(f"Expected all tensors to be on the same device, but {func} was given {shapes}")
-            if not is_pinned(given[1]):
+            if not any(map(is_pinned, given)):
                 self._gpus.wait("copy_ between CPU and GPU")
         device = counting[0] if counting else None
         for tensor in given:
@@ -213,6 +213,17 @@ def _indexed_by_bool(name: str, args: Any) -> bool:
 def is_pinned(tensor: Tensor) -> bool:
     with torch._C.DisableTorchFunction():
         return getattr(tensor.untyped_storage(), "pretended_pinned", False)
+
+
+def grouping() -> Callable[..., Any]:
+    """What torch's optimizers group their tensors by, which C++ tells them."""
+    by_own = torch.optim.Optimizer._group_tensors_by_device_and_dtype
+
+    def by_pretended(lists: Any, with_indices: bool = False) -> Any:
+        found = by_own(lists, with_indices)
+        return {(device_of(group[0][0][0]) or CPU, dtype): group for (_, dtype), group in found.items()}
+
+    return by_pretended
 
 
 def properties(gpus: Gpus) -> dict[str, property]:

@@ -80,7 +80,7 @@ def stepped(optimizer: Optimizer, seed: int, infinite: bool = False, early: int 
 def assert_alike(one: Optimizer, other: Optimizer) -> None:
     assert one.kinds == other.kinds
     for kind, expected in one.state().items():
-        torch.testing.assert_close(other.state()[kind], expected, rtol=2e-6, atol=1e-7, msg=lambda text: f"{kind}: {text}")
+        torch.testing.assert_close(other.state()[kind], expected, rtol=2e-6, atol=1e-7, msg=kind)
     torch.testing.assert_close(other._flat.weight, one._flat.weight)
     assert one.updates == other.updates and one.scaler == other.scaler
 
