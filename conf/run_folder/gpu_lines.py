@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 _UNKNOWN = "??"
-_NO_PROCESS = "-"
+_NONE = "-"
 _NAME_WIDTH = 16
 _TIMED = re.compile(r"(\d{4}-\d\d-\d\dT\S+) (.+)")
 _BEGIN = re.compile(r"^\d{4}-\d\d-\d\dT", re.MULTILINE)
@@ -19,12 +19,23 @@ _HEAD = re.compile(r"(\S+): ([1-9]\d{0,5}) GPUs?, reading (\d{1,12}), every (\d{
 _GPU = re.compile(
     r"\[(?P<index>\d{1,6})\] (?P<name>[^|]*?) +\| *(?P<temperature_c>\S+)'C, +(?P<utilisation>\S+) % "
     r"\| +(?P<memory_used_mib>\S+) / +(?P<memory_total_mib>\S+) MB \| +(?P<power_w>\S+) / +(?P<power_limit_w>\S+) W "
-    r"\| (?P<processes>[^|]+?) \| (?P<uuid>[^ |]+)(?: \| (?P<fault>[^|]+))?"
+    r"\| (?P<processes>[^|]+?) \| (?P<uuid>[^ |]+)(?: \| clocks: (?P<clocks>[^|]+))?(?: \| (?P<fault>[^|]+))?"
 )
 _NUMBERS = ("temperature_c", "utilisation", "memory_used_mib", "memory_total_mib", "power_w", "power_limit_w")
 _PROCESS = re.compile(r"([!?]?)(\d{1,12})\((\d{1,9}|\?\?)M\)")
 _MARKS = {True: "", False: "!", None: "?"}
 _OURS = {mark: ours for ours, mark in _MARKS.items()}
+
+POWER_CAP, HARDWARE_SLOWDOWN, POWER_BRAKE = "power cap", "hardware slowdown", "power brake"
+SOFTWARE_HEAT, HARDWARE_HEAT = "heat (software)", "heat (hardware)"
+WAYS_OUT = {
+    HARDWARE_HEAT: "check its cooling",
+    SOFTWARE_HEAT: "check its cooling",
+    POWER_BRAKE: "check the node's power supply",
+    HARDWARE_SLOWDOWN: "check its cooling and the node's power supply",
+}
+"""By reasons for lower clocks that no GPU at ordinary work has. Hardware slowdown comes beside the heat or power brake
+that it follows from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +64,15 @@ class GpuSample:
     power_limit_w: int | None
     temperature_c: int | None
     processes: tuple[GpuProcess, ...] | None
+    clocks: tuple[str, ...] | None = None
+    """What keeps its clocks from their highest (`launch.machine.gpus.CLOCKS`), such as `power cap`; empty: nothing."""
     fault: str | None = None
     """Why it cannot be read any more, in the driver's words, such as `GPU is lost`."""
+
+    @property
+    def throttled(self) -> tuple[str, ...]:
+        """Reasons for lower clocks for which somebody should look at the GPU, the most telling first."""
+        return tuple(reason for reason in WAYS_OUT if reason in (self.clocks or ()))
 
     @classmethod
     def lost(cls, *, index: int, uuid: str, name: str, fault: str) -> GpuSample:
@@ -110,18 +128,20 @@ def entry_text(entry: GpuEntry) -> str:
 
 
 def _gpu_line(gpu: GpuSample, width: int) -> str:
+    clocks = "" if gpu.clocks is None else f" | clocks: {', '.join(gpu.clocks) or _NONE}"
     fault = "" if gpu.fault is None else f" | {' '.join(gpu.fault.replace('|', '/').split())}"
     return (
         f"[{gpu.index}] {gpu.name:<{width}} |{_shown(gpu.temperature_c):>3}'C, {_shown(gpu.utilisation):>3} % | "
         f"{_shown(gpu.memory_used_mib):>5} / {_shown(gpu.memory_total_mib):>5} MB | "
-        f"{_shown(gpu.power_w):>3} / {_shown(gpu.power_limit_w):>3} W | {_processes(gpu.processes)} | {gpu.uuid}{fault}"
+        f"{_shown(gpu.power_w):>3} / {_shown(gpu.power_limit_w):>3} W | {_processes(gpu.processes)} | {gpu.uuid}"
+        f"{clocks}{fault}"
     )
 
 
 def _processes(processes: tuple[GpuProcess, ...] | None) -> str:
     if processes is None:
         return _UNKNOWN
-    return " ".join(f"{_MARKS[p.ours]}{p.pid}({_shown(p.memory_mib)}M)" for p in processes) or _NO_PROCESS
+    return " ".join(f"{_MARKS[p.ours]}{p.pid}({_shown(p.memory_mib)}M)" for p in processes) or _NONE
 
 
 def _shown(value: int | None) -> str:
@@ -184,6 +204,7 @@ def _gpu(line: str) -> GpuSample | None:
         uuid=found["uuid"],
         name=found["name"],
         processes=processes,
+        clocks=_clocks_of(found["clocks"]),
         fault=found["fault"],
         **numbers,
     )
@@ -196,12 +217,18 @@ def _number(text: str) -> int | None:
     return None if text == _UNKNOWN else int(text)
 
 
+def _clocks_of(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    return () if text == _NONE else tuple(text.split(", "))
+
+
 def _processes_of(text: str) -> tuple[GpuProcess, ...] | None:
     """Raises ValueError for what is not a list of processes."""
     if text == _UNKNOWN:
         return None
     found = []
-    for word in text.split(" ") if text != _NO_PROCESS else ():
+    for word in text.split(" ") if text != _NONE else ():
         match = _PROCESS.fullmatch(word)
         if match is None:
             raise ValueError(word)

@@ -16,6 +16,7 @@ from pathlib import Path
 from conf.compose import compose_unchecked
 from conf.errors import TdppError
 from conf.reading.values import Parser, above_0, option
+from conf.run_folder.gpu_lines import GpuEntry, entries
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment, Rehearse
 from conf.visible import plural
@@ -44,6 +45,8 @@ FOLDER = "doctor"
 WAIT_MIN = 10
 RUN_MIN = 5
 """The nodes are done by then, once they are all there: megatron_ext.doctor bounds all that it does."""
+GPU_INTERVAL_S = 1
+"""Between readings of GPUs: the job lasts some seconds."""
 
 
 def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str = WORKER) -> int:
@@ -56,7 +59,7 @@ def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str =
     arguments = parser().parse_intermixed_args(argv)
     arguments.overrides += [f"--config-dir={folder}" for folder in arguments.config_dir]
     experiment = _experiment(arguments.overrides)
-    checkup = short_job(experiment, FOLDER, arguments.wait_min, RUN_MIN)
+    checkup = short_job(experiment, FOLDER, arguments.wait_min, RUN_MIN, GPU_INTERVAL_S)
     if experiment.dry_run:
         print(dry_run(checkup, worker).readable())
         return 0
@@ -137,6 +140,7 @@ def _examine(
         groups=groups,
         cuda=plan.device == "cuda",
         nodes=read_findings(run),
+        readings={node.name: _readings(run.node_gpu(node.name)) for node in plan.nodes},
         lost=_lost(run, seen),
         images={node.name: node.image for node in seen.nodes if node.image is not None},
         unseen=tuple(
@@ -144,6 +148,10 @@ def _examine(
         ),
     )
     return run.path, checks + judge(case)
+
+
+def _readings(path: Path) -> tuple[GpuEntry, ...]:
+    return entries(path.read_text(encoding="utf-8", errors="replace")) if path.exists() else ()
 
 
 def _examining(seen: Observation) -> str:

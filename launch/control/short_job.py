@@ -33,10 +33,12 @@ ANY_LENGTH = 10**9
 LOOK_S = {ExecutorKind.local: 0.2, ExecutorKind.hosts: 0.5, ExecutorKind.slurm: 1.0}
 
 
-def short_job(experiment: Experiment, folder: str, wait_min: float, run_min: int) -> Experiment:
+def short_job(
+    experiment: Experiment, folder: str, wait_min: float, run_min: int, gpu_interval_s: int = 0
+) -> Experiment:
     """The same nodes and ranks for a job that waits `wait_min` for all of them and then lasts up to `run_min`.
 
-    A short time limit lets Slurm's backfill start it early.
+    A short time limit lets Slurm's backfill start it early. GPUs are read every `gpu_interval_s`, if at all.
     """
     limit = math.ceil(wait_min) + run_min
     groups = {
@@ -50,7 +52,7 @@ def short_job(experiment: Experiment, folder: str, wait_min: float, run_min: int
         cluster=replace(experiment.cluster, groups=groups),
         engine=Engine(),
         log=[],
-        profile=Profile(timeline=False, gpu_interval_s=0),
+        profile=Profile(timeline=False, gpu_interval_s=gpu_interval_s),
         executor=replace(experiment.executor, meet_min=wait_min, time_min=limit, save_s=SAVE_S),
     )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from conf.run_folder.gpu_lines import WAYS_OUT, GpuEntry, GpuTrouble
 from conf.schema.experiment import ExecutorKind, Experiment
 from conf.visible import plural
 from launch.doctor.checks import Check, Fault, Level, check
@@ -83,6 +84,27 @@ def _memory_faults(
     if free < FREE_SHARE * total:
         text = f"the GPU of rank {rank.rank} has only {free:.1f} of {total:.1f} GiB free: another process uses it"
         yield Fault(level=Level.warning, node=node.name, text=text)
+
+
+def gpu_health(group: str, readings: Mapping[str, Sequence[GpuEntry]]) -> Iterator[Check]:
+    """What the drivers of a group's nodes said while the ranks were on the GPUs; nothing where none was asked."""
+    if any(readings.values()):
+        faults = [fault for node, entries in readings.items() for fault in _driver_faults(node, entries)]
+        yield check(group, "GPU driver", faults, "no GPU has a fault or lower clocks from heat or its power supply")
+
+
+def _driver_faults(node: str, entries: Sequence[GpuEntry]) -> Iterator[Fault]:
+    held: dict[int, dict[str, None]] = {}
+    for entry in entries:
+        if isinstance(entry, GpuTrouble):
+            yield Fault(level=Level.warning, node=node, text=entry.text)
+            continue
+        for gpu in entry.gpus:
+            held.setdefault(gpu.index, {}).update(dict.fromkeys(gpu.throttled))
+    for index, reasons in held.items():
+        if reasons:
+            text = f"GPU {index} lowers its clocks: {', '.join(reasons)}; {WAYS_OUT[next(iter(reasons))]}"
+            yield Fault(level=Level.warning, node=node, text=text)
 
 
 def _is_called(configured: str, found: str) -> bool:

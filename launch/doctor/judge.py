@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from conf.run_folder.gpu_lines import GpuEntry
 from conf.schema.experiment import ContainerKind, Experiment
 from launch.doctor.checks import Check, Fault, Level, check
-from launch.doctor.devices import GIB, devices
+from launch.doctor.devices import GIB, devices, gpu_health
 from launch.doctor.findings import ALONE, NodeFindings, RankFindings
 from launch.doctor.links import links
 from launch.doctor.ports import interfaces, open_ports, reached
@@ -42,6 +43,8 @@ class Case:
     """That have written anything, by node rank."""
     lost: Mapping[str, Mapping[str, str]]
     """By group and node: why a node wrote nothing, or not all."""
+    readings: Mapping[str, Sequence[GpuEntry]] = field(default_factory=dict)
+    """By node: what its GPUs said meanwhile."""
     images: Mapping[str, str] = field(default_factory=dict)
     """By node: the ID of docker's image there."""
     unseen: tuple[tuple[str, str, Unseen], ...] = ()
@@ -59,6 +62,7 @@ def judge(case: Case) -> list[Check]:
             checks += [
                 _software(group, nodes),
                 *devices(case.experiment, case.cuda, group, nodes),
+                *gpu_health(group, {node.name: case.readings.get(node.name, ()) for node in nodes}),
                 *_shared(case, group, nodes),
             ]
     if case.nodes:

@@ -25,6 +25,7 @@ from conf.run_folder.run_files import appended
 from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
 from launch.machine import processes
+from launch.machine.gpu_health import KernelLog, faults
 from launch.machine.gpus import Gpus, visible
 from launch.machine.provenance import path_of_agents
 from megatron_ext.contract.worker import TOKEN, die_with_parent
@@ -97,9 +98,15 @@ def sample(path: Path, interval_s: int, devices: str | None, token: str) -> None
         what = f"{unmatched} is not a GPU of this node" if unmatched else "it hides every GPU"
         append(path, GpuTrouble(unix=int(time.time()), text=f"{DEVICES}={devices} on {host}: {what}"))
     number, due = 1, time.monotonic()
+    log, known = KernelLog(), set[str]()
     while gpus:
+        reading = take(source, devices, token, host, number, interval_s)
+        new = [text for text in _faults(source, reading.gpus, log, devices) if text not in known]
+        known.update(new)
         with suppress(OSError):  # a full disk: a gap in the file, not the end of the sampling
-            append(path, take(source, devices, token, host, number, interval_s))
+            for text in new:
+                append(path, GpuTrouble(unix=reading.unix, text=text))
+            append(path, reading)
         number += 1
         due = max(due + interval_s, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
@@ -110,6 +117,13 @@ def take(source: Gpus, devices: str | None, token: str, host: str, number: int, 
     gpus, _ = visible(source.read(), devices)
     owned = tuple(_owned(gpu, token) for gpu in gpus)
     return GpuReading(unix=int(time.time()), host=host, number=number, interval_s=interval_s, gpus=owned)
+
+
+def _faults(source: Gpus, samples: Sequence[GpuSample], log: KernelLog, devices: str | None) -> list[str]:
+    """Of the run's GPUs, and of all that cannot be used where the run has no list of its own."""
+    xids, own = log.xids(), {sample.index for sample in samples}
+    health = [gpu for gpu in source.health() if gpu.index in own or (devices is None and gpu.fault is not None)]
+    return faults(health, samples, xids, log_readable=log.readable)
 
 
 def _owned(gpu: GpuSample, token: str) -> GpuSample:

@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from conf.run_folder.gpu_lines import GpuProcess, GpuSample
+from conf.run_folder.gpu_lines import (
+    HARDWARE_HEAT,
+    HARDWARE_SLOWDOWN,
+    POWER_BRAKE,
+    POWER_CAP,
+    SOFTWARE_HEAT,
+    GpuProcess,
+    GpuSample,
+)
 from launch.errors import LaunchError
 
 UNTOLD = (
@@ -28,6 +36,34 @@ UNTOLD = (
 )
 """NVML's errors that are no faults of a GPU: it only does not give that value."""
 
+
+UNKNOWN = "UNKNOWN"
+"""NVML's error of a value that it cannot tell, which nvidia-smi prints as [Unknown Error]; where it cannot tell any,
+the GPU is at fault."""
+CLOCKS = {
+    0x1: "idle",
+    0x2: "application clocks",
+    0x4: POWER_CAP,
+    0x8: HARDWARE_SLOWDOWN,
+    0x10: "sync boost",
+    0x20: SOFTWARE_HEAT,
+    0x40: HARDWARE_HEAT,
+    0x80: POWER_BRAKE,
+    0x100: "display clocks",
+    0x200: "board limit",
+    0x400: "reliability",
+}
+"""Reasons for clocks below their highest, by their bits in nvml.h (nvmlClocksEventReason…, before driver 535
+nvmlClocksThrottleReason…). Application clocks are those that somebody has set (`nvidia-smi -ac`)."""
+_ADVICE = {
+    "DRIVER_NOT_LOADED": "load the kernel module nvidia, or ask your administrator to",
+    "LIBRARY_NOT_FOUND": "install NVIDIA's driver, or start the container with it (libnvidia-ml.so.1)",
+    "LIB_RM_VERSION_MISMATCH": "the driver was updated while its old kernel module is loaded; restart the node",
+    "NO_PERMISSION": "this user may not open /dev/nvidia*; ask for GPUs in the job (gres), or ask your administrator",
+}
+"""What to do where NVML cannot begin, by its errors."""
+_UNCORRECTED, _VOLATILE, _AGGREGATE = 1, 0, 1
+"""NVML's numbers of kinds of ECC errors: since the driver was loaded, and ever."""
 
 NVLINKS = 18
 """Of a GPU, at most."""
@@ -54,6 +90,30 @@ class GpuFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuHealth:
+    """What the driver knows of a GPU's faults and of who may use it; None for what it does not give."""
+
+    index: int
+    name: str
+    bus: str | None = None
+    """Its place on PCI, such as 3B:00.0 of 0000:3B:00.0."""
+    compute_mode: int | None = None
+    divided: bool = False
+    """Into MIG devices, or ready for them."""
+    parts: int = 0
+    """MIG devices."""
+    uncorrected: int | None = None
+    """ECC errors since the driver was loaded."""
+    uncorrected_ever: int | None = None
+    remap_pending: bool = False
+    """Rows of its memory, or pages, are replaced once it is reset."""
+    remap_failed: bool = False
+    """No spare rows are left."""
+    fault: str | None = None
+    """Why it cannot be used at all, in the driver's words."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Device:
     handle: Any
     index: int
@@ -74,18 +134,50 @@ class Gpus:
             self._lib: Any = import_module("pynvml")
         except ImportError as error:
             raise LaunchError(f"{nowhere}the Python module pynvml is missing; install nvidia-ml-py") from error
+        self._untold = {getattr(self._lib, f"NVML_ERROR_{name}") for name in (*UNTOLD, UNKNOWN)}
+        self._unusable: dict[int, str] = {}
         try:
             self._lib.nvmlInit()
             self._devices = tuple(self._find())
         except self._lib.NVMLError as error:
-            raise LaunchError(f"{nowhere}{error}") from error
+            advice = {getattr(self._lib, f"NVML_ERROR_{name}"): text for name, text in _ADVICE.items()}
+            way_out = f" ({advice[error.value]})" if error.value in advice else ""
+            raise LaunchError(f"{nowhere}{error}{way_out}") from error
         if not self._devices:
-            raise LaunchError(f"{nowhere}the driver lists none")
-        self._untold = {getattr(self._lib, f"NVML_ERROR_{name}") for name in UNTOLD}
+            lost = "; ".join(f"GPU {index}: {fault}" for index, fault in self._unusable.items())
+            raise LaunchError(f"{nowhere}{lost or 'the driver lists none'}")
 
     def read(self) -> tuple[GpuSample, ...]:
         """The same GPUs each time, also one that was lost meanwhile; whose processes are on them is not known here."""
         return tuple(self._sample(device) for device in self._devices)
+
+    def health(self) -> tuple[GpuHealth, ...]:
+        """Of every whole GPU, also of one that could not be opened."""
+        lost = [GpuHealth(index=index, name="", fault=fault) for index, fault in self._unusable.items()]
+        whole = (device for device in self._devices if not device.uuid.startswith("MIG-"))
+        return (*map(self._health, whole), *lost)
+
+    def _health(self, device: _Device) -> GpuHealth:
+        lib, handle = self._lib, device.handle
+        try:
+            place = self._ask(lib.nvmlDeviceGetPciInfo, handle)
+            modes = self._ask(lib.nvmlDeviceGetMigMode, handle)
+            remapped = self._ask(lib.nvmlDeviceGetRemappedRows, handle)
+            pages = self._ask(lib.nvmlDeviceGetRetiredPagesPendingStatus, handle)
+            return GpuHealth(
+                index=device.index,
+                name=device.name,
+                bus=None if place is None else place.busId,
+                compute_mode=self._ask(lib.nvmlDeviceGetComputeMode, handle),
+                divided=bool(modes and modes[0]),
+                parts=sum(one.index == device.index and one.uuid.startswith("MIG-") for one in self._devices),
+                uncorrected=self._ask(lib.nvmlDeviceGetTotalEccErrors, handle, _UNCORRECTED, _VOLATILE),
+                uncorrected_ever=self._ask(lib.nvmlDeviceGetTotalEccErrors, handle, _UNCORRECTED, _AGGREGATE),
+                remap_pending=bool(pages or (remapped and remapped[2])),
+                remap_failed=bool(remapped and remapped[3]),
+            )
+        except lib.NVMLError as error:
+            return GpuHealth(index=device.index, name=device.name, fault=str(error))
 
     def figures(self) -> tuple[GpuFigures, ...]:
         """Of every GPU that a rank may have for itself: of those that are divided (MIG), the parts."""
@@ -123,6 +215,7 @@ class Gpus:
             except self._lib.NVMLError as error:
                 if error.value == self._lib.NVML_ERROR_NO_PERMISSION:  # another job's, which CUDA does not count here
                     continue
+                self._unusable[index] = str(error)
             index += 1
 
     def _device(self, handle: Any, index: int) -> _Device:
@@ -149,7 +242,9 @@ class Gpus:
             power = self._ask(lib.nvmlDeviceGetPowerUsage, handle)
             limit = self._ask(lib.nvmlDeviceGetEnforcedPowerLimit, handle)
             temperature = self._ask(lib.nvmlDeviceGetTemperature, handle, lib.NVML_TEMPERATURE_GPU)
-            processes = self._processes(handle)
+            processes, clocks = self._processes(handle), self._clocks(handle)
+            if all(value is None for value in (utilisation, memory, power, temperature, processes, clocks)):
+                lib.nvmlDeviceGetUUID(handle)  # of a GPU that tells nothing: whether it is lost
         except lib.NVMLError as error:
             return GpuSample.lost(index=device.index, uuid=device.uuid, name=device.name, fault=str(error))
         return GpuSample(
@@ -163,7 +258,18 @@ class Gpus:
             power_limit_w=_watts(limit),
             temperature_c=temperature,
             processes=processes,
+            clocks=clocks,
         )
+
+    def _clocks(self, handle: Any) -> tuple[str, ...] | None:
+        """Both names of the function ask for the same bits: drivers before 535, and early packages, have the second."""
+        for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+            function = getattr(self._lib, name, None)
+            bits = None if function is None else self._ask(function, handle)
+            if bits is not None:
+                set_ = [1 << place for place in range(64) if bits >> place & 1]
+                return tuple(CLOCKS.get(bit, f"reason {bit:#x}") for bit in set_)
+        return None
 
     def _memory(self, handle: Any) -> Any:
         """Without what the driver keeps for itself, as nvidia-smi shows it; drivers before 510 count that as used."""

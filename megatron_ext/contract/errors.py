@@ -40,7 +40,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def shortage(error: BaseException) -> Optional[str]:
-    """What this process ran out of, and what takes less; None if the error says nothing of the kind."""
+    """What this process ran out of or a GPU refused, and the way out; None if the error says nothing of the kind."""
     if is_out_of_memory(error):
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         allowed = "" if limit == resource.RLIM_INFINITY else f" (ulimit -v allows {limit // 2**10} KiB)"
@@ -53,7 +53,32 @@ def shortage(error: BaseException) -> Optional[str]:
             f"no more threads: {reason_of(error)}. The limit of processes (ulimit -u), or that of the control group "
             "(pids.max), allows no more; every rank needs some dozens"
         )
-    return None
+    way_out = next((text for words, text in _REFUSALS.items() if words in str(error)), None)
+    return None if way_out is None else f"{reason_of(error)}: {way_out}"
+
+
+_NOT_SHARED = (
+    "the GPU takes no further process: its compute mode is prohibited, or exclusive while another process is on it "
+    "(nvidia-smi -q -d COMPUTE); end that process, or let every process use the GPU with nvidia-smi -c 0, as root"
+)
+_REFUSALS = {
+    "busy or unavailable": _NOT_SHARED,
+    "exclusive-thread device already in use": _NOT_SHARED,
+    "uncorrectable ECC error": (
+        "the GPU's memory is damaged; exclude the node, and have the GPU reset (nvidia-smi --gpu-reset) or replaced"
+    ),
+    "driver version is insufficient": (
+        "the node's driver is older than this torch's CUDA; use a torch of an older CUDA, or have the driver updated"
+    ),
+    "unsupported display driver / cuda driver combination": (
+        "the driver was updated while its old kernel module is loaded, or a container brings another libcuda; restart "
+        "the node, or leave CUDA's compat folder out of LD_LIBRARY_PATH"
+    ),
+    "system not yet initialized": (
+        "GPUs behind NVSwitch need NVIDIA's fabric manager; have the service nvidia-fabricmanager started"
+    ),
+}
+"""By words of CUDA's message (cudaGetErrorString)."""
 
 
 def _is_without_thread(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from megatron_ext.contract.errors import EngineError, PeerLost
+from megatron_ext.contract.errors import EngineError, PeerLost, shortage
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.node import ranks as node_ranks
@@ -104,7 +104,11 @@ class Ranks:
             else:
                 _together(self._plan, place, note, self._join)
         except (EngineError, RuntimeError) as error:  # torch's errors are RuntimeErrors
-            note.tell(failed=str(error).strip().splitlines()[0], symptom=isinstance(error, PeerLost), alone=True)
+            note.tell(
+                failed=shortage(error) or str(error).strip().splitlines()[0],
+                symptom=isinstance(error, PeerLost),
+                alone=True,
+            )
 
     def _join(self) -> Store:
         return join_store(self._plan) if self._local is None else self._local.join()
@@ -134,7 +138,7 @@ def _why_no_gpu() -> str:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
-        return str(error).strip().splitlines()[0]
+        return shortage(error) or str(error).strip().splitlines()[0]
     return f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}"
 
 

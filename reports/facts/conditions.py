@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from conf.run_folder.gpu_lines import WAYS_OUT
 from conf.run_folder.rank_ranges import rank_ranges
 from conf.visible import plural
 from megatron_ext.contract.plan import Plan
@@ -17,6 +18,8 @@ WAITS = 0.02
 """Of an iteration, from which a rank's wait for a core is reported."""
 AT_LIMIT = 0.97
 """Of its power limit, from which a GPU is slowed by it."""
+OFTEN = 0.05
+"""Of a GPU's readings, from which a reason for lower clocks is reported."""
 
 
 def conditions(timeline: Timeline, plan: Plan, figures: Statistics, gpus: GpuReport | None) -> list[str]:
@@ -64,6 +67,11 @@ def _host(timeline: Timeline, host: str, ranks: list[int], waits: Mapping[int, f
 
 
 def _gpus(gpus: GpuReport) -> Iterator[str]:
+    for (node, index), reasons in gpus.throttled.items():
+        reason, share = next(((reason, share) for reason, share in reasons.items() if share >= OFTEN), (None, 0.0))
+        if reason is not None:
+            said = f"GPU {index} of {node} lowers its clocks in {share:.0%} of its readings: {reason}"
+            yield f"{said}; {WAYS_OUT[reason]}."
     for node, own in gpus.uses.groupby("node", sort=False):
         limited = own["index"][own["power_w"] >= AT_LIMIT * own["power_limit_w"]].tolist()
         if len(limited) > 1:

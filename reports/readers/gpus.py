@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from conf.errors import RunFolderError
-from conf.run_folder.gpu_lines import GpuSample, GpuTrouble, entries
+from conf.run_folder.gpu_lines import WAYS_OUT, GpuSample, GpuTrouble, entries
 from conf.run_folder.run_files import read_tail
 from conf.run_folder.rundir import RunDir
 from reports.readers import gpustat
@@ -36,6 +36,9 @@ class GpuReport:
     `power_w`, their sum. Empty where readings have no times."""
     shared: Mapping[str, Sequence[int]]
     """By node, the GPUs on which processes that are not of the run computed beside those of the run."""
+    throttled: Mapping[tuple[str, int], Mapping[str, float]]
+    """By node and index of a GPU that heat, its power supply or its hardware slowed (`WAYS_OUT`): the part of its
+    readings with each such reason, of those in which a process of the run computed on it, else of all."""
     troubles: Sequence[str]
     """What was written in the place of readings, each once, with its nodes."""
 
@@ -80,15 +83,32 @@ def gpu_report(texts: Mapping[str, str]) -> GpuReport:
     return GpuReport(
         uses=_uses(samples),
         course=_course(samples),
+        throttled=_throttled(samples),
         shared={node: sorted(numbers) for node, numbers in shared.items()},
         troubles=[f"{', '.join(dict.fromkeys(nodes))}: {text}" for text, nodes in troubles.items()],
     )
 
 
+def _throttled(samples: pd.DataFrame) -> dict[tuple[str, int], dict[str, float]]:
+    found = {}
+    for (node, _), own in _at_work(samples).groupby(["node", "place"], sort=False):
+        reasons = [reason for clocks in own["clocks"] for reason in WAYS_OUT if reason in (clocks or ())]
+        if reasons:
+            found[str(node), int(own["index"].iloc[-1])] = {
+                reason: reasons.count(reason) / len(own) for reason in WAYS_OUT if reason in reasons
+            }
+    return found
+
+
+def _at_work(samples: pd.DataFrame) -> pd.DataFrame:
+    """Those in which a process of the run computed on the GPU; of a GPU that none was ever seen on, all."""
+    busy = samples.groupby(["node", "place"])["ours"].transform("any")
+    return samples[samples["ours"] | ~busy.astype(bool)]
+
+
 def _uses(samples: pd.DataFrame) -> pd.DataFrame:
     gpu = ["node", "place"]
-    busy = samples.groupby(gpu)["ours"].transform("any")
-    at_work = samples[samples["ours"] | ~busy.astype(bool)].groupby(gpu, sort=False)
+    at_work = _at_work(samples).groupby(gpu, sort=False)
     all_of = samples.groupby(gpu, sort=False)
     uses = samples.drop_duplicates(gpu, keep="last").set_index(gpu)[["index", "name", "fault"]]
     uses = uses.join(at_work[["utilisation", "power_w"]].median()).join(all_of[["power_limit_w"]].median())

@@ -71,6 +71,28 @@ def test_a_thread_that_cannot_be_had_is_no_other_ranks_doing(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
+    ("words", "way_out"),
+    [
+        ("all CUDA-capable devices are busy or unavailable", "nvidia-smi -c 0, as root"),
+        ("CUDA-capable device(s) is/are busy or unavailable", "compute mode is prohibited, or exclusive"),
+        ("exclusive-thread device already in use by a different thread", "nvidia-smi -c 0, as root"),
+        ("uncorrectable ECC error encountered", "exclude the node"),
+        ("CUDA driver version is insufficient for CUDA runtime version", "older CUDA"),
+        ("system has unsupported display driver / cuda driver combination", "restart the node"),
+        ("system not yet initialized", "nvidia-fabricmanager"),
+    ],
+    ids=lambda words: words[:30],
+)
+def test_a_gpu_that_refuses_a_process_says_the_way_out(words: str, way_out: str) -> None:
+    """Words of cudaGetErrorString, CUDA 11 to 13, as torch passes them on."""
+    text = f"CUDA error: {words}\nCUDA kernel errors might be asynchronously reported at some other API call"
+    found = shortage(RuntimeError(text))
+    assert found is not None
+    assert found.startswith(f"CUDA error: {words}: ")
+    assert way_out in found
+
+
+@pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("recv: Resource temporarily unavailable")]
 )
 def test_another_error_lacks_nothing(error: Exception) -> None:

@@ -56,6 +56,19 @@ def test_a_reading_is_a_time_and_the_seeds_line_for_each_gpu() -> None:
     )
 
 
+def test_what_holds_clocks_down_stands_behind_the_uuid_and_in_older_files_nothing() -> None:
+    held = replace(BUSY, clocks=("power cap", "heat (hardware)"), fault="GPU is lost")
+    written = entry_text(replace(READING, gpus=(replace(IDLE, clocks=()), held, BUSY)))
+    free, slow, older = written.splitlines()[1:]
+    assert free.endswith(f"{IDLE.uuid} | clocks: -")
+    assert slow.endswith(f"{IDLE.uuid} | clocks: power cap, heat (hardware) | GPU is lost")
+    assert older.endswith(IDLE.uuid)
+    (reading,) = entries(written)
+    assert isinstance(reading, GpuReading)
+    assert [gpu.clocks for gpu in reading.gpus] == [(), ("power cap", "heat (hardware)"), None]
+    assert reading.gpus[1].fault == "GPU is lost"
+
+
 def test_what_a_gpu_does_not_tell_is_no_number() -> None:
     assert entry_text(replace(READING, gpus=(MUTE,))).splitlines()[1] == (
         "[2] NVIDIA A100-SXM4-40GB | ??'C,  ?? % |    ?? /    ?? MB |  ?? /  ?? W | ?? | GPU-2 | GPU is lost"

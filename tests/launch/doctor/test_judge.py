@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
+from conf.run_folder.gpu_lines import entries
 from conf.schema.experiment import Engine, EngineKind
 from launch.doctor.checks import Check, Level
 from launch.doctor.devices import devices
@@ -108,6 +109,34 @@ def test_a_line_tells_of_each_check_of_each_group_when_all_is_well() -> None:
         ("hgx - gpu2", "links between nodes"): "36 Gbit/s, 18 us (slowest of 2: hgx-0 - gpu2-0); configured 40 Gbit/s, "
         "20 us; a message of the plan takes 1.1 times as long as configured",
     }
+
+
+READING = (
+    "2026-11-21T22:02:10+09:00 n001: 2 GPUs, reading 1, every 1 s\n"
+    "[0] NVIDIA A10       | 88'C,  97 % | 11468 / 22731 MB |  80 / 150 W | - | GPU-0 | clocks: {}\n"
+    "[1] NVIDIA A10       | 61'C,  97 % | 11468 / 22731 MB | 148 / 150 W | - | GPU-1 | clocks: power cap\n"
+)
+FAULT = "GPU 1 (NVIDIA A10): it has no spare memory rows left for those that fail; have it replaced"
+
+
+@pytest.mark.parametrize(
+    ("clocks", "fault", "level", "text"),
+    [
+        ("-", "", Level.ok, "no GPU has a fault or lower clocks from heat or its power supply"),
+        (
+            "hardware slowdown, heat (hardware)",
+            "",
+            Level.warning,
+            "gpu2-0: GPU 0 lowers its clocks: heat (hardware), hardware slowdown; check its cooling",
+        ),
+        ("-", f"2026-11-21T22:02:10+09:00 {FAULT}\n", Level.warning, f"gpu2-0: {FAULT}"),
+    ],
+    ids=["fine", "heat", "fault"],
+)
+def test_what_the_gpus_drivers_say_is_judged(clocks: str, fault: str, level: Level, text: str) -> None:
+    found = judged(readings={"gpu2-0": entries(fault + READING.format(clocks))})
+    assert (found["gpu2", "GPU driver"].level, found["gpu2", "GPU driver"].text) == (level, text)
+    assert ("hgx", "GPU driver") not in found
 
 
 NO_GPU = "torch 2.1.0 sees no GPU: Found no NVIDIA driver"

@@ -126,6 +126,20 @@ def test_gpus_that_are_lost_and_come_back_are_told(machine: Machine, run: RunDir
     assert run.node_err("a-0").read_text() == ""
 
 
+def test_a_fault_is_written_once_before_the_reading_that_showed_it(
+    machine: Machine, run: RunDir, environment: dict[str, str]
+) -> None:
+    machine.nvml(nvml_gpu(0), nvml_gpu(1, uncorrected=[0, 0]))
+    with gpu_sampling(run, "a-0", 1, environment | {"CUDA_VISIBLE_DEVICES": "1"}):
+        wait_for(lambda: told(run))
+        machine.nvml(nvml_gpu(0, compute_mode=2), nvml_gpu(1, uncorrected=[3, 3]))
+        wait_for(lambda: any(isinstance(entry, GpuTrouble) for entry in told(run)))
+        before = len(told(run))
+        wait_for(lambda: len(told(run)) > before + 1)
+    (trouble,) = (entry for entry in told(run) if isinstance(entry, GpuTrouble))
+    assert trouble.text.startswith("GPU 1 (NVIDIA A10): 3 uncorrected ECC errors since its driver was loaded")
+
+
 def test_nobody_waits_for_a_driver_that_hangs(machine: Machine, run: RunDir, environment: dict[str, str]) -> None:
     machine.nvml(hangs=True)
     begun = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import runpy
 import socket
 import sys
@@ -48,16 +49,75 @@ def test_a_reading_has_all_that_the_driver_tells(machine: Machine) -> None:
     ("nvml", "reason"),
     [
         (None, "the Python module pynvml is missing; install nvidia-ml-py"),
-        ({"no_driver": True}, "Driver Not Loaded"),
+        ({"init_error": 9}, "Driver Not Loaded (load the kernel module nvidia, or ask your administrator to)"),
+        ({"init_error": 12}, "NVML Shared Library Not Found (install NVIDIA's driver, or start the container with it"),
+        (
+            {"init_error": 18},
+            "RM has detected an NVML/RM version mismatch. (the driver was updated while its old kernel module is "
+            "loaded; restart the node)",
+        ),
+        ({"init_error": 999}, "Unknown Error"),
         ({}, "the driver lists none"),
     ],
-    ids=["no package", "no driver", "no device"],
+    ids=["no package", "no driver", "no library", "version mismatch", "unknown", "no device"],
 )
-def test_a_machine_without_gpu_says_why(machine: Machine, nvml: dict[str, bool] | None, reason: str) -> None:
+def test_a_machine_without_gpu_says_why(machine: Machine, nvml: dict[str, int] | None, reason: str) -> None:
     if nvml is not None:
         machine.nvml(**nvml)
-    with pytest.raises(LaunchError, match=f"^no GPU on {socket.gethostname()}: {reason}$"):
+    with pytest.raises(LaunchError, match=f"^{re.escape(f'no GPU on {socket.gethostname()}: {reason}')}"):
         Gpus()
+
+
+def test_a_machine_whose_only_gpu_is_lost_says_which(machine: Machine) -> None:
+    machine.nvml(nvml_gpu(0, error=15))
+    with pytest.raises(LaunchError, match=r"GPU 0: GPU is lost$"):
+        Gpus()
+
+
+OLDER, NEWER = "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetCurrentClocksEventReasons"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "clocks", "throttled"),
+    [
+        (0x0, (), ()),
+        (0x1, ("idle",), ()),
+        (0x4, ("power cap",), ()),
+        (0x48, ("hardware slowdown", "heat (hardware)"), ("heat (hardware)", "hardware slowdown")),
+        (0x88, ("hardware slowdown", "power brake"), ("power brake", "hardware slowdown")),
+        (0x24, ("power cap", "heat (software)"), ("heat (software)",)),
+        (0x112, ("application clocks", "sync boost", "display clocks"), ()),
+        (1 << 40, ("reason 0x10000000000",), ()),
+    ],
+    ids=["none", "idle", "power", "heat", "brake", "software heat", "set by people", "of a later driver"],
+)
+@pytest.mark.parametrize("missing", [None, NEWER], ids=["newer name", "older name"])
+def test_a_reading_says_what_holds_clocks_down(
+    machine: Machine, reasons: int, clocks: tuple[str, ...], throttled: tuple[str, ...], missing: str | None
+) -> None:
+    """Bits from nvml.h of driver 570; before 535 only the older name exists, and answers 13 to the newer."""
+    machine.nvml(nvml_gpu(0, clock_reasons=reasons, errors={} if missing is None else {missing: 13}))
+    (gpu,) = Gpus().read()
+    assert (gpu.clocks, gpu.throttled) == (clocks, throttled)
+
+
+def test_a_package_without_the_newer_name_asks_by_the_older(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.nvml(nvml_gpu(0, clock_reasons=0x40))
+    monkeypatch.delattr(sys.modules["pynvml"], NEWER)
+    assert Gpus().read()[0].clocks == ("heat (hardware)",)
+
+
+def test_a_value_of_unknown_error_is_missing_and_the_others_are_there(machine: Machine) -> None:
+    """nvidia-smi prints [Unknown Error] in its place."""
+    machine.nvml(nvml_gpu(0, errors={"nvmlDeviceGetPowerUsage": 999}))
+    assert Gpus().read() == (replace(A10, power_w=None),)
+
+
+def test_a_gpu_that_answers_everything_with_an_unknown_error_is_at_fault(machine: Machine) -> None:
+    machine.nvml(nvml_gpu(0), nvml_gpu(1))
+    source = Gpus()
+    machine.nvml(nvml_gpu(0, error=999), nvml_gpu(1))
+    assert source.read() == (replace(MUTE, fault="Unknown Error"), SECOND)
 
 
 def test_what_a_gpu_does_not_tell_is_not_zero(machine: Machine) -> None:

@@ -29,10 +29,13 @@ def hosts(ranks: int, cores: int, load: float, waits: dict[int, float]) -> Any:
     )
 
 
-def gpus(*used: tuple[int, float, float], shared: dict[str, list[int]] | None = None) -> Any:
+def gpus(*used: tuple[int, float, float], shared: dict[str, list[int]] | None = None, **throttled: float) -> Any:
+    """`throttled` by reason: the part of GPU 0's readings."""
     rows = [("node7", *row) for row in used]
     return SimpleNamespace(
-        uses=pd.DataFrame(rows, columns=["node", "index", "power_w", "power_limit_w"]), shared=shared or {}
+        uses=pd.DataFrame(rows, columns=["node", "index", "power_w", "power_limit_w"]),
+        shared=shared or {},
+        throttled={("node7", 0): throttled} if throttled else {},
     )
 
 
@@ -69,6 +72,29 @@ def test_gpus_that_are_shared_or_at_their_limits_are_said() -> None:
     assert conditions(alone, TRAINS, FIGURES, busy) == [
         "GPUs 0-1 of node7 run at their power limits.",
         "Other processes compute on GPUs 2-3 of node7.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "said"),
+    [
+        (
+            {"heat (hardware)": 0.4, "hardware slowdown": 0.4},
+            ["GPU 0 of node7 lowers its clocks in 40% of its readings: heat (hardware); check its cooling."],
+        ),
+        (
+            {"power brake": 0.25},
+            ["GPU 0 of node7 lowers its clocks in 25% of its readings: power brake; check the node's power supply."],
+        ),
+        ({"heat (software)": 0.01}, []),
+    ],
+    ids=["heat", "power brake", "once"],
+)
+def test_a_gpu_that_heat_or_its_power_supply_slows_comes_first(reasons: dict[str, float], said: list[str]) -> None:
+    at_limit = gpus((0, 149.0, 150.0), **reasons)
+    assert conditions(hosts(2, 8, 0.3, {}), TRAINS, FIGURES, at_limit) == [
+        *said,
+        "GPU 0 of node7 runs at its power limit.",
     ]
 
 

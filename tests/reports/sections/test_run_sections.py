@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -235,6 +236,14 @@ def test_power_is_that_of_all_gpus_together():
     assert set(found.course["power_w"]) == {200}
     assert set(found.course["utilisation"]) == {70}
     assert len(found.uses) == 3
+
+
+def test_what_slowed_a_gpu_is_counted_while_the_run_computed():
+    hot = replace(sample(0, 98, 140), clocks=("hardware slowdown", "heat (hardware)"))
+    idle = replace(sample(0, 0, 20, ours=False), clocks=("idle", "heat (hardware)"))
+    capped = (replace(sample(0, 98, 140), clocks=("power cap",)),)
+    found = gpu_report({"a": readings((idle,), (hot,), (sample(0, 98, 140),), capped, capped), "b": readings(capped)})
+    assert found.throttled == {("a", 0): {"heat (hardware)": 0.25, "hardware slowdown": 0.25}}
 
 
 def test_a_gpu_that_tells_nothing_or_is_lost_is_listed(run: Path):

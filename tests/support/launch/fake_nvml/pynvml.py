@@ -19,14 +19,25 @@ NVML_ERROR_NO_PERMISSION = 4
 NVML_ERROR_NOT_FOUND = 6
 NVML_ERROR_INSUFFICIENT_SIZE = 7
 NVML_ERROR_DRIVER_NOT_LOADED = 9
+NVML_ERROR_LIBRARY_NOT_FOUND = 12
 NVML_ERROR_FUNCTION_NOT_FOUND = 13
 NVML_ERROR_GPU_IS_LOST = 15
+NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18
 NVML_ERROR_NO_DATA = 21
 NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25
+NVML_ERROR_UNKNOWN = 999
 NVML_TEMPERATURE_GPU = 0
 nvmlMemory_v2 = 0x02000028
 
-_TEXTS = {3: "Not Supported", 4: "Insufficient Permissions", 9: "Driver Not Loaded", 15: "GPU is lost"}
+_TEXTS = {
+    3: "Not Supported",
+    4: "Insufficient Permissions",
+    9: "Driver Not Loaded",
+    12: "NVML Shared Library Not Found",
+    15: "GPU is lost",
+    18: "RM has detected an NVML/RM version mismatch.",
+    999: "Unknown Error",
+}
 _Handle = tuple[int, int | None]
 """The index of a GPU, and the slot of a MIG device in it."""
 
@@ -61,8 +72,8 @@ def _told(handle: _Handle, key: str, function: str) -> Any:
 
 
 def nvmlInit() -> None:
-    if _state().get("no_driver"):
-        raise NVMLError(NVML_ERROR_DRIVER_NOT_LOADED)
+    if "init_error" in _state():
+        raise NVMLError(_state()["init_error"])
 
 
 def nvmlDeviceGetCount() -> int:
@@ -147,3 +158,32 @@ def nvmlDeviceGetComputeRunningProcesses_v3(handle: _Handle) -> list[SimpleNames
 def nvmlDeviceGetComputeRunningProcesses_v2(handle: _Handle) -> list[SimpleNamespace]:
     found = _told(handle, "processes", "nvmlDeviceGetComputeRunningProcesses_v2")
     return [SimpleNamespace(pid=pid, usedGpuMemory=memory) for pid, memory in found]
+
+
+def nvmlDeviceGetCurrentClocksEventReasons(handle: _Handle) -> int:
+    return _told(handle, "clock_reasons", "nvmlDeviceGetCurrentClocksEventReasons")
+
+
+def nvmlDeviceGetCurrentClocksThrottleReasons(handle: _Handle) -> int:
+    return _told(handle, "clock_reasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+
+
+def nvmlDeviceGetPciInfo(handle: _Handle) -> SimpleNamespace:
+    return SimpleNamespace(busId=_told(handle, "bus_id", "nvmlDeviceGetPciInfo"))
+
+
+def nvmlDeviceGetComputeMode(handle: _Handle) -> int:
+    return _told(handle, "compute_mode", "nvmlDeviceGetComputeMode")
+
+
+def nvmlDeviceGetTotalEccErrors(handle: _Handle, errorType: int, counterType: int) -> int:
+    assert errorType == 1
+    return _told(handle, "uncorrected", "nvmlDeviceGetTotalEccErrors")[counterType]
+
+
+def nvmlDeviceGetRemappedRows(device: _Handle) -> list[int]:
+    return _told(device, "remapped", "nvmlDeviceGetRemappedRows")
+
+
+def nvmlDeviceGetRetiredPagesPendingStatus(device: _Handle) -> int:
+    return _told(device, "pages_pending", "nvmlDeviceGetRetiredPagesPendingStatus")
