@@ -73,5 +73,11 @@ def _unix(text: str) -> int | None:
 def _sample(gpu: re.Match[str], host: str) -> GpuSample:
     numbers = {key: None if gpu[key] in (None, "??") else int(gpu[key]) for key in _NUMBERS}
     return GpuSample(
-        index=int(gpu["index"]), uuid=f"{host} {gpu['index']}", name=gpu["name"], processes=None, fault=None, **numbers
+        index=int(gpu["index"]),
+        uuid=f"{host} {gpu['index']}",
+        name=gpu["name"],
+        processes=None,
+        clocks=None,
+        fault=None,
+        **numbers,
     )
