@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
+from conf.visible import plural
+
 _UNKNOWN = "??"
 _NONE = "-"
 _NAME_WIDTH = 16
@@ -122,7 +124,7 @@ def entry_text(entry: GpuEntry) -> str:
     if isinstance(entry, GpuTrouble):
         return f"{time} {' '.join(entry.text.split())}\n"
     count = len(entry.gpus)
-    head = f"{entry.host}: {count} GPU{'s' * (count > 1)}, reading {entry.number}, every {entry.interval_s} s"
+    head = f"{entry.host}: {plural(count, 'GPU')}, reading {entry.number}, every {entry.interval_s} s"
     width = max((_NAME_WIDTH, *(len(gpu.name) for gpu in entry.gpus)))
     return "".join(f"{line}\n" for line in (f"{time} {head}", *(_gpu_line(gpu, width) for gpu in entry.gpus)))
 

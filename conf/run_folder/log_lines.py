@@ -6,6 +6,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from conf.visible import span
+
 _TASK = r"(?:P\d{1,4} )? {0,7}\d{1,7}: (?!\d+\.\d\d\s*$)"
 """Of `srun --label`. A number and a time alone are the second half of `     rank  0: 957.35`, into which another
 process printed (reports/readers/cut_lines.py)."""
@@ -133,7 +135,8 @@ def for_people(line: str, width: int = WIDTH) -> str:
         fields = _fields(line[evaluated.end() :])
         seconds = fields.pop("seconds", None)
         parts = [f"evaluation after iteration {evaluated[1]}", *(f"{name} {_brief(x)}" for name, x in fields.items())]
-        return _joined([*parts, *([f"{_brief(seconds)} s"] if seconds else [])], width)
+        took = _seconds(seconds)
+        return _joined([*parts, *([span(took, 3)] if took else [])], width)
     head, known = _HEAD.match(line), iteration_line(line)
     if head is None or known is None:
         return line
@@ -158,6 +161,14 @@ def _brief(number: str) -> str:
         return f"{float(number):#.4g}" if re.search(r"\.\d*([1-9]|E)", number) else number.strip().removesuffix(".0")
     except ValueError:
         return number
+
+
+def _seconds(text: str | None) -> float:
+    """0 where the line does not say; a line of an older engine is rounded to tenths, so its 0 says nothing either."""
+    try:
+        return float(text or 0.0)
+    except ValueError:
+        return 0.0
 
 
 def _joined(parts: list[str], width: int) -> str:

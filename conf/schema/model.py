@@ -14,6 +14,7 @@ from conf.schema.config_class import config
 from conf.schema.values import ranges
 from conf.schema.values.architectures import Family, Normalization, PositionEmbedding
 from conf.schema.values.divisors import divides
+from conf.visible import plural
 from megatron_ext.contract.models.images import counted_blocks, depths_of, smallest_image
 from megatron_ext.contract.models.model import (
     ALL_COUNTED,
@@ -205,7 +206,7 @@ class Model:
     def blocks(self) -> str:
         """The keys whose values add up to `counted`, in words."""
         if self.family is Family.module:
-            return f"model.code={self.code} has {self.layers} block{'s' * (self.layers != 1)}"
+            return f"model.code={self.code} has {plural(self.layers, 'block')}"
         if self.family in ALL_COUNTED:
             return f"model={self.name} has {self.layers} blocks"
         if self.family not in PAIRED:

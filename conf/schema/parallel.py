@@ -12,6 +12,7 @@ from conf.schema.values import gpu_streams, ranges
 from conf.schema.values.depth import check_depth, depth_in
 from conf.schema.values.partition import Shares, in_runs, numbers_in
 from conf.schema.values.schedules import Recompute, Schedule, Semantics
+from conf.visible import plural
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.schedule.streams import Stream
 
@@ -196,7 +197,7 @@ def _check_by_stage(parallel: Parallel) -> None:
         if len(numbers) != stages:
             fitted = (*numbers, *[numbers[-1]] * stages)[:stages]
             raise ConfigError(
-                f"{wrong} is for {len(numbers)} stage{'s' * (len(numbers) != 1)}, but parallel.pipeline={stages}; use "
+                f"{wrong} is for {plural(len(numbers), 'stage')}, but parallel.pipeline={stages}; use "
                 f"parallel.pipeline={len(numbers)}, or parallel.{key}={in_runs(fitted, '-')}"
             )
     if not parallel.layout.even:
@@ -229,8 +230,8 @@ def _check_unequal_replicas(parallel: Parallel) -> None:
     if batch // size < largest and parallel.schedule is not Schedule.pipedream:
         fitted = tuple(min(count, batch // size) for count in parallel.layout.replicas)
         raise ConfigError(
-            f"{wrong} has a stage of {largest} replicas, but parallel.global_batch_size={batch} in micro-batches of "
-            f"{size} gives only {batch // size} micro-batches, fewer than replicas; use "
+            f"{wrong} has a stage of {largest} replicas, but parallel.global_batch_size={batch} gives it only "
+            f"{plural(batch // size, 'micro-batch', 'es')} of {size}, so some replicas would get none; use "
             f"parallel.global_batch_size={largest * size}, or parallel.replicas={in_runs(fitted, '-')}"
         )
 
@@ -243,12 +244,12 @@ def _check_shares(parallel: Parallel) -> None:
         count = len(shares.numbers)
         if parallel.replicas is not None:
             raise ConfigError(
-                f"parallel.shares={shares} is for {count} replica{'s' * (count != 1)}, but "
-                f"parallel.replicas={parallel.replicas} has {data} in every stage; use {data} share{'s' * (data != 1)}"
+                f"parallel.shares={shares} is for {plural(count, 'replica')}, but "
+                f"parallel.replicas={parallel.replicas} has {data} in every stage; use {plural(data, 'share')}"
             )
         raise ConfigError(
-            f"parallel.shares={shares} is for {count} replica{'s' * (count != 1)}, but parallel.data={data}; "
-            f"use parallel.data={count}, or {data} share{'s' * (data != 1)}"
+            f"parallel.shares={shares} is for {plural(count, 'replica')}, but parallel.data={data}; "
+            f"use parallel.data={count}, or {plural(data, 'share')}"
         )
     if parallel.schedule_file is not None:
         raise ConfigError(
@@ -266,7 +267,7 @@ def _check_shares(parallel: Parallel) -> None:
         other = f", or parallel.shares={shares.fitted(batch // size)}"
     raise ConfigError(
         f"parallel.shares={shares} cannot divide parallel.global_batch_size={batch} in micro-batches of {size}: the "
-        f"batch must be a multiple of {shares.least} micro-batches, {step} samples; use "
+        f"batch must be a multiple of {plural(shares.least, 'micro-batch', 'es')}, {plural(step, 'sample')}; use "
         f"parallel.global_batch_size={near}{other}"
     )
 
@@ -379,7 +380,7 @@ def _check_gpu_streams(parallel: Parallel) -> None:
     for count, number in zip(parallel.micro_batches_of, streams, strict=True):
         if count % number:
             raise ConfigError(
-                f"parallel.streams={parallel.streams}: a replica takes {count} micro-batch{'es' * (count != 1)}, "
+                f"parallel.streams={parallel.streams}: a replica takes {plural(count, 'micro-batch', 'es')}, "
                 f"which its {number} streams cannot share evenly; choose numbers of streams that divide each "
                 f"replica's micro-batches"
             )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from conf.reading.values import NoValue, Reader, above_0, flag, one_of, own_words, path, whole
+from conf.visible import plural
 from fasop.errors import SearchError
 from fasop.graphs.options import Level, Options, Sync
 
@@ -72,7 +73,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     if len(args.levels) != len(args.bandwidths):
         given = f"bandwidths={rates} has {len(args.bandwidths)}" if rates else "bandwidths= is not given"
         raise SearchError(
-            f"levels={levels} has {len(args.levels)} level{'s' * (len(args.levels) > 1)}, but {given}; give one "
+            f"levels={levels} has {plural(len(args.levels), 'level')}, but {given}; give one "
             f"bandwidth per level, in bytes per second, such as bandwidths=1.25e9 for 10 Gbit/s"
         )
     if not args.levels:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.visible import plural
 from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
@@ -68,6 +69,6 @@ def nothing_within(front: Sequence[Plan], run: Run, limits: Limits) -> SearchErr
     asked = [f"max_cost={limits.cost:g}"] if math.isfinite(limits.cost) else []
     asked += [f"max_days={limits.days:g}"] if math.isfinite(limits.days) else []
     return SearchError(
-        f"no plan for {run.iterations} iterations meets {' and '.join(asked)}: the cheapest takes {cheapest}, the "
-        f"fastest {fastest}; raise the limits, or train less (train.iterations, tokens)"
+        f"no plan for {plural(run.iterations, 'iteration')} meets {' and '.join(asked)}: the cheapest takes "
+        f"{cheapest}, the fastest {fastest}; raise the limits, or train less (train.iterations, tokens)"
     )

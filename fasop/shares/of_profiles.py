@@ -200,7 +200,9 @@ def _with_streams(
             found.append((longest(ordered), size, ordered))
     if not found:
         most = {size: [len(paces(cluster, server, size, SYNC)) for server in cluster.servers] for size in sizes}
-        rooms = ", ".join(f"{min(counts)} to {max(counts)} with {size} samples" for size, counts in most.items())
+        rooms = ", ".join(
+            f"{min(counts)} to {max(counts)} with micro-batches of {size}" for size, counts in most.items()
+        )
         raise SearchError(
             f"parallel.streams={in_runs(streams_of, '-')}: parallel.global_batch_size={batch} has no shares of which "
             f"each replica's are a multiple of its streams; the GPUs were measured with up to {rooms}"

@@ -9,6 +9,7 @@ from math import gcd, inf
 import numpy as np
 
 from conf.schema.values.partition import in_runs
+from conf.visible import plural
 from fasop.errors import SearchError
 from fasop.partition.exact_shares import Units, least_time
 from fasop.shares.performance import Pace, WeightSync, paces
@@ -201,8 +202,8 @@ def require_solvable(batch: int, samples: int, most: int, total: int) -> None:
     """Raises SearchError where sharing out `total` micro-batches, a GPU up to `most` of them, would take minutes."""
     if most * total > MOST_WORK:
         raise SearchError(
-            f"parallel.global_batch_size={batch} is {total} micro-batches of {samples} samples, up to {most} of them "
-            "for a GPU; to share out so many would take too long: give a smaller batch, or a larger "
+            f"parallel.global_batch_size={batch} is {total} micro-batches of {plural(samples, 'sample')}, up to {most} "
+            "per GPU; sharing out so many would take too long: give a smaller batch, or a larger "
             "parallel.micro_batch_size"
         )
 
@@ -251,8 +252,8 @@ def _none(cluster: Cluster, batch: int, sizes: Sequence[int], unit: int) -> str:
     gpus = sum(server.gpus for server in cluster.servers)
     fits = sorted({*_multiples(batch, sizes, unit, gpus)}, key=lambda value: (abs(value - batch), value))[:NEAREST]
     return (
-        f"parallel.global_batch_size={batch} must give each of {gpus} GPUs a whole number of micro-batches of "
-        f"{_either(sizes)} samples, the same for {unit} GPUs each; {_either(sorted(fits))} would"
+        f"parallel.global_batch_size={batch} must give each of {plural(gpus, 'GPU')} a whole number of micro-batches "
+        f"of {_either(sizes)} samples, the same for {unit} GPUs each; {_either(sorted(fits))} would"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import mean
 
+from conf.visible import plural
 from fasop.tables.accuracy import TERMS, Comparison, by_stage
 from fasop.tables.explain import Table
 
@@ -31,7 +32,7 @@ def runs(comparisons: Sequence[Comparison]) -> Table:
 def together(comparisons: Sequence[Comparison]) -> str:
     """How right the predictions of several runs were, in words."""
     errors = [abs(one.error) for one in comparisons]
-    return f"{len(errors)} runs: mean error {mean(errors):.1%}, worst {max(errors):.1%}"
+    return f"{plural(len(errors), 'run')}: mean error {mean(errors):.1%}, worst {max(errors):.1%}"
 
 
 def terms(one: Comparison) -> Table:
@@ -72,8 +73,8 @@ def stages(one: Comparison) -> Table:
 def shared(run: str, ranks: int, cores: int) -> str:
     """Why a run took longer than any prediction of it."""
     return (
-        f"{run}: {ranks} ranks took turns on the {cores} cores of this machine; a prediction has a core for each, so "
-        "the difference says nothing about its terms"
+        f"{run}: {ranks} ranks took turns on the {plural(cores, 'core')} of this machine; a prediction assumes one "
+        "each, so the difference says nothing about its terms"
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from conf.visible import span
+from conf.visible import plural, span
 from fasop.trainings.played import Played, cheapest, front, quickest
 
 PARTS = 10
@@ -79,7 +79,7 @@ def row(results: Results, one: Played) -> list[str]:
     alone = len(one.legs) == 1
     return [
         one.name,
-        str(one.legs[0].node_set.gpus) if alone else f"{len(one.legs) - 1} changes",
+        str(one.legs[0].node_set.gpus) if alone else plural(len(one.legs) - 1, "change"),
         batch,
         f"{one.iterations:,}",
         span(one.seconds, DIGITS),
@@ -106,8 +106,7 @@ def summary(results: Results) -> list[str]:
     if results.elastic is not None:
         found.append(elastic_words(results.elastic))
     found.append(
-        f"{count} {'set' if count == 1 else 'sets'} of nodes simulated; {len(results.front)} on the Pareto front of "
-        f"time and cost"
+        f"{plural(count, 'set')} of nodes simulated; {len(results.front)} on the Pareto front of time and cost"
     )
     return found
 

@@ -9,6 +9,7 @@ from functools import cache
 
 from conf.errors import ConfigError
 from conf.schema.experiment import Experiment
+from conf.visible import plural
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.profiles.files import read_profile
 from fasop.errors import SearchError
@@ -129,8 +130,9 @@ def _check(experiment: Experiment, cluster: Cluster) -> None:
     for replica, (streams, most) in enumerate(zip(parallel.streams_of, _most_streams(cluster, size), strict=True)):
         if streams > most:
             raise SearchError(
-                f"parallel.streams={parallel.streams}: the GPU of replica {replica} was measured with up to {most} "
-                f"workers and micro-batches of {size}; use at most so many streams there, or {estimate}"
+                f"parallel.streams={parallel.streams}: the GPU of replica {replica} was measured with up to "
+                f"{plural(most, 'worker')} and micro-batches of {size}; use at most that many streams there, or "
+                f"{estimate}"
             )
     if strange := [one for one in experiment.adapt.micro_batch_sizes if one not in cluster.measured]:
         raise SearchError(

@@ -11,6 +11,7 @@ from conf.schema.elastic import Elastic
 from conf.schema.experiment import Experiment
 from conf.schema.parallel import AUTO, Parallel
 from conf.schema.values.partition import NodeOrder, Shares, in_runs
+from conf.visible import plural
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
 from fasop.search.shares.batch_division import provisional
@@ -99,8 +100,8 @@ def _shared(parallel: Parallel) -> Parallel:
         return replace(parallel, **values)  # type: ignore[arg-type]
     count = parallel.global_batch_size // parallel.micro_batch_size
     raise ConfigError(
-        f"parallel.global_batch_size={parallel.global_batch_size} has {count} micro-batches, which cannot be shared so "
-        f"that {parallel.streams} streams divide those of each replica"
+        f"parallel.global_batch_size={parallel.global_batch_size} has {plural(count, 'micro-batch', 'es')}, which "
+        f"cannot be shared so that {parallel.streams} streams divide those of each replica"
     )
 
 
@@ -136,11 +137,11 @@ def _on(parallel: Parallel, order: NodeOrder, nodes: Sequence[NodeKind]) -> Para
     count = parallel.global_batch_size // parallel.micro_batch_size
     data = gpus // of_replica
     if gpus % of_replica:
-        raise ConfigError(f"{gpus} GPUs are not a whole number of replicas of {of_replica} GPUs")
+        raise ConfigError(f"a replica takes {plural(of_replica, 'GPU')}, which does not divide {gpus}")
     if count < data:
         raise ConfigError(
-            f"parallel.global_batch_size={parallel.global_batch_size} has {count} micro-batches, too few for {data} "
-            "replicas"
+            f"parallel.global_batch_size={parallel.global_batch_size} has {plural(count, 'micro-batch', 'es')}, too "
+            f"few for {plural(data, 'replica')}"
         )
     shares = None if count % data == 0 else str(Shares.even(count, data))
     sizes = {"tensor": parallel.tensor_size, "data": data, "replicas": None, "shares": shares, "node_order": str(order)}

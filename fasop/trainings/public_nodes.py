@@ -12,6 +12,7 @@ from math import gcd
 from conf.errors import ConfigError
 from conf.schema.values.gpu_streams import AUTO, by_replica
 from conf.schema.values.partition import NodeOrder
+from conf.visible import plural
 from fasop.errors import SearchError
 from fasop.partition.exact_shares import Units, least_time
 from fasop.shares.performance import Pace, WeightSync, all_reduces, paces, seconds_in_rounds
@@ -182,7 +183,7 @@ def sizes_with(cluster: Cluster, given: int | None, streams: Streams | None) -> 
     if not (fitting := [size for size, servers in short.items() if not servers]):
         size, ((server, most), *_) = next(iter(short.items()))
         raise SearchError(
-            f"parallel.streams gives {max(streams[server.name])} workers to a GPU of {server.name}, but with "
+            f"parallel.streams gives {plural(max(streams[server.name]), 'worker')} to a GPU of {server.name}, but with "
             f"micro-batches of {size} its memory has room for {most}; give it fewer"
         )
     return fitting

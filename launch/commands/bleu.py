@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.reading.values import option, whole
 from conf.run_folder.rundir import RunDir
+from conf.visible import plural
 from launch.errors import LaunchError
 from launch.screen.table import print_table
 from megatron_ext.checkpoints.meta import Checkpoint
@@ -147,7 +148,7 @@ def print_bleu(
         for number, (checkpoint, one) in enumerate(zip(chosen, found, strict=True))
     ]
     print_table(["checkpoint", "iteration", "epoch", "BLEU"], rows)
-    print(f"{found[0].sentences} sentences; {found[0].signature}")
+    print(f"{plural(found[0].sentences, 'sentence')}; {found[0].signature}")
     for note in notes:
         print(f"({note})")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from conf.reading.values import Parser, option, whole
 from conf.run_folder.rundir import RunDir
+from conf.visible import plural
 from launch.commands.bleu import LACKING, Bleu, bleu_of
 from launch.commands.of_runs.arguments import add_run, chosen_run
 from launch.commands.translate import add_checkpoint, model_of, require_torch
@@ -85,12 +86,14 @@ def text_of(run: RunDir, found: Evaluation, why_not: str | None) -> str:
         rows.append(("perplexity", f"{found.perplexity:.2f}"))
     rows += [(name, f"{value:.4f}") for name, value in found.metrics.items()]
     if found.bleu is not None:
-        rows.append(("BLEU", f"{found.bleu.score:.2f} ({found.bleu.sentences} sentences; {found.bleu.signature})"))
+        rows.append(
+            ("BLEU", f"{found.bleu.score:.2f} ({plural(found.bleu.sentences, 'sentence')}; {found.bleu.signature})")
+        )
     if why_not is not None:
         rows.append(("BLEU", why_not))
     width = max(len(name) for name, _ in rows)
     average = " (average of its weights)" if found.weights == EMA else ""
-    head = f"{run.name}: {found.checkpoint}{average}, {found.samples} samples of {found.split}"
+    head = f"{run.name}: {found.checkpoint}{average}, {plural(found.samples, 'sample')} of {found.split}"
     return "\n".join(
         [head, *(f"  {name:{width}}  {value}" for name, value in rows), f"  {run.evaluation(found.split)}"]
     )

@@ -17,7 +17,7 @@ from conf.reading.values import Parser
 from conf.run_folder.log_lines import WIDTH, for_people
 from conf.run_folder.run_files import opened
 from conf.run_folder.rundir import RunDir
-from conf.visible import visible
+from conf.visible import plural, visible
 from launch.commands.of_runs.arguments import add_run, chosen_run
 from launch.control.follow import LINE_S, LOOK_S, Log
 from launch.errors import LaunchError
@@ -110,7 +110,7 @@ def parser() -> Parser:
 def _first(errors: Sequence[RunFolderError]) -> list[object]:
     """Some of them, and how many more there are."""
     more = len(errors) - _FAULTS
-    return [*errors[:_FAULTS], *([f"{more} other files could not be read either"] if more > 0 else [])]
+    return [*errors[:_FAULTS], *([f"{plural(more, 'other file')} could not be read either"] if more > 0 else [])]
 
 
 def _files(run: RunDir, plan: Plan, chosen: Sequence[str], which: argparse.Namespace) -> list[tuple[str, Path]]:

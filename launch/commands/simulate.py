@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from conf.visible import plural
 from fasop.errors import SearchError
 from launch.commands.simulating.arguments import RESTART_S, Arguments, parse
 from launch.files.writing import check_writable, write
@@ -113,7 +114,7 @@ def played(args: Arguments) -> tuple[Results, list[str]]:
         raise SearchError(f"no set of nodes can run this training; {name}: {why}")
     if refused:
         name, why = next(iter(refused.items()))
-        notes.append(f"{len(refused)} sets of nodes cannot run this training, such as {name}: {why}")
+        notes.append(f"{plural(len(refused), 'set')} of nodes cannot run this training, such as {name}: {why}")
     elastic = None
     run = asked.elastic
     goal = args.elastic if args.elastic is not None else str(run.by) if run is not None else None

@@ -18,6 +18,7 @@ from conf.schema.adapt import Rule
 from conf.schema.elastic import Elastic
 from conf.schema.experiment import Engine, ExecutorKind, Experiment
 from conf.schema.profile import Profile
+from conf.visible import span
 from launch.control.follow import tidy
 from launch.control.stop import is_over, stop
 from launch.files.records import Submitted
@@ -85,9 +86,9 @@ def wait(run: RunDir, wait_min: float, run_min: int, longer: str, doing: Callabl
             before = now
         waited = time.monotonic() - begun
         if absent and waited > wait_min * 60:
-            return f"nodes did not start within {wait_min:g} minutes: {now}; wait longer with {longer}"
+            return f"the nodes did not start within {span(wait_min * 60)}: {now}; wait longer with {longer}"
         if waited > (wait_min + run_min) * 60:
-            return f"the nodes had not finished after {wait_min + run_min:g} minutes and were stopped"
+            return f"the nodes had not finished after {span((wait_min + run_min) * 60)} and were stopped"
         time.sleep(LOOK_S[kind])
     return None
 

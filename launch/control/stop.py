@@ -124,7 +124,7 @@ def _stop_processes(run: RunDir, submitted: Submitted) -> str:
     processes.terminate(token, 1.0)
     if submitted.container == "docker":
         docker.remove_all(token)
-    return f"{len(found)} processes ended" if found else "no process was left"
+    return f"{plural(len(found), 'process', 'es')} ended" if found else "no process was left"
 
 
 def _stop_on_hosts(run: RunDir, submitted: Submitted) -> str:
@@ -149,7 +149,9 @@ def _stop_on_hosts(run: RunDir, submitted: Submitted) -> str:
             f"{'; '.join(map(str, failed.values()))}; processes of {run.name} may be left there: an agent that is "
             f"alive ends its node as soon as it sees the request"
         )
-    return f"no process is left on {', '.join(names)}" + (f"; {ended} processes had to be ended" if ended else "")
+    return f"no process is left on {', '.join(names)}" + (
+        f"; {plural(ended, 'process', 'es')} had to be killed" if ended else ""
+    )
 
 
 def _all_ended(run: RunDir) -> bool:

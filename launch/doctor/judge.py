@@ -12,6 +12,7 @@ from pathlib import Path
 
 from conf.run_folder.gpu_lines import GpuEntry
 from conf.schema.experiment import ContainerKind, Experiment
+from conf.visible import plural
 from launch.doctor.checks import Check, Fault, Level, check
 from launch.doctor.devices import GIB, devices, gpu_health
 from launch.doctor.findings import ALONE, NodeFindings, RankFindings
@@ -231,7 +232,7 @@ def _all_reduce(case: Case) -> Check:
     count = case.experiment.parallel.world_size
     times = [rank.all_reduce_ms for _, rank in ranks if rank.all_reduce_ms is not None]
     if len(times) == count:
-        text = f"correct on all {count} ranks, 1 MiB in {max(times):.1f} ms"
+        text = f"correct on {'all ' if count > 1 else ''}{plural(count, 'rank')}, 1 MiB in {max(times):.1f} ms"
         return Check(level=Level.ok, where="all nodes", what="all-reduce", text=text)
     lost = [name for nodes in case.lost.values() for name in nodes]
     why = _causes(ranks) or "not tried: " + (f"{', '.join(lost)} did not join" if lost else "not every rank joined")

@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Iterator, Sequence
 
 from conf.schema.experiment import EngineKind, Experiment
+from conf.visible import plural
 from launch.doctor.checks import Check, Fault, Level, check
 from launch.doctor.findings import NodeFindings
 
@@ -83,7 +84,7 @@ def open_ports(experiment: Experiment, group: str, nodes: Sequence[NodeFindings]
         faults.append(Fault(level=Level.warning, node=nodes[0].name, text=text))
     if listening or faults:
         places = ", ".join(dict.fromkeys(map(_place, listening[:_SHOWN])))
-        more = f" and on {len(listening) - _SHOWN} more nodes" if len(listening) > _SHOWN else ""
+        more = f" and on {plural(len(listening) - _SHOWN, 'more node')}" if len(listening) > _SHOWN else ""
         fine = f"ranks listen on free ports of {places}{more}; gloo and NCCL accept anybody who can reach them"
         yield check(group, "open ports", faults, fine)
 

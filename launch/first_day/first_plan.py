@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conf.visible import plural
 from launch.first_day.found import Found, FoundGroup
 
 MOST_STAGES = 4
@@ -52,11 +53,9 @@ def _over(nodes: list[int], order: str | None) -> FirstPlan:
     else:
         stages = len(nodes) if len(set(nodes)) == 1 and len(nodes) <= MOST_STAGES else 1
     data = ranks // stages
-    of_nodes = f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
-    what = f"{data} replica{'s' * (data != 1)} of {stages} stage{'s' * (stages != 1)}"
-    return FirstPlan(
-        data=data, pipeline=stages, node_order=order, why=f"{what} on {of_nodes}, {ranks} rank{'s' * (ranks != 1)}"
-    )
+    what = f"{plural(data, 'replica')} of {plural(stages, 'stage')}"
+    where = f"{plural(len(nodes), 'node')}, {plural(ranks, 'rank')}"
+    return FirstPlan(data=data, pipeline=stages, node_order=order, why=f"{what} on {where}")
 
 
 def _ranks(group: FoundGroup) -> int:

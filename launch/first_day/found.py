@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from conf.visible import plural
 from launch.first_day.gpu_kinds import CPU, GpuKind
 
 ASSUMED_GBIT_PER_S = 10.0
@@ -47,7 +48,7 @@ class FoundGroup:
     @property
     def title(self) -> str:
         """In a line for people."""
-        nodes = f"{self.count} node{'s' * (self.count != 1)}"
+        nodes = plural(self.count, "node")
         if self.on_cpu:
             return f"{nodes}, CPU"
         return f"{nodes} of {self.ranks} x {self.gpu.name}"

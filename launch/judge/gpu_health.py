@@ -49,7 +49,7 @@ def _waits(nodes: Sequence[NodeGpus]) -> tuple[str, str] | None:
         return None
     sample = waiting[0][1]
     reason = (
-        f"{len(waiting)} of {count} GPUs only wait (full utilisation, but little power: "
+        f"{len(waiting)} of {plural(count, 'GPU')} only wait (full utilisation, but little power: "
         f"{sample.power_w} of {sample.power_limit_w} W), and no iteration is logged"
     )
     return "gpu-spin", reason + (f"; idle: {_places(resting)}" if resting else "")

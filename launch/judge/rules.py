@@ -293,7 +293,7 @@ def _progress(seen: Observation) -> Finding:
     if preparing is not None:
         reason = f"node {preparing.name} prepares its container, waiting for {preparing.doing}"
         return State.starting, "preparing", reason
-    there = f"{at_work} of {len(seen.nodes)} nodes at work, " if at_work else ""
+    there = f"{at_work} of {plural(len(seen.nodes), 'node')} at work, " if at_work else ""
     return State.starting, "starting", there + (waiting or "waiting for its nodes to start")
 
 

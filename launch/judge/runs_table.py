@@ -24,7 +24,7 @@ def run_row(name: str, seen: Observation) -> list[str]:
         str(decide(seen).state),
         _progress(seen),
         f"{last.loss:.4f}" if last and last.loss is not None else "-",
-        time.cell if last and (time := time_of(seen)) else "-",
+        f"{time.cell} {time.spread.doubt(time.text)}" if last and (time := time_of(seen)) else "-",
     ]
 
 

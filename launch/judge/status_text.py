@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from conf.run_folder.rundir import RunDir
-from conf.visible import shortened
+from conf.visible import plural, shortened
 from launch.judge.costs import costs
 from launch.judge.evidence import Evidence
 from launch.judge.findings import STDERR_BYTES, Findings
@@ -33,7 +33,7 @@ def as_text(found: Findings) -> str:
         lines.append(f"  stderr ({STDERR_NOTE}):")
         lines += [f"    {line}" for line in group_lines(found.stderr[:SHOWN])]
     if len(found.stderr) > SHOWN:
-        lines.append(f"    and {len(found.stderr) - SHOWN} other lines: tdpp logs --err {run.name}")
+        lines.append(f"    and {plural(len(found.stderr) - SHOWN, 'other line')}: tdpp logs --err {run.name}")
     if found.agents:
         lines.append("  output of agents that are gone, or of their job:")
         lines += [f"    {line}" for line in group_lines(found.agents[-SHOWN:])]

@@ -18,6 +18,7 @@ from conf.schema.adapt import Adapt, Rule
 from conf.schema.experiment import Data, Experiment, Model, Parallel, Recompute, Schedule, Train
 from conf.schema.values.partition import Partition, Shares
 from conf.schema.values.schedules import Semantics
+from conf.visible import plural
 from launch.errors import LaunchError
 from megatron_ext.contract.goal import BLEU, names_metric
 
@@ -194,8 +195,8 @@ def _samples(parallel: Parallel, batch: str | None) -> tuple[int, int]:
         count = whole // micro
         near = [str(n) for n in (int(batch) // count * count, -(-int(batch) // count) * count) if n]
         raise LaunchError(
-            f"{wrong} cannot be divided into {count} micro-batches as {BATCH}={whole} is; the nearest that can: "
-            f"{', '.join(near)}"
+            f"{wrong} cannot be divided into {plural(count, 'micro-batch', 'es')} as {BATCH}={whole} is; the nearest "
+            f"that can: {', '.join(near)}"
         )
     return size, int(batch)
 

@@ -27,6 +27,7 @@ from typing import IO, Self
 
 from conf.schema.containers import ImageReference
 from conf.schema.experiment import ContainerKind
+from conf.visible import span
 from launch.errors import LaunchError
 from launch.machine import docker
 from launch.machine.container_commands import (
@@ -272,7 +273,7 @@ class _Lock(FileLock):
 
 def _bounded(what: str, until: float) -> str:
     if time.monotonic() > until:
-        raise LaunchError(f"{socket.gethostname()} waited {LIMIT_S / 3600:g} hours for {what} and gave up")
+        raise LaunchError(f"{socket.gethostname()} waited {span(LIMIT_S)} for {what} and gave up")
     return what
 
 

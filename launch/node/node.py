@@ -149,7 +149,7 @@ class Node:
 
     def _work(self) -> int:
         if self._elastic is None and self._start.restarts > self._settings.max_requeues:
-            self.reason = f"was started again more than executor.max_requeues={self._settings.max_requeues} times"
+            self.reason = f"was restarted more often than executor.max_requeues={self._settings.max_requeues} allows"
             return TOLD_TO_END
         self._look_around()
         if self._elastic is not None and not self._elastic.takes_part:
@@ -359,7 +359,9 @@ class Node:
                 f"could not save in time and has no earlier checkpoint (executor.save_s={self._settings.save_s:g})"
             )
         elif slurm.restarts >= self._settings.max_requeues:
-            self.reason = f"was already started again executor.max_requeues={self._settings.max_requeues} times"
+            self.reason = (
+                f"has already been restarted as often as executor.max_requeues={self._settings.max_requeues} allows"
+            )
         else:
             return True
         return False

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from conf.run_folder.rundir import RunDir
+from conf.visible import span
 from launch.files.attempt import Start
 from launch.files.node_state import REQUEUED
 from launch.files.records import NodeRecord
@@ -167,9 +168,7 @@ class Peers:
         if time.monotonic() - self._began < self._meet_s:
             return None
         why = f": {job.text}" if job is not None else ""
-        return Finding(
-            f"node {name} did not start within executor.meet_min={self._meet_s / 60:g} minutes{why}", again=False
-        )
+        return Finding(f"node {name} did not start within {span(self._meet_s)} (executor.meet_min){why}", again=False)
 
     def _left_behind(self, name: str) -> Finding | None:
         """All ranks save together; this node's should end in a moment."""

@@ -17,6 +17,7 @@ from conf.run_folder.iteration_time import LineTime
 from conf.run_folder.json_values import Count, Rule, Unix, typed
 from conf.run_folder.log_lines import ELAPSED, IterationLine, iteration_line, progress
 from conf.run_folder.log_text import LogText
+from conf.visible import plural
 from launch.files.faults import Faults
 
 TAIL_BYTES = 64 * 1024
@@ -65,7 +66,7 @@ def read_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
     if bad:
         whole = _lines(path)
         named = [f"line {whole + number + 1} {why}" for number, why in bad[-_NAMED:]]
-        more = f", and {len(bad) - _NAMED} other lines" if len(bad) > _NAMED else ""
+        more = f", and {plural(len(bad) - _NAMED, 'other line')}" if len(bad) > _NAMED else ""
         faults.add(f"{path} has lines that are not iterations: {'; '.join(named)}{more}")
     return tuple(found)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
+from conf.visible import plural, span
 from launch.control.follow import stopped_if_interrupted
 from launch.control.short_job import end, wait
 from launch.control.stop import stop
@@ -98,7 +99,7 @@ def in_words(size: Size) -> str:
         case "room":
             return f"micro-batch {size['micro_batch_size']} of the whole model"
         case "streams":
-            return f"{size['streams']} streams with micro-batch {size['micro_batch_size']}"
+            return f"{plural(size['streams'], 'stream')} with micro-batch {size['micro_batch_size']}"
     return f"tensor {size['tensor']}, micro-batch {size['micro_batch_size']}"
 
 
@@ -109,9 +110,5 @@ def doing(run: RunDir) -> str:
         return "done" if progress.get("done") else "getting ready"
     text = f"measuring {progress['doing']}"
     if progress.get("of"):
-        text += f" ({progress['number']} of {progress['of']}, about {_duration(progress['left_s'])} left)"
+        text += f" ({progress['number']} of {progress['of']}, about {span(progress['left_s'])} left)"
     return text
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

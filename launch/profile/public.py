@@ -97,8 +97,8 @@ def _export(public: PublicFolders, root: Path) -> None:
     taken = [file for file, content in files.items() if file.exists() and not _is(file, content)]
     if taken:
         raise LaunchError(
-            f"export={root}: {taken[0]} already exists and differs"
-            + (f", and so do {len(taken) - 1} more files" if len(taken) > 1 else "")
+            f"export={root}: {taken[0]} already exists with other content"
+            + (f" (and {plural(len(taken) - 1, 'more file')})" if len(taken) > 1 else "")
             + "; nothing was written; choose another folder"
         )
     for file, content in files.items():

@@ -75,7 +75,7 @@ def report_sweep(outcomes: Sequence[Outcome], combinations: int, metric: str | N
         names = {outcome.run.path.parent for outcome in outcomes if outcome.run is not None}
         print_next(f"tdpp report {' '.join(sorted(map(shlex.quote, map(str, names))))}  # the runs, compared")
     if missing := combinations - len(outcomes):
-        print(f"{missing} of {combinations} combinations were not started", file=sys.stderr)
+        print(f"{missing} of {plural(combinations, 'combination')} not started", file=sys.stderr)
     return int(wrong)
 
 
@@ -98,7 +98,7 @@ def differences(shown: Sequence[tuple[str, DryRun]]) -> Iterator[str]:
     (overrides, first), *others = shown
     yield f"# {overrides}\n{first.readable()}\n\n{MORE}"
     if others:
-        yield f"\n{plural(len(others), 'more combination')}, with what each starts otherwise than the first:"
+        yield f"\n{plural(len(others), 'more combination')}, each with what differs from the first:"
     known = {name: _lines(text) for name, text in first.scripts_and_nodes().items()}
     for overrides, other in others:
         same = other.plan_line == first.plan_line

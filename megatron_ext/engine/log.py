@@ -48,7 +48,7 @@ def iteration_line(plan: Plan, metrics: Dict[str, Any], batch: int, own: Mapping
 def evaluation_line(iteration: int, evaluation: Evaluation) -> str:
     """One line in Megatron's format of what an evaluation gave."""
     values = "".join(f" {name}: {value:.6E} |" for name, value in evaluation.metrics.items())
-    return f" validation at iteration {iteration} |{values} seconds: {evaluation.seconds:.1f} |"
+    return f" validation at iteration {iteration} |{values} seconds: {evaluation.seconds:.3f} |"
 
 
 def _of_evaluation(evaluation: Optional[Evaluation]) -> Dict[str, Optional[float]]:

@@ -135,7 +135,7 @@ def test_nodes_that_do_not_start_in_time_are_told_with_slurms_reason_and_given_u
     with occupied(slurm, "--partition=gpu2", "--nodes=7"):
         found = examine("--wait-min=0.5")
         assert [job.name for job in slurm.jobs()] == ["wrap"]
-    assert found["here", "jobs"][1].startswith("nodes did not start within 0.5 minutes: waiting for gpu2-0, gpu2-1")
+    assert found["here", "jobs"][1].startswith("the nodes did not start within 30 s: waiting for gpu2-0, gpu2-1")
     assert "is PENDING (Resources)" in found["here", "jobs"][1]
     assert found["gpu2", "nodes"] == ("error", "gpu2-0, gpu2-1: did not start in time")
     assert found["all nodes", "all-reduce"] == ("error", "not tried: gpu2-0, gpu2-1 did not join")

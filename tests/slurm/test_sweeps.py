@@ -164,7 +164,7 @@ def test_an_interrupted_sweep_has_submitted_whole_runs_and_tells_of_each(slurm: 
     assert 3 <= len(names) < 30
     assert sorted(job.id for job in slurm.jobs()) == sorted(job for run in made(runs) for job in ids(run))
     assert all(len(ids(run)) == 2 for run in made(runs))
-    assert "combinations were not started" in err
+    assert "combinations not started" in err
     slurm.cancel_all()
     wait_for(lambda: not slurm.jobs())
 

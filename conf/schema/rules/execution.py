@@ -27,8 +27,8 @@ def check_time(executor: Executor, cluster: Cluster, groups: Iterable[str]) -> N
         limit, save_s = cluster.groups[name].time_min, executor.save_s
         if limit is not None and limit * 60 <= save_s:
             raise ConfigError(
-                f"cluster.groups.{name}.time_min={limit} is not more than executor.save_s={save_s} seconds, so the "
-                f"run would save and end at once; give it at least {save_s // 60 + 1} minutes, or use a smaller "
+                f"cluster.groups.{name}.time_min={limit} minutes is not longer than executor.save_s={save_s} seconds, "
+                f"so the run would save and end at once; give it at least {save_s // 60 + 1} minutes, or use a smaller "
                 f"executor.save_s"
             )
 

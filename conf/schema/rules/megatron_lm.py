@@ -15,6 +15,7 @@ from conf.schema.parallel import Parallel
 from conf.schema.trackers import Tracker
 from conf.schema.train import Train
 from conf.schema.values.architectures import Family
+from conf.visible import plural
 
 SCHEDULES = ("one_f_one_b", "interleaved")
 
@@ -80,8 +81,9 @@ def _schedule(parallel: Parallel) -> None:
         )
     if parallel.chunks > 1 and parallel.micro_batches < parallel.pipeline:
         raise ConfigError(
-            f"parallel.schedule=interleaved with {parallel.micro_batches} micro-batches (global_batch_size / (data * "
-            f"micro_batch_size)): Megatron-LM needs at least as many as parallel.pipeline={parallel.pipeline}"
+            f"parallel.schedule=interleaved with {plural(parallel.micro_batches, 'micro-batch', 'es')} "
+            "(global_batch_size / (data * micro_batch_size)): Megatron-LM needs at least as many as "
+            f"parallel.pipeline={parallel.pipeline}"
         )
 
 

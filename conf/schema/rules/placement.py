@@ -23,19 +23,19 @@ def check_partition(partition: Partition, parallel: Parallel, model: Model) -> N
     stages, total = len(partition.layers), sum(partition.layers)
     if parallel.chunks > 1 and stages != parallel.virtual_stages:
         raise ConfigError(
-            f"parallel.partition={partition} has {stages} part{'s' * (stages != 1)}, but parallel.pipeline * "
+            f"parallel.partition={partition} has {plural(stages, 'part')}, but parallel.pipeline * "
             f"parallel.chunks = {parallel.pipeline} * {parallel.chunks} = {parallel.virtual_stages}; use a partition "
             f"such as {Partition.even(layers, parallel.virtual_stages)}"
         )
     if stages != parallel.virtual_stages:
         raise ConfigError(
-            f"parallel.partition={partition} has {stages} stage{'s' * (stages != 1)}, but "
+            f"parallel.partition={partition} has {plural(stages, 'stage')}, but "
             f"parallel.pipeline={parallel.pipeline}; use parallel.pipeline={stages}, or a partition such as "
             f"{Partition.even(layers, parallel.pipeline)}"
         )
     if total != layers:
         raise ConfigError(
-            f"parallel.partition={partition} has {' + '.join(map(str, partition.layers))} = {total} layers, "
+            f"parallel.partition={partition} has {' + '.join(map(str, partition.layers))} = {plural(total, 'layer')}, "
             f"but {model.blocks}; nearest that fits: {partition.fitted(layers)}"
         )
 
@@ -58,7 +58,7 @@ def check_nodes(order: NodeOrder, cluster: Cluster, executor: Executor) -> None:
     hosts = executor.reached
     if hosts and len(hosts) != len(order.groups):
         raise ConfigError(
-            f"executor.hosts={executor.hosts} has {len(hosts)} host{'s' * (len(hosts) != 1)}, but "
+            f"executor.hosts={executor.hosts} has {plural(len(hosts), 'host')}, but "
             f"parallel.node_order={order} has {plural(len(order.groups), 'node')}; give one host per node, "
             f"or a node order with the group of each host, such as parallel.node_order={order.groups[0]}*{len(hosts)}"
         )
@@ -86,13 +86,13 @@ def check_ranks(
         count = parallel.world_size // ranks[0]
         hosts = executor.reached
         ways.append(
-            f"{count} host{'s' * (count != 1)} (executor.hosts)"
+            f"{plural(count, 'host')} (executor.hosts)"
             if hosts
-            else f"{count} node{'s' * (count != 1)} (cluster.groups.<group>.count)"
+            else f"{plural(count, 'node')} (cluster.groups.<group>.count)"
         )
     raise ConfigError(
-        f"{parallel.sizes} = {parallel.world_size} ranks, but the chosen nodes of cluster "
-        f"{cluster.name!r}, {order}, have {available} GPUs"
+        f"{parallel.sizes} = {plural(parallel.world_size, 'rank')}, but the chosen nodes of cluster "
+        f"{cluster.name!r}, {order}, have {plural(available, 'GPU')}"
         + (f"; one of these fits: {'; '.join(ways)}" if ways else "; change these sizes or the node order")
     )
 

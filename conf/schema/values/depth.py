@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from conf.errors import ConfigError
+from conf.visible import plural
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.schedule.stream_check import prove
 from megatron_ext.contract.schedule.streams import TWO, Stream
@@ -21,7 +22,7 @@ def check_depth(stream: Stream) -> None:
     depth = "" if stream.depth is None else "-".join(map(str, stream.depth))
     if stream.depth is not None and len(stream.depth) != len(stages):
         raise ConfigError(
-            f"parallel.depth={depth} is for {len(stream.depth)} stage{'s' * (len(stream.depth) != 1)}, but "
+            f"parallel.depth={depth} is for {plural(len(stream.depth), 'stage')}, but "
             f"parallel.pipeline={len(stages)}; give a number for each stage"
         )
     deepest = max(map(stream.ahead, stages))

@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from conf.errors import ConfigError
 from conf.reading.yaml_file import fault, load_yaml
 from conf.schema.values.ranges import NotNegative, Positive, Range
+from conf.visible import plural
 
 KEY, FILE = "cluster.links", "cluster.links_file"
 MOST_BYTES = 2**40
@@ -127,7 +128,7 @@ def _points(key: str, value: object) -> tuple[tuple[int, float], ...]:
         points.append((int(size), rate))
     if len(points) < 2:
         raise ConfigError(
-            f"{key} has {len(points)} point{'s' * (len(points) != 1)}, but needs at least two, such as "
+            f"{key} has {plural(len(points), 'point')}, but needs at least two, such as "
             "{65536: 5, 16777216: 20}; for one bandwidth at all sizes use gbit_per_s"
         )
     for (size, rate), (larger, its_rate) in pairwise(points):

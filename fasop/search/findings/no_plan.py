@@ -35,7 +35,7 @@ def _no_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -
     if not tensor:
         known = [measured_tensor_sizes(kind.gpu, kind.profile, training) for kind in kinds]
         groups = ", ".join(
-            f"cluster.groups.{kind.name}: {plural(kind.gpus, 'GPU')} a node, profile {kind.gpu.profile} with "
+            f"cluster.groups.{kind.name}: {plural(kind.gpus, 'GPU')} per node, profile {kind.gpu.profile} with "
             f"tensor sizes {', '.join(map(str, sorted(sizes or []))) or 'not measured'}"
             for kind, sizes in zip(kinds, known, strict=True)
         )

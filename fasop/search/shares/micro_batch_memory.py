@@ -10,6 +10,7 @@ from math import inf
 
 from conf.schema.experiment import Experiment, Precision
 from conf.schema.values.schedules import Recompute
+from conf.visible import plural
 from fasop.costs.hardware import NodeKind
 from fasop.costs.profiles.files import read_profile
 from fasop.costs.profiles.profile import LayerProfile
@@ -42,13 +43,13 @@ def that_fit(experiment: Experiment, sizes: Sequence[int], streams: Sequence[int
     for size in sizes:
         if not any(size in of_replica for of_replica in found):
             raise SearchError(
-                f"adapt.micro_batch_sizes={list(sizes)}: micro-batches of {size} samples do not fit in the memory of "
-                f"any replica, by {how}; leave {size} out, or use parallel.recompute=full"
+                f"adapt.micro_batch_sizes={list(sizes)}: micro-batches of {plural(size, 'sample')} do not fit in the "
+                f"memory of any replica, by {how}; leave {size} out, or use parallel.recompute=full"
             )
     for count in streams:
         if not any(count in of_size for of_replica in found for of_size in of_replica.values()):
             raise SearchError(
-                f"adapt.streams={list(streams)}: {count} streams do not fit in the memory of any replica, by {how}; "
+                f"adapt.streams={list(streams)}: no replica has the memory for {plural(count, 'stream')}, by {how}; "
                 f"leave {count} out, or use a smaller parallel.micro_batch_size"
             )
     return found

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from conf.visible import plural
 from fasop.costs.hardware import NodeKind, gpus_of
 
 MOST = 1000
@@ -43,8 +44,8 @@ def described(kinds: Sequence[NodeKind]) -> str:
     """In words, which clusters `clusters` gives."""
     by, number = step([kind.group.count for kind in kinds]), len(clusters(kinds))
     if by is None:
-        return f"{number} sets of nodes, each with at most one incomplete group and no faster nodes left out"
-    return f"{number} sets of nodes" + (f" in steps of {by}" if by > 1 else "")
+        return f"{plural(number, 'set')} of nodes, each with at most one incomplete group and no faster nodes left out"
+    return f"{plural(number, 'set')} of nodes" + (f" in steps of {by}" if by > 1 else "")
 
 
 def _product(counts: Sequence[int], by: int) -> int:

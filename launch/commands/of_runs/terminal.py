@@ -14,7 +14,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from conf.visible import visible
+from conf.visible import plural, visible
 from launch.judge.evidence import OF_GPUS, OF_NODE, Evidence
 from launch.judge.findings import Findings
 from launch.judge.runs_table import COLUMNS
@@ -45,7 +45,7 @@ def status_screen(found: Findings) -> RenderableType:
     parts: list[RenderableType] = [head, Padding(Text(visible(verdict.reason)), (0, 2)), Padding(table, (1, 2, 0, 2))]
     if found.stderr:
         more = len(found.stderr) - SHOWN
-        rest = [f"and {more} other lines: tdpp logs --err {found.run.name}"] if more > 0 else []
+        rest = [f"and {plural(more, 'other line')}: tdpp logs --err {found.run.name}"] if more > 0 else []
         parts.append(_lines(f"stderr ({STDERR_NOTE})", [*group_lines(found.stderr[:SHOWN]), *rest]))
     if found.agents:
         parts.append(_lines("output of agents that are gone, or of their job", group_lines(found.agents[-SHOWN:])))
@@ -74,7 +74,7 @@ def compact(facts: Iterable[Evidence]) -> Iterator[tuple[str, str]]:
         elif fact not in of_gpus[_NAMED:]:
             yield f"{fact.label} {names[0]}".strip(), fact.text
         elif fact == of_gpus[-1]:
-            yield "GPUs", f"{len(of_gpus) - _NAMED} other nodes: see tdpp logs --gpu --tail 9"
+            yield "GPUs", f"{plural(len(of_gpus) - _NAMED, 'other node')}: tdpp logs --gpu --tail 9"
 
 
 def runs_screen(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from conf.compose import compose_unchecked
 from conf.schema.experiment import ExecutorKind
 from conf.schema.parallel import AUTO
+from conf.visible import plural
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments
 from launch.commands.searching.nodes_now import nodes_now
@@ -61,7 +62,7 @@ def rank(args: Arguments, command: str) -> int:
     outcome = front(inputs, args) if args.pareto else best_plans(inputs, args)
     plans = outcome.plans
     if args.explain is not None and args.explain > len(plans):
-        raise SearchError(f"explain={args.explain}: the table has {len(plans)} rows; choose one of them")
+        raise SearchError(f"explain={args.explain}: the table has {plural(len(plans), 'row')}; choose one of them")
     print_table(*(front_table(plans, inputs.run) if args.pareto else ranking(plans)))
     for doubt in doubts(inputs.training, inputs.kinds, {plan.basis for plan in plans}):
         print(f"({doubt})", file=sys.stderr)

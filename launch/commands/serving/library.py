@@ -23,6 +23,7 @@ from launch.commands.runs import Listed, listed
 from launch.commands.serving.kept import FRESH_S, SHARE, Kept
 from launch.judge.findings import all_findings
 from launch.judge.outlook import outlook
+from launch.judge.pace import time_of
 from launch.judge.runs_table import more_cells, run_row
 from launch.judge.state import EXIT_CODES, State
 from launch.screen.watch import SLURM_S
@@ -200,7 +201,8 @@ def _line(run: Listed) -> RunLine:
     if run.seen is None:
         page = link(run.run) if RunDir.is_one(run.run.path) else None
         return RunLine(name=run.run.name, link=page, state=str(state), tone=tone, note=run.note)
-    _, _, iteration, loss, ms = run_row(run.run.name, run.seen)
+    _, _, iteration, loss, _ = run_row(run.run.name, run.seen)
+    time = time_of(run.seen) if run.seen.log else None
     kind, age, took, _, plan, _ = more_cells(run.seen)
     last = run.seen.log[-1].iteration if run.seen.log else 0
     return RunLine(
@@ -211,7 +213,7 @@ def _line(run: Listed) -> RunLine:
         iteration=iteration,
         progress=last / max(1, run.seen.iterations),
         loss=loss,
-        ms=ms,
+        ms="-" if time is None else time.cell,
         outlook=outlook(run.seen, state).text,
         kind=kind,
         age=age,

@@ -108,7 +108,7 @@ def started_on(path: str, ranks: Sequence[int], min_nodes: int) -> list[int]:
         if str(value) not in ("0", str(ranks[node])) or isinstance(value, bool):
             raise ConfigError(
                 f"{where}: node {key} has {plural(ranks[node], 'GPU')} in the plan, but {value!r} here; a node takes "
-                f"part with all its GPUs or none: give {ranks[node]}, or 0"
+                f"part with all of its GPUs or none: give {ranks[node]} or 0"
             )
         if str(value) != "0":
             nodes.append(node)
@@ -116,7 +116,7 @@ def started_on(path: str, ranks: Sequence[int], min_nodes: int) -> list[int]:
         raise ConfigError(f"{where}: no node has GPUs, so nothing would train; give at least one")
     if len({*nodes}) < min_nodes:
         raise ConfigError(
-            f"{where}: names {len({*nodes})} of the nodes, fewer than elastic.min_nodes={min_nodes}; give more nodes "
-            "their GPUs, or use a smaller elastic.min_nodes"
+            f"{where}: gives GPUs to {plural(len({*nodes}), 'node')}, fewer than elastic.min_nodes={min_nodes}; add "
+            "nodes, or use a smaller elastic.min_nodes"
         )
     return sorted({*nodes})

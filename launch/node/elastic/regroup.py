@@ -18,6 +18,7 @@ from typing import Any
 from conf.errors import RunFolderError
 from conf.run_folder.run_files import parse_json, read_text
 from conf.run_folder.rundir import RunDir
+from conf.visible import plural
 from launch.errors import LaunchError
 from launch.files.attempt import Start
 from launch.files.records import ChangeRecord
@@ -175,12 +176,12 @@ class Company:
         assert elastic is not None
         if len(here) < elastic.min_nodes:
             raise LaunchError(
-                f"cannot go on: {len(here)} of its nodes are left, fewer than elastic.min_nodes={elastic.min_nodes}"
+                f"cannot continue: {plural(len(here), 'node')} left, fewer than elastic.min_nodes={elastic.min_nodes}"
             )
         before = self._earlier()
         now = (here, saved(self._run))
         if before[-MOST_IN_VAIN:] == [now] * MOST_IN_VAIN:
-            raise LaunchError(f"was started {MOST_IN_VAIN} times with the same nodes without saving anything")
+            raise LaunchError(f"was started {MOST_IN_VAIN} times on the same nodes without saving anything")
 
     def _earlier(self) -> list[tuple[list[int], int]]:
         """Of each later start of this submission: its nodes, and the iteration that it went on from."""

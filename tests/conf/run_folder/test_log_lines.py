@@ -161,8 +161,23 @@ ENGINE = (
         ),
         pytest.param(
             evaluation_line(20, Evaluation({"loss": 3.2, "top-1": math.inf}, 1.25)),
-            "evaluation after iteration 20  loss 3.200  top-1 INF  1.200 s",
+            "evaluation after iteration 20  loss 3.200  top-1 INF  1.25 s",
             id="evaluation",
+        ),
+        pytest.param(
+            evaluation_line(20, Evaluation({"loss": 3.2}, 0.0341)),
+            "evaluation after iteration 20  loss 3.200  34.0 ms",
+            id="evaluation-of-milliseconds",
+        ),
+        pytest.param(
+            " validation at iteration 20 | loss: 3.200000E+00 | seconds: 0.0 |",
+            "evaluation after iteration 20  loss 3.200",
+            id="evaluation-without-a-time",
+        ),
+        pytest.param(
+            " validation at iteration 20 | loss: 3.200000E+00 | seconds: x |",
+            "evaluation after iteration 20  loss 3.200",
+            id="evaluation-with-a-damaged-time",
         ),
         pytest.param(
             " iteration       20/     200 | consumed samp", " iteration       20/     200 | consumed samp", id="cut"
@@ -178,5 +193,5 @@ def test_the_engines_line_of_an_evaluation_is_known() -> None:
     line = evaluation_line(20, Evaluation({"loss": 3.2, "top-1": math.inf}, 1.25))
     assert is_evaluation_line(line)
     assert not is_iteration_line(line)
-    assert line == " validation at iteration 20 | loss: 3.200000E+00 | top-1: INF | seconds: 1.2 |"
+    assert line == " validation at iteration 20 | loss: 3.200000E+00 | top-1: INF | seconds: 1.250 |"
     assert not is_evaluation_line(" iteration       20/     200 | consumed samples:          320 |")

@@ -170,7 +170,7 @@ def test_a_group_name_can_be_written_in_a_node_order() -> None:
         ),
         (
             ["experiment=seed_a10x8", "cluster.groups.gpu2.time_min=2"],
-            "cluster.groups.gpu2.time_min=2 is not more than executor.save_s=120 seconds",
+            "cluster.groups.gpu2.time_min=2 minutes is not longer than executor.save_s=120 seconds",
         ),
         (["executor.meet_min=0"], "executor.meet_min=0.0 must be a number above 0"),
         (["executor.save_s=1"], "executor.save_s=1 must be between 10 and 65535"),

@@ -260,8 +260,9 @@ BROKEN = {
     ),
     "replicas of which not each gets a micro-batch": (
         ["parallel.replicas=9-1"],
-        "parallel.replicas=9-1 has a stage of 9 replicas, but parallel.global_batch_size=16 in micro-batches of 2 "
-        "gives only 8 micro-batches, fewer than replicas; use parallel.global_batch_size=18, or parallel.replicas=8-1",
+        "parallel.replicas=9-1 has a stage of 9 replicas, but parallel.global_batch_size=16 gives it only "
+        "8 micro-batches of 2, so some replicas would get none; use parallel.global_batch_size=18, or "
+        "parallel.replicas=8-1",
     ),
     "shares of replicas that differ by stage": (
         ["parallel.replicas=2-1", "parallel.shares=1-2"],

@@ -174,7 +174,7 @@ def test_tensor_sizes_that_suit_nobody_are_told() -> None:
     assert a10.profile is not None
     only8 = replace(a10.profile, costs=[replace(a10.profile.costs[0], tensor=8)])
     with pytest.raises(
-        SearchError, match=r"no tensor size suits .*gpu2: 4 GPUs a node, profile a10 with tensor sizes 8"
+        SearchError, match=r"no tensor size suits .*gpu2: 4 GPUs per node, profile a10 with tensor sizes 8"
     ):
         space(one.training, [replace(a10, profile=only8)])
 

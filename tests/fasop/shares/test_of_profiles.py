@@ -195,5 +195,5 @@ def test_a_batch_that_adapts_keeps_to_the_room_that_was_measured() -> None:
         SearchError, match="micro-batches of 192 samples do not fit in the memory of any replica, by profile"
     ):
         that_fit(experiment, [192], [])
-    with pytest.raises(SearchError, match="8 streams do not fit in the memory of any replica, by profile"):
+    with pytest.raises(SearchError, match="no replica has the memory for 8 streams, by profile"):
         that_fit(experiment, [], [8])

@@ -341,7 +341,7 @@ def test_after_an_interruption_the_table_has_what_was_started(here: Path) -> Non
     assert [(row[0], row[1].split()[0], row[2]) for row in table(out)] == [
         (run.name, "parallel.global_batch_size=4", "stopped")
     ]
-    assert err.splitlines()[-1] == "2 of 3 combinations were not started"
+    assert err.splitlines()[-1] == "2 of 3 combinations not started"
 
 
 def test_what_is_under_way_is_finished_before_an_interruption() -> None:

@@ -17,7 +17,7 @@ from launch.observe.look import complete
 from launch.observe.observation import Observation
 from tests.launch.judge.test_verdict import NOW, Case, Error, Node, ended
 
-GAVE_UP = "ended because node local-1 did not start within executor.meet_min=5 minutes: job 12 is PENDING (Resources)"
+GAVE_UP = "ended because node local-1 did not start within 5 min (executor.meet_min): job 12 is PENDING (Resources)"
 LOST_RANK = Error(0, NOW - 3, "PeerLost", "lost rank 2", symptom=True)
 KILLED = Error(2, NOW - 4, "Killed", "killed by SIGKILL: by somebody, or by the kernel because memory ran out")
 

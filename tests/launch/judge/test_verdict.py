@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -9,14 +10,17 @@ import socket
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from rich.console import Console
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
+from launch.commands.of_runs.terminal import runs_screen
 from launch.control.planning.plan import make_plan
 from launch.judge.findings import findings
 from launch.judge.pace import time_of
-from launch.judge.runs_table import run_row
+from launch.judge.runs_table import COLUMNS, MORE_COLUMNS, more_cells, run_row
 from launch.judge.state import EXIT_CODES, State
 from launch.judge.status_text import as_json, as_text
 from launch.judge.verdict import decide, judge
@@ -367,8 +371,8 @@ CASES = {
         State.failed, "node local-0 was ended from outside by SIGTERM",
     ),
     "started-again-too-often": (
-        Case([ended(143, reason="was started again more than executor.max_requeues=3 times")] * 2, last=20),
-        State.failed, "node local-0 was started again more than executor.max_requeues=3 times",
+        Case([ended(143, reason="was restarted more often than executor.max_requeues=3 allows")] * 2, last=20),
+        State.failed, "node local-0 was restarted more often than executor.max_requeues=3 allows",
     ),
     "time-limit": (Case([ended(143, "SIGUSR2")] * 2, last=20), State.failed, "executor.time_min"),
     "loss-not-a-number": (Case(last=20, loss=math.nan), State.not_finite, "the loss of iteration 20 is nan"),
@@ -492,6 +496,28 @@ def test_the_first_line_does_not_count_for_the_pace(tmp_path: Path) -> None:
     assert many is not None
     assert alone is not None
     assert (many.ms, alone.ms) == (200.0, 9_999.0)
+
+
+def test_a_table_of_runs_says_how_far_its_times_of_an_iteration_vary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the pages do, within the columns of a terminal."""
+    seen = observe(Case(last=20).make(tmp_path / "run"), NOW)
+    each = [100.0, 100.0, 130.0, 90.0, 1234.5]
+    times = [replace(seen.times[0], iteration=n, elapsed_ms=ms) for n, ms in enumerate((9_999.0, *each), 1)]
+    varied = replace(seen, times=tuple(times))
+    low, high = np.quantile(each, [0.1587, 0.8413], method="weibull")
+    row = run_row("xl/20261126-204758Z-4757e420", varied)
+    assert row[4] == f"100.0 ± {(high - low) / 2:.1f} (n = 5)"
+    alone = run_row("xl/run", replace(seen, times=tuple(times[:1])))
+    assert alone[4] == "9,999.0 (n = 1)"
+    monkeypatch.setenv("COLUMNS", "120")
+    screen = io.StringIO()
+    columns = [*COLUMNS, *MORE_COLUMNS]
+    Console(file=screen, width=120).print(runs_screen(columns, [[*row, *more_cells(varied)]]))
+    lines = screen.getvalue().splitlines()
+    assert max(map(len, lines)) <= 120
+    assert row[4] in "\n".join(lines)
 
 
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_a_missing_node_is_waited_for_until_the_limit(run: RunDir, clock: Clock)
         clock.now += 10
         tell(run, "b-0")
     finding = found.look()
-    assert finding == Finding("node b-1 did not start within executor.meet_min=10 minutes", again=False)
+    assert finding == Finding("node b-1 did not start within 10 min (executor.meet_min)", again=False)
 
 
 def test_a_missing_node_whose_job_is_over_is_not_waited_for(run: RunDir, clock: Clock) -> None:

@@ -124,7 +124,7 @@ def test_nothing_is_overwritten(folder: Path) -> None:
     (file,) = Path("ours").rglob("*_bucket_size_profile.json")
     file.write_text("{}")
     before = {path: path.read_text() for path in Path("ours").rglob("*") if path.is_file()}
-    with pytest.raises(TdppError, match="already exists and differs; nothing was written"):
+    with pytest.raises(TdppError, match="already exists with other content; nothing was written"):
         profile(["import=theirs", "export=ours"])
     assert {path: path.read_text() for path in Path("ours").rglob("*") if path.is_file()} == before
     assert profile(["import=theirs", "profile=./q.yaml"]) == 0

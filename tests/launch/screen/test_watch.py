@@ -155,7 +155,7 @@ def test_of_the_gpus_of_many_nodes_some_lines_are_shown() -> None:
     facts = [Evidence(OF_GPUS, "4 of 4 busy", f"a-{number}") for number in range(128)]
     shown = list(compact([*facts, Evidence("later", "rank 3 failed")]))
     assert shown[:2] == [("GPUs of a-0", "4 of 4 busy"), ("GPUs of a-1", "4 of 4 busy")]
-    assert shown[6:] == [("GPUs", "122 other nodes: see tdpp logs --gpu --tail 9"), ("later", "rank 3 failed")]
+    assert shown[6:] == [("GPUs", "122 other nodes: tdpp logs --gpu --tail 9"), ("later", "rank 3 failed")]
 
 
 def test_the_word_after_watch_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
