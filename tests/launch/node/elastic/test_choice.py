@@ -110,11 +110,11 @@ def test_the_public_initial_configuration_says_where_a_run_starts(tmp_path: Path
         pytest.param("{", "cannot be read as JSON", id="no-json"),
         pytest.param({"3": 4}, "0 to 2", id="no-such-node"),
         pytest.param({"a": 4}, "0 to 2", id="no-number"),
-        pytest.param({"0": 2}, "give 4, or 0", id="part-of-a-node"),
+        pytest.param({"0": 2}, "give 4 or 0", id="part-of-a-node"),
         pytest.param({"0": 0}, "no node has GPUs", id="none"),
         pytest.param({"0": "4", "1": 0}, "gives GPUs to 1 node, fewer than elastic.min_nodes=2", id="too-few"),
-        pytest.param({"0": 4.5}, "give 4, or 0", id="no-whole-number"),
-        pytest.param({"0": True, "1": 4}, "give 4, or 0", id="no-number-of-gpus"),
+        pytest.param({"0": 4.5}, "give 4 or 0", id="no-whole-number"),
+        pytest.param({"0": True, "1": 4}, "give 4 or 0", id="no-number-of-gpus"),
     ],
 )
 def test_another_initial_configuration_is_refused(tmp_path: Path, content: object, rule: str) -> None:
