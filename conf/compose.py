@@ -23,9 +23,9 @@ from conf import hydra_files
 from conf.blocks_of_module import count_blocks
 from conf.errors import CompositionError, ConfigError
 from conf.family_sizes import fill_sizes
+from conf.foreign_files import expanded
 from conf.hydra_errors import COMPOSING, message, unknown_key
 from conf.hydra_session import hydra_session
-from conf.pipedream import words as pipedream
 from conf.reading.hydra_options import refuse_options
 from conf.reading.own_folders import groups
 from conf.reading.references import is_of, require_shapes
@@ -197,10 +197,10 @@ def command_line(words: Sequence[str]) -> Iterator[Words]:
         ConfigError: it cannot compose them.
     """
     check_words(words)
-    words, notes = pipedream.expanded(words, _model_of)
+    words, notes = expanded(words, _model_of)
     with found_files(words) as found:
         try:
-            yield with_texts(replace(found, notes=(*notes, *found.notes)))
+            yield with_texts(replace(found, notes=tuple(notes)))
         except COMPOSING as error:
             raise CompositionError(message(error, found)) from error
 

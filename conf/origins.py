@@ -18,18 +18,17 @@ from hydra.types import RunMode
 
 from conf.compose import command_line
 from conf.errors import CompositionError, TdppError
+from conf.foreign_files import READERS
 from conf.hydra_errors import COMPOSING, file_of, shown
 from conf.hydra_session import hydra_session
-from conf.pipedream.words import WORD as PIPEDREAM
 from conf.reading.hydra_options import CONFIG_DIR
 from conf.reading.own_folders import SHIPPED, groups
-from conf.reading.user_files import OPENSEQ2SEQ, Words, config_dirs
+from conf.reading.user_files import Words, config_dirs
 from conf.reading.yaml_lines import Lines, parts_of
 
 _MENTION = re.compile(r"(?<![\w./@+~-])(?P<key>[a-z_][\w.\[\]<>*-]*)(?P<after>=| is not set)?")
 """What may be a key in a message, and what follows."""
 _LACKING = " is not set"
-_EXPANDED = (OPENSEQ2SEQ, PIPEDREAM)
 _GIT_S = 5
 """Seconds that git has to list files."""
 
@@ -90,7 +89,7 @@ def _key(word: str) -> str:
 
 def _chooses(word: str) -> bool:
     """Whether a word chooses a file of a group, or stands for others that may."""
-    return "=" in word and (_key(word).partition("@")[0] in groups() or word.startswith(_EXPANDED))
+    return "=" in word and (_key(word).partition("@")[0] in groups() or word.startswith(tuple(READERS)))
 
 
 def _sources(found: Words) -> list[Source]:

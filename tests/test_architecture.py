@@ -42,6 +42,7 @@ FLOORS = {
             "schema",
             "hydra_files",
             "hydra_errors hydra_session identity speed blocks_of_module family_sizes training_length pipedream",
+            "foreign_files",
             "compose",
         ),
         "completions defaults_taken origins reference",

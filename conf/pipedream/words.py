@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from conf.errors import ConfigError
+from conf.pipedream import WORD, ModelOf, machines, placement, stages, training
 from conf.pipedream import driver as driver_file
-from conf.pipedream import machines, placement, stages, training
 from conf.pipedream.driver import Driver, Kind
 from conf.pipedream.placement import Placement
 from conf.pipedream.reading import Reading
@@ -19,32 +19,17 @@ from conf.schema.model import Model
 from conf.schema.values.architectures import Family
 from megatron_ext.contract.models.model import IMAGES, TRANSLATION
 
-WORD = "pipedream="
 MODELS = {"vgg16": "vgg16", "resnet50": "resnet50", "alexnet": "alexnet", "gnmt": "gnmt", "gnmt_large": "gnmt-16"}
 """tdpp's configuration, by the name that a module has in PipeDream."""
 MOST_TOKENS = 50
 """Of a sentence that PipeDream trains on."""
-ModelOf = Callable[[Sequence[str]], Model]
 
 
-def expanded(words: Sequence[str], model_of: ModelOf) -> tuple[list[str], list[str]]:
-    """The words, those of a driver's file in the place of `pipedream=FILE`; and what it says that has no place here.
-
-    Args:
-        model_of: the model that words of its group choose.
-
-    Raises:
-        ConfigError: the file cannot be read, or says what cannot be expressed: a line for each such key.
-    """
-    files = [word.removeprefix(WORD) for word in words if word.startswith(WORD)]
-    if not files:
-        return list(words), []
-    if len(files) > 1:
-        raise ConfigError(f"{WORD}… occurs {len(files)} times; give it once")
-    given = tuple(word for word in words if not word.startswith(WORD))
-    said, notes = _read(Path(files[0]), given, model_of)
+def words_of(path: Path, given: tuple[str, ...], model_of: ModelOf) -> tuple[list[str], list[str]]:
+    """As a `Reader` of conf/foreign_files.py."""
+    said, notes = _read(path, given, model_of)
     groups = {word.partition("=")[0] for word in given}
-    return [*(f"{key}={in_word(value)}" for key, value in said.items() if not _replaced(key, groups)), *given], notes
+    return [f"{key}={in_word(value)}" for key, value in said.items() if not _replaced(key, groups)], notes
 
 
 def _replaced(key: str, groups: set[str]) -> bool:

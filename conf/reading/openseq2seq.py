@@ -82,15 +82,8 @@ class _Part:
         return [f"{self._prefix}{key}" for key in self._left]
 
 
-def read(path: Path, given: tuple[str, ...] = ()) -> tuple[list[str], list[str]]:
-    """The words that the file stands for, and what it does not say here, a sentence each.
-
-    Args:
-        given: the other words of the command line, which are stronger.
-
-    Raises:
-        ConfigError: it cannot be read, or says what cannot be expressed: a line for each such key.
-    """
+def words_of(path: Path, given: tuple[str, ...] = ()) -> tuple[list[str], list[str]]:
+    """As a `Reader` of conf/foreign_files.py."""
     try:
         known = values(read_regular_text(path, MOST_BYTES))
     except OSError as error:
@@ -116,6 +109,8 @@ def read(path: Path, given: tuple[str, ...] = ()) -> tuple[list[str], list[str]]
         raise ConfigError(f"openseq2seq={path} cannot be trained unchanged:{lines}")
     if rest := whole.rest():
         reading.notes.append(f"unknown to tdpp, so ignored: {', '.join(rest)}")
+    if any(word.startswith("model=") for word in given):
+        del reading.words[MODEL.partition("=")[0]]
     return [f"{key}={in_word(value)}" for key, value in reading.words.items()], reading.notes
 
 

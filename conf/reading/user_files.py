@@ -23,8 +23,6 @@ OPTIONS = ("--config-dir", "-cd")
 SCHEME = "tdpp"
 """Of folders in Hydra's search path (conf/hydra_files.py)."""
 PARTS = "parts"
-OPENSEQ2SEQ = "openseq2seq="
-"""A word that stands for those that its file says (conf/reading/openseq2seq.py)."""
 
 COMPARED = ("train.until",)
 """Keys whose values hold < or >, which Hydra reads only between quotes."""
@@ -100,7 +98,6 @@ def found_files(command: Sequence[str]) -> Iterator[Words]:
 
 def _found(command: Sequence[str], links: Scratch) -> Words:
     folders, words = config_dirs(command)
-    words, notes = _foreign(words)
     overrides: list[str] = []
     given: dict[str, str] = {}
     for word in words:
@@ -122,22 +119,7 @@ def _found(command: Sequence[str], links: Scratch) -> Words:
         else:
             overrides.append(word)
     found = (SHIPPED, *([links.path] if links.files else []), *folders, *own_folders())
-    return Words(overrides=tuple(overrides), folders=found, given=given, notes=tuple(notes))
-
-
-def _foreign(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words with those of an OpenSeq2Seq file before them, and what it says that has no place here."""
-    others = [word for word in words if not word.startswith(OPENSEQ2SEQ)]
-    files = [word.removeprefix(OPENSEQ2SEQ) for word in words if word.startswith(OPENSEQ2SEQ)]
-    if not files:
-        return words, []
-    if len(files) > 1:
-        raise ConfigError(f"{OPENSEQ2SEQ}… occurs {len(files)} times; give it once")
-    from conf.reading import openseq2seq  # others do without
-
-    said, notes = openseq2seq.read(Path(files[0]), tuple(others))
-    group = any(word.startswith("model=") for word in others)
-    return [*(word for word in said if not (group and word == openseq2seq.MODEL)), *others], notes
+    return Words(overrides=tuple(overrides), folders=found, given=given)
 
 
 def config_dirs(command: Sequence[str]) -> tuple[list[Path], list[str]]:

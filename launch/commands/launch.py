@@ -19,7 +19,7 @@ from conf.compose import command_line, read_experiment, register
 from conf.defaults_taken import TRAINED, defaults_taken
 from conf.errors import TdppError
 from conf.origins import what_counts, with_origins
-from conf.pipedream import words as pipedream
+from conf.pipedream import WORD as PIPEDREAM
 from conf.reading.hydra_options import FULL, check_options
 from conf.reading.own_folders import SUFFIX
 from conf.reading.scratch import Scratch
@@ -148,7 +148,7 @@ def _agreed(argv: Sequence[str], session: Session, preflight: Preflight) -> dict
     Raises:
         LaunchError: GPU-hours, with those of the batches before, are not confirmed; or an option is of dry runs alone.
     """
-    data_later = any(argument.startswith(pipedream.WORD) for argument in argv)
+    data_later = any(argument.startswith(PIPEDREAM) for argument in argv)
     wanted = settle(session.combinations, session.outcomes, preflight, data_later)
     if session.full and not all(experiment.dry_run for experiment in wanted.values()):
         raise LaunchError(f"{FULL} shows everything of a dry run; add dry_run=true, or leave it out")

@@ -10,7 +10,7 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from conf.reading.openseq2seq import read
+from conf.reading.openseq2seq import words_of
 from conf.reading.python_values import Imported, Unread, values
 
 SMALL = """
@@ -71,7 +71,7 @@ def test_words_of_the_command_line_are_stronger(file: Path) -> None:
 
 
 def test_what_has_no_place_here_is_said(file: Path) -> None:
-    _, notes = read(file)
+    _, notes = words_of(file)
     assert notes == [
         "the search is set when translating: tdpp translate --beam 4 --length-norm 0.6",
         "its sentences (/corpus/train.en, /corpus/train.de) must be prepared with tdpp data pairs --output data/small; "
@@ -115,7 +115,7 @@ def test_what_cannot_be_expressed_is_refused(file: Path, old: str, new: str, sai
 def test_each_fault_has_a_line(file: Path) -> None:
     file.write_text(SMALL.replace('"dtype": "mixed"', '"dtype": "bf8"').replace('"max_steps": 1000, ', ""))
     with pytest.raises(ConfigError) as error:
-        read(file)
+        words_of(file)
     assert len(str(error.value).splitlines()) == 3
 
 
@@ -133,7 +133,7 @@ def test_what_is_no_configuration_is_refused(tmp_path: Path, text: str, said: st
     path = tmp_path / "other.py"
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):
-        read(path)
+        words_of(path)
 
 
 def test_a_file_that_is_not_there_is_named() -> None:
