@@ -71,7 +71,7 @@ def train(
     try:
         if plan.rehearsal is not None:
             last, reached = rehearse(plan, place, groups, recorder), True
-            Gate(store, plan.world_size).wait("rehearsed", "waiting until it is written down how the run ended")
+            Gate(store, plan.world_size).wait("rehearsed", "waiting for the end of the run to be recorded")
         else:
             last, reached = _train(plan, task, place, groups, recorder, device, store, unlogged)
     except BaseException:
@@ -176,7 +176,7 @@ def _train(
     if why == SPENT and not done and spending is not None:
         spending.record(iteration)
     if course.reached or over or why == SPENT:
-        gate.wait("recorded", "waiting until it is written down how the run ended")
+        gate.wait("recorded", "waiting for the end of the run to be recorded")
     return iteration, done or why == SPENT
 
 
@@ -214,8 +214,9 @@ def device_of(plan: Plan, place: Place) -> torch.device:
     if place.local_rank >= seen:
         node = plan.nodes[place.node]
         raise EngineError(
-            f"node {node.name} ({node.gpu}): {len(node.ranks)} ranks want a GPU each, but torch {torch.__version__} "
-            f"sees {seen} there (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')})"
+            f"node {node.name} ({node.gpu}): the plan needs {len(node.ranks)} GPU{'s' * (len(node.ranks) != 1)}, but "
+            f"torch {torch.__version__} sees {seen} there "
+            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')})"
         )
     if plan.pipeline > 1 and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
         raise EngineError(

@@ -12,6 +12,7 @@ from plotly import graph_objects as go
 
 from conf.run_folder.iteration_time import IterationTime, Spread
 from conf.run_folder.run_folders import usual_runs_dir
+from conf.visible import plural
 from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
 from reports.facts.frames import memory_frame, stages_frame, stragglers_frame, waiting_frame
@@ -35,9 +36,8 @@ class Run:
     def __repr__(self) -> str:
         plan = self.plan
         sizes = " x ".join(f"{key} {size}" for key, size in plan.sizes.items())
-        return (
-            f"<{self.name}: {sizes}, {len(self.metrics)} logged iterations, {len(self._found.timeline.events)} events>"
-        )
+        logged, events = len(self.metrics), len(self._found.timeline.events)
+        return f"<{self.name}: {sizes}, {plural(logged, 'logged iteration')}, {plural(events, 'event')}>"
 
     @property
     def name(self) -> str:

@@ -101,7 +101,7 @@ class Table:
         except (OSError, EOFError, ValueError) as error:
             raise DataPrepError(f"{self.path}: cannot be read ({why(error)}); reinstall its package") from error
         if rows.shape[1] != self.side**2 + 1 or rows.min() < 0 or rows[:, :-1].max() > self.white:
-            raise DataPrepError(f"{self.path}: not the table of {self.side} x {self.side} pixels that its package had")
+            raise DataPrepError(f"{self.path}: not its package's table of {self.side} x {self.side} pixels")
         return rows
 
 

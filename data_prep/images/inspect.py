@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.visible import plural
 from data_prep.errors import DataPrepError
 from data_prep.images.item import SPLITS
 from data_prep.images.manifest import ImagesManifest
@@ -31,7 +32,7 @@ def described(prefix: Path) -> dict[str, str]:
     }
     for split in SPLITS:
         count = manifest.splits[split].images
-        facts[split] = f"{count} images"
+        facts[split] = plural(count, "image")
         if count:
             labels = _open(prefix, split)[1]
             found = np.bincount(labels, minlength=len(manifest.classes))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conf.reading.values import NoValue, option, prefix_path
+from conf.visible import plural
 from data_prep.errors import DataPrepError
 from data_prep.files.archives import TARS
 from data_prep.images.arrays import PACKAGED, Arrays, packaged
@@ -50,7 +51,7 @@ def add_options(make: argparse.ArgumentParser) -> None:
         "--size",
         type=option(_size),
         metavar="N or HxW",
-        help="cut and scale all images to so many pixels (default: all must have the same size)",
+        help="crop and scale all images to this many pixels (default: all must have the same size)",
     )
     make.add_argument(
         "--channels", type=int, choices=(1, 3), help="grey (1) or coloured (3) (default: as the first image)"
@@ -77,7 +78,7 @@ def summary(made: ImagesManifest) -> str:
     splits = ", ".join(f"{split.images} {name}" for name, split in made.splits.items())
     return (
         f"{splits} images of {Shape(made.height, made.width, made.channels)}, "
-        f"{len(made.classes)} classes of {made.corpus}"
+        f"{plural(len(made.classes), 'class', 'es')} of {made.corpus}"
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.visible import plural
 from data_prep.errors import DataPrepError, missing_package
 from data_prep.images.item import Content
 
@@ -22,7 +23,7 @@ class Shape(NamedTuple):
     channels: int
 
     def __str__(self) -> str:
-        return f"{self.height}x{self.width} pixels, {self.channels} channel{'s' * (self.channels > 1)}"
+        return f"{self.height}x{self.width} pixels, {plural(self.channels, 'channel')}"
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def described(data: IndexedDataset, prefix: Path) -> dict[str, str]:
     }
     if len(lengths):
         low, middle, high = np.percentile(lengths, [0, 50, 100], method="lower").tolist()
-        facts["tokens of a sequence"] = f"{low} to {high}, median {middle}"
+        facts["tokens per sequence"] = f"{low} to {high}, median {middle}"
     manifest = read_manifest(prefix)
     if manifest is not None:
         multiples = [VOCAB_MULTIPLE * tensor for tensor in (1, 2, 4, 8)]
@@ -142,17 +142,17 @@ def figures(data: IndexedDataset, prefix: Path) -> list[Figure]:
     ranks = np.unique(np.geomspace(1, len(used), 400).astype(np.int64)) if len(used) else np.zeros(0, np.int64)
     top = order[: min(COMMONEST, len(used))].tolist()
     return [
-        _bars("Tokens of a sequence", *_length_bins(data.lengths), axis={"type": "log", "title": {"text": "tokens"}}),
+        _bars("Tokens per sequence", *_length_bins(data.lengths), axis={"type": "log", "title": {"text": "tokens"}}),
         {
             "data": [{"type": "scatter", "mode": "lines", "x": ranks.tolist(), "y": used[ranks - 1].tolist()}],
             "layout": {
-                "title": {"text": f"How often each of {len(used)} different tokens is there"},
+                "title": {"text": f"How often each of the {len(used)} different tokens occurs"},
                 "xaxis": {"type": "log", "title": {"text": "rank"}},
                 "yaxis": {"type": "log", "title": {"text": "times"}},
             },
         },
         _bars(
-            f"The {len(top)} commonest tokens",
+            f"The {len(top)} most common tokens",
             _names(top, prefix),
             counts[top].tolist(),
             axis={"type": "category", "tickangle": -60},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
+from conf.visible import plural
 from data_prep.errors import DataPrepError
 from data_prep.kinds import read_described
 from data_prep.pairs.lines import lines
@@ -24,8 +25,8 @@ def described(prefix: Path) -> dict[str, str]:
     facts = {"kind": "pairs", "languages": f"{manifest.source} to {manifest.target}"}
     for name, split in manifest.splits.items():
         facts[name] = (
-            f"{split.pairs} pairs, {split.source_tokens} and {split.target_tokens} tokens, the longest sentence "
-            f"{split.longest}"
+            f"{plural(split.pairs, 'pair')}, {split.source_tokens} and {split.target_tokens} tokens; the longest "
+            f"sentence has {plural(split.longest, 'token')}"
         )
     left_out = ", ".join(f"{count} {reason}" for reason, count in manifest.left_out.items())
     unknown = {"unknown tokens": str(manifest.unknown)} if manifest.unknown else {}

@@ -76,8 +76,8 @@ def side_by_side(one: Path, other: Path, rule: str) -> Iterator[tuple[str, str]]
             yield first, second
     if counts[0] != counts[1]:
         raise DataPrepError(
-            f"{one} has {counts[0]} lines, {other} has {counts[1]}: line k of one must be {rule}; give files of "
-            "equally many lines"
+            f"{one} has {counts[0]} lines, {other} has {counts[1]}: line k of one must be {rule}; give files with "
+            "the same number of lines"
         )
 
 
@@ -93,7 +93,7 @@ def lines(path: Path) -> Iterator[str]:
         while line := stream.readline(LONGEST + 1):
             number += 1
             if len(line) > LONGEST:
-                raise DataPrepError(f"{path}:{number}: a line longer than {LONGEST} bytes; give one sentence a line")
+                raise DataPrepError(f"{path}:{number}: a line longer than {LONGEST} bytes; give one sentence per line")
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)
             try:

@@ -64,7 +64,7 @@ def finished(folder: Path, languages: Languages) -> Finished:
     if stems["train"] is None:
         raise DataPrepError(
             f"--source {folder}: {found[0]} is there, but not train.tok.clean.{bpe}.{languages.source} and "
-            f".{languages.target}, as the GNMT examples' prepare_dataset.sh makes them; let it end, or correct "
+            f".{languages.target}, as the GNMT examples' prepare_dataset.sh makes them; let it finish, or correct "
             "--source-lang and --target-lang"
         )
     news = sorted({name.split(".")[0] for name in names if name.startswith("newstest")}, reverse=True)

@@ -99,7 +99,7 @@ def add_options(make: argparse.ArgumentParser) -> None:
     make.add_argument("--max-chars", type=option(whole), metavar="N", help="leave out longer texts")
     make.add_argument("--unique", action="store_true", help="leave out texts that occurred before")
     make.add_argument(
-        "--max-mb", type=option(whole), metavar="N", help="with --source stdlib: at most so many megabytes of text"
+        "--max-mb", type=option(whole), metavar="N", help="with --source stdlib: at most this many megabytes of text"
     )
     make.add_argument(
         "--workers", type=option(whole), metavar="N", help="processes (default: one for each CPU; for bytes, one)"

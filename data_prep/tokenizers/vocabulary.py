@@ -34,7 +34,7 @@ def words_of(lines: Iterable[str], path: Path) -> list[str]:
             odd = next(row for row in fields if row not in numbered)
             raise DataPrepError(
                 f"{path}: {len(numbered)} of {len(fields)} lines have a number beside the word, but {' '.join(odd)!r} "
-                "has none; give a file with a word a line, or with a word and a number on every line"
+                "has none; give a file with one word per line, or with a word and a number on every line"
             )
     while rows and not rows[-1]:
         rows.pop()
@@ -78,7 +78,7 @@ def doubt(unknown: int, tokens: int, what: str, way_out: str) -> str | None:
         DataPrepError: nearly all are.
     """
     share = unknown / max(tokens, 1)
-    text = f"{what}: {unknown} of {tokens} tokens ({100 * share:.3g} %) are not in the vocabulary; {way_out}"
+    text = f"{what}: {unknown} of {tokens} tokens ({100 * share:.3g}%) are not in the vocabulary; {way_out}"
     if share > MOST_UNKNOWN:
         raise DataPrepError(text)
     return text if share > FEW_UNKNOWN else None

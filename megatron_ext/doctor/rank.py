@@ -128,7 +128,10 @@ def _gpu(plan: Plan, place: Place) -> Dict[str, Any]:
     nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     found = {"gpus": names, "nccl": ".".join(map(str, nccl)), "cuda": torch.version.cuda}
     if place.local_rank >= len(names):
-        return {**found, "failed": f"torch sees {len(names)} GPUs on this node, and the plan has a rank for one more"}
+        return {
+            **found,
+            "failed": f"torch sees too few GPUs on this node: {len(names)}; the plan has a rank for one more",
+        }
     torch.cuda.set_device(place.local_rank)
     return {**found, "memory": list(torch.cuda.mem_get_info())}
 

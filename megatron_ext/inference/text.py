@@ -46,7 +46,7 @@ class Counting:
             EngineError: it knows nearly nothing.
         """
         share = self.unknown / max(self.tokens, 1)
-        said = "{} of {} tokens of the text ({:.3g} %) are not in the model's vocabulary".format(
+        said = "{} of {} tokens of the text ({:.3g}%) are not in the model's vocabulary".format(
             self.unknown, self.tokens, 100 * share
         )
         if share > MOST_UNKNOWN:

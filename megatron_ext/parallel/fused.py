@@ -48,7 +48,7 @@ def fuses(device: torch.device) -> bool:
         torch.compile(_twice)(torch.zeros(2, device=device))
     except Exception as error:  # noqa: BLE001  (compilers raise errors of many kinds)
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        print(f"torch.compile makes no kernels here ({first}): loss and dropout take more of them", flush=True)
+        print(f"torch.compile cannot make kernels here ({first}): the loss and dropout launch more of them", flush=True)
         return False
     return True
 

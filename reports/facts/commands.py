@@ -34,24 +34,26 @@ def ways_on(record: Record, findings: Findings) -> list[Step]:
     saved = (path / "checkpoints/latest").exists()
     if not findings.over:
         again = resume if plan.resumable else launch_with(record.overrides, {})
-        means = "Ends it, and goes on from its newest checkpoint" if saved else "Ends it, and starts it again"
+        means = "Stop it and resume from its newest checkpoint" if saved else "Stop it and start it again"
         return [Step(f"{shlex.join(['tdpp', 'stop', str(path)])} && {again}", means)]
     weights = {"train.load": str(path)} if saved else {}
-    from_weights = ", from the weights that it saved" if saved else ""
+    from_weights = " from its saved weights" if saved else ""
     if _not_finite(record, findings):
         lower = weights | {"train.lr": f"{plan.train.lr / 2:.6g}"}
-        return [Step(launch_with(record.overrides, lower), f"A new run with half the learning rate{from_weights}")]
+        return [
+            Step(launch_with(record.overrides, lower), f"Start a new run{from_weights} with half the learning rate")
+        ]
     steps = []
     if (fewer := plan.micro_batch_size // 2) and _out_of_memory(record, findings) and plan.adapt is None:
         smaller = weights | {"parallel.micro_batch_size": str(fewer)}
-        means = f"A new run with micro-batches of {fewer}, which take less memory{from_weights}"
+        means = f"Start a new run{from_weights} with micro-batches of {fewer}, which take less memory"
         steps.append(Step(launch_with(record.overrides, smaller), means))
     if plan.resumable:
-        means = "Goes on from its newest checkpoint" if saved else "Starts it again; nothing was saved"
+        means = "Resume from its newest checkpoint" if saved else "Start it again; it saved no checkpoint"
         steps.append(Step(resume, means))
     if not plan.resumable or plan.model.family == MODULE:
-        means = f"A new run{from_weights}"
-        means += ", once model.code is changed" if plan.resumable else "; this one cannot be resumed"
+        means = f"Start a new run{from_weights}"
+        means += " once model.code is changed" if plan.resumable else "; this one cannot be resumed"
         steps.append(Step(launch_with(record.overrides, weights), means))
     return steps
 

@@ -32,7 +32,7 @@ TITLES = {
     "global_batch_size": "Global batch, samples",
     "consumed_samples": "Samples consumed",
     "cost": "Cost so far, $",
-    "unix": "Clock time, hours",
+    "unix": "Clock time",
     "skipped": "Skipped iterations",
     "nan": "Iterations with NaN",
 }
@@ -83,7 +83,10 @@ def course(record: Record, figures: Statistics | None = None, prediction: Predic
             lines = [replace(lines[0], name="training"), replace(evaluated, name="evaluation"), *lines[1:]]
         if key == "elapsed_ms":
             lines = [replace(lines[0], name="mean between log lines"), *_times(record, figures, prediction)]
-        charts.append(Chart(key=key, title=TITLES.get(key, key or '""'), lines=lines, from_zero=key in FROM_ZERO))
+        title = TITLES.get(key, key or '""')
+        if key == "unix":
+            lines, title = _clock(lines[0], title)
+        charts.append(Chart(key=key, title=title, lines=lines, from_zero=key in FROM_ZERO))
     if memory := _memory(record):
         charts.append(Chart(key="memory", title="Memory of a rank, GiB", lines=memory, from_zero=True))
     return charts
@@ -113,9 +116,15 @@ def _logged(record: Record, key: str) -> Line | None:
     finite = values[np.isfinite(values)]
     if finite.empty:
         return None
-    if key == "unix":
-        values = (values - finite.iloc[0]) / 3600
     return Line(name=key, values=values if 2 * len(finite) >= len(values) else values[finite.index])
+
+
+def _clock(line: Line, title: str) -> tuple[list[Line], str]:
+    """Since the first log line, in the unit that fits."""
+    since = line.values - line.values[np.isfinite(line.values)].iloc[0]
+    longest = since[np.isfinite(since)].max()
+    size, unit = next(((size, unit) for size, unit in ((1, "s"), (60, "min")) if longest < 120 * size), (3600, "hours"))
+    return [replace(line, values=since / size)], f"{title}, {unit}"
 
 
 def _ordered(known: dict[str, Line]) -> Iterator[str]:

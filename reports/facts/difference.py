@@ -173,7 +173,8 @@ def in_words(before: Usual, after: Usual, logged: tuple[IterationTime, Iteration
     if logged is not None:
         a, b = (time.spread for time in logged)
         if within_spread(a, b):
-            return f"A and B differ by no more than their iterations vary: {_times(*logged)} {logged[0].unit}."
+            both = f"{_times(*logged)} {logged[0].unit}"
+            return f"The difference between A and B is within the spread of their iterations: {both}."
         noise = 0.0 if logged[0].per_sample else a.half + b.half
     usual = _usual_in_words(before, after, logged)
     mean, median = after.mean_ms - before.mean_ms, after.iteration_ms - before.iteration_ms

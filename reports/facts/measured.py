@@ -9,7 +9,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from conf.run_folder.iteration_time import IterationTime
+from conf.run_folder.rank_ranges import rank_ranges
 from conf.run_folder.rundir import RunDir
+from conf.visible import plural
 from fasop.tables.accuracy import Measured, MeasuredStage
 from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
@@ -38,7 +40,9 @@ def measure(run: RunDir) -> Measured:
     lasted = _lasted(figures)
     absent = [rank.rank for rank in plan.ranks if not figures.events[rank.rank].any()]
     if absent or not len(lasted):
-        missing = f"ranks without events: {absent[:5]}" if absent else f"{len(figures.iterations)} iterations"
+        missing = plural(len(figures.iterations), "iteration")
+        if absent:
+            missing = f"no events of rank{'s' if len(absent) > 1 else ''} {rank_ranges(absent)}"
         raise ReportError(
             f"{known.name} cannot be measured: {missing}; this needs events of all ranks (profile.timeline=true) and "
             f"2 complete iterations after the first"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from conf.visible import plural
 from fasop.graphs.division import Division
 from fasop.graphs.options import Sync
 from fasop.graphs.table import bound, summary, table, takes
@@ -25,7 +26,7 @@ def render(command: str, division: Division, notes: Sequence[str] = ()) -> str:
     graph, times = "Operators by stage, and the edges between them", "Forward and backward passes of the operators"
     body = [
         '<header><p class="crumbs">tdpp search</p>'
-        f"<h1>{len(division.stages)} stage{'s' * (len(division.stages) != 1)}: {escape(division.replicas)}</h1>"
+        f"<h1>{plural(len(division.stages), 'stage')}: {escape(division.replicas)}</h1>"
         "</header><main>",
         f'<section class="verdict good"><p class="reason">{escape(summary(division))}</p>{_paragraph(bound(division))}'
         f"{bullets([*division.notes, *notes])}{copyable(command)}</section>",

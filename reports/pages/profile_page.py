@@ -72,7 +72,7 @@ def _best(rates: pd.Series) -> str:
     """What several streams gain over the fewest."""
     best, fewest = rates.idxmax(), rates.index.min()
     if best == fewest:
-        return f"{rates.name}: more than {plural(int(fewest), 'stream')} would train no more samples per second."
+        return f"{rates.name}: more than {plural(int(fewest), 'stream')} would not train more samples per second."
     more = f"{rates[best] / rates[fewest]:.2f} times as many as {plural(int(fewest), 'stream')}"
     return f"{rates.name}: {best} streams train {rates[best]:,.0f} samples per second, {more}."
 

@@ -167,7 +167,7 @@ def _upstream(log: UpstreamLog, plan: Plan) -> str:
     ]
     return (
         "<section><h2>Times across ranks</h2>"
-        + (table(("timer", "least ms", "largest ms"), times, kind="numeric") if times else _none("no timers"))
+        + (table(("timer", "min ms", "max ms"), times, kind="numeric") if times else _none("no timers"))
         + '<p class="note">Megatron-LM&apos;s timers; medians of the log lines after the first.</p></section>'
         + "<section><h2>Memory</h2>"
         + (table(MEMORY, memory, kind="numeric") if memory else _none("no memory figures"))

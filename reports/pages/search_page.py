@@ -138,7 +138,9 @@ def _trained_on(plan: Plan, run: Run) -> str:
     if not run.known:
         return f"{said}; the length of the training is not given."
     seen = run.iterations * batch
-    return f"{said}; {run.iterations:,} iterations see {seen * (tokens or 1):,} {'tokens' if tokens else 'samples'}."
+    return (
+        f"{said}; {run.iterations:,} iterations process {seen * (tokens or 1):,} {'tokens' if tokens else 'samples'}."
+    )
 
 
 def _rate(plan: Plan) -> tuple[float, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -33,7 +34,12 @@ class Quantity:
         shown = f"{spread.median * self.scale:{self.form}}"
         if spread.count == 1 and spread.half == 0:
             return shown
-        return f"{shown}<br><small>{spread.doubt(lambda half: format(half * self.scale, self.form))}</small>"
+        return f"{shown}<br><small>{spread.doubt(self._half)}</small>"
+
+    def _half(self, half: float) -> str:
+        """As many digits as the median has, but one that is not 0."""
+        text = format(half * self.scale, self.form)
+        return text if re.search("[1-9]", text) or not half else f"{half * self.scale:.1g}"
 
 
 QUANTITIES = (
@@ -53,8 +59,8 @@ MOST_NAMED = 4
 """Configurations of which none is clearly the best that are named."""
 ALL_NAMES = tuple(f"{part}.name" for part in ALL_OF)
 DOUBT = (
-    "±: half the distance between the quantiles 16 % and 84 % of the n log lines. Figures that differ by no more than "
-    "both ± together may differ by chance."
+    "±: half the distance between the 16th and 84th percentiles of the n log lines. Figures that differ by no more "
+    "than the sum of their ± may differ by chance."
 )
 
 
@@ -65,7 +71,7 @@ def answer(ranked: Ranking | None, pareto: Front | None, outcomes: Sequence[Outc
     counted = f"{plural(len(sound), 'run')} to compare{f', {failures} without a result' if failures else ''}."
     if emulated := sum(one.emulated for one in sound):
         counted += f" {emulated} of them rehearsed, with emulated times"
-        counted += "; the others alone are ranked." if emulated < len(sound) else "."
+        counted += "; only the others are ranked." if emulated < len(sound) else "."
     if ranked is None:
         return f'<section class="verdict bad"><h2>No result</h2><p class="reason">{escape(counted)}</p></section>'
     differ = _differing(ranked.pools)
@@ -91,7 +97,7 @@ def answer(ranked: Ranking | None, pareto: Front | None, outcomes: Sequence[Outc
         listed = "<br>".join(f"{escape(_named(pool, differ))}: {_figures(ranked, pool)}" for pool in near[:MOST_NAMED])
         more = f"<br>and {len(near) - MOST_NAMED} more" if len(near) > MOST_NAMED else ""
         slower = f"<br>{plural(others, 'other')} {'are' if others > 1 else 'is'} slower." if others else ""
-        said = f"{len(near)} configurations differ by no more than their iterations vary:<br>{listed}{more}{slower}"
+        said = f"{len(near)} configurations are within the spread of their iterations:<br>{listed}{more}{slower}"
     else:
         title, tone = "One configuration", "good"
         said = f"{_figures(ranked, ranked.pools[0])}."

@@ -79,6 +79,10 @@ class Comparison:
         return "front" if self.pareto and pool.links & self.pareto.runs else ""
 
 
+MOST_AXES, MOST_UPRIGHT = 8, 5
+"""Beside each other in a chart, and on upright paper, where their labels do not lie over each other."""
+MOST_COLUMNS = 5
+"""Of runs in a table of their keys."""
 SCRIPTS = (*TIMELINE, "iteration.js", "difference.js")
 """Of the section on what differs."""
 
@@ -126,11 +130,9 @@ def _table(compared: Comparison) -> str:
     tones = [f' class="{compared.tone(pool)}"' for pool in compared.sound]
     note = f"★ highest throughput, beyond the noise. {DOUBT} Memory: the peak over all ranks."
     if any(len(pool.runs) > 1 for pool in compared.sound):
-        note += (
-            " Runs in one row are repeats: their log lines count together, and of memory and loss one value of each."
-        )
+        note += " Runs in one row are repeats: their log lines are pooled, while memory and loss count one value a run."
     if compared.pareto:
-        note = f"◆ no run has clearly more throughput and no more {AGAINST[compared.pareto.against]} · {note}"
+        note = f"◆ no other run has clearly more throughput and no more {AGAINST[compared.pareto.against]} · {note}"
     drawn = table(head, rows, kind="runs", row_attributes=tones)
     return f'<section><h2>Runs</h2>{drawn}<p class="note">{escape(note)}</p></section>'
 
@@ -166,19 +168,30 @@ def _charts(compared: Comparison) -> str:
     ]
     parts.append(f'<div class="charts">{"".join(scatter)}</div>')
     settings = [Axis(title=_short_key(key), values=[one.setting(key) for one in sound]) for key in keys]
-    axes = [*settings, *(axis(quantity) for quantity in shown if quantity.field != "loss")]
-    label = "A line for each run across varied keys and results"
-    parts.append(f'<h3>Varied keys and results</h3><div class="scroll">{embedded(parallel(items, axes), label)}</div>')
-    note = "Axes of figures begin at 0. Bars at a point: ±. Click a point to open its run."
-    return f'<section><h2>Charts</h2>{"".join(parts)}<p class="note">{note}</p></section>'
+    results = [axis(quantity) for quantity in shown if quantity.field != "loss"]
+    crossed = {"Varied keys and results": [*settings, *results]}
+    if len(settings) + len(results) > MOST_AXES:
+        crossed = {"Varied keys": [*settings, axis(by_field[fastest])], "Results": results}
+    note = '<p class="note">Axes of figures begin at 0. Bars at a point: ±. Click a point to open its run.</p>'
+    parts += (_crossing(title, items, axes) for title, axes in crossed.items())
+    wide = ' class="wide"' if any(len(axes) > MOST_UPRIGHT for axes in crossed.values()) else ""
+    return f"<section{wide}><h2>Charts</h2>{''.join(parts)}{note}</section>"
+
+
+def _crossing(title: str, items: Sequence[Item], axes: Sequence[Axis]) -> str:
+    label = f"A line for each run across {title[0].lower()}{title[1:]}"
+    return f'<h3>{title}</h3><div class="scroll">{embedded(parallel(items, axes), label)}</div>'
 
 
 def _others(outcomes: Sequence[Outcome], keys: Sequence[str]) -> str:
-    """The keys that no other table has room for, a row for each."""
+    """The keys that no other table has room for, a row for each; of many runs, tables of as many as fit on paper."""
     if not keys:
         return ""
-    rows: list[Row] = [(key, *(one.settings.get(key, "–") for one in outcomes)) for key in keys]
-    drawn = table(("key", *(one.name for one in outcomes)), rows)
+    drawn = ""
+    for first in range(0, len(outcomes), MOST_COLUMNS):
+        some = outcomes[first : first + MOST_COLUMNS]
+        rows: list[Row] = [(key, *(one.settings.get(key, "–") for one in some)) for key in keys]
+        drawn += table(("key", *(one.name for one in some)), rows)
     counted = plural(len(keys), "other key")
     return (
         f"<section><h2>Configuration</h2><details><summary>{counted} that differ</summary>{drawn}</details></section>"

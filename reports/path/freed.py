@@ -12,12 +12,17 @@ from reports.path.change import Cause, Change
 from reports.path.graph import Graph, Kind, median_by_rank
 
 FREED = (
-    (Kind.DATA, Cause.DATA, "no time for data loading", "Loading data"),
-    (Kind.TENSOR, Cause.TENSOR, "no time for the tensor groups' communication", "The communication of tensor groups"),
-    (Kind.EMBEDDING, Cause.EMBEDDING, "no time for the embedding's all-reduce", "The embedding's all-reduce"),
-    (Kind.GRADIENTS, Cause.GRADIENTS, "no time for the gradients' all-reduce", "The gradients' all-reduce"),
-    (Kind.WEIGHTS, Cause.WEIGHTS, "no time for the weights' all-gather", "The weights' all-gather"),
-    (Kind.OPTIMIZER, Cause.OPTIMIZER, "no time for the optimizer", "The optimizer"),
+    (Kind.DATA, Cause.DATA, "no time spent loading data", "Loading data"),
+    (
+        Kind.TENSOR,
+        Cause.TENSOR,
+        "no time spent on the tensor groups' communication",
+        "The communication of tensor groups",
+    ),
+    (Kind.EMBEDDING, Cause.EMBEDDING, "no time spent on the embedding's all-reduce", "The embedding's all-reduce"),
+    (Kind.GRADIENTS, Cause.GRADIENTS, "no time spent on the gradients' all-reduce", "The gradients' all-reduce"),
+    (Kind.WEIGHTS, Cause.WEIGHTS, "no time spent on the weights' all-gather", "The weights' all-gather"),
+    (Kind.OPTIMIZER, Cause.OPTIMIZER, "no time spent on the optimizer", "The optimizer"),
     (Kind.HOST, Cause.HOST, "no time between the recorded events", "Time between the recorded events"),
 )
 FEW = 0.5

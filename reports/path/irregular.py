@@ -24,12 +24,12 @@ LONGER = 1.05
 MORE = 1.05
 """Times what a rank takes in the usual iteration, from which it takes longer in another."""
 KINDS = (
-    (Kind.COMPUTE, Cause.RANK, "compute", "computes"),
-    (Kind.DATA, Cause.DATA, "load data", "loads data"),
-    (Kind.OPTIMIZER, Cause.OPTIMIZER, "update weights", "updates weights"),
-    (Kind.HOST, Cause.HOST, "take between the recorded events", "takes between the recorded events"),
+    (Kind.COMPUTE, Cause.RANK, "computing"),
+    (Kind.DATA, Cause.DATA, "loading data"),
+    (Kind.OPTIMIZER, Cause.OPTIMIZER, "updating weights"),
+    (Kind.HOST, Cause.HOST, "between the recorded events"),
 )
-"""What a rank does itself, as of several and of one."""
+"""What a rank does itself."""
 TOGETHER = (
     (Kind.MESSAGE, Cause.LINK, "messages", "take"),
     (Kind.TENSOR, Cause.TENSOR, "the communication of tensor groups", "takes"),
@@ -63,7 +63,11 @@ def long_iterations(timeline: Timeline, plan: Plan, figures: Statistics, usual: 
     mean = float(figures.period_ns[alike].mean())
     part = len(longer) / int(alike.sum())
     which = _which(figures.iterations[longer].tolist(), int(alike.sum()))
-    takes = f"{which} takes {graphs[0].now_ns / 1e6:,.0f} ms, other iterations {median / 1e6:,.0f} ms"
+    which = which[0].upper() + which[1:]
+    takes = (
+        f"{which} {'take' if which[0].isdigit() else 'takes'} {graphs[0].now_ns / 1e6:,.0f} ms, "
+        f"other iterations {median / 1e6:,.0f} ms"
+    )
     for cause, change, because, lasts in _as_usual(graphs, usual, plan):
         gained = [graph.now_ns - graph.period_ns(one) for graph, one in zip(graphs, lasts, strict=True)]
         yield Gain(
@@ -79,8 +83,8 @@ def long_iterations(timeline: Timeline, plan: Plan, figures: Statistics, usual: 
 def _which(numbers: Sequence[int], of: int) -> str:
     steps = set(np.diff(numbers).tolist())
     if len(numbers) > 1 and len(steps) == 1 and (step := steps.pop()) > 1:
-        return f"Every {_ordinal(step)} iteration"
-    return f"Each of {len(numbers)} of {of} iterations" if len(numbers) > 1 else f"Iteration {numbers[0]}"
+        return f"every {_ordinal(step)} iteration"
+    return f"{len(numbers)} of {of} iterations" if len(numbers) > 1 else f"iteration {numbers[0]}"
 
 
 def _ordinal(number: int) -> str:
@@ -94,7 +98,7 @@ def _as_usual(
     """What takes longer in the first of some iterations than in the usual one: what about, with it as there, why, and
     the lengths in all of them."""
     graph = graphs[0]
-    for kind, cause, many, one in KINDS:
+    for kind, cause, doing in KINDS:
         then, now = (_sums(of, kind) for of in (usual, graph))
         # A rank that takes its time now and then makes others wait, but not take longer themselves.
         worst = max((now[rank] - then.get(rank, 0) for rank in now), default=0)
@@ -106,10 +110,9 @@ def _as_usual(
         nodes = {plan.node_of(rank) for rank in slow}
         where = f" on {nodes.pop()}" if len(nodes) == 1 and not everyone else ""
         longest = max(slow, key=lambda rank: now[rank] - then.get(rank, 0))
-        verb = many if len(slow) > 1 else one
         because = (
-            f"{ranks}{where} {verb} {'up to ' if len(slow) > 1 else ''}{now[longest] / 1e6:,.0f} ms in it instead of "
-            f"{then.get(longest, 0) / 1e6:,.0f} ms"
+            f"{ranks}{where} {'spend up to' if len(slow) > 1 else 'spends'} {now[longest] / 1e6:,.0f} ms {doing} "
+            f"instead of {then.get(longest, 0) / 1e6:,.0f} ms"
         )
         title = {Kind.COMPUTE: "as fast", Kind.DATA: "loading data as fast", Kind.OPTIMIZER: "updating as fast"}
         change = f"{ranks}{where} {title.get(kind, 'as fast between the recorded events')}"
@@ -118,9 +121,7 @@ def _as_usual(
         before, after = sum(_sums(usual, kind).values()), sum(_sums(graph, kind).values())
         if after > MORE * before:
             lasts = [_all_scaled(one, kind, before) for one in graphs]
-            because = (
-                f"{what} {takes} {after / 1e6:,.0f} ms in it instead of {before / 1e6:,.0f} ms, summed over all ranks"
-            )
+            because = f"{what} {takes} {after / 1e6:,.0f} ms instead of {before / 1e6:,.0f} ms, summed over all ranks"
             yield cause, f"{what} as fast", because, lasts
 
 
@@ -160,14 +161,13 @@ def between_iterations(plan: Plan, figures: Statistics, most: int) -> Iterator[G
         because = f"Between iterations, no rank records anything for {lasts:,.1f} ms"
     else:
         which = _which(after, int(counted.sum()))
-        which = which.replace("Each of ", "").replace("Every", "every").replace("Iteration", "iteration")
         because = f"After {which}, the next one begins only {lasts:,.0f} ms later"
     known = _known(plan, after)
     period = float(figures.period_ns[counted].mean())
     usual = gaps[long[np.argsort(np.abs(gaps[long] - np.median(gaps[long])), kind="stable")[:most]]]
     yield Gain(
         cause=Cause.BETWEEN,
-        change=f"no time for {' and '.join(known)}" if known else "no time between iterations",
+        change=f"no time spent on {' and '.join(known)}" if known else "no time between iterations",
         because=f"{because}{f' ({_keys(known)})' if known else ''}.",
         before_ns=round(period + mean),
         shares=(mean / (period + mean) * usual / np.median(gaps[long])).tolist(),

@@ -276,7 +276,7 @@ def _path_table(why: Why, plan: Plan) -> str:
         (where, f"{ms:,.1f}", f"{ms / why.length_ms:.1%}", f"{count:.0f}")
         for where, (ms, count) in sorted(sums.items(), key=lambda item: -item[1][0])
     ]
-    return table(("spent with", "ms", "of the iteration", "pieces"), rows, kind="gains")
+    return table(("spent on", "ms", "of the iteration", "pieces"), rows, kind="gains")
 
 
 def _off(why: Why) -> str:
@@ -291,7 +291,7 @@ def _note(why: Why) -> str:
         f"{', for as long as an iteration takes' if why.streams else ''}. Changes are replayed in {_iterations(why)}: "
         "compute and messages keep their recorded times except for the change, and waiting follows. A gain is the "
         f"median over these iterations; of {ITERATIONS} its range leaves out the smallest and the largest. A cause is "
-        f"named if the whole range is {CLEAR:.0%} or more, and as much as any other cause usually gains. The median of "
+        f"named if its whole range is {CLEAR:.0%} or more, and no other cause usually gains more. The median of "
         f"the steady iterations is {why.recorded_ms:,.1f} ms. Replayed without a change, iterations take {_off(why)}"
     )
     said += "." if why.off <= CLOSE else "; gains are uncertain."

@@ -49,7 +49,7 @@ def expected_section(prediction: Prediction, measured: Mapping[int, Terms], took
     if not took.terms:
         compared = ""
     elif _as_predicted(measured, predicted):
-        compared = "<p>In every stage all its parts, such as passes, messages and the bubble, agree to 0.1 ms.</p>"
+        compared = "<p>Every part of every stage, such as passes, messages and the bubble, agrees to 0.1 ms.</p>"
     else:
         head = ("stage", *COLUMNS.values(), "sum")
         compared = table_behind(head, rows, f"Differences of all {len(rows)} stages", kind="numeric compared")

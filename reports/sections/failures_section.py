@@ -32,9 +32,7 @@ def failures_section(record: Record, findings: Findings | None, last_iteration: 
     link = ""
     if rows and last_iteration is not None:
         link = f'<p><a href="timeline.html">The timeline of its last iteration, {last_iteration} →</a></p>'
-    commands = "".join(
-        f"<p>{escape(step.means[0].upper() + step.means[1:])}:</p>{copyable(step.command)}" for step in steps
-    )
+    commands = "".join(f"<p>{escape(step.means)}:</p>{copyable(step.command)}" for step in steps)
     next_step = f"{'<h3>Next step</h3>' if rows else ''}{commands}" if steps else ""
     drawn = table(HEAD, rows) if rows else ""
     return f"<section><h2>{title}</h2>{drawn}{_last_words(culprit)}{link}{next_step}</section>"

@@ -28,7 +28,7 @@ def nodes_section(findings: Findings) -> str:
     if findings.mismatches:
         parts.append(f'<h3>Not as submitted</h3><div class="bad">{bullets(findings.mismatches)}</div>')
     parts += [f"<h3>Errors</h3>{_grouped(findings.stderr)}"] if findings.stderr else []
-    parts += [f"<h3>Agents that are gone</h3>{_grouped(findings.agents)}"] if findings.agents else []
+    parts += [f"<h3>Lost agents</h3>{_grouped(findings.agents)}"] if findings.agents else []
     if findings.warnings:
         count = sum(one.count for one in findings.warnings)
         parts.append(

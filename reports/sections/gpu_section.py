@@ -30,7 +30,7 @@ def gpu_section(report: GpuReport) -> str:
         said = "No GPU reported its utilisation."
     troubles = f'<div class="bad">{bullets(report.troubles)}</div>' if report.troubles else ""
     head = ("node", "GPU", "name", "utilisation %", "power W", "most memory MiB", "hottest °C", "fault")
-    shown = f'<p class="note">the {MOST} least utilised of {len(uses)}</p>' if len(uses) > MOST else ""
+    shown = f'<p class="note">The {MOST} least utilised of {len(uses)} GPUs.</p>' if len(uses) > MOST else ""
     titles = {"utilisation": "Mean utilisation, %", "power_w": "Power of all GPUs, W"}
     charts = "".join(_course(course[key].rename(title)) for key, title in titles.items() if len(course))
     note = (

@@ -69,8 +69,8 @@ def _model(plan: Plan) -> list[str]:
     model = plan.model
     vocabulary = [f"vocabulary {model.vocab_size}"] if model.vocab_size else []
     if model.padded_vocab_size:
-        vocabulary = [f"{(vocabulary or ['vocabulary'])[0]} (padded {model.padded_vocab_size})"]
-    hidden = [f"hidden {model.hidden}"] if model.hidden else []
+        vocabulary = [f"{(vocabulary or ['vocabulary'])[0]} (padded to {model.padded_vocab_size})"]
+    hidden = [f"hidden size {model.hidden}"] if model.hidden else []
     heads = [f"{model.heads} heads"] if model.heads else []
     layers = [plural(model.counted, "layer")] if model.layers and not plan.partition else []
     code = f" {os.path.basename(model.code)}" if model.code else ""  # noqa: PTH119  (a path with a name after it)
@@ -134,8 +134,8 @@ def _unusual(plan: Plan) -> list[str]:
     """What is not as it is by default."""
     chosen = {
         f"{plan.recompute} recomputation of activations": plan.recompute != "none",
-        "sharded optimizer": plan.sharded_optimizer,
-        "sequence parallel": plan.sequence_parallel,
+        "a sharded optimizer": plan.sharded_optimizer,
+        "sequence parallelism": plan.sequence_parallel,
         f"precision {plan.train.precision}": plan.train.precision not in ("fp32", UNKNOWN),
     }
     return [words for words, is_so in chosen.items() if is_so]

@@ -8,6 +8,12 @@ function figured(value) {
   return short !== 0 && (Math.abs(short) < 1e-3 || Math.abs(short) >= 1e9) ? short.toExponential().replace("e+", "e") : short.toLocaleString("en", { maximumSignificantDigits: 6 });
 }
 
+// Hours in the unit that fits, to four digits.
+function spanned(hours) {
+  const [size, unit] = hours < 1 / 30 ? [3600, "s"] : hours < 2 ? [60, "min"] : [1, "hours"];
+  return `${figured(Number((hours * size).toPrecision(4)))} ${unit}`;
+}
+
 const cursor = {
   iteration: null, // null: nowhere
   stops: [], // iterations of all points that are drawn
@@ -98,7 +104,8 @@ const cursor = {
   spent() {
     return course.data.axes.slice(1).map(({ name, at, y }) => {
       const value = between(course.data.places[at], y, this.iteration);
-      return value === null ? "" : ` · ${name === "dollars" ? "$" : ""}${figured(value)}${name === "dollars" ? "" : ` ${name}`}`;
+      if (value === null) return "";
+      return ` · ${name === "dollars" ? `$${figured(value)}` : name === "hours" ? spanned(value) : `${figured(value)} ${name}`}`;
     }).join("");
   },
 };

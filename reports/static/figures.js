@@ -2,7 +2,7 @@
 // Draws the figures of a page, each from the JSON that lies beside its place, or from what its `figure()` gives; a click
 // on what has a link follows it.
 
-const PAPER = 660; // pixels that A4 and Letter have room for
+const PAPER = { upright: 660, wide: 980 }; // pixels that A4 and Letter have room for
 const places = () => [...document.querySelectorAll("div.plot")];
 
 // As wide as its place, or, on paper, as `width` says.
@@ -38,7 +38,7 @@ async function drawAll() {
   for (const place of places()) await beginFigure(place);
   document.body.dataset.scheme = isDark() ? "dark" : "light";
   darkScheme.addEventListener("change", drawFigures);
-  addEventListener("beforeprint", () => places().forEach((place) => drawFigure(place, PAPER)));
+  addEventListener("beforeprint", () => places().forEach((place) => drawFigure(place, place.closest("section.wide") ? PAPER.wide : PAPER.upright)));
   addEventListener("afterprint", drawFigures);
   document.body.dataset.figures = "drawn";
 }

@@ -73,7 +73,7 @@ async function ask() {
     const answer = await fetch(`now?have=${have}`, { cache: "no-store", signal: AbortSignal.timeout(1000 * ANSWER_S) });
     if (answer.status === 404 || answer.status === 403) {
       live.ended = true;
-      say("lost", "The server no longer knows this address: the run was deleted, or the server was started anew. Open the address that tdpp report --serve printed last. This page has stopped asking.");
+      say("lost", "The server no longer knows this address: the run was deleted, or the server was restarted. Open the address that tdpp report --serve printed last. This page has stopped asking.");
       return;
     }
     if (!answer.ok) throw new Error(`it answered ${answer.status}`);

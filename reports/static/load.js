@@ -23,6 +23,6 @@ const drawings = []; // promises, of the scripts
   }
   await Promise.allSettled(drawings);
 })().catch((error) => {
-  document.body.prepend(`This page needs Chrome 117, Firefox 119, Safari 17.4 or newer: ${error.message}`);
+  document.body.prepend(`This page needs Chrome 117, Firefox 119 or Safari 17.4, or newer: ${error.message}`);
   throw error;
 }).finally(() => frame.remove());

@@ -187,6 +187,6 @@ async function main() {
 
 drawings.push(main());
 drawings.at(-1).catch((error) => {
-  element("said").textContent = `The timeline cannot be drawn: ${error.message}. It needs Chrome 117, Firefox 119, Safari 17.4 or newer.`;
+  element("said").textContent = `The timeline cannot be drawn: ${error.message}. It needs Chrome 117, Firefox 119 or Safari 17.4, or newer.`;
   throw error;
 });

@@ -63,7 +63,7 @@ def test_special_words_in_the_file_get_no_second_id(folder: Path, tmp_path: Path
 def test_more_than_a_few_unknown_tokens_are_a_warning(folder: Path, tmp_path: Path, capsys) -> None:
     prepare(folder, tmp_path / "x")
     said = capsys.readouterr().err
-    assert "target of train: 3 of 30 tokens (10 %) are not in the vocabulary" in said
+    assert "target of train: 3 of 30 tokens (10%) are not in the vocabulary" in said
     assert "source of train" not in said
     main(["check", str(tmp_path / "x")])
     assert "x-train.target: 3 of 30 tokens" in capsys.readouterr().err
@@ -71,7 +71,7 @@ def test_more_than_a_few_unknown_tokens_are_a_warning(folder: Path, tmp_path: Pa
 
 def test_nearly_all_are_an_error_that_leaves_nothing(folder: Path, tmp_path: Path) -> None:
     (folder / "vocab.bpe.32000").write_text("".join(f"{word},7\n" for word in ALL))
-    with pytest.raises(DataPrepError, match=r"30 of 30 tokens \(100 %\).* has 14 words, which begin with 'the,7'"):
+    with pytest.raises(DataPrepError, match=r"30 of 30 tokens \(100%\).* has 14 words, which begin with 'the,7'"):
         prepare(folder, tmp_path / "out/x")
     assert not list((tmp_path / "out").iterdir())
 
@@ -110,7 +110,7 @@ def test_text_of_another_language_is_refused(tmp_path: Path, sentences: list[str
     (tmp_path / "text.txt").write_text("Ein ganz anderer Text. Noch einer.\n" * 30)
     vocabulary = wordpiece(tmp_path / "vocab.txt", ["one", "two"])
     given = ["--source", str(tmp_path / "text.txt"), "--tokenizer", str(vocabulary), "--output", f"{tmp_path}/out/x"]
-    with pytest.raises(DataPrepError, match=r"tokens \(\S+ %\) are not in the vocabulary; give the WordPiece vocab"):
+    with pytest.raises(DataPrepError, match=r"tokens \(\S+%\) are not in the vocabulary; give the WordPiece vocab"):
         main(["prepare", *given, *sentences])
     assert not list((tmp_path / "out").iterdir())
 
@@ -147,7 +147,7 @@ def test_a_launch_refuses_pairs_of_unknown_tokens(folder: Path, tmp_path: Path) 
     assert "target of train: 3 of 30 tokens" in check_pairs(model, tmp_path / "x")[0]
     path = tmp_path / "x-train.target.bin"
     path.write_bytes(np.full(path.stat().st_size // 2, 1, np.uint16).tobytes())
-    with pytest.raises(DataPrepError, match=r"target of train: 30 of 30 tokens \(100 %\) are not in the vocabulary"):
+    with pytest.raises(DataPrepError, match=r"target of train: 30 of 30 tokens \(100%\) are not in the vocabulary"):
         check_pairs(model, tmp_path / "x")
 
 
@@ -159,6 +159,6 @@ def test_translating_text_that_the_model_does_not_know_is_reported(folder: Path,
     odd.encode(TRAIN["de"][0])
     other.encode("kein Wort davon")
     assert usual.doubt() is None
-    assert (odd.doubt() or "").startswith("1 of 6 tokens of the text (16.7 %) are not in the model's vocabulary")
+    assert (odd.doubt() or "").startswith("1 of 6 tokens of the text (16.7%) are not in the model's vocabulary")
     with pytest.raises(EngineError, match="3 of 3 tokens of the text"):
         other.doubt()

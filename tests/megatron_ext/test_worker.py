@@ -193,7 +193,11 @@ def test_while_a_rank_stands_still_its_node_says_what_all_of_them_do(
     assert ended(pid) == 143
 
 
-TOLD_TO_END = ("telling whether to end", "all-reduce of the gradient norm", "all-reduce of the embedding's gradient")
+TOLD_TO_END = (
+    "agreeing on whether to stop",
+    "all-reduce of the gradient norm",
+    "all-reduce of the embedding's gradient",
+)
 """What else ranks may be waiting for between two iterations."""
 
 

@@ -319,7 +319,7 @@ def test_what_is_not_the_default_is_part_of_the_plan(run: Path):
     plan = json.loads((run / "plan.json").read_text())
     train = plan["train"] | {"precision": "bf16"}
     with_plan(run, recompute="full", sharded_optimizer=True, sequence_parallel=True, train=train)
-    words = "With full recomputation of activations, sharded optimizer, sequence parallel, precision bf16."
+    words = "With full recomputation of activations, a sharded optimizer, sequence parallelism, precision bf16."
     assert words in report(run)[0]
 
 

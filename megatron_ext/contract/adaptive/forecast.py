@@ -119,12 +119,12 @@ def choose(
         raise ValueError("no set of nodes can take the batches ahead" + (", or has a price" if goal == DOLLARS else ""))
     gain = 1.0 - costs[best] / costs[now]
     if best != now and gain < GAIN:
-        reason = f"no other nodes gain {GAIN:.0%} with their restart (the best {gain:+.1%})"
+        reason = f"no other nodes gain {GAIN:.0%} after the restart that they need (the best {gain:+.1%})"
         best = now
     elif best == now:
-        reason = "these nodes take least"
+        reason = f"these nodes take the {'fewest' if goal == DOLLARS else 'least'} {goal}"
     elif math.isinf(costs[now]):
-        reason = "the present nodes cannot take the batches ahead"
+        reason = "the current nodes cannot take the batches ahead"
     else:
         reason = f"{gain:.1%} {'fewer' if goal == DOLLARS else 'less'} {goal} expected, the restart counted"
     seconds, dollars, _ = found[best]

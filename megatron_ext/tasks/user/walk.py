@@ -96,7 +96,9 @@ class Walk:
         results = (result,) if len(block.gives) == 1 else result
         if not isinstance(results, (tuple, list)) or len(results) != len(block.gives):
             count = len(results) if isinstance(results, (tuple, list)) else 1
-            raise self._fault(f"block {block.name} gives {', '.join(block.gives)}, but returns {count} value(s)")
+            raise self._fault(
+                f"block {block.name} gives {', '.join(block.gives)}, but returns {count} value{'s' * (count != 1)}"
+            )
         given = dict(zip(block.gives, results))
         for name, tensor in given.items():
             self._require_wire(block, self._task.wires[name], tensor)

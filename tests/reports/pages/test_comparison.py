@@ -475,3 +475,67 @@ def test_axes_of_figures_begin_at_0(tmp_path: Path):
     assert "Axes of figures begin at 0." in page
     drawn = dots([Item(name=name, link="x", tone="") for name in "ab"], near, near)
     assert drawn.layout.xaxis.range[0] == drawn.layout.yaxis.range[0] == 0
+
+
+def many(count: int, keys: int) -> list[Outcome]:
+    """Runs of a sweep over as many keys, all of which can change the speed."""
+    values = {
+        "parallel.partition": ("12-12-12-12", "13-11-12-12", "10-14-12-12"),
+        "parallel.micro_batch_size": ("1", "2"),
+        "parallel.schedule": ("one_f_one_b", "zero_bubble", "interleaved"),
+        "parallel.recompute": ("none", "full"),
+        "parallel.global_batch_size": ("64", "128"),
+        "train.precision": ("bf16", "fp32"),
+        "model.hidden": ("1024", "1536"),
+        "model.layers": ("24", "48"),
+        "data.prefix": ("/data/corpora/wikipedia-2026-with-a-long-name/text_document", "/data/books"),
+        "parallel.tensor": ("1", "2"),
+    }
+    found = []
+    for run in range(count):
+        tokens = [60_000.0 + 1000 * run + 100 * at for at in range(11)]
+        lines = {"tokens_per_s": tokens, "iteration_ms": [1.6e7 / one for one in tokens]}
+        lines |= {"utilisation": [one / 2e5 for one in tokens], "dollars": [4000 / one for one in tokens]}
+        found.append(
+            replace(
+                BASE,
+                name=f"a-sweep-over-many-keys/20260101-0000{run:02}-aaaa",
+                link=f"{run}.html",
+                settings={key: some[(run // (1 + at)) % len(some)] for at, (key, some) in enumerate(values.items())},
+                lines=lines,
+                memory_gib=10 + run / 7,
+                loss=2 + run / 9,
+                **{name: statistics_of(each) for name, each in lines.items()},
+            )
+        )
+    return [replace(one, settings=dict([*one.settings.items()][:keys])) for one in found]
+
+
+@pytest.mark.parametrize("keys", [8, 10])
+def test_twenty_runs_over_many_keys_fit_paper(keys: int, tmp_path: Path, open_page: Opener):
+    """With everything unfolded; each chart has no more axes than their labels leave room for."""
+    path = tmp_path / "comparison.html"
+    path.write_text(sweep_page.render(many(20, keys)))
+    page = open_page(path)
+    page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    for wide, width in ((False, 718), (True, 1046)):
+        page.set_viewport_size({"width": width, "height": 1000})
+        cut = page.evaluate(
+            """(wide) => [...document.querySelectorAll("section")]
+              .filter((one) => (getComputedStyle(one).page === "wide") === wide)
+              .flatMap((one) => [...one.querySelectorAll("table, .main-svg")])
+              .filter((one) => one.getBoundingClientRect().right > innerWidth)
+              .map((one) => one.textContent.slice(0, 80))""",
+            wide,
+        )
+        assert cut == [], width
+    axes = [len(re.findall(r'"type": ?"line"', one)) for one in re.findall(r'"shapes": ?\[.*?\]', path.read_text())]
+    assert axes
+    assert max(axes) <= sweep_page.MOST_AXES
+    assert all(key.split(".")[-1] in page.inner_text("main") for key in many(1, keys)[0].settings)
+
+
+def test_a_spread_of_less_than_the_digits_of_its_median_is_not_0():
+    assert "± 0.000 " not in sweep_page.render(many(3, 4))

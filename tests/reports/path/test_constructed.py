@@ -197,7 +197,7 @@ OF = {
     "data-now-and-then": Case(
         wrong=replace(LONG, data=every(4, 600, 0.5)),
         cause=Cause.DATA,
-        said="all ranks load data up to 600 ms in it",
+        said="all ranks spend up to 600 ms loading data instead of",
         changed=LONG,
     ),
     "embedding": Case(

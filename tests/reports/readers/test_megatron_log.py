@@ -65,7 +65,7 @@ def read_text(folder: Path, text: str) -> tuple[Record, Timeline]:
 
 def test_a_log_of_megatron_lm_has_its_course_timers_and_memory(tmp_path: Path):
     summary = pages(tmp_path, ARGUMENTS + LOG)
-    for part in ("30 of 30", "440.0 ms", "forward-backward", "8,150.8", "9,309", "hidden 1600, 16 heads"):
+    for part in ("30 of 30", "440.0 ms", "forward-backward", "8,150.8", "9,309", "hidden size 1600, 16 heads"):
         assert part in summary
     assert "8 ranks = 2 pipeline stages × 2 data-parallel replicas × 2 tensor-parallel" in summary
     assert "Missing from this page" not in summary
@@ -148,10 +148,10 @@ def test_no_more_is_said_of_nodes_than_a_log_tells(tmp_path: Path):
         ({"virtual_pipeline_model_parallel_size": "4"}, "The 48 transformer layers are divided 6-6-6-6-6-6-6-6"),
         ({"decoder_first_pipeline_num_layers": "20"}, "The 48 transformer layers are divided 20-28"),
         ({"decoder_last_pipeline_num_layers": "20"}, "The 48 transformer layers are divided 28-20"),
-        ({"pipeline_model_parallel_layout": "Et*24|t*24L"}, "Model: 48 layers, hidden 1600"),
-        ({"account_for_loss_in_pipeline_split": "True"}, "Model: 48 layers, hidden 1600"),
+        ({"pipeline_model_parallel_layout": "Et*24|t*24L"}, "Model: 48 layers, hidden size 1600"),
+        ({"account_for_loss_in_pipeline_split": "True"}, "Model: 48 layers, hidden size 1600"),
         ({"account_for_loss_in_pipeline_split": "False"}, "The 48 transformer layers are divided 24-24"),
-        ({"num_layers": "47"}, "Model: 47 layers, hidden 1600"),
+        ({"num_layers": "47"}, "Model: 47 layers, hidden size 1600"),
     ],
     ids=lambda value: "-".join(value) or "even" if isinstance(value, dict) else "",
 )

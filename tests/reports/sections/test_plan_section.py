@@ -52,7 +52,7 @@ def test_encoder_and_decoder_are_named_and_so_is_the_stage_in_which_they_meet() 
         "of decoder.0 the encoder norm and the decoder embedding, the last one the final norm and the head."
     ) in said
     assert any("8 samples of 512 + 128 tokens" in sentence for sentence in said)
-    assert "Model: t5, hidden 768, 12 heads, vocabulary 30622 (padded 30720)." in said
+    assert "Model: t5, hidden size 768, 12 heads, vocabulary 30622 (padded to 30720)." in said
     assert [stage_contents(plan, stage) for stage in range(4)] == [
         "encoder.0-7 + embedding",
         "encoder.8-11 + decoder.0",
