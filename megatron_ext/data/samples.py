@@ -64,6 +64,10 @@ class Samples(ABC):
     """What the order of the samples follows from: if equal, two runs have the same samples in the same order."""
     in_epoch: Optional[int] = None
     """How many go through the split once; None: nobody knows."""
+    ahead = False
+    """Whether other processes prepare them before they are needed (`megatron_ext.data.ahead`)."""
+    source = "the data"
+    """Where they come from, for messages."""
     varying = False
     """Whether micro-batches have shapes of their own, which `sizes` says; `batch` is then given one at a time."""
 

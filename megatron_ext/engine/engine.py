@@ -6,6 +6,8 @@ import gc
 import math
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from itertools import chain
+from itertools import count as counting
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -18,6 +20,7 @@ from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.check import actions_of
 from megatron_ext.contract.schedule.deal import Division
 from megatron_ext.contract.schedule.schedules import Action, Kind, schedule
+from megatron_ext.data.ahead import helpers_of
 from megatron_ext.data.samples import BEGINNING, Position, Samples
 from megatron_ext.engine.dealing import Dealing
 from megatron_ext.engine.executor.channels import channels, warm_up
@@ -91,7 +94,7 @@ class Engine:
         dtype = DTYPES[plan.train.precision]
         self.state = [one for stage in self._stages for one in stage.state]
         """What is not trained, but part of a checkpoint: by block and name there."""
-        self._feed = Feed(task, self._stages, self._device)
+        self._feed = Feed(task, self._stages, self._device, helpers_of(plan, place))
         for stage in self._stages:
             stage.place(self._device, dtype)
         self.flat = FlatWeights(named, dtype, self._device, replicas if plan.sharded_optimizer else 1)
@@ -342,7 +345,9 @@ class Engine:
         own = self.dealing.taken[self.dealing.taken < count]
         if not len(own):
             return
-        micros = self._feed.micros(samples, first + own[:, None] * size + np.arange(size), self.dealing.keys(len(own)))
+        numbers = first + own[:, None] * size + np.arange(size)
+        coming = chain.from_iterable(numbers + after * count * size for after in counting(1))
+        micros = self._feed.micros(samples, numbers, self.dealing.keys(len(own)), coming)
         actions = [action for action in self._actions if action.kind in FORWARD and action.micro_batch in micros]
         self._executor_of(size).run_forward(actions, micros, take)
 
@@ -383,4 +388,5 @@ class Engine:
         """This replica's micro-batches, by number; what they hold, where the rank has a use for it."""
         own = self.dealing.own(iteration)
         with self._recorder.span("batch-generator") if self._feed.looks_at_samples else NOTHING:
-            return self._feed.micros(self._samples, own, self.dealing.keys(len(own)))
+            coming = chain.from_iterable(map(self.dealing.own, counting(iteration + 1)))
+            return self._feed.micros(self._samples, own, self.dealing.keys(len(own)), coming)

@@ -151,6 +151,18 @@ def _translated(folder: Path, model: str, stages: str) -> EngineRun:
     return make_run(folder / "run", write_pairs(folder, 61), GPU, *translation.MODELS[model], *words)
 
 
+def test_images_that_helpers_prepare_come_from_pinned_memory(
+    tmp_path: Path, trained: Callable[[EngineRun, int], list[Path]]
+) -> None:
+    """Of 64 x 64 pixels a micro-batch is large enough for them; they use no GPU, and so have no log."""
+    words = (*images.MODELS["resnet"], "model.image_size=64", "parallel.micro_batch_size=4")
+    run = make_run(tmp_path / "run", make_images(tmp_path, 64), GPU, *words, base=("parallel=single", *images.BASE))
+    logs = trained(run, 1)
+    (found,) = assert_steady(run, logs)
+    assert found.pageable == 0
+    assert found.copies["host-gpu"] >= 3
+
+
 def _seen(folder: Path, model: str, *words: str) -> EngineRun:
     prefix = make_images(folder, images.SIZES.get(model, 8))
     base = ("parallel=single", "parallel.micro_batch_size=2", *images.BASE)

@@ -131,10 +131,13 @@ class ImageSamples(Samples):
         DataError: the data cannot be used, or not with this model.
     """
 
+    ahead = True
+
     def __init__(
         self, prefix: Union[str, Path], split: Split, model: ModelConfig, changes: Optional[Augment] = None
     ) -> None:
         super().__init__(split.samples, split.name)
+        self.source = f"{prefix}-{split.name}.images.npy"
         self._found = open_images(prefix, split.name)
         require_fitting(prefix, self._found.manifest, model)
         self._seed = split.seed

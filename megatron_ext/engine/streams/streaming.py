@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
+from itertools import count as counting
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
@@ -130,7 +132,9 @@ class StreamingEngine(Engine):
         own = np.arange(place.dp, count, self._stream.replicas[place.stage])
         if not len(own):
             return
-        micros = self._feed.micros(samples, first + own[:, None] * size + np.arange(size), own.tolist())
+        numbers = first + own[:, None] * size + np.arange(size)
+        coming = chain.from_iterable(numbers + after * count * size for after in counting(1))
+        micros = self._feed.micros(samples, numbers, own.tolist(), coming)
         actions = [Action(kind, m) for m in micros for kind in FORWARD if exists(kind, place.stage, stages)]
         self._executor_of(size).run_forward(actions, micros, take)
 
@@ -142,8 +146,10 @@ class StreamingEngine(Engine):
         size = self._plan.micro_batch_size
         first = self.dealing.start.consumed(self._steps.first - 1, self._plan.global_batch_size)
         numbers = first + np.array(keys)[:, None] * size + np.arange(size)
+        replicas = self._stream.replicas[self._place.stage]
+        coming = (first + m * size + np.arange(size) for m in counting(keys[-1] + replicas, replicas))
         with self._recorder.span("batch-generator") if self._feed.looks_at_samples else NOTHING:
-            return self._feed.micros(self._samples, numbers, keys)
+            return self._feed.micros(self._samples, numbers, keys, coming)
 
     def _show(self, version: int) -> None:
         self._versions.show(self._versions.newest if self._stream.semantics == LATEST else version)

@@ -49,6 +49,8 @@ class Counts:
     messages: list[Message] = field(default_factory=list)
     copies: Counter[str] = field(default_factory=Counter)
     """By their way, such as `host-gpu`."""
+    pageable: int = 0
+    """Copies to a GPU from memory that is not pinned, for which the host waits."""
     stream_waits: list[tuple[str, str]] = field(default_factory=list)
     """A stream that waits for an event, and the stream that the event was last recorded on."""
     mallocs: int = 0
@@ -123,6 +125,7 @@ def _count(found: Counts, kind: str, rest: str, recorded: Mapping[str, str]) -> 
         found.waits[rest.split()[1]] += 1
     elif kind == "C":
         found.copies[rest.split()[3]] += 1
+        found.pageable += rest.endswith("host-gpu pageable")
     elif kind == "M":
         found.mallocs += 1
     elif kind == "W":
