@@ -31,12 +31,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from megatron_ext.contract.cores import usable_cores
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.worker import die_with_parent
 from megatron_ext.data.samples import Samples
-from megatron_ext.timeline.cores import usable_cores
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
