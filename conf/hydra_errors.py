@@ -87,7 +87,7 @@ def _message(error: Exception, words: Words) -> str:
         case RecursionError():
             return endless(words.folders, words.overrides)
         case AttributeError() if _raised_by_hydra(error):
-            return f"{' '.join(words.overrides)}: Hydra cannot apply all of these; leave out what contradicts another"
+            return f"{' '.join(words.overrides)}: Hydra cannot apply all of these; leave out what conflicts"
         case ValueError() | TypeError() | AssertionError() if _raised_by_hydra(error):
             return _no_name(words.overrides) or f"{' '.join(words.overrides)}: Hydra cannot read this: {error}"
         case _:
@@ -141,7 +141,7 @@ def _unparsed(error: OverrideParseException) -> str:
         near = get_close_matches(error.override, groups(), n=1)
         return f"{error.override} is not KEY=VALUE" + (f"; did you mean {near[0]}=…?" if near else "")
     fault = next(line for line in str(error).splitlines() if not line.startswith("Error parsing override"))
-    return f"{error.override}: the value cannot be read: {fault}; put a text with such characters in quotes, '\"…\"'"
+    return f"{error.override}: the value cannot be read: {fault}; put a value with such characters in quotes, '\"…\"'"
 
 
 def _no_choice(error: MissingConfigException, words: Words) -> str:
@@ -166,7 +166,7 @@ def _refused(reported: str, cause: BaseException | None, words: Words) -> str:
         word = several["word"] or several["sweep"]
         key, _, value = word.partition("=")
         return (
-            f"{word}: several values make a sweep, which needs 'tdpp launch -m'; write a list as [a,b], a text with "
+            f"{word}: several values make a sweep, which needs 'tdpp launch -m'; write a list as [a,b], a value with "
             f"commas in two pairs of quotes, '{key}=\"{value}\"'"
         )
     if (in_file := _IN_FILE.match(reported)) is not None:

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         if not is_full(error):
             raise
-        where = error.filename or "what the output goes to"
+        where = error.filename or "standard output"
         print(f"tdpp: error: {where}: {error.strerror}; free some space there", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -23,5 +23,5 @@ def checked(overrides: Sequence[str]) -> tuple[str, ...]:
             f"overrides={overrides!r} must be a list of words KEY=VALUE, such as ['model=tiny', 'train.iterations=6']"
         )
     if wrong := [word for word in overrides if not isinstance(word, str)]:
-        raise CompositionError(f"overrides has {wrong[0]!r}, which must be a text KEY=VALUE, such as 'model=tiny'")
+        raise CompositionError(f"overrides has {wrong[0]!r}, which must be a string KEY=VALUE, such as 'model=tiny'")
     return tuple(overrides)

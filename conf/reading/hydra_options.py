@@ -56,4 +56,4 @@ def refuse_options(words: Sequence[str]) -> None:
         return
     known = {name for action in parser()._actions for name in action.option_strings}
     why = "only 'tdpp launch' takes this option" if options[0] in known else "there is no such option"
-    raise UsageError(f"{options[0]}: {why}; here there are {CONFIG_DIR} DIR and --help")
+    raise UsageError(f"{options[0]}: {why}; this command has only {CONFIG_DIR} DIR and --help")

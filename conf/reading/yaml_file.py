@@ -144,19 +144,19 @@ _RULES = (
     (r"Value '(.*)' is not a valid bool \(type \w+\)", "must be true or false, not {!r}"),
     (
         r"field '.*' is not Optional",
-        "must have a value, which null is not; put the word null into quotes if it is a text",
+        "must have a value, not null; put the word null in quotes if it is meant literally",
     ),
-    (r"Invalid value '(.*)', expected one of \[(.*)\]", "{!r} is none of {}"),
+    (r"Invalid value '(.*)', expected one of \[(.*)\]", "{!r} is not one of {}"),
     (r"Invalid value assigned: \w+ is not a ListConfig, list or tuple\.", "must be a list, such as [a,b]"),
     (
         r"Invalid type assigned: dict is not a subclass of \w+\. value: .*",
-        "no word can add a group of keys; a file of your own can (docs/first-day.md)",
+        "a group of keys cannot be added on the command line, but a file of your own can add it (docs/first-day.md)",
     ),
     (
         r"Invalid type assigned: \w+ is not a subclass of \w+\. value: (.*)",
         "must be a group of keys, not {!r}",
     ),
-    (r"Cannot convert '\w+' to string: .*", "must be a text; put a text with brackets or braces into quotes"),
+    (r"Cannot convert '\w+' to string: .*", "must be a string; put a string with brackets or braces in quotes"),
     (r".* \(DictConfig\) does not support deletion", "no key can be removed; give it a value, or leave the word out"),
 )
 """What OmegaConf says of a value, and the rule that the value breaks."""

@@ -33,7 +33,7 @@ _SCALARS: dict[Any, Rule] = {
     bool: Rule("true or false", lambda value: isinstance(value, bool)),
     int: Rule("a whole number", lambda value: type(value) is int and abs(value) < 1 << 63),
     float: Rule("a number", lambda value: type(value) is float or (type(value) is int and abs(value) < 1 << 1000)),
-    str: Rule("a text", lambda value: isinstance(value, str)),
+    str: Rule("a string", lambda value: isinstance(value, str)),
 }
 
 

@@ -284,7 +284,7 @@ def _check_batch(parallel: Parallel) -> None:
         by = f"parallel.data * parallel.micro_batch_size = {data} * {size} = {step}"
         raise ConfigError(
             f"parallel.global_batch_size={batch} is not divisible by "
-            f"{f'parallel.micro_batch_size={size}' if streams else by}; nearest that are: {near}"
+            f"{f'parallel.micro_batch_size={size}' if streams else by}; the nearest that are: {near}"
         )
 
 

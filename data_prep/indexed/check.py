@@ -118,7 +118,7 @@ def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) 
         if not (file := data_file(prefix, suffix)).is_file():
             raise DataPrepError(
                 f"{key}={prefix}: {file.absolute()} is not there; 'tdpp data prepare --source stdlib "
-                f"--output data/stdlib' makes data to try with; for your own, set {key} to their path without .bin"
+                f"--output data/stdlib' makes sample data; for your own, set {key} to their path without .bin"
             )
     data, model = open_checked(prefix, key), experiment.model
     doubts = _check_vocabulary(data, read_manifest(prefix), f"{key}={prefix}", model.vocab_size)

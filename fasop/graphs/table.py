@@ -37,7 +37,7 @@ def summary(division: Division) -> str:
     """One line."""
     pipeline, data_parallel, single = division.pipeline_s, division.data_parallel_s, division.single_s
     return (
-        f"replicas {division.replicas}: {pipeline * 1e3:.3f} ms a mini-batch, {1 / pipeline:.2f} a second; "
+        f"replicas {division.replicas}: {pipeline * 1e3:.3f} ms per mini-batch, {1 / pipeline:.2f} per second; "
         f"{data_parallel / pipeline:.2f} times as fast as data parallelism ({data_parallel * 1e3:.3f} ms), "
         f"{single / pipeline:.2f} times as fast as one machine ({single * 1e3:.3f} ms)"
     )

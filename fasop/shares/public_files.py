@@ -143,7 +143,7 @@ def _check_keys(file: Path, content: Mapping[str, Any]) -> None:
     if missing := [key for key in NEEDED if key not in content]:
         raise SearchError(f"{file}: {missing[0]} is missing; a configuration has {', '.join(NEEDED)}")
     if unknown := [key for key in content if key not in known]:
-        raise SearchError(f"{file}: {unknown[0]} is not a configuration key; known are {', '.join(known)}")
+        raise SearchError(f"{file}: {unknown[0]} is not a configuration key; the known ones are {', '.join(known)}")
     if len(some := [key for key in OF_JABAS if key in content]) not in (0, len(OF_JABAS)):
         lacking = next(key for key in OF_JABAS if key not in some)
         raise SearchError(f"{file}: {lacking} is missing; JABAS needs {', '.join(OF_JABAS)} together")

@@ -90,8 +90,8 @@ def verdict(one: Comparison) -> Iterator[str]:
         off = _off(one.worst.predicted, one.worst.measured)
         off = "total right, stages not" if off in ("+0.0%", "-0.0%") else off
         yield (
-            f"most off: {one.worst.name} ({off}); with its measured value the prediction would be {change:+.1%} and "
-            f"its error {one.worst.iteration_s / one.measured.iteration_s - 1:+.1%}"
+            f"largest error: {one.worst.name} ({off}); its measured value would change the prediction by "
+            f"{change:+.1%} and leave an error of {one.worst.iteration_s / one.measured.iteration_s - 1:+.1%}"
         )
     else:
         yield f"no term changes the prediction by more than {WELL:.0%}"

@@ -143,7 +143,7 @@ def plan_yaml(plan: Plan, command: str) -> str:
     return "\n".join(
         [
             "# Found by: " + command.replace("\n", "\n# "),
-            f"# Predicted: {plan.total * 1e3:.1f} ms an iteration = {terms}; times {plan.basis}.",
+            f"# Predicted: {plan.total * 1e3:.1f} ms per iteration = {terms}; times {plan.basis}.",
             *(f"{key}: {_yaml(key, value)}" for key, value in _values(q).items() if value != "null"),
             "",
         ]

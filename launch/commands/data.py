@@ -159,18 +159,17 @@ def _checked(prefix: Path, vocab_size: int | None) -> str:
             )
         found = check_images(prefix)
         splits_ = ", ".join(f"{split.images} {name}" for name, split in found.splits.items())
-        return f"{splits_} images of {len(found.classes)} classes"
+        return f"{splits_} images of {plural(len(found.classes), 'class', 'es')}"
     if kind == VIDEOS:
         if vocab_size is not None:
             raise DataPrepError(
                 f"--vocab-size {vocab_size}: the manifest of {prefix} gives the vocabulary size; leave --vocab-size out"
             )
-        splits_ = ", ".join(f"{one.videos} {name}" for name, one in check_videos(prefix).splits.items())
-        return f"{splits_} videos"
+        return ", ".join(f"{one.videos} {name}" for name, one in check_videos(prefix).splits.items()) + " videos"
     data = check(prefix, vocab_size)
     warn(unknown.doubt(data, prefix, str(prefix), in_full=True))
-    sequences = f"{len(data)} sentences, " if len(data) != data.documents else ""
-    return f"{plural(data.documents, 'document')}, {sequences}{len(data.tokens)} tokens"
+    sequences = f"{plural(len(data), 'sentence')}, " if len(data) != data.documents else ""
+    return f"{plural(data.documents, 'document')}, {sequences}{plural(len(data.tokens), 'token')}"
 
 
 def _require_text(prefix: Path, command: str) -> None:

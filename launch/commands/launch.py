@@ -260,8 +260,8 @@ def _resume(argv: Sequence[str], worker: str) -> int:
         raise LaunchError("resume= is empty; give a run's folder, its name, its job id, or 'latest'")
     if len(wanted) != len(argv):
         raise LaunchError(
-            f"{' '.join(argv)}: resume=RUN continues a run as it was configured and takes only runs_dir=… beside it; "
-            f"to change the configuration, start a new run with train.load=FOLDER of that run"
+            f"{' '.join(argv)}: resume=RUN continues a run as it was configured and takes no other word but "
+            "runs_dir=…; to change the configuration, start a new run with train.load=FOLDER of that run"
         )
     run = RunDir.find(wanted.get("runs_dir", usual_runs_dir()), wanted["resume"])
     with interruptible():

@@ -125,10 +125,10 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
         profile = replace(profile, links=table if len(table) > 1 else {})
         profiles[gpu] = profile
         for text in too_large(found, gpu):
-            print(f"({name}: {text} does not fit into memory and is left out)", file=sys.stderr)
+            print(f"({name}: {text} does not fit into memory and was left out)", file=sys.stderr)
         reason = short_of(found, gpu)
         if reason is not None:
-            print(f"({name}: no larger micro-batch of the whole model has room: {reason})", file=sys.stderr)
+            print(f"({name}: no larger micro-batch of the whole model fits: {reason})", file=sys.stderr)
         for text in unsettled(found, gpu):
             print(
                 f"({name}: {text} could not be measured to 2 % within seconds={arguments.seconds:g}; allow more "
@@ -142,11 +142,11 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
             print(f"written: {file}; 'tdpp search graph={file}' divides it")
     if failure is not None:
         names = ", ".join(job.names.values())
-        print(f"(written as far as it was measured: {names}; 'add=true' adds the rest)", file=sys.stderr)
+        print(f"(incomplete: {names}; repeat with add=true to measure the rest)", file=sys.stderr)
         raise failure
     _tell_pairs(table, arguments, comment)
     if arguments.profile is not None:
-        print(f"profile={arguments.profile} takes times and links from there: in a launch, a search, a simulation")
+        print(f"profile={arguments.profile} uses these times and links in a launch, a search or a simulation")
     if arguments.page is not None:
         from reports.pages.profile_page import render  # few ask for it, and plotly is slow to import
 

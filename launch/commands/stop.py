@@ -36,7 +36,7 @@ def confirm(run: RunDir) -> None:
     if not can_be_asked():
         raise LaunchError(f"without RUN this would stop the latest run, {run.name}; name it, or add --yes")
     if not agreed(f"the latest run is {run.name} ({verdict_on(run).state}); stop it?"):
-        raise LaunchError(f"not confirmed; {run.name} goes on")
+        raise LaunchError(f"not confirmed; {run.name} keeps running")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -80,17 +80,17 @@ def _next_step(run: RunDir, state: State) -> str:
     as_owner = ""
     if owner != os.geteuid():  # root has stopped it, and may not resume it
         as_owner, word = f"runuser -u {shlex.quote(name_of(owner))} -- ", str(run.path)
-    return f"{as_owner}tdpp launch resume={shlex.quote(word)}  # goes on after iteration {saved}"
+    return f"{as_owner}tdpp launch resume={shlex.quote(word)}  # continues after iteration {saved}"
 
 
 def _saved_first(run: RunDir) -> str:
     """Has the run save and end; where that gave nothing, a line that says why."""
     try:
         if not save_first(run):
-            return f"it has not saved within {SAVE_S:.0f} s, and is ended\n"
+            return f"no checkpoint was saved within {SAVE_S:.0f} s; ending the run\n"
         nodes = observe(run).nodes
     except KeyboardInterrupt:
-        return "interrupted: the run is ended without saving\n"
+        return "interrupted: ending the run without saving\n"
     except RunFolderError:  # it is ended, whatever its files hold
         return ""
     failed = [node for node in nodes if node.exit_code not in (0, SAVED)]
@@ -137,5 +137,5 @@ def parser() -> Parser:
 
 def _who_ends_it(run: RunDir) -> str:
     if is_launching(run):
-        return f"its launch goes on: {launcher(run)}"
+        return f"it is still being launched by {launcher(run)}"
     return "'tdpp status' shows what is left of it; stop it again on the machine that it runs on"

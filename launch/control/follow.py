@@ -106,8 +106,8 @@ def stopped_if_interrupted(run: RunDir) -> Iterator[None]:
         if submitted is not None:
             processes.terminate(submitted.token, GRACE_S)
         raise LaunchError(
-            f"{run.path} was deleted while the run was going on; its processes on this machine are stopped, and "
-            "nothing of it is left: launch it again"
+            f"{run.path} was deleted while the run was active; its processes on this machine were stopped, and "
+            "nothing of it is left; launch it again"
         ) from error
 
 

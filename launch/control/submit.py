@@ -104,7 +104,7 @@ def _require_group(run: RunDir, trusted: int | None) -> None:
     """Raises LaunchError where a run has got the group of a folder that somebody else has just made for its name."""
     if trusted is not None and run.path.stat().st_gid not in (trusted, os.getegid()):
         raise LaunchError(
-            f"{run.path} has another group than {run.runs}, whose runs are to be its group's; launch it again"
+            f"{run.path} does not belong to the group of {run.runs}, which runs_mode=group requires; launch it again"
         )
 
 
@@ -165,7 +165,7 @@ def _resume(run: RunDir, experiment: Experiment, worker: str, sound: Callable[[P
         )
     if verdict.state is State.succeeded:
         raise LaunchError(
-            f"resume={run.name}: it has finished ({verdict.reason}); to train further, start a new run with more "
+            f"resume={run.name}: it has finished ({verdict.reason}); to train further, start a new run with a larger "
             f"train.{plan.train.length_key} and train.load={run.path}"
         )
     _require_same_code(run, plan)

@@ -24,7 +24,8 @@ def devices(experiment: Experiment, cuda: bool, group: str, nodes: Sequence[Node
         way_out = (
             "request more with cluster.groups.{group}.cpus_per_task={wanted}"
             if experiment.executor.kind is ExecutorKind.slurm
-            else "ranks wait for each other's CPU, so times vary and predictions do not hold; use as many ranks as CPUs"
+            else "ranks that share a CPU wait for each other, so times vary and predictions do not hold; use at most "
+            "as many ranks as CPUs"
         )
         faults = [
             Fault(

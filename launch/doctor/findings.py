@@ -62,8 +62,8 @@ class Taken:
     why: str
 
     def __str__(self) -> str:
-        place = "no interface" if self.address is None else f"{self.address} ({self.interface or 'of no interface'})"
-        return f"{self.library} takes {place}: {self.why}"
+        place = "no interface" if self.address is None else f"{self.address} ({self.interface or 'on no interface'})"
+        return f"{self.library} uses {place}: {self.why}"
 
 
 @dataclass(frozen=True, kw_only=True)

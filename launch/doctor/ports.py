@@ -51,15 +51,17 @@ def interfaces(group: str, nodes: Sequence[NodeFindings], works: bool) -> Iterat
             Fault(
                 level=level,
                 node=node.name,
-                text=f"cannot reach the address that {taken.library} takes on {', '.join(names)} ({why})",
+                text=f"cannot reach the address that {taken.library} uses on {', '.join(names)} ({why})",
             )
             for why, names in whys.items()
         ]
     library = found[0][1].library
     advice = f"set cluster.environment.{library.upper()}_SOCKET_IFNAME to the interface of the nodes' own network"
     places = dict.fromkeys(f"{taken.interface or taken.address}: {taken.why}" for _, taken in found)
-    own = [place if "stands for" not in place else place.partition(":")[0] + ", by the host's name" for place in places]
-    yield check(group, "interface", faults, f"{library} takes {'; '.join(dict.fromkeys(own))}", advice)
+    own = [
+        place if "resolves to" not in place else place.partition(":")[0] + ", by the host's name" for place in places
+    ]
+    yield check(group, "interface", faults, f"{library} uses {'; '.join(dict.fromkeys(own))}", advice)
 
 
 def open_ports(experiment: Experiment, group: str, nodes: Sequence[NodeFindings]) -> Iterator[Check]:

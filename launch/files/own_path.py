@@ -115,7 +115,7 @@ def require_own_folder(path: Path, *, make: bool) -> None:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise LaunchError(f"{path} cannot be made ({error.strerror})") from error
+            raise LaunchError(f"{path} cannot be created ({error.strerror})") from error
     with closing(_Walk()) as walk:
         walk.go(path, missing=not make)
         _, found = walk.seen[-1]
@@ -133,7 +133,7 @@ def require_not_everybodys(path: Path) -> None:
         for at, found in walk.seen:
             if open_to_all and found.st_uid not in (0, os.geteuid()):
                 raise LaunchError(
-                    f"{at} belongs to user {name_of(found.st_uid)}, in a folder where everybody may make files"
+                    f"{at} belongs to user {name_of(found.st_uid)}, in a folder where everybody may create files"
                 )
             if stat.S_ISLNK(found.st_mode):
                 continue
@@ -142,7 +142,7 @@ def require_not_everybodys(path: Path) -> None:
             if open_to_all and (last or not found.st_mode & stat.S_ISVTX):
                 raise LaunchError(f"{at} can be written by everybody (mode {stat.S_IMODE(found.st_mode):03o})")
         if open_to_all and not walk.whole:
-            raise LaunchError(f"{path} is missing, in a folder where everybody may make it")
+            raise LaunchError(f"{path} is missing, in a folder where everybody may create it")
 
 
 class _Walk:

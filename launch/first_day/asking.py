@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from conf.schema.values.hosts import hosts
-from conf.visible import plural
+from conf.visible import plural, span
 from launch.errors import LaunchError
 from launch.first_day import gpu_kinds, slurm_nodes
 from launch.first_day.found import CPU_GBIT_PER_S, Found, FoundGroup
@@ -41,7 +41,7 @@ def on_slurm(wait_s: int, charged: Mapping[str, str]) -> Found:
             f"sinfo shows no node that takes jobs: {'; '.join(gone) or 'no node at all'}; try again later"
         )
     names = ", ".join(group.name for group in there)
-    print(f"asking a node of {names}, for up to {wait_s} s …", file=sys.stderr, flush=True)
+    print(f"querying one node each of {names}, for up to {span(wait_s)} …", file=sys.stderr, flush=True)
     with ThreadPoolExecutor(max_workers=len(there)) as pool:
         answers = list(pool.map(lambda group: _answer(group, wait_s, charged), there))
     account, qos = charged.get("account"), charged.get("qos")

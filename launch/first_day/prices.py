@@ -23,7 +23,7 @@ def priced(found: Found, given: Mapping[str, float]) -> Found:
     if unknown:
         known = ", ".join(dict.fromkeys(name for group in found.groups for name in _names(group)))
         raise LaunchError(
-            f"--price {unknown[0]}={given[unknown[0]]:g}: no group or GPU type {unknown[0]}; known are {known}"
+            f"--price {unknown[0]}={given[unknown[0]]:g}: no group or GPU type {unknown[0]}; the known ones are {known}"
         )
 
     def of(group: FoundGroup) -> FoundGroup:

@@ -19,7 +19,7 @@ from launch.first_day.gpu_kinds import GpuKind
 
 YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
 """That are no text to YAML."""
-FROM_DRIVER = "peaks worked out from what the driver says; the maker's data sheet knows better"
+FROM_DRIVER = "peaks computed from what the driver reports; the data sheet is more accurate"
 UNTIL_MEASURED = "assumed, until 'tdpp profile' measures it"
 
 
@@ -51,7 +51,7 @@ def _gpus(kinds: list[GpuKind]) -> Iterator[str]:
         known = len(kind.values) - 1 > len(kind.assumed)
         yield f"  {kind.key}: # {FROM_DRIVER if known else 'its figures are not known'}"
         for key, value in kind.values:
-            assumed = " # assumed: take it from the maker's data sheet" if key in kind.assumed else ""
+            assumed = " # assumed: replace it with the figure of the data sheet" if key in kind.assumed else ""
             yield f"    {key}: {scalar(value)}{assumed}"
         yield "    # profile: a name or a file, once 'tdpp profile' has measured it"
 

@@ -65,7 +65,7 @@ def make_own_caches(run: RunDir, node: str) -> None:
             folder.mkdir(mode=0o700, exist_ok=True)
             require_own_file(folder)
     except OSError as error:
-        raise LaunchError(f"{run.cache(node)} cannot be made ({error.strerror})") from error
+        raise LaunchError(f"{run.cache(node)} cannot be created ({error.strerror})") from error
 
 
 def check_environment(environment: Mapping[str, str], *, make: bool) -> None:

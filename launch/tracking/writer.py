@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-_WAY_OUT = "; the run goes on, and 'tdpp report RUN --{}' writes what is missing"
+_WAY_OUT = "; the run continues, and 'tdpp report RUN --{}' writes what is missing"
 
 
 if __name__ == "__main__":

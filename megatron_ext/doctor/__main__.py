@@ -254,7 +254,7 @@ class _Listener:
         try:
             self._socket = interface.listen(host, 0)  # a connection is made without anybody accepting it
         except OSError as error:
-            self.problem = f"ranks cannot listen on {host}, which this node's name stands for: {error.strerror}"
+            self.problem = f"ranks cannot listen on {host}, to which this node's name resolves: {error.strerror}"
             return
         self.told = {"address": [host, self._socket.getsockname()[1]], "interface": interface.name_of(host)}
         if nodes > 1:

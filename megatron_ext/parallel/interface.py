@@ -73,7 +73,7 @@ def taken_by(library: str) -> Taken:
     wanted = os.environ.get(variable, "")
     if library == "gloo":
         address = next(_addresses(wanted), None) if wanted else next(_bindable(), _LOOPBACK)
-        why = f"{variable}={wanted}" if wanted else f"what the host's name, {socket.gethostname()}, stands for"
+        why = f"{variable}={wanted}" if wanted else f"what the host's name, {socket.gethostname()}, resolves to"
         return Taken(library, address, None if address is None else name_of(address), why)
     if wanted and not wanted.startswith("^"):
         address = next(_addresses(wanted), None)

@@ -133,7 +133,7 @@ def test_null_still_unsets_a_text(tmp_path: Path, null: str) -> None:
 
 
 def test_a_text_that_must_be_set_asks_for_quotes_around_null() -> None:
-    with pytest.raises(ConfigError, match="name=null: must have a value, which null is not; put"):
+    with pytest.raises(ConfigError, match="name=null: must have a value, not null; put"):
         compose(["name=null"])
     assert compose(["name='null'"]).name == "null"
 

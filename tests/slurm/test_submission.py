@@ -120,7 +120,9 @@ def test_nodes_that_are_down_are_named_with_a_way_out_before_anything_is_submitt
     assert f"{missing}, and 7 nodes needed: wait for them ('sinfo -R' says more), or go on with" in str(caught.value)
     assert "cluster.groups.gpu2.count=5" in str(caught.value)
     assert search.main([*NODES, "top=1", "model=tiny", "parallel.global_batch_size=8"]) == 0
-    assert f"({missing}; the plans count 7: cluster.groups.gpu2.count=5 searches without)" in capsys.readouterr().err
+    assert (
+        f"({missing}; the plans count 7: cluster.groups.gpu2.count=5 leaves out the others)" in capsys.readouterr().err
+    )
     assert not slurm.jobs()
     run = submitted(tmp_path / "runs", *FOREVER)  # two of them are enough
     assert stop_command.main([str(run.path)]) == 0

@@ -77,7 +77,7 @@ def test_what_only_a_command_line_has_is_refused() -> None:
         ("model=tiny", "overrides='model=tiny' must be a list of words; write ['model=tiny']"),
         ({"model": "tiny"}, "overrides={'model': 'tiny'} must be a list of words KEY=VALUE, such as"),
         (None, "overrides=None must be a list of words KEY=VALUE"),
-        (["model=tiny", 3], "overrides has 3, which must be a text KEY=VALUE"),
+        (["model=tiny", 3], "overrides has 3, which must be a string KEY=VALUE"),
     ],
     ids=["text", "dict", "None", "number"],
 )

@@ -46,7 +46,7 @@ def read_profile(name: str) -> LayerProfile:
     except FileNotFoundError as error:
         folders = [FOLDER, *(folder / PROFILES for folder in own_folders())]
         known = ", ".join(sorted({other.stem for folder in folders for other in folder.glob(f"*{SUFFIX}")}))
-        others = "" if is_file(name) else f" in {' or '.join(map(str, folders))}; known are {known}"
+        others = "" if is_file(name) else f" in {' or '.join(map(str, folders))}; the known ones are {known}"
         raise ConfigError(f"no profile {name!r}{others}; 'tdpp profile' makes one") from error
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error

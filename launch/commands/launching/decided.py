@@ -53,7 +53,7 @@ def decided(cfg: DictConfig, words: Sequence[str] | None = None) -> tuple[Experi
         size = "" if "micro_batch_size" in undecided.undecided else f" of {undecided.micro_batch_size} samples"
         raise refused or ConfigError(
             f"{keys}: parallel.global_batch_size={undecided.global_batch_size} must be a whole number of micro-batches"
-            f"{size}, at least one for each of {undecided.layout.replicas[0]} replicas"
+            f"{size}, at least one for each replica"
             + (
                 f"; parallel.streams={undecided.streams} must divide the number of each replica"
                 if max(undecided.streams_of) > 1

@@ -14,6 +14,7 @@ from conf.blocks_of_module import asked_of, can_look, samples_of_module
 from conf.schema.adapt import Rule
 from conf.schema.experiment import ContainerKind, Experiment
 from conf.schema.values.architectures import Family
+from conf.visible import plural
 from launch.errors import LaunchError
 
 
@@ -47,8 +48,8 @@ def with_length(experiment: Experiment) -> Experiment:
     if iterations < 1:
         trained = f", and {load} has seen {start.samples} of them" if load is not None else ""
         raise LaunchError(
-            f"{train.length}: that is {samples} samples{trained}: too few for one global batch of {key}={size}; train "
-            f"longer, or use a smaller batch"
+            f"{train.length}: that is {plural(samples, 'sample')}{trained}, too few for one global batch of "
+            f"{key}={size}; train longer, or use a smaller batch"
         )
     return replace(
         experiment, train=replace(train, iterations=start.iteration + iterations, samples=samples, load=load)

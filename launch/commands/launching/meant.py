@@ -25,6 +25,6 @@ def require_choice(argv: Sequence[str]) -> None:
     if clusters:
         yours = f"experiment={experiments[0]}" if experiments else f"cluster={clusters[0]} model=NAME data=NAME"
         raise UsageError(
-            f"tdpp launch: nothing says what to launch; give {yours} for the cluster of your own "
+            f"tdpp launch: no experiment given; use {yours} for your own cluster "
             f"({', '.join(clusters)}), or experiment=demo for the demo on this machine"
         )

@@ -117,7 +117,7 @@ def before_launch(experiment: Experiment) -> Sequence[str]:
     if (use := shared_cpus(experiment)) is None:
         return odd
     ranks, cpus = use
-    return [*odd, f"{ranks} ranks on {plural(cpus, 'CPU')} wait for each other's CPU, so times vary"]
+    return [*odd, f"{ranks} ranks share {plural(cpus, 'CPU')} and wait for each other, so times vary"]
 
 
 def shared_cpus(experiment: Experiment) -> tuple[int, int] | None:
@@ -139,5 +139,7 @@ def check_start(plan: Plan) -> None:
         meta.start_of(plan)
     except EngineError as error:
         latest = plan.files.latest_checkpoint
-        way_out = f"; once {latest} has another checkpoint's name, the run goes on from that" if latest.exists() else ""
+        way_out = (
+            f"; once {latest} names another checkpoint, the run continues from that one" if latest.exists() else ""
+        )
         raise LaunchError(f"resume={plan.run}: {error}{way_out}") from error

@@ -29,5 +29,5 @@ def nodes_now(cluster: Cluster) -> Iterator[str]:
     except LaunchError:  # of a site where sinfo says nothing to this user
         return
     for found in shortages([(component(name, group, ()), group.count) for name, group in cluster.groups.items()], rows):
-        how = f"cluster.groups.{found.group}.count={found.usable} searches without"
+        how = f"cluster.groups.{found.group}.count={found.usable} leaves out the others"
         yield f"{found}; the plans count {found.wanted}" + (f": {how}" if found.usable else "")

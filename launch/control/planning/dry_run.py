@@ -85,7 +85,16 @@ class DryRun:
     def _parts(self, places: str, rest: Sequence[str]) -> str:
         lines = "\n".join([self.plan_line, *([self.training] if self.training else [])])
         scripts = [f"{name}\n{text}" for name, text in self.scripts.items()]
-        return "\n\n".join([self.heading, lines, places, *scripts, f"{self.started}; each runs", *rest])
+        return "\n\n".join(
+            [
+                self.heading,
+                lines,
+                places,
+                *scripts,
+                f"{self.started}; {'it' if len(self.nodes) == 1 else 'each'} runs",
+                *rest,
+            ]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -196,12 +196,12 @@ BROKEN = {
     "the batch is not whole micro-batches": (
         ["parallel.global_batch_size=18"],
         "parallel.global_batch_size=18 is not divisible by parallel.data * parallel.micro_batch_size = 2 * 2 = 4; "
-        "nearest that are: 16, 20",
+        "the nearest that are: 16, 20",
     ),
     "the batch is smaller than one micro-batch each": (
         ["parallel.global_batch_size=3"],
         "parallel.global_batch_size=3 is not divisible by parallel.data * parallel.micro_batch_size = 2 * 2 = 4; "
-        "nearest that are: 4",
+        "the nearest that are: 4",
     ),
     "shares of more replicas than there are": (
         ["parallel.shares=3*2-1*2"],

@@ -102,7 +102,7 @@ def test_no_partition_with_any_replicas_is_faster(
     assert seconds(profile, partition, replicas) == pytest.approx(best)
     assert found["pipeline"] == len(partition) == len(replicas)
     assert found["schedule"] == "pipedream"
-    assert f"{best * 1e3:.3f} ms a mini-batch" in told.out
+    assert f"{best * 1e3:.3f} ms per mini-batch" in told.out
     assert "(proved)" in told.err
     plain = [f"parallel.{key}" for key in ("data=1", "schedule=pipedream")]
     experiment = compose([*words(tmp_path), *cluster(), f"parallel={plan}", *plain, f"model.layers={blocks}"])

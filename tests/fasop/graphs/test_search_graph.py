@@ -30,7 +30,7 @@ def test_the_public_answer_is_printed_and_written(graph: Path, capsys: pytest.Ca
         "stage  replicas  operators           alone    parameters  activations",
         "0      7         node1 to node4 (4)  53.0 ms  2.8 MB      15.0 MB",
         "1      1         node5 to node6 (2)  5.0 ms   60.0 MB     0.3 MB",
-        "replicas 7-1: 8.260 ms a mini-batch, 121.07 a second; 2.54 times as fast as data parallelism (20.990 ms), "
+        "replicas 7-1: 8.260 ms per mini-batch, 121.07 per second; 2.54 times as fast as data parallelism (20.990 ms), "
         "7.02 times as fast as one machine (58.000 ms)",
     ]
     assert "node0 (Input0) takes 30 ms" in told.err

@@ -64,7 +64,7 @@ def test_the_term_that_is_off_is_told_and_mended(term: str) -> None:
     assert found.worst is not None
     assert found.worst.name == term
     assert found.replayed_s == pytest.approx(found.worst.iteration_s)
-    assert next(iter(verdict(found))).startswith(f"most off: {term} (-75.0%)")
+    assert next(iter(verdict(found))).startswith(f"largest error: {term} (-75.0%)")
     mended = calibration([found])
     assert set(mended.groups) == {"hgx", "gpu2"}
     for factors in mended.groups.values():
@@ -86,7 +86,7 @@ def test_a_term_that_is_right_in_all_but_not_by_stage_is_told_so() -> None:
     first, *middle, last = measured.stages
     moved = replace(first, optimizer=first.optimizer + 0.5), *middle, replace(last, optimizer=last.optimizer - 0.5)
     found = compare(replace(measured, stages=moved), prediction)
-    assert next(iter(verdict(found))).startswith("most off: optimizer (total right, stages not)")
+    assert next(iter(verdict(found))).startswith("largest error: optimizer (total right, stages not)")
 
 
 def test_what_no_term_explains_is_told_apart() -> None:
@@ -137,7 +137,7 @@ def test_a_run_says_which_term_is_off_and_calibrates_the_next_search(
     file, words = tmp_path / "found.yaml", ["search", "validate=one", f"runs_dir={tmp_path / 'runs'}"]
     assert main([*words, f"calibrate={file}"]) == 0
     told = capsys.readouterr().out
-    assert "most off: forward (-33.3%)" in told
+    assert "largest error: forward (-33.3%)" in told
     assert "with all terms as measured" not in told
     factors = read_calibration(file).groups["gpu2"]
     assert asdict(factors) == pytest.approx(asdict(Factors(forward=1.5, messages=3.0)), rel=1e-3)

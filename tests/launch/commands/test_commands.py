@@ -229,7 +229,7 @@ def test_a_run_whose_folder_is_deleted_while_it_runs_is_stopped_with_one_message
         read_run_files(found)
 
     monkeypatch.setattr(following, "_watch", deleted)
-    with pytest.raises(LaunchError, match=f"{run.path} was deleted while the run was going on; its processes on this"):
+    with pytest.raises(LaunchError, match=f"{run.path} was deleted while the run was active; its processes on this"):
         follow(run)
     assert processes.wait_until_gone(token, 60.0) == set()
 

@@ -113,7 +113,7 @@ def test_what_is_not_known_is_said_in_the_file() -> None:
     found = slurm(a=("gpu:titan:2", "srun failed:\n nobody is free"), b=("(null)", node()))
     text = cluster_text("mine", found, "2026-01-31")
     assert "# no node answered: srun failed: nobody is free" in text
-    assert "fp16_tflops: 40 # assumed: take it from the maker's data sheet" in text
+    assert "fp16_tflops: 40 # assumed: replace it with the figure of the data sheet" in text
     assert "# Note: b (2 nodes, CPU) is left out: ranks on CPUs cannot train together with ranks on GPUs" in text
     assert "# time_min: 60 # minutes, up to 1-00:00:00" in text
 
@@ -217,7 +217,10 @@ def test_nothing_is_replaced_unasked(capsys: pytest.CaptureFixture[str]) -> None
     ("argv", "told"),
     [
         (["init", "--local", "1st"], "'1st' cannot name a configuration; a name is a letter"),
-        (["init", "--local", "--price", "a100=3"], "--price a100=3: no group or GPU type a100; known are local, cpu"),
+        (
+            ["init", "--local", "--price", "a100=3"],
+            "no group or GPU type a100; the known ones are local, cpu",
+        ),
         (["init", "--hosts", "a:2", "b:2"], "'b:2' cannot name a configuration; if it is a host, give all hosts to "),
         (["init", "a:2,b:2"], "separated by commas without spaces: --hosts a:2,b:2"),
         (["init", "--hosts", "a"], "--hosts: 'a' is not a host; write NAME:RANKS, such as a:2"),

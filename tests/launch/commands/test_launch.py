@@ -218,7 +218,7 @@ def test_a_sweep_reports_every_combination_and_goes_on_after_a_bad_one(
         (["cluster=a10x8"], "one of these fits: 1 node (cluster.groups.<group>.count)"),
         (["+train.foo=1"], "train.foo is not a key"),
         (["model=foo"], "Could not find 'model/foo'"),
-        (["executor.kind=moo"], "'moo' is none of local, slurm, hosts"),
+        (["executor.kind=moo"], "'moo' is not one of local, slurm, hosts"),
         (["runs_dir=["], "runs_dir=["),
         (["name=${nokey}"], "nokey"),
         (["parallel.data=1,2"], "parallel.data=1,2: several values make a sweep, which needs 'tdpp launch -m'"),

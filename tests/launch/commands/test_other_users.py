@@ -73,7 +73,7 @@ def test_root_is_told_how_the_owner_of_a_run_that_has_saved_resumes_it(
     assert stop_command.main([str(theirs.path), "--save"]) == 0
     saved = observe(theirs).saved
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"next: runuser -u nobody -- tdpp launch resume={theirs.path}  # goes on after iteration {saved}"
+        f"next: runuser -u nobody -- tdpp launch resume={theirs.path}  # continues after iteration {saved}"
     )
 
 

@@ -59,7 +59,7 @@ DAMAGE: dict[str, tuple[Callable[[RunDir], object], str]] = {
     "no text": (lambda run: run.jobs.write_bytes(b"\xff"), "jobs.json is not text: byte 0 is not UTF-8"),
     "another type": (
         lambda run: run.jobs.write_text(run.jobs.read_text().replace("[]", '[{"id": 1, "nodes": [0]}]')),
-        "jobs.json is damaged: jobs[0].id=1 must be a text",
+        "jobs.json is damaged: jobs[0].id=1 must be a string",
     ),
     "too deep": (lambda run: run.jobs.write_text("[" * 10**5), "too deeply"),
     "a folder": (lambda run: (run.metrics.unlink(), run.metrics.mkdir()), "metrics.jsonl is a folder, not a regular"),

@@ -148,7 +148,7 @@ DRY = ["container.image=registry.test/small:1", "container.image_dir=/images", "
 def commands(tmp_path: Path, *overrides: str) -> list[list[str]]:
     """By node: the first words of its commands in a dry run."""
     text = dry_run(compose([f"runs_dir={tmp_path}", *DRY, *overrides]), "worker").full()
-    nodes = text.partition("each runs\n\n")[2].partition("\n\nplan.json")[0].split("\n\n")
+    nodes = text.partition(" runs\n\n")[2].partition("\n\nplan.json")[0].split("\n\n")
     return [[line.strip() for line in node.splitlines()[1:]] for node in nodes]
 
 

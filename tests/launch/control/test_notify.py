@@ -213,7 +213,7 @@ def test_nobody_else_than_its_owner_runs_a_command(tmp_path: Path, runs: Path, h
         ("notify.command=''", "is empty"),
         ("notify.command='./ended.sh now'", "./ended.sh is a relative path, but the program is started in the run's"),
         ("notify=x", "notify=x: must be a group of keys, not 'x'"),
-        ("notify.command=[sh,x]", "notify.command=[sh,x]: must be a text; put a text with brackets"),
+        ("notify.command=[sh,x]", "notify.command=[sh,x]: must be a string; put a string with brackets"),
         ("notify.mail=me", "notify.mail='me' must be an address"),
         (
             "notify.mail=me@example.org",

@@ -216,8 +216,8 @@ def test_a_damaged_checkpoint_is_not_resumed_from(runs: Path) -> None:
     told = str(caught.value)
     assert told.startswith(f"resume={run.name}: {worse.part('head')}: damaged: expected ")
     assert told.endswith(
-        f"; the newest sound checkpoint there is {sound.folder}; once {run.latest_checkpoint} has another "
-        "checkpoint's name, the run goes on from that"
+        f"; the newest sound checkpoint there is {sound.folder}; once {run.latest_checkpoint} names another "
+        "checkpoint, the run continues from that one"
     )
     assert run.jobs.read_text() == before
 

@@ -400,7 +400,7 @@ def test_fewer_cpus_than_ranks_are_a_warning_with_the_way_out() -> None:
     here = replace(node(0, cpus=2), group="local")
     (check,) = devices(LOCAL, False, "local", [here])
     assert check.level is Level.warning
-    assert "2 CPUs for 4 ranks: ranks wait for each other's CPU" in check.text
+    assert "2 CPUs for 4 ranks: ranks that share a CPU wait for each other" in check.text
 
 
 def test_a_checkpoint_is_as_large_as_it_is_said_to_be() -> None:
@@ -419,11 +419,11 @@ def test_images_of_docker_that_differ_are_an_error() -> None:
 
 
 def test_the_interface_that_gloo_takes_is_named_and_one_that_nobody_reaches_is_an_error() -> None:
-    name = "what the host's name, n001, stands for"
+    name = "what the host's name, n001, resolves to"
     good = Taken(library="gloo", address="10.1.0.11", interface="ib0", why=name)
     home = Taken(library="gloo", address="127.0.1.1", interface="lo", why=name)
     fine = judged(tuple(replace(one, taken=good) for one in ALL))
-    assert fine["gpu2", "interface"].text == "gloo takes ib0, by the host's name"
+    assert fine["gpu2", "interface"].text == "gloo uses ib0, by the host's name"
     lost = tuple(replace(one, ranks=tuple(replace(one, all_reduce_ms=None) for one in one.ranks)) for one in ALL)
     wrong = judged(
         (
@@ -433,9 +433,9 @@ def test_the_interface_that_gloo_takes_is_named_and_one_that_nobody_reaches_is_a
     )
     assert wrong["gpu2", "interface"].level is Level.error
     assert wrong["gpu2", "interface"].text == (
-        f"gpu2-0: gloo takes 127.0.1.1 (lo): {name}, which no other node can reach; set "
+        f"gpu2-0: gloo uses 127.0.1.1 (lo): {name}, which no other node can reach; set "
         "cluster.environment.GLOO_SOCKET_IFNAME to the interface of the nodes' own network"
     )
     assert wrong["hgx", "interface"].text.startswith(
-        "hgx-0: cannot reach the address that gloo takes on gpu2-0 (Connection refused); set cluster.environment."
+        "hgx-0: cannot reach the address that gloo uses on gpu2-0 (Connection refused); set cluster.environment."
     )

@@ -128,7 +128,7 @@ def test_a_link_in_the_place_of_a_runs_cache_is_refused(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     make_own_caches(run, "a")
     run.cache("b").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LaunchError, match="cannot be made"):
+    with pytest.raises(LaunchError, match="cannot be created"):
         make_own_caches(run, "b")
     (tmp_path / "elsewhere").mkdir()
     with pytest.raises(LaunchError, match="is a link"):

@@ -476,7 +476,7 @@ def test_larger_micro_batches_are_tried_until_there_is_no_room(
     assert sizes[-1] == room.micro_batch_size
     captured = capsys.readouterr()
     assert f"with the whole model tiny on one GPU: {room.micro_batch_size}, " in captured.out
-    assert "(mine: no larger micro-batch of the whole model has room: out of memory: " in captured.err
+    assert "(mine: no larger micro-batch of the whole model fits: out of memory: " in captured.err
     assert len(profile.buckets_mib["tiny"]) == 1
     batch = 64 * room.micro_batch_size
     auto = [
@@ -523,7 +523,7 @@ def test_what_was_finished_is_written_where_the_rest_cannot_be_measured(
     killed_at(monkeypatch, "links:0")
     with pytest.raises(TdppError, match="killed by SIGKILL"):
         profile.main([*TWO, "micro_batches=1,2"], worker=KILLED_PROFILE)
-    assert "(written as far as it was measured: mine; 'add=true' adds the rest)" in capsys.readouterr().err
+    assert "(incomplete: mine; repeat with add=true to measure the rest)" in capsys.readouterr().err
     written = read_profile("mine")
     assert [costs.micro_batch_size for costs in written.costs] == [1, 2]
     assert written.within.p2p is None

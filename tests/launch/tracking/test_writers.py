@@ -227,7 +227,7 @@ def test_a_tracker_that_fails_says_so_once(run: RunDir, killed: list[Writer]) ->
     assert code == 1
     (said,) = err.splitlines()
     assert said.startswith("log=tensorboard ended: ")
-    assert said.endswith("the run goes on, and 'tdpp report RUN --tensorboard' writes what is missing")
+    assert said.endswith("the run continues, and 'tdpp report RUN --tensorboard' writes what is missing")
 
 
 def test_mlflow_takes_a_folder(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

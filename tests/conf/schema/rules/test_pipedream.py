@@ -29,7 +29,7 @@ PIPEDREAM = [
             "parallel.schedule_file=own.json",
             "parallel.schedule_file=own.json cannot be combined with parallel.schedule=pip",
         ),
-        ("parallel.global_batch_size=7", "is not divisible by parallel.micro_batch_size=2; nearest that are: 6, 8"),
+        ("parallel.global_batch_size=7", "is not divisible by parallel.micro_batch_size=2; the nearest that are: 6, 8"),
         (
             "parallel.data=2 parallel.shares=2-1",
             "parallel.shares=2-1 cannot be combined with parallel.schedule=pipedream",

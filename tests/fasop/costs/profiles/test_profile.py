@@ -85,7 +85,7 @@ def test_what_is_written_of_a_profile_reads_as_the_same(
 
 
 def test_an_unknown_profile_is_told_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=f"no profile 'nope' in .*; known are {', '.join(SHIPPED)}; 'tdpp profile'"):
+    with pytest.raises(ConfigError, match=f"no profile 'nope' in .*; the known ones are {', '.join(SHIPPED)}; "):
         files.read_profile("nope")
 
 
