@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from conf.visible import nearest, span
+from conf.visible import nearest, plural, span
+from tests.support import ROOT
 
 
 @pytest.mark.parametrize(
@@ -34,3 +37,16 @@ def test_an_unknown_name_is_answered_with_the_five_nearest() -> None:
     assert nearest("modle", ["model"]) == "did you mean model? "
     assert nearest("xyzzy", ["data", "model"]).startswith("the nearest are ")
     assert nearest("x", []) == ""
+
+
+def test_a_count_gets_its_noun_from_one_function() -> None:
+    """Nowhere else is a plural put together behind its number."""
+    own = re.compile(r"\{[^{}]+\} [\w-]+\{['\"]e?s['\"] \* ")
+    rooms = ("conf", "data_prep", "fasop", "launch", "reports", "tdpp")
+    files = [file for room in rooms for file in (ROOT / room).rglob("*.py")]
+    assert [str(file) for file in files if own.search(file.read_text(encoding="utf-8"))] == []
+    assert [plural(n, "micro-batch", "es") for n in (0, 1, 2)] == [
+        "0 micro-batches",
+        "1 micro-batch",
+        "2 micro-batches",
+    ]

@@ -102,7 +102,7 @@ def test_output_that_finds_no_room_is_one_message(command: list[str], unbuffered
         )
     assert (done.returncode, done.stderr) == (
         1,
-        "tdpp: error: what the output goes to: No space left on device; free some space there\n",
+        "tdpp: error: standard output: No space left on device; free some space there\n",
     )
 
 
