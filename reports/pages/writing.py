@@ -22,6 +22,7 @@ from reports.facts.usual import time_of
 from reports.figures.page import refreshing
 from reports.pages import run_page, sweep_page, timeline_page
 from reports.pages.comparison import outcome
+from reports.path.allowed import Allowed
 from reports.path.slow_ranks import Expected
 from reports.path.why import Why, explain
 from reports.readers.judgement import Findings, Verdict
@@ -158,7 +159,9 @@ def rendered(source: Source, judge: Judge | None, beside: run_page.Beside | None
     known, timeline = replace(found.record, notes=(*found.record.notes, *why_not)), found.timeline
     figures = statistics.statistics(timeline, known.plan.ranks, known)
     predicted = Expected.of(found.prediction)
-    why = None if known.log else explain(timeline, known.plan, figures, found.searched, predicted, found.gpus)
+    cluster = known.experiment.cluster if known.experiment else None
+    allowed = Allowed.of(known.plan, cluster, known.traffic)
+    why = None if known.log else explain(timeline, known.plan, figures, found.searched, predicted, found.gpus, allowed)
     return Rendered(
         found=replace(found, record=known, busy=busy(figures, known.plan)),
         figures=figures,

@@ -43,6 +43,9 @@ class Change:
     """What the change is about, as a sentence."""
     lasts_ns: Sequence[Integers]
     """By graph that is replayed: (edges,) of it."""
+    healthy_ns: Sequence[Integers] | None = None
+    """The same where what the change is about takes what it would on healthy, equal hardware; None if that is the
+    change."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """Of the configuration, with the values that make the change, if they can."""
 
@@ -58,6 +61,9 @@ class Gain:
     """An iteration without it: the median of those replayed, or the mean of all where it is about some of them."""
     shares: Sequence[float]
     """What it gains in each of some iterations, as a part of the iteration; negative where it loses."""
+    beyond: Sequence[float] = ()
+    """What each of these iterations takes beyond what its plan would on healthy, equal hardware, as far as the change
+    is about that, as a part of the iteration without waits for CPU cores; none where that cannot be told."""
     mean: bool = False
     """Whether it is about iterations that take unequally long, and `before_ns` is a mean."""
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -76,13 +82,23 @@ class Gain:
     @property
     def least(self) -> float:
         """Of `shares`, where those of MANY or more iterations are known without the smallest one."""
-        return sorted(self.shares)[self._left_out]
+        return sorted(self.shares)[_left_out(self.shares)]
 
     @property
     def most(self) -> float:
         """The same without the largest one."""
-        return sorted(self.shares)[-1 - self._left_out]
+        return sorted(self.shares)[-1 - _left_out(self.shares)]
 
     @property
-    def _left_out(self) -> int:
-        return 1 if len(self.shares) >= MANY else 0
+    def usually_beyond(self) -> float:
+        """The median of `beyond`."""
+        return float(np.median(self.beyond)) if len(self.beyond) else 0.0
+
+    @property
+    def least_beyond(self) -> float:
+        """As `least`, of `beyond`."""
+        return sorted(self.beyond)[_left_out(self.beyond)] if len(self.beyond) else 0.0
+
+
+def _left_out(shares: Sequence[float]) -> int:
+    return 1 if len(shares) >= MANY else 0

@@ -8,8 +8,9 @@ import numpy as np
 
 from conf.run_folder.rank_ranges import rank_ranges
 from megatron_ext.contract.plan import Plan
+from reports.path.allowed import Allowed
 from reports.path.change import Cause, Change
-from reports.path.graph import Graph, Kind, median_by_rank
+from reports.path.graph import Graph, Integers, Kind, median_by_rank
 
 FREED = (
     (Kind.DATA, Cause.DATA, "no time spent loading data", "Loading data"),
@@ -31,8 +32,14 @@ MUCH_LESS = 0.5
 """Of the longest time: what the others take at most."""
 
 
-def freed(graphs: Sequence[Graph], plan: Plan) -> Iterator[Change]:
-    """Each kind of work that takes any time."""
+PEERS = (Kind.OPTIMIZER, Kind.HOST)
+"""What every rank has to do: a rank is at fault for what it takes beyond LONGER times the median of its peers, which
+for the optimizer are the other ranks of its stage."""
+LONGER = 1.5
+
+
+def freed(graphs: Sequence[Graph], plan: Plan, allowed: Allowed | None = None) -> Iterator[Change]:
+    """Each kind of work that takes any time. Loading data should take none; a collective takes what its bytes cost."""
     for kind, cause, change, what in FREED:
         lasts = median_by_rank([_stood(graph, kind) for graph in graphs])
         if lasts and max(lasts.values()):
@@ -41,7 +48,41 @@ def freed(graphs: Sequence[Graph], plan: Plan) -> Iterator[Change]:
                 change=change,
                 because=f"{what} takes {max(lasts.values()) / 1e6:,.1f} ms per iteration{_where(lasts, plan)}.",
                 lasts_ns=[np.where(graph.kind == kind, 0, graph.lasts_ns) for graph in graphs],
+                healthy_ns=None if kind is Kind.DATA else _healthy(graphs, kind, plan, allowed),
             )
+
+
+def _healthy(graphs: Sequence[Graph], kind: Kind, plan: Plan, allowed: Allowed | None) -> list[Integers]:
+    """The lengths where no rank takes longer for a kind than it may."""
+    limits = dict[int, float]()
+    if kind in PEERS:
+        stages = {place.rank: place.stage for place in plan.ranks}
+        usual = median_by_rank([_sums(graph, kind) for graph in graphs])
+        for rank in usual:
+            others = [usual[one] for one in usual if one != rank]
+            if kind is Kind.OPTIMIZER:
+                others = [usual[one] for one in usual if one != rank and stages[one] == stages[rank]]
+            if others:
+                limits[rank] = LONGER * float(np.median(others))
+    elif allowed is not None:
+        ranks = {Kind.TENSOR: max(plan.layout.tensors), Kind.EMBEDDING: 2}.get(kind, max(plan.layout.replicas))
+        for rank in graphs[0].last:
+            count = int(((graphs[0].kind == kind) & (graphs[0].on == rank)).sum())
+            if (ns := allowed.collectives_ns(rank, kind, count, ranks)) is not None:
+                limits[rank] = ns
+    found = []
+    for graph in graphs:
+        sums, factors = _sums(graph, kind), np.ones(max(graph.last) + 1)
+        for rank, ns in sums.items():
+            factors[rank] = min(limits.get(rank, np.inf) / max(ns, 1), 1.0)
+        found.append(graph.scaled(kind, factors))
+    return found
+
+
+def _sums(graph: Graph, kind: Kind) -> dict[int, int]:
+    """By rank, ns."""
+    sums = graph.by_rank(np.where(graph.kind == kind, graph.lasts_ns, 0))
+    return {rank: int(sums[rank]) for rank in graph.last}
 
 
 def _stood(graph: Graph, kind: Kind) -> dict[int, int]:

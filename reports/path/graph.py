@@ -78,8 +78,10 @@ class Graph:
     """By rank, when it was done, as recorded."""
     edges: Sequence[Edge]
     """Those to a point come before those from it in the same iteration."""
-    core_wait_ns: Mapping[int, int]
+    in_passes_ns: Mapping[int, int]
     """By rank, how long it waited for a CPU core in its passes, as far as that is known."""
+    outside_ns: Mapping[int, int]
+    """The same of the waits that were not in its passes."""
 
     @cached_property
     def lasts_ns(self) -> Integers:

@@ -16,11 +16,14 @@ from reports.facts.statistics import Statistics
 from reports.path.change import Cause, Gain
 from reports.path.graph import Graph, Integers, Kind
 from reports.path.making import make_graph
-from reports.path.slow_ranks import on_cores
+from reports.path.own_cores import on_own_cores
+from reports.path.slow_ranks import computing
 from reports.readers.events import Timeline
 
 LONGER = 1.05
 """Times the median, from which an iteration is long."""
+RECURS = 3
+"""Times that something must happen before it is the cause of anything."""
 MORE = 1.05
 """Times what a rank takes in the usual iteration, from which it takes longer in another."""
 KINDS = (
@@ -57,25 +60,28 @@ def long_iterations(timeline: Timeline, plan: Plan, figures: Statistics, usual: 
     near = np.argsort(np.abs(np.arange(len(ordered)) - (len(ordered) - 1) // 2), kind="stable")[:most]
     numbers = figures.iterations[ordered[near]].tolist()
     try:
-        graphs = [make_graph(timeline, plan.ranks, number, plan.stream is not None) for number in numbers]
+        recorded = [make_graph(timeline, plan.ranks, number, plan.stream is not None) for number in numbers]
     except ReportError:
         return
+    graphs = on_own_cores(recorded)
     mean = float(figures.period_ns[alike].mean())
     part = len(longer) / int(alike.sum())
     which = _which(figures.iterations[longer].tolist(), int(alike.sum()))
     which = which[0].upper() + which[1:]
     takes = (
-        f"{which} {'take' if which[0].isdigit() else 'takes'} {graphs[0].now_ns / 1e6:,.0f} ms, "
+        f"{which} {'take' if which[0].isdigit() else 'takes'} {recorded[0].now_ns / 1e6:,.0f} ms, "
         f"other iterations {median / 1e6:,.0f} ms"
     )
-    for cause, change, because, lasts in _as_usual(graphs, usual, plan):
+    for cause, change, because, lasts, machine in _as_usual(graphs, usual, plan):
         gained = [graph.now_ns - graph.period_ns(one) for graph, one in zip(graphs, lasts, strict=True)]
+        shares = [part * ns / mean for ns in gained]
         yield Gain(
             cause=cause,
             change=f"{change} as in other iterations",
             because=f"{takes}: {because}.",
             before_ns=round(mean),
-            shares=[part * ns / mean for ns in gained],
+            shares=shares,
+            beyond=shares if len(longer) >= RECURS and not machine else (),
             mean=True,
         )
 
@@ -94,9 +100,9 @@ def _ordinal(number: int) -> str:
 
 def _as_usual(
     graphs: Sequence[Graph], usual: Graph, plan: Plan
-) -> Iterator[tuple[Cause, str, str, Sequence[Integers]]]:
-    """What takes longer in the first of some iterations than in the usual one: what about, with it as there, why, and
-    the lengths in all of them."""
+) -> Iterator[tuple[Cause, str, str, Sequence[Integers], bool]]:
+    """What takes longer in the first of some iterations than in the usual one: what about, with it as there, why, the
+    lengths in all of them, and whether all ranks work longer, which says nothing of any of them."""
     graph = graphs[0]
     for kind, cause, doing in KINDS:
         then, now = (_sums(of, kind) for of in (usual, graph))
@@ -116,13 +122,14 @@ def _as_usual(
         )
         title = {Kind.COMPUTE: "as fast", Kind.DATA: "loading data as fast", Kind.OPTIMIZER: "updating as fast"}
         change = f"{ranks}{where} {title.get(kind, 'as fast between the recorded events')}"
-        yield cause, change, because, [_scaled(one, kind, {rank: then.get(rank, 0) for rank in slow}) for one in graphs]
+        lasts = [_scaled(one, kind, {rank: then.get(rank, 0) for rank in slow}) for one in graphs]
+        yield cause, change, because, lasts, everyone and kind is not Kind.DATA
     for kind, cause, what, takes in TOGETHER:
         before, after = sum(_sums(usual, kind).values()), sum(_sums(graph, kind).values())
         if after > MORE * before:
             lasts = [_all_scaled(one, kind, before) for one in graphs]
             because = f"{what} {takes} {after / 1e6:,.0f} ms instead of {before / 1e6:,.0f} ms, summed over all ranks"
-            yield cause, f"{what} as fast", because, lasts
+            yield cause, f"{what} as fast", because, lasts, False
 
 
 def _scaled(graph: Graph, kind: Kind, then: Mapping[int, int]) -> Integers:
@@ -140,9 +147,9 @@ def _all_scaled(graph: Graph, kind: Kind, then: int) -> Integers:
 
 
 def _sums(graph: Graph, kind: Kind) -> dict[int, int]:
-    """By rank that does it, ns; of computing without waits for a CPU core."""
+    """By rank that does it, ns."""
     if kind is Kind.COMPUTE:
-        return {rank: ns for rank, ns in on_cores(graph).items() if ns}
+        return {rank: ns for rank, ns in computing(graph).items() if ns}
     sums = graph.by_rank(np.where(graph.kind == kind, graph.lasts_ns, 0))
     return {rank: int(sums[rank]) for rank in graph.last if sums[rank]}
 
@@ -165,12 +172,14 @@ def between_iterations(plan: Plan, figures: Statistics, most: int) -> Iterator[G
     known = _known(plan, after)
     period = float(figures.period_ns[counted].mean())
     usual = gaps[long[np.argsort(np.abs(gaps[long] - np.median(gaps[long])), kind="stable")[:most]]]
+    shares = (mean / (period + mean) * usual / np.median(gaps[long])).tolist()
     yield Gain(
         cause=Cause.BETWEEN,
         change=f"no time spent on {' and '.join(known)}" if known else "no time between iterations",
         because=f"{because}{f' ({_keys(known)})' if known else ''}.",
         before_ns=round(period + mean),
-        shares=(mean / (period + mean) * usual / np.median(gaps[long])).tolist(),
+        shares=shares,
+        beyond=() if known or len(long) < RECURS else shares,
         mean=True,
     )
 

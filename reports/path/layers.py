@@ -11,7 +11,7 @@ from megatron_ext.contract.plan import Plan
 from reports.facts.dashed import dashed
 from reports.path.change import Cause, Change
 from reports.path.graph import Graph, Integers, median_by_rank
-from reports.path.slow_ranks import ALIKE, computing, gpus, layers_of, on_cores, scaled
+from reports.path.slow_ranks import ALIKE, computing, gpus, layers_of, scaled
 
 MOST_LAYERS = 64
 """Moved one after another, at most."""
@@ -20,10 +20,10 @@ MOST_LAYERS = 64
 def moved_layers(graphs: Sequence[Graph], plan: Plan) -> Iterator[Change]:
     """Layers moved from the stage that computes longest to the one that is done first: one, and as many as help."""
     stages = {place.rank: place.stage for place in plan.ranks}
-    layers, before = layers_of(plan), _by_stage(stages, median_by_rank([on_cores(graph) for graph in graphs]))
+    layers, before = layers_of(plan), by_stage(stages, median_by_rank([computing(graph) for graph in graphs]))
     if len(before) < 2 or not layers:
         return
-    each = _layer_ns(plan, before, layers)
+    each = layer_ns(plan, before, layers)
     longest, shortest = max(before, key=lambda stage: before[stage]), min(before, key=lambda stage: before[stage])
     because = (
         f"Stage {longest} computes the longest, {before[longest] / 1e6:,.1f} ms per iteration; stage {shortest} the "
@@ -55,7 +55,7 @@ def moved_layers(graphs: Sequence[Graph], plan: Plan) -> Iterator[Change]:
     yield from made[1:][-1:]
 
 
-def _by_stage(stages: Mapping[int, int], computing: Mapping[int, float]) -> dict[int, float]:
+def by_stage(stages: Mapping[int, int], computing: Mapping[int, float]) -> dict[int, float]:
     """What the ranks of each stage compute, as a median."""
     found: dict[int, list[float]] = {}
     for rank, stage in stages.items():
@@ -68,7 +68,7 @@ def _with_layers(
     graph: Graph, stages: Mapping[int, int], before: Mapping[int, float], now: Mapping[int, float]
 ) -> Integers:
     """The lengths where stages that usually compute `before` usually compute `now`."""
-    here = _by_stage(stages, computing(graph))
+    here = by_stage(stages, computing(graph))
     factors = {stage: max(1 + (now[stage] - before[stage]) / ns, 0.0) for stage, ns in here.items() if ns > 0}
     return scaled(graph, {rank: factors.get(stages[rank], 1.0) for rank in graph.last})
 
@@ -84,8 +84,8 @@ def replayed_plans(graphs: Sequence[Graph], plan: Plan, every: Sequence[Sequence
     if not every:
         return
     stages, layers_now = {place.rank: place.stage for place in plan.ranks}, layers_of(plan)
-    before = _by_stage(stages, median_by_rank([on_cores(graph) for graph in graphs]))
-    each = _layer_ns(plan, before, layers_now)
+    before = by_stage(stages, median_by_rank([computing(graph) for graph in graphs]))
+    each = layer_ns(plan, before, layers_now)
     for layers in every:
         now = {stage: max(ns + each[stage] * (layers[stage] - layers_now[stage]), 0.0) for stage, ns in before.items()}
         change = f"partition {dashed(layers)}, the best that tdpp search finds for these sizes"
@@ -99,7 +99,7 @@ def replayed_plans(graphs: Sequence[Graph], plan: Plan, every: Sequence[Sequence
         )
 
 
-def _layer_ns(plan: Plan, computing: Mapping[int, float], layers: Sequence[int]) -> dict[int, float]:
+def layer_ns(plan: Plan, computing: Mapping[int, float], layers: Sequence[int]) -> dict[int, float]:
     """What a layer takes on each stage: the mean of stages with the same GPUs, where layers are unlike each other.
 
     Where they are alike, the ends also compute an embedding or a head: where an inner stage has the same

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from megatron_ext.contract.plan import Plan
+from reports.path.allowed import Allowed
 from reports.path.change import Cause, Change
 from reports.path.graph import Graph, Integers
 
@@ -25,31 +27,43 @@ class _Way:
     edges: Sequence[Sequence[int]]
     """By graph."""
     usual_ns: float
+    allowed_ns: float | None
+    """What one of its messages may take by its bytes, if that is known."""
 
 
-def links(graphs: Sequence[Graph], plan: Plan) -> Iterator[Change]:
+def links(graphs: Sequence[Graph], plan: Plan, allowed: Allowed | None = None) -> Iterator[Change]:
     """Each link between two stages twice as fast in both directions. Where the messages of some nodes take longer than
-    those of other replicas, or those of one node longer than all others, only these."""
-    ways = _ways(graphs, plan)
+    those of other replicas, or those of one node longer than all others, only these.
+
+    A link is at fault for what its messages take beyond SLOWER times the median of others like them: on other links
+    that lead from node to node, or stay within one, as it does, or the other way on the same link. Where all are
+    equally slow, only their bytes tell (`reports/path/allowed.py`).
+    """
+    ways = _ways(graphs, plan, allowed)
     for pair in sorted({tuple(sorted(way.stages)) for way in ways}):
-        yield _between(graphs, pair[0], pair[1], [way for way in ways if tuple(sorted(way.stages)) == pair])
+        yield _between(graphs, pair[0], pair[1], ways)
     yield from _of_nodes(graphs, ways)
 
 
-def _ways(graphs: Sequence[Graph], plan: Plan) -> list[_Way]:
+def _ways(graphs: Sequence[Graph], plan: Plan, allowed: Allowed | None) -> list[_Way]:
     stages = [place.stage for place in plan.ranks]
     found: dict[tuple[str, str, int, int], list[list[int]]] = {}
+    may = dict[tuple[str, str, int, int], list[float]]()
+    messages = Counter(graphs[0].sender[graphs[0].sender >= 0].tolist())
     for at, graph in enumerate(graphs):
         for number in np.flatnonzero(graph.sender >= 0).tolist():
             sender, receiver = int(graph.sender[number]), int(graph.on[number])
             key = plan.node_of(sender), plan.node_of(receiver), stages[sender], stages[receiver]
             found.setdefault(key, [[] for _ in graphs])[at].append(number)
+            if allowed is not None and (ns := allowed.message_ns(sender, messages[sender])) is not None:
+                may.setdefault(key, []).append(ns)
     return [
         _Way(
             sender=one,
             receiver=other,
             stages=(stage, to),
             edges=edges,
+            allowed_ns=max(may.get((one, other, stage, to), ()), default=None),
             usual_ns=float(
                 np.median(np.concatenate([graph.lasts_ns[own] for graph, own in zip(graphs, edges, strict=True)]))
             ),
@@ -58,8 +72,9 @@ def _ways(graphs: Sequence[Graph], plan: Plan) -> list[_Way]:
     ]
 
 
-def _between(graphs: Sequence[Graph], one: int, other: int, ways: Sequence[_Way]) -> Change:
+def _between(graphs: Sequence[Graph], one: int, other: int, every: Sequence[_Way]) -> Change:
     """Of the ways between two stages."""
+    ways = [way for way in every if tuple(sorted(way.stages)) == (one, other)]
     slowest = max(ways, key=lambda way: way.usual_ns)
     said = f"from stage {slowest.stages[0]} to stage {slowest.stages[1]}"
     alike = [way.usual_ns for way in ways if way.stages == slowest.stages and way != slowest]
@@ -75,7 +90,13 @@ def _between(graphs: Sequence[Graph], one: int, other: int, ways: Sequence[_Way]
     else:
         because = f"A message {said} takes {_ms(slowest.usual_ns)}."
         change = f"the link between stages {one} and {other} twice as fast"
-    return Change(cause=Cause.LINK, change=change, because=because, lasts_ns=_twice_as_fast(graphs, ways))
+    return Change(
+        cause=Cause.LINK,
+        change=change,
+        because=because,
+        lasts_ns=_twice_as_fast(graphs, ways),
+        healthy_ns=_healthy(graphs, ways, every),
+    )
 
 
 def _of_nodes(graphs: Sequence[Graph], ways: Sequence[_Way]) -> Iterator[Change]:
@@ -99,6 +120,7 @@ def _of_nodes(graphs: Sequence[Graph], ways: Sequence[_Way]) -> Iterator[Change]
                 change=f"the network of {node} twice as fast",
                 because=because,
                 lasts_ns=_twice_as_fast(graphs, own),
+                healthy_ns=_healthy(graphs, own, ways),
             )
 
 
@@ -106,6 +128,20 @@ def _twice_as_fast(graphs: Sequence[Graph], ways: Sequence[_Way]) -> list[Intege
     found = [graph.lasts_ns.copy() for graph in graphs]
     for at, lasts in enumerate(found):
         lasts[[number for way in ways for number in way.edges[at]]] //= 2
+    return found
+
+
+def _healthy(graphs: Sequence[Graph], ways: Sequence[_Way], every: Sequence[_Way]) -> list[Integers]:
+    """The lengths where no message of some ways takes longer than it may."""
+    found = [graph.lasts_ns.copy() for graph in graphs]
+    for way in ways:
+        apart = way.sender != way.receiver
+        others = [one.usual_ns for one in every if one != way and (one.sender != one.receiver) == apart]
+        limits = [] if way.allowed_ns is None else [way.allowed_ns]
+        limits += [SLOWER * float(np.median(others))] if others else []
+        if limits:
+            for lasts, own in zip(found, way.edges, strict=True):
+                lasts[own] = np.minimum(lasts[own], min(limits))
     return found
 
 

@@ -98,6 +98,7 @@ def make_graph(timeline: Timeline, ranks: Sequence[Place], iteration: int, strea
     meeting = meetings(part, ranks, streams).tolist()
     maker = _Maker(part, before.groupby("rank")["end_ns"].max(), sent, meeting)
     edges = [edge._replace(event=numbers[edge.event]) if edge.event >= 0 else edge for edge in maker.edges]
+    inside, outside = _core_waits(timeline, iteration)
     return Graph(
         iteration=iteration,
         rank=maker.rank,
@@ -105,16 +106,19 @@ def make_graph(timeline: Timeline, ranks: Sequence[Place], iteration: int, strea
         last=maker.last,
         ready_ns=maker.ready,
         ended_ns=maker.ended,
-        core_wait_ns=_core_waits(timeline, iteration),
+        in_passes_ns=inside,
+        outside_ns=outside,
         edges=_in_order(edges, len(maker.rank), iteration),
     )
 
 
-def _core_waits(timeline: Timeline, iteration: int) -> dict[int, int]:
-    """In passes, by rank, ns."""
+def _core_waits(timeline: Timeline, iteration: int) -> tuple[dict[int, int], dict[int, int]]:
+    """By rank, ns: in its passes, and outside of them."""
     waits = timeline.core_waits
     chosen = waits[waits["iteration"] == iteration]
-    return dict(zip(chosen["rank"].tolist(), chosen["in_passes_ns"].tolist(), strict=True))
+    ranks, inside = chosen["rank"].tolist(), chosen["in_passes_ns"].tolist()
+    outside = (chosen["ns"] - chosen["in_passes_ns"]).clip(lower=0).tolist()
+    return dict(zip(ranks, inside, strict=True)), dict(zip(ranks, outside, strict=True))
 
 
 def _part(timeline: Timeline, events: pd.DataFrame) -> Timeline:

@@ -15,7 +15,7 @@ from reports.facts.breakdown import BACKWARD, FORWARD, LOSS
 from reports.facts.dashed import dashed
 from reports.path.change import Cause, Gain
 from reports.path.graph import Graph
-from reports.path.slow_ranks import computing, on_cores
+from reports.path.slow_ranks import computing
 from reports.readers.events import Timeline
 
 MS = 1e6
@@ -23,8 +23,12 @@ MOST_CHARACTERS = 40
 """Of shares that are spelled out."""
 
 
-def other_shares(timeline: Timeline, graphs: Sequence[Graph], plan: Plan) -> Iterator[Gain]:
-    """Shares in proportion to how fast the replicas are; what they take is simulated, from mean times of passes."""
+def other_shares(timeline: Timeline, graphs: Sequence[Graph], recorded: Sequence[Graph], plan: Plan) -> Iterator[Gain]:
+    """Shares in proportion to how fast the replicas are; what they take is simulated, from mean times of passes.
+
+    Args:
+        recorded: the same graphs with the waits for CPU cores.
+    """
     counts = list(plan.micro_batches)
     alone = plan.schedule_file or plan.stream or plan.streams or plan.adapt or not plan.layout.even
     if alone or len(counts) < 2 or not all(counts):
@@ -32,8 +36,8 @@ def other_shares(timeline: Timeline, graphs: Sequence[Graph], plan: Plan) -> Ite
     events = timeline.events
     own = [events[events["iteration"] == graph.iteration] for graph in graphs]
     times = [
-        [_times(one, plan, dp, on_cores(graph), computing(graph)) for dp in range(len(counts))]
-        for one, graph in zip(own, graphs, strict=True)
+        [_times(one, plan, dp, computing(graph), computing(was)) for dp in range(len(counts))]
+        for one, graph, was in zip(own, graphs, recorded, strict=True)
     ]
     try:
         each = [_lengths(plan, one, counts) for one in times]
@@ -45,6 +49,7 @@ def other_shares(timeline: Timeline, graphs: Sequence[Graph], plan: Plan) -> Ite
     except SearchError:
         return
     lengths = np.median(each, axis=0)
+    gained = [max(was) - max(then) for was, then in zip(each, after, strict=True)]
     slow, quick = int(np.argmax(lengths)), int(np.argmin(lengths))
     yield Gain(
         cause=Cause.SHARES,
@@ -53,8 +58,9 @@ def other_shares(timeline: Timeline, graphs: Sequence[Graph], plan: Plan) -> Ite
             f"Replica {slow} takes {lengths[slow] / MS:,.0f} ms for its {counts[slow]} micro-batches, replica {quick} "
             f"{lengths[quick] / MS:,.0f} ms for {counts[quick]}."
         ),
-        before_ns=round(float(np.median([graph.now_ns for graph in graphs]))),
-        shares=[(max(was) - max(then)) / graph.now_ns for was, then, graph in zip(each, after, graphs, strict=True)],
+        before_ns=round(float(np.median([graph.now_ns for graph in recorded]))),
+        shares=[ns / graph.now_ns for ns, graph in zip(gained, recorded, strict=True)],
+        beyond=[ns / graph.now_ns for ns, graph in zip(gained, graphs, strict=True)],
         keys={"parallel.shares": dashed(shares)},
     )
 

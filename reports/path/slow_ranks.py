@@ -49,11 +49,8 @@ class Expected:
 
 
 def slow_ranks(graphs: Sequence[Graph], plan: Plan, expected: Expected | None) -> Iterator[Change]:
-    """Each as fast as its peers, together those of a node that are about as slow.
-
-    They are compared without waits for a CPU core, which any rank may have.
-    """
-    each = [on_cores(graph) for graph in graphs]
+    """Each as fast as its peers, together those of a node that are about as slow."""
+    each = [computing(graph) for graph in graphs]
     slow: dict[str, dict[int, Peers]] = {}
     for rank, peers in _beside_peers(graphs, plan, expected).items():
         slow.setdefault(plan.node_of(rank), {})[rank] = peers
@@ -85,7 +82,7 @@ def _usual(own: Mapping[int, float], peers: Peers) -> float:
 def _beside_peers(graphs: Sequence[Graph], plan: Plan, expected: Expected | None) -> dict[int, Peers]:
     """Ranks that are slow."""
     gpu, stages = gpus(plan), {place.rank: place.stage for place in plan.ranks}
-    own = median_by_rank([on_cores(graph) for graph in graphs])
+    own = median_by_rank([computing(graph) for graph in graphs])
     # Of a pass, for replicas may take unequal numbers of micro-batches.
     edges = graphs[0].edges
     passes = Counter(rank for rank, _ in {(one.rank, one.event) for one in edges if one.kind is Kind.COMPUTE})
@@ -102,11 +99,6 @@ def _beside_peers(graphs: Sequence[Graph], plan: Plan, expected: Expected | None
         if peers and own[rank] > least * _usual(own, peers) > least:
             found[rank] = peers
     return found
-
-
-def on_cores(graph: Graph) -> dict[int, int]:
-    """As `computing`, without waits for a CPU core."""
-    return {rank: max(ns - graph.core_wait_ns.get(rank, 0), 0) for rank, ns in computing(graph).items()}
 
 
 def _same(stages: Mapping[int, int], rank: int, other: int, passes: Mapping[int, int]) -> bool:

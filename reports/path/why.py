@@ -1,4 +1,20 @@
-"""Why a typical iteration of a run takes as long as it does: all that `reports/path` finds, for its pages."""
+"""Why a typical iteration of a run takes as long as it does: all that `reports/path` finds, for its pages.
+
+A cause is what a run has beyond what its plan would take on healthy, equal hardware, with layers and micro-batches
+divided evenly:
+
+- a rank that computes longer than its peers, or takes longer for the optimizer or between the recorded events;
+- messages that take longer than others like them, or messages and collectives that take an order of magnitude longer
+  than their bytes cost on the links that the configuration describes (`reports/path/allowed.py`);
+- loading data, and pauses between iterations that no key asks for: a plan has no time for either;
+- layers, micro-batches or the embedding of a large vocabulary that lie unevenly on the stages and replicas.
+
+All else is what the plan itself takes: collectives that take what their bytes cost, the optimizer, checkpoints,
+evaluations. What it would gain not to have them is listed, but they are no cause. Neither is what happens once or
+twice, nor that all ranks compute longer in the same iteration, which says that the machine was busy.
+
+Causes are judged without waits for CPU cores (`reports/path/own_cores.py`), gains with them.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +29,14 @@ from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
 from reports.facts.conditions import conditions
 from reports.facts.statistics import Statistics
+from reports.path.allowed import Allowed
 from reports.path.change import MANY, Cause, Gain
 from reports.path.changes import gains, largest
 from reports.path.critical import Segment, critical_path
 from reports.path.idle import idle_frame
 from reports.path.irregular import between_iterations, long_iterations
 from reports.path.making import make_graph
+from reports.path.own_cores import on_own_cores
 from reports.path.shares import other_shares
 from reports.path.slow_ranks import Expected
 from reports.readers.events import Timeline
@@ -28,10 +46,11 @@ ITERATIONS = MANY
 """That changes are replayed in; where a run has fewer, all of them."""
 CLOSE = 0.02
 """By which part the replay of iterations as they were may miss what they took."""
-REMEDIES = {Cause.RANK: (Cause.PARTITION, Cause.SHARES)}
-"""What a slow rank makes look uneven: with less work for it, the rest waits less for it."""
+REMEDIES = {Cause.RANK: (Cause.PARTITION, Cause.SHARES), Cause.EMBEDDING: (Cause.PARTITION,)}
+"""What a slow rank, or the embedding of a large vocabulary, makes look uneven: with fewer layers there, the rest waits
+less."""
 CLEAR = 0.05
-"""Of an iteration: what a change gains in each that is called the cause."""
+"""Of an iteration without waits for CPU cores: what the cause takes, in each, beyond what the plan would."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,15 +100,24 @@ class Why:
 
     @property
     def cause(self) -> Gain | None:
-        """The gain that stands out: in each iteration at least CLEAR, and what any other cause usually gains."""
-        if self.off > CLOSE or not self.tried:
+        """The gain that stands out: in each iteration at least CLEAR is beyond what its plan would take, and as much as
+        of any other cause usually is."""
+        faults = sorted((one for one in self.tried if one.beyond), key=lambda one: -one.usually_beyond)
+        if self.off > CLOSE or not faults:
             return None
-        best = self.tried[0]
-        slow = next((one for one in self.tried if best.cause in REMEDIES.get(one.cause, ()) and one.least > 0), best)
-        best = slow if slow.share > best.share / 2 else best
+        best = faults[0]
+        behind = (one for one in faults if best.cause in REMEDIES.get(one.cause, ()) and one.least_beyond > 0)
+        behind_it = next(behind, best)
+        best = behind_it if behind_it.usually_beyond > best.usually_beyond / 2 else best
         same = (best.cause, *REMEDIES.get(best.cause, ()))
-        others = [one.share for one in self.tried if one.cause not in same]
-        return best if best.least >= max([CLEAR, *others]) else None
+        others = [one.usually_beyond for one in faults if one.cause not in same]
+        return best if best.least_beyond >= max([CLEAR, *others]) else None
+
+    @property
+    def listed(self) -> Sequence[Gain]:
+        """The cause first, then the largest."""
+        cause = self.cause
+        return [*([cause] if cause else ()), *(one for one in self.gains if one is not cause)]
 
 
 @dataclass(frozen=True)
@@ -105,6 +133,7 @@ def explain(
     searched: Sequence[FoundPlan] | None = None,
     expected: Expected | None = None,
     gpus: GpuReport | None = None,
+    allowed: Allowed | None = None,
 ) -> Why | Unexplained | None:
     """Of a run that has a steady iteration of some length; None without one.
 
@@ -112,6 +141,7 @@ def explain(
         searched: what a search found for its GPUs, if there was one.
         expected: what is predicted of its stages.
         gpus: readings of its GPUs.
+        allowed: what its messages and collectives may take.
     """
     recorded_ms = figures.usual_period_ms
     if not recorded_ms:
@@ -123,10 +153,11 @@ def explain(
         return Unexplained(f"No critical path: {error}.")
     graph = graphs[0]
     took = dict(zip(figures.iterations.tolist(), figures.period_ns.tolist(), strict=True))
+    alone = on_own_cores(graphs)
     found = [
-        *gains(graphs, plan, searched or (), expected),
-        *other_shares(timeline, graphs, plan),
-        *long_iterations(timeline, plan, figures, graph, ITERATIONS),
+        *gains(graphs, plan, searched or (), expected, allowed),
+        *other_shares(timeline, alone, graphs, plan),
+        *long_iterations(timeline, plan, figures, alone[0], ITERATIONS),
         *between_iterations(plan, figures, ITERATIONS),
     ]
     return Why(

@@ -147,6 +147,11 @@ def cause_in_words(why: Why) -> str:
         mean = "on average " if best.mean else ""
         both = f"{_ms(best.before_ns / 1e6)} → {_ms(best.period_ns / 1e6)} ms"
         said = f"{best.because} Largest gain: {best.change}, {mean}{both} ({best.share:.1%} less{_range(best)})."
+        if best.usually_beyond > best.share + SMALL:
+            said += (
+                f" Beyond what the plan would take on healthy, equal hardware: {best.usually_beyond:.1%} of an "
+                "iteration without waits for CPU cores."
+            )
     plan = next((one for one in why.gains if one.cause == Cause.PLAN and one.share >= SMALL), None)
     if plan is not None and (best is None or plan.share > best.share):
         said += (
@@ -167,11 +172,13 @@ def _none_in_words(why: Why) -> str:
         plans = ", nor would a plan from tdpp search" if why.searched and why.gains[0].share < SMALL else ""
         return f"{looked}, and none gains {SMALL:.0%} or more{plans}."
     first = why.tried[0]
-    other = next((one for one in why.tried if one.cause != first.cause), None)
+    other = next((one for one in why.tried if one.cause != first.cause and one.beyond), None)
     said = f"{looked}. The largest gain, {first.change}, is {first.share:.1%}{_range(first)}"
     if first.least <= 0:
         return f"{said}: not in every iteration."
-    if first.least < CLEAR:
+    if first.share >= CLEAR and first.usually_beyond < CLEAR:
+        return f"{said}; the plan itself takes {'all' if first.usually_beyond < SMALL else 'most'} of that time."
+    if first.least_beyond < CLEAR:
         return f"{said}."
     return f"{said}; {other.change}: {other.share:.1%}{_range(other)}." if other is not None else f"{said}."
 
@@ -199,7 +206,7 @@ def _changes(why: Why, plan: Plan, overrides: Sequence[str]) -> str:
             "predicted" if one.cause == Cause.PLAN else f"{_less(one.least)} to {_less(one.most)}",
             Cell(copy_button(launch_with(overrides, one.keys))) if one.keys and overrides else "",
         )
-        for one in why.gains
+        for one in why.listed
     ]
     if not why.searched:
         search = shlex.join(["tdpp", "report", plan.run, "--search"])
@@ -291,8 +298,11 @@ def _note(why: Why) -> str:
         f"{', for as long as an iteration takes' if why.streams else ''}. Changes are replayed in {_iterations(why)}: "
         "compute and messages keep their recorded times except for the change, and waiting follows. A gain is the "
         f"median over these iterations; of {ITERATIONS} its range leaves out the smallest and the largest. A cause is "
-        f"named if its whole range is {CLEAR:.0%} or more, and no other cause usually gains more. The median of "
-        f"the steady iterations is {why.recorded_ms:,.1f} ms. Replayed without a change, iterations take {_off(why)}"
+        "named by what it takes beyond what the plan would take on healthy, equal hardware: over the whole range at "
+        f"least {CLEAR:.0%} of an iteration without waits for CPU cores, and at least what any other cause usually "
+        "takes. What the plan itself takes is listed, but is no cause: collectives that take what their bytes cost, "
+        f"the optimizer, checkpoints. The median of the steady iterations is {why.recorded_ms:,.1f} ms. "
+        f"Replayed without a change, iterations take {_off(why)}"
     )
     said += "." if why.off <= CLOSE else "; gains are uncertain."
     if any(one.mean for one in why.gains):

@@ -10,14 +10,18 @@ from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
 
+import pandas as pd
 import pytest
 
+from fasop.costs.network.links import Link
 from megatron_ext.contract.plan import Plan
 from reports.facts.statistics import statistics
+from reports.path.allowed import Allowed
 from reports.path.change import Cause
 from reports.path.idle import IDLE
 from reports.path.slow_ranks import Expected
 from reports.path.why import Why, explain
+from reports.readers.events import WAITS, Timeline
 from reports.sections.cause_section import cause_in_words, cause_section
 from tests.support.reports.constructed import Course, period_ms, plan_of, timeline_of
 
@@ -54,6 +58,21 @@ def link(ms: float, latency: float = 0.1, *, of: int, to: int | None = None) -> 
     return found
 
 
+Waits = Callable[[Timeline], pd.DataFrame]
+
+
+def waits_for_cores(part: Callable[[int, int], float]) -> Waits:
+    """Of a rank in an iteration, the part of its passes for which it waits."""
+
+    def found(timeline: Timeline) -> pd.DataFrame:
+        events = timeline.events[timeline.events["name"].astype(str).str.endswith("compute")]
+        sums = (events["end_ns"] - events["start_ns"]).groupby([events["rank"], events["iteration"]]).sum()
+        rows = [(rank, number, *[round(ns * part(rank, number))] * 2) for (rank, number), ns in sums.items()]
+        return pd.DataFrame(rows, columns=WAITS)
+
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     wrong: Course
@@ -63,8 +82,12 @@ class Case:
     changed: Course
     """With the change that they name."""
     expected: Expected | None = None
+    allowed: Allowed | None = None
 
 
+QUICK = Link(latency_s=0.0001, s_per_byte=0.0)
+BYTES = Allowed(sent={rank: {} for rank in range(16)}, links=dict.fromkeys(range(16), QUICK))
+"""Of ranks that send next to nothing on links that are quick."""
 EXPECTED = Expected(stages=[61.5, 60.0, 60.0, 51.0], measured=True)
 OF = {
     "a-rank": Case(wrong=replace(PAIRS, pace=slow(2)), cause=Cause.RANK, said="Rank 2 on n1 takes 2.00", changed=PAIRS),
@@ -204,43 +227,43 @@ OF = {
         wrong=replace(ALONE, embedding_sum=200.0),
         cause=Cause.EMBEDDING,
         said="The embedding's all-reduce takes 200.0 ms",
+        allowed=BYTES,
         changed=replace(ALONE, embedding_sum=0.0),
     ),
     "gradients": Case(
         wrong=replace(PAIRS, gradients_sum=lambda _: 200.0),
         cause=Cause.GRADIENTS,
         said="The gradients' all-reduce takes 200.0 ms per iteration.",
+        allowed=BYTES,
         changed=replace(PAIRS, gradients_sum=lambda _: 0.0),
     ),
     "gradients-of-a-stage": Case(
         wrong=replace(PAIRS, gradients_sum=lambda stage: 200.0 if stage == 2 else 0.0),
         cause=Cause.GRADIENTS,
         said="200.0 ms per iteration on ranks 4-5 on n2",
+        allowed=BYTES,
         changed=replace(PAIRS, gradients_sum=lambda _: 0.0),
     ),
     "gradients-beside-the-backward-pass": Case(
         wrong=replace(PAIRS, gradients_sum=lambda _: 200.0, overlapped=True),
         cause=Cause.GRADIENTS,
         said="The gradients' all-reduce takes",
+        allowed=BYTES,
         changed=replace(PAIRS, gradients_sum=lambda _: 0.0, overlapped=True),
     ),
     "gradients-of-a-stream": Case(
         wrong=replace(STREAM, partition=(8, 4), replicas=(2, 1), gradients_sum=lambda _: 40.0),
         cause=Cause.GRADIENTS,
         said="The gradients' all-reduce takes 160.0 ms per iteration.",
+        allowed=BYTES,
         changed=replace(STREAM, partition=(8, 4), replicas=(2, 1), gradients_sum=lambda _: 0.0),
     ),
     "tensor-groups": Case(
         wrong=replace(TENSOR, tensor_sum=5.0),
         cause=Cause.TENSOR,
         said="The communication of tensor groups takes 640.0 ms",
+        allowed=BYTES,
         changed=replace(TENSOR, tensor_sum=0.0),
-    ),
-    "optimizer": Case(
-        wrong=replace(ALONE, optimizer=every(1, 200)),
-        cause=Cause.OPTIMIZER,
-        said="The optimizer takes 200.0 ms per iteration.",
-        changed=replace(ALONE, optimizer=every(1, 0)),
     ),
     "optimizer-of-a-rank": Case(
         wrong=replace(PAIRS, optimizer=only(3, 200, 3)),
@@ -260,25 +283,39 @@ OF = {
         said="Between iterations, no rank records anything for 200.0 ms",
         changed=PAIRS,
     ),
-    "checkpoints": Case(
-        wrong=replace(LONG, between=every(4, 2000), save_interval=4),
+    "between-some-iterations": Case(
+        wrong=replace(LONG, between=every(4, 2000)),
         cause=Cause.BETWEEN,
-        said="(checkpoints: train.save_interval=4)",
+        said="After every 4th iteration, the next one begins only 2,000 ms later.",
         changed=LONG,
     ),
-    "evaluations": Case(
-        wrong=replace(LONG, between=every(5, 800), save_interval=4, eval_interval=5),
-        cause=Cause.BETWEEN,
-        said="After every 5th iteration, the next one begins only 800 ms later (evaluations: train.eval_interval=5).",
-        changed=LONG,
+    "a-link-like-all-others": Case(
+        wrong=replace(PAIRS, partition=(8, 8), replicas=(2, 2), ranks_per_node=4, link=lambda *_: (20, 0.1)),
+        cause=Cause.LINK,
+        said="takes 20.10 ms.",
+        changed=replace(PAIRS, partition=(8, 8), replicas=(2, 2), ranks_per_node=4, link=lambda *_: (10, 0.05)),
+        allowed=BYTES,
+    ),
+    "a-large-vocabulary": Case(
+        wrong=replace(ALONE, partition=(4, 4, 4, 4), head=10.0, embedding_sum=20.0),
+        cause=Cause.EMBEDDING,
+        said="The embedding of 50,257 tokens weighs as much as 2.6 layers, and on stage 3 its head computes as long as "
+        "2.0 layers; its all-reduce takes 20.0 ms per iteration.",
+        changed=replace(
+            ALONE, partition=(4, 4, 4, 4), layer=5.625, head=0.0, embedding_sum=7.64, optimizer=every(1, 3.5)
+        ),
     ),
 }
 
 
-def explained(course: Course, expected: Expected | None = None) -> tuple[Plan, Why]:
+def explained(
+    course: Course, expected: Expected | None = None, allowed: Allowed | None = None, waits: Waits | None = None
+) -> tuple[Plan, Why]:
     plan = plan_of(course)
     timeline = timeline_of(course, plan)
-    why = explain(timeline, plan, statistics(timeline, plan.ranks), expected=expected)
+    if waits is not None:
+        timeline = replace(timeline, core_waits=waits(timeline))
+    why = explain(timeline, plan, statistics(timeline, plan.ranks), expected=expected, allowed=allowed)
     assert isinstance(why, Why)
     return plan, why
 
@@ -286,7 +323,7 @@ def explained(course: Course, expected: Expected | None = None) -> tuple[Plan, W
 @pytest.mark.parametrize("name", OF)
 def test_the_first_words_name_the_cause_and_what_they_promise_comes_true(name: str):
     case = OF[name]
-    plan, why = explained(case.wrong, case.expected)
+    plan, why = explained(case.wrong, case.expected, case.allowed)
     best = why.gains[0]
     assert best.cause == case.cause, best
     assert case.said in cause_in_words(why)
@@ -296,6 +333,74 @@ def test_the_first_words_name_the_cause_and_what_they_promise_comes_true(name: s
     assert why.length_ms == pytest.approx(why.replayed_ms, rel=1e-5)
     assert all(after.start_ns == before.end_ns for before, after in pairwise(why.path))
     assert best.period_ns / 1e6 == pytest.approx(period_ms(timeline_of(case.changed)), rel=0.03)
+
+
+NATURE = {
+    "gradients": (replace(PAIRS, gradients_sum=lambda _: 200.0), "no time spent on the gradients' all-reduce"),
+    "tensor-groups": (replace(TENSOR, tensor_sum=5.0), "no time spent on the tensor groups' communication"),
+    "optimizer": (replace(PAIRS, optimizer=every(1, 200)), "no time spent on the optimizer"),
+    "host": (replace(PAIRS, host=lambda *_: 10), "no time between the recorded events"),
+    "checkpoints": (replace(LONG, between=every(4, 2000), save_interval=4), "no time spent on checkpoints"),
+    "evaluations": (
+        replace(LONG, between=every(5, 800), save_interval=4, eval_interval=5),
+        "no time spent on evaluations",
+    ),
+}
+"""What takes a large part of an iteration, and as long as its plan makes it."""
+
+
+@pytest.mark.parametrize("name", NATURE)
+def test_what_the_plan_itself_takes_is_listed_but_named_as_the_cause_of_nothing(name: str):
+    course, change = NATURE[name]
+    busy = Allowed(sent=BYTES.sent, links=dict.fromkeys(range(16), Link(latency_s=0.02, s_per_byte=0.0)))
+    plan, why = explained(course, allowed=busy)
+    assert why.cause is None and why.gains[0].share > 0.15
+    assert f"The largest gain, {change}, is {why.gains[0].share:.1%}" in cause_in_words(why)
+    assert "; the plan itself takes all of that time." in cause_in_words(why)
+    assert escape(change) in cause_section(why, plan)
+
+
+ONCE = {
+    "a-rank": replace(LONG, pace=lambda rank, iteration: 9.0 if (rank, iteration) == (2, 7) else 1.0),
+    "data": replace(LONG, data=lambda _, iteration: 3000 if iteration == 7 else 0.5),
+    "a-pause": replace(LONG, between=lambda _, iteration: 4000 if iteration in (6, 7) else 0),
+    "all-ranks-now-and-then": replace(LONG, pace=lambda _, iteration: 2.0 if iteration % 4 == 0 else 1.0),
+}
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_a_hiccup_or_a_busy_machine_is_not_named(name: str):
+    _, why = explained(ONCE[name])
+    assert why.cause is None and why.gains[0].share > 0.05
+    assert "No single cause stands out" in cause_in_words(why)
+
+
+def shared(rank: int, iteration: int) -> float:
+    """Of passes that wait for cores: now this rank, now that."""
+    return 0.2 + 0.5 * ((7 * rank + 5 * iteration + rank * iteration) % 4) / 4
+
+
+def on_shared_cores(course: Course) -> Course:
+    pace = course.pace
+    return replace(course, pace=lambda rank, iteration: pace(rank, iteration) / (1 - shared(rank, iteration)))
+
+
+@pytest.mark.parametrize("course", [LONG, replace(LONG, replicas=(1, 1, 1, 1))], ids=["pairs", "alone"])
+def test_waits_for_cores_are_no_cause(course: Course):
+    _, why = explained(on_shared_cores(course), waits=waits_for_cores(shared))
+    assert why.cause is None, cause_in_words(why)
+
+
+@pytest.mark.parametrize(
+    "name", ["a-rank", "layers-middle-1f1b", "layers-last-zb-h1", "data-of-all", "a-large-vocabulary"]
+)
+def test_what_is_wrong_is_named_beneath_waits_for_cores(name: str):
+    case = replace(OF[name], wrong=replace(OF[name].wrong, iterations=14))
+    alone = explained(case.wrong, case.expected, case.allowed)[1].cause
+    _, why = explained(on_shared_cores(case.wrong), case.expected, case.allowed, waits_for_cores(shared))
+    assert alone is not None and why.cause is not None, cause_in_words(why)
+    assert (why.cause.cause, why.listed[0]) == (case.cause, why.cause)
+    assert why.cause.usually_beyond == pytest.approx(alone.usually_beyond, rel=0.15)
 
 
 @pytest.mark.parametrize("course", [ALONE, PAIRS, ZB_H1, INTERLEAVED, TENSOR, STREAM], ids=range(6))

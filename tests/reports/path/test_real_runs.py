@@ -16,6 +16,7 @@ from benchmarks.accuracy_cases import SLEEPING
 from benchmarks.sleeping import Late, Pass, Slowness, as_given, in_time
 from conf.compose import compose
 from reports.facts.statistics import statistics
+from reports.path.allowed import Allowed
 from reports.path.change import Cause
 from reports.path.why import ITERATIONS, Why, explain
 from reports.readers import record
@@ -73,7 +74,8 @@ def explained(folder: Path, case: Case) -> tuple[Why, str]:
     run = sleeping.run(folder, experiment, times, case.slowness, case.late)
     known = record.read(run)
     timeline = read_run({place.rank: run.rank_events(place.rank) for place in known.plan.ranks})
-    why = explain(timeline, known.plan, statistics(timeline, known.plan.ranks, known))
+    allowed = Allowed.of(known.plan, experiment.cluster, known.traffic)
+    why = explain(timeline, known.plan, statistics(timeline, known.plan.ranks, known), allowed=allowed)
     assert isinstance(why, Why)
     return why, cause_section(why, known.plan)
 
