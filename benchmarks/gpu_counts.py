@@ -1,132 +1,134 @@
-"""python -m benchmarks.gpu_counts [CASE …]: kernels, host waits and bytes of GPT-2 124M, beside a plain loop's.
+"""python -m benchmarks.gpu_counts [CASE …]: kernels, host waits and bytes of the engine beside those of others.
 
-No GPU is needed: both run with the CUDA build of torch under the tests' stand-in for CUDA. `make test-cuda` installs
-that torch, and CUDA_VENV names its folder. Kernels of a micro-batch are half the difference of iterations of four and
-of two, which tells those of the rest of an iteration apart. Both run eagerly in bf16, on micro-batches of 4 x 1,024.
+No GPU is needed: all run with the CUDA build of torch under the tests' stand-in for CUDA. `make test-cuda` installs
+that torch, and CUDA_VENV names its folder. Each case is run eagerly in bf16, in iterations of two micro-batches, of
+which the second adds to gradients and the first need not. Beside it run, in the same process each and on the same plan,
+a plain loop with weights in bf16, one under autocast and, with `--megatron-core FOLDER`, Megatron-Core; FOLDER is what
+`pip install --no-deps --target FOLDER megatron-core` made.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from megatron_ext.data.indexed_dataset import write_indexed
+from tests.support import ROOT
 from tests.support.cuda.machine import WORKER, Counts, Machine, counts
-from tests.support.megatron_ext.engine_run import make_run
+from tests.support.megatron_ext.engine_run import EngineRun, make_run
 
 GPT = (
     *("model=small", "model.layers=12", "model.hidden=768", "model.heads=12", "model.sequence_length=1024"),
-    *("model.vocab_size=50257", "model.vocab_multiple=128"),
+    *("model.vocab_size=50257", "model.vocab_multiple=128", "parallel.micro_batch_size=4"),
 )
+LLAMA = ("model=llama-1b", "model.layers=4", "parallel.micro_batch_size=1")
+HIDDEN, DROPOUT = "model.hidden_dropout=0.1", "model.hidden_dropout=0.1 model.attention_dropout=0.1"
 ONE, TWO = "parallel=single", "parallel.data=2 parallel.pipeline=1 parallel.partition=12"
+MICRO_BATCHES, DOCUMENTS, TOKENS, VOCABULARY = 2, 64, 4096, 50257
+PLAIN, AUTOCAST, MEGATRON_CORE = "plain-bf16", "plain-autocast", "megatron-core"
+NAMES = {PLAIN: "a plain loop in bf16", AUTOCAST: "a plain loop under autocast", MEGATRON_CORE: "Megatron-Core"}
+COUNTED = ROOT / "benchmarks" / "gpu" / "counted.py"
+
+
+@dataclass(frozen=True)
+class Case:
+    gpus: int
+    model: Sequence[str]
+    words: str
+    beside: Sequence[str] = field(default=())
+    """Others that train the same."""
+
+
 CASES = {
-    "GPT-2 124M": (1, ONE),
-    "with dropout": (1, f"{ONE} model.hidden_dropout=0.1"),
-    "with attention dropout as well": (1, f"{ONE} model.hidden_dropout=0.1 model.attention_dropout=0.1"),
-    "recomputed": (1, f"{ONE} parallel.recompute=full"),
-    "in two streams": (1, f"{ONE} parallel.streams=2"),
-    "data parallel": (2, TWO),
-    "sharded optimizer": (2, f"{TWO} parallel.sharded_optimizer=true"),
-    "two stages": (2, "parallel.data=1 parallel.pipeline=2 parallel.partition=6-6"),
+    "GPT-2 124M": Case(1, GPT, ONE, (PLAIN, AUTOCAST, MEGATRON_CORE)),
+    "with hidden dropout": Case(1, GPT, f"{ONE} {HIDDEN}", (PLAIN,)),
+    "with hidden and attention dropout": Case(1, GPT, f"{ONE} {DROPOUT}", (PLAIN, MEGATRON_CORE)),
+    "Llama-1B, 4 layers": Case(1, LLAMA, ONE, (PLAIN, AUTOCAST, MEGATRON_CORE)),
+    "recomputed": Case(1, GPT, f"{ONE} parallel.recompute=full"),
+    "in two streams": Case(1, GPT, f"{ONE} parallel.streams=2"),
+    "data parallel": Case(2, GPT, TWO),
+    "sharded optimizer": Case(2, GPT, f"{TWO} parallel.sharded_optimizer=true"),
+    "two stages": Case(2, GPT, "parallel.data=1 parallel.pipeline=2 parallel.partition=6-6"),
 }
-MICRO, SEQUENCE, VOCABULARY = 4, 1024, 50257
-PLAIN = "the plain loop"
-LOOP = """
-import ctypes, os, sys, torch
-from torch import nn
-from torch.nn import functional as F
-from benchmarks.textbook import Block
-from megatron_ext.contract.models.model import ModelConfig
-
-class Gpt(nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.word, self.position = nn.Embedding(model.padded_vocab_size, model.hidden), nn.Embedding(1024, model.hidden)
-        self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
-        self.norm = nn.LayerNorm(model.hidden)
-
-    def forward(self, tokens):
-        x = self.word(tokens[:, :-1]) + self.position.weight
-        for block in self.blocks:
-            x = block(x)
-        logits = F.linear(self.norm(x), self.word.weight)
-        return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
-
-model = Gpt(ModelConfig(12, 768, 12, 1024, 50257, 50304)).cuda()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-mark = ctypes.CDLL(None).standin_mark
-for iteration in (1, 2, 3, 4):
-    mark(f"begin {iteration}".encode())
-    for _ in range(int(sys.argv[1])):
-        tokens = torch.zeros(4, 1025, dtype=torch.int64).pin_memory().to("cuda", non_blocking=True)
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = model(tokens)
-        loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    loss.item()
-    mark(f"end {iteration}".encode())
-os._exit(0)
-"""
 
 
-def third(machine: Machine, *words: str | Path) -> list[Counts]:
-    """What each rank does in the third iteration."""
-    ended = machine.run(*words, environment={"STANDIN_LARGEST": str(2**20)})  # gradients need not be true
-    if ended.returncode:
-        raise SystemExit(ended.stdout + ended.stderr)
-    return [counts(log, 3) for log in machine.logs()]
+@dataclass(frozen=True)
+class Counter:
+    """Counts in a folder, in which what Triton has compiled is kept for the next."""
+
+    folder: Path
+    megatron_core: Path | None = None
+
+    def run_of(self, case: Case, *overrides: str) -> EngineRun:
+        """A plan of this case with random tokens."""
+        data = self.folder / "data"
+        if not data.with_suffix(".idx").exists():
+            tokens = np.random.default_rng(0).integers(0, VOCABULARY, DOCUMENTS * TOKENS, dtype=np.uint16)
+            write_indexed(data, np.split(tokens, DOCUMENTS), np.dtype(np.uint16))
+        (micro,) = (int(word.partition("=")[2]) for word in case.model if "micro_batch_size" in word)
+        batch = micro * MICRO_BATCHES * (2 if "data=2" in case.words else 1)
+        given = [
+            *(*case.model, *case.words.split(), "cluster.gpus.cpu.name=GPU", "data.split='1,0,0'"),
+            *(f"parallel.global_batch_size={batch}", "train.checkpoint=false", "train.precision=bf16"),
+            *("train.iterations=4", "train.lr_warmup_iterations=1", "train.log_interval=1"),
+            *overrides,
+        ]
+        return make_run(Path(tempfile.mkdtemp(dir=self.folder)) / "run", data, *given, base=())
+
+    def ours(self, run: EngineRun, gpus: int) -> list[Counts]:
+        """The third iteration, of each rank."""
+        return self._third(gpus, WORKER, run.run.plan, "0", "fused")
+
+    def other(self, run: EngineRun, contender: str) -> list[Counts]:
+        """The same of `NAMES`."""
+        return self._third(1, COUNTED, contender, run.run.plan)
+
+    def _third(self, gpus: int, *words: str | Path) -> list[Counts]:
+        machine = Machine(gpus, Path(tempfile.mkdtemp(dir=self.folder)))
+        paths = [ROOT] if self.megatron_core is None else [ROOT, self.megatron_core]
+        own = {
+            "STANDIN_LARGEST": str(2**20),  # gradients need not be true
+            "PYTHONPATH": ":".join(map(str, paths)),
+            "TRITON_CACHE_DIR": str(self.folder / "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
+        }
+        ended = machine.run(*words, environment=own)
+        if ended.returncode:
+            raise RuntimeError(ended.stdout + ended.stderr)
+        return [counts(log, 3) for log in machine.logs()]
 
 
-def ours(folder: Path, words: str, gpus: int, micro_batches: int) -> list[Counts]:
-    batch = MICRO * micro_batches * (gpus if "data=2" in words else 1)
-    given = [
-        *(*GPT, "cluster.gpus.cpu.name=GPU", "data.split='1,0,0'", *words.split()),
-        *(f"parallel.micro_batch_size={MICRO}", f"parallel.global_batch_size={batch}", "train.checkpoint=false"),
-        *("train.iterations=4", "train.lr_warmup_iterations=1", "train.precision=bf16", "train.log_interval=1"),
-    ]
-    run = make_run(folder / "run", folder.parent / "data", *given, base=())
-    return third(Machine(gpus, folder / "machine"), WORKER, run.run.plan, "0")
-
-
-def plain(folder: Path, micro_batches: int) -> list[Counts]:
-    folder.mkdir()
-    (folder / "loop.py").write_text(LOOP)
-    return third(Machine(1, folder / "machine"), folder / "loop.py", str(micro_batches))
-
-
-def row(name: str, few: list[Counts], many: list[Counts]) -> str:
-    """Of all ranks, the last one's kernels first."""
-    kernels = [[sum(one.kernels.values()) for one in of] for of in (few, many)]
-    each = [(b - a) // 2 for a, b in zip(*kernels, strict=True)]
-    own = [a - 2 * e for a, e in zip(kernels[0], each, strict=True)]
-    waits = [sum(one.waits.values()) for one in many]
-    mib = [sum(message.bytes for message in one.messages if message.call != "recv") / 2**20 for one in many]
-    cells = (each, own, waits, [f"{one:,.1f}" for one in mib])
-    return f"| {name} | " + " | ".join(", ".join(dict.fromkeys(map(str, cell))) for cell in cells) + " |"
+def cells(found: list[Counts]) -> list[str]:
+    """Of the first micro-batch, the second, the rest; host waits, and MiB to NCCL. Ranks that differ have one each."""
+    of_ranks = []
+    for one in found:
+        sent = sum(message.bytes for message in one.messages if message.call != "recv")
+        kernels = [str(one.by_micro_batch[number]) for number in ("0", "1", "")]
+        of_ranks.append([*kernels, str(sum(one.waits.values())), f"{sent / 2**20:,.1f}"])
+    return [", ".join(dict.fromkeys(cell)) for cell in zip(*of_ranks, strict=True)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], metavar="CASE", help=", ".join(CASES))
-    wanted = parser.parse_args().cases or list(CASES)
-    print(
-        "| | kernels of a micro-batch | of the rest of an iteration | host waits | MiB to NCCL in four micro-batches |"
-    )
-    print("|---|---|---|---|---|")
+    parser.add_argument("--megatron-core", type=Path, metavar="FOLDER")
+    arguments = parser.parse_args()
+    print("| | first micro-batch | later ones | rest of the iteration | host waits | MiB to NCCL |")
+    print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        tokens = np.random.default_rng(0).integers(0, VOCABULARY, 64 * MICRO * SEQUENCE, dtype=np.uint16)
-        write_indexed(folder / "data", np.split(tokens, 64), np.dtype(np.uint16))
-        print(row(PLAIN, plain(folder / "plain-2", 2), plain(folder / "plain-4", 4)), flush=True)
-        for number, case in enumerate(wanted):
-            gpus, words = CASES[case]
-            found = [ours(folder / f"{number}-{count}", words, gpus, count) for count in (2, 4)]
-            print(row(case, *found), flush=True)
+        counter = Counter(Path(name), arguments.megatron_core and arguments.megatron_core.resolve())
+        for name in arguments.cases or CASES:
+            case = CASES[name]
+            run = counter.run_of(case)
+            print(f"| {name} |", " | ".join(cells(counter.ours(run, case.gpus))), "|", flush=True)
+            for other in case.beside:
+                if other != MEGATRON_CORE or counter.megatron_core is not None:
+                    print(f"| … {NAMES[other]} |", " | ".join(cells(counter.other(run, other))), "|", flush=True)
 
 
 if __name__ == "__main__":

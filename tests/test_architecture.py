@@ -222,7 +222,11 @@ def test_an_import_that_cannot_be_checked_is_refused(source: str) -> None:
         list(imports(ast.parse(source)))
 
 
-USED_IF_INSTALLED = {"megatron_ext/inference/text.py": {"tokenizers"}}
+USED_IF_INSTALLED = {
+    "megatron_ext/inference/text.py": {"tokenizers"},
+    # Comes with torch's CUDA builds, and is asked for there alone.
+    **{f"megatron_ext/tasks/language/{name}.py": {"triton"} for name in ("attention", "dropped_flash")},
+}
 
 
 def test_a_rank_needs_only_torch_numpy_and_the_standard_library() -> None:

@@ -6,9 +6,10 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,21 @@ from torch.nn import functional as F
 
 from benchmarks.gpu.profiled import Result, counted
 from benchmarks.gpu.run import TIMED, WARM_UP
-from benchmarks.textbook import Block, LlamaBlock
+from benchmarks.textbook import Block, LlamaBlock, dropped
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.timeline.memory import measure
+
+
+class Step(Protocol):
+    """Trains on the micro-batches of an iteration; returns the last one's loss."""
+
+    def __call__(self, batch: list[Tensor], between: Callable[[int], None] = ...) -> float:
+        """Calls `between` with a micro-batch's number before it, and with their count after the last one."""
+
+
+def ignore(number: int) -> None:
+    """Of nobody who counts."""
 
 
 class PlainGpt(nn.Module):
@@ -33,6 +45,7 @@ class PlainGpt(nn.Module):
         self.position = None if llama else nn.Embedding(model.sequence_length, model.hidden)
         self.blocks = nn.ModuleList(LlamaBlock(model) if llama else Block(model) for _ in range(model.layers))
         self.norm = nn.RMSNorm(model.hidden, model.norm_epsilon) if llama else nn.LayerNorm(model.hidden)
+        self.rate = model.hidden_dropout
         self.head = nn.Linear(model.hidden, model.padded_vocab_size, bias=False)
         if not model.untie_embeddings_and_output_weights:
             self.head.weight = self.word.weight
@@ -43,6 +56,7 @@ class PlainGpt(nn.Module):
         x = self.word(inputs)
         if self.position is not None:
             x = x + self.position.weight[: inputs.shape[1]]
+        x = dropped(x, self.rate)
         for block in self.blocks:
             x = block(x)
         return F.cross_entropy(self.head(self.norm(x)).float().flatten(0, 1), labels.flatten())
@@ -51,6 +65,11 @@ class PlainGpt(nn.Module):
 def plain(plan_path: Path, device: str, compiled: bool) -> Result:
     """nanoGPT's recipe: fp32 weights, bf16 autocast, fused AdamW, TF32 products; compiled as a whole, or not."""
     plan = Plan.read(plan_path)
+    return _timed(autocast_step(plan, device, compiled), plan, device)
+
+
+def autocast_step(plan: Plan, device: str, compiled: bool = False) -> Step:
+    """What `plain` does with the micro-batches of an iteration."""
     torch.set_float32_matmul_precision("high")
     with torch.device(device):
         module = PlainGpt(plan.model)
@@ -58,21 +77,59 @@ def plain(plan_path: Path, device: str, compiled: bool) -> Result:
         module.compile()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
 
-    def step(batch: list[Tensor]) -> float:
-        for tokens in batch:
+    def step(batch: list[Tensor], between: Callable[[int], None] = ignore) -> float:
+        for number, tokens in enumerate(batch):
+            between(number)
             with torch.autocast(device, torch.bfloat16):
                 value = module(tokens) / len(batch)
             value.backward()
+        between(len(batch))
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return float(value.item() * len(batch))
 
-    return _timed(step, plan, device)
+    return step
+
+
+def bf16_step(plan: Plan, device: str) -> Step:
+    """The plain loop with the fewest kernels: weights and sums of gradients in bf16, and for the fused AdamW a copy of
+    both in fp32."""
+    with torch.device(device):
+        module = PlainGpt(plan.model).to(torch.bfloat16)
+    weights = list(module.parameters())
+    masters = [weight.detach().float() for weight in weights]
+    sums = [torch.zeros_like(master) for master in masters]
+    for master, total in zip(masters, sums, strict=True):
+        master.grad = total
+    optimizer = torch.optim.AdamW(masters, lr=1e-4, weight_decay=0.01, fused=True)
+
+    def step(batch: list[Tensor], between: Callable[[int], None] = ignore) -> float:
+        for number, tokens in enumerate(batch):
+            between(number)
+            value = module(tokens) / len(batch)
+            value.backward()
+        between(len(batch))
+        torch._foreach_copy_(sums, [weight.grad for weight in weights if weight.grad is not None])
+        torch.nn.utils.clip_grad_norm_(masters, 1.0)
+        optimizer.step()
+        torch._foreach_copy_([weight.detach() for weight in weights], masters)
+        module.zero_grad(set_to_none=True)
+        return float(value.item() * len(batch))
+
+    return step
 
 
 def megatron_core(plan_path: Path, device: str) -> Result:
     """Megatron-Core's GPTModel of its local layers in bf16, its DistributedDataParallel and its own Adam."""
+    plan = Plan.read(plan_path)
+    with megatron_core_step(plan, device) as step:
+        return _timed(step, plan, device)
+
+
+@contextmanager
+def megatron_core_step(plan: Plan, device: str) -> Iterator[Step]:
+    """What `megatron_core` does with the micro-batches of an iteration."""
     from megatron.core import parallel_state
     from megatron.core.distributed import (
         DistributedDataParallel,
@@ -87,7 +144,6 @@ def megatron_core(plan_path: Path, device: str) -> Result:
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.module import Float16Module
 
-    plan = Plan.read(plan_path)
     model = plan.model
     with TemporaryDirectory() as folder:
         store = FileStore(f"{folder}/store", 1)
@@ -130,34 +186,38 @@ def megatron_core(plan_path: Path, device: str) -> Result:
         optimizer = get_megatron_optimizer(settings, [parallel])
         run, positions = get_forward_backward_func(), torch.arange(model.sequence_length, device=device)
 
-        def forward(batch: Iterator[Tensor], stage: nn.Module) -> tuple[Tensor, object]:
-            tokens = next(batch)
+        def forward(batch: Iterator[tuple[int, Tensor]], stage: nn.Module) -> tuple[Tensor, object]:
+            number, tokens = next(batch)
+            told[0](number)
             output = stage(tokens[:, :-1], positions.expand(len(tokens), -1), None, labels=tokens[:, 1:])
             return output, lambda found: (found.mean(), {"loss": found.detach().mean()})
 
-        def step(batch: list[Tensor]) -> float:
+        told: list[Callable[[int], None]] = [ignore]
+
+        def step(batch: list[Tensor], between: Callable[[int], None] = ignore) -> float:
+            told[0] = between
             parallel.zero_grad_buffer()
             optimizer.zero_grad()
             found = run(
                 forward_step_func=forward,
-                data_iterator=iter(batch),
+                data_iterator=enumerate(batch),
                 model=[parallel],
                 num_microbatches=len(batch),
                 seq_length=model.sequence_length,
                 micro_batch_size=plan.micro_batch_size,
                 forward_only=False,
             )
+            between(len(batch))
             optimizer.step()
             return float(found[-1]["loss"].item())
 
         try:
-            return _timed(step, plan, device)
+            yield step
         finally:
             torch.distributed.destroy_process_group()
 
 
-def _timed(step: Callable[[list[Tensor]], float], plan: Plan, device: str) -> Result:
-    """`step` trains on the micro-batches of an iteration, and returns the last one's loss."""
+def _timed(step: Step, plan: Plan, device: str) -> Result:
     model, micro = plan.model, plan.micro_batch_size
     micro_batches = plan.global_batch_size // micro
     if device == "cuda":

@@ -21,11 +21,16 @@ class Fused(Generic[T]):
         self._compiled: Optional[Callable[..., T]] = None
 
     def __call__(self, first: Tensor, *others: Any) -> T:
-        if not first.is_cuda or compiling() or not fuses(first.device):
+        if compiling() or not self.fuses(first):
             return self.plain(first, *others)
         if self._compiled is None:
             self._compiled = torch.compile(self.plain)
         return self._compiled(first, *others)
+
+    @staticmethod
+    def fuses(first: Tensor) -> bool:
+        """Whether a call with this tensor is one kernel, by itself or within a graph that is being compiled."""
+        return first.is_cuda and (compiling() or fuses(first.device))
 
 
 def compiling() -> bool:

@@ -7,7 +7,7 @@ rank works out the masks of what it holds, and a backward pass works them out ag
 from __future__ import annotations
 
 import zlib
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -38,35 +38,37 @@ def rows_of(key: Tensor, *places: Tensor) -> Tensor:
     return _rows(places[0], key, *places[1:])
 
 
-def dropout(x: Tensor, rate: float, rows: Tensor) -> Tensor:
-    """x [..., columns] with a part of its numbers set to 0 and the others scaled; `rows` [...] is by `rows_of`."""
-    y: Tensor = _Dropout.apply(x, rate, rows)  # type: ignore[no-untyped-call]
+def dropout(x: Tensor, rate: float, rows: Tensor, onto: Optional[Tensor] = None) -> Tensor:
+    """x [..., columns] with a part of its numbers set to 0 and the others scaled, added `onto` another tensor if there
+    is one; `rows` [...] is by `rows_of`."""
+    y: Tensor = _Dropout.apply(x, rate, rows, onto)  # type: ignore[no-untyped-call]
     return y
 
 
 class _Dropout(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rate: float, rows: Tensor) -> Tensor:
-        ctx.rate = rate
+    def forward(ctx: Any, x: Tensor, rate: float, rows: Tensor, onto: Optional[Tensor]) -> Tensor:
+        ctx.rate, ctx.adds = rate, onto is not None
         ctx.save_for_backward(rows)
-        return _masked(x, rate, rows)
+        return _masked(x, rate, rows, onto)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None, None, Optional[Tensor]]:
         (rows,) = ctx.saved_tensors
-        return _masked(gradient, ctx.rate, rows), None, None
+        return _masked(gradient, ctx.rate, rows), None, None, gradient if ctx.adds else None
 
 
-def _masked(x: Tensor, rate: float, rows: Tensor) -> Tensor:
-    if x.is_cuda:
-        return masked(x, rate, rows)
+def _masked(x: Tensor, rate: float, rows: Tensor, onto: Optional[Tensor] = None) -> Tensor:
+    if masked.fuses(x):
+        return masked(x, rate, rows, onto)
     dropped = round(rate * LEVELS)
     hashes = _hashes(rows, x.shape[-1])
-    return (x * (LEVELS / (LEVELS - dropped))).masked_fill_(hashes < dropped - LEVELS // 2, 0.0)
+    left = (x * (LEVELS / (LEVELS - dropped))).masked_fill_(hashes < dropped - LEVELS // 2, 0.0)
+    return left if onto is None else onto + left
 
 
 @Fused
-def masked(x: Tensor, rate: float, rows: Tensor) -> Tensor:
+def masked(x: Tensor, rate: float, rows: Tensor, onto: Optional[Tensor] = None) -> Tensor:
     """What `dropout` gives, in operations that are one kernel: it works out a hash for each of its two columns."""
     dropped = round(rate * LEVELS)
     scale, least = LEVELS / (LEVELS - dropped), dropped - LEVELS // 2
@@ -77,7 +79,8 @@ def masked(x: Tensor, rate: float, rows: Tensor) -> Tensor:
     found = (found ^ ((found >> 15) & 0x1FFFF)) * second
     found = found ^ ((found >> 16) & 0xFFFF)
     half = (found >> (column % 2 * 16).int()) & 0xFFFF
-    return torch.where(half - ((half & 0x8000) << 1) < least, 0.0, x * scale)
+    left = torch.where(half - ((half & 0x8000) << 1) < least, 0.0, x * scale)
+    return left if onto is None else onto + left
 
 
 def _hashes(rows: Tensor, columns: int) -> Tensor:

@@ -130,9 +130,9 @@ class Stage(nn.Module):
             for tensor in (*module.buffers(recurse=False), *fixed):
                 changes = tensor.is_floating_point() and not keeps
                 tensor.data = tensor.data.to(device, dtype if changes else tensor.dtype)
-            place_angles = getattr(module, "place_angles", None)
-            if place_angles is not None:
-                place_angles(device, dtype)
+            place_constants = getattr(module, "place_constants", None)
+            if place_constants is not None:
+                place_constants(device, dtype)
 
     def _keep_state(self, block: str, module: nn.Module) -> None:
         trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}

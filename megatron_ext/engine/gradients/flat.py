@@ -11,6 +11,9 @@ from torch import Tensor, nn
 LARGE = 2**20
 """Numbers of a weight from which on it pays on a CPU to call Python from autograd, and to have no gradient of its own
 that is added to the sum."""
+SMALL, TOGETHER = 2**16, 16
+"""Numbers of a weight below which a GPU adds its gradient with those of others, and how many these are at most where
+somebody waits for them: such an addition takes less time than the launch of its kernel."""
 
 
 class FlatWeights:
@@ -50,6 +53,8 @@ class FlatWeights:
         self._fused = fuses(dtype, device)
         self._names = {id(parameter): name for name, parameter in ordered}
         self._arrived: Optional[Callable[[str], None]] = None
+        self._waiting: List[str] = []
+        """Whose gradients autograd has left, to be added together."""
         self._hooked: List[object] = []
         for name, parameter in ordered:
             if of is None:
@@ -102,14 +107,40 @@ class FlatWeights:
         """Has `arrived` called with a parameter's name whenever a micro-batch's gradient of it was added."""
         self._arrived = arrived
         for name, parameter in self.parameters.items():
-            self._after_each_gradient(parameter, partial(arrived, name))
+            if parameter.dtype == self.grad.dtype:
+                self._after_each_gradient(parameter, partial(arrived, name))
 
     def _move(self, name: str) -> None:
         """Adds what autograd left in a parameter's gradient, whose number format is not the sum's."""
         parameter = self.parameters[name]
         assert parameter.grad is not None
+        if parameter.is_cuda and parameter.numel() < SMALL and hasattr(torch, "_foreach_copy_"):
+            if not self._waiting:  # the backward pass ends with what is then left
+                torch.autograd.Variable._execution_engine.queue_callback(self._move_together)  # type: ignore[attr-defined]
+            self._waiting.append(name)
+            if self._arrived is not None and len(self._waiting) == TOGETHER:
+                self._move_together()
+            return
         self.view(name, self.grad).add_(parameter.grad)
         parameter.grad = None
+        if self._arrived is not None:
+            self._arrived(name)
+
+    @torch.no_grad()
+    def _move_together(self) -> None:
+        """Adds what is waiting, in two kernels."""
+        names, self._waiting = self._waiting, []
+        if not names:
+            return
+        sums = [self.grad[self.slices[name]] for name in names]
+        wide = self.grad.new_empty(sum(map(len, sums)))
+        parts = wide.split_with_sizes([len(total) for total in sums])
+        torch._foreach_copy_(parts, [self.parameters[name].grad.flatten() for name in names])  # type: ignore[union-attr]
+        torch._foreach_add_(sums, parts)
+        for name in names:
+            self.parameters[name].grad = None
+            if self._arrived is not None:
+                self._arrived(name)
 
     def _after_each_gradient(self, parameter: nn.Parameter, call: Callable[[], None]) -> None:
         """Has `call` called whenever autograd has added to a parameter's gradient, in the order of registration."""

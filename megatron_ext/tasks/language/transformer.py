@@ -17,7 +17,8 @@ from megatron_ext.contract.models.parameters import block_parameters
 from megatron_ext.contract.models.stacks import Stack
 from megatron_ext.parallel.fused import Fused
 from megatron_ext.parallel.tensor_parallel import TensorGroup, numbers, vocab_embedding
-from megatron_ext.tasks.dropout import dropout, key_of, masked, rows_of
+from megatron_ext.tasks.dropout import dropout, key_of, rows_of
+from megatron_ext.tasks.language.attention import Dropped, attend, holds_weights, mean_weights
 from megatron_ext.tasks.language.norms import norm
 from megatron_ext.tasks.language.rotary import rotary, rotated
 from megatron_ext.tasks.language.sinusoids import sinusoids
@@ -25,10 +26,6 @@ from megatron_ext.tasks.linear import WeightGradients, embedding, linear
 
 Kept = Dict[str, Tensor]
 """By name, [hypotheses, …] each, what goes on with the hypotheses of a search."""
-PLAIN_TOKENS = 512
-"""See `_plainly`."""
-GROUPED = "enable_gqa" in (F.scaled_dot_product_attention.__doc__ or "")
-"""Whether torch's attention shares heads of keys and values itself, since 2.5: on a GPU they are then not repeated."""
 
 
 class Dropout:
@@ -42,12 +39,12 @@ class Dropout:
         self.key = key
         self.tensor = tensor
 
-    def __call__(self, x: Tensor, number: Optional[Tensor], training: bool) -> Tensor:
-        """`number` [batch] are the samples' numbers in the run."""
+    def __call__(self, x: Tensor, number: Optional[Tensor], training: bool, onto: Optional[Tensor] = None) -> Tensor:
+        """`number` [batch] are the samples' numbers in the run; what is left is added `onto` another tensor."""
         if not self.rate or number is None or not training:
-            return x
+            return x if onto is None else onto + x
         positions = self.tensor.places(x.shape[1], x.device)
-        return dropout(x, self.rate, rows_of(self.key, number, positions))
+        return dropout(x, self.rate, rows_of(self.key, number, positions), onto)
 
 
 class Embedding(nn.Module):
@@ -110,6 +107,8 @@ class TransformerLayer(nn.Module):
         """Instead of GELU, and dropped in training, as Vaswani et al. 2017's successors do."""
         self.angles: Optional[Tuple[Tensor, Tensor]] = None
         """Of rotary positions, once the layer is where it stays."""
+        self.holds_weights = True
+        """Whether attention dropout needs all weights of the attention at once."""
         self.core_key = key_of(seed, f"{name}.core")
         self.attention_dropout = Dropout(config.hidden_dropout, key_of(seed, f"{name}.attention"), tensor)
         self.mlp_dropout = Dropout(config.hidden_dropout, key_of(seed, f"{name}.mlp"), tensor)
@@ -151,11 +150,11 @@ class TransformerLayer(nn.Module):
         self, x: Tensor, number: Optional[Tensor], mask: Optional[Tensor], context: Optional[Tensor]
     ) -> Tensor:
         attended = self._attention(self.tensor.enter(self.attention_norm(x)), number, None if self.crosses else mask)
-        x = x + self.attention_dropout(attended, number, self.training)
+        x = self.attention_dropout(attended, number, self.training, x)
         if context is not None:
             crossed = self._cross(self.tensor.enter(self.cross_norm(x)), self.tensor.enter(context), number, mask)
-            x = x + self.cross_dropout(crossed, number, self.training)
-        return x + self.mlp_dropout(self._mlp(self.tensor.enter(self.mlp_norm(x)), number), number, self.training)
+            x = self.cross_dropout(crossed, number, self.training, x)
+        return self.mlp_dropout(self._mlp(self.tensor.enter(self.mlp_norm(x)), number), number, self.training, x)
 
     def _attention(self, x: Tensor, number: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
         qkv = linear(x, self.qkv.weight, self.qkv.bias, self.later)
@@ -179,8 +178,8 @@ class TransformerLayer(nn.Module):
 
     @property
     def _core_again(self) -> bool:
-        """Whether the attention's core is computed again: with dropout there are scores, too large to be kept."""
-        return self.recompute == "selective" or self._drops
+        """Whether the attention's core is computed again: weights that dropout holds are too large to be kept."""
+        return self.recompute == "selective" or (self._drops and self.holds_weights)
 
     def _core(self, qkv: Tensor, number: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
         """[batch, sequence, queries, keys and values of the heads] -> [batch, sequence, heads x width]."""
@@ -199,8 +198,10 @@ class TransformerLayer(nn.Module):
         causal = self.causal and self.kept is None  # the one token that goes on sees all before it
         return self._attended(query, key, value, causal, self.core_key, number, mask)
 
-    def place_angles(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Works them out once: torch.compile would have each layer's graph do so."""
+    def place_constants(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Works out once what torch.compile would have each layer's graph do."""
+        if self.config.attention_dropout:
+            self.holds_weights = holds_weights(device, self.config.head_width)
         if self.config.position_embedding_type == ROTARY:
             longest = max(self.config.sequence_length, self.config.decoder_tokens)
             self.angles = rotary(self.config, longest, device, dtype)
@@ -217,7 +218,7 @@ class TransformerLayer(nn.Module):
         queries = query.view(*query.shape[:2], -1, width).transpose(1, 2)
         key, value = kv.view(*kv.shape[:2], -1, width).transpose(1, 2).chunk(2, 1)
         if self.watch is not None:
-            self.watch(_mean_weights(queries, key, mask))
+            self.watch(mean_weights(queries, key, mask))
         return self._attended(queries, key, value, False, self.cross_core_key, number, mask)
 
     def _attended(
@@ -232,39 +233,13 @@ class TransformerLayer(nn.Module):
     ) -> Tensor:
         """query [batch, heads, sequence, width], the others [batch, groups, tokens, width] and mask [batch, tokens] ->
         [batch, sequence, heads x width]."""
-        batch, _, sequence, _ = query.shape
-        drops = number is not None and self._drops
-        shared: Dict[str, bool] = {}
-        if self.groups < self.heads and not drops and GROUPED and query.is_cuda:
-            shared["enable_gqa"] = True
-        elif self.groups < self.heads:
-            key, value = (x.repeat_interleave(self.heads // self.groups, 1) for x in (key, value))
-        seen = None if mask is None else mask.bool()[:, None, None]
-        if number is not None and drops:
-            attended = self._dropped(query, key, causal, seen, dropout_key, number) @ value
-        elif _plainly(query):
-            attended = _weights(query, key, causal, seen) @ value
-        else:
-            attended = F.scaled_dot_product_attention(query, key, value, seen, is_causal=causal, **shared)
-        return attended.transpose(1, 2).reshape(batch, sequence, -1)
-
-    def _dropped(
-        self,
-        query: Tensor,
-        key: Tensor,
-        causal: bool,
-        seen: Optional[Tensor],
-        dropout_key: Tensor,
-        number: Tensor,
-    ) -> Tensor:
-        """The weights of attention [batch, heads, sequence, tokens], some of them dropped."""
-        first, device = self.tensor.rank * self.heads, query.device
-        heads = numbers(first, first + self.heads, device)
-        rows = rows_of(dropout_key, number, heads, numbers(0, query.shape[-2], device))
-        rate = self.config.attention_dropout
-        if query.is_cuda:
-            return _dropped_softmax(query @ key.transpose(-1, -2), query.shape[-1], causal, seen, rate, rows)
-        return dropout(_weights(query, key, causal, seen), rate, rows)
+        dropped: Optional[Dropped] = None
+        if number is not None and self._drops:
+            first, device = self.tensor.rank * self.heads, query.device
+            heads = numbers(first, first + self.heads, device)
+            rows = rows_of(dropout_key, number, heads, numbers(0, query.shape[-2], device))
+            dropped = Dropped(self.config.attention_dropout, rows, self.holds_weights)
+        return attend(query, key, value, causal, mask, dropped).flatten(2)
 
     def _mlp(self, x: Tensor, number: Optional[Tensor]) -> Tensor:
         inner = linear(x, self.mlp_in.weight, self.mlp_in.bias, self.later)
@@ -325,48 +300,6 @@ def empty_linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
     """Without weights: torch would draw some that are not used."""
     layer: nn.Linear = skip_init(nn.Linear, inputs, outputs, bias=bias, device=torch.empty(0).device)  # type: ignore[no-untyped-call]
     return layer
-
-
-def _plainly(query: Tensor) -> bool:
-    """Whether attention is best computed as it is defined: where a CPU trains in 16 bits, the backward pass of torch's
-    own takes up to ten times as long for sentences, and as long for `PLAIN_TOKENS`."""
-    short = query.shape[-2] <= PLAIN_TOKENS
-    return short and query.requires_grad and query.device.type == "cpu" and query.dtype != torch.float32
-
-
-def _weights(query: Tensor, key: Tensor, causal: bool, seen: Optional[Tensor]) -> Tensor:
-    """query [batch, heads, sequence, width], key [batch, heads, tokens, width] -> how much each place attends to each
-    token, [batch, heads, sequence, tokens]."""
-    return _softmax(query @ key.transpose(-1, -2), query.shape[-1], causal, seen)
-
-
-def _softmax(products: Tensor, width: int, causal: bool, seen: Optional[Tensor]) -> Tensor:
-    """The products of queries and keys of this width -> the weights."""
-    scores = products / math.sqrt(width)
-    if causal:
-        places = torch.arange(products.shape[-2], device=products.device)
-        scores = scores.masked_fill(places > places.unsqueeze(-1), -math.inf)
-    if seen is not None:
-        scores = scores.masked_fill(~seen, -math.inf)
-    return F.softmax(scores, -1, dtype=torch.float32).to(products.dtype)
-
-
-@Fused
-def _dropped_softmax(
-    products: Tensor, width: int, causal: bool, seen: Optional[Tensor], rate: float, rows: Tensor
-) -> Tensor:
-    """The same with some of the weights dropped; `rows` as for `dropout`."""
-    return masked(_softmax(products, width, causal, seen), rate, rows)
-
-
-def _mean_weights(query: Tensor, key: Tensor, mask: Optional[Tensor]) -> Tensor:
-    """query [batch, heads, sequence, width], key [batch, groups, tokens, width], mask [batch, tokens] -> the weights of
-    attention [batch, sequence, tokens], as the mean of the heads."""
-    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-    if mask is not None:
-        scores = scores.masked_fill(mask[:, None, None] == 0, -math.inf)
-    return F.softmax(scores, -1, dtype=torch.float32).mean(1)
 
 
 def _again(function: Callable[..., Tensor], *taken: Optional[Tensor]) -> Tensor:

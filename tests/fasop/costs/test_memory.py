@@ -42,7 +42,7 @@ from megatron_ext.parallel import cross_entropy
 from megatron_ext.parallel.cross_entropy import vocab_cross_entropy
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
-from megatron_ext.tasks.language import transformer
+from megatron_ext.tasks.language import attention
 from megatron_ext.tasks.language.transformer import TransformerLayer
 from megatron_ext.tasks.linear import WeightGradients
 from tests.support.fasop.plans import MEGATRON, training
@@ -227,7 +227,7 @@ def test_dropping_weights_of_attention_takes_what_scores_take(
     precision: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The most that torch allocates in one layer, beyond what it does without."""
-    monkeypatch.setattr(transformer, "PLAIN_TOKENS", 0)  # a CPU alone keeps the scores of short sequences of 16 bits
+    monkeypatch.setattr(attention, "PLAIN_TOKENS", 0)  # a CPU alone keeps the scores of short sequences of 16 bits
     sizes = ("model.hidden=32", "model.heads=8", "model.sequence_length=384", f"train.precision={precision}")
     peaks, predicted = [], []
     for rate in (0.0, 0.1):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatron_ext.parallel import fused
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks import dropout as module
 from megatron_ext.tasks.dropout import dropout, key_of, rows_of
@@ -100,12 +101,42 @@ def test_only_training_drops_and_every_sample_has_its_own_masks(engine_run: Call
     torch.testing.assert_close(logits(run, number, training=False), logits(engine_run(*ONE, name="plain"), number))
 
 
+class OfGpu(Tensor):
+    is_cuda = True
+
+
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.999])
 @pytest.mark.parametrize("columns", [1, 2, 131])
 def test_a_gpu_drops_the_same_numbers_in_one_kernel(rate: float, columns: int) -> None:
     rows = rows_of(key_of(1, "x"), torch.arange(SAMPLES), torch.arange(TOKENS))
-    x = torch.randn(SAMPLES, TOKENS, columns)
+    x, onto = torch.randn(2, SAMPLES, TOKENS, columns)
     assert torch.equal(module.masked.plain(x, rate, rows), dropout(x, rate, rows))
+    assert torch.equal(module.masked.plain(x, rate, rows, onto), onto + dropout(x, rate, rows))
+
+
+def test_what_is_left_is_added_to_another_tensor_which_has_the_whole_gradient() -> None:
+    rows = rows_of(key_of(1, "x"), torch.arange(SAMPLES), torch.arange(TOKENS))
+    x, onto = (torch.randn(SAMPLES, TOKENS, HIDDEN, requires_grad=True) for _ in range(2))
+    apart, gradient = x.detach().clone().requires_grad_(), torch.randn(SAMPLES, TOKENS, HIDDEN)
+    added = dropout(x, 0.3, rows, onto)
+    assert torch.equal(added, onto + dropout(apart, 0.3, rows))
+    added.backward(gradient)
+    dropout(apart, 0.3, rows).backward(gradient)
+    assert x.grad is not None and apart.grad is not None and onto.grad is not None
+    assert torch.equal(x.grad, apart.grad)
+    assert torch.equal(onto.grad, gradient)
+
+
+def test_a_gpu_for_which_nothing_can_be_compiled_works_out_a_hash_for_two_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a CPU does: what is to be one kernel works out one for each number."""
+    monkeypatch.setattr(fused, "fuses", lambda device: False)
+    of_gpu = torch.randn(1).as_subclass(OfGpu)
+    assert of_gpu.is_cuda
+    assert not module.masked.fuses(of_gpu)
+    monkeypatch.setattr(fused, "fuses", lambda device: True)
+    assert module.masked.fuses(of_gpu)
 
 
 @pytest.mark.slow

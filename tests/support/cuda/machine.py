@@ -46,6 +46,8 @@ class Counts:
     """On which streams its kernels ran."""
     waits: Counter[str] = field(default_factory=Counter)
     """Of the host for a GPU."""
+    by_micro_batch: Counter[str] = field(default_factory=Counter)
+    """Its kernels by the number of the micro-batch, where the program marks them, and others' under ""."""
     messages: list[Message] = field(default_factory=list)
     copies: Counter[str] = field(default_factory=Counter)
     """By their way, such as `host-gpu`."""
@@ -100,18 +102,22 @@ def counts(log: Path, iteration: int | None = None) -> Counts:
     found = Counts()
     recorded: dict[str, str] = {}
     inside = iteration is None
+    micro_batch = ""
     with log.open(errors="replace") as lines:
         for line in lines:
             kind, _, rest = line.rstrip("\n").partition(" ")
             if kind == "#":
                 if rest == f"begin {iteration}":
-                    inside = True
+                    inside, micro_batch = True, ""
                 elif rest == f"end {iteration}":
                     break
+                elif rest.startswith(("micro ", "rest")):
+                    micro_batch = rest.partition(" ")[2]
             elif kind == "R":
                 _, stream, event = rest.split()
                 recorded[event] = stream
             elif inside:
+                found.by_micro_batch[micro_batch] += kind == "K"
                 _count(found, kind, rest, recorded)
     return found
 

@@ -1,7 +1,8 @@
 """What a node's agent starts, under the stand-in for CUDA: `python worker.py PLAN NODE [JOB]`.
 
 Runs with the CUDA build of torch, and so has torch and numpy alone. JOB is `profile` or `doctor`; without one the ranks
-train, and the log has a mark before and after each iteration.
+train, and the log has a mark before and after each iteration and each pass of a micro-batch. With JOB `fused` they do
+so, too, and torch.compile makes kernels with Triton, which takes longer.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 
 from megatron_ext import worker
 from megatron_ext.engine import engine
+from megatron_ext.engine.executor.executor import Executor
 from megatron_ext.engine.gradients import flat
 from megatron_ext.engine.streams.streaming import StreamingEngine
 
@@ -36,6 +38,19 @@ def marked(of: type) -> None:
     of.step = between_marks
 
 
+def marked_pass(name: str) -> None:
+    """A mark before and after this pass of a micro-batch, `_forward` or `_backward`."""
+    pass_ = getattr(Executor, name)
+
+    def between_marks(self: Executor, *given: Any) -> None:
+        number, _ = next(one for one in given if isinstance(one, tuple))
+        MACHINE.standin_mark(f"micro {number}".encode())
+        pass_(self, *given)
+        MACHINE.standin_mark(b"rest")
+
+    setattr(Executor, name, between_marks)
+
+
 def on_host(of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda tensor: of_tensor(tensor.cpu())
 
@@ -43,8 +58,13 @@ def on_host(of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torc
 def main(plan: str, node: str, job: str | None = None) -> int:
     for each in (engine.Engine, StreamingEngine):
         marked(each)
+    for name in ("_forward", "_backward"):
+        marked_pass(name)
     torch.backends.cudnn.enabled = False  # the stand-in has none of it: torch's own kernels take its place
-    torch.compile = partial(torch.compile, backend="aot_eager")  # the same graphs, at once
+    if job == "fused":
+        job = None
+    else:
+        torch.compile = partial(torch.compile, backend="aot_eager")  # the same graphs, at once
     # Whether a GPU has the product that adds to fp32 is found out by its result, and no product computes here.
     flat.fuses = lambda dtype, device: device.type == "cuda"
     if job == "doctor":  # it looks at what an all-reduce gave, and no kernel does

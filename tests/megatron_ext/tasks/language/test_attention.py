@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from conf.compose import compose
 from megatron_ext.contract.models.stacks import Stack
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.language import transformer
+from megatron_ext.tasks.language import attention, transformer
 
 SIZES = ["model=tiny", "parallel=single", "parallel.micro_batch_size=1", "model.hidden=32", "model.heads=4"]
 
@@ -35,7 +35,7 @@ def results(dtype: torch.dtype, causal: bool, padded: bool) -> list[Tensor]:
 def test_it_is_what_torch_computes(causal: bool, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = results(torch.bfloat16, causal, padded)
     exact = results(torch.float32, causal, padded)
-    monkeypatch.setattr(transformer, "PLAIN_TOKENS", 0)
+    monkeypatch.setattr(attention, "PLAIN_TOKENS", 0)
     for own, torchs, true in zip(plain, results(torch.bfloat16, causal, padded), exact, strict=True):
         scale = true.abs().max().item()
         assert (own - true).abs().max().item() < 0.03 * scale
@@ -55,6 +55,6 @@ def test_torchs_own_is_taken_in_32_bits_and_where_nothing_is_trained(monkeypatch
     assert calls == []
     results(torch.float32, True, False)
     assert calls == [torch.float32]
-    monkeypatch.setattr(transformer, "PLAIN_TOKENS", 6)
+    monkeypatch.setattr(attention, "PLAIN_TOKENS", 6)
     results(torch.bfloat16, True, False)
     assert calls[1:] == [torch.bfloat16]

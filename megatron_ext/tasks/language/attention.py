@@ -1,0 +1,124 @@
+"""The core of attention, in the way that suits the device: torch's own, as it is defined, or with weights dropped."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Dict, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from megatron_ext.parallel.fused import Fused, fuses
+from megatron_ext.tasks.dropout import dropout, masked
+
+PLAIN_TOKENS = 512
+"""See `_plainly`."""
+GROUPED = "enable_gqa" in (F.scaled_dot_product_attention.__doc__ or "")
+"""Whether torch's attention shares heads of keys and values itself, since 2.5: on a GPU they are then not repeated."""
+
+WIDEST = 256
+"""Heads that `dropped_flash` takes: a block of their tokens has room in a GPU's shared memory."""
+
+TRITON = 3
+"""The first version whose products can be told how precise they are to be."""
+
+
+class Dropped(NamedTuple):
+    """Which weights are dropped."""
+
+    rate: float
+    rows: Tensor
+    """[batch, heads, sequence], by `rows_of`."""
+    holding: bool
+    """What `holds_weights` says."""
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Optional[Tensor], dropped: Optional[Dropped]
+) -> Tensor:
+    """query [batch, heads, sequence, width], the others [batch, groups, tokens, width] -> [batch, sequence, heads,
+    width]. `mask` [batch, tokens] is 0 where no token stands."""
+    heads, groups = query.shape[1], key.shape[1]
+    seen = None if mask is None else mask.bool()
+    if dropped is not None and not dropped.holding:
+        from megatron_ext.tasks.language.dropped_flash import dropped_flash
+
+        return dropped_flash(query, key, value, seen, causal, dropped.rate, dropped.rows)
+    shared: Dict[str, bool] = {}
+    if groups < heads and dropped is None and GROUPED and query.is_cuda:
+        shared["enable_gqa"] = True
+    elif groups < heads:
+        key, value = (x.repeat_interleave(heads // groups, 1) for x in (key, value))
+    seen = None if seen is None else seen[:, None, None]
+    if dropped is not None:
+        attended = _dropped_weights(query @ key.transpose(-1, -2), query.shape[-1], causal, seen, *dropped[:2]) @ value
+    elif _plainly(query):
+        attended = _weights(query, key, causal, seen) @ value
+    else:
+        attended = F.scaled_dot_product_attention(query, key, value, seen, is_causal=causal, **shared)
+    return attended.transpose(1, 2)
+
+
+@lru_cache(maxsize=None)
+def holds_weights(device: torch.device, width: int) -> bool:
+    """Whether attention with heads of this width, of which some weights are dropped, holds all of them: [batch, heads,
+    sequence, tokens]. On a GPU it says so, once."""
+    if device.type != "cuda" or not fuses(device):  # which has said so
+        return True
+    import triton
+
+    reason = f"heads are wider than {WIDEST}" if width > WIDEST else ""
+    if int(triton.__version__.split(".")[0]) < TRITON:
+        reason = f"Triton {triton.__version__} is older than {TRITON}.0"
+    if reason:
+        print(f"attention dropout holds all weights of a layer's attention at once: {reason}", flush=True)
+    return bool(reason)
+
+
+def mean_weights(query: Tensor, key: Tensor, mask: Optional[Tensor]) -> Tensor:
+    """query [batch, heads, sequence, width], key [batch, groups, tokens, width], mask [batch, tokens] -> the weights of
+    attention [batch, sequence, tokens], as the mean of the heads."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    return _weights(query, key, False, None if mask is None else mask.bool()[:, None, None]).float().mean(1)
+
+
+def _plainly(query: Tensor) -> bool:
+    """Whether attention is best computed as it is defined: where a CPU trains in 16 bits, the backward pass of torch's
+    own takes up to ten times as long for sentences, and as long for `PLAIN_TOKENS`."""
+    short = query.shape[-2] <= PLAIN_TOKENS
+    return short and query.requires_grad and query.device.type == "cpu" and query.dtype != torch.float32
+
+
+def _weights(query: Tensor, key: Tensor, causal: bool, seen: Optional[Tensor]) -> Tensor:
+    """query [batch, heads, sequence, width], key [batch, heads, tokens, width] -> how much each place attends to each
+    token, [batch, heads, sequence, tokens]."""
+    return _softmax(query @ key.transpose(-1, -2), query.shape[-1], causal, seen)
+
+
+def _softmax(products: Tensor, width: int, causal: bool, seen: Optional[Tensor]) -> Tensor:
+    """The products of queries and keys of this width -> the weights."""
+    scores = products / math.sqrt(width)
+    if causal:
+        places = torch.arange(products.shape[-2], device=products.device)
+        scores = scores.masked_fill(places > places.unsqueeze(-1), -math.inf)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -math.inf)
+    return F.softmax(scores, -1, dtype=torch.float32).to(products.dtype)
+
+
+def _dropped_weights(
+    products: Tensor, width: int, causal: bool, seen: Optional[Tensor], rate: float, rows: Tensor
+) -> Tensor:
+    """The same with some of the weights dropped; `rows` as for `dropout`."""
+    if _dropped_softmax.fuses(products):
+        return _dropped_softmax(products, width, causal, seen, rate, rows)
+    return dropout(_softmax(products, width, causal, seen), rate, rows)
+
+
+@Fused
+def _dropped_softmax(
+    products: Tensor, width: int, causal: bool, seen: Optional[Tensor], rate: float, rows: Tensor
+) -> Tensor:
+    return masked(_softmax(products, width, causal, seen), rate, rows)

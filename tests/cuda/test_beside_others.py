@@ -1,0 +1,48 @@
+"""A micro-batch launches no more kernels than a plain loop's, which is counted in the same run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu_counts import CASES, PLAIN, Counter
+from tests.cuda.test_stand_in import HEADER
+from tests.support.cuda.machine import WORKER, Machine
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not HEADER.exists(), reason="Triton builds its launcher with Python's headers"),
+]
+MOST = {
+    "GPT-2 124M": 1.05,
+    "with hidden dropout": 1.05,
+    "with hidden and attention dropout": 1.05,
+    "Llama-1B, 4 layers": 1.0,
+}
+"""Times the kernels of the plain loop, whose weights and gradients are in bf16."""
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_a_micro_batch_has_no_more_kernels_than_a_plain_loops(name: str, tmp_path: Path) -> None:
+    case, counter = CASES[name], Counter(tmp_path)
+    run = counter.run_of(case)
+    (ours,), (plain,) = counter.ours(run, case.gpus), counter.other(run, PLAIN)
+    for number in ("0", "1"):
+        assert ours.by_micro_batch[number] <= MOST[name] * plain.by_micro_batch[number], (number, ours.kernels)
+    assert sum(ours.waits.values()) <= 3
+    flash = [name for name in ours.kernels if "flash" in name]
+    assert flash, ours.kernels
+    assert not [name for name in ours.kernels if "softmax" in name], "attention that holds its weights"
+    assert [name for name in ours.kernels if name.startswith("triton_") and "logsumexp" in name], ours.kernels
+
+
+@pytest.mark.parametrize("case", ["with hidden and attention dropout", "Llama-1B, 4 layers"])
+def test_what_is_compiled_is_one_graph_a_kind_of_layer(case: str, tmp_path: Path) -> None:
+    counter = Counter(tmp_path)
+    run = counter.run_of(CASES[case], "train.compile=true", "model.layers=10")
+    told = {"TORCH_LOGS": "recompiles,graph_breaks"}
+    ended = Machine(1, tmp_path / "machine").run(WORKER, run.run.plan, "0", environment=told)
+    assert ended.returncode == 0, ended.stderr
+    assert "Recompiling function" not in ended.stderr, ended.stderr
+    assert "Graph break" not in ended.stderr, ended.stderr
