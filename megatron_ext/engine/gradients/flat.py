@@ -116,7 +116,7 @@ class FlatWeights:
         assert parameter.grad is not None
         if parameter.is_cuda and parameter.numel() < SMALL and hasattr(torch, "_foreach_copy_"):
             if not self._waiting:  # the backward pass ends with what is then left
-                torch.autograd.Variable._execution_engine.queue_callback(self._move_together)  # type: ignore[attr-defined]
+                torch.autograd.Variable._execution_engine.queue_callback(self._move_together)
             self._waiting.append(name)
             if self._arrived is not None and len(self._waiting) == TOGETHER:
                 self._move_together()
