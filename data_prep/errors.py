@@ -43,4 +43,4 @@ def of_option(option: str, path: Path) -> Iterator[None]:
 
 
 def missing_package(name: str, purpose: str) -> DataPrepError:
-    return DataPrepError(f"the Python package {name} is needed {purpose}; install it with pip install 'tdpp[data]'")
+    return DataPrepError(f"the Python package {name} is needed {purpose}, but missing: pip install 'tdpp[data]'")
