@@ -184,3 +184,45 @@ def test_a_task_trains_on_gpus(
 ) -> None:
     run = made(tmp_path)
     assert_steady(run, trained(run, gpus))
+
+
+OPTIONS: dict[str, tuple[int, str]] = {
+    "fp16-logmax": (1, f"{ONE} train.precision=fp16 train.loss_scaler=logmax train.ema=0.9 profile.timeline=false"),
+    "unclipped-sgd": (1, f"{ONE} train.clip_grad=0 train.optimizer=sgd model.hidden_dropout=0.1"),
+    "lamb": (1, f"{ONE} train.optimizer=lamb train.precision=bf16"),
+    "llama-compiled": (
+        1,
+        f"{ONE} model.position_embedding_type=rope model.normalization=RMSNorm "
+        "model.swiglu=true train.compile=true train.precision=bf16",
+    ),
+    "compiled-dropout": (
+        2,
+        f"parallel.data=1 {TWO} model.hidden_dropout=0.1 model.attention_dropout=0.1 train.compile=true "
+        "train.precision=fp16 train.loss_scaler=logmax train.eval_interval=2 train.eval_iterations=1",
+    ),
+    "overlapped": (
+        2,
+        "parallel.data=2 parallel.pipeline=1 parallel.partition=3 train.clip_grad=0 train.ema=0.9 "
+        "profile.timeline=false",
+    ),
+    "tensor-logmax": (2, f"{ONE} {TENSOR} train.precision=fp16 train.loss_scaler=logmax model.hidden_dropout=0.1"),
+    "sharded-1f1b": (
+        4,
+        f"parallel.data=2 {TWO} parallel.sharded_optimizer=true train.precision=fp16 train.loss_scaler=logmax "
+        "train.ema=0.9 model.hidden_dropout=0.1 model.attention_dropout=0.1 parallel.recompute=full train.compile=true",
+    ),
+    "replicas-3-1-logmax": (
+        4,
+        f"parallel.data=1 {TWO} parallel.replicas=3-1 parallel.global_batch_size=12 train.precision=fp16 "
+        "train.loss_scaler=logmax profile.timeline=false",
+    ),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
+def test_no_option_makes_the_host_wait_longer(
+    option: tuple[int, str], tmp_path: Path, corpus: Path, trained: Callable[[EngineRun, int], list[Path]]
+) -> None:
+    gpus, words = option
+    run = make_run(tmp_path / "run", corpus, GPU, "parallel.micro_batch_size=1", *words.split())
+    assert_steady(run, trained(run, gpus))
