@@ -34,7 +34,7 @@ from megatron_ext.measuring.passes import Passes
 from megatron_ext.measuring.request import Request
 from megatron_ext.measuring.room import Room, doubled, largest
 from megatron_ext.measuring.steps import Copies
-from megatron_ext.parallel.comm import meet, told
+from megatron_ext.parallel.comm import meet, new_group, told
 from megatron_ext.parallel.software import same_software
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.timeline.notes import Note, read
@@ -264,7 +264,7 @@ class _Measurements:
         """This rank's one; None if it is left over. All ranks make each group."""
         found = None
         for ranks in groups_of(self._nodes, size):
-            group = dist.new_group(ranks) if size > 1 else None
+            group = new_group(ranks) if size > 1 else None
             if self._place.rank in ranks:
                 found = TensorGroup(size, ranks.index(self._place.rank), group, self._plan.sequence_parallel)
         return found

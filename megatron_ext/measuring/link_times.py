@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_ext.parallel.comm import told
+from megatron_ext.parallel.comm import new_group, told
 from megatron_ext.parallel.links import LARGEST, steps
 
 SMALLEST = 1024
@@ -67,7 +67,7 @@ def all_reduces(nodes: Sequence[Sequence[int]], device: torch.device) -> List[Di
         size = 1
         for ranks in groups:
             if len(ranks) > 1:
-                group = dist.new_group(list(ranks))  # every rank takes part in making each group
+                group = new_group(ranks)  # every rank takes part in making each group
                 if dist.get_rank() in ranks:
                     own, size = group, len(ranks)
         _together(device, None)

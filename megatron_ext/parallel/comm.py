@@ -55,7 +55,23 @@ def meet(store: Store, rank: int, ranks: int, device: torch.device, timeout: tim
     backend = "nccl" if device.type == "cuda" else "gloo"
     store.set_timeout(timeout)  # nccl's communicators meet here, too, and wait as long as the store says
     with told("meeting the other ranks"):
-        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
+        options = _options(timeout) if backend == "nccl" and dist.is_nccl_available() else None
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout, pg_options=options)
+
+
+def new_group(ranks: Sequence[int], timeout: Optional[timedelta] = None) -> dist.ProcessGroup:
+    """A group of some of the ranks that met; all of them call it."""
+    options = _options(timeout) if dist.get_backend() == "nccl" else None
+    return dist.new_group(list(ranks), timeout=timeout, pg_options=options)  # type: ignore[no-any-return]
+
+
+def _options(timeout: Optional[timedelta]) -> Any:
+    """Of one group with nccl: its kernels begin before those of a computation that are queued already, so that the rank
+    which waits for a message does not wait for them as well."""
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    if timeout is not None:
+        options._timeout = timeout
+    return options
 
 
 class Peer(NamedTuple):

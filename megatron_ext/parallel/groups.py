@@ -9,6 +9,7 @@ from typing import Iterable, NamedTuple, Optional, Sequence
 import torch.distributed as dist
 
 from megatron_ext.contract.layout import Layout
+from megatron_ext.parallel.comm import new_group
 
 
 class Tied(NamedTuple):
@@ -57,7 +58,7 @@ class Groups:
             own = None
             for ranks in rank_lists:
                 if len(ranks) > 1:
-                    group = dist.new_group(list(ranks), timeout=timeout)
+                    group = new_group(ranks, timeout)
                     if rank in ranks:
                         own = group
             return own

@@ -135,6 +135,7 @@ def test_a_layout_trains_on_gpus(
     logs = trained(run, gpus)
     if plan.stream is None:
         third = assert_steady(run, logs)
+        assert all(one.stream == DEFAULT or rank.priorities[one.stream] < 0 for rank in third for one in rank.messages)
         assert_apart(third[0], copies="streams" in words)
     for rank, log in enumerate(logs):
         told = json.loads((run.run.path / "traffic" / f"rank-{rank:05d}.json").read_text())["bytes"]

@@ -55,6 +55,8 @@ class Counts:
     """Copies to a GPU from memory that is not pinned, for which the host waits."""
     stream_waits: list[tuple[str, str]] = field(default_factory=list)
     """A stream that waits for an event, and the stream that the event was last recorded on."""
+    priorities: dict[str, int] = field(default_factory=dict)
+    """Of streams that were made until the span's end; high ones are below 0."""
     mallocs: int = 0
     unmade: Counter[str] = field(default_factory=Counter)
     """Calls without a body in the stand-in."""
@@ -111,8 +113,14 @@ def counts(log: Path, iteration: int | None = None) -> Counts:
                     inside, micro_batch = True, ""
                 elif rest == f"end {iteration}":
                     break
+<<<<<<< HEAD
                 elif rest.startswith(("micro ", "rest")):
                     micro_batch = rest.partition(" ")[2]
+=======
+            elif kind == "T":
+                _, stream, _, priority = rest.split()
+                found.priorities[stream] = int(priority)
+>>>>>>> f3674667 (NCCL's streams have high priority: a message begins before the kernels that a computation has queued)
             elif kind == "R":
                 _, stream, event = rest.split()
                 recorded[event] = stream
