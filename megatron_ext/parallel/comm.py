@@ -61,8 +61,9 @@ def meet(store: Store, rank: int, ranks: int, device: torch.device, timeout: tim
 
 def new_group(ranks: Sequence[int], timeout: Optional[timedelta] = None) -> dist.ProcessGroup:
     """A group of some of the ranks that met; all of them call it."""
-    options = _options(timeout) if dist.get_backend() == "nccl" else None
-    return dist.new_group(list(ranks), timeout=timeout, pg_options=options)  # type: ignore[no-any-return]
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        return dist.new_group(list(ranks), timeout=timeout, pg_options=_options(timeout))  # type: ignore[no-any-return]
+    return dist.new_group(list(ranks), timeout=timeout)  # type: ignore[no-any-return]
 
 
 def _options(timeout: Optional[timedelta]) -> Any:
