@@ -113,14 +113,11 @@ def counts(log: Path, iteration: int | None = None) -> Counts:
                     inside, micro_batch = True, ""
                 elif rest == f"end {iteration}":
                     break
-<<<<<<< HEAD
                 elif rest.startswith(("micro ", "rest")):
                     micro_batch = rest.partition(" ")[2]
-=======
             elif kind == "T":
                 _, stream, _, priority = rest.split()
                 found.priorities[stream] = int(priority)
->>>>>>> f3674667 (NCCL's streams have high priority: a message begins before the kernels that a computation has queued)
             elif kind == "R":
                 _, stream, event = rest.split()
                 recorded[event] = stream
