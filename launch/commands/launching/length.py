@@ -48,7 +48,7 @@ def with_length(experiment: Experiment) -> Experiment:
     if iterations < 1:
         trained = f", and {load} has seen {start.samples} of them" if load is not None else ""
         raise LaunchError(
-            f"{train.length}: that is {plural(samples, 'sample')}{trained}, too few for one global batch of "
+            f"{train.length}: that is {plural(samples, 'sample')}{trained}: too few for one global batch of "
             f"{key}={size}; train longer, or use a smaller batch"
         )
     return replace(
