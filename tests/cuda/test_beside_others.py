@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.gpu_counts import CASES, PLAIN, Counter
 from tests.cuda.test_stand_in import HEADER
-from tests.support.cuda.machine import WORKER, Machine
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,14 +34,3 @@ def test_a_micro_batch_has_no_more_kernels_than_a_plain_loops(name: str, tmp_pat
     assert flash, ours.kernels
     assert not [name for name in ours.kernels if "softmax" in name], "attention that holds its weights"
     assert [name for name in ours.kernels if name.startswith("triton_") and "logsumexp" in name], ours.kernels
-
-
-@pytest.mark.parametrize("case", ["with hidden and attention dropout", "Llama-1B, 4 layers"])
-def test_what_is_compiled_is_one_graph_a_kind_of_layer(case: str, tmp_path: Path) -> None:
-    counter = Counter(tmp_path)
-    run = counter.run_of(CASES[case], "train.compile=true", "model.layers=10")
-    told = {"TORCH_LOGS": "recompiles,graph_breaks"}
-    ended = Machine(1, tmp_path / "machine").run(WORKER, run.run.plan, "0", environment=told)
-    assert ended.returncode == 0, ended.stderr
-    assert "Recompiling function" not in ended.stderr, ended.stderr
-    assert "Graph break" not in ended.stderr, ended.stderr

@@ -25,15 +25,6 @@ LAYOUTS: dict[str, tuple[int, str]] = {
     "fp16": (1, f"{ONE} train.precision=fp16"),
     "bf16": (1, f"{ONE} train.precision=bf16"),
     "compiled": (1, f"{ONE} train.compile=true train.precision=bf16"),
-    "compiled-dropout": (
-        1,
-        f"{ONE} train.compile=true train.precision=bf16 model.hidden_dropout=0.1 model.attention_dropout=0.1",
-    ),
-    "tensor-dropout": (
-        2,
-        f"parallel.data=1 parallel.pipeline=1 parallel.partition=3 {TENSOR} "
-        "train.precision=bf16 model.hidden_dropout=0.1 model.attention_dropout=0.1",
-    ),
     "recomputed": (1, f"{ONE} parallel.recompute=full"),
     "streams": (1, f"{ONE} parallel.streams=2"),
     "streams-bf16": (1, f"{ONE} parallel.streams=2 train.precision=bf16"),
