@@ -118,8 +118,8 @@ def test_a_micro_batch_that_does_not_fit_is_not_chosen(tmp_path: Path) -> None:
     ("more", "message"),
     [
         (("parallel.shares=auto", "parallel.micro_batch_size=5"),
-         "batch_size=12 must be a whole number of micro-batches of 5 samples, at least one for each of 4"),
-        ((*BOTH, "parallel.global_batch_size=3"), "at least one for each of 4 replicas; use a larger batch"),
+         "batch_size=12 must be a whole number of micro-batches of 5 samples, at least one for each replica"),
+        ((*BOTH, "parallel.global_batch_size=3"), "at least one for each replica; use a larger batch"),
         ((*BOTH, "model.layers=96"), "no micro-batch size fits in memory: with micro-batches of 1"),
         ((*BOTH, "parallel.schedule_file=x"), "parallel.micro_batch_size=auto cannot be combined with "
                                               "parallel.schedule_file"),
