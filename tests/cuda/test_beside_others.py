@@ -15,8 +15,8 @@ pytestmark = [
 ]
 MOST = {
     "GPT-2 124M": 1.05,
-    "with hidden dropout": 1.05,
-    "with hidden and attention dropout": 1.05,
+    "with hidden dropout": 1.3,
+    "with hidden and attention dropout": 1.3,
     "Llama-1B, 4 layers": 1.0,
 }
 """Times the kernels of the plain loop, whose weights and gradients are in bf16."""
