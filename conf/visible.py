@@ -38,6 +38,11 @@ def span(seconds: float, digits: int = 1) -> str:
     return f"{value:,.{decimals}f} {unit}"
 
 
+def loss_text(loss: float) -> str:
+    """A loss with four decimals: `5.4770`; one that these do not fit as a power of ten: `8.363e+11`."""
+    return f"{loss:.3e}" if 0 < abs(loss) < 0.001 or 1e6 <= abs(loss) < math.inf else f"{loss:.4f}"
+
+
 NEAREST = 5
 """Names that a message lists where an unknown one was given."""
 LONGEST_NAME = 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from conf.visible import plural
+from conf.visible import loss_text, plural
 from launch.files.attempt import Start
 from launch.judge import gpu_health
 from launch.judge.costs import costs
@@ -123,7 +123,7 @@ def _wanted(seen: Observation) -> str:
 def _loss(seen: Observation) -> str:
     loss = seen.log[-1].loss
     if loss is not None:
-        return f"loss {loss:.4f}"
+        return f"loss {loss_text(loss)}"
     return "no loss (rehearsal)" if seen.plan.rehearsal else "all iterations skipped"
 
 

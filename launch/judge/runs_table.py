@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conf.visible import span
+from conf.visible import loss_text, span
 from launch.judge.outlook import outlook
 from launch.judge.pace import time_of
 from launch.judge.plan_line import short_plan
@@ -23,7 +23,7 @@ def run_row(name: str, seen: Observation) -> list[str]:
         name,
         str(decide(seen).state),
         _progress(seen),
-        f"{last.loss:.4f}" if last and last.loss is not None else "-",
+        loss_text(last.loss) if last and last.loss is not None else "-",
         f"{time.cell} {time.spread.doubt(time.text)}" if last and (time := time_of(seen)) else "-",
     ]
 

@@ -44,5 +44,5 @@ def not_finite(iteration: int, what: str, value: float) -> NotFinite:
     """What ends a run."""
     return NotFinite(
         f"iteration {iteration}: the {what} is {value}; nothing after it would mean anything. "
-        "A smaller train.lr, a longer train.lr_warmup_iterations or a smaller train.clip_grad may help"
+        "A smaller train.lr, a longer train.lr_warmup_iterations or stronger clipping (train.clip_grad) may help"
     )

@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-from conf.visible import span
+from conf.visible import loss_text, span
 from reports.facts.statistics import Statistics
 from reports.facts.usual import time_of
 from reports.figures.page import number
@@ -89,14 +89,18 @@ def last_loss(record: Record) -> tuple[int, float | None]:
 def _loss(record: Record, reached: int) -> Card:
     at, loss = last_loss(record)
     since = "" if at == reached else ", none since"
-    return "Loss", number(loss, ".4f"), f"mean up to iteration {at}{since}" if at else ""
+    return "Loss", _text_of(loss), f"mean up to iteration {at}{since}" if at else ""
+
+
+def _text_of(loss: float | None) -> str:
+    return "–" if loss is None or not math.isfinite(loss) else loss_text(loss)
 
 
 def _evaluations(record: Record) -> list[Card]:
     """The last loss on each of the data that are not trained on."""
     last = {one.data: one for one in (record.upstream.evaluations if record.upstream else ())}
     return [
-        (f"{data.capitalize()} loss", number(one.loss, ".4f"), f"after iteration {one.iteration}")
+        (f"{data.capitalize()} loss", _text_of(one.loss), f"after iteration {one.iteration}")
         for data, one in last.items()
     ]
 

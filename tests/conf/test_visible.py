@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
 
-from conf.visible import nearest, plural, span
+from conf.visible import loss_text, nearest, plural, span
 from tests.support import ROOT
 
 
@@ -28,6 +29,14 @@ from tests.support import ROOT
 )
 def test_a_time_has_the_unit_that_fits(seconds: float, digits: int, text: str) -> None:
     assert span(seconds, digits) == text
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [(5.47699, "5.4770"), (0.0, "0.0000"), (836295983104.0, "8.363e+11"), (2.5e-05, "2.500e-05"), (math.nan, "nan")],
+)
+def test_a_loss_is_as_short_as_it_can_be_read(loss: float, text: str) -> None:
+    assert loss_text(loss) == text
 
 
 def test_an_unknown_name_is_answered_with_the_five_nearest() -> None:

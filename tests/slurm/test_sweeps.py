@@ -108,11 +108,7 @@ def test_what_succeeded_or_waits_or_runs_is_left_out_and_what_was_stopped_is_not
     assert swept(runs, "train.iterations=3,100000,100001,100002", "skip_existing=true", "executor.save_s=99") == 0
     rows = [row.split() for row in capfd.readouterr().out.splitlines()[1:]]
     assert [row[0] for row in rows[:3]] == [short.name, running.name, waiting.name]
-    assert [row[-5:-3] for row in rows[:3]] == [
-        ["succeeded", "(skipped)"],
-        ["running", "(skipped)"],
-        ["starting", "(skipped)"],
-    ]
+    assert [row[row.index("(skipped)") - 1] for row in rows[:3]] == ["succeeded", "running", "starting"]
     assert rows[3][0] != stopped.name
     assert len(made(runs)) == 5
     for run in (waiting, running, made(runs)[-1]):
