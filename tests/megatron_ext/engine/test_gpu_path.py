@@ -126,7 +126,7 @@ def test_training_on_gpus_gives_a_cpus_losses_and_waits_only_to_know_loss_and_no
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_module, "BUCKET_BYTES", 4096)  # so that there are several
-    monkeypatch.setattr(cuda_recorder, "ANCHOR_S", 3600.0)  # between iterations the events wait for the GPU, too
+    monkeypatch.setattr(cuda_recorder, "ANCHOR_S", 0.0)
     run = engine_run(GPU, *layout.split(), "train.log_interval=2", "train.save_interval=4", "train.checkpoint=true")
     assert run.plan.device == "cuda"
     waits = tmp_path / "waits"

@@ -124,11 +124,13 @@ class Cuda:
                 self._number, self._ns = cuda._recorded, time.monotonic_ns()
 
             def query(self) -> bool:
-                """As if the GPU were a little behind: only who asks again sees that it has passed."""
+                """As if the GPU were a little behind: only who asks again, or has waited, sees that it has passed."""
                 before, self._asked = self._asked, True
-                if before and self._number is not None:
-                    cuda._synchronised = max(cuda._synchronised, self._number)
-                return before or self._number is None
+                if self._number is None or self._number <= cuda._synchronised:
+                    return True
+                if before:
+                    cuda._synchronised = self._number
+                return before
 
             def synchronize(self) -> None:
                 cuda._gpus.wait("synchronize of an event")
