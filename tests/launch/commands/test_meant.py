@@ -28,11 +28,11 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_who_has_a_cluster_is_asked_what_to_launch(own: Path, words: list[str]) -> None:
     require_choice(words)
     (own / "cluster" / "ours.yaml").touch()
-    with pytest.raises(UsageError, match=r"give cluster=ours model=NAME data=NAME for .* \(ours\), or experiment=demo"):
+    with pytest.raises(UsageError, match=r"use cluster=ours model=NAME data=NAME for .* \(ours\), or experiment=demo"):
         require_choice(words)
     (own / "experiment").mkdir()
     (own / "experiment" / "first.yaml").touch()
-    with pytest.raises(UsageError, match="give experiment=first for the cluster of your own"):
+    with pytest.raises(UsageError, match=r"use experiment=first for your own cluster \(ours\)"):
         require_choice(words)
 
 

@@ -121,7 +121,7 @@ def test_an_interrupted_saving_says_that_nothing_is_saved(
 
     monkeypatch.setattr(stop_command, "save_first", interrupted)
     assert stop_command.main([str(run.path), "--save"]) == 0
-    assert "interrupted: the run ending the run without saving\n" in capsys.readouterr().err
+    assert "interrupted: ending the run without saving\n" in capsys.readouterr().err
     assert processes.find(token(run)) == set()
 
 
