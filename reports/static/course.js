@@ -68,7 +68,9 @@ const course = {
     try {
       sessionStorage.setItem(KEPT, JSON.stringify(this.chosen));
     } catch {} // a browser may keep nothing of files
-    await drawFigure(document.querySelector(".plot.course"));
+    const place = document.querySelector(".plot.course");
+    if (place) await drawFigure(place);
+    if (!place?.isConnected) return; // a live page has put something else in its place
     drawHeads();
     cursor.draw();
   },

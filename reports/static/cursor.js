@@ -59,7 +59,7 @@ const cursor = {
   },
 
   draw() {
-    if (!this.place) return;
+    if (!this.place?.isConnected) return; // an observer still tells of a course that has gone
     const slider = part("cursor");
     this.stops = [...new Set(course.charts.flatMap((chart) => chart.lines.flatMap((line) => course.data.places[line.at])))].sort((a, b) => a - b);
     slider.max = Math.max(this.stops.length - 1, 0);

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from megatron_ext.checkpoints.meta import Checkpoint
+from megatron_ext.contract.run_files import CHECKPOINTS, LATEST
 from megatron_ext.contract.worker import SAVED
 from megatron_ext.engine.adaptation import Adaptation
 from megatron_ext.engine.engine import Engine
@@ -21,6 +22,7 @@ from megatron_ext.parallel import interruption
 from tests.megatron_ext.engine.test_adaptive_agrees import GROWING, LAYOUTS, batches, decisions
 from tests.megatron_ext.engine.test_micro_batch_sizes_agree import IN_STREAMS, STREAMS, decide_in_turn
 from tests.megatron_ext.test_worker import alive, pids
+from tests.support.launch.live import wait_for
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 
 pytestmark = pytest.mark.slow
@@ -89,6 +91,8 @@ def before(
         due = seen["iteration"] >= iteration + (name == "_batch")  # which a step calls itself
         if due and seen["rank"] == rank % run.plan.world_size and not seen["signalled"]:
             seen["signalled"] = True
+            if signum == signal.SIGKILL:  # a checkpoint is saved beside the training, on a busy machine for long
+                wait_for((run.run.path / CHECKPOINTS / LATEST).exists)
             os.kill(os.getpid(), signum)
         return method(*words, **others)
 
