@@ -30,7 +30,7 @@ LLAMA = ("model=llama-1b", "model.layers=4", "parallel.micro_batch_size=1")
 HIDDEN, DROPOUT = "model.hidden_dropout=0.1", "model.hidden_dropout=0.1 model.attention_dropout=0.1"
 ONE, TWO = "parallel=single", "parallel.data=2 parallel.pipeline=1 parallel.partition=12"
 MICRO_BATCHES, DOCUMENTS, TOKENS, VOCABULARY = 2, 64, 4096, 50257
-PLAIN, AUTOCAST, MEGATRON_CORE = "plain-bf16", "plain-autocast", "megatron-core"
+PLAIN, AUTOCAST, MEGATRON_CORE = "plain-bf16", "plain", "megatron-core"
 NAMES = {PLAIN: "a plain loop in bf16", AUTOCAST: "a plain loop under autocast", MEGATRON_CORE: "Megatron-Core"}
 COUNTED = ROOT / "benchmarks" / "gpu" / "counted.py"
 

@@ -1,12 +1,18 @@
-"""Others that train a prepared plan's model on one GPU: the plain loop, and Megatron-Core with its own optimizer."""
+"""python -m benchmarks.gpu.contenders CONTENDER PLAN DEVICE: others that train a prepared plan's model on one GPU.
+
+They are the plain loop, and Megatron-Core with its own optimizer. The last line that it prints is a `Result` in JSON.
+"""
 
 from __future__ import annotations
 
 import functools
+import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
@@ -62,14 +68,8 @@ class PlainGpt(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).float().flatten(0, 1), labels.flatten())
 
 
-def plain(plan_path: Path, device: str, compiled: bool) -> Result:
-    """nanoGPT's recipe: fp32 weights, bf16 autocast, fused AdamW, TF32 products; compiled as a whole, or not."""
-    plan = Plan.read(plan_path)
-    return _timed(autocast_step(plan, device, compiled), plan, device)
-
-
 def autocast_step(plan: Plan, device: str, compiled: bool = False) -> Step:
-    """What `plain` does with the micro-batches of an iteration."""
+    """nanoGPT's recipe: fp32 weights, bf16 autocast, fused AdamW, TF32 products; compiled as a whole, or not."""
     torch.set_float32_matmul_precision("high")
     with torch.device(device):
         module = PlainGpt(plan.model)
@@ -120,16 +120,9 @@ def bf16_step(plan: Plan, device: str) -> Step:
     return step
 
 
-def megatron_core(plan_path: Path, device: str) -> Result:
-    """Megatron-Core's GPTModel of its local layers in bf16, its DistributedDataParallel and its own Adam."""
-    plan = Plan.read(plan_path)
-    with megatron_core_step(plan, device) as step:
-        return _timed(step, plan, device)
-
-
 @contextmanager
 def megatron_core_step(plan: Plan, device: str) -> Iterator[Step]:
-    """What `megatron_core` does with the micro-batches of an iteration."""
+    """Megatron-Core's GPTModel of its local layers in bf16, its DistributedDataParallel and its own Adam."""
     from megatron.core import parallel_state
     from megatron.core.distributed import (
         DistributedDataParallel,
@@ -234,6 +227,24 @@ def _timed(step: Step, plan: Plan, device: str) -> Result:
 
     for _ in range(WARM_UP + TIMED):
         iteration()
-    rate = plan.global_batch_size * model.sequence_length / statistics.median(seconds[WARM_UP:])
+    rate = plan.global_batch_size / statistics.median(seconds[WARM_UP:])
     mib = measure(device)
     return Result(rate, mib, losses, counted(iteration, device))
+
+
+def main(contender: str, path: str, device: str) -> None:
+    plan = Plan.read(Path(path))
+    with CONTENDERS[contender](plan, device) as step:
+        print(json.dumps(asdict(_timed(step, plan, device))))
+
+
+CONTENDERS: dict[str, Callable[[Plan, str], AbstractContextManager[Step]]] = {
+    "plain": lambda plan, device: nullcontext(autocast_step(plan, device)),
+    "plain-compiled": lambda plan, device: nullcontext(autocast_step(plan, device, compiled=True)),
+    "plain-bf16": lambda plan, device: nullcontext(bf16_step(plan, device)),
+    "megatron-core": megatron_core_step,
+}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -6,16 +6,14 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.contenders import autocast_step, bf16_step, megatron_core_step
+from benchmarks.gpu.contenders import CONTENDERS
 from megatron_ext.contract.plan import Plan
 
 ITERATIONS = 4
-STEPS = {"plain-bf16": bf16_step, "plain-autocast": autocast_step}
 
 
 def main(contender: str, path: str) -> None:
@@ -26,9 +24,7 @@ def main(contender: str, path: str) -> None:
     def between(number: int) -> None:
         mark(f"micro {number}".encode() if number < count else b"rest")
 
-    with ExitStack() as stack:
-        megatron = contender == "megatron-core"
-        step = stack.enter_context(megatron_core_step(plan, "cuda")) if megatron else STEPS[contender](plan, "cuda")
+    with CONTENDERS[contender](plan, "cuda") as step:
         for iteration in range(1, ITERATIONS + 1):
             mark(f"begin {iteration}".encode())
             pinned = [torch.zeros(size, dtype=torch.int64).pin_memory() for _ in range(count)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 """Kinds of a trace's events that keep the GPU at work."""
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 """Calls in which the host waits for the GPU. A copy to memory that is not pinned ends in the first of them."""
+LONGEST, NAMES = 12, 120
+"""Kernels that are kept by name, and characters of their names, which C++ makes long."""
 
 
 @dataclass(frozen=True)
@@ -27,29 +30,36 @@ class Counts:
     host_waits: int
     idle: float | None
     """The part of the time between the first and the last kernel in which none ran; None without a GPU."""
+    longest: list[tuple[str, int, float]]
+    """The kernels that took most of it: name, how many, and ms together."""
 
 
 @dataclass(frozen=True)
 class Result:
     """Of a training run on one device."""
 
-    tokens_per_s: float
+    samples_per_s: float
     mib: dict[str, float]
-    """As `megatron_ext.timeline.memory.measure` tells it."""
+    """As `megatron_ext.timeline.memory.measure` says."""
     losses: list[float]
     counts: Counts
 
 
 def counts(events: Iterable[dict[str, Any]]) -> Counts:
     """Of the events of a trace in Chrome's format; times in µs."""
-    spans, kernels, waits = [], 0, 0
+    spans, waits = [], 0
+    number: Counter[str] = Counter()
+    taken: Counter[str] = Counter()
     for event in events:
         kind = event.get("cat")
         if kind in ON_GPU:
             spans.append((event["ts"], event["ts"] + event["dur"]))
-            kernels += kind == "kernel"
+        if kind == "kernel":
+            number[event["name"]] += 1
+            taken[event["name"]] += event["dur"]
         waits += kind == "cuda_runtime" and event["name"] in WAITS
-    return Counts(kernels, waits, _idle(sorted(spans)))
+    longest = [(name[:NAMES], number[name], us / 1e3) for name, us in taken.most_common(LONGEST)]
+    return Counts(number.total(), waits, _idle(sorted(spans)), longest)
 
 
 def _idle(spans: list[tuple[float, float]]) -> float | None:
