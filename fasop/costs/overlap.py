@@ -11,7 +11,7 @@ much of what is left as they take, for they are there to be made while other buc
 
 from __future__ import annotations
 
-from conf.schema.experiment import Model, Schedule
+from conf.schema.experiment import Model
 from fasop.costs.blocks import blocks_of
 from fasop.costs.measured_module import MeasuredModule
 from fasop.costs.sizes import embedding_parameters, layer_parameters
@@ -36,11 +36,6 @@ def first_bucket_share(model: MeasuredModule) -> float:
     it: of blocks that have hardly any, no number of layers says so."""
     weights = SUM_BYTES * sum(block.parameters for block in model.sequence)
     return min(1.0, BUCKET_BYTES / max(1, weights))
-
-
-def filling(schedule: Schedule) -> float:
-    """The part of the last backward pass in which gradients of weights become complete: with ZB-H1 its second half."""
-    return 1 - schedule.input_share if schedule.splits_backward else 1.0
 
 
 def first_bucket_layers(model: Model, tensor: int, kind: int = 0) -> float:

@@ -1,9 +1,8 @@
 """How many passes and micro-batches a schedule keeps waiting, by formula: for plans that are not replayed one by one.
 
-Stages have one chunk. `ahead` is the number of forward passes that a rank may run before its first backward pass and
-that need not be its own micro-batch's, `lag` the number of micro-batches by which its weight gradients may come later,
-where they are passes of their own, and `count` the number of its micro-batches
-(megatron_ext/contract/schedule/schedules.py, `_flushing`). All are numbers or arrays.
+Stages have one chunk. A rank runs `ahead` more forward passes than backward passes need at first, has its weight
+gradients `lag` micro-batches later where they are passes of their own, and takes `count` micro-batches: as `_flushing`
+of megatron_ext/contract/schedule/schedules.py has them. All are numbers or arrays.
 """
 
 from __future__ import annotations
@@ -16,6 +15,11 @@ from conf.schema.values.schedules import Schedule
 from fasop.costs.arrays import Floats, Integers
 
 Number = TypeVar("Number", int, float, Floats, Integers)
+
+
+def filling(schedule: Schedule) -> float:
+    """The part of the last backward pass in which gradients of weights become complete: with ZB-H1 its second half."""
+    return 1 - schedule.input_share if schedule.splits_backward else 1.0
 
 
 def in_flight(schedule: Schedule, ahead: Number, lag: Number, count: Any) -> Number:

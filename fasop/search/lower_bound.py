@@ -20,6 +20,7 @@ from fasop.costs import overlap
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
+from fasop.costs.schedules import filling
 from fasop.costs.training import Training
 from fasop.partition.bounds import in_turn, passes_left
 from fasop.partition.class_bounds import Classes, in_parts, in_whole, largest, not_falling, reach
@@ -164,7 +165,7 @@ class LowerBounds:
         model = plans[0].model
         first = np.array([overlap.first_bucket_layers(model, one.parallel.tensor_size) for one in plans])
         after = np.arange(1.0, plans[0].blocks.layers + 1) - first[:, np.newaxis, np.newaxis]
-        hidden = overlap.filling(way.schedule) * backward[..., np.newaxis] * after
+        hidden = filling(way.schedule) * backward[..., np.newaxis] * after
         left = np.take_along_axis(last, order, axis=1)[..., np.newaxis]
         exposed: Floats = np.minimum(whole, np.maximum(whole - hidden, left))
         return exposed

@@ -19,6 +19,7 @@ from fasop.costs.network.link_table import by_size, has_pairs
 from fasop.costs.network.links import Link
 from fasop.costs.network.placement import Uses, place
 from fasop.costs.profiles.profile import optimizer_s_per_parameter
+from fasop.costs.schedules import filling
 from fasop.costs.training import Training
 from fasop.simulation.layer_order import LayerOrder
 from fasop.simulation.linear import Hidden, Linear
@@ -284,7 +285,7 @@ def _after_first_bucket(training: Training, layer: Floats) -> Linear:
     """`Hidden.time`; `layer` is the backward pass of one, by stage. Where layers differ, the first bucket is of those
     that take longest."""
     model, tensor, kinds = training.model, training.parallel.tensor_size, range(len(training.blocks.kinds))
-    layer = overlap.filling(training.parallel.schedule) * layer
+    layer = filling(training.parallel.schedule) * layer
     if isinstance(model, MeasuredModule):
         every = layer[np.newaxis] if layer.ndim == 2 else layer
         whole = np.tensordot(training.blocks.counts[:, -1].astype(float), every, axes=1)

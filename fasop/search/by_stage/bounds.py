@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.schema.values.schedules import Schedule
-from fasop.costs import overlap, sizes
+from fasop.costs import sizes
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
 from fasop.costs.network import links
 from fasop.costs.network.link_table import has_pairs
-from fasop.costs.schedules import backward_left, forward_left
+from fasop.costs.schedules import backward_left, filling, forward_left
 from fasop.costs.training import Training
 from fasop.partition.bounds import mean_of, whole_of
 from fasop.simulation.linear import Linear
@@ -193,7 +193,6 @@ class Many:
             self._hop(nodes, work),
             self._summed(nodes, one, work, kinds, here),
         )
-        filling = overlap.filling(parallel.schedule)
         number = np.arange(self.tensors.shape[1])
         is_last = number == self.last[:, np.newaxis]
         found = np.zeros(len(self.tensors))
@@ -205,7 +204,9 @@ class Many:
                 unit = work.forward[size, kind] + passes * work.backward[size, kind]
                 taken = np.where(first == kind, many, few) * unit
                 own = np.maximum(own, np.where(present, taken, 0.0))
-                hides = np.maximum(hides, np.where(present, filling * work.backward[size, kind], 0.0))
+                hides = np.maximum(
+                    hides, np.where(present, filling(parallel.schedule) * work.backward[size, kind], 0.0)
+                )
                 way = work.forward[size, kind] + there_and_back * work.backward[size, kind]
                 trip = np.minimum(trip, np.where(present, way, np.inf))
                 parts = np.where(number == 0, 1.0, 0.0) * (
