@@ -21,7 +21,7 @@ from benchmarks.simulation_cases import CASES, Case, write_cluster
 from benchmarks.sleeping import Pass
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
-from launch.commands.launching.length import with_length
+from launch.commands.launching.preflight import with_length
 from launch.commands.simulate import played
 from launch.commands.simulating.arguments import parse
 from launch.control.planning.rehearsal import rehearsal_times

@@ -27,7 +27,7 @@ from launch.files.own_path import own_folder
 from launch.machine import processes
 from launch.machine.docker import remove_all
 from launch.machine.node_figures import node_figures
-from launch.machine.software import software
+from launch.machine.provenance import software
 from launch.machine.ssh import MARK
 from launch.node.container_setup import check_program
 from launch.node.settings import NodeSettings

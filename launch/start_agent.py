@@ -18,8 +18,7 @@ from conf.errors import TdppError
 from conf.run_folder.rundir import RunDir
 from conf.utf8 import enter_utf8_mode
 from launch.errors import LaunchError
-from launch.files.attempt import Start
-from launch.files.records import Submitted
+from launch.files.records import Start, Submitted
 from launch.node.elastic.regroup import newest
 from launch.node.node import Node
 from launch.node.settings import NodeSettings

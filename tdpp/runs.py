@@ -21,8 +21,7 @@ from launch.errors import LaunchError
 from launch.judge.verdict import Verdict, judge
 from launch.machine.provenance import read_source
 from launch.node.worker_command import WORKER
-from launch.sweep.combinations import Combination
-from launch.sweep.start import Outcomes, confirm
+from launch.sweep.start import Combination, Outcomes, confirm
 from reports import notebook
 from reports.readers.megatron_log import Sizes
 from reports.sources import Source

@@ -87,7 +87,7 @@ FLOORS = {
     ],
     "launch": [
         *("errors", "machine", "screen", "files", "tracking", "node", "observe", "judge", "control"),
-        *("doctor profile sweep learning first_day", "commands", "cli start_agent on_host on_end"),
+        *("doctor profile sweep learning init", "commands", "cli start_agent on_host on_end"),
     ],
     "reports": ["errors", "readers", "sources", "facts", "path", "figures", "sections", "pages", "exports", "notebook"],
 }

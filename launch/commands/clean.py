@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
+import os
+import shutil
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from conf.compose import read_experiment
+from conf.errors import TdppError
 from conf.reading.values import Parser, not_negative, option
+from conf.run_folder import run_folders
+from conf.run_folder.rundir import RunDir
+from conf.schema.containers import IMAGE_SUFFIX
 from conf.schema.experiment import Cluster
 from conf.visible import span, visible
+from launch.commands import doctor, profile
 from launch.commands.of_runs.arguments import add_runs_dir
-from launch.commands.of_runs.leftovers import (
-    Leftover,
-    containers,
-    dead_links,
-    images,
-    locks,
-    short_jobs,
-    unfinished_runs,
-)
+from launch.commands.runs import listed
+from launch.control.stop import is_over
 from launch.errors import LaunchError
-from launch.screen.consent import agreed, can_be_asked
+from launch.files.launch_lock import launching
+from launch.judge.state import State
+from launch.judge.verdict import verdict_without_plan
+from launch.machine.container_commands import found_image
+from launch.machine.file_lock import FileLock, is_free
+from launch.node.container_setup import LIMIT_S, private_folder
+from launch.node.image_file import record_of
 from launch.screen.table import print_table
-from launch.screen.text import size_text
+from launch.screen.text import agreed, can_be_asked, size_text
 
 DAY_S = 86400.0
 DAYS = 30.0
@@ -106,3 +119,198 @@ def _remove(found: Sequence[Leftover]) -> None:
     print(f"removed {removed} of {len(found)}")
     if failed:
         raise LaunchError("could not be removed: " + "; ".join(failed))
+
+
+SHORT_JOBS = (doctor.FOLDER, profile.FOLDER)
+"""Folders in `runs_dir` whose runs were made to look at machines, and whose results were shown."""
+ENROOT_S = 60.0
+"""For one call of enroot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leftover:
+    """Something that can be removed."""
+
+    what: str
+    where: str
+    """Its path, or the name of a container on this machine."""
+    unused_s: float
+    """Since it was last used, as far as its files show."""
+    size: int | None
+    """Bytes; None where that is not known."""
+    remove: Callable[[], None]
+    """Raises LaunchError or OSError where it cannot be, or is in use by now."""
+
+
+def unfinished_runs(runs: Path) -> Iterator[Leftover]:
+    """Folders of launches that were cut off or stopped before anything was started."""
+    for run in RunDir.everything(runs):
+        if RunDir.is_one(run.path) or not _is_own(run.path):
+            continue
+        with suppress(TdppError, OSError):  # it was started, or is gone, or cannot be read
+            if _never_started(run):
+                yield _run("unfinished launch", run, _never_started)
+
+
+def short_jobs(runs: Path) -> Iterator[Leftover]:
+    """What `tdpp doctor` and `tdpp profile` leave once they are over."""
+    for folder in SHORT_JOBS:
+        yield from unfinished_runs(runs / folder)
+        for run in RunDir.all(runs / folder):
+            with suppress(TdppError, OSError):
+                if _is_own(run.path) and is_over(run):
+                    yield _run(f"job of tdpp {folder}", run, is_over)
+
+
+def dead_links(runs: Path) -> Iterator[Leftover]:
+    """Links by the ids of jobs to runs that are not there any more."""
+    for folder in (runs, *(runs / name for name in SHORT_JOBS)):
+        for path in run_folders.entries(folder / run_folders.BY_JOB):
+            if path.is_symlink() and not path.exists() and _is_own(path):
+                yield Leftover(what="dead link", where=str(path), unused_s=_unused_s(path), size=0, remove=path.unlink)
+
+
+def images(folder: Path, runs: Path) -> Iterator[Leftover]:
+    """Images that tdpp has fetched, which no run of `runs` uses that is not over; and parts of such."""
+    suffixes = tuple(IMAGE_SUFFIX.values())
+    files = [path for path in run_folders.entries(folder) if path.name.endswith(suffixes) and _is_own(path)]
+    wanted = _wanted_images(runs) if files else set()
+    for file in sorted(files):
+        if file.name.startswith("."):
+            if _unused_s(file) > LIMIT_S:  # nobody fetches for longer
+                yield _file("part of an image", file)
+        elif wanted is not None and file.name not in wanted and _is_own(record_of(file)):
+            yield _file("image", file, record_of(file))
+
+
+def containers(scratch: Path) -> Iterator[Leftover]:
+    """Containers of enroot on this machine that no run holds."""
+    folder = private_folder(scratch)
+    if not _is_own(folder):
+        return
+    for name in sorted(_enroot_names()):
+        lock = folder / f"{name}.lock"
+        if lock.is_file() and is_free(lock):
+            yield Leftover(
+                what="container",
+                where=name,
+                unused_s=_unused_s(lock),
+                size=None,
+                remove=partial(_remove_container, lock),
+            )
+
+
+def locks(scratch: Path) -> Iterator[Leftover]:
+    """Locks that nobody holds, with their marks, of containers on this machine that are gone, and of images."""
+    folder = private_folder(scratch)
+    if not _is_own(folder):
+        return
+    names = _enroot_names()
+    for lock in sorted(folder.glob("*.lock")):
+        unknown = shutil.which("enroot") is None and lock.with_suffix(".made").exists()
+        if lock.stem not in names and not unknown and is_free(lock):
+            yield Leftover(
+                what="lock", where=str(lock), unused_s=_unused_s(lock), size=0, remove=partial(_remove_lock, lock)
+            )
+
+
+def _wanted_images(runs: Path) -> set[str] | None:
+    """Names of the image files of runs that are not over; None where those of one are not known."""
+    found = set()
+    for folder in (runs, *(runs / name for name in SHORT_JOBS)):
+        for one in listed(folder):
+            if one.over:
+                continue
+            try:
+                image = found_image(read_experiment(one.run.config).container)
+            except (TdppError, OSError):
+                return None
+            found |= set() if image is None else {image.name}
+    return found
+
+
+def _never_started(run: RunDir) -> bool:
+    verdict = verdict_without_plan(run)
+    return verdict is not None and verdict.state in (State.lost, State.stopped)
+
+
+def _run(what: str, run: RunDir, unneeded: Callable[[RunDir], bool]) -> Leftover:
+    def remove() -> None:
+        with launching(run):  # nobody begins to launch it meanwhile
+            if not unneeded(run):
+                raise LaunchError("has been started meanwhile")
+            shutil.rmtree(run.path)
+        for link in run_folders.entries(run.runs / run_folders.BY_JOB):
+            if link.is_symlink() and Path(os.path.normpath(link.parent / link.readlink())) == run.path:
+                link.unlink(missing_ok=True)
+        with suppress(OSError):  # other runs of the name are there
+            run.path.parent.rmdir()
+
+    files = [path for path in run.path.rglob("*") if not path.is_symlink()]
+    return Leftover(
+        what=what,
+        where=str(run.path),
+        unused_s=_unused_s(run.path),
+        size=sum(path.stat().st_size for path in files if path.is_file()),
+        remove=remove,
+    )
+
+
+def _file(what: str, file: Path, *others: Path) -> Leftover:
+    def remove() -> None:
+        for path in (file, *others):
+            path.unlink(missing_ok=True)
+
+    return Leftover(what=what, where=str(file), unused_s=_unused_s(file), size=file.lstat().st_size, remove=remove)
+
+
+def _remove_container(lock_file: Path) -> None:
+    def remove() -> None:
+        done = _enroot("remove", "-f", lock_file.stem)
+        if done.returncode:
+            raise LaunchError(f"enroot remove: {done.stderr.strip() or done.returncode}")
+
+    _remove_lock(lock_file, remove)
+
+
+def _remove_lock(lock_file: Path, first: Callable[[], None] = lambda: None) -> None:
+    """Removes a lock and its mark once `first` is done; who waits for the lock then takes a new one."""
+    with FileLock(lock_file) as lock:
+        if not lock.try_take(fcntl.LOCK_EX):
+            raise LaunchError("a run uses it now")
+        first()
+        lock_file.with_suffix(".made").unlink(missing_ok=True)
+        lock_file.unlink(missing_ok=True)
+
+
+def _enroot_names() -> set[str]:
+    """Of all containers of this user; none where there is no enroot."""
+    if shutil.which("enroot") is None:
+        return set()
+    done = _enroot("list")
+    if done.returncode:
+        raise LaunchError(f"enroot list: {done.stderr.strip() or done.returncode}")
+    return set(done.stdout.split())
+
+
+def _enroot(*words: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            ["enroot", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ENROOT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"enroot {' '.join(words)}: {error}") from error
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        return path.lstat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def _unused_s(path: Path) -> float:
+    """Since it was read or written, as far as its file system notes the first; of a link since it was made."""
+    state = path.lstat()
+    read = state.st_atime if path.is_file() else 0.0
+    return max(0.0, time.time() - max(state.st_mtime, read))

@@ -27,14 +27,12 @@ from launch.control.planning.dry_run import dry_run
 from launch.control.short_job import end, short_job, wait
 from launch.control.stop import stop
 from launch.control.submit import submit
-from launch.doctor.checks import Check, Level
-from launch.doctor.findings import read_findings
+from launch.doctor.findings import Check, Level, read_findings
 from launch.doctor.judge import Case, judge
 from launch.doctor.login import HERE, jobs_check, login_checks
 from launch.errors import LaunchError
-from launch.files.run_files import read_submitted
+from launch.files.run_files import agent_logs, read_submitted
 from launch.judge.stderr_lines import last_words
-from launch.observe.agent_logs import agent_logs
 from launch.observe.look import observe
 from launch.observe.observation import Job, Node, Observation
 from launch.screen.table import print_table

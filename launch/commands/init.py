@@ -12,14 +12,13 @@ from pathlib import Path
 
 from conf.reading.values import NoValue, Parser, above_0, option
 from launch.commands.initial import model
-from launch.commands.initial.files import check_composes, checked_name, free_path, write_all
+from launch.commands.initial.model import check_composes, checked_name, free_path, write_all
 from launch.errors import LaunchError
-from launch.first_day import asking, prices
-from launch.first_day.first_plan import first_plan
-from launch.first_day.found import Found, usable
-from launch.first_day.texts import cluster_text, experiment_text, plan_text
-from launch.screen.consent import can_be_asked
+from launch.init import asking
+from launch.init.found import Found, answered, at_the_terminal, priced, usable, with_network
+from launch.init.texts import cluster_text, experiment_text, first_plan, plan_text
 from launch.screen.table import print_table
+from launch.screen.text import can_be_asked
 
 NAME = "mine"
 WAIT_S = 60
@@ -52,11 +51,11 @@ def main(argv: Sequence[str]) -> int:
     name = checked_name(arguments.name)
     paths = {group: free_path(name, group, arguments.force) for group in ("cluster", "parallel", "experiment")}
     given = dict(arguments.price)
-    found = prices.priced(usable(_found(arguments)), given)
+    found = priced(usable(_found(arguments)), given)
     if arguments.network is not None:
-        found = prices.with_network(found, arguments.network)
+        found = with_network(found, arguments.network)
     if can_be_asked():
-        found = prices.answered(found, prices.at_the_terminal)
+        found = answered(found, at_the_terminal)
     plan = first_plan(found)
     texts = {
         "cluster": cluster_text(name, found, datetime.now().date().isoformat()),

@@ -30,24 +30,19 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from conf.visible import visible
 from launch.commands.completion import hydra_option
-from launch.commands.launching.decided import decided
-from launch.commands.launching.length import data_there, with_length
-from launch.commands.launching.meant import require_choice
-from launch.commands.launching.preflight import Preflight, before_launch, check_start
+from launch.commands.launching.decided import decided, require_choice
+from launch.commands.launching.preflight import Preflight, before_launch, check_start, data_there, with_length
 from launch.control.follow import follow, interruptible
 from launch.control.planning.checks import check, check_image, check_supported
 from launch.control.short_job import ANY_LENGTH, without_goal
 from launch.control.submit import resume
 from launch.errors import LaunchError
-from launch.judge.next_step import next_step, print_next, word_for
+from launch.judge.state import next_step, print_next, word_for
 from launch.judge.verdict import judge
 from launch.node.worker_command import WORKER
-from launch.sweep.batches import BatchTask, register_launcher
-from launch.sweep.called import called_with
-from launch.sweep.combinations import Combination, Outcome, check_sweep_wide
-from launch.sweep.outcomes import report_single, report_sweep
-from launch.sweep.start import Outcomes, confirm, existing, start_all
-from launch.sweep.values import NoValue, value_of
+from launch.sweep.hydra_sweep import BatchTask, called_with, register_launcher
+from launch.sweep.outcomes import NoValue, report_single, report_sweep, value_of
+from launch.sweep.start import Combination, Outcome, Outcomes, check_sweep_wide, confirm, existing, start_all
 from megatron_ext.contract.files import write_atomic
 
 RESUME = "resume="

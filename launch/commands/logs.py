@@ -21,8 +21,7 @@ from conf.visible import plural, visible
 from launch.commands.of_runs.arguments import add_run, chosen_run
 from launch.control.follow import LINE_S, LOOK_S, Log
 from launch.errors import LaunchError
-from launch.files.run_files import read_run_files, read_submitted
-from launch.observe.agent_logs import agent_logs
+from launch.files.run_files import agent_logs, read_run_files, read_submitted
 from launch.observe.look import answers_to, complete
 from launch.screen.text import some
 from launch.screen.watch import SLURM_S

@@ -28,12 +28,11 @@ from launch.control.planning.dry_run import dry_run
 from launch.control.short_job import short_job
 from launch.errors import LaunchError
 from launch.files import writing
-from launch.profile import graphs, pair_links
+from launch.profile import files, pair_links
 from launch.profile.arguments import Arguments, check_free, parse
 from launch.profile.files import write
 from launch.profile.findings import merged, short_of, too_large, unsettled
-from launch.profile.measured import measured
-from launch.profile.times_table import steps_table, tables
+from launch.profile.measured import measured, steps_table, tables
 from launch.screen.table import print_table
 from megatron_ext.contract.worker import PROFILE
 
@@ -115,7 +114,7 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
     if arguments.page is not None:
         writing.check_writable(arguments.page)
     if arguments.graph_output is not None:
-        graphs.check_free(graphs.files(arguments.graph_output, [*job.names]).values(), arguments)
+        files.check_free(files.graph_paths(arguments.graph_output, [*job.names]).values(), arguments)
     with interruptible():
         found, failure = measured(job.experiment, arguments, job.run_min, worker)
     profiles = {}
@@ -138,7 +137,7 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
         write(name, profile, arguments, comment)
         _print_profile(name, profile, [group for group, one in job.experiment.cluster.groups.items() if one.gpu == gpu])
     if arguments.graph_output is not None and failure is None:
-        for file in graphs.write(arguments.graph_output, job.experiment, profiles):
+        for file in files.write_graphs(arguments.graph_output, job.experiment, profiles):
             print(f"written: {file}; 'tdpp search graph={file}' divides it")
     if failure is not None:
         names = ", ".join(job.names.values())
@@ -289,7 +288,7 @@ def _tensor_sizes(arguments: Arguments, cluster: Cluster, model: Model) -> tuple
 
 
 def _import(arguments: Arguments, comment: str) -> int:
-    from launch.profile.known_cost import imported
+    from launch.profile.pair_links import imported
 
     assert arguments.known_cost is not None
     if arguments.profile is None:

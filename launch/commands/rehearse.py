@@ -20,16 +20,14 @@ from conf.schema.adapt import Rule
 from conf.schema.experiment import Experiment
 from fasop.errors import SearchError
 from launch.commands.launching.decided import decided
-from launch.commands.launching.length import with_length
-from launch.commands.launching.preflight import preflight
+from launch.commands.launching.preflight import preflight, with_length
 from launch.commands.translate import require_torch
 from launch.control.planning.plan import make_plan
 from launch.errors import LaunchError
 from launch.files.writing import check_writable, write
-from launch.learning.batch_times import BatchTimes
 from launch.learning.plans import Compared, compared
 from launch.learning.ranking import MOST_SEEDS, Curve, Trained, goal_of, mean_curve, metric_of, ranked
-from launch.learning.table import csv_text, sentences, table
+from launch.learning.table import BatchTimes, csv_text, sentences, table
 from launch.screen.table import print_table
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.stream_check import prove

@@ -21,8 +21,8 @@ from conf.visible import visible
 from launch.commands.of_runs.arguments import runs_folder
 from launch.errors import LaunchError
 from launch.judge.findings import all_findings
-from launch.judge.next_step import print_next
-from launch.tracking.ready import require_ready
+from launch.judge.state import print_next
+from launch.tracking.subject import require_ready
 
 if TYPE_CHECKING:
     from reports.pages.writing import Judge, Written

@@ -15,16 +15,21 @@ from conf.reading.values import Parser
 from conf.run_folder import run_folders
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural, visible
-from launch.commands.of_runs.arguments import add_runs_dir, add_watch, parsed, runs_folder
-from launch.commands.of_runs.runs_filter import Filter, add_filter, filter_of
+from launch.commands.of_runs.arguments import (
+    Filter,
+    add_filter,
+    add_runs_dir,
+    add_watch,
+    filter_of,
+    parsed,
+    runs_folder,
+)
 from launch.errors import LaunchError
 from launch.files.run_files import RunFiles, read_run_files
-from launch.judge.cut_off import is_young, verdict_without_plan
 from launch.judge.findings import Findings
-from launch.judge.runs_table import COLUMNS, MORE_COLUMNS, more_cells, run_row
 from launch.judge.state import EXIT_CODES, State
-from launch.judge.status_text import as_json, judged_as_json
-from launch.judge.verdict import Verdict, decide
+from launch.judge.status_text import COLUMNS, MORE_COLUMNS, as_json, judged_as_json, more_cells, run_row
+from launch.judge.verdict import Verdict, decide, is_young, verdict_without_plan
 from launch.observe.look import SUBMISSION_S, Answers, answers_to, complete
 from launch.observe.observation import Observation
 from launch.screen.table import plain

@@ -7,16 +7,23 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conf.errors import RunFolderError
+from conf.run_folder.rundir import RunDir
 from conf.visible import plural
 from fasop.errors import SearchError
+from fasop.trainings.noise import NUMBERS, measured, of_numbers, read_csv
 from launch.commands.simulating.arguments import RESTART_S, Arguments, parse
 from launch.files.writing import check_writable, write
 from launch.screen.table import print_table
+from megatron_ext.contract.adaptive.expected import Noise
+from reports.readers.decisions import Decision, decisions
 
 if TYPE_CHECKING:
     from fasop.tables.trainings import Results
+
 
 USAGE = f"""usage: tdpp simulate [GROUP=CHOICE ...] [KEY=VALUE ...] [noise=…] [nodes=NODES,...] [epoch=N]
                      [elastic=time|dollars] [restart_s=N] [profile=NAME] [csv=FILE] [page=FILE] [--json]
@@ -89,7 +96,6 @@ def played(args: Arguments) -> tuple[Results, list[str]]:
     from fasop.tables.trainings import Results
     from fasop.trainings.simulate import Elastic, simulate, simulate_elastic
     from launch.commands.simulating import own, public
-    from launch.commands.simulating.forecast import forecast
 
     asked = own.simulated(args) if args.iidp is None else public.simulated(args, args.iidp)
     training, notes = asked.training, [*asked.notes]
@@ -130,3 +136,40 @@ def played(args: Arguments) -> tuple[Results, list[str]]:
             raise SearchError("elastic=dollars: no node has a price; set cluster.groups.<group>.price_per_hour")
         elastic = simulate_elastic(training, [one for one in asked.node_sets if one.name in able], how)
     return Results(trainings=trainings, own=asked.own, epoch=asked.epoch, elastic=elastic), notes
+
+
+def forecast(text: str, samples: float, runs_dir: Path) -> tuple[Noise, str | None]:
+    """Of a training of so many samples, and in words what of it is not known.
+
+    Raises:
+        SearchError: there is none.
+        RunFolderError: there is no such run.
+    """
+    if NUMBERS.fullmatch(text):
+        return of_numbers(text, samples), None
+    file = Path(text)
+    noise = read_csv(file) if file.suffix == ".csv" else _of_run(text, runs_dir)
+    last = noise.samples[-1]
+    note = None
+    if last < 0.99 * samples:
+        note = (
+            f"noise={text} ends after {last:,.0f} of {samples:,.0f} samples; the noise scale is assumed to stay at "
+            f"{noise.scales[-1]:.4g}"
+        )
+    return noise, note
+
+
+def _of_run(name: str, runs_dir: Path) -> Noise:
+    run = RunDir.find(runs_dir, name)
+    try:
+        lines = run.decisions.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise SearchError(
+            f"noise={name}: {run.path} has no decisions.jsonl, because its batch did not adapt; name a run with "
+            "adapt.rule=noise, similarity or goodput"
+        ) from error
+    except OSError as error:
+        raise RunFolderError(f"{run.decisions}: {error.strerror}") from error
+    made = [one for one in decisions(lines, []) if isinstance(one, Decision)]
+    points = {float(one.consumed_samples): one.noise_scale for one in reversed(made)}
+    return measured(sorted(points.items()), name)

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from conf.reading.values import Parser
 from conf.run_folder.rundir import RunDir
 from launch.commands.of_runs.arguments import add_run, add_watch, chosen_run, parsed
-from launch.judge.cut_off import verdict_without_plan
 from launch.judge.findings import Findings, findings
 from launch.judge.state import State
 from launch.judge.status_text import as_json, as_text, judged_as_json
-from launch.judge.verdict import Verdict
+from launch.judge.verdict import Verdict, verdict_without_plan
 from launch.observe.look import observe
 from launch.screen.watch import View, watch
 

@@ -18,12 +18,10 @@ from launch.control.stop import SAVE_S, is_at_work, is_over, save_first, stop
 from launch.errors import LaunchError
 from launch.files.launch_lock import is_launching, launcher
 from launch.files.owner import name_of, owner_of
-from launch.judge.cut_off import verdict_on
-from launch.judge.next_step import next_step, print_next, word_for
-from launch.judge.state import State
-from launch.judge.verdict import decide
+from launch.judge.state import State, next_step, print_next, word_for
+from launch.judge.verdict import decide, verdict_on
 from launch.observe.look import observe
-from launch.screen.consent import agreed, can_be_asked
+from launch.screen.text import agreed, can_be_asked
 from megatron_ext.contract.worker import SAVED
 
 

@@ -15,13 +15,13 @@ from conf.errors import RunFolderError
 from conf.run_folder.run_files import entries, read_text
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural
-from launch.control.executors.hosts_at_once import end as end_on_hosts
+from launch.control.executors.parallel_ssh import end as end_on_hosts
 from launch.errors import LaunchError
 from launch.files.launch_lock import is_launching
 from launch.files.owner import check_may_stop, owner_of
 from launch.files.records import Submitted
-from launch.judge.cut_off import verdict_without_plan
 from launch.judge.state import State
+from launch.judge.verdict import verdict_without_plan
 from launch.machine import docker, processes, slurm_commands
 from launch.machine.provenance import user_name
 from launch.node.peers import SILENCE_S

@@ -18,7 +18,7 @@ from conf.errors import RunFolderError
 from conf.identity import identity
 from conf.run_folder.rundir import RunDir, is_full
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, RunsMode
-from launch.control import megatron_lm, profilers
+from launch.control import megatron_lm
 from launch.control.executors import hosts, local, slurm
 from launch.control.notify import settings_of
 from launch.control.planning.checks import check, check_supported, require_exported
@@ -28,17 +28,16 @@ from launch.files.launch_lock import launching
 from launch.files.own_path import own_folder, require_own_file, require_place
 from launch.files.owner import check_may_resume
 from launch.files.records import Origin
-from launch.judge.cut_off import verdict_without_plan
 from launch.judge.state import State
-from launch.judge.verdict import decide
+from launch.judge.verdict import decide, verdict_without_plan
 from launch.machine.container_commands import run_container
 from launch.machine.provenance import PROJECT, Source, provenance, read_source
 from launch.node.elastic.replan import replanned
 from launch.node.own_caches import check_environment, without_torchs_default
 from launch.node.settings import NodeSettings
-from launch.node.worker_command import WORKER, ModuleWorker, SingleWorker, Worker
+from launch.node.worker_command import WORKER, ModuleWorker, SingleWorker, Worker, profiled
 from launch.observe.look import observe
-from launch.tracking.ready import require_ready
+from launch.tracking.subject import require_ready
 from megatron_ext.contract.files import read_regular, why, write_atomic
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from megatron_ext.contract.worker import TOKEN
@@ -293,7 +292,7 @@ def node_worker(experiment: Experiment, plan: Plan, run: RunDir, module: str) ->
     worker: SingleWorker = ModuleWorker(module, python)
     if experiment.engine.kind is EngineKind.megatron_lm:
         worker = megatron_lm.worker(experiment, plan, run, python)
-    return profilers.profiled(worker, experiment, plan)
+    return profiled(worker, experiment, plan)
 
 
 def run_environment(experiment: Experiment, plan: Plan, token: str, inherited: Mapping[str, str]) -> dict[str, str]:

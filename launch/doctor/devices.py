@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from conf.run_folder.gpu_lines import WAYS_OUT, GpuEntry, GpuTrouble
 from conf.schema.experiment import ExecutorKind, Experiment
 from conf.visible import plural
-from launch.doctor.checks import Check, Fault, Level, check
-from launch.doctor.findings import ALONE, NodeFindings, RankFindings
+from launch.doctor.findings import ALONE, Check, Fault, Level, NodeFindings, RankFindings, check
 
 GIB = 2**30
 MEMORY_SHARE = 0.95

@@ -13,12 +13,10 @@ from pathlib import Path
 from conf.run_folder.gpu_lines import GpuEntry
 from conf.schema.experiment import ContainerKind, Experiment
 from conf.visible import plural
-from launch.doctor.checks import Check, Fault, Level, check
 from launch.doctor.devices import GIB, devices, gpu_health
-from launch.doctor.findings import ALONE, NodeFindings, RankFindings
-from launch.doctor.links import links
-from launch.doctor.ports import interfaces, open_ports, reached
-from launch.node.unseen import Unseen
+from launch.doctor.findings import ALONE, Check, Fault, Level, NodeFindings, RankFindings, check
+from launch.doctor.links import interfaces, links, open_ports, reached
+from launch.node.missing_run_dir import Unseen
 from launch.screen.text import size_text
 from megatron_ext.contract.train_config import KINDS
 

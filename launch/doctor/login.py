@@ -16,11 +16,11 @@ from conf.schema import containers
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, RunsMode
 from launch.control import megatron_lm
 from launch.control.executors import hosts, slurm
-from launch.control.executors.jobs import job_requests
+from launch.control.executors.sbatch import job_requests
 from launch.control.planning.checks import check_supported
 from launch.control.planning.plan import make_plan
 from launch.control.short_job import without_goal
-from launch.doctor.checks import Check, Level
+from launch.doctor.findings import Check, Level
 from launch.doctor.judge import checkpoint_bytes
 from launch.errors import LaunchError
 from launch.files.own_path import require_place

@@ -2,15 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 
-from conf.errors import RunFolderError
+from conf.errors import ClosedError, RunFolderError
+from conf.run_folder.run_files import entries, read_tail
 from conf.run_folder.rundir import RunDir
-from launch.files.attempt import Start
-from launch.files.faults import Fault, Faults
 from launch.files.launch_lock import is_launching
-from launch.files.records import NodeRecord, Submitted
+from launch.files.records import NodeRecord, Start, Submitted
 from megatron_ext.contract.plan import Plan
+
+T = TypeVar("T")
+Other = TypeVar("Other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One of them."""
+
+    text: str
+    """The file, and what is wrong with it."""
+    closed: bool
+    """Whether no more is wrong than that this user may not read it."""
+    decisive: bool
+    """Whether no verdict can be given without it."""
+
+
+class Faults(list[Fault]):
+    """Those that were found so far, each once."""
+
+    def tried(self, read: Callable[[], T], otherwise: Other, *, decisive: bool = False) -> T | Other:
+        """What `read` returns; where it raises RunFolderError, that is noted."""
+        try:
+            return read()
+        except RunFolderError as error:
+            self.add(str(error), closed=isinstance(error, ClosedError), decisive=decisive)
+            return otherwise
+
+    def tail(self, path: Path, size: int, begin: int = 0, *, decisive: bool = False) -> bytes:
+        """The whole lines among the last `size` bytes of a file that may not be there yet, none from before `begin`."""
+        try:
+            content, cut = self.tried(lambda: read_tail(path, size, begin), (b"", False), decisive=decisive)
+        except FileNotFoundError:
+            return b""
+        return content.partition(b"\n")[2] if cut else content
+
+    def add(self, text: str, *, closed: bool = False, decisive: bool = False) -> None:
+        fault = Fault(text=text, closed=closed, decisive=decisive)
+        if fault not in self:
+            self.append(fault)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,3 +149,37 @@ def states_of(run: RunDir, plan: Plan, faults: Faults) -> dict[str, NodeRecord |
 
 def _state(run: RunDir, name: str, faults: Faults) -> NodeRecord | None:
     return faults.tried(lambda: run.read(run.node_state(name), NodeRecord), None, decisive=True)
+
+
+def agent_logs(run: RunDir, plan: Plan, submitted: Submitted) -> dict[str, list[Path]]:
+    """The files by node, and by job those of its script; `submitted` is jobs.json.
+
+    `<job>_<task>_log.out` is an agent's; of a heterogeneous job each component has an id of its own, counted on from
+    the whole job's, while tasks are counted through. Without Slurm its errors are in a file of their own, and where ssh
+    reaches the nodes each has a folder.
+
+    Raises:
+        RunFolderError: the folder of these files cannot be listed.
+    """
+    names = plan.node_names
+    if submitted.on_hosts:
+        own = {name: [path for path in entries(run.submitit_of(name)) if _is_printed(path.name)] for name in names}
+        return {name: paths for name, paths in own.items() if paths}
+    paths = [path for path in entries(run.submitit) if "." in path.name]
+    found: dict[str, list[Path]] = {name: [] for name in names}
+    for job, record in submitted.by_id.items():
+        components = len({plan.nodes[node_rank].group for node_rank in record.nodes})
+        ids = {str(int(job) + component) for component in range(components)}
+        tasks = {str(task): names[node_rank] for task, node_rank in enumerate(record.nodes)}
+        for path in paths:
+            number, _, rest = path.name.partition("_")
+            task, _, kind = rest.partition("_")
+            if number in ids and task in tasks and kind in ("log.out", "log.err"):
+                found[tasks[task]].append(path)
+            elif number in ids and rest == "batch.out":
+                found.setdefault(f"job {job}", []).append(path)
+    return {source: paths for source, paths in found.items() if paths}
+
+
+def _is_printed(name: str) -> bool:
+    return name.endswith(("_log.out", "_log.err"))

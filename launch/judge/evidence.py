@@ -6,16 +6,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from conf.visible import loss_text, plural
-from launch.files.attempt import Start
+from launch.files.records import REQUEUED, Start
 from launch.judge import gpu_health
-from launch.judge.costs import costs
-from launch.judge.outlook import outlook
+from launch.judge.outlook import costs, outlook
 from launch.judge.pace import held_up_by, held_up_words, samples_per_s, time_of
 from launch.judge.plan_line import plan_line
-from launch.judge.silence import silent_s
 from launch.judge.state import State
+from launch.node.peers import SILENCE_S
 from launch.observe.iterations import Iteration
-from launch.observe.observation import Observation
+from launch.observe.observation import Kind, Node, Observation
 from launch.screen.text import ago, clock, first_line
 
 FULL_BYTES = 64 * 1024
@@ -134,3 +133,29 @@ def disk_is_full(seen: Observation) -> bool:
 
 def saved(seen: Observation) -> str:
     return "nothing was saved" if seen.saved is None else f"saved after iteration {seen.saved}"
+
+
+NOTED_S = 10.0
+"""From then on it is said; an agent writes every two seconds, on a busy file system less often."""
+
+
+def silent_s(node: Node, seen: Observation) -> float | None:
+    """For how long a node at work has shown no life; None for no longer than is usual.
+
+    As long as the run logs iterations all of its nodes live, whatever the clock of one of them says.
+    """
+    if seen.kind not in (Kind.slurm, Kind.hosts) or node.ended or not node.alive or node.unseen is not None:
+        return None
+    if node.state in ("absent", REQUEUED):
+        return None
+    logged = seen.log[-1].unix if seen.log else 0.0
+    silence = seen.now_unix - max(node.seen_unix, logged)
+    return silence if silence > NOTED_S else None
+
+
+def silent_nodes(seen: Observation) -> list[tuple[float, Node]]:
+    """Those that may be lost, the longest silence first: silent for `SILENCE_S`, or for less where ranks already lost
+    others."""
+    least = NOTED_S if any(error.symptom for error in seen.errors) else SILENCE_S
+    found = [(silence, node) for node in seen.nodes if (silence := silent_s(node, seen)) is not None]
+    return sorted([pair for pair in found if pair[0] > least], key=lambda pair: -pair[0])

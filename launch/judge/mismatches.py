@@ -9,7 +9,7 @@ from pathlib import Path
 from conf.run_folder.gpu_lines import GpuReading, GpuSample, entries
 from conf.run_folder.run_files import read_part
 from conf.run_folder.rundir import RunDir
-from launch.files.faults import Faults
+from launch.files.run_files import Faults
 from launch.node.worker_command import job_info
 from launch.observe.look import GPU_TAIL_BYTES
 from launch.observe.observation import Node

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from conf.run_folder.iteration_time import IterationTime, iteration_time
 from launch.judge import gpu_health
-from launch.node.stalled_rank import Doing, holding_up, in_words
+from launch.node.rank_failures import Doing, holding_up, in_words
 from launch.observe.observation import Observation
 
 STALL_LINES = 5

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import time
 from dataclasses import dataclass
 
+from conf.errors import RunFolderError
+from conf.run_folder.run_files import entries
 from conf.run_folder.rundir import RunDir
+from launch.files.launch_lock import is_launching, launcher
+from launch.files.records import Submitted
 from launch.judge.causes import causes
 from launch.judge.evidence import Evidence, evidence_of
-from launch.judge.hosts import HostNames
 from launch.judge.rules import RULES
 from launch.judge.state import EXIT_CODES, State
 from launch.observe.look import observe
-from launch.observe.observation import Observation
+from launch.observe.observation import Kind, Observation
 
 
 @dataclass(frozen=True)
@@ -54,3 +59,79 @@ def decide(seen: Observation) -> Verdict:
         for fact in evidence_of(seen, state, later)
     ]
     return Verdict(state, rule, hosts.beside(reason), tuple(facts))
+
+
+PLANNING_S = 10.0
+"""A launch has written its plan by then, where nothing shows whether it goes on."""
+
+
+def verdict_without_plan(run: RunDir) -> Verdict | None:
+    """The verdict on a run that has no plan; None for one that has.
+
+    Raises:
+        RunFolderError: it had a plan, or is gone.
+    """
+    launching = is_launching(run)
+    if RunDir.is_one(run.path):
+        return None
+    _check_it_never_ran(run)
+    stopped = run.stop_request.exists()
+    if launching is None:
+        launching = is_young(run, PLANNING_S) and not stopped
+    if launching:
+        return Verdict(State.starting, "launching", "its launch is still under way", ())
+    if stopped:
+        return Verdict(State.stopped, "stopped", "ended on request before anything was started", ())
+    reason = f"its launch ({launcher(run)}) was interrupted before it had a plan; nothing was started"
+    return Verdict(State.lost, "launch-cut-off", reason, ())
+
+
+def verdict_on(run: RunDir) -> Verdict:
+    """The verdict on a run, whether it has a plan or not."""
+    return verdict_without_plan(run) or judge(run)
+
+
+def is_young(run: RunDir, seconds: float) -> bool:
+    """Whether a run's folder has changed within so many seconds: somebody may just be making it, or deleting it."""
+    try:
+        return time.time() - run.path.stat().st_mtime < seconds
+    except FileNotFoundError:
+        return False
+
+
+def _check_it_never_ran(run: RunDir) -> None:
+    """The plan is the last thing that is written before anything is started."""
+    if not run.path.is_dir():
+        raise RunFolderError(f"{run.path} no longer exists")
+    lacking = " and ".join(path.name for path in (run.config, run.plan) if not path.is_file())
+    started = run.plan.is_file() or run.metrics.exists() or any(entries(run.nodes))
+    submitted = run.read(run.jobs, Submitted)
+    if started or (submitted is not None and submitted.jobs):
+        raise RunFolderError(f"{run.path} is damaged: {lacking} missing, although the run was started")
+
+
+class HostNames:
+    """Says of each node of a run on which host it is: `node gpu2-1` becomes `node gpu2-1 on gpu2-002`.
+
+    A run on one machine alone needs no such words.
+    """
+
+    def __init__(self, seen: Observation) -> None:
+        remote = seen.kind in (Kind.slurm, Kind.hosts)
+        self._hosts = {node.name: node.host for node in seen.nodes if remote and node.host not in (None, node.name)}
+        names = "|".join(sorted(map(re.escape, self._hosts), key=len, reverse=True))
+        self._node = re.compile(rf"\bnode ({names})(?![\w-])(?! on )") if names else None
+
+    def beside(self, text: str) -> str:
+        """The text, with the host behind each node that it names."""
+        return text if self._node is None else self._node.sub(self._named, text)
+
+    def _named(self, found: re.Match[str]) -> str:
+        """What says the host next anyway stays as it is."""
+        said = found.string.startswith(f": {self._hosts[found[1]]} ", found.end())
+        return found[0] if said else f"node {self.of(found[1])}"
+
+    def of(self, node: str) -> str:
+        """`gpu2-1 on gpu2-002`, or the node's name alone."""
+        host = self._hosts.get(node)
+        return node if host is None else f"{node} on {host}"

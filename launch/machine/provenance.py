@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import hashlib
 import os
 import platform
 import shlex
@@ -13,7 +14,7 @@ import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 PROJECT = Path(__file__).resolve().parents[2]
 """The folder of the source tree; on PYTHONPATH of every process of a run."""
@@ -92,3 +93,35 @@ def user_name() -> str | None:
         return getpass.getuser()
     except (KeyError, OSError):  # a user id without a name, as in some containers
         return None
+
+
+ROOMS = ("conf", "launch", "megatron_ext")
+"""Whose sources run on a host."""
+
+
+class Software(TypedDict):
+    """Versions."""
+
+    python: str
+    torch: str | None
+    """None where it is not installed."""
+    tdpp: str
+    """`source_digest`."""
+
+
+def software() -> Software:
+    """What must be the same wherever a run's agents and launcher are."""
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = None
+    return Software(python=platform.python_version(), torch=torch, tdpp=source_digest())
+
+
+def source_digest() -> str:
+    """Of the source files of tdpp that run on hosts."""
+    digest = hashlib.sha256()
+    for room in ROOMS:
+        for path in sorted((PROJECT / room).rglob("*.py")):
+            digest.update(f"{path.relative_to(PROJECT)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()

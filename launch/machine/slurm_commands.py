@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from launch.errors import LaunchError
-from launch.machine.hostlist import expanded
 from launch.machine.job_states import (
     SACCT_FIELDS,
     SQUEUE_FORMAT,
     STARTS_FIELDS,
     JobState,
+    expanded,
     parse_sacct,
     parse_squeue,
     parse_starts,

@@ -11,8 +11,7 @@ from contextlib import suppress
 from conf.errors import RunFolderError
 from conf.run_folder.run_files import appended
 from conf.run_folder.rundir import RunDir
-from launch.files.attempt import Start
-from launch.files.records import NodeRecord
+from launch.files.records import NodeRecord, Start
 from launch.machine.provenance import path_of_agents
 from launch.node.peers import SILENCE_S
 from megatron_ext.contract.worker import NODE_RANK, START, TOKEN

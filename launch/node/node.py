@@ -16,12 +16,11 @@ from typing import TypeVar
 
 from conf.run_folder.run_files import appended
 from launch.errors import LaunchError
-from launch.files.attempt import Start
-from launch.files.node_state import BEAT_S, REQUEUED, NodeState
+from launch.files.records import BEAT_S, REQUEUED, NodeState, Start
 from launch.machine.container_commands import Command
 from launch.machine.gpu_sampler import gpu_sampling
 from launch.node.elastic.elastic_node import TOLD_TO_END, ElasticNode
-from launch.node.elastic.fellows import PARKED
+from launch.node.elastic.peer_status import PARKED
 from launch.node.last_node import tell_if_last
 from launch.node.own_caches import check_environment, make_own_caches, own_caches, without_torchs_default
 from launch.node.peers import SILENCE_S, Finding, Peers, watched
@@ -31,8 +30,7 @@ from launch.node.settings import NodeSettings
 from launch.node.slurm_job import SlurmJob
 from launch.node.stop_signals import StopSignals, ask_all_to_save
 from launch.node.worker_command import GRACE_S, given_environment, job_info
-from launch.node.worker_process import WorkerProcess
-from launch.node.workplace import Workplace
+from launch.node.worker_process import WorkerProcess, Workplace
 from launch.tracking.beside import Writers, written
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import SAVED

@@ -15,9 +15,7 @@ from enum import StrEnum
 
 from conf.run_folder.rundir import RunDir
 from conf.visible import span
-from launch.files.attempt import Start
-from launch.files.node_state import REQUEUED
-from launch.files.records import NodeRecord
+from launch.files.records import REQUEUED, NodeRecord, Start
 from megatron_ext.contract.worker import SAVED
 
 LOOK_S = 1.0

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from conf.errors import RunFolderError
 from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
-from launch.files.attempt import Start
+from launch.files.records import Start
 from launch.files.run_files import read_submitted
 from launch.machine import slurm_commands
-from launch.machine.hostlist import compressed
-from launch.machine.job_states import JobState
+from launch.machine.job_states import JobState, compressed
 from launch.machine.sinfo import parse
 
 ATTEMPTS, BETWEEN_S = 5, 3.0

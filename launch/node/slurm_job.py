@@ -14,10 +14,9 @@ from launch.files.owner import owner_of
 from launch.files.records import JobRecord, NodeRecord
 from launch.files.run_files import read_submitted
 from launch.machine import slurm_commands
-from launch.machine.hostlist import expanded
-from launch.machine.job_states import JobState
+from launch.machine.job_states import JobState, expanded
+from launch.node.missing_run_dir import Unseen, not_started
 from launch.node.peers import SILENCE_S, JobFate, OtherJob
-from launch.node.unseen import Unseen, not_started
 
 ASK_S = 5.0
 """Between two questions to Slurm."""

@@ -8,8 +8,7 @@ from types import FrameType
 
 from conf.errors import RunFolderError
 from conf.run_folder.rundir import RunDir
-from launch.files.attempt import Start
-from launch.files.records import StopRecord
+from launch.files.records import Start, StopRecord
 
 
 class StopSignals:

@@ -15,31 +15,28 @@ from conf.run_folder.gpu_lines import entries as gpu_entries
 from conf.run_folder.run_files import entries, read_text
 from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
-from launch.files.attempt import Start
-from launch.files.faults import Faults
-from launch.files.node_state import REQUEUED
 from launch.files.owner import has_rights_of, owner_of
 from launch.files.records import (
+    REQUEUED,
     Goal,
     JobRecord,
     NodeRecord,
     Origin,
     RestartRecord,
     SpentRecord,
+    Start,
     StopRecord,
     Submitted,
 )
-from launch.files.run_files import RunFiles, read_run_files, states_of
+from launch.files.run_files import Faults, RunFiles, read_run_files, states_of
 from launch.machine import processes, slurm_commands
 from launch.machine.job_states import JobState
-from launch.machine.memory_signs import memory_sign
+from launch.node.missing_run_dir import Unseen, not_started, unlaunched
 from launch.node.peers import SILENCE_S
-from launch.node.stalled_rank import STILL_S, read_doings
-from launch.node.unseen import Unseen, not_started, unlaunched
-from launch.observe.clocks import clocks_of
-from launch.observe.first_error import first_error
-from launch.observe.iterations import read_log, read_text_log, read_times
+from launch.node.rank_failures import STILL_S, read_doings
+from launch.observe.iterations import clocks_of, read_log, read_text_log, read_times
 from launch.observe.observation import READINGS, Job, Kind, Node, NodeGpus, Observation
+from launch.observe.stderr_signs import first_error, memory_sign
 from megatron_ext.contract.failure import RankFailure
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from megatron_ext.contract.run_files import checkpoint_iteration

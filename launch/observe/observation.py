@@ -7,12 +7,11 @@ from enum import StrEnum
 
 from conf.run_folder.gpu_lines import GpuEntry, GpuReading, GpuTrouble
 from conf.run_folder.iteration_time import LineTime
-from launch.files.attempt import Start
-from launch.files.faults import Fault
-from launch.files.records import Goal, RestartRecord
+from launch.files.records import Goal, RestartRecord, Start
+from launch.files.run_files import Fault
 from launch.machine.job_states import JobState
-from launch.node.stalled_rank import Doing
-from launch.node.unseen import Unseen
+from launch.node.missing_run_dir import Unseen
+from launch.node.rank_failures import Doing
 from launch.observe.iterations import Iteration
 from megatron_ext.contract.failure import RankFailure
 from megatron_ext.contract.goal import MAX_COST, SAMPLES, UNTIL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -58,3 +59,14 @@ def size_text(size: float) -> str:
             return f"{size:.3g} {unit}" if unit != "bytes" else f"{size:g} bytes"
         size /= 1024
     return f"{size:.1f} GiB"
+
+
+def can_be_asked() -> bool:
+    """Whether somebody is there to read a question and to answer it."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def agreed(question: str) -> bool:
+    """Whether the answer is yes; anything else is no."""
+    print(f"{question} [y/N] ", file=sys.stderr, end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

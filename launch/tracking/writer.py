@@ -22,8 +22,7 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.trackers import Tracker
 from launch.errors import LaunchError
 from launch.machine.file_lock import FileLock
-from launch.tracking.metrics_file import MetricsFile
-from launch.tracking.series import Point, Points
+from launch.tracking.series import MetricsFile, Point, Points
 from launch.tracking.subject import Subject
 
 POLL_S = 1.0

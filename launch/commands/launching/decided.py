@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 
 from conf.compose import to_experiment, to_object, with_known_keys
-from conf.errors import ConfigError
+from conf.errors import ConfigError, UsageError
+from conf.reading.own_folders import SUFFIX, own_folders
+from conf.reading.user_files import config_dirs
 from conf.schema.experiment import Experiment
 from conf.schema.parallel import AUTO, Parallel
 from conf.schema.values.partition import Shares, in_runs
@@ -18,6 +20,7 @@ from conf.schema.values.partition import Shares, in_runs
 if TYPE_CHECKING:
     from fasop.search.shares.batch_division import Division
     from fasop.shares.public_files import Cluster
+
 
 KEYS = ("micro_batch_size", "shares", "streams")
 
@@ -136,3 +139,25 @@ def _of_steps(cluster: Cluster, experiment: Experiment, undecided: Parallel) -> 
         even=found.even,
         basis=Basis.MEASURED,
     )
+
+
+_STARTS_NOTHING = ("-c", "--cfg", "-i", "--info", "-h", "--help", "--hydra-help", "--version")
+
+
+def require_choice(argv: Sequence[str]) -> None:
+    """Raises UsageError where no word says what to launch, and there are clusters of one's own: the demo would take
+    this machine, perhaps a cluster's login node."""
+    folders, words = config_dirs(argv)
+    if any("=" in word or word.startswith(("~", *_STARTS_NOTHING)) for word in words):
+        return
+    folders = [*own_folders(), *folders]
+    clusters, experiments = (
+        sorted({file.stem for folder in folders for file in folder.glob(f"{group}/*{SUFFIX}")})
+        for group in ("cluster", "experiment")
+    )
+    if clusters:
+        yours = f"experiment={experiments[0]}" if experiments else f"cluster={clusters[0]} model=NAME data=NAME"
+        raise UsageError(
+            f"tdpp launch: no experiment given; use {yours} for your own cluster "
+            f"({', '.join(clusters)}), or experiment=demo for the demo on this machine"
+        )

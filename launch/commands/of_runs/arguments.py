@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TypeVar
 
 from conf.errors import RunFolderError
-from conf.reading.values import above_0, option
+from conf.reading.values import NoValue, above_0, option, whole
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
+from launch.judge.state import State
+from launch.observe.observation import Kind, Observation
 
 _WATCH = "--watch"
 _DEFAULT = "auto"
@@ -70,3 +77,89 @@ def runs_folder(arguments: argparse.Namespace) -> Path:
 def _seconds(text: str) -> float:
     """0 leaves the choice to the command."""
     return 0.0 if text == _DEFAULT else above_0(text)
+
+
+Word = TypeVar("Word", bound=StrEnum)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """By default all."""
+
+    words: tuple[str, ...] = ()
+    """Names, patterns of names, folders of runs, or what else means one run."""
+    verdicts: frozenset[State] = frozenset()
+    kinds: frozenset[Kind] = frozenset()
+    limit: int | None = None
+    """Only so many, the latest."""
+
+    def chosen(self, runs_dir: Path, everything: Sequence[RunDir]) -> list[RunDir]:
+        """Those of all runs that can pass, as far as they need not be looked into for that.
+
+        Raises:
+            RunFolderError: there is no run of a word.
+        """
+        meant = {run for word in self.words for run in _meant(runs_dir, word, everything)}
+        found = [run for run in everything if run in meant or not self.words]
+        return found if self.verdicts or self.kinds else found[-(self.limit or len(found)) :]
+
+    def passes(self, seen: Observation | None, state: State) -> bool:
+        """Whether a run does that is in such a state; without a plan it is of no kind."""
+        kind = None if seen is None else seen.kind
+        return (not self.verdicts or state in self.verdicts) and (not self.kinds or kind in self.kinds)
+
+
+def add_filter(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "runs",
+        nargs="*",
+        metavar="RUN",
+        help="only these runs: names (with * and ? as wildcards), run folders, folders of runs, or job ids",
+    )
+    parser.add_argument(
+        "--verdict",
+        type=option(_several(State)),
+        default=frozenset(),
+        metavar="A,B",
+        help=f"only runs with one of these verdicts: {_all(State)}",
+    )
+    parser.add_argument(
+        "--kind",
+        type=option(_several(Kind)),
+        default=frozenset(),
+        metavar="A,B",
+        help=f"only runs of one of these kinds: {_all(Kind)}",
+    )
+    parser.add_argument("--limit", type=option(whole), metavar="N", help="only the latest N of them")
+
+
+def filter_of(arguments: argparse.Namespace) -> Filter:
+    return Filter(words=tuple(arguments.runs), verdicts=arguments.verdict, kinds=arguments.kind, limit=arguments.limit)
+
+
+def _meant(runs_dir: Path, word: str, everything: Sequence[RunDir]) -> list[RunDir]:
+    below = os.path.realpath(word)
+    found = [
+        run
+        for run in everything
+        if any(fnmatchcase(name, word) for name in (run.path.parent.name, run.path.name, run.name))
+        or Path(os.path.realpath(run.path)).is_relative_to(below)
+    ]
+    return found or [RunDir.find(runs_dir, word)]
+
+
+def _several(words: type[Word]) -> Callable[[str], frozenset[Word]]:
+    """A reader of words with commas between them; `not_finite` and `not-finite` are as good as `not finite`."""
+
+    def read(text: str) -> frozenset[Word]:
+        given = [part.strip().replace("_", " ").replace("-", " ") for part in text.split(",")]
+        try:
+            return frozenset(words(part) for part in given)
+        except ValueError:
+            raise NoValue(f"must be one or more of {_all(words)}, separated by commas") from None
+
+    return read
+
+
+def _all(words: type[StrEnum]) -> str:
+    return ", ".join(words)

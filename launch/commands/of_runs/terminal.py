@@ -17,9 +17,8 @@ from rich.text import Text
 from conf.visible import plural, visible
 from launch.judge.evidence import OF_GPUS, OF_NODE, Evidence
 from launch.judge.findings import Findings
-from launch.judge.runs_table import COLUMNS
 from launch.judge.state import EXIT_CODES, State
-from launch.judge.status_text import SHOWN, STDERR_NOTE, evidence, group_lines
+from launch.judge.status_text import COLUMNS, SHOWN, STDERR_NOTE, evidence, group_lines
 from launch.screen.text import some
 
 _GOOD = {State.succeeded: "bold green", State.running: "bold cyan", State.starting: "bold cyan"}

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from conf.compose import compose_unchecked
-from conf.schema.experiment import ExecutorKind
+from conf.schema.experiment import Cluster, ExecutorKind
 from conf.schema.parallel import AUTO
 from conf.visible import plural
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments
-from launch.commands.searching.nodes_now import nodes_now
+from launch.control.executors.sbatch import component
+from launch.control.executors.slurm import shortages
+from launch.errors import LaunchError
 from launch.files.writing import plan_path, write
-from launch.judge.next_step import print_next
+from launch.judge.state import print_next
+from launch.machine import slurm_commands
+from launch.machine.sinfo import parse
+from launch.machine.slurm_commands import SlurmSilent
 from launch.screen.table import print_table
 
 if TYPE_CHECKING:
@@ -144,3 +150,23 @@ def explain(row: int, plan: Plan) -> None:
     print(f"({LEGEND})", file=sys.stderr)
     print(f"\nPlan {row}: memory of one rank, in GiB by stage")
     print_table(*memory(prediction))
+
+
+TIMEOUT_S = 5
+"""A search needs no Slurm."""
+
+
+def nodes_now(cluster: Cluster) -> Iterator[str]:
+    """A note for each group of which Slurm has fewer usable nodes than the cluster's file says."""
+    if shutil.which("sinfo") is None:
+        return
+    try:
+        rows = parse(slurm_commands.nodes(TIMEOUT_S))
+    except SlurmSilent as error:
+        yield f"Slurm does not answer ({str(error).rpartition(': ')[2]}), so nodes that are down are not known"
+        return
+    except LaunchError:  # of a site where sinfo says nothing to this user
+        return
+    for found in shortages([(component(name, group, ()), group.count) for name, group in cluster.groups.items()], rows):
+        how = f"cluster.groups.{found.group}.count={found.usable} leaves out the others"
+        yield f"{found}; the plans count {found.wanted}" + (f": {how}" if found.usable else "")

@@ -14,7 +14,7 @@ from fasop.errors import SearchError
 from launch.commands.searching.export import check_free, export, on_cluster, replicas_of
 from launch.commands.searching.plans import with_plan
 from launch.files.writing import check_plan_free, check_writable, plan_path, write
-from launch.judge.next_step import print_next
+from launch.judge.state import print_next
 from launch.screen.table import print_table
 from megatron_ext.contract.models.model import IMAGES, TRANSLATION
 

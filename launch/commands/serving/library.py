@@ -7,31 +7,33 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 from urllib.parse import quote
 
 from conf.errors import TdppError
 from conf.run_folder import run_folders
 from conf.run_folder.rundir import RunDir
-from launch.commands.of_runs.runs_filter import Filter
+from launch.commands.of_runs.arguments import Filter
 from launch.commands.runs import Listed, listed
-from launch.commands.serving.kept import FRESH_S, SHARE, Kept
 from launch.judge.findings import all_findings
 from launch.judge.outlook import outlook
 from launch.judge.pace import time_of
-from launch.judge.runs_table import more_cells, run_row
 from launch.judge.state import EXIT_CODES, State
+from launch.judge.status_text import more_cells, run_row
 from launch.screen.watch import SLURM_S
 
 if TYPE_CHECKING:
     from reports.pages.comparison import Outcome
     from reports.pages.runs_page import RunLine
     from reports.readers.record import Record
+
 
 PAGES = 16
 """Runs whose pages are kept; with their figures they take megabytes."""
@@ -221,3 +223,68 @@ def _line(run: Listed) -> RunLine:
         plan=plan,
         note=run.note,
     )
+
+
+T = TypeVar("T")
+FRESH_S = 5.0
+"""What is made of a run is not made again for so long; longer where making it takes more than a tenth of it."""
+LOOK_S = 30.0
+"""A run whose files stay as they are is looked at again after so long: it may stand still, or its job be gone."""
+SHARE = 9
+
+
+@dataclass
+class _Entry(Generic[T]):
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    value: T | None = None
+    files: frozenset[tuple[str, int, int]] = frozenset()
+    made: float = 0.0
+    took_s: float = 0.0
+    """Of a processor: what else runs on the machine makes nothing older."""
+
+
+class Kept(Generic[T]):
+    """What `make` gives for runs, the latest `most` of them. Threads may ask at the same time."""
+
+    def __init__(self, make: Callable[[RunDir], T], is_over: Callable[[T], bool], most: int) -> None:
+        self._make = make
+        self._is_over = is_over
+        self._most = most
+        self._lock = threading.Lock()
+        self._entries = OrderedDict[RunDir, _Entry[T]]()
+
+    def of(self, run: RunDir) -> tuple[T, float]:
+        """It, and how many seconds it may be shown before it is asked for again. Raises what `make` raises."""
+        with self._lock:
+            entry = self._entries.setdefault(run, _Entry())
+            self._entries.move_to_end(run)
+            while len(self._entries) > self._most:
+                self._entries.popitem(last=False)
+        with entry.lock:  # a second one who asks waits for what the first one has made
+            if entry.value is None or self._is_stale(entry, entry.value, run):
+                began, entry.files = time.thread_time(), _files(run)
+                entry.value = self._make(run)
+                entry.made = time.monotonic()
+                entry.took_s = time.thread_time() - began
+            return entry.value, max(FRESH_S, SHARE * entry.took_s)
+
+    def _is_stale(self, entry: _Entry[T], value: T, run: RunDir) -> bool:
+        age = time.monotonic() - entry.made
+        if age < max(FRESH_S, SHARE * entry.took_s):
+            return False
+        return _files(run) != entry.files or (age > LOOK_S and not self._is_over(value))
+
+
+def _files(run: RunDir) -> frozenset[tuple[str, int, int]]:
+    """Names, times and sizes of the files that a page is made from."""
+    found = set()
+    for folder in (run.path, run.nodes, run.events, run.errors):
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    status = entry.stat(follow_symlinks=False)
+                    if entry.is_file(follow_symlinks=False):
+                        found.add((entry.path, status.st_mtime_ns, status.st_size))
+        except OSError:  # not there yet, or not any more
+            continue
+    return frozenset(found)

@@ -17,7 +17,7 @@ from fasop.trainings.node_set import NodeSet, orders
 from fasop.trainings.placed_nodes import node_sets, times_of
 from fasop.trainings.play import Training
 from launch.commands.launching.decided import decided
-from launch.commands.launching.length import with_length
+from launch.commands.launching.preflight import with_length
 from launch.commands.simulating.arguments import Arguments
 
 

@@ -12,10 +12,10 @@ from conf.run_folder.json_values import plain
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ContainerKind, Experiment
 from conf.schema.values.hosts import Host
-from launch.control.executors.hosts_at_once import end, of_each
+from launch.control.executors.parallel_ssh import end, of_each
 from launch.errors import LaunchError
 from launch.machine import ssh
-from launch.machine.software import software
+from launch.machine.provenance import software
 from launch.node.settings import NodeSettings
 
 CLOCK_S = 10.0

@@ -10,15 +10,16 @@ from pathlib import Path
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse
 from conf.schema.notify import Notify
 from conf.utf8 import require_utf8
-from launch.control import megatron_lm, profilers
+from launch.control import megatron_lm
 from launch.control.executors import local, slurm
 from launch.control.notify import SCHEMES
 from launch.errors import LaunchError
 from launch.machine.container_commands import found_image
 from launch.node.container_setup import check_program
 from launch.node.image_file import check_found
-from launch.tracking.ready import require_ready
+from launch.node.worker_command import check_profiler
 from launch.tracking.series import require_known
+from launch.tracking.subject import require_ready
 
 _SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
 
@@ -34,7 +35,7 @@ def check(experiment: Experiment) -> None:
     if experiment.executor.kind is ExecutorKind.local:
         local.check_port(experiment.executor.master_port)
         _check_command_here(experiment.notify)
-        profilers.check(experiment)
+        check_profiler(experiment)
         if experiment.container.kind is not ContainerKind.none:
             check_program(experiment.container.kind)
     if experiment.engine.kind is EngineKind.megatron_lm:

@@ -15,19 +15,18 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ExecutorKind, Experiment
 from conf.schema.values.architectures import Family
 from conf.visible import plural
-from launch.control.executors.jobs import job_requests
-from launch.control.executors.sbatch import sbatch_text
+from launch.control.executors.sbatch import job_requests, sbatch_text
 from launch.control.executors.slurm import submission_of
 from launch.control.planning.plan import make_plan
 from launch.control.submit import node_worker, run_environment
-from launch.files.attempt import Start
+from launch.files.records import Start
 from launch.judge.plan_line import plan_line
 from launch.machine import ssh
 from launch.machine.container_commands import UNKNOWN_NAME, Command, SlurmStep, preparation, run_container
 from launch.machine.provenance import PROJECT
 from launch.node.own_caches import own_caches
 from launch.node.worker_command import SCRUBBED, WORKER, Worker, given_environment
-from launch.node.workplace import process_to_start
+from launch.node.worker_process import process_to_start
 from launch.screen.table import plain
 from megatron_ext.contract.plan import Plan
 

@@ -55,7 +55,7 @@ def _choosing(experiment: Experiment) -> Choosing | None:
     own, groups = experiment.node_order, dict.fromkeys(experiment.node_order.groups)
     epoch = elastic.epoch
     if epoch is None:
-        assert train.samples is not None, "a launch counts them (launch.commands.launching.length)"
+        assert train.samples is not None, "a launch counts them (launch.commands.launching.preflight)"
         assert train.epochs is not None, "checked by conf.schema.elastic"
         epoch = train.samples // train.epochs
     try:

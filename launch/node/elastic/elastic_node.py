@@ -7,10 +7,9 @@ import signal
 import time
 
 from conf.run_folder.rundir import RunDir
-from launch.files.attempt import Start
-from launch.files.node_state import NodeState
+from launch.files.records import NodeState, Start
 from launch.node.elastic.epochs import EpochEnds
-from launch.node.elastic.fellows import REGROUPS
+from launch.node.elastic.peer_status import REGROUPS
 from launch.node.elastic.regroup import Company
 from launch.node.peers import Finding
 from launch.node.rank_failures import failures, lost_a_rank

@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import mean, median
 from typing import Any
 
-from launch.files.attempt import Start
+from launch.files.records import Start
 from megatron_ext.contract.adaptive.sizes import Measured, Way, rounds, ways_of
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import RoundTime

@@ -20,11 +20,10 @@ from conf.run_folder.run_files import parse_json, read_text
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural
 from launch.errors import LaunchError
-from launch.files.attempt import Start
-from launch.files.records import ChangeRecord
+from launch.files.records import ChangeRecord, Start
 from launch.files.run_files import planned_start
-from launch.node.elastic.fellows import Fellow, Standing
 from launch.node.elastic.measured import of_start, with_measured
+from launch.node.elastic.peer_status import Fellow, Standing
 from launch.node.elastic.replan import replanned
 from launch.node.peers import Finding
 from megatron_ext.contract.files import json_line, write_atomic

@@ -27,7 +27,7 @@ from fasop.graphs.own.recurrence import Recurrence
 from fasop.graphs.own.work import Work
 from fasop.simulation.predict import Prediction, predict
 from launch.cli import main
-from launch.profile import graphs
+from launch.profile import files
 from megatron_ext.contract.schedule.stream_check import prove
 from megatron_ext.contract.schedule.streams import Stream
 from tests.support.fasop.modules import random_profile, words, written
@@ -121,7 +121,7 @@ def test_a_cut_of_the_graph_sends_what_crosses_it(seed: int, tmp_path: Path) -> 
     experiment = compose([*words(tmp_path), *plan, "parallel.global_batch_size=1", "model.layers=7"])
     (gpu,) = experiment.cluster.gpus
     file = tmp_path / "graph.txt"
-    graphs.write(file, experiment, {gpu: read_profile(str(written(profile, tmp_path)))})
+    files.write_graphs(file, experiment, {gpu: read_profile(str(written(profile, tmp_path)))})
     graph = read_graph(file)
     work = Work(Operators(graph), Operators(graph).compute_s[:, np.newaxis], limited=True)
     assert [len([one for one in group if not Operators(graph).nodes[one].is_part]) for group in work.groups] == [1] * 8

@@ -21,7 +21,7 @@ from fasop.simulation.predict import Prediction, predict
 from fasop.tables.accuracy import TERMS, Measured, MeasuredStage, calibration, compare
 from fasop.tables.accuracy_tables import runs, shared, together, verdict
 from launch.cli import main
-from launch.commands.searching import validation
+from launch.commands import search
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan
 from tests.support.fasop.plans import MEGATRON, experiment, mixed
@@ -164,11 +164,11 @@ def test_ranks_that_took_turns_on_this_machine_are_told(tmp_path: Path, monkeypa
     four = compose(["model=tiny", *sizes])
     for cores, told in ((4, None), (3, (4, 3))):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
-        assert validation.cores_shared(run, four) == told
+        assert search.cores_shared(run, four) == told
     assert "tiny/one: 4 ranks took turns on the 3 cores of this machine" in shared(run.name, 4, 3)
-    assert validation.cores_shared(run, experiment(*UNEVEN)) is None
+    assert search.cores_shared(run, experiment(*UNEVEN)) is None
     run.write_json(run.provenance, {"host": "elsewhere"})
-    assert validation.cores_shared(run, four) is None
+    assert search.cores_shared(run, four) is None
 
 
 def test_a_calibration_is_for_the_nodes_that_it_was_made_on() -> None:

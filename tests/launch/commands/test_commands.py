@@ -20,7 +20,7 @@ from launch.control import follow as following
 from launch.control.follow import follow
 from launch.errors import LaunchError
 from launch.files.run_files import RunFiles, read_run_files
-from launch.judge.runs_table import COLUMNS, MORE_COLUMNS
+from launch.judge.status_text import COLUMNS, MORE_COLUMNS
 from launch.machine import processes
 from launch.machine.job_states import JobState
 from launch.observe import look

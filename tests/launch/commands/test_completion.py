@@ -17,8 +17,7 @@ import pytest
 
 from launch import cli
 from launch.commands import COMMANDS
-from launch.commands.completion import SCRIPTS
-from launch.commands.options import OF_WORDS
+from launch.commands.completion import OF_WORDS, SCRIPTS
 from tests.support.launch.live import ENVIRONMENT
 
 START = {

@@ -12,11 +12,10 @@ from conf import compose as composing_module
 from conf.compose import compose
 from conf.schema.experiment import Experiment
 from launch import cli
-from launch.first_day import asking, prices
-from launch.first_day.first_plan import first_plan
-from launch.first_day.found import Found, usable
-from launch.first_day.slurm_nodes import groups, parse
-from launch.first_day.texts import cluster_text, experiment_text, plan_text, scalar
+from launch.init import asking
+from launch.init.found import Found, answered, priced, usable
+from launch.init.slurm_nodes import groups, parse
+from launch.init.texts import cluster_text, experiment_text, first_plan, plan_text, scalar
 from launch.machine.gpus import GpuFigures
 from launch.machine.node_figures import NodeFigures, network_gbit_per_s
 from tests.support.composing import COMPOSED
@@ -243,13 +242,13 @@ def test_a_person_is_asked_for_prices_and_the_network_and_may_say_nothing() -> N
         questions.append(question)
         return f"{next(answers)}\n"
 
-    groups = {group.name: group for group in prices.answered(found, ask).groups}
+    groups = {group.name: group for group in answered(found, ask).groups}
     assert (groups["gpu2"].price_per_hour, groups["hgx"].price_per_hour) == (8.144, None)
     assert groups["hgx"].network_gbit_per_s == groups["gpu2"].network_gbit_per_s == 40
     assert questions[-1] == "network between nodes, Gbit/s [10]: "
-    priced = prices.priced(found, {"a100": 12.24, "gpu2": 3})
-    assert {group.name: group.price_per_hour for group in priced.groups} == {"hgx": 12.24, "gpu2": 3}
-    assert prices.answered(priced, lambda _: "").groups == priced.groups  # the end of input is not an endless loop
+    costed = priced(found, {"a100": 12.24, "gpu2": 3})
+    assert {group.name: group.price_per_hour for group in costed.groups} == {"hgx": 12.24, "gpu2": 3}
+    assert answered(costed, lambda _: "").groups == costed.groups  # the end of input is not an endless loop
 
 
 def test_the_fastest_way_out_of_a_node_is_read(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 from conf.compose import compose
 from conf.errors import TdppError
 from conf.schema.experiment import Experiment
-from launch.commands.launching.length import samples_in_split, with_length
-from launch.commands.launching.preflight import preflight
+from launch.commands.launching.preflight import preflight, samples_in_split, with_length
 from launch.control.planning.plan import make_plan
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.plan import Plan

@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from conf.run_folder.rundir import RunDir
-from launch.commands.serving import kept, library
+from launch.commands.serving import library
 from launch.commands.serving.library import Library
 from launch.commands.serving.server import Server, reply
 from tests.reports.test_cli import Found
@@ -46,9 +46,9 @@ def growing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Growing:
     grows = Growing(run, run.metrics.read_text().splitlines(keepends=True))
     grows.log(0)
     shutil.rmtree(run.path / "memory")
-    monkeypatch.setattr(kept, "FRESH_S", 0.05)
-    monkeypatch.setattr(kept, "LOOK_S", 0.1)
-    monkeypatch.setattr(kept, "SHARE", 0)
+    monkeypatch.setattr(library, "FRESH_S", 0.05)
+    monkeypatch.setattr(library, "LOOK_S", 0.1)
+    monkeypatch.setattr(library, "SHARE", 0)
     monkeypatch.setattr(library, "all_findings", lambda _: Found(over=grows.over))
     return grows
 
@@ -65,7 +65,7 @@ def text(part: dict[str, Any]) -> str:
 
 
 def test_only_what_has_changed_is_sent(growing: Growing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "FRESH_S", 0.0)
+    monkeypatch.setattr(library, "FRESH_S", 0.0)
     growing.log(3)
     shelf = Library(growing.run.runs)
     first = now(shelf)

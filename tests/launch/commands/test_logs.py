@@ -14,7 +14,7 @@ from launch.commands import logs
 from launch.commands.logs import tail_begin
 from launch.control.follow import PART_BYTES, Log, follow
 from launch.files.records import JobRecord, Submitted
-from launch.observe.agent_logs import agent_logs
+from launch.files.run_files import agent_logs
 from megatron_ext.contract.plan import Plan
 from tests.conf.run_folder.test_log_lines import OLD
 from tests.support.launch.live import FOREVER, TWO_NODES, start, wait_for, wait_until_running

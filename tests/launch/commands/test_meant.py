@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from conf.errors import UsageError
-from launch.commands.launching.meant import require_choice
-from launch.judge.next_step import next_step
-from launch.judge.state import State
+from launch.commands.launching.decided import require_choice
+from launch.judge.state import State, next_step
 from tests.support import ROOT
 
 

@@ -16,8 +16,8 @@ from fasop.simulation.predict import predict
 from launch import cli
 from launch.commands import rehearse
 from launch.control.planning.plan import make_plan
-from launch.learning.batch_times import BatchTimes
 from launch.learning.plans import compared
+from launch.learning.table import BatchTimes
 from megatron_ext.learning.learn import learn
 from tests.support import ROOT
 from tests.support.megatron_ext.engine_run import TINY, make_corpus

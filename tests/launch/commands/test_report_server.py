@@ -21,9 +21,8 @@ import pytest
 
 from conf.run_folder.rundir import RunDir
 from launch import cli
-from launch.commands.serving import kept
-from launch.commands.serving.kept import Kept
-from launch.commands.serving.library import Library
+from launch.commands.serving import library
+from launch.commands.serving.library import Kept, Library
 from launch.commands.serving.server import is_here, reply
 from tests.support.launch.live import ENVIRONMENT, TDPP
 from tests.support.reports.synthetic import Shape, make_run
@@ -181,7 +180,7 @@ def test_a_damaged_run_says_why_and_a_deleted_one_is_gone(tmp_path: Path) -> Non
 
 def test_a_page_is_made_again_when_its_run_has_changed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, made = [1000.0], list[RunDir]()
-    monkeypatch.setattr(kept.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(library.time, "monotonic", lambda: now[0])
     pages = Kept[int](lambda run: made.append(run) or len(made), lambda page: page > 3, most=1)
     run, other = list(RunDir.all(runs))
 
@@ -189,13 +188,13 @@ def test_a_page_is_made_again_when_its_run_has_changed(runs: Path, monkeypatch: 
         now[0] += seconds
         return pages.of(run)[0]
 
-    assert [after(0), after(kept.FRESH_S + 1)] == [1, 1], "nothing has changed"
+    assert [after(0), after(library.FRESH_S + 1)] == [1, 1], "nothing has changed"
     os.utime(run.metrics, (now[0], now[0]))
     assert [after(0), after(1)] == [2, 2]
     os.utime(run.metrics, (0, 0))
-    assert [after(1), after(kept.FRESH_S)] == [2, 3], "not too often"
-    assert after(kept.LOOK_S + 1) == 4, "its job may be gone"
-    assert after(kept.LOOK_S + 1) == 4, "it is over"
+    assert [after(1), after(library.FRESH_S)] == [2, 3], "not too often"
+    assert after(library.LOOK_S + 1) == 4, "its job may be gone"
+    assert after(library.LOOK_S + 1) == 4, "it is over"
     assert pages.of(other)[0] == 5
     assert after(0) == 6, "only one is kept"
 

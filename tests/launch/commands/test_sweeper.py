@@ -12,7 +12,7 @@ import yaml
 from conf.run_folder.rundir import RunDir
 from launch.commands.launch import main
 from launch.errors import LaunchError
-from launch.sweep.values import NoValue, in_points
+from launch.sweep.outcomes import NoValue, in_points
 from launch.tracking.series import Point
 from tests.support.launch.live import WORKER, no_data_needed
 

@@ -16,13 +16,13 @@ from conf.run_folder.rundir import RunDir
 from launch.control.follow import follow
 from launch.control.planning.checks import check
 from launch.control.planning.dry_run import dry_run
-from launch.control.profilers import Profiler
 from launch.control.stop import stop
 from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.machine import processes
 from launch.machine.provenance import PROJECT
+from launch.node.worker_command import Profiler
 from launch.observe.look import observe
 from megatron_ext.contract.worker import SAVED
 from tests.launch.containers.conftest import Runtime

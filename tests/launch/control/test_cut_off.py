@@ -22,10 +22,8 @@ from launch import cli
 from launch.control import stop
 from launch.control.submit import resume, submit
 from launch.errors import LaunchError
-from launch.judge import cut_off
-from launch.judge.cut_off import verdict_on
 from launch.judge.state import State
-from launch.judge.verdict import decide, judge
+from launch.judge.verdict import decide, judge, verdict_on
 from launch.machine import processes
 from launch.node.settings import NodeSettings
 from launch.observe.look import observe
@@ -179,7 +177,7 @@ def test_a_launch_on_slurm_that_is_killed_at_any_step_is_resumed_or_says_why_not
 def test_a_launch_that_is_killed_between_making_a_file_and_writing_it_is_resumed_or_was_never_started(
     runs: Path, queue: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cut_off, "PLANNING_S", 0.0)  # of a lock that nobody has signed yet
+    monkeypatch.setattr("launch.judge.verdict.PLANNING_S", 0.0)  # of a lock that nobody has signed yet
     seen = {"resumed": 0, "again": 0, "waits": 0}
     for run in left_of_each_kill(on_slurm(runs), {WRITE}):
         assert cli.main(["runs", "--runs-dir", str(runs)]) == 0, "no damage"

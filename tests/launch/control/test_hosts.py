@@ -15,7 +15,7 @@ from launch.control.executors import hosts
 from launch.control.planning.dry_run import dry_run
 from launch.errors import LaunchError
 from launch.machine import ssh
-from launch.machine.software import software
+from launch.machine.provenance import software
 
 TWO = ["executor=hosts", "executor.hosts=[a:2,b:2]"]
 

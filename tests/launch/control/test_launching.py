@@ -18,9 +18,8 @@ from launch import cli
 from launch.control.submit import resume
 from launch.errors import LaunchError
 from launch.files.launch_lock import is_launching, launching
-from launch.judge.cut_off import PLANNING_S, verdict_on
 from launch.judge.state import State
-from launch.judge.verdict import judge
+from launch.judge.verdict import PLANNING_S, judge, verdict_on
 from launch.observe.look import SUBMISSION_S
 from tests.launch.judge.test_verdict import NOW, Case, ended
 from tests.support.launch.launchers import launched_by_another

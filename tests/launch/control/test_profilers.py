@@ -15,12 +15,11 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch.control.planning.dry_run import dry_run
 from launch.control.planning.plan import make_plan
-from launch.control.profilers import check, profiled
 from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.machine import processes
-from launch.node.worker_command import MegatronLM, ProfiledWorker, Profiler
+from launch.node.worker_command import MegatronLM, ProfiledWorker, Profiler, check, profiled
 from launch.observe.look import observe
 from megatron_ext.contract.worker import SAVED
 from tests.support.launch import live

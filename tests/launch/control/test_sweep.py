@@ -25,7 +25,7 @@ from launch.control.stop import stop
 from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge
-from launch.sweep import combinations as sweep
+from launch.sweep import start as sweep
 from launch.sweep.outcomes import differing
 from launch.sweep.start import confirm, existing
 from megatron_ext.contract.files import write_atomic

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from conf.compose import register
 from conf.hydra_session import hydra_session
-from launch.sweep.sweep_loader import SweepLoader
+from launch.sweep.hydra_sweep import SweepLoader
 
 COMBINATIONS = [
     ["train.lr=1e-3", "parallel.partition=2-2"],

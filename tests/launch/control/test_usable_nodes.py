@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from conf.schema.cluster import NodeGroup
-from launch.control.executors.jobs import Component, component
-from launch.control.executors.usable_nodes import Shortage, shortages
+from launch.control.executors.sbatch import Component, component
+from launch.control.executors.slurm import Shortage, shortages
 from launch.machine.sinfo import parse
 
 LINE = "gpu2-{n:03d}|gpu2|gpu2*|{up}|{state}|64|UNLIMITED|256000|infinite|10|OFF|{gres}|a10,ib"

@@ -17,7 +17,7 @@ from conf.errors import TdppError
 from conf.run_folder.rundir import RunDir
 from launch.commands import doctor
 from launch.control.short_job import short_job
-from launch.doctor.checks import Check, Level
+from launch.doctor.findings import Check, Level
 from launch.doctor.login import SLURM_COMMANDS, file_system, login_checks
 from launch.files import own_path
 from launch.machine import processes

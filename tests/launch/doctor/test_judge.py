@@ -11,9 +11,8 @@ import pytest
 from conf.compose import compose
 from conf.run_folder.gpu_lines import entries
 from conf.schema.experiment import Engine, EngineKind
-from launch.doctor.checks import Check, Level
 from launch.doctor.devices import devices
-from launch.doctor.findings import Link, NodeFindings, RankFindings, Taken
+from launch.doctor.findings import Check, Level, Link, NodeFindings, RankFindings, Taken
 from launch.doctor.judge import Case, checkpoint_bytes, judge
 from launch.screen.text import size_text
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from conf.run_folder.rundir import RunDir
-from launch.files.attempt import Start
-from launch.files.node_state import NodeState
+from launch.files.records import NodeState, Start
 from launch.judge.state import State
 from launch.judge.verdict import judge
 from tests.launch.judge import test_verdict

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launch.judge.culprit import LINES
-from launch.judge.findings import findings
+from launch.judge.findings import LINES, findings
 from launch.judge.status_text import as_json, as_text
 from launch.observe.look import observe
 from tests.launch.judge.test_verdict import NOW, Case, Error, ended

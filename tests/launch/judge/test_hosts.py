@@ -9,12 +9,10 @@ import pytest
 from conf.run_folder.rundir import RunDir
 from launch.files.run_files import read_run_files
 from launch.judge.findings import findings
-from launch.judge.runs_table import more_cells
 from launch.judge.state import State
-from launch.judge.status_text import as_json, as_text
+from launch.judge.status_text import as_json, as_text, more_cells
 from launch.judge.verdict import decide
-from launch.machine.hostlist import compressed, expanded
-from launch.machine.job_states import JobState, parse_starts
+from launch.machine.job_states import JobState, compressed, expanded, parse_starts
 from launch.node.restart_note import why
 from launch.observe.look import complete
 from launch.observe.observation import Observation

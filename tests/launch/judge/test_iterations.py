@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conf.run_folder.iteration_time import iteration_time
-from launch.files.faults import Faults
+from launch.files.run_files import Faults
 from launch.observe.iterations import TAIL_BYTES, Iteration, read_log, read_text_log, read_times
 
 LINE = " [2026-11-21 10:20:30.1] iteration {:8d}/     900 | elapsed time per iteration (ms): 20.5 | lm loss: 5.0E+00 |"

@@ -9,7 +9,7 @@ import pytest
 
 from conf.run_folder.gpu_lines import GpuReading, GpuSample, entry_text
 from conf.run_folder.rundir import RunDir
-from launch.files.faults import Faults
+from launch.files.run_files import Faults
 from launch.judge.findings import findings
 from launch.judge.mismatches import is_a, mismatches
 from launch.judge.status_text import as_json, as_text

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launch.judge.outlook import outlook
-from launch.judge.runs_table import more_cells
 from launch.judge.state import State
+from launch.judge.status_text import more_cells
 from launch.judge.verdict import decide
 from launch.observe.look import observe
 from launch.observe.observation import Observation

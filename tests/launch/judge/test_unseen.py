@@ -10,8 +10,7 @@ from conf.run_folder.rundir import RunDir
 from launch.files.run_files import read_run_files
 from launch.judge.state import State
 from launch.judge.verdict import decide
-from launch.machine.hostlist import expanded
-from launch.machine.job_states import JobState, parse_sacct, parse_squeue
+from launch.machine.job_states import JobState, expanded, parse_sacct, parse_squeue
 from launch.node.peers import JobFate
 from launch.node.slurm_job import SlurmJob
 from launch.observe.look import complete

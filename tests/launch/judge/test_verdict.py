@@ -20,9 +20,8 @@ from launch.commands.of_runs.terminal import runs_screen
 from launch.control.planning.plan import make_plan
 from launch.judge.findings import findings
 from launch.judge.pace import time_of
-from launch.judge.runs_table import COLUMNS, MORE_COLUMNS, more_cells, run_row
 from launch.judge.state import EXIT_CODES, State
-from launch.judge.status_text import as_json, as_text
+from launch.judge.status_text import COLUMNS, MORE_COLUMNS, as_json, as_text, more_cells, run_row
 from launch.judge.verdict import decide, judge
 from launch.observe.look import SILENCE_S, observe
 from megatron_ext.contract.adaptive.config import AdaptConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conf.run_folder.gpu_lines import GpuProcess, GpuSample
-from launch.machine.gpu_health import KernelLog, faults
+from launch.machine.gpu_sampler import KernelLog, faults
 from launch.machine.gpus import Gpus
 from tests.support.launch.machines import Machine, nvml_gpu, uuid
 

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from launch.control.executors.jobs import JobRequest, job_requests
-from launch.control.executors.sbatch import Submission, sbatch_text
+from launch.control.executors.sbatch import JobRequest, Submission, job_requests, sbatch_text
 from launch.errors import LaunchError
-from launch.files.attempt import Start
+from launch.files.records import Start
 from launch.machine.job_states import JobState, parse_sacct, parse_squeue
 from launch.machine.slurm_commands import environment
 from tests.support import ROOT

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conf.run_folder.rundir import RunDir
-from launch.files.attempt import Start
+from launch.files.records import Start
 from launch.node.peers import DECISION_S, LOOK_S, SILENCE_S, Finding, JobFate, OtherJob, Peer, Peers, Sign, watched
 
 NAMES = ["a-0", "b-0", "b-1"]

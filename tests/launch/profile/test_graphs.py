@@ -11,7 +11,7 @@ from conf.compose import compose
 from fasop.costs.profiles.files import read_profile
 from fasop.graphs.graph_text import read_graph
 from launch.errors import LaunchError
-from launch.profile import graphs
+from launch.profile import files
 from launch.profile.arguments import Arguments
 from tests.support.fasop.modules import random_profile, words, written
 
@@ -22,7 +22,9 @@ def test_every_block_has_its_times_result_and_parameters(tmp_path: Path) -> None
     plan = [f"parallel.{key}" for key in ("data=1", "pipeline=1", "partition=null", "micro_batch_size=1")]
     experiment = compose([*words(tmp_path), *plan, "parallel.global_batch_size=1", "model.layers=4"])
     (gpu,) = experiment.cluster.gpus
-    (file,) = graphs.write(tmp_path / "graph.txt", experiment, {gpu: read_profile(str(written(profile, tmp_path)))})
+    (file,) = files.write_graphs(
+        tmp_path / "graph.txt", experiment, {gpu: read_profile(str(written(profile, tmp_path)))}
+    )
     nodes, module = read_graph(file).nodes, profile.modules["module"]
     costs = max(profile.costs, key=lambda one: one.micro_batch_size)
     assert costs.sequence is not None
@@ -37,11 +39,11 @@ def test_every_block_has_its_times_result_and_parameters(tmp_path: Path) -> None
 
 
 def test_files_that_are_there_stay(tmp_path: Path) -> None:
-    several = graphs.files(tmp_path / "graph.txt", ["a10", "a100"])
+    several = files.graph_paths(tmp_path / "graph.txt", ["a10", "a100"])
     assert [path.name for path in several.values()] == ["graph_a10.txt", "graph_a100.txt"]
     (tmp_path / "graph_a10.txt").touch()
     with pytest.raises(LaunchError, match=r"graph_a10.txt already exists; choose another name, or add overwrite=true"):
-        graphs.check_free(several.values(), Arguments())
-    graphs.check_free(several.values(), Arguments(overwrite=True))
+        files.check_free(several.values(), Arguments())
+    files.check_free(several.values(), Arguments(overwrite=True))
     with pytest.raises(LaunchError, match="no folder"):
-        graphs.check_free([tmp_path / "none" / "graph.txt"], Arguments())
+        files.check_free([tmp_path / "none" / "graph.txt"], Arguments())

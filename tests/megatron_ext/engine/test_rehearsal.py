@@ -26,7 +26,7 @@ from fasop.simulation.ranks.replay import simulate
 from fasop.tables.plans import plan_yaml
 from launch.control.planning.plan import make_plan
 from launch.control.planning.rehearsal import doubts
-from launch.files.faults import Faults
+from launch.files.run_files import Faults
 from launch.observe.look import read_log
 from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.plan import Plan

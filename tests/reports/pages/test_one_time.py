@@ -13,7 +13,7 @@ import reports
 from conf.run_folder.iteration_time import iteration_time
 from conf.run_folder.rundir import RunDir
 from launch.commands.report import main
-from launch.files.faults import Faults
+from launch.files.run_files import Faults
 from launch.observe.iterations import read_log, read_times
 from tests.support.reports.layouts import run_of
 

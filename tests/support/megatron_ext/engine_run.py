@@ -17,7 +17,7 @@ import torch._dynamo  # torch.optim needs it: once here, not in every process th
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
-from launch.commands.launching.length import with_length
+from launch.commands.launching.preflight import with_length
 from launch.control.planning.plan import make_plan
 from megatron_ext import worker
 from megatron_ext.checkpoints import safetensors

@@ -2,7 +2,7 @@
 
 Whatever sweeper there is hands its batches to the launcher, and reads what each combination returned. Hydra's own
 launcher ends one job before it composes the next one. Hydra takes plugins from the package `hydra_plugins` alone, which
-may lie in several folders; `launch/sweep/batches.py` adds this one.
+may lie in several folders; `launch/sweep/hydra_sweep.py` adds this one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from launch.sweep.batches import CHOICE, BatchTask
-from launch.sweep.sweep_loader import SweepLoader
+from launch.sweep.hydra_sweep import CHOICE, BatchTask, SweepLoader
 
 
 class TdppLauncher(Launcher):

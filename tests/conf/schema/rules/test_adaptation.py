@@ -8,7 +8,7 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from launch.commands.launching.length import with_length
+from launch.commands.launching.preflight import with_length
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_check import PlanFault

@@ -13,13 +13,13 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch.control.planning.plan import make_plan
 from launch.errors import LaunchError
-from launch.files.attempt import Start
-from launch.files.faults import Faults
-from launch.node.elastic.fellows import DOUBTED_S, PARKED, REGROUPS, SILENCE_S
+from launch.files.records import Start
+from launch.files.run_files import Faults
+from launch.node.elastic.peer_status import DOUBTED_S, PARKED, REGROUPS, SILENCE_S
 from launch.node.elastic.regroup import MOST_IN_VAIN, Company, newest
 from launch.node.elastic.replan import replanned
 from launch.node.peers import LOOK_S
-from launch.node.stalled_rank import read_doings
+from launch.node.rank_failures import read_doings
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import SAVED
 from tests.launch.node.elastic.test_replan import ELASTIC

@@ -9,7 +9,7 @@ import pytest
 from conf.compose import compose
 from conf.errors import ConfigError
 from launch.control.planning.plan import make_plan
-from launch.files.attempt import Start
+from launch.files.records import Start
 from launch.node.elastic.measured import of_start, with_measured
 from launch.node.elastic.replan import replanned
 from megatron_ext.contract.adaptive.from_before import known_of, weights_of

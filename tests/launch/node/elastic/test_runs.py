@@ -14,7 +14,7 @@ import pytest
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
-from launch.commands.launching.length import with_length
+from launch.commands.launching.preflight import with_length
 from launch.commands.report import main as report
 from launch.control.follow import follow
 from launch.control.submit import submit

@@ -8,9 +8,7 @@ import time
 from enum import StrEnum
 
 from conf.run_folder.rundir import RunDir
-from launch.files.attempt import Start
-from launch.files.node_state import REQUEUED
-from launch.files.records import NodeRecord
+from launch.files.records import REQUEUED, NodeRecord, Start
 from launch.node.peers import LATE_S, LOOK_S
 from megatron_ext.contract.worker import SAVED
 

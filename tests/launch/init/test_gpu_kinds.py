@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launch.first_day.gpu_kinds import ASSUMED, of_figures, of_type, within_gbit_per_s
+from launch.init.gpu_kinds import ASSUMED, of_figures, of_type, within_gbit_per_s
 from launch.machine.gpus import GpuFigures
 
 PUBLISHED = {

@@ -10,9 +10,9 @@ from dataclasses import replace
 from conf.schema.values.hosts import hosts
 from conf.visible import plural, span
 from launch.errors import LaunchError
-from launch.first_day import gpu_kinds, slurm_nodes
-from launch.first_day.found import CPU_GBIT_PER_S, Found, FoundGroup
-from launch.first_day.slurm_nodes import Group
+from launch.init import gpu_kinds, slurm_nodes
+from launch.init.found import CPU_GBIT_PER_S, Found, FoundGroup
+from launch.init.slurm_nodes import Group
 from launch.machine import slurm_commands, ssh
 from launch.machine.node_figures import MODULE, NodeFigures, node_figures
 from launch.machine.slurm_commands import JobRefused

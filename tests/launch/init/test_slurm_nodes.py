@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launch.errors import LaunchError
-from launch.first_day.slurm_nodes import Group, groups, parse
-from launch.machine.gres import Gres, parse_gres
+from launch.init.slurm_nodes import Group, groups, parse
+from launch.machine.sinfo import Gres, parse_gres
 
 GPU2 = "gpu2-00{n}|gpu2|gpu2*|up|idle|64|UNLIMITED|256000|infinite|10|OFF|gpu:a10:4|a10"
 SCAVENGE = "gpu2-00{n}|scavenge|scavenge|up|idle|64|UNLIMITED|256000|infinite|1|REQUEUE|gpu:a10:4|a10"

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from conf.reading.own_folders import SHIPPED, SUFFIX
 from launch.machine.gpus import GpuFigures
-from launch.machine.gres import PART
+from launch.machine.sinfo import PART
 
 LIKE = 1.06
 """A GPU's memory is another one's if they differ by no more than this factor."""

@@ -13,7 +13,7 @@ from conf.compose import compose_unchecked, to_object
 from conf.schema.experiment import Model
 from launch import cli
 from launch.errors import LaunchError
-from launch.first_day.hf_models import from_hf
+from launch.init.hf_models import from_hf
 from tests.support.composing import COMPOSED
 
 torch = pytest.importorskip("torch")

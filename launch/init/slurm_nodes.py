@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from launch.machine.gres import Gres
-from launch.machine.sinfo import Membership
+from launch.machine.sinfo import Gres, Membership
 from launch.machine.sinfo import parse as parse
 
 NO_NAMES = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
