@@ -7,12 +7,12 @@ from pathlib import Path
 
 from conf.compose import compose_unchecked
 from conf.origins import origins_named
-from conf.reading.values import own_words
+from conf.reading.values import parse_key_values
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
-from launch.commands.launch import OWN, settle
-from launch.commands.launching.decided import decided
+from launch.commands.launch import OWN, partition_outcomes
 from launch.commands.launching.preflight import Preflight, preflight
+from launch.commands.launching.resolve_auto import resolve_auto
 from launch.control import follow
 from launch.control import stop as control
 from launch.control.notify import tell_end_if_possible
@@ -100,13 +100,13 @@ def launch(overrides: Sequence[str] = (), wait: bool = True) -> Run:
         TdppError: the configuration breaks a rule, or the run cannot be started; with the message of the command line.
     """
     words = checked(overrides)
-    with origins_named(own_words(words, OWN, LaunchError)[1]):
+    with origins_named(parse_key_values(words, OWN, LaunchError)[1]):
         return launched(words, wait, preflight, WORKER)
 
 
 def launched(overrides: Sequence[str], wait: bool, preflight: Preflight, worker: str) -> Run:
     """The same with another check of the data, and another worker."""
-    own, others = own_words(overrides, OWN, LaunchError)
+    own, others = parse_key_values(overrides, OWN, LaunchError)
     words = tuple(others)
     for word in words:
         if (instead := ONLY_TYPED.get(word.partition("=")[0])) is not None:
@@ -117,9 +117,9 @@ def launched(overrides: Sequence[str], wait: bool, preflight: Preflight, worker:
 
         cfg, profiles = with_profile(cfg, own["profile"], words)
         words = (*words, *profiles)
-    experiment, chosen = decided(cfg, words)
+    experiment, chosen = resolve_auto(cfg, words)
     outcomes: Outcomes = {}
-    wanted = settle([Combination(overrides=words, composed=experiment, chosen=chosen)], outcomes, preflight)
+    wanted = partition_outcomes([Combination(overrides=words, composed=experiment, chosen=chosen)], outcomes, preflight)
     if wanted:
         confirm(list(wanted.values()))
         found = Run(start(wanted[0], words, worker, read_source()))

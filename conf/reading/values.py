@@ -37,7 +37,7 @@ class NoValue(ValueError):
     """The rule that a text breaks."""
 
 
-def own_words(
+def parse_key_values(
     words: Sequence[str], readers: Mapping[str, Reader[Any]], error: type[TdppError]
 ) -> tuple[dict[str, Any], list[str]]:
     """The values of words `key=value` whose key has a reader, and all other words.

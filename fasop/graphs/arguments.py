@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from conf.reading.values import NoValue, Reader, above_0, flag, one_of, own_words, path, whole
+from conf.reading.values import NoValue, Reader, above_0, flag, one_of, parse_key_values, path, whole
 from conf.visible import plural
 from fasop.errors import SearchError
 from fasop.graphs.options import Level, Options, Sync
@@ -67,7 +67,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     Raises:
         SearchError: a word has no such value, or no meaning beside another one.
     """
-    own, overrides = own_words(argv, WORDS, SearchError)
+    own, overrides = parse_key_values(argv, WORDS, SearchError)
     args = Arguments(**own, overrides=tuple(overrides))
     levels, rates = (",".join(f"{one:g}" for one in some) for some in (args.levels, args.bandwidths))
     if len(args.levels) != len(args.bandwidths):

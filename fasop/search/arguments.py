@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from conf.reading.values import NoValue, Reader, above_0, flag, name_of, own_words, path, whole
+from conf.reading.values import NoValue, Reader, above_0, flag, name_of, parse_key_values, path, whole
 from fasop.errors import SearchError
 
 
@@ -66,7 +66,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     Raises:
         SearchError: a word has no such value, or no meaning beside another one.
     """
-    own, overrides = own_words(argv, WORDS, SearchError)
+    own, overrides = parse_key_values(argv, WORDS, SearchError)
     if "pareto" not in own and (limits := [word for word in ("max_cost", "max_days") if word in own]):
         raise SearchError(f"{limits[0]}={own[limits[0]]:g} limits a Pareto front of time and cost: add pareto=time")
     if "validate" in own and (others := own.keys() - OF_VALIDATE):

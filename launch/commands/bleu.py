@@ -13,7 +13,7 @@ from conf.reading.values import option, whole
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural
 from launch.errors import LaunchError
-from launch.screen.table import print_table
+from launch.screen import print_table
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular_text

@@ -24,7 +24,7 @@ from conf.schema.containers import IMAGE_SUFFIX
 from conf.schema.experiment import Cluster
 from conf.visible import span, visible
 from launch.commands import doctor, profile
-from launch.commands.of_runs.arguments import add_runs_dir
+from launch.commands.run_arguments import add_runs_dir
 from launch.commands.runs import listed
 from launch.control.stop import is_over
 from launch.errors import LaunchError
@@ -35,8 +35,7 @@ from launch.machine.container_commands import found_image
 from launch.machine.file_lock import FileLock, is_free
 from launch.node.container_setup import LIMIT_S, private_folder
 from launch.node.image_file import record_of
-from launch.screen.table import print_table
-from launch.screen.text import agreed, can_be_asked, size_text
+from launch.screen import agreed, can_be_asked, print_table, size_text
 
 DAY_S = 86400.0
 DAYS = 30.0

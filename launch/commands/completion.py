@@ -230,9 +230,9 @@ def offered(command: str, before: Sequence[str], word: str) -> list[str] | None:
 def _parser(command: str, before: Sequence[str]) -> argparse.ArgumentParser:
     """A command's module is imported only where the command is asked for."""
     if command == "init" and before[:1] == ["model"]:
-        from launch.commands.initial import model
+        from launch.commands import init_model
 
-        return model.parser()
+        return init_model.parser()
     parser = module_of(command).parser()
     assert isinstance(parser, argparse.ArgumentParser)
     return parser

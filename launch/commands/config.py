@@ -9,7 +9,7 @@ from conf.errors import ConfigError
 from conf.reading.values import Parser
 from conf.reference import Key, Part, found, parts, unit_of
 from conf.visible import nearest, shortened
-from launch.screen.table import print_table
+from launch.screen import print_table
 
 WIDTH = 100
 """Of a paragraph."""

@@ -20,8 +20,8 @@ from conf.run_folder.gpu_lines import GpuEntry, entries
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment, Rehearse
 from conf.visible import plural
-from launch.commands.launching.decided import decided
 from launch.commands.launching.preflight import Preflight, preflight
+from launch.commands.launching.resolve_auto import resolve_auto
 from launch.control.follow import interruptible, stopped_if_interrupted
 from launch.control.planning.dry_run import dry_run
 from launch.control.short_job import end, short_job, wait
@@ -35,7 +35,7 @@ from launch.files.run_files import agent_logs, read_submitted
 from launch.judge.stderr_lines import last_words
 from launch.observe.look import observe
 from launch.observe.observation import Job, Node, Observation
-from launch.screen.table import print_table
+from launch.screen import print_table
 
 WORKER = "megatron_ext.doctor"
 FOLDER = "doctor"
@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _experiment(overrides: Sequence[str]) -> Experiment:
-    experiment, chosen = decided(compose_unchecked(overrides))
+    experiment, chosen = resolve_auto(compose_unchecked(overrides))
     if chosen is not None:
         print(f"({chosen})", file=sys.stderr)
     if experiment.executor.rehearse is not Rehearse.none:

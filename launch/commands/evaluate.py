@@ -12,7 +12,7 @@ from conf.reading.values import Parser, option, whole
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural
 from launch.commands.bleu import LACKING, Bleu, bleu_of
-from launch.commands.of_runs.arguments import add_run, chosen_run
+from launch.commands.run_arguments import add_run, chosen_run
 from launch.commands.translate import add_checkpoint, model_of, require_torch
 from launch.errors import LaunchError
 from megatron_ext.checkpoints.kept_weights import TRAINED, kind_of

@@ -11,14 +11,13 @@ from datetime import datetime
 from pathlib import Path
 
 from conf.reading.values import NoValue, Parser, above_0, option
-from launch.commands.initial import model
-from launch.commands.initial.model import check_composes, checked_name, free_path, write_all
+from launch.commands import init_model
+from launch.commands.init_model import check_composes, checked_name, free_path, write_all
 from launch.errors import LaunchError
-from launch.init import asking
-from launch.init.found import Found, answered, at_the_terminal, priced, usable, with_network
-from launch.init.texts import cluster_text, experiment_text, first_plan, plan_text
-from launch.screen.table import print_table
-from launch.screen.text import can_be_asked
+from launch.init import discover
+from launch.init.machines import Found, answered, at_the_terminal, priced, usable, with_network
+from launch.init.yaml_text import cluster_text, experiment_text, first_plan, plan_text
+from launch.screen import can_be_asked, print_table
 
 NAME = "mine"
 WAIT_S = 60
@@ -41,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         TdppError: the machines cannot be found out, or a file cannot be written.
     """
     if argv[:1] == [MODEL]:
-        return model.main(argv[1:])
+        return init_model.main(argv[1:])
     arguments = parser().parse_args(argv)
     if ":" in arguments.name:
         raise LaunchError(
@@ -110,13 +109,13 @@ def parser() -> argparse.ArgumentParser:
 def _found(arguments: argparse.Namespace) -> Found:
     charged = {key: value for key in ("account", "qos") if (value := getattr(arguments, key)) is not None}
     if arguments.hosts is not None:
-        return asking.on_hosts([host.strip() for host in arguments.hosts.split(",")])
+        return discover.on_hosts([host.strip() for host in arguments.hosts.split(",")])
     if arguments.local:
-        return asking.here()
+        return discover.here()
     if shutil.which("sinfo") is None:
-        return replace(asking.here(), notes=(NO_SLURM,))
+        return replace(discover.here(), notes=(NO_SLURM,))
     try:
-        return asking.on_slurm(arguments.wait, charged)
+        return discover.on_slurm(arguments.wait, charged)
     except LaunchError as error:
         raise LaunchError(f"{error}; 'tdpp init --local' writes this machine alone") from error
 

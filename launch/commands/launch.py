@@ -24,14 +24,14 @@ from conf.reading.hydra_options import FULL, check_options
 from conf.reading.own_folders import SUFFIX
 from conf.reading.scratch import Scratch
 from conf.reading.user_files import config_dirs
-from conf.reading.values import name_of, own_words, path
+from conf.reading.values import name_of, parse_key_values, path
 from conf.run_folder.run_folders import stamp, usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from conf.visible import visible
 from launch.commands.completion import hydra_option
-from launch.commands.launching.decided import decided, require_choice
 from launch.commands.launching.preflight import Preflight, before_launch, check_start, data_there, with_length
+from launch.commands.launching.resolve_auto import require_choice, resolve_auto
 from launch.control.follow import follow, interruptible
 from launch.control.planning.checks import check, check_image, check_supported
 from launch.control.short_job import ANY_LENGTH, without_goal
@@ -93,7 +93,7 @@ class Session:
 
                 cfg, profiles = with_profile(cfg, self.profile, overrides)
                 overrides = (*overrides, *profiles)
-            composed, chosen = decided(cfg, overrides)
+            composed, chosen = resolve_auto(cfg, overrides)
         except TdppError as error:
             composed = error
         self.combinations.append(Combination(overrides=overrides, composed=composed, chosen=chosen))
@@ -113,7 +113,7 @@ def main(argv: Sequence[str], *, preflight: Preflight = before_launch, worker: s
         return hydra_option(argv)
     check_options(argv)
     require_choice(argv)
-    own, argv = own_words(argv, OWN, LaunchError)
+    own, argv = parse_key_values(argv, OWN, LaunchError)
     session = Session(full=FULL in argv, profile=own.get("profile"))
     argv = [word for word in argv if word != FULL]
 
@@ -144,7 +144,7 @@ def _agreed(argv: Sequence[str], session: Session, preflight: Preflight) -> dict
         LaunchError: GPU-hours, with those of the batches before, are not confirmed; or an option is of dry runs alone.
     """
     data_later = any(argument.startswith(PIPEDREAM) for argument in argv)
-    wanted = settle(session.combinations, session.outcomes, preflight, data_later)
+    wanted = partition_outcomes(session.combinations, session.outcomes, preflight, data_later)
     if session.full and not all(experiment.dry_run for experiment in wanted.values()):
         raise LaunchError(f"{FULL} shows everything of a dry run; add dry_run=true, or leave it out")
     if not session.experiments:
@@ -169,7 +169,7 @@ def _give_values(session: Session, returns: Sequence[JobReturn], metric: str) ->
             returned.return_value = value
 
 
-def settle(
+def partition_outcomes(
     combinations: Sequence[Combination], outcomes: Outcomes, preflight: Preflight, data_later: bool = False
 ) -> dict[int, Experiment]:
     """Notes what is wrong, or there already; returns what is left to be started, by the combination's number.
@@ -250,7 +250,7 @@ def _folders(argv: Sequence[str]) -> list[str]:
 
 def _resume(argv: Sequence[str], worker: str) -> int:
     """`resume=RUN` stands alone: the run goes on as it was configured, so Hydra composes nothing."""
-    wanted, _ = own_words(argv, {"resume": str, "runs_dir": path}, LaunchError)
+    wanted, _ = parse_key_values(argv, {"resume": str, "runs_dir": path}, LaunchError)
     if not wanted["resume"]:
         raise LaunchError("resume= is empty; give a run's folder, its name, its job id, or 'latest'")
     if len(wanted) != len(argv):

@@ -18,13 +18,12 @@ from conf.run_folder.log_lines import WIDTH, for_people
 from conf.run_folder.run_files import opened
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural, visible
-from launch.commands.of_runs.arguments import add_run, chosen_run
+from launch.commands.run_arguments import add_run, chosen_run
 from launch.control.follow import LINE_S, LOOK_S, Log
 from launch.errors import LaunchError
 from launch.files.run_files import agent_logs, read_run_files, read_submitted
 from launch.observe.look import answers_to, complete
-from launch.screen.text import some
-from launch.screen.watch import SLURM_S
+from launch.screen import SLURM_S, some
 from megatron_ext.contract.plan import Plan
 
 _BLOCK = 64 * 1024

@@ -23,17 +23,17 @@ from conf.schema.values.links import FILE
 from fasop.costs.profiles.doubts import profile_doubts
 from fasop.costs.profiles.files import name_of, profile_path
 from fasop.costs.profiles.profile import LayerProfile, Links
+from launch.commands import output_files
 from launch.control.follow import interruptible
 from launch.control.planning.dry_run import dry_run
 from launch.control.short_job import short_job
 from launch.errors import LaunchError
-from launch.files import writing
 from launch.profile import files, pair_links
 from launch.profile.arguments import Arguments, check_free, parse
 from launch.profile.files import write
 from launch.profile.findings import merged, short_of, too_large, unsettled
 from launch.profile.measured import measured, steps_table, tables
-from launch.screen.table import print_table
+from launch.screen import print_table
 from megatron_ext.contract.worker import PROFILE
 
 WORKER = "megatron_ext.profile"
@@ -98,9 +98,9 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
         return 0
     arguments, comment = parse(argv), f"Made by: tdpp profile {shlex.join(argv)}".rstrip()
     if arguments.folders or arguments.export is not None:
-        from launch.profile import public
+        from launch.profile import iidp
 
-        return public.main(arguments, comment)
+        return iidp.main(arguments, comment)
     if arguments.known_cost is not None:
         return _import(arguments, comment)
     job = prepare(arguments)
@@ -112,7 +112,7 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
     if arguments.links is not None:
         pair_links.check_free(arguments.links, arguments)
     if arguments.page is not None:
-        writing.check_writable(arguments.page)
+        output_files.check_writable(arguments.page)
     if arguments.graph_output is not None:
         files.check_free(files.graph_paths(arguments.graph_output, [*job.names]).values(), arguments)
     with interruptible():
@@ -150,7 +150,7 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
         from reports.pages.profile_page import render  # few ask for it, and plotly is slow to import
 
         named = {job.names[gpu]: profile for gpu, profile in profiles.items()}
-        writing.write(arguments.page, render(f"tdpp profile {shlex.join(argv)}", named))
+        output_files.write(arguments.page, render(f"tdpp profile {shlex.join(argv)}", named))
         print(arguments.page)
     return 0
 

@@ -15,20 +15,20 @@ from conf.compose import compose_unchecked
 from conf.errors import UsageError
 from conf.reading.hydra_options import refuse_options
 from conf.reading.user_files import config_dirs
-from conf.reading.values import NoValue, Reader, name_of, own_words, path, whole
+from conf.reading.values import NoValue, Reader, name_of, parse_key_values, path, whole
 from conf.schema.adapt import Rule
 from conf.schema.experiment import Experiment
 from fasop.errors import SearchError
-from launch.commands.launching.decided import decided
 from launch.commands.launching.preflight import preflight, with_length
+from launch.commands.launching.resolve_auto import resolve_auto
+from launch.commands.output_files import check_writable, write
 from launch.commands.translate import require_torch
 from launch.control.planning.plan import make_plan
 from launch.errors import LaunchError
-from launch.files.writing import check_writable, write
 from launch.learning.plans import Compared, compared
 from launch.learning.ranking import MOST_SEEDS, Curve, Trained, goal_of, mean_curve, metric_of, ranked
 from launch.learning.table import BatchTimes, csv_text, sentences, table
-from launch.screen.table import print_table
+from launch.screen import print_table
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.stream_check import prove
 
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
             "'tdpp rehearse' takes 'learning': 'tdpp rehearse learning …' trains with the delays of plans; to "
             "rehearse their times, use 'tdpp launch … executor.rehearse=virtual'"
         )
-    own, words = own_words(argv[1:], WORDS, LaunchError)
+    own, words = parse_key_values(argv[1:], WORDS, LaunchError)
     refuse_options(config_dirs(words)[1])
     require_torch("tdpp rehearse learning")
     for word in ("csv", "page"):
@@ -118,7 +118,7 @@ def _composed(words: Sequence[str], profile: str | None) -> Experiment:
     cfg = compose_unchecked(words)
     if profile is not None:
         cfg, _ = with_profile(cfg, profile, words)
-    experiment, chosen = decided(cfg, words)
+    experiment, chosen = resolve_auto(cfg, words)
     if chosen is not None:
         print(f"({chosen})", file=sys.stderr)
     return experiment

@@ -18,11 +18,11 @@ from conf.reading.values import NoValue, Parser, option, port, whole
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.schema.trackers import Tracker
 from conf.visible import visible
-from launch.commands.of_runs.arguments import runs_folder
+from launch.commands.run_arguments import runs_folder
 from launch.errors import LaunchError
 from launch.judge.findings import all_findings
 from launch.judge.state import print_next
-from launch.tracking.subject import require_ready
+from launch.tracking.run_info import require_ready
 
 if TYPE_CHECKING:
     from reports.pages.writing import Judge, Written

@@ -15,7 +15,7 @@ from conf.reading.values import Parser
 from conf.run_folder import run_folders
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural, visible
-from launch.commands.of_runs.arguments import (
+from launch.commands.run_arguments import (
     Filter,
     add_filter,
     add_runs_dir,
@@ -32,8 +32,7 @@ from launch.judge.status_text import COLUMNS, MORE_COLUMNS, as_json, judged_as_j
 from launch.judge.verdict import Verdict, decide, is_young, verdict_without_plan
 from launch.observe.look import SUBMISSION_S, Answers, answers_to, complete
 from launch.observe.observation import Observation
-from launch.screen.table import plain
-from launch.screen.watch import View, watch
+from launch.screen import View, plain, watch
 
 NOTE = "note"
 """A further column, where a run has no plan, or could not be judged."""
@@ -170,7 +169,7 @@ def _view(runs: Sequence[Listed], as_objects: bool) -> View:
         from rich.console import Group
         from rich.text import Text
 
-        from launch.commands.of_runs.terminal import runs_screen
+        from launch.commands.status_display import runs_screen
 
         screen = Group(runs_screen(columns, rows), *(Text(visible(reason)) for reason in reasons))
     return View(

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conf.reading.values import own_words, path
+from conf.reading.values import parse_key_values, path
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments, parse
 from launch.commands.launching.preflight import shared_cpus
+from launch.commands.output_files import check_plan_free, check_writable, write
 from launch.commands.searching import graph, plans, shares, stages
-from launch.files.writing import check_plan_free, check_writable, write
-from launch.screen.table import print_table
+from launch.screen import print_table
 
 if TYPE_CHECKING:
     from conf.schema.experiment import Experiment
@@ -150,7 +150,7 @@ def runs_dir(args: Arguments) -> Path:
     Raises:
         SearchError: something else is asked for, too, which has no meaning there.
     """
-    given, words = own_words(args.overrides, {"runs_dir": path}, SearchError)
+    given, words = parse_key_values(args.overrides, {"runs_dir": path}, SearchError)
     others = sorted({word.partition("=")[0] for word in words})
     if others:
         raise SearchError(

@@ -15,9 +15,9 @@ from conf.run_folder.rundir import RunDir
 from conf.visible import plural
 from fasop.errors import SearchError
 from fasop.trainings.noise import NUMBERS, measured, of_numbers, read_csv
+from launch.commands.output_files import check_writable, write
 from launch.commands.simulating.arguments import RESTART_S, Arguments, parse
-from launch.files.writing import check_writable, write
-from launch.screen.table import print_table
+from launch.screen import print_table
 from megatron_ext.contract.adaptive.expected import Noise
 from reports.readers.decisions import Decision, decisions
 
@@ -95,9 +95,9 @@ def played(args: Arguments) -> tuple[Results, list[str]]:
     """
     from fasop.tables.trainings import Results
     from fasop.trainings.simulate import Elastic, simulate, simulate_elastic
-    from launch.commands.simulating import own, public
+    from launch.commands.simulating import experiment, iidp
 
-    asked = own.simulated(args) if args.iidp is None else public.simulated(args, args.iidp)
+    asked = experiment.simulated(args) if args.iidp is None else iidp.simulated(args, args.iidp)
     training, notes = asked.training, [*asked.notes]
     measures = training.adapt is not None and training.adapt.measures
     if training.adapt is not None and measures and args.noise is None:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from conf.reading.values import Parser
 from conf.run_folder.rundir import RunDir
-from launch.commands.of_runs.arguments import add_run, add_watch, chosen_run, parsed
+from launch.commands.run_arguments import add_run, add_watch, chosen_run, parsed
 from launch.judge.findings import Findings, findings
 from launch.judge.state import State
 from launch.judge.status_text import as_json, as_text, judged_as_json
 from launch.judge.verdict import Verdict, verdict_without_plan
 from launch.observe.look import observe
-from launch.screen.watch import View, watch
+from launch.screen import View, watch
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,7 +64,7 @@ def _view(found: Findings, as_object: bool) -> View:
     text = json.dumps(as_json(found)) if as_object else as_text(found)
     screen = None
     if sys.stdout.isatty() and not as_object:
-        from launch.commands.of_runs.terminal import status_screen
+        from launch.commands.status_display import status_screen
 
         screen = status_screen(found)
     return View(

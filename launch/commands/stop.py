@@ -12,7 +12,7 @@ from conf.errors import RunFolderError
 from conf.reading.values import Parser
 from conf.run_folder.rundir import RunDir
 from conf.visible import visible
-from launch.commands.of_runs.arguments import add_run, chosen_run
+from launch.commands.run_arguments import add_run, chosen_run
 from launch.control.notify import tell_end_if_possible
 from launch.control.stop import SAVE_S, is_at_work, is_over, save_first, stop
 from launch.errors import LaunchError
@@ -21,7 +21,7 @@ from launch.files.owner import name_of, owner_of
 from launch.judge.state import State, next_step, print_next, word_for
 from launch.judge.verdict import decide, verdict_on
 from launch.observe.look import observe
-from launch.screen.text import agreed, can_be_asked
+from launch.screen import agreed, can_be_asked
 from megatron_ext.contract.worker import SAVED
 
 

@@ -12,7 +12,7 @@ from conf.errors import RunFolderError
 from conf.reading.values import Parser
 from conf.run_folder.rundir import RunDir
 from launch.commands.bleu import add_bleu, print_bleu, require_bleu
-from launch.commands.of_runs.arguments import add_run, chosen_run
+from launch.commands.run_arguments import add_run, chosen_run
 from launch.errors import LaunchError
 from megatron_ext.checkpoints.kept_weights import add_weights, kind_of, note
 from megatron_ext.contract.files import read_regular_text

@@ -25,7 +25,7 @@ from launch.files.run_files import read_run_files
 from launch.machine import processes
 from launch.node.worker_command import GRACE_S
 from launch.observe.look import observe
-from launch.screen.watch import LOCAL_S, SLURM_S
+from launch.screen import LOCAL_S, SLURM_S
 
 LINE_S = 0.2
 """Between two looks at the logs."""

@@ -37,7 +37,7 @@ from launch.node.own_caches import check_environment, without_torchs_default
 from launch.node.settings import NodeSettings
 from launch.node.worker_command import WORKER, ModuleWorker, SingleWorker, Worker, profiled
 from launch.observe.look import observe
-from launch.tracking.subject import require_ready
+from launch.tracking.run_info import require_ready
 from megatron_ext.contract.files import read_regular, why, write_atomic
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from megatron_ext.contract.worker import TOKEN
@@ -80,7 +80,7 @@ def start(
             with own_folder(run.path, run.submitit.name, group=in_group):  # while it was made, others could
                 plan = make_plan(experiment, run.name)
             _make_cache(plan.data_cache)
-            with _unwritable_told(run):
+            with _report_unwritable(run):
                 write_atomic(run.config, config)
                 if experiment.parallel.schedule_file is not None:
                     write_atomic(run.schedule, read_schedule(experiment.parallel.schedule_file))
@@ -175,13 +175,13 @@ def _resume(run: RunDir, experiment: Experiment, worker: str, sound: Callable[[P
     before, stopped, planned = run.read_json(run.jobs), run.read_json(run.stop_request), plan
     if plan.elastic is not None:
         plan = replanned(plan, range(len(plan.nodes)))
-    with _unwritable_told(run):
+    with _report_unwritable(run):
         run.write_json(run.jobs, {**before, "submission": seen.start.submission + 1, "jobs": []})
         if plan.elastic is not None:
             run.write_json(run.plan, plan.as_json())
     run.stop_request.unlink(missing_ok=True)
     try:
-        with _where_it_was_launched(run):
+        with _launch_directory(run):
             _start(experiment, run, plan, worker)
     except BaseException:
         run.write_json(run.jobs, before)
@@ -209,7 +209,7 @@ def _require_same_code(run: RunDir, plan: Plan) -> None:
     )
 
 
-def _where_it_was_launched(run: RunDir) -> contextlib.AbstractContextManager[None]:
+def _launch_directory(run: RunDir) -> contextlib.AbstractContextManager[None]:
     """There relative paths of its configuration, such as container.image_dir, lead where they led; a folder that is
     gone is nobody's any more."""
     try:
@@ -221,7 +221,7 @@ def _where_it_was_launched(run: RunDir) -> contextlib.AbstractContextManager[Non
 
 
 @contextlib.contextmanager
-def _unwritable_told(run: RunDir) -> Iterator[None]:
+def _report_unwritable(run: RunDir) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
@@ -243,7 +243,7 @@ def _start(
     *,
     for_itself: bool = False,
 ) -> None:
-    with _unwritable_told(run):
+    with _report_unwritable(run):
         run.keep_secret()
         if (told := settings_of(experiment)) is not None and not for_itself:
             run.write_json(run.notify, told)

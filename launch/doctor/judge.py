@@ -17,7 +17,7 @@ from launch.doctor.devices import GIB, devices, gpu_health
 from launch.doctor.findings import ALONE, Check, Fault, Level, NodeFindings, RankFindings, check
 from launch.doctor.links import interfaces, links, open_ports, reached
 from launch.node.missing_run_dir import Unseen
-from launch.screen.text import size_text
+from launch.screen import size_text
 from megatron_ext.contract.train_config import KINDS
 
 LEAST_PYTHON = (3, 8)

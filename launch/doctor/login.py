@@ -29,7 +29,7 @@ from launch.machine.container_commands import found_image, run_container
 from launch.machine.provenance import PROJECT
 from launch.node.container_setup import check_program
 from launch.node.image_file import check_found
-from launch.screen.text import size_text
+from launch.screen import size_text
 
 HERE = "here"
 SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "srun")

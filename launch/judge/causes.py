@@ -11,7 +11,7 @@ from conf.run_folder.rank_ranges import rank_ranges
 from conf.visible import shortened
 from launch.judge.evidence import FULL_DISK, disk_is_full
 from launch.observe.observation import Node, Observation
-from launch.screen.text import one_line
+from launch.screen import one_line
 from megatron_ext.contract.failure import RankFailure
 
 LOST = frozenset({"launch-cut-off", "never-started", "agent-lost"})

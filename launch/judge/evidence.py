@@ -15,7 +15,7 @@ from launch.judge.state import State
 from launch.node.peers import SILENCE_S
 from launch.observe.iterations import Iteration
 from launch.observe.observation import Kind, Node, Observation
-from launch.screen.text import ago, clock, first_line
+from launch.screen import ago, clock, first_line
 
 FULL_BYTES = 64 * 1024
 """A disk with less room than this counts as full."""

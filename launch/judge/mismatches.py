@@ -13,7 +13,7 @@ from launch.files.run_files import Faults
 from launch.node.worker_command import job_info
 from launch.observe.look import GPU_TAIL_BYTES
 from launch.observe.observation import Node
-from launch.screen.text import some
+from launch.screen import some
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import NODE_RANK
 

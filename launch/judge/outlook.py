@@ -8,7 +8,7 @@ from conf.visible import plural, span
 from launch.judge.pace import began_unix, left_s
 from launch.judge.state import State
 from launch.observe.observation import Observation
-from launch.screen.text import clock
+from launch.screen import clock
 
 _AT_WORK = (State.running, State.starting, State.not_finite)
 """Of a run in any other state nobody knows whether more iterations will come."""

@@ -18,7 +18,7 @@ from launch.judge.stderr_lines import LineGroup
 from launch.judge.verdict import Verdict, decide
 from launch.machine.job_states import compressed
 from launch.observe.observation import Kind, Observation
-from launch.screen.text import some
+from launch.screen import some
 
 SHOWN = 5
 """Groups of lines of stderr; the first ones."""

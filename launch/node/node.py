@@ -21,7 +21,7 @@ from launch.machine.container_commands import Command
 from launch.machine.gpu_sampler import gpu_sampling
 from launch.node.elastic.elastic_node import TOLD_TO_END, ElasticNode
 from launch.node.elastic.peer_status import PARKED
-from launch.node.last_node import tell_if_last
+from launch.node.end_notice import tell_if_last
 from launch.node.own_caches import check_environment, make_own_caches, own_caches, without_torchs_default
 from launch.node.peers import SILENCE_S, Finding, Peers, watched
 from launch.node.rank_failures import failures, only_lost_others
@@ -31,7 +31,7 @@ from launch.node.slurm_job import SlurmJob
 from launch.node.stop_signals import StopSignals, ask_all_to_save
 from launch.node.worker_command import GRACE_S, given_environment, job_info
 from launch.node.worker_process import WorkerProcess, Workplace
-from launch.tracking.beside import Writers, written
+from launch.tracking.writer_processes import Writers, written
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import SAVED
 

@@ -21,7 +21,7 @@ from conf.run_folder.rundir import RunDir
 from conf.visible import plural, span
 from launch.files.records import CLOCK_S, NodeRecord
 from launch.files.run_files import Faults
-from launch.screen.text import clock
+from launch.screen import clock
 
 TAIL_BYTES = 64 * 1024
 """Of metrics.jsonl some 200 logged iterations, of Megatron-LM's log with its timers some 30: enough for the pace."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conf.reading.values import Reader, above_0, flag, name_of, one_of, own_words, path, several, whole
+from conf.reading.values import Reader, above_0, flag, name_of, one_of, parse_key_values, path, several, whole
 from conf.reading.writable import why_not_kept
 from conf.schema.experiment import Precision
 from conf.schema.values.gpu_streams import MOST
@@ -66,7 +66,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     Raises:
         LaunchError: a word has no such value.
     """
-    own, overrides = own_words(argv, {**WORDS, **OF_IMPORT}, LaunchError)
+    own, overrides = parse_key_values(argv, {**WORDS, **OF_IMPORT}, LaunchError)
     if (batches := own.get("micro_batches")) is not None:
         own["micro_batches"], own["room_from"] = batches
     of_import = {key: own.pop(key) for key in OF_IMPORT if key in own}

@@ -17,10 +17,10 @@ from launch.judge.state import State, next_step, print_next, word_for
 from launch.judge.status_text import COLUMNS, run_row
 from launch.judge.verdict import decide, judge
 from launch.observe.look import observe_all
-from launch.screen.table import print_table
+from launch.screen import print_table
 from launch.sweep.start import Outcome
+from launch.tracking.run_info import Subject
 from launch.tracking.series import MetricsFile, Point, Points
-from launch.tracking.subject import Subject
 
 SKIPPED = "skipped: exists already"
 MORE = "(--full shows every rank, the commands of every node, and plan.json)"

@@ -27,7 +27,7 @@ from launch.judge.verdict import decide
 from launch.machine.provenance import Source, read_source
 from launch.observe.look import observe
 from launch.observe.observation import Observation
-from launch.screen.text import agreed, can_be_asked
+from launch.screen import agreed, can_be_asked
 
 T = TypeVar("T")
 _SWEEP_WIDE = ("max_jobs", "confirm_gpu_hours", "yes", "sweep_metric")

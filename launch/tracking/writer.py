@@ -22,8 +22,8 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.trackers import Tracker
 from launch.errors import LaunchError
 from launch.machine.file_lock import FileLock
+from launch.tracking.run_info import Subject
 from launch.tracking.series import MetricsFile, Point, Points
-from launch.tracking.subject import Subject
 
 POLL_S = 1.0
 LOCKED_S = 10.0
@@ -81,11 +81,11 @@ def _opened(kind: Tracker, subject: Subject) -> Series:
     """Imports the tracker's library, which takes a while."""
     made: Series
     if kind is Tracker.tensorboard:
-        made = import_module("launch.tracking.to_tensorboard").TensorBoard(subject)
+        made = import_module("launch.tracking.trackers").TensorBoard(subject)
     elif kind is Tracker.wandb:
-        made = import_module("launch.tracking.to_wandb").WandB(subject)
+        made = import_module("launch.tracking.trackers").WandB(subject)
     else:
-        made = import_module("launch.tracking.to_mlflow").MLflow(subject)
+        made = import_module("launch.tracking.trackers").MLflow(subject)
     return made
 
 

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from conf.compose import compose
 from fasop.search.run import bar
 from launch.cli import main
-from launch.files import writing
+from launch.commands import output_files
 from tests.support.ordinary_user import ordinary_user
 
 SMALL = (
@@ -26,7 +26,7 @@ SMALL = (
 
 @pytest.fixture
 def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(writing, "PLANS", tmp_path)
+    monkeypatch.setattr(output_files, "PLANS", tmp_path)
     return tmp_path
 
 
@@ -126,7 +126,7 @@ def test_a_plan_that_cannot_be_written_is_told_before_the_search(
 ) -> None:
     tmp_path.chmod(0o555)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(writing, "PLANS", Path())
+    monkeypatch.setattr(output_files, "PLANS", Path())
     with ordinary_user():
         assert main(["search", *SMALL, "plan=mine"]) == 1
     told = capsys.readouterr()

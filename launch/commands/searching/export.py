@@ -14,7 +14,7 @@ from conf.pipedream.stage_source import WRITTEN
 from conf.schema.cluster import Cluster
 from conf.schema.values.partition import NodeOrder
 from fasop.errors import SearchError
-from launch.files.writing import check_writable, write
+from launch.commands.output_files import check_writable, write
 from megatron_ext.contract.models.model import ModelConfig
 
 if TYPE_CHECKING:

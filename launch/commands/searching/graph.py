@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fasop.errors import SearchError
+from launch.commands.output_files import check_writable, write
 from launch.commands.searching.export import check_free, export, kind_of, on_cluster, on_hosts, replicas_of
-from launch.files.writing import check_writable, write
-from launch.screen.table import print_table
+from launch.screen import print_table
 
 if TYPE_CHECKING:
     from conf.schema.experiment import Cluster

@@ -16,15 +16,15 @@ from conf.schema.parallel import AUTO
 from conf.visible import plural
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments
+from launch.commands.output_files import plan_path, write
 from launch.control.executors.sbatch import component
 from launch.control.executors.slurm import shortages
 from launch.errors import LaunchError
-from launch.files.writing import plan_path, write
 from launch.judge.state import print_next
 from launch.machine import slurm_commands
 from launch.machine.sinfo import parse
 from launch.machine.slurm_commands import SlurmSilent
-from launch.screen.table import print_table
+from launch.screen import print_table
 
 if TYPE_CHECKING:
     from fasop.search.plan import Plan, Run

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
-from conf.reading.values import one_of, own_words, path, whole
+from conf.reading.values import one_of, parse_key_values, path, whole
 from fasop.errors import SearchError
-from launch.screen.table import print_table
+from launch.screen import print_table
 
 KEY = "iidp"
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     from fasop.shares.public_files import read_cluster
     from fasop.shares.solution import best
 
-    given, others = own_words(argv, WORDS, SearchError)
+    given, others = parse_key_values(argv, WORDS, SearchError)
     file: Path = given[KEY]
     if others:
         raise SearchError(

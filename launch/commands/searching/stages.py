@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from conf.pipedream.driver import Kind
-from conf.reading.values import Reader, flag, name_of, own_words, path
+from conf.reading.values import Reader, flag, name_of, parse_key_values, path
 from fasop.errors import SearchError
+from launch.commands.output_files import check_plan_free, check_writable, plan_path, write
 from launch.commands.searching.export import check_free, export, on_cluster, replicas_of
 from launch.commands.searching.plans import with_plan
-from launch.files.writing import check_plan_free, check_writable, plan_path, write
 from launch.judge.state import print_next
-from launch.screen.table import print_table
+from launch.screen import print_table
 from megatron_ext.contract.models.model import IMAGES, TRANSLATION
 
 ASKED = "parallel.schedule=pipedream"
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     from fasop.search.inputs import read
     from fasop.search.space.choices import split
 
-    own, overrides = own_words([word for word in argv if word != ASKED], WORDS, SearchError)
+    own, overrides = parse_key_values([word for word in argv if word != ASKED], WORDS, SearchError)
     for word in ("csv", "page", "graph_output"):
         if word in own:
             check_writable(own[word])

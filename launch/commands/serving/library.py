@@ -20,14 +20,14 @@ from urllib.parse import quote
 from conf.errors import TdppError
 from conf.run_folder import run_folders
 from conf.run_folder.rundir import RunDir
-from launch.commands.of_runs.arguments import Filter
+from launch.commands.run_arguments import Filter
 from launch.commands.runs import Listed, listed
 from launch.judge.findings import all_findings
 from launch.judge.outlook import outlook
 from launch.judge.pace import time_of
 from launch.judge.state import EXIT_CODES, State
 from launch.judge.status_text import more_cells, run_row
-from launch.screen.watch import SLURM_S
+from launch.screen import SLURM_S
 
 if TYPE_CHECKING:
     from reports.pages.comparison import Outcome

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import ConfigError
-from conf.reading.values import NoValue, Reader, above_0, name_of, not_negative, one_of, own_words, path, whole
+from conf.reading.values import NoValue, Reader, above_0, name_of, not_negative, one_of, parse_key_values, path, whole
 from conf.schema.values.partition import NodeOrder
 from fasop.errors import SearchError
 from launch.commands.searching.shares import Overlap
@@ -45,7 +45,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     Raises:
         SearchError: a word has no such value, or no meaning beside another one.
     """
-    own, overrides = own_words([word for word in argv if word != "--json"], WORDS, SearchError)
+    own, overrides = parse_key_values([word for word in argv if word != "--json"], WORDS, SearchError)
     chooses = "elastic" in own or any(word.startswith("elastic.by=") for word in overrides)
     if "restart_s" in own and not chooses:
         raise SearchError(f"restart_s={own['restart_s']:g} is the time of a change of nodes: add elastic=time")

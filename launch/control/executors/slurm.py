@@ -24,7 +24,7 @@ from launch.machine.provenance import path_of_agents
 from launch.machine.sinfo import RESERVED, Gres, Membership, parse, parse_gres
 from launch.machine.slurm_commands import SlurmSilent
 from launch.node.settings import NodeSettings
-from launch.screen.text import some
+from launch.screen import some
 from megatron_ext.contract.files import write_atomic
 
 MakeSettings = Callable[[JobRequest], NodeSettings]

@@ -18,8 +18,8 @@ from launch.machine.container_commands import found_image
 from launch.node.container_setup import check_program
 from launch.node.image_file import check_found
 from launch.node.worker_command import check_profiler
+from launch.tracking.run_info import require_ready
 from launch.tracking.series import require_known
-from launch.tracking.subject import require_ready
 
 _SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
 

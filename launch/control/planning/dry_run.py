@@ -27,7 +27,7 @@ from launch.machine.provenance import PROJECT
 from launch.node.own_caches import own_caches
 from launch.node.worker_command import SCRUBBED, WORKER, Worker, given_environment
 from launch.node.worker_process import process_to_start
-from launch.screen.table import plain
+from launch.screen import plain
 from megatron_ext.contract.plan import Plan
 
 FOLDER = "<time>-<hash>"

@@ -22,9 +22,8 @@ from conf.visible import plural
 from launch.errors import LaunchError
 from launch.files.records import ChangeRecord, Start
 from launch.files.run_files import planned_start
-from launch.node.elastic.measured import of_start, with_measured
 from launch.node.elastic.peer_status import Fellow, Standing
-from launch.node.elastic.replan import replanned
+from launch.node.elastic.replan import of_start, replanned, with_measured
 from launch.node.peers import Finding
 from megatron_ext.contract.files import json_line, write_atomic
 from megatron_ext.contract.plan import Plan

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from statistics import mean, median
+from typing import Any, TypeVar
 
+from launch.files.records import Start
 from megatron_ext.contract.adaptive import sizes
 from megatron_ext.contract.adaptive.shares import fastest
-from megatron_ext.contract.adaptive.sizes import Replica, Way
+from megatron_ext.contract.adaptive.sizes import Measured, Replica, Way, rounds, ways_of
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.plan_parts import Place
+from megatron_ext.contract.plan_parts import Place, RoundTime
 
 _Of = TypeVar("_Of")
 
@@ -67,3 +69,75 @@ def _shares(plan: Plan, seconds: Sequence[float], streams: Sequence[int] | None)
     found = sizes.fastest(rounds, count * plan.micro_batch_size)
     assert found is not None, "micro-batches of the plan's size give every batch"
     return found.shares
+
+
+def of_start(lines: Iterable[Mapping[str, Any]], start: Start) -> list[Mapping[str, Any]]:
+    """Of decisions.jsonl, what the ranks of a start have measured."""
+    return [line for line in lines if line.get("start") == str(start) and line.get("micro_batch_ms") is not None]
+
+
+def with_measured(plan: Plan, lines: Iterable[Mapping[str, Any]]) -> Plan:
+    """An elastic plan whose replicas are as fast as they were measured to be, if shares follow measured times.
+
+    Those that have measured nothing are as much faster or slower than predicted as others of their group are, or else
+    as all are.
+
+    Args:
+        lines: decisions of the plan's own start, in their order.
+    """
+    elastic, adapt = plan.elastic, plan.adapt
+    assert elastic is not None
+    if adapt is None or not adapt.rebalance:
+        return plan
+    whole = replace(adapt, micro_batch_sizes=elastic.micro_batch_sizes, streams=elastic.numbers_of_streams)
+    copies = elastic.streams or [1] * len(elastic.weights)
+    found = [Measured(ways) for ways in ways_of(whole, plan.micro_batch_size, copies)]
+    for measured, times in zip(found, elastic.times or (), strict=False):
+        for one in times:
+            measured.note(Way(one.size, one.streams), one.seconds)
+    here = elastic.replicas_on(plan.used, plan.tensor)
+    for line in lines:
+        keys = ("shares_before", "micro_batch_sizes_before", "streams_before", "micro_batch_ms")
+        for replica, count, size, streams, ms in zip(here, *(line[key] for key in keys), strict=True):
+            if ms > 0.0:
+                found[replica].note(Way(size, streams), ms / 1e3 * count / rounds(count, streams))
+    seconds = dict[int, float]()
+    for replica, (measured, streams) in enumerate(zip(found, copies, strict=True)):
+        expected = measured.expected()
+        if expected:
+            seconds[replica] = expected[Way(plan.micro_batch_size, streams)] / streams
+    if not seconds:
+        return plan
+    groups = [node.group for node in plan.nodes]
+    node_of = [node for node, count in enumerate(elastic.ranks) for _ in range(count // plan.tensor)]
+    choosing = elastic.choosing
+    if choosing is not None:
+        of_node = {
+            node: mean(own)
+            for node in range(len(groups))
+            if (own := [took for replica, took in seconds.items() if node_of[replica] == node])
+        }
+        choosing = replace(choosing, micro_batch_s=_filled(of_node, choosing.micro_batch_s, groups))
+    filled = _filled(seconds, [1.0 / weight for weight in elastic.weights], [groups[node] for node in node_of])
+    return replace(
+        plan,
+        elastic=replace(
+            elastic,
+            weights=[1.0 / took for took in filled],
+            choosing=choosing,
+            times=[
+                [RoundTime(way.size, way.streams, took) for way, took in measured.known.items()] for measured in found
+            ],
+        ),
+    )
+
+
+def _filled(measured: Mapping[int, float], predicted: Sequence[float], groups: Sequence[str]) -> list[float]:
+    """Seconds, by place: measured where they were."""
+    ratios = {place: took / predicted[place] for place, took in measured.items()}
+
+    def expected(place: int) -> float:
+        alike = [ratio for other, ratio in ratios.items() if groups[other] == groups[place]]
+        return predicted[place] * median(alike or ratios.values())
+
+    return [measured.get(place, expected(place)) for place in range(len(predicted))]

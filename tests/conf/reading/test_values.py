@@ -16,7 +16,7 @@ from conf.reading.values import (
     name_of,
     one_of,
     option,
-    own_words,
+    parse_key_values,
     path,
     prefix_path,
     read,
@@ -84,7 +84,7 @@ def test_a_text_without_a_value_is_told_with_its_key_and_the_rule(reader: str, t
 
 def test_words_of_other_keys_are_left_and_the_last_of_the_same_counts() -> None:
     words = ["a=1", "tensor", "train.seed=1=2", "a=2", "+a=3"]
-    assert own_words(words, {"a": whole, "tensor": flag}, ConfigError) == (
+    assert parse_key_values(words, {"a": whole, "tensor": flag}, ConfigError) == (
         {"a": 2},
         ["tensor", "train.seed=1=2", "+a=3"],
     )
@@ -100,7 +100,7 @@ def test_an_option_without_a_value_is_wrong_usage(capsys: pytest.CaptureFixture[
 
 def test_a_number_that_python_does_not_read_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^tensor=9+ .* 9+ must have at most 4000 digits"):
-        own_words([f"tensor={'9' * 5000}"], {"tensor": several(whole)}, ConfigError)
+        parse_key_values([f"tensor={'9' * 5000}"], {"tensor": several(whole)}, ConfigError)
 
 
 def test_an_option_that_takes_no_value_is_named_with_the_value(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from conf.schema.experiment import Gpu, Model, Precision
 from fasop.costs.network.links import Link
 from fasop.costs.profiles.by_name import with_profile
 from fasop.costs.roofline import EMBEDDING, HEAD, START_S, Time, roofline, starts_s
-from launch.commands.launching.decided import decided
+from launch.commands.launching.resolve_auto import resolve_auto
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan
 from megatron_ext.measuring.parts import Parts
@@ -92,7 +92,7 @@ def test_auto_does_not_choose_micro_batches_of_one_where_nothing_was_measured(
     words: tuple[str, ...], least: int
 ) -> None:
     """With gnmt, runs on a CPU took 1,043 ms with micro-batches of 1, and 641 ms with 16."""
-    chosen, said = decided(compose_unchecked([*words, *AUTO]))
+    chosen, said = resolve_auto(compose_unchecked([*words, *AUTO]))
     assert chosen.parallel.micro_batch_size >= least
     assert "of CPU fast has no times of model=" in str(said)
     assert "measure them with 'tdpp profile', and add profile=NAME" in str(said)
@@ -105,7 +105,7 @@ def test_a_launch_takes_the_times_of_a_profile_by_its_name(tmp_path: Path) -> No
         (tmp_path / f"mine_{gpu}.yaml").write_text(text, encoding="utf-8")
     words = ["experiment=gnmt_iidp_pairs", "model=tiny", "data.prefix=x"]
     cfg, added = with_profile(compose_unchecked(words), str(tmp_path / "mine.yaml"), words)
-    assert decided(cfg, words)[0] == compose([*words, *added])
+    assert resolve_auto(cfg, words)[0] == compose([*words, *added])
     assert compose([*words, *added]).cluster.gpus["slow"].profile == str(tmp_path / "mine_slow.yaml")
     with pytest.raises(ConfigError, match="no profile 'nope_fast'"):
         with_profile(compose_unchecked(words), "nope", words)
@@ -122,7 +122,7 @@ def test_links_that_were_measured_are_used_with_the_profile_unless_others_are_gi
     words = ["experiment=gnmt_iidp_pairs", "model=tiny", "cluster.groups.slow.inter_gbit_per_s=1"]
     cfg, added = with_profile(compose_unchecked(words), str(tmp_path / "mine.yaml"), words)
     composed = compose([*words, *added])
-    assert decided(cfg, words)[0] == composed
+    assert resolve_auto(cfg, words)[0] == composed
     groups = composed.cluster.groups
     assert (groups["fast"].inter_latency_us, groups["fast"].inter_gbit_per_s) == (12.5, 2.5)
     assert (groups["slow"].inter_latency_us, groups["slow"].inter_gbit_per_s) == (12.5, 1)

@@ -16,7 +16,7 @@ from fasop.search.shares.micro_batch_memory import that_fit
 from fasop.shares.of_profiles import SYNC, measured_cluster
 from fasop.shares.performance import paces
 from fasop.shares.public_files import Cluster
-from launch.commands.launching.decided import decided
+from launch.commands.launching.resolve_auto import resolve_auto
 from launch.commands.profile import main as profile
 from tests.fasop.search.shares.test_batch_division import compositions
 from tests.support.cases import drawn
@@ -49,7 +49,7 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def chosen(*more: str) -> tuple[Experiment, str]:
     words = ["cluster=unlike.yaml", "model=resnet50", "parallel=single", "parallel.data=4", "executor=slurm"]
-    experiment, said = decided(compose_unchecked([*words, "container=none", *more]))
+    experiment, said = resolve_auto(compose_unchecked([*words, "container=none", *more]))
     assert said is not None
     return experiment, said
 

@@ -17,7 +17,7 @@ from fasop.costs.profiles.profile_text import profile_text
 from fasop.costs.profiles.steps import Steps, StepTimes
 from fasop.simulation.predict import planned, predict, predict_plan
 from launch.cli import main
-from launch.commands.launching.decided import decided
+from launch.commands.launching.resolve_auto import resolve_auto
 from tests.fasop.search.shares.test_batch_division import CLUSTER, compositions
 
 RATES = {"a": {1: 1.0, 2: 1.5, 3: 1.8}, "b": {1: 1.0, 2: 1.02}}
@@ -78,7 +78,7 @@ def every_way(experiment: Experiment, sizes: Sequence[int]) -> Iterator[float]:
 
 
 def test_no_streams_and_shares_take_less(words: list[str]) -> None:
-    chosen, said = decided(compose_unchecked([*words, *ALL]))
+    chosen, said = resolve_auto(compose_unchecked([*words, *ALL]))
     assert predict(chosen).iteration_s == pytest.approx(min(every_way(chosen, (1, 2, 3, 4, 6))), rel=1e-6)
     assert chosen.parallel.streams_of[0] > 1
     assert "one stream per GPU would take" in str(said)
@@ -86,24 +86,24 @@ def test_no_streams_and_shares_take_less(words: list[str]) -> None:
 
 def test_shares_of_given_streams_take_least_of_those_that_the_rule_allows(words: list[str]) -> None:
     given = (*ALL[:1], "parallel.micro_batch_size=2", "parallel.global_batch_size=28", "parallel.streams=3-2")
-    chosen, _ = decided(compose_unchecked([*words, *given]))
+    chosen, _ = resolve_auto(compose_unchecked([*words, *given]))
     assert chosen.parallel.micro_batches_of in {(6, 8), (12, 2)}
     others = [replace(chosen, parallel=replace(chosen.parallel, shares=shares)) for shares in ("6-8", "12-2")]
     assert predict(chosen).iteration_s == pytest.approx(min(predict(one).iteration_s for one in others))
-    both, _ = decided(compose_unchecked([*words, *ALL[:2], "parallel.global_batch_size=28", "parallel.streams=2"]))
+    both, _ = resolve_auto(compose_unchecked([*words, *ALL[:2], "parallel.global_batch_size=28", "parallel.streams=2"]))
     assert all(count % 2 == 0 for count in both.parallel.micro_batches_of)
     with pytest.raises(ConfigError, match=r"parallel\.streams=2 must divide"):
-        decided(compose_unchecked([*words, *ALL[:1], "parallel.micro_batch_size=4", "parallel.streams=2"]))
+        resolve_auto(compose_unchecked([*words, *ALL[:1], "parallel.micro_batch_size=4", "parallel.streams=2"]))
 
 
 def test_streams_of_given_shares(words: list[str]) -> None:
     given = (*ALL[2:], "parallel.shares=3-1", "parallel.micro_batch_size=4", "parallel.global_batch_size=16")
-    chosen, _ = decided(compose_unchecked([*words, *given]))
+    chosen, _ = resolve_auto(compose_unchecked([*words, *given]))
     assert (chosen.parallel.streams, chosen.parallel.shares) == ("3-1", "3-1")
 
 
 def test_where_none_were_measured_there_is_one(words: list[str]) -> None:
-    chosen, said = decided(compose_unchecked([*words, *ALL[::2], "parallel.micro_batch_size=1"]))
+    chosen, said = resolve_auto(compose_unchecked([*words, *ALL[::2], "parallel.micro_batch_size=1"]))
     assert chosen.parallel.streams is None
     assert str(said).endswith("streams gain nothing by the measurements")
 
@@ -111,7 +111,7 @@ def test_where_none_were_measured_there_is_one(words: list[str]) -> None:
 def test_further_streams_take_memory_for_gradients_and_activations(words: list[str]) -> None:
     def memory(streams: str) -> dict[str, float]:
         even = ("parallel.micro_batch_size=2", "parallel.global_batch_size=24", f"parallel.streams={streams}")
-        experiment, _ = decided(compose_unchecked([*words, *even]))
+        experiment, _ = resolve_auto(compose_unchecked([*words, *even]))
         (stage,) = predict(experiment).stages
         return {name: amount.of(sum(stage.layers)) for name, amount in stage.memory.by_term().items()}
 

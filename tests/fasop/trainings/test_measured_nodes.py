@@ -15,7 +15,7 @@ from fasop.tables.trainings import Results
 from fasop.trainings.play import Player, State, Stretch
 from fasop.trainings.replica_times import halves_of
 from launch.commands.simulate import played
-from launch.commands.simulating import own
+from launch.commands.simulating import experiment
 from launch.commands.simulating.arguments import parse
 from megatron_ext.contract.schedule.deal import Division
 from tests.fasop.search.shares.test_batch_division import compositions
@@ -41,7 +41,7 @@ def simulated(*words: str) -> Results:
 
 def stretches(*words: str) -> list[Stretch]:
     """On the plan's own nodes."""
-    asked = own.simulated(parse([*words, "nodes=fast+slow"]))
+    asked = experiment.simulated(parse([*words, "nodes=fast+slow"]))
     (only,) = asked.node_sets
     return [*Player(asked.training, only.nodes, State(0, 0.0, asked.training.global_batch_size)).play()]
 
@@ -67,7 +67,7 @@ def test_other_nodes_take_the_shares_with_the_least_time() -> None:
 
 def test_a_last_round_with_fewer_micro_batches_has_fewer_workers() -> None:
     """A V100 that takes 4 micro-batches beside each other, then 3, by the formula of the model."""
-    (one,) = own.simulated(parse([*WORDS, "parallel.global_batch_size=256", "nodes=fast+slow"])).node_sets
+    (one,) = experiment.simulated(parse([*WORDS, "parallel.global_batch_size=256", "nodes=fast+slow"])).node_sets
     first, second, fourth = (quickstart.STEPS["V100", 32, workers] for workers in (1, 2, 4))
     passes = [step[1] + step[2] for step in (first, second, fourth)]
     rate = round(32 / passes[0] * 1000, 2)
@@ -92,7 +92,7 @@ def test_a_last_round_with_fewer_micro_batches_has_fewer_workers() -> None:
 
 
 def test_an_iteration_that_measures_takes_both_halves_and_a_second_sum() -> None:
-    (one,) = own.simulated(parse([*GIVEN, "nodes=fast+slow"])).node_sets
+    (one,) = experiment.simulated(parse([*GIVEN, "nodes=fast+slow"])).node_sets
     division = Division((13, 1, 1, 1), (32,) * 4, (4, 1, 1, 1))
     of = by_replica(*GIVEN)[0]
     bandwidth, (p, q) = 100e9 / 8, np.polyfit(*zip(*quickstart.BETWEEN, strict=True), 1)

@@ -9,7 +9,7 @@ from fasop.simulation.predict import predict
 from fasop.tables.trainings import Results
 from fasop.trainings.play import Player, State, Stretch
 from launch.commands.simulate import played
-from launch.commands.simulating import own
+from launch.commands.simulating import experiment
 from launch.commands.simulating.arguments import parse
 from megatron_ext.contract.schedule.deal import Division
 from tests.fasop.shares.test_own_streams import words
@@ -25,7 +25,7 @@ def simulated(*more: str) -> Results:
 
 def stretches(*more: str) -> list[Stretch]:
     """On the plan's own nodes."""
-    asked = own.simulated(parse([*more, "nodes=fast+slow"]))
+    asked = experiment.simulated(parse([*more, "nodes=fast+slow"]))
     (only,) = asked.node_sets
     return [*Player(asked.training, only.nodes, State(0, 0.0, asked.training.global_batch_size)).play()]
 
@@ -40,7 +40,7 @@ def test_given_streams_take_what_is_predicted_of_a_launch(words: list[str]) -> N
 
 
 def test_a_last_round_with_fewer_micro_batches_runs_beside_fewer(words: list[str]) -> None:
-    (one,) = own.simulated(parse([*words, *BATCH, "parallel.streams=3-2", "nodes=fast+slow"])).node_sets
+    (one,) = experiment.simulated(parse([*words, *BATCH, "parallel.streams=3-2", "nodes=fast+slow"])).node_sets
 
     def seconds(fast: int) -> float:
         return one.nodes.seconds(Division((fast, 1), (2, 2), (3, 2)))

@@ -26,7 +26,7 @@ from launch.machine.job_states import JobState
 from launch.observe import look
 from launch.observe.look import complete
 from launch.observe.observation import Observation
-from launch.screen.table import narrow, plain, print_table
+from launch.screen import narrow, plain, print_table
 from tests.support.launch.live import TWO_NODES, start
 
 

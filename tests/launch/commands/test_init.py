@@ -12,10 +12,10 @@ from conf import compose as composing_module
 from conf.compose import compose
 from conf.schema.experiment import Experiment
 from launch import cli
-from launch.init import asking
-from launch.init.found import Found, answered, priced, usable
+from launch.init import discover
+from launch.init.machines import Found, answered, priced, usable
 from launch.init.slurm_nodes import groups, parse
-from launch.init.texts import cluster_text, experiment_text, first_plan, plan_text, scalar
+from launch.init.yaml_text import cluster_text, experiment_text, first_plan, plan_text, scalar
 from launch.machine.gpus import GpuFigures
 from launch.machine.node_figures import NodeFigures, network_gbit_per_s
 from tests.support.composing import COMPOSED
@@ -44,7 +44,7 @@ def empty_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def slurm(**nodes: tuple[str, NodeFigures | str]) -> Found:
     """A cluster of two nodes in each partition: by its name their gres and what one of them answers."""
     text = "".join(NODES.format(name=name, part=name, gres=gres) for name, (gres, _) in nodes.items())
-    found = [asking.of_slurm(group, nodes[group.partition][1]) for group in groups(parse(text))]
+    found = [discover.of_slurm(group, nodes[group.partition][1]) for group in groups(parse(text))]
     return usable(Found(groups=tuple(found), executor="slurm", source="Slurm says"))
 
 
@@ -119,7 +119,7 @@ def test_what_is_not_known_is_said_in_the_file() -> None:
 
 def test_nodes_that_slurm_may_give_instead_are_named_in_a_note() -> None:
     text = NODES.format(name="any", part="p", gres="gpu:2") + NODES.format(name="typed", part="p", gres="gpu:a10:2")
-    found = [asking.of_slurm(group, node(A10, A10)) for group in groups(parse(text))]
+    found = [discover.of_slurm(group, node(A10, A10)) for group in groups(parse(text))]
     note = "Slurm may start jobs of this group on other nodes of the partition, too: typed-1, typed-2"
     assert [note in group.notes for group in found] == [group.gres == "gpu:2" for group in found]
 
@@ -150,7 +150,7 @@ def test_account_and_qos_are_written() -> None:
 
 def test_hosts_are_named_in_the_experiment() -> None:
     (group,) = groups(parse(NODES.format(name="x", part="x", gres="gpu:2")))
-    a10 = asking.of_slurm(group, node(A10, A10))
+    a10 = discover.of_slurm(group, node(A10, A10))
     found = Found(
         groups=(a10,), executor="hosts", hosts=("1.2.3.4:2", "b:gpu0+3"), order=("x", "x"), source="hosts say"
     )
@@ -185,7 +185,7 @@ def test_who_forgot_to_load_slurm_hears_that_only_this_machine_is_described(
 @pytest.mark.parametrize(("limit", "words"), [("infinite", "minutes; without"), ("30:00", "minutes, up to 30:00; w")])
 def test_a_partition_without_a_time_limit_names_none(limit: str, words: str) -> None:
     (group,) = groups(parse(NODES.format(name="x", part="x", gres="gpu:2").replace("1-00:00:00", limit)))
-    found = Found(groups=(asking.of_slurm(group, node(A10, A10)),), executor="slurm", source="Slurm says")
+    found = Found(groups=(discover.of_slurm(group, node(A10, A10)),), executor="slurm", source="Slurm says")
     assert f"# time_min: 60 # {words}" in cluster_text("mine", found, "2026-01-31")
 
 

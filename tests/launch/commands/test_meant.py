@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conf.errors import UsageError
-from launch.commands.launching.decided import require_choice
+from launch.commands.launching.resolve_auto import require_choice
 from launch.judge.state import State, next_step
 from tests.support import ROOT
 

@@ -14,7 +14,7 @@ from launch.judge.status_text import more_cells
 from launch.judge.verdict import decide
 from launch.observe.look import observe
 from launch.observe.observation import Observation
-from launch.screen.text import clock
+from launch.screen import clock
 from tests.launch.judge.test_slurm_verdict import seen_of
 from tests.launch.judge.test_verdict import NOW, OK, Case, Error, Node, ended
 

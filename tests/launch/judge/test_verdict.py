@@ -16,7 +16,7 @@ from rich.console import Console
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
-from launch.commands.of_runs.terminal import runs_screen
+from launch.commands.status_display import runs_screen
 from launch.control.planning.plan import make_plan
 from launch.judge.findings import findings
 from launch.judge.pace import time_of

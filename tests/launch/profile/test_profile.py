@@ -25,7 +25,7 @@ from fasop.shares.public_folders import read_folders
 from fasop.simulation.predict import predict
 from launch.cli import main
 from launch.commands import profile
-from launch.commands.launching.decided import decided
+from launch.commands.launching.resolve_auto import resolve_auto
 from launch.machine import processes
 from launch.profile.findings import Found, buckets, merged, too_large, unsettled
 from launch.profile.link_fit import all_reduce_times, p2p_times
@@ -485,7 +485,7 @@ def test_larger_micro_batches_are_tried_until_there_is_no_room(
         f"parallel.global_batch_size={batch}",
         "parallel.micro_batch_size=auto",
     ]
-    chosen, said = decided(compose_unchecked([*words[:-1], *auto, "cluster.gpus.cpu.profile=mine"]))
+    chosen, said = resolve_auto(compose_unchecked([*words[:-1], *auto, "cluster.gpus.cpu.profile=mine"]))
     assert chosen.parallel.micro_batch_size <= room.micro_batch_size
     assert f" {room.micro_batch_size} were compared" in str(said)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launch.screen.text import one_line
+from launch.screen import one_line
 
 
 @pytest.mark.parametrize(

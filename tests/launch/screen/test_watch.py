@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from launch import cli
-from launch.commands.of_runs.terminal import compact
+from launch.commands.status_display import compact
 from launch.control.follow import follow
 from launch.control.stop import stop
 from launch.judge.evidence import OF_GPUS, OF_NODE, Evidence
-from launch.screen.watch import View, watch
+from launch.screen import View, watch
 from tests.launch.judge.test_verdict import OK, Case
 from tests.support import PATIENCE_S
 from tests.support.launch.live import ENVIRONMENT, FOREVER, TDPP, TWO_NODES, start, tdpp, wait_until_running

@@ -19,7 +19,7 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.trackers import Tracker
 from launch.control.planning.plan import make_plan
 from launch.errors import LaunchError
-from launch.tracking.subject import require_ready
+from launch.tracking.run_info import require_ready
 from launch.tracking.writer import write
 from tests.support import ROOT
 from tests.support.launch.live import wait_for
@@ -251,7 +251,7 @@ def test_mlflow_takes_a_folder(run: RunDir, tmp_path: Path, monkeypatch: pytest.
 def test_a_missing_library_is_named_before_the_start(
     kind: Tracker, package: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.tracking.subject.find_spec", lambda name: None if name == package else object())
+    monkeypatch.setattr("launch.tracking.run_info.find_spec", lambda name: None if name == package else object())
     with pytest.raises(LaunchError) as error:
         require_ready([kind], environment)
     assert str(error.value) == (
@@ -261,7 +261,7 @@ def test_a_missing_library_is_named_before_the_start(
 
 
 def test_an_mlflow_server_needs_no_database_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launch.tracking.subject.find_spec", lambda name: object() if name == "mlflow" else None)
+    monkeypatch.setattr("launch.tracking.run_info.find_spec", lambda name: object() if name == "mlflow" else None)
     require_ready([Tracker.mlflow], {"MLFLOW_TRACKING_URI": "https://mlflow.example"})
 
 

@@ -16,7 +16,7 @@ from conf.schema.values.partition import Shares
 from fasop.search.inputs import read
 from fasop.simulation.predict import predict
 from launch.commands.launch import main as launch
-from launch.commands.launching.decided import decided
+from launch.commands.launching.resolve_auto import resolve_auto
 from tests.support.launch.live import WORKER, no_data_needed
 
 CLUSTER = """
@@ -77,7 +77,7 @@ def every_division(experiment: Experiment, sizes: Sequence[int]) -> Iterator[flo
     ids=["data", "a batch that replicas cannot take evenly", "pipeline", "zb_h1", "interleaved", "tensor"],
 )  # fmt: skip
 def test_no_division_of_the_batch_takes_less(tmp_path: Path, more: tuple[str, ...], sizes: tuple[int, ...]) -> None:
-    chosen, said = decided(compose_unchecked(words(tmp_path, *more, *BOTH)))
+    chosen, said = resolve_auto(compose_unchecked(words(tmp_path, *more, *BOTH)))
     seconds = predict(chosen).iteration_s
     assert seconds == pytest.approx(min(every_division(chosen, sizes)), rel=1e-6)
     assert f"{seconds * 1e3:.1f} ms per iteration; micro-batches of {', '.join(map(str, sizes))} were compared" in str(
@@ -86,20 +86,20 @@ def test_no_division_of_the_batch_takes_less(tmp_path: Path, more: tuple[str, ..
 
 
 def test_only_what_is_left_open_is_chosen(tmp_path: Path) -> None:
-    shares, said = decided(compose_unchecked(words(tmp_path, BOTH[0], "parallel.micro_batch_size=2")))
+    shares, said = resolve_auto(compose_unchecked(words(tmp_path, BOTH[0], "parallel.micro_batch_size=2")))
     assert (shares.parallel.micro_batch_size, shares.parallel.shares) == (2, "2*2-1*2")
     assert str(said).startswith("parallel.shares=auto: parallel.shares=2*2-1*2 is predicted to be fastest, ")
     assert "equal shares would take" not in str(said)  # 6 micro-batches for 4 replicas
-    size, said = decided(compose_unchecked(words(tmp_path, BOTH[1], "parallel.shares=2*2-1*2")))
+    size, said = resolve_auto(compose_unchecked(words(tmp_path, BOTH[1], "parallel.shares=2*2-1*2")))
     assert size.parallel.shares == "2*2-1*2"
     assert size.parallel.micro_batch_size in (1, 2)
     given = words(tmp_path, "parallel.micro_batch_size=3")
-    assert decided(compose_unchecked(given)) == (compose(given), None)
+    assert resolve_auto(compose_unchecked(given)) == (compose(given), None)
 
 
 def test_equal_replicas_have_no_shares(tmp_path: Path) -> None:
     alike = words(tmp_path, *BOTH, "cluster.groups.slow.gpu=a", "cluster.groups.slow.intra_gbit_per_s=128")
-    chosen, said = decided(compose_unchecked(alike))
+    chosen, said = resolve_auto(compose_unchecked(alike))
     assert chosen.parallel.shares is None
     assert "parallel.shares=null" in str(said)
 
@@ -107,7 +107,7 @@ def test_equal_replicas_have_no_shares(tmp_path: Path) -> None:
 def test_a_micro_batch_that_does_not_fit_is_not_chosen(tmp_path: Path) -> None:
     def largest(memory: int) -> int:
         given = words(tmp_path, *BOTH, "parallel.global_batch_size=256", memory=memory)
-        chosen = decided(compose_unchecked(given))[0]
+        chosen = resolve_auto(compose_unchecked(given))[0]
         assert all(stage.memory_gib <= stage.limit_gib for stage in predict(chosen).stages)
         return chosen.parallel.micro_batch_size
 
@@ -132,7 +132,7 @@ def test_a_micro_batch_that_does_not_fit_is_not_chosen(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_cannot_be_chosen_is_one_message(tmp_path: Path, more: tuple[str, ...], message: str) -> None:
     with pytest.raises(TdppError) as error:
-        decided(compose_unchecked(words(tmp_path, *more)))
+        resolve_auto(compose_unchecked(words(tmp_path, *more)))
     assert message in str(error.value)
 
 

@@ -10,8 +10,7 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from launch.control.planning.plan import make_plan
 from launch.files.records import Start
-from launch.node.elastic.measured import of_start, with_measured
-from launch.node.elastic.replan import replanned
+from launch.node.elastic.replan import of_start, replanned, with_measured
 from megatron_ext.contract.adaptive.from_before import known_of, weights_of
 from megatron_ext.contract.adaptive.shares import longest
 from megatron_ext.contract.adaptive.sizes import Way

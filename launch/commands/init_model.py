@@ -15,7 +15,7 @@ from conf.reading.writable import why_not_kept, write_whole
 from conf.schema.experiment import Model
 from launch.errors import LaunchError
 from launch.init.hf_models import from_hf
-from launch.init.texts import model_text
+from launch.init.yaml_text import model_text
 from megatron_ext.contract.files import read_regular_text
 
 CONFIG = "config.json"

@@ -1,4 +1,4 @@
-"""MLflow: the server or database of MLFLOW_TRACKING_URI, else `mlflow.db` beside the runs."""
+"""TensorBoard's event files: `tensorboard --logdir runs`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,91 @@ import fcntl
 import logging
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from launch.machine.file_lock import FileLock
+from launch.tracking.run_info import Subject
 from launch.tracking.series import Point
-from launch.tracking.subject import Subject
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
+
+
+class TensorBoard:
+    """One file, written anew by each start: it then has every point once."""
+
+    def __init__(self, subject: Subject) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.plugins.hparams import summary_v2 as hparams
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        folder = subject.folder / "tensorboard"
+        before = list(folder.glob("events.out.tfevents.*"))
+        self._writer = EventFileWriter(str(folder), flush_secs=5)
+        began = subject.launched_unix
+        # A TensorBoard that is open drops what it had read of the file before.
+        self._writer.add_event(Event(wall_time=began, session_log=SessionLog(status=SessionLog.START)))
+        shown = [hparams.Metric(tag) for tag in ("train/loss", "valid/loss")]
+        for summary in (
+            hparams.hparams_config_pb(hparams=[], metrics=shown),
+            hparams.hparams_pb(dict(subject.parameters), trial_id=subject.name, start_time_secs=began),
+        ):
+            self._writer.add_event(Event(wall_time=began, summary=summary))
+        self._writer.flush()
+        for path in before:
+            path.unlink()
+        self.place = str(folder)
+
+    def write(self, points: Iterable[Point]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for point in points:
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
+            self._writer.add_event(Event(wall_time=point.unix, step=point.iteration, summary=Summary(value=values)))
+        self._writer.flush()
+
+    def close(self, *, finished: bool) -> None:
+        self._writer.close()
+
+
+class WandB:
+    """Online a start goes on behind the last step that Weights & Biases has. Offline it writes a folder with all
+    points, in the place of the one before: `wandb sync` does not join folders of one run."""
+
+    def __init__(self, subject: Subject) -> None:
+        import wandb
+
+        for folder in (subject.folder / "wandb").glob(f"offline-run-*-{subject.id}"):
+            shutil.rmtree(folder)
+        self._teardown = wandb.teardown
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or subject.group,
+            id=subject.id,
+            name=subject.name,
+            notes=subject.overrides,
+            config=dict(subject.parameters) | {"commit": subject.commit},
+            dir=str(subject.folder),
+            resume="allow",
+            settings=wandb.Settings(console="off", silent=True, x_disable_stats=True, disable_git=True),
+        )
+        offline = self._run.settings.mode == "offline"
+        self._from = 0 if offline else self._run.step
+        self.place = str(subject.folder / "wandb") if offline else str(self._run.url)
+
+    def write(self, points: Iterable[Point]) -> None:
+        for point in points:
+            if point.iteration >= self._from:
+                self._run.log(dict(point.values), step=point.iteration)
+
+    def close(self, *, finished: bool) -> None:
+        self._run.finish(exit_code=0 if finished else 1)
+        self._teardown()  # it may still be writing
+
 
 T = TypeVar("T")
 ID = "tdpp.id"

@@ -19,7 +19,7 @@ from launch.judge.evidence import OF_GPUS, OF_NODE, Evidence
 from launch.judge.findings import Findings
 from launch.judge.state import EXIT_CODES, State
 from launch.judge.status_text import COLUMNS, SHOWN, STDERR_NOTE, evidence, group_lines
-from launch.screen.text import some
+from launch.screen import some
 
 _GOOD = {State.succeeded: "bold green", State.running: "bold cyan", State.starting: "bold cyan"}
 _BAD = "bold red"

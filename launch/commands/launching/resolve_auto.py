@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 KEYS = ("micro_batch_size", "shares", "streams")
 
 
-def decided(cfg: DictConfig, words: Sequence[str] | None = None) -> tuple[Experiment, str | None]:
+def resolve_auto(cfg: DictConfig, words: Sequence[str] | None = None) -> tuple[Experiment, str | None]:
     """The composed configuration as an experiment, and in words what was chosen of it; `words` as of `to_experiment`.
 
     Raises:

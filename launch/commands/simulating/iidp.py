@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from conf.compose import compose_unchecked, to_object
-from conf.reading.values import own_words
+from conf.reading.values import parse_key_values
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.schema.adapt import Adapt, Rule
 from conf.schema.values.gpu_streams import AUTO
@@ -27,7 +27,7 @@ from fasop.trainings.public_nodes import (
 )
 from launch.commands.searching.shares import Overlap
 from launch.commands.simulating.arguments import OF_PUBLIC, Arguments
-from launch.commands.simulating.own import Simulated
+from launch.commands.simulating.experiment import Simulated
 
 
 def simulated(args: Arguments, file: Path) -> Simulated:
@@ -36,7 +36,7 @@ def simulated(args: Arguments, file: Path) -> Simulated:
     Raises:
         TdppError: a word or a file cannot be read, or the batch cannot be shared out.
     """
-    given, others = own_words(args.overrides, OF_PUBLIC, SearchError)
+    given, others = parse_key_values(args.overrides, OF_PUBLIC, SearchError)
     if strange := [word for word in others if not word.startswith("adapt.")]:
         raise SearchError(f"iidp={file} does not take {strange[0]}, only {', '.join(OF_PUBLIC)} and adapt.KEY")
     with of_word("iidp", file):

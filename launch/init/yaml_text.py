@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from conf.visible import plural
-from launch.init.found import (
+from launch.init.gpu_kinds import GpuKind
+from launch.init.machines import (
     ASSUMED_GBIT_PER_S,
     CPU_LATENCY_US,
     GPU_LATENCY_US,
@@ -16,7 +17,6 @@ from launch.init.found import (
     Found,
     FoundGroup,
 )
-from launch.init.gpu_kinds import GpuKind
 
 YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
 """That are no text to YAML."""

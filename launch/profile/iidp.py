@@ -19,7 +19,7 @@ from fasop.shares.public_servers import CONFIGURATION
 from launch.errors import LaunchError
 from launch.profile.arguments import Arguments, check_free
 from launch.profile.files import write
-from launch.screen.table import print_table
+from launch.screen import print_table
 
 
 def main(arguments: Arguments, comment: str) -> int:

@@ -16,8 +16,8 @@ from fasop.errors import SearchError
 from fasop.trainings.node_set import NodeSet, orders
 from fasop.trainings.placed_nodes import node_sets, times_of
 from fasop.trainings.play import Training
-from launch.commands.launching.decided import decided
 from launch.commands.launching.preflight import with_length
+from launch.commands.launching.resolve_auto import resolve_auto
 from launch.commands.simulating.arguments import Arguments
 
 
@@ -51,7 +51,7 @@ def simulated(args: Arguments) -> Simulated:
     cfg = compose_unchecked(args.overrides)
     if args.profile is not None:
         cfg, _ = with_profile(cfg, args.profile, args.overrides)
-    experiment, chosen = decided(cfg, args.overrides)
+    experiment, chosen = resolve_auto(cfg, args.overrides)
     samples, epoch = _length(experiment, args.epoch or experiment.elastic.epoch)
     wanted = _orders(experiment, args.nodes)
     times = times_of(experiment)

@@ -11,12 +11,12 @@ from conf.schema.values.hosts import hosts
 from conf.visible import plural, span
 from launch.errors import LaunchError
 from launch.init import gpu_kinds, slurm_nodes
-from launch.init.found import CPU_GBIT_PER_S, Found, FoundGroup
+from launch.init.machines import CPU_GBIT_PER_S, Found, FoundGroup
 from launch.init.slurm_nodes import Group
 from launch.machine import slurm_commands, ssh
 from launch.machine.node_figures import MODULE, NodeFigures, node_figures
 from launch.machine.slurm_commands import JobRefused
-from launch.screen.text import some
+from launch.screen import some
 
 MOST_NAMES = 4
 """Of nodes in a note."""

@@ -1,1 +1,0 @@
-"""Terminals: tables, views that are drawn anew, questions."""
