@@ -112,14 +112,14 @@ def sleeping_stage(times: Sequence[Pass], slowness: Slowness = as_given) -> type
             self._times = times[part.number]
             self._later: SleptGradients | None = None
 
-        def put_off(
+        def defer_weight_grads(
             self,
             later: WeightGradients,
             shared: Sequence[nn.Parameter] = (),
             where: Callable[[nn.Parameter], bool] = lambda _: True,
         ) -> None:
             assert isinstance(later, SleptGradients)
-            super().put_off(later, shared, where)
+            super().defer_weight_grads(later, shared, where)
             self._later = later
 
         def forward(self, entered: Tensors) -> Tensors:

@@ -20,13 +20,12 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.data.samples import BEGINNING, Samples
 from megatron_ext.engine.adaptation import Adaptation
-from megatron_ext.engine.course import Course, Spending
 from megatron_ext.engine.evaluation import Evaluator, samples_to_evaluate
 from megatron_ext.engine.executor.pace import messages_timeout
-from megatron_ext.engine.log import TrainingLog
+from megatron_ext.engine.goal import GoalTracker, Spending
+from megatron_ext.engine.log import TrainingLog, Unlogged
 from megatron_ext.engine.rehearsal import rehearse
 from megatron_ext.engine.streams.streaming import engine_of
-from megatron_ext.engine.unlogged import Unlogged
 from megatron_ext.inference.translations import Translations
 from megatron_ext.parallel import clock
 from megatron_ext.parallel.comm import Gate, meet, told
@@ -110,7 +109,7 @@ def _train(
     evaluator = None if held_out is None else Evaluator(plan, place, engine, *held_out)
     translations = Translations(plan, place, engine, gate) if _wants_bleu(plan) else None
     own = found is not None and found.folder.parent == plan.files.checkpoints  # another run's goal is not this one's
-    course = Course(plan, found.meta.evaluation if found and own else None, tensors.find_best(plan, place, store))
+    course = GoalTracker(plan, found.meta.evaluation if found and own else None, tensors.find_best(plan, place, store))
     gate.wait("state", "waiting for the weights of all stages")
     adaptation = None
     if plan.adapt is not None:
@@ -128,7 +127,7 @@ def _train(
         log = TrainingLog(plan, plan.files.metrics, start.iteration, spending=spending, unlogged=unlogged)
     if found is not None and is_last:
         print(f"going on from {found.folder}", flush=True)
-    interruption = Interruption(device, engine.apart)
+    interruption = Interruption(device, engine.max_iteration_skew)
     recorder.traffic.begin()
     used = MemoryReport(plan, place)
     iteration, until = start.iteration, plan.train.iterations

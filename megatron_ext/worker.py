@@ -21,9 +21,8 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.worker import die_with_parent
-from megatron_ext.engine.log import log_the_rest
-from megatron_ext.engine.unlogged import Unlogged
-from megatron_ext.node.failures import shortage_named
+from megatron_ext.engine.log import Unlogged, log_the_rest
+from megatron_ext.node.failures import name_memory_errors
 from megatron_ext.node.ranks import Ranks, signals_blocked
 from megatron_ext.parallel import interruption, local_store
 from megatron_ext.parallel.local_store import LocalStore
@@ -48,7 +47,7 @@ def main(argv: List[str], job: Optional[Job] = None) -> int:
     try:
         plan = Plan.read(plan_path)
         die_with_parent(signal.SIGTERM)
-        with shortage_named():
+        with name_memory_errors():
             return _run_node(plan, node_rank, job)
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)

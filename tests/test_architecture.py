@@ -60,7 +60,7 @@ FLOORS = {
         *("node", "train", "worker", "doctor profile hf schedule blocks translate"),
     ],
     "megatron_ext/engine": [
-        *("course dealing feed gradients results running stopwatch unlogged", "executor optimizer", "workers"),
+        *("batches goal gradients results running", "executor optimizer", "workers"),
         *("engine", "evaluation", "log", "streams", "adaptation", "rehearsal"),
     ],
     "megatron_ext/tasks": [

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from megatron_ext import worker
-from megatron_ext.engine.feed import Feed
+from megatron_ext.engine.batches import BatchLoader
 from megatron_ext.parallel import cross_entropy
 
 
@@ -26,15 +26,15 @@ def alter(word: str) -> None:
 
 
 def keep_first() -> None:
-    micros = Feed.micros
+    micros = BatchLoader.micros
     kept: dict[int, Any] = {}
 
-    def first(self: Feed, samples: Any, numbers: Any, keys: Sequence[int], coming: Any = ()) -> Any:
+    def first(self: BatchLoader, samples: Any, numbers: Any, keys: Sequence[int], coming: Any = ()) -> Any:
         if not kept:
             kept.update(enumerate(micros(self, samples, numbers, keys).values()))
         return {key: kept[place] for place, key in enumerate(keys)}
 
-    Feed.micros = first  # type: ignore[method-assign]
+    BatchLoader.micros = first  # type: ignore[method-assign]
 
 
 def main(words: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""What an iteration takes one replica, and what a run's stopwatch shows of it (megatron_ext/engine/stopwatch.py).
+"""What an iteration takes one replica, and what a run's stopwatch shows of it (megatron_ext/engine/results.py).
 
 A pipeline's iteration is replayed action by action. One that measures the noise takes the even micro-batches of the
 global batch first, then the odd ones, so that the pipeline fills and empties twice; then it sums a second gradient.

@@ -20,14 +20,13 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.deal import Division, several
 from megatron_ext.contract.worker import start_of_run
-from megatron_ext.engine.course import record
+from megatron_ext.engine.goal import record
 from megatron_ext.engine.log import keep_lines
-from megatron_ext.engine.results import StepResult
-from megatron_ext.engine.stopwatch import Seconds, Stopwatch
+from megatron_ext.engine.results import Seconds, StepResult, Stopwatch
 from megatron_ext.parallel.comm import exchange
 
 
-class Divided(Protocol):
+class AdaptiveRun(Protocol):
     """What goes through the iterations of one rank: an engine, or a rehearsal."""
 
     @property
@@ -52,7 +51,7 @@ class Divided(Protocol):
 class Adaptation:
     """Of one rank; all ranks call its methods together."""
 
-    def __init__(self, plan: Plan, place: Place, engine: Divided, start: int, before: Optional[Adapted]) -> None:
+    def __init__(self, plan: Plan, place: Place, engine: AdaptiveRun, start: int, before: Optional[Adapted]) -> None:
         """`before` is what the checkpoint of iteration `start` has, which the run goes on from."""
         assert plan.adapt is not None
         self._plan = plan

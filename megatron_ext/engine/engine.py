@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -22,20 +21,17 @@ from megatron_ext.contract.schedule.deal import Division
 from megatron_ext.contract.schedule.schedules import Action, Kind, schedule
 from megatron_ext.data.ahead import helpers_of
 from megatron_ext.data.samples import BEGINNING, Position, Samples
-from megatron_ext.engine.dealing import Dealing
-from megatron_ext.engine.executor.channels import channels, warm_up
+from megatron_ext.engine.batches import BatchAssignment, BatchLoader
 from megatron_ext.engine.executor.executor import Executor, Factor
-from megatron_ext.engine.executor.executors import Executors
-from megatron_ext.engine.executor.first_pass import pass_both, pass_forward
-from megatron_ext.engine.feed import Feed
+from megatron_ext.engine.executor.factory import ExecutorFactory
+from megatron_ext.engine.executor.messages import Channels, channels, warm_up
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.gradients.gradients import Gradients
 from megatron_ext.engine.optimizer.learning_rate import rate_of
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
-from megatron_ext.engine.results import Progress, StepResult, not_finite
+from megatron_ext.engine.results import Progress, StepResult, Stopwatch, not_finite
 from megatron_ext.engine.running import RunningStatistics
-from megatron_ext.engine.stopwatch import Stopwatch
-from megatron_ext.engine.workers import Worker, Workers, beside
+from megatron_ext.engine.workers import Worker, Workers, copy_stream
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -71,35 +67,53 @@ class Engine:
         self._samples = samples
         self._recorder = recorder
         self._device = torch.device(plan.device)
-        layout = plan.layout
-        tensor_size, replicas = layout.tensors[place.stage], layout.replicas[place.stage]
-        self.dealing = Dealing(plan, place, start)
-        peers = channels(layout, place, plan.chunks, groups)
+        self.task = task
+        self.assignment = BatchAssignment(plan, place, start)
+        peers = channels(plan.layout, place, plan.chunks, groups)
         # Before anything takes its time: ranks wait here for each other, and no longer than for any message.
         warm_up(groups, peers, place, plan.pipeline, self._device)
+        tensor_size = plan.layout.tensors[place.stage]
         self.tensor = TensorGroup(tensor_size, place.tp, groups.tensor, plan.sequence_parallel, recorder)
-        self.task = task
-        virtual_stages = [chunk * plan.pipeline + place.stage for chunk in range(plan.chunks)]
-        parts = cut(task, plan.partition)
-        owned: Dict[str, nn.Parameter] = {}
-        self._stages = [Stage(task, parts[virtual], self.tensor, owned) for virtual in virtual_stages]
+        self._build_stages()
+        self._build_optimizer()
+        self._defer_weight_grads()
+        self._build_executor(peers)
+        self._running = RunningStatistics(self._stages, groups.data)
+        self._has_metrics = getattr(task.metrics, "__func__", None) is not Task.metrics
+        self._metrics: List[Tuple[int, Tensors]] = []
+        """Of the iteration's micro-batches, each with the number of its first sample."""
+
+    def _build_stages(self) -> None:
+        """Builds this rank's virtual stages with their first weights, on its device."""
+        plan, task = self._plan, self.task
+        self._virtual_stages = [chunk * plan.pipeline + self._place.stage for chunk in range(plan.chunks)]
+        self._parts = cut(task, plan.partition)
+        self._owned: Dict[str, nn.Parameter] = {}
+        self._stages = [Stage(task, self._parts[v], self.tensor, self._owned) for v in self._virtual_stages]
         for stage in self._stages:
             stage.initialise(threads_for(plan))
             if plan.train.compile:
                 stage.compile_blocks()
-        named = [pair for stage in self._stages for pair in stage.parameters_by_name()]
+        self._named = [pair for stage in self._stages for pair in stage.parameters_by_name()]
         self.places = {name: at for stage in self._stages for name, at in stage.places.items()}
         """By a parameter's name: its block, and its name there. Of a copy of a tied one, the owner's."""
-        self.blocks = [block.name for virtual in virtual_stages for block in parts[virtual].blocks]
-        dtype = DTYPES[plan.train.precision]
+        self.blocks = [block.name for v in self._virtual_stages for block in self._parts[v].blocks]
         self.state = [one for stage in self._stages for one in stage.state]
         """What is not trained, but part of a checkpoint: by block and name there."""
-        self._feed = Feed(task, self._stages, self._device, helpers_of(plan, place))
+        self._loader = BatchLoader(task, self._stages, self._device, helpers_of(plan, self._place))
         for stage in self._stages:
-            stage.place(self._device, dtype)
-        self.flat = FlatWeights(named, dtype, self._device, replicas if plan.sharded_optimizer else 1)
+            stage.place(self._device, DTYPES[plan.train.precision])
+
+    def _build_optimizer(self) -> None:
+        """Lays weights and gradients out in flat memory, for the optimizer and the sums over replicas."""
+        plan, place, groups = self._plan, self._place, self._groups
+        replicas = plan.layout.replicas[place.stage]
+        shards = replicas if plan.sharded_optimizer else 1
+        self.flat = FlatWeights(self._named, DTYPES[plan.train.precision], self._device, shards)
+        self._gradients = Gradients(
+            plan, self.task, place, groups, self._stages, self._owned, self.flat, self._recorder, BUCKET_BYTES
+        )
         streams = plan.stream is not None  # and stages update by themselves
-        self._gradients = Gradients(plan, task, place, groups, self._stages, owned, self.flat, recorder, BUCKET_BYTES)
         self.optimizer = Optimizer(
             self.flat,
             plan.train,
@@ -108,46 +122,53 @@ class Engine:
             plan.sharded_optimizer,
             self._gradients.elsewhere,
             groups.tensor,
-            {name for name, _ in named if task.shard(name) is not None},
-            copies=1 if layout.even or streams else replicas,
+            {name for name, _ in self._named if self.task.shard(name) is not None},
+            copies=1 if plan.layout.even or streams else replicas,
             cuts=self._gradients.ends if plan.train.overlap_optimizer else (),
         )
-        self._actions: Sequence[Action] = [] if streams else actions_of(plan, place.stage, place.dp)
-        later = WeightGradients(self.flat.add, self.flat.add_rows)
+
+    def _defer_weight_grads(self) -> None:
+        """Has weight gradients computed apart from those of inputs: all of them where the schedule splits backward
+        passes, else those that are then added to flat memory without a copy."""
+        plan = self._plan
+        self._actions: Sequence[Action] = []
+        if plan.stream is None:
+            self._actions = actions_of(plan, self._place.stage, self._place.dp)
+        self._later = WeightGradients(self.flat.add, self.flat.add_rows)
         splits = any(action.kind is Kind.BACKWARD_WEIGHT for action in self._actions)
         if splits or not plan.train.compile:
             shared = [parameter for stage in self._stages for parameter in stage.shared]
             for stage in self._stages:
-                stage.put_off(later, shared, lambda parameter: splits or self.flat.adds(parameter))
+                stage.defer_weight_grads(self._later, shared, lambda parameter: splits or self.flat.adds(parameter))
 
-        self._executors = executors = Executors(
-            plan, task, parts, virtual_stages, self.tensor, peers, self._loss, self._executes
+    def _build_executor(self, peers: Channels) -> None:
+        """Makes what runs this rank's passes, beside each other where the plan has streams."""
+        plan = self._plan
+        self._factory = factory = ExecutorFactory(
+            plan, self.task, self._parts, self._virtual_stages, self.tensor, peers, self._loss, self._executes
         )
-
-        def another() -> Worker:
-            """A copy of the one stage that a plan with streams has; events are those of the first copy alone."""
-            with beside(self._device) as stream:
-                stage = Stage(task, parts[0], TensorGroup(1, 0, None, False))
-                stage.place(self._device, dtype)
-                flat = FlatWeights(stage.parameters_by_name(), dtype, self._device, of=self.flat)
-                later = WeightGradients(flat.add, flat.add_rows)
-                stage.put_off(later, stage.shared, flat.adds)
-            return Worker(executors.of([stage], self.dealing.size, Recorder(None), later), flat, stage, stream)
-
-        self._running = RunningStatistics(self._stages, groups.data)
         self.stopwatch = None if plan.adapt is None else Stopwatch(self._device)
-        self._has_metrics = getattr(task.metrics, "__func__", None) is not Task.metrics
-        self._metrics: List[Tuple[int, Tensors]] = []
-        """Of the iteration's micro-batches, each with the number of its first sample."""
-        self._executor = executors.of(self._stages, plan.micro_batch_size, recorder, later)
+        self._executor = factory.executor(self._stages, plan.micro_batch_size, self._recorder, self._later)
         self._executor.watch = self.stopwatch
-        self._another = another
-        self._others: List[Worker] = []
-        self._workers: Optional[Workers] = None
-        """Where this replica has several."""
-        self._fit_workers()
-        self._executor_of = lru_cache(maxsize=2)(lambda size: executors.of(self._stages, size, Recorder(None), later))
+        first = Worker(self._executor, self.flat, self._stages[0])
+        self._workers = Workers(first, self._scheduled, self._device)
+        self._workers.resize(self.assignment.streams, self._make_replica_copy)
+        self._executor_of = lru_cache(maxsize=2)(
+            lambda size: factory.executor(self._stages, size, Recorder(None), self._later)
+        )
         """For evaluations, by the size of their micro-batches."""
+
+    def _make_replica_copy(self) -> Worker:
+        """Makes a copy of the one stage that a plan with streams has; events are those of the first copy alone."""
+        with copy_stream(self._device) as stream:
+            dtype = DTYPES[self._plan.train.precision]
+            stage = Stage(self.task, self._parts[0], TensorGroup(1, 0, None, False))
+            stage.place(self._device, dtype)
+            flat = FlatWeights(stage.parameters_by_name(), dtype, self._device, of=self.flat)
+            later = WeightGradients(flat.add, flat.add_rows)
+            stage.defer_weight_grads(later, stage.shared, flat.adds)
+        executor = self._factory.executor([stage], self.assignment.size, Recorder(None), later)
+        return Worker(executor, flat, stage, stream)
 
     @property
     def updates(self) -> int:
@@ -157,7 +178,7 @@ class Engine:
     @property
     def division(self) -> Division:
         """How replicas share the samples of the iterations to come."""
-        return self.dealing.division
+        return self.assignment.division
 
     @property
     def global_batch_size(self) -> int:
@@ -166,7 +187,7 @@ class Engine:
 
     def consumed(self, iteration: int) -> int:
         """Samples that were taken up to the end of an iteration, the last one or one with this division."""
-        return self.dealing.consumed(iteration)
+        return self.assignment.consumed(iteration)
 
     def progress(self, iteration: int) -> Progress:
         """After the last iteration, with the shares that it had."""
@@ -175,31 +196,14 @@ class Engine:
 
     def divide(self, iteration: int, division: Division) -> None:
         """Has the iterations after this one, the last one so far, be divided like this."""
-        self.dealing.divide(iteration, division)
-        self._actions = self._scheduled(len(self.dealing.taken))
-        for executor, stages in [
-            (self._executor, self._stages),
-            *((one.executor, [one.stage]) for one in self._others),
+        self.assignment.divide(iteration, division)
+        self._actions = self._scheduled(len(self.assignment.taken))
+        for worker, stages in [
+            (self._workers.first, self._stages),
+            *((one, [one.stage]) for one in self._workers.copies),
         ]:
-            executor.resize(self._executors.chunks_of(stages, self.dealing.size))
-        self._fit_workers()
-
-    def _fit_workers(self) -> None:
-        """As many copies of the model beside the first one as the division says."""
-        copies = self.division.streams
-        count = copies[self._place.dp] - 1 if copies else 0
-        if count == len(self._others):
-            return
-        if self._workers is not None:
-            self._workers.close()
-            self._workers = None
-        if count < len(self._others):
-            del self._others[count:]
-            gc.collect()  # their hooks refer to them; larger micro-batches may need the memory
-        self._others += [self._another() for _ in range(count - len(self._others))]
-        if self._others:
-            first = Worker(self._executor, self.flat, self._stages[0])
-            self._workers = Workers([first, *self._others], self._scheduled, self._device)
+            worker.executor.resize(self._factory.chunks_of(stages, self.assignment.size))
+        self._workers.resize(self.assignment.streams, self._make_replica_copy)
 
     def _scheduled(self, micro_batches: int) -> Sequence[Action]:
         """What this rank does with so many, by the plan's schedule."""
@@ -218,10 +222,10 @@ class Engine:
     @property
     def at_once(self) -> int:
         """Micro-batches that `forward` takes at most."""
-        return self.dealing.count
+        return self.assignment.count
 
     @property
-    def apart(self) -> int:
+    def max_iteration_skew(self) -> int:
         """By how many iterations ranks may be apart, at least 1."""
         return 1
 
@@ -242,7 +246,7 @@ class Engine:
         if watch is not None:
             watch.begin()
         scale = self.optimizer.scaler.scale
-        self._gradients.begin(len(self.dealing.taken), at_once=halves or bool(self.division.streams))
+        self._gradients.begin(len(self.assignment.taken), at_once=halves or bool(self.division.streams))
         with NOTHING if watch is None else watch.working():
             micros = self._batch(iteration)
         factor = self._factor(list(micros.values()), scale)
@@ -272,24 +276,24 @@ class Engine:
         skipped = not math.isfinite(norm)
         if skipped and not self.optimizer.scaler.dynamic:
             raise not_finite(iteration, "gradient's norm", norm)
-        self._running.finish(self.dealing.count, skipped)
+        self._running.finish(self.assignment.count, skipped)
         if watch is not None:
             watch.end()
-        sizes = self.dealing.sizes(self._samples, iteration) if loss is not None else ()
+        sizes = self.assignment.sizes(self._samples, iteration) if loss is not None else ()
         return StepResult(mean, norm, scale, skipped, metrics, sizes, compared)
 
     def _pass(
         self, actions: Sequence[Action], micros: Mapping[int, Optional[Micro]], factor: Factor
     ) -> Optional[Tensor]:
-        """What the executor does with these micro-batches, or several of them beside each other."""
-        if self._workers is None:
-            return self._executor.run(actions, micros, factor)
-        return self._workers.run(micros, factor)
+        """Passes these micro-batches, several beside each other where this replica has copies."""
+        if self._workers.copies:
+            return self._workers.run(micros, factor)
+        return self._executor.run(actions, micros, factor)
 
     def _in_halves(self, micros: Mapping[int, Optional[Micro]], factor: Factor) -> Optional[Tensor]:
         """The same with all micro-batches, but the even ones of the iteration first."""
         losses = []
-        for half, held in enumerate(self.dealing.halves(list(micros.values()))):
+        for half, held in enumerate(self.assignment.halves(list(micros.values()))):
             if held:
                 losses.append(self._pass(self._scheduled(len(held)), dict(enumerate(held)), factor))
             if half == 0:
@@ -300,9 +304,9 @@ class Engine:
     def _compared(self, micros: Sequence[Optional[Micro]], scale: float) -> Halves:
         """The gradients of both halves, without the loss scale; all ranks call it when the whole one is reduced."""
         even, whole, product = self._gradients.compared(scale)
-        samples = self.dealing.samples_of_halves()
+        samples = self.assignment.samples_of_halves()
         part = samples[0] / sum(samples)
-        weights = [[micro.weight for micro in half if micro is not None] for half in self.dealing.halves(micros)]
+        weights = [[micro.weight for micro in half if micro is not None] for half in self.assignment.halves(micros)]
         known = [[weight.reshape(()).double() for weight in half if weight is not None] for half in weights]
         if any(known) and any(stage.last for stage in self._stages):
             zero = torch.zeros((), dtype=torch.float64, device=self._device)
@@ -326,12 +330,10 @@ class Engine:
         self._gradients.begin(1 << 30)  # more than come: nothing is summed
         of_replicas = None if plan.adapt is None else plan.adapt.micro_batch_sizes
         for size in [plan.micro_batch_size] if of_replicas is None else of_replicas[self._place.dp]:
-            micro = self.task.example(size, torch.Generator()).to(self._device)
-            pass_both(self._executors.chunks_of(self._stages, size)(), micro, self._loss)
+            self._factory.pass_once(self._stages, size, with_gradients=True)
         if plan.train.eval_interval is not None:
-            micro = self.task.example(plan.micro_batch_size, torch.Generator()).to(self._device)
             with self.evaluating():
-                pass_forward(self._executors.chunks_of(self._stages, plan.micro_batch_size)(), micro)
+                self._factory.pass_once(self._stages, plan.micro_batch_size, with_gradients=False)
 
     def forward(
         self, samples: Samples, first: int, size: int, count: int, take: Callable[[Tensors, Micro], None]
@@ -342,12 +344,12 @@ class Engine:
         that it takes in training, so that a schedule that runs to its end still does: whatever a forward action waits
         for is one, too. All ranks call it, within `evaluating`; on the last stage `take` is given what leaves it.
         """
-        own = self.dealing.taken[self.dealing.taken < count]
+        own = self.assignment.taken[self.assignment.taken < count]
         if not len(own):
             return
         numbers = first + own[:, None] * size + np.arange(size)
         coming = chain.from_iterable(numbers + after * count * size for after in counting(1))
-        micros = self._feed.micros(samples, numbers, self.dealing.keys(len(own)), coming)
+        micros = self._loader.micros(samples, numbers, self.assignment.keys(len(own)), coming)
         actions = [action for action in self._actions if action.kind in FORWARD and action.micro_batch in micros]
         self._executor_of(size).run_forward(actions, micros, take)
 
@@ -379,14 +381,14 @@ class Engine:
         """Of the losses: `scale`, divided by the weight of the global batch, of which other replicas have a part."""
         weights = [micro.weight for micro in micros if micro is not None and micro.weight is not None]
         if not weights or not any(stage.last for stage in self._stages):
-            return scale * self.dealing.size / self.dealing.division.samples
+            return scale * self.assignment.size / self.assignment.division.samples
         total = torch.stack([weight.reshape(()).double() for weight in weights]).sum()
         all_reduce(total, self._groups.data, "all-reduce of the weights of micro-batches")
         return torch.where(total > 0, scale / total, 0.0).float()
 
     def _batch(self, iteration: int) -> Dict[int, Optional[Micro]]:
         """This replica's micro-batches, by number; what they hold, where the rank has a use for it."""
-        own = self.dealing.own(iteration)
-        with self._recorder.span("batch-generator") if self._feed.looks_at_samples else NOTHING:
-            coming = chain.from_iterable(map(self.dealing.own, counting(iteration + 1)))
-            return self._feed.micros(self._samples, own, self.dealing.keys(len(own)), coming)
+        own = self.assignment.own(iteration)
+        with self._recorder.span("batch-generator") if self._loader.looks_at_samples else NOTHING:
+            coming = chain.from_iterable(map(self.assignment.own, counting(iteration + 1)))
+            return self._loader.micros(self._samples, own, self.assignment.keys(len(own)), coming)

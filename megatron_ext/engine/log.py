@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
+import struct
 import time
 from collections import Counter
 from dataclasses import replace
@@ -15,11 +17,47 @@ from megatron_ext.contract.files import json_line, write_atomic
 from megatron_ext.contract.goal import SPLIT
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.operations import flops_per_sample
-from megatron_ext.engine.course import Spending
 from megatron_ext.engine.evaluation import Evaluation
+from megatron_ext.engine.goal import Spending
 from megatron_ext.engine.results import Progress, StepResult
-from megatron_ext.engine.unlogged import Unlogged
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE
+
+_LENGTH = struct.Struct("Q")
+ROOM = 2**20
+"""Bytes for lines, some 2,000 iterations. Where that is not enough the oldest half is given up."""
+
+
+class Unlogged:
+    """A line for each iteration since the last one that was logged, in their order."""
+
+    def __init__(self, room: int = ROOM) -> None:
+        self._memory = mmap.mmap(-1, _LENGTH.size + room)
+        self._room = room
+
+    def add(self, line: str) -> None:
+        """Adds a line. One that is cut off by the rank's death does not count."""
+        content = line.encode() + b"\n"
+        kept = self._lines()
+        if len(kept) + len(content) > self._room:
+            self.clear()
+            kept = kept[kept.index(b"\n", len(kept) // 2) + 1 :]
+            self._put(0, kept)
+        self._put(len(kept), content)
+
+    def clear(self) -> None:
+        _LENGTH.pack_into(self._memory, 0, 0)
+
+    def lines(self) -> List[str]:
+        return self._lines().decode().splitlines()
+
+    def _lines(self) -> bytes:
+        begin, (length,) = _LENGTH.size, _LENGTH.unpack_from(self._memory)
+        return self._memory[begin : begin + length]
+
+    def _put(self, at: int, content: bytes) -> None:
+        begin = _LENGTH.size + at
+        self._memory[begin : begin + len(content)] = content
+        _LENGTH.pack_into(self._memory, 0, at + len(content))
 
 
 def iteration_line(plan: Plan, metrics: Dict[str, Any], batch: int, own: Mapping[str, Optional[float]] = {}) -> str:

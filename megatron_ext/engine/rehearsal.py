@@ -27,12 +27,11 @@ from megatron_ext.contract.schedule.replay import AnyAction
 from megatron_ext.contract.schedule.schedules import Kind, schedule
 from megatron_ext.data.samples import BEGINNING
 from megatron_ext.engine.adaptation import Adaptation
-from megatron_ext.engine.dealing import Dealing
-from megatron_ext.engine.executor.channels import RECEIVES, by_way, channels
+from megatron_ext.engine.batches import BatchAssignment
+from megatron_ext.engine.executor.messages import RECEIVES, actions_by_channel, channels
 from megatron_ext.engine.log import TrainingLog
 from megatron_ext.engine.optimizer.learning_rate import rate_of
-from megatron_ext.engine.results import Progress, StepResult
-from megatron_ext.engine.stopwatch import Stopwatch
+from megatron_ext.engine.results import Progress, StepResult, Stopwatch
 from megatron_ext.engine.streams.steps import StreamSteps
 from megatron_ext.parallel.comm import Inbox, Outbox, told
 from megatron_ext.parallel.groups import Groups
@@ -65,7 +64,7 @@ class Rehearsal:
         assert plan.rehearsal is not None
         self._plan = plan
         self._place = place
-        self._dealing = Dealing(plan, place, BEGINNING)
+        self._assignment = BatchAssignment(plan, place, BEGINNING)
         others, in_streams = plan.rehearsal.other_sizes or (), plan.rehearsal.in_streams or ()
         self._times_of = {
             plan.micro_batch_size: plan.rehearsal.ranks[place.rank],
@@ -99,7 +98,7 @@ class Rehearsal:
     @property
     def division(self) -> Division:
         """How replicas share the samples of the iterations to come."""
-        return self._dealing.division
+        return self._assignment.division
 
     @property
     def global_batch_size(self) -> int:
@@ -108,13 +107,13 @@ class Rehearsal:
 
     def consumed(self, iteration: int) -> int:
         """Samples that were taken up to the end of an iteration, the last one or one with this division."""
-        return self._dealing.consumed(iteration)
+        return self._assignment.consumed(iteration)
 
     def divide(self, iteration: int, division: Division) -> None:
         """Has the iterations after this one, the last one so far, be divided like this."""
-        self._dealing.divide(iteration, division)
+        self._assignment.divide(iteration, division)
         self._times = self._own_times()
-        self._actions = self._scheduled(len(self._dealing.taken))
+        self._actions = self._scheduled(len(self._assignment.taken))
 
     def progress(self, iteration: int) -> Progress:
         """After the last iteration, with the shares that it had."""
@@ -133,7 +132,7 @@ class Rehearsal:
             if iteration == self._stream.until:
                 self._flush()
         else:
-            self._pass_all(len(self._dealing.taken), self._actions)
+            self._pass_all(len(self._assignment.taken), self._actions)
             self._update_together()
         return NOTHING_LEARNED
 
@@ -142,7 +141,7 @@ class Rehearsal:
         iteration first, and sums a copy of their gradient, too."""
         watch.begin()
         with watch.working():
-            for count in self._of_halves() if halves else [len(self._dealing.taken)]:
+            for count in self._of_halves() if halves else [len(self._assignment.taken)]:
                 self._pass_all(count, self._scheduled(count) if halves else self._actions)
         if halves:
             self._together("grads-all-reduce", self._groups.data, self._times.grads_all_reduce_ns)
@@ -151,12 +150,12 @@ class Rehearsal:
         if not halves:
             return NOTHING_LEARNED
         scale = self._noise.at(self.consumed(iteration))
-        return NOTHING_LEARNED._replace(halves=expected_halves(scale, *self._dealing.samples_of_halves()))
+        return NOTHING_LEARNED._replace(halves=expected_halves(scale, *self._assignment.samples_of_halves()))
 
     def _of_halves(self) -> List[int]:
         """How many even and odd micro-batches this rank has, if it has any."""
-        odd = int((self._dealing.taken % 2).sum())
-        return [count for count in (len(self._dealing.taken) - odd, odd) if count]
+        odd = int((self._assignment.taken % 2).sum())
+        return [count for count in (len(self._assignment.taken) - odd, odd) if count]
 
     def _scheduled(self, micro_batches: int) -> Sequence[AnyAction]:
         """With so many."""
@@ -165,7 +164,7 @@ class Rehearsal:
 
     def _own_times(self) -> RankTimes:
         """With the division of the iterations to come."""
-        size = self._dealing.size
+        size = self._assignment.size
         return self._in_streams[size].ranks[self._place.rank] if self.division.streams else self._times_of[size]
 
     def _pass_all(self, count: int, actions: Sequence[AnyAction]) -> None:
@@ -179,7 +178,7 @@ class Rehearsal:
     def _pass_in_rounds(self, count: int) -> None:
         """So many micro-batches as a rank's streams take them beside each other; the last round may have fewer. Events
         are those of the first stream, as in a run."""
-        known, rank = self._in_streams[self._dealing.size], self._place.rank
+        known, rank = self._in_streams[self._assignment.size], self._place.rank
         streams = self.division.copies[self._place.dp]
         for kind, m, chunk in (action[:3] for action in self._scheduled(-(-count // streams))):
             alone = computing_ns(self._times, kind, chunk)
@@ -190,7 +189,7 @@ class Rehearsal:
 
     def _take(self, actions: Sequence[AnyAction]) -> None:
         for kind, ways in self._inboxes.items():
-            for way, own in zip(ways, by_way(actions, kind, len(ways))):
+            for way, own in zip(ways, actions_by_channel(actions, kind, len(ways))):
                 for inbox in way:
                     inbox.expect([self._stamp] * len(own))
         for kind, m, chunk in (action[:3] for action in actions):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Optional, Sequence
+import time
+from contextlib import contextmanager
+from statistics import median
+from typing import Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
 
 from megatron_ext.contract.adaptive.noise import Halves
 from megatron_ext.contract.errors import EngineError
@@ -46,3 +51,75 @@ def not_finite(iteration: int, what: str, value: float) -> NotFinite:
         f"iteration {iteration}: the {what} is {value}; nothing after it would mean anything. "
         "A smaller train.lr, a longer train.lr_warmup_iterations or stronger clipping (train.clip_grad) may help"
     )
+
+
+class Seconds(NamedTuple):
+    """Medians over iterations."""
+
+    work: float
+    """What the rank does by itself."""
+    passes: float
+    """That, and its waits for other stages of its replica."""
+    whole: float
+    """The iteration."""
+
+
+class Stopwatch:
+    """Of the iterations since `take`; on a GPU, of what it does there."""
+
+    def __init__(self, device: torch.device, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` says seconds, where a GPU has none of its own."""
+        self._clock = clock
+        self._cuda = device.type == "cuda"
+        self._began = 0.0
+        self._passes: List[float] = []
+        self._waits: List[float] = []
+        self._queued: List[Tuple[List[float], int, torch.cuda.Event, torch.cuda.Event]] = []
+        """Where to add it, and of which iteration: what a GPU has begun is read when it is asked for."""
+        self._whole: List[float] = []
+
+    def begin(self) -> None:
+        """An iteration."""
+        self._began = self._clock()
+        self._passes.append(0.0)
+        self._waits.append(0.0)
+
+    def end(self) -> None:
+        """The iteration, all of whose results are there."""
+        self._whole.append(self._clock() - self._began)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """What this rank does for its replica: nothing in it waits for another replica."""
+        with self._adding(self._passes):
+            yield
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While it works: it waits for another stage."""
+        with self._adding(self._waits):
+            yield
+
+    def take(self) -> Optional[Seconds]:
+        """From then on it counts anew; None of no iteration."""
+        for to, number, first, last in self._queued:
+            last.synchronize()
+            to[number] += first.elapsed_time(last) / 1e3
+        work = [passes - waits for passes, waits in zip(self._passes, self._waits)]
+        found = Seconds(median(work), median(self._passes), median(self._whole)) if self._whole else None
+        self._passes, self._waits, self._queued, self._whole = [], [], [], []
+        return found
+
+    @contextmanager
+    def _adding(self, to: List[float]) -> Iterator[None]:
+        if self._cuda:
+            first = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            last = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            first.record()
+            yield
+            last.record()
+            self._queued.append((to, len(to) - 1, first, last))
+        else:
+            began = self._clock()
+            yield
+            to[-1] += self._clock() - began

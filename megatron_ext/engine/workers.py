@@ -2,8 +2,8 @@
 
 All copies have the same weights in memory; each sums gradients in a buffer of its own, for two backward passes that add
 to one at a time would lose some. A thread runs each copy, on a GPU on a CUDA stream of its own. A copy is also made on
-its stream (`beside`): autograd adds a gradient on the stream that was the current one when it made the node that adds.
-On another stream, that one would wait for each gradient of the copy.
+its stream (`copy_stream`): autograd adds a gradient on the stream that was current when it made the node that adds. On
+another stream, that one would wait for each gradient of the copy.
 
 So do running statistics: each copy gathers its own, and the first one gets those of all. Other buffers, which a user's
 module may change in a pass, are the first copy's when an iteration begins, as replicas have those of the first one.
@@ -11,6 +11,7 @@ module may change in a pass, are the first copy's when an iteration begins, as r
 
 from __future__ import annotations
 
+import gc
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -38,7 +39,7 @@ class Worker(NamedTuple):
 
 
 @contextmanager
-def beside(device: torch.device) -> Iterator[Optional[torch.cuda.Stream]]:
+def copy_stream(device: torch.device) -> Iterator[Optional[torch.cuda.Stream]]:
     """Gives the stream of a copy, which the block makes; None on a CPU."""
     if device.type != "cuda":
         yield None
@@ -50,14 +51,40 @@ def beside(device: torch.device) -> Iterator[Optional[torch.cuda.Stream]]:
 
 
 class Workers:
-    """Those of a rank, the first of which has the rank's own gradients."""
+    """The workers of a rank. The first has the rank's own gradients; the others are `copies`."""
 
     def __init__(
-        self, workers: Sequence[Worker], schedule: Callable[[int], Sequence[Action]], device: torch.device
+        self,
+        first: Worker,
+        schedule: Callable[[int], Sequence[Action]],
+        device: torch.device,
+        copies: Sequence[Worker] = (),
     ) -> None:
         """`schedule` gives the actions for so many micro-batches."""
-        self._workers = workers
-        pairs = [pair for one in workers[1:] for pair in zip(workers[0].stage.modules(), one.stage.modules())]
+        self.first = first
+        self.copies = list(copies)
+        self._schedule = schedule
+        self._device = device
+        self._link()
+
+    def resize(self, workers: int, make_replica_copy: Callable[[], Worker]) -> None:
+        """Makes or drops copies until there are so many workers. Nothing runs meanwhile."""
+        count = workers - 1
+        if count == len(self.copies):
+            return
+        self.close()
+        if count < len(self.copies):
+            del self.copies[count:]
+            self._link()  # which refers to them no more
+            gc.collect()  # their hooks refer to them; larger micro-batches may need the memory
+        else:
+            self.copies += [make_replica_copy() for _ in range(count - len(self.copies))]
+            self._link()
+
+    def _link(self) -> None:
+        """Pairs the modules of the copies with those of the first worker."""
+        self._workers = [self.first, *self.copies]
+        pairs = [pair for copy in self.copies for pair in zip(self.first.stage.modules(), copy.stage.modules())]
         self._running = [(of, to) for of, to in pairs if isinstance(of, Running) and isinstance(to, Running)]
         self._with_buffers: List[Tuple[nn.Module, nn.Module]] = [
             (of, to) for of, to in pairs if not isinstance(of, Running) and any(True for _ in of.buffers(recurse=False))
@@ -66,10 +93,8 @@ class Workers:
             for theirs, own in zip(of.parameters(recurse=False), to.parameters(recurse=False)):
                 if not theirs.requires_grad:
                     own.data = theirs.data
-        self._schedule = schedule
-        self._device = device
-        self._pool = ThreadPoolExecutor(max(1, len(workers) - 1), "worker")
-        self._streams = [worker.stream for worker in workers if worker.stream is not None]
+        self._streams = [copy.stream for copy in self.copies if copy.stream is not None]
+        self._pool = ThreadPoolExecutor(max(1, len(self.copies)), "worker")
 
     def run(self, micros: Mapping[int, Optional[Micro]], factor: Factor) -> Optional[Tensor]:
         """As `Executor.run`: workers take micro-batches in turn, and the first one gets the gradients of all."""
@@ -98,7 +123,7 @@ class Workers:
         return torch.stack([loss for loss in losses if loss is not None]).sum()
 
     def close(self) -> None:
-        """Ends its threads; nothing runs afterwards."""
+        """Ends the threads of the copies; nothing runs afterwards."""
         self._pool.shutdown()
 
     @torch.no_grad()

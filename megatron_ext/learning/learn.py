@@ -14,10 +14,9 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.streams import LATEST
 from megatron_ext.data.samples import Samples
 from megatron_ext.engine.evaluation import Tally, means, samples_to_evaluate
-from megatron_ext.engine.streams.delayed import DelayedTraining
 from megatron_ext.engine.streams.streaming import require_untied
-from megatron_ext.learning.batches import Batches
-from megatron_ext.learning.flushed import FlushedTraining
+from megatron_ext.learning.delayed import DelayedTraining
+from megatron_ext.learning.flushed import Batches, FlushedTraining
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import check
 from megatron_ext.tasks.families import task_of

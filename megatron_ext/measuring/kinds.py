@@ -91,7 +91,7 @@ class Kinds(Passes):
         for stage in stages:
             stage.place(device, dtype)
             if not self._compiled:  # as in the engine
-                stage.put_off(WeightGradients(flat.add, flat.add_rows), (), flat.adds)
+                stage.defer_weight_grads(WeightGradients(flat.add, flat.add_rows), (), flat.adds)
         return flat
 
     def _walk(self, stages: Dict[str, Stage]) -> None:

@@ -59,7 +59,7 @@ class Parts(Passes):
         if not plan.train.compile:  # as in the engine
             shared = [parameter for stage in self._stages for parameter in stage.shared]
             for stage in self._stages:
-                stage.put_off(WeightGradients(flat.add, flat.add_rows), shared, flat.adds)
+                stage.defer_weight_grads(WeightGradients(flat.add, flat.add_rows), shared, flat.adds)
         source = torch.Generator().manual_seed(plan.train.seed)
         self._micro = task.example(micro_batch_size, source).to(device)
         ways = [(f"{kind}.forward", count) for kind, count in self._counts]

@@ -22,7 +22,7 @@ from megatron_ext.engine.executor.messages import Message
 from megatron_ext.engine.executor.pace import Pace
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
-from megatron_ext.engine.workers import Worker, Workers, beside
+from megatron_ext.engine.workers import Worker, Workers, copy_stream
 from megatron_ext.measuring.host_memory import HostMemory
 from megatron_ext.measuring.laps import Lap, Marks
 from megatron_ext.measuring.medians import LEAST, median
@@ -107,7 +107,8 @@ class Copies:
             self._require(micro, count)
         while len(self._copies) < count:
             self._copies.append(self._copy())
-        workers = Workers([self._worker(number) for number in range(count)], self._actions, self._device)
+        first, *copies = map(self._worker, range(count))
+        workers = Workers(first, self._actions, self._device, copies)
         try:
             for _ in range(WARM_UP):
                 self._step(workers, micro, count)
@@ -154,7 +155,7 @@ class Copies:
 
     def _copy(self) -> Copy:
         dtype = DTYPES[self._plan.train.precision]
-        with beside(self._device) as stream:
+        with copy_stream(self._device) as stream:
             stage = self._stage()
             stage.place(self._device, dtype)
             return stage, FlatWeights(stage.parameters_by_name(), dtype, self._device, of=self._flat), stream
@@ -162,7 +163,7 @@ class Copies:
     def _worker(self, number: int) -> Worker:
         stage, flat, stream = self._copies[number]
         later = WeightGradients(flat.add, flat.add_rows)
-        stage.put_off(later, stage.shared, flat.adds)
+        stage.defer_weight_grads(later, stage.shared, flat.adds)
         nothing = Message([], self._device)
         chunks = [Chunk(stage, nothing, nothing)]
         pace = Pace(self._device, self._plan.train.comm_timeout_s)

@@ -69,7 +69,7 @@ def _report_as(plan: Plan, place: Place, kind: str, message: str, trace: str, sy
 
 
 @contextmanager
-def shortage_named() -> Iterator[None]:
+def name_memory_errors() -> Iterator[None]:
     """Turns the many errors by which memory or threads run out into one message."""
     try:
         yield

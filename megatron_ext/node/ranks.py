@@ -17,7 +17,7 @@ from megatron_ext.contract.files import write_json
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.worker import SAVED, die_with_parent
-from megatron_ext.node.failures import report, report_killed, shortage_named
+from megatron_ext.node.failures import name_memory_errors, report, report_killed
 from megatron_ext.parallel import interruption
 from megatron_ext.parallel.interruption import Interrupted
 from megatron_ext.timeline import memory
@@ -159,7 +159,7 @@ def _rank_main(plan: Plan, place: Place, parent: int, job: Callable[[Place], Non
     if os.getppid() != parent:
         return 1
     try:
-        with shortage_named():
+        with name_memory_errors():
             job(place)
     except Interrupted as interrupted:
         print(f"[{place}] asked to end: {interrupted}", flush=True)

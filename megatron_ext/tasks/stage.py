@@ -99,7 +99,7 @@ class Stage(nn.Module):
         """
         return list(self._named)
 
-    def put_off(
+    def defer_weight_grads(
         self,
         later: WeightGradients,
         shared: Sequence[nn.Parameter] = (),

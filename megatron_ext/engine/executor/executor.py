@@ -11,10 +11,9 @@ from torch import Tensor
 from megatron_ext.contract.schedule.replay import AnyAction
 from megatron_ext.contract.schedule.schedules import Action, Kind
 from megatron_ext.contract.traffic import ACTIVATIONS, GRADIENTS
-from megatron_ext.engine.executor.channels import Channels, by_way
-from megatron_ext.engine.executor.messages import Content, Message
+from megatron_ext.engine.executor.messages import Channels, Content, Message, actions_by_channel
 from megatron_ext.engine.executor.pace import Pace
-from megatron_ext.engine.stopwatch import Stopwatch
+from megatron_ext.engine.results import Stopwatch
 from megatron_ext.parallel.comm import Inbox, Outbox
 from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.tasks.stage import Stage, backward
@@ -191,7 +190,7 @@ class Executor:
         begun = {m: self._sizes[m] for m, _ in self._left if m in self._sizes}
         self._sizes = {**begun, **{m: tuple(sorted(sizes.items())) for m, sizes in sized}}
         for kind, ways in self._inboxes.items():
-            for way, own in zip(ways, by_way(actions, kind, len(ways))):
+            for way, own in zip(ways, actions_by_channel(actions, kind, len(ways))):
                 likes = [like for a in own for like in self._message(kind, (a.micro_batch, a.chunk)).likes]
                 for inbox in way:
                     inbox.expect(likes)

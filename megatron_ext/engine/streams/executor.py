@@ -2,15 +2,71 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.contract.schedule.streams import Step
-from megatron_ext.engine.executor.executor import Executor, Key
-from megatron_ext.engine.streams.scaling import SCALE, StageScale
-from megatron_ext.tasks.task import Micro
+from megatron_ext.engine.executor.executor import LOSS, Executor, Key
+from megatron_ext.engine.executor.messages import Content
+from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.engine.optimizer.optimizer import Optimizer
+from megatron_ext.engine.optimizer.precision import LossScaler
+from megatron_ext.parallel.comm import told
+from megatron_ext.tasks.task import Micro, Tensors
+from megatron_ext.timeline.progress import Wait
+
+SCALE = Content("loss scale", (2,), torch.float16, True)
+"""A number in fp32, bit by bit: so that it goes with the gradients, in one message."""
+
+
+class StageScale:
+    """That of this rank's stage. On a GPU, nothing of a pass makes the host wait."""
+
+    def __init__(self, scaler: LossScaler, device: torch.device, groups: Sequence[Optional[dist.ProcessGroup]]) -> None:
+        """`groups` together have all ranks of the stage."""
+        self._scaler = scaler
+        self._groups = groups
+        self._device = device
+        self._blamed = torch.zeros((), device=device)
+        """Of the gradients since the last update that were not finite when they arrived, the largest scale with which a
+        stage overflowed; 0 without any."""
+
+    def entering(self, left: Tensors, received: Tensors) -> Tuple[Tensors, Tensor]:
+        """The gradients with which the backward pass begins, from those received; and what is sent on as `SCALE`: the
+        scale of this stage, or of the later one whose gradients are not finite."""
+        own = torch.full((), self._scaler.scale, device=self._device)
+        if SCALE.name not in received:
+            return {LOSS: torch.full_like(left[LOSS], self._scaler.scale)}, _bits(own)
+        sent = received[SCALE.name].clone().view(torch.float32)[0]
+        gradients = {name: gradient for name, gradient in received.items() if name != SCALE.name}
+        finite = torch.ones((), dtype=torch.bool, device=self._device)
+        for gradient in gradients.values():
+            finite = finite & torch.isfinite(gradient).all()
+        self._blamed = torch.maximum(self._blamed, torch.where(finite, torch.zeros_like(sent), sent))
+        scaled = {name: (gradient.float() * (own / sent)).to(gradient.dtype) for name, gradient in gradients.items()}
+        return scaled, _bits(torch.where(finite, own, sent))
+
+    def is_own_fault(self) -> bool:
+        """Whether this stage's scale is to blame for the gradient of an update, which is not finite; all ranks of the
+        stage ask."""
+        for group in self._groups:
+            if group is not None:
+                with told("agreeing on whose loss scale was too large"):
+                    dist.all_reduce(self._blamed, dist.ReduceOp.MAX, group)
+        with Wait("reading whose loss scale was too large"):
+            return self._scaler.scale >= float(self._blamed)
+
+    def updated(self) -> None:
+        """The gradients that come next are for another update."""
+        self._blamed = torch.zeros_like(self._blamed)
+
+
+def _bits(scale: Tensor) -> Tensor:
+    return scale.reshape(1).view(torch.float16)
 
 
 class StreamingExecutor(Executor):
@@ -62,3 +118,57 @@ class ScaledExecutor(StreamingExecutor):
         super()._backward(kind, key)
         if key in self._gradients_entered:
             self._gradients_entered[key][SCALE.name] = sent
+
+
+class Versions:
+    """Version v is what the rank has after its v-th update since the pipeline was empty.
+
+    The model's parameters are views of one version at a time. Autograd keeps parameters themselves, and looks at them
+    in the backward pass: so that pass, too, begins by showing its version, which then is what the forward pass had.
+    """
+
+    def __init__(self, flat: FlatWeights, optimizer: Optimizer) -> None:
+        self._flat = flat
+        self._optimizer = optimizer
+        self._held: Dict[int, Tensor] = {0: flat.weight}
+        self._free: List[Tensor] = []
+        self._shown = 0
+        self.newest = 0
+        self.most = 1
+        """Held at once so far."""
+
+    def show(self, version: int) -> None:
+        """Has the model's parameters be of this version."""
+        if version != self._shown:
+            weight = self._held[version]
+            for name, parameter in self._flat.parameters.items():
+                parameter.data = self._flat.view(name, weight)
+            self._shown = version
+
+    def update(self, needed: Collection[int], step: Callable[[], float]) -> float:
+        """Makes the next version: `step` changes the newest one, in a buffer of its own if passes still need that.
+
+        All other versions that are not `needed` are let go. Returns what `step` does.
+        """
+        for version in [one for one in self._held if one not in needed and one != self.newest]:
+            self._free.append(self._held.pop(version))
+        before = self._held[self.newest]
+        if self.newest in needed:
+            self._optimizer.move(self._free.pop() if self._free else torch.empty_like(before))
+        else:
+            del self._held[self.newest]
+        found = step()
+        self.newest += 1
+        self._held[self.newest] = self._flat.weight
+        self.most = max(self.most, len(self._held))
+        if self._shown not in self._held:
+            self._shown = -1  # whose buffer is another one's now
+        return found
+
+    def restart(self) -> None:
+        """With the pipeline empty: the newest version is all there is, and counts as version 0."""
+        self.show(self.newest)
+        for version in [one for one in self._held if one != self.newest]:
+            self._free.append(self._held.pop(version))
+        self._held = {0: self._held[self.newest]}
+        self._shown = self.newest = 0

@@ -48,7 +48,7 @@ class StreamSteps:
         return (self.until - self.first + 1) * self.window
 
     @property
-    def apart(self) -> int:
+    def max_iteration_skew(self) -> int:
         """By how many iterations ranks may be apart, at least 1."""
         return -(-self.stream.in_flight // self.window) + 1
 
@@ -80,8 +80,8 @@ class StreamSteps:
 
     def shorten(self, iteration: int) -> int:
         """Ends the stream as soon after an iteration as all ranks can: before what any has begun; where that is."""
-        if iteration + self.apart < self.until:
-            self.until = iteration + self.apart
+        if iteration + self.max_iteration_skew < self.until:
+            self.until = iteration + self.max_iteration_skew
             self._steps = islice(self._all(), self._taken, None)
         return max(iteration, self.until)
 

@@ -24,10 +24,8 @@ from megatron_ext.data.samples import Samples
 from megatron_ext.engine.engine import FORWARD, Engine
 from megatron_ext.engine.optimizer.learning_rate import learning_rate
 from megatron_ext.engine.results import StepResult, not_finite
-from megatron_ext.engine.streams.executor import ScaledExecutor, StreamingExecutor
-from megatron_ext.engine.streams.scaling import StageScale
+from megatron_ext.engine.streams.executor import ScaledExecutor, StageScale, StreamingExecutor, Versions
 from megatron_ext.engine.streams.steps import StreamSteps
-from megatron_ext.engine.streams.versions import Versions
 from megatron_ext.parallel.comm import all_reduce, told
 from megatron_ext.tasks.cut import ties
 from megatron_ext.tasks.task import DTYPES, Micro, Task, Tensors
@@ -60,7 +58,7 @@ class StreamingEngine(Engine):
         self._stream: Stream = plan.stream
         self._versions = Versions(self.flat, self.optimizer)
         self._lr_factor = plan.stream.replicas[place.stage] / plan.stream.replicas[0]
-        self._iteration = self.dealing.start.iteration
+        self._iteration = self.assignment.start.iteration
         self._steps = StreamSteps(plan, place, self._iteration)
         self._under_way: Dict[int, int] = {}
         """By micro-batch between its passes, the version that it met."""
@@ -89,8 +87,8 @@ class StreamingEngine(Engine):
         return max(super().at_once, 2 * self._plan.world_size)
 
     @property
-    def apart(self) -> int:
-        return self._steps.apart
+    def max_iteration_skew(self) -> int:
+        return self._steps.max_iteration_skew
 
     def soonest_end(self, iteration: int) -> int:
         return self._steps.shorten(iteration)
@@ -122,7 +120,7 @@ class StreamingEngine(Engine):
         loss, metrics = (means[0], dict(zip(self._names, means[1:]))) if means else (math.nan, {})
         skipped = bool(steps) and self.optimizer.updates == updates
         return StepResult(
-            loss, self._norm, scale, skipped, metrics, self.dealing.sizes(self._samples, iteration) if means else ()
+            loss, self._norm, scale, skipped, metrics, self.assignment.sizes(self._samples, iteration) if means else ()
         )
 
     def forward(
@@ -134,7 +132,7 @@ class StreamingEngine(Engine):
             return
         numbers = first + own[:, None] * size + np.arange(size)
         coming = chain.from_iterable(numbers + after * count * size for after in counting(1))
-        micros = self._feed.micros(samples, numbers, own.tolist(), coming)
+        micros = self._loader.micros(samples, numbers, own.tolist(), coming)
         actions = [Action(kind, m) for m in micros for kind in FORWARD if exists(kind, place.stage, stages)]
         self._executor_of(size).run_forward(actions, micros, take)
 
@@ -144,12 +142,12 @@ class StreamingEngine(Engine):
         if not keys:
             return {}
         size = self._plan.micro_batch_size
-        first = self.dealing.start.consumed(self._steps.first - 1, self._plan.global_batch_size)
+        first = self.assignment.start.consumed(self._steps.first - 1, self._plan.global_batch_size)
         numbers = first + np.array(keys)[:, None] * size + np.arange(size)
         replicas = self._stream.replicas[self._place.stage]
         coming = (first + m * size + np.arange(size) for m in counting(keys[-1] + replicas, replicas))
-        with self._recorder.span("batch-generator") if self._feed.looks_at_samples else NOTHING:
-            return self._feed.micros(self._samples, numbers, keys, coming)
+        with self._recorder.span("batch-generator") if self._loader.looks_at_samples else NOTHING:
+            return self._loader.micros(self._samples, numbers, keys, coming)
 
     def _show(self, version: int) -> None:
         self._versions.show(self._versions.newest if self._stream.semantics == LATEST else version)

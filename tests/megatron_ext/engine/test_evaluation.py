@@ -14,7 +14,7 @@ from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.goal import Best, Target
 from megatron_ext.data.gpt_samples import GptSamples, samples_in_epoch
 from megatron_ext.data.samples import Split
-from megatron_ext.engine.course import Spending
+from megatron_ext.engine.goal import Spending
 from megatron_ext.engine.log import keep_lines
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 from tests.support.megatron_ext.textbook import Ours

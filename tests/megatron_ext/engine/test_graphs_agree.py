@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.engine.executor.channels import channels
 from megatron_ext.engine.executor.executor import Chunk, Executor
-from megatron_ext.engine.executor.messages import Message, message_of
+from megatron_ext.engine.executor.messages import Message, channels, message_of
 from megatron_ext.engine.executor.pace import Pace
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -109,7 +108,7 @@ def run_one(seed: int, rank: int, groups: dict[int, Groups]) -> None:
             parameter.copy_(first[owner.removesuffix(".weight")].weight)
     later = WeightGradients(add)
     for stage in own:
-        stage.put_off(later, [parameter for each in own for parameter in each.shared])
+        stage.defer_weight_grads(later, [parameter for each in own for parameter in each.shared])
     peers = (
         channels(Layout.grid(1, 1, stages), Place(rank, 0, rank, rank, 0, 0), chunks, groups[stages])
         if stages > 1

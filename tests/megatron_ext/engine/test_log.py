@@ -12,9 +12,8 @@ import pytest
 
 from conf.run_folder.log_lines import iteration_line
 from megatron_ext.engine.engine import Engine
-from megatron_ext.engine.log import TrainingLog
+from megatron_ext.engine.log import TrainingLog, Unlogged
 from megatron_ext.engine.results import Progress, StepResult, not_finite
-from megatron_ext.engine.unlogged import Unlogged
 from tests.support.megatron_ext.engine_run import EngineRun
 
 

@@ -196,7 +196,7 @@ def test_a_last_stage_leaves_its_heads_weight_too(engine_run: Callable[..., Engi
     sizes = ("parallel.data=1", "parallel.pipeline=2", "parallel.partition=1-2", "parallel.schedule=zb_h1")
     stage = stage_of(engine_run(*sizes).plan, 1, TensorGroup())
     later = WeightGradients(lambda *given: None)
-    stage.put_off(later)
+    stage.defer_weight_grads(later)
     with later.defer(0):
         stage({"hidden.1": torch.randn(1, 24, 32, requires_grad=True)})["logits"].sum().backward()
     left = {name for name, weight in stage.parameters_by_name() if weight.grad is None}

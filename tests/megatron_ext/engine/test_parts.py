@@ -24,7 +24,7 @@ from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.operations import flops_per_token
 from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.contract.train_config import TrainConfig
-from megatron_ext.engine.executor.channels import channels
+from megatron_ext.engine.executor.messages import channels
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.gradients.reduce import buckets
 from megatron_ext.engine.log import iteration_line

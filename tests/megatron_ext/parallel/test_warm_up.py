@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.engine.executor.channels import channels, warm_up
+from megatron_ext.engine.executor.messages import channels, warm_up
 from megatron_ext.parallel.groups import Groups, Tied
 
 EVEN = [

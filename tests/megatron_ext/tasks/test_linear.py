@@ -44,8 +44,8 @@ def test_a_split_backward_pass_gives_what_a_whole_one_gives(recompute: str) -> N
             with later.defer(m):
                 y.square().sum().backward()
         if later is not None:
-            put_off = {name for name, p in layer.named_parameters() if p.grad is None}
-            assert put_off == {f"{name}.weight" for name in ("qkv", "attention_out", "mlp_in", "mlp_out")}
+            defer_weight_grads = {name for name, p in layer.named_parameters() if p.grad is None}
+            assert defer_weight_grads == {f"{name}.weight" for name in ("qkv", "attention_out", "mlp_in", "mlp_out")}
             for m in (1, 0, 2):
                 later.run(m)
         return {name: p.grad.clone() for name, p in layer.named_parameters()}

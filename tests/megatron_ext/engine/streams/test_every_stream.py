@@ -32,8 +32,8 @@ from megatron_ext.contract.schedule.streams import SEMANTICS
 from megatron_ext.data.samples import Samples
 from megatron_ext.engine import engine
 from megatron_ext.engine.engine import Engine
-from megatron_ext.engine.streams.delayed import DelayedTraining
 from megatron_ext.engine.streams.streaming import engine_of
+from megatron_ext.learning.delayed import DelayedTraining
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.tasks.families import task_of
 from megatron_ext.timeline.recorder import Recorder

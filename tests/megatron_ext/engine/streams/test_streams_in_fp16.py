@@ -11,7 +11,7 @@ import torch
 
 from megatron_ext.engine.executor.executor import LOSS
 from megatron_ext.engine.optimizer.precision import LossScaler
-from megatron_ext.engine.streams.scaling import SCALE, StageScale
+from megatron_ext.engine.streams.executor import SCALE, StageScale
 from tests.megatron_ext.engine.streams.test_streams_agree import ADAM, SGD, Case, assert_as_delayed
 from tests.megatron_ext.engine.test_layouts_agree import DROPOUT
 from tests.support.megatron_ext.engine_run import EngineRun

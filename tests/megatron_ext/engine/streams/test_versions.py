@@ -18,7 +18,7 @@ from conf.compose import compose
 from launch.control.planning.plan import make_plan
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
-from megatron_ext.engine.streams.versions import Versions
+from megatron_ext.engine.streams.executor import Versions
 from megatron_ext.timeline.recorder import Recorder
 
 MICRO_BATCHES = 3

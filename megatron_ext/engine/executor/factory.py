@@ -9,20 +9,19 @@ import torch
 from torch import Tensor
 
 from megatron_ext.contract.plan import Plan
-from megatron_ext.engine.executor.channels import Channels
-from megatron_ext.engine.executor.executor import Chunk, Executor, Sizes
-from megatron_ext.engine.executor.messages import Message, message_of
+from megatron_ext.engine.executor.executor import LOSS, Chunk, Executor, Sizes
+from megatron_ext.engine.executor.messages import Channels, Message, message_of
 from megatron_ext.engine.executor.pace import Pace
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import Part
 from megatron_ext.tasks.linear import WeightGradients
-from megatron_ext.tasks.stage import Stage
+from megatron_ext.tasks.stage import Stage, backward
 from megatron_ext.tasks.task import DTYPES, Micro, Task, Tensors
 from megatron_ext.timeline.recorder import Recorder
 
 
-class Executors:
-    """Of one rank."""
+class ExecutorFactory:
+    """Makes executors and chunks for one rank."""
 
     def __init__(
         self,
@@ -46,8 +45,8 @@ class Executors:
         self._kind = kind
         self._device = torch.device(plan.device)
 
-    def of(self, stages: Sequence[Stage], size: int, recorder: Recorder, later: WeightGradients) -> Executor:
-        """One for micro-batches of `size` samples; `stages` are the rank's own, or copies of them."""
+    def executor(self, stages: Sequence[Stage], size: int, recorder: Recorder, later: WeightGradients) -> Executor:
+        """Makes one for micro-batches of `size` samples; `stages` are the rank's own, or copies of them."""
         pace = Pace(self._device, self._plan.train.comm_timeout_s)
         return self._kind(self.chunks_of(stages, size), self._peers, later, recorder, self._loss, pace)
 
@@ -72,3 +71,17 @@ class Executors:
         whole = plan.sequence_parallel and other_tensor != self._tensor.size
         dtype, fixed_for = DTYPES[plan.train.precision], plan.micro_batch_size
         return message_of(self._task, wires, size, self._tensor, dtype, self._device, whole, fixed_for, sizes)
+
+    def pass_once(self, stages: Sequence[Stage], size: int, *, with_gradients: bool) -> None:
+        """Passes an example through each chunk, with zeros in the place of messages: what works at its first call does
+        it here. `with_gradients`, backward as well, from gradients that are zero; else as an evaluation does."""
+        micro = self._task.example(size, torch.Generator()).to(self._device)
+        for chunk in self._chunks(stages, size):
+            entered = chunk.entering.unpack([torch.zeros_like(like) for like in chunk.entering.likes])
+            if with_gradients:
+                for content in chunk.entering.contents:
+                    entered[content.name].requires_grad_(content.gradient)
+            left: Tensors = chunk.stage({**entered, **{name: micro.inputs[name] for name in chunk.stage.inputs}})
+            if with_gradients:
+                left = {LOSS: self._loss(left, micro)} if chunk.stage.last else left
+                backward(left, {name: torch.zeros_like(tensor) for name, tensor in left.items()})

@@ -16,7 +16,7 @@ NOTE_S = 5.0
 """Between two notes of what has been spent."""
 
 
-class Course:
+class GoalTracker:
     """Decides the same on all ranks, from evaluations that are the same on all ranks."""
 
     def __init__(self, plan: Plan, last: Optional[Mapping[str, float]], best: Optional[Mapping[str, float]]) -> None:
