@@ -19,8 +19,9 @@ from megatron_ext.contract.models.model import MODULE, TRANSLATION
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.data.samples import BEGINNING, Samples
-from megatron_ext.engine.adaptation import Adaptation
-from megatron_ext.engine.evaluation import Evaluator, samples_to_evaluate
+from megatron_ext.engine.adaptation import FixedBatch, adaptation_of
+from megatron_ext.engine.engine import Engine
+from megatron_ext.engine.evaluation import Evaluation, Evaluator, samples_to_evaluate
 from megatron_ext.engine.executor.pace import messages_timeout
 from megatron_ext.engine.goal import GoalTracker, Spending
 from megatron_ext.engine.log import TrainingLog, Unlogged
@@ -72,7 +73,7 @@ def train(
             last, reached = rehearse(plan, place, groups, recorder), True
             Gate(store, plan.world_size).wait("rehearsed", "waiting for the end of the run to be recorded")
         else:
-            last, reached = _train(plan, task, place, groups, recorder, device, store, unlogged)
+            last, reached = Training(plan, task, place, groups, recorder, device, store, unlogged).run()
     except BaseException:
         recorder.abandon()
         raise
@@ -81,108 +82,163 @@ def train(
         raise Interrupted(f"saved after iteration {last} of {plan.train.iterations}")
 
 
-def _train(
-    plan: Plan,
-    task: Task,
-    place: Place,
-    groups: Groups,
-    recorder: Recorder,
-    device: torch.device,
-    store: Store,
-    unlogged: Optional[Unlogged],
-) -> Tuple[int, bool]:
-    """Returns the last iteration that was trained: of all, or after which all ranks were asked to end; and whether the
-    run is to go no further."""
-    gate = Gate(store, plan.world_size)
-    found = tensors.find(plan, place, store)
-    start = BEGINNING if found is None else found.position
-    # The order may follow from how many there are: where that was asked for, it is the same for every global batch.
-    wanted = plan.train.samples or start.consumed(plan.train.iterations, plan.global_batch_size)
-    samples = _samples(task, place, "train", wanted, gate)
-    held_out = _held_out(plan, task, place, gate)
-    engine = engine_of(plan, task, place, groups, samples, recorder, start)
-    gate.wait("model", "waiting for the models of all ranks")
-    engine.pass_once()
-    if found is not None:
-        tensors.check_order(found, samples.order)
-        tensors.load(found, plan, engine)
-    evaluator = None if held_out is None else Evaluator(plan, place, engine, *held_out)
-    translations = Translations(plan, place, engine, gate) if _wants_bleu(plan) else None
-    own = found is not None and found.folder.parent == plan.files.checkpoints  # another run's goal is not this one's
-    course = GoalTracker(plan, found.meta.evaluation if found and own else None, tensors.find_best(plan, place, store))
-    gate.wait("state", "waiting for the weights of all stages")
-    adaptation = None
-    if plan.adapt is not None:
-        for size in {size for sizes in plan.adapt.micro_batch_sizes or () for size in sizes}:
+class Training:
+    """The training of one rank. All ranks call its methods together."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        task: Task,
+        place: Place,
+        groups: Groups,
+        recorder: Recorder,
+        device: torch.device,
+        store: Store,
+        unlogged: Optional[Unlogged],
+    ) -> None:
+        """Builds the engine, and loads what the run goes on from."""
+        self._plan, self._place, self._recorder = plan, place, recorder
+        self._store = store
+        self._gate = gate = Gate(store, plan.world_size)
+        found = tensors.find(plan, place, store)
+        self._start = start = BEGINNING if found is None else found.position
+        # The order may follow from how many there are: where that was asked for, it is the same for every global batch.
+        wanted = plan.train.samples or start.consumed(plan.train.iterations, plan.global_batch_size)
+        samples = _samples(task, place, "train", wanted, gate)
+        held_out = _held_out(plan, task, place, gate)
+        self._engine = engine = engine_of(plan, task, place, groups, samples, recorder, start)
+        gate.wait("model", "waiting for the models of all ranks")
+        engine.pass_once()
+        if found is not None:
+            tensors.check_order(found, samples.order)
+            tensors.load(found, plan, engine)
+        self._evaluator = None if held_out is None else Evaluator(plan, place, engine, *held_out)
+        wants_bleu = plan.model.family in TRANSLATION and names_metric(BLEU, plan.train.until, plan.train.best)
+        self._translations = Translations(plan, place, engine, gate) if wants_bleu else None
+        # Another run's goal is not this one's.
+        own = found.meta if found is not None and found.folder.parent == plan.files.checkpoints else None
+        self._goal = GoalTracker(plan, None if own is None else own.evaluation, tensors.find_best(plan, place, store))
+        gate.wait("state", "waiting for the weights of all stages")
+        sizes_of_replicas = None if plan.adapt is None else plan.adapt.micro_batch_sizes
+        for size in {size for sizes in sizes_of_replicas or () for size in sizes}:
             task.wires_at(size)  # a module that takes none of that size says so now, and not amid the run
-        adaptation = Adaptation(plan, place, engine, start.iteration, found.meta.adaptation if found and own else None)
-    saver = Saver(plan, place, engine, samples.order, gate, adaptation)
-    clock.align(recorder, store, "begin")
-    is_last = place.rank == plan.world_size - 1
-    if place.rank == 0 and not course.reached:
-        plan.files.goal.unlink(missing_ok=True)  # of an earlier start, which has spent too much
-    spending = Spending(plan) if is_last and plan.train.max_cost is not None else None
-    log = None
-    if is_last:
-        log = TrainingLog(plan, plan.files.metrics, start.iteration, spending=spending, unlogged=unlogged)
-    if found is not None and is_last:
-        print(f"going on from {found.folder}", flush=True)
-    interruption = Interruption(device, engine.max_iteration_skew)
-    recorder.traffic.begin()
-    used = MemoryReport(plan, place)
-    iteration, until = start.iteration, plan.train.iterations
-    ending, why = course.reached or (adaptation is not None and adaptation.over(iteration)), 0
-    while iteration < until and not ending:
-        iteration += 1
-        measures = adaptation is not None and adaptation.measures(iteration)
-        with traced(plan, place, iteration), recorder.iterates():
+        adapted = None if own is None else own.adaptation
+        self._adaptation = adaptation_of(plan, place, engine, start.iteration, adapted)
+        self._saver = Saver(plan, place, engine, samples.order, gate, self._adaptation)
+        clock.align(recorder, store, "begin")
+        if place.rank == 0 and not self._goal.reached:
+            plan.files.goal.unlink(missing_ok=True)  # of an earlier start, which has spent too much
+        logs = place.rank == plan.world_size - 1
+        spending = Spending(plan) if logs and plan.train.max_cost is not None else None
+        self._log: Optional[TrainingLog] = None
+        if logs:
+            self._log = TrainingLog(plan, plan.files.metrics, start.iteration, spending=spending, unlogged=unlogged)
+            if found is not None:
+                print(f"going on from {found.folder}", flush=True)
+        self._end = RunEnd(plan, place, engine, self._goal, self._adaptation, spending, device)
+        self._memory = MemoryReport(plan, place)
+
+    def run(self) -> Tuple[int, bool]:
+        """Trains. Returns the last iteration, and whether the run ends with it for good: else it was asked to end."""
+        self._recorder.traffic.begin()
+        iteration = self._start.iteration
+        while not self._end.reached(iteration):
+            iteration += 1
+            self._iterate(iteration)
+        self._end.interruption.finish()
+        self._gate.wait("trained", "waiting for the last messages of the others")  # before any ends its communicators
+        clock.align(self._recorder, self._store, "end")
+        self._recorder.close()
+        self._report(iteration)
+        self._saver.finish()
+        return iteration, self._end.record(iteration, self._gate)
+
+    def _iterate(self, iteration: int) -> None:
+        """Trains one iteration, and does what is due after it."""
+        plan, engine = self._plan, self._engine
+        measures = self._adaptation.measures(iteration)
+        with traced(plan, self._place, iteration), self._recorder.iterates():
             result = engine.step(iteration, halves=True) if measures else engine.step(iteration)
-        over = adaptation is not None and adaptation.over(iteration)
-        last = over or iteration == plan.train.iterations
-        evaluation, best = None, False
-        if evaluator is not None and _at(iteration, plan.train.eval_interval, last):
-            evaluation = evaluator.evaluate()
-            if translations is not None:
-                evaluation = translations.added(evaluation)
-            best = course.follow(evaluation.metrics)
-        if log is not None:
-            log.add(iteration, result, engine.progress(iteration), evaluation, last)
-        if adaptation is not None:
-            adaptation.after(iteration, result)
-        recorder.flush()
-        used.note(iteration)
-        if iteration == min(start.iteration + plan.train.log_interval, plan.train.iterations):
-            _report(plan, place, recorder, used, iteration, engine.consumed(iteration) - start.samples)
-        if spending is not None:
-            spending.note()
-        asked = interruption.agreed(SPENT if spending is not None and spending.over else 0)
-        if asked and not why:
-            why, until = asked, engine.soonest_end(iteration)
-        ending = (bool(why) and iteration == until) or course.reached or over
-        saver.after(iteration, ending, None if evaluation is None else evaluation.metrics, best)
-    interruption.finish()
-    gate.wait("trained", "waiting for the last messages of the others")  # before any rank ends its communicators
-    clock.align(recorder, store, "end")
-    recorder.close()
-    _report(plan, place, recorder, used, iteration, engine.consumed(iteration) - start.samples)
-    saver.finish()
-    over = adaptation is not None and adaptation.over(iteration)
-    done = course.reached or over or iteration == plan.train.iterations
-    if course.reached and place.rank == 0:
-        course.record(iteration)
-    elif over and adaptation is not None and place.rank == 0:
-        adaptation.record(iteration)
-    if why == SPENT and not done and spending is not None:
-        spending.record(iteration)
-    if course.reached or over or why == SPENT:
-        gate.wait("recorded", "waiting for the end of the run to be recorded")
-    return iteration, done or why == SPENT
+        last = iteration == plan.train.iterations or self._adaptation.over(iteration)
+        evaluation, best = self._evaluated(iteration, last)
+        if self._log is not None:
+            self._log.add(iteration, result, engine.progress(iteration), evaluation, last)
+        self._adaptation.after(iteration, result)
+        self._recorder.flush()
+        self._memory.note(iteration)
+        if iteration == min(self._start.iteration + plan.train.log_interval, plan.train.iterations):
+            self._report(iteration)
+        ends = self._end.agreed(iteration)
+        self._saver.after(iteration, ends, None if evaluation is None else evaluation.metrics, best)
+
+    def _evaluated(self, iteration: int, last: bool) -> Tuple[Optional[Evaluation], bool]:
+        """The evaluation after an iteration, if one is due, and whether it is the best so far."""
+        interval = self._plan.train.eval_interval
+        if self._evaluator is None or interval is None or (iteration % interval and not last):
+            return None, False
+        evaluation = self._evaluator.evaluate()
+        if self._translations is not None:
+            evaluation = self._translations.added(evaluation)
+        return evaluation, self._goal.follow(evaluation.metrics)
+
+    def _report(self, iteration: int) -> None:
+        """Writes what memory the rank has taken, and what it has sent, up to the end of an iteration."""
+        self._memory.report(iteration)
+        samples = self._engine.consumed(iteration) - self._start.samples
+        traffic.report(self._plan, self._place, self._recorder.traffic, iteration, samples)
 
 
-def _report(plan: Plan, place: Place, recorder: Recorder, used: MemoryReport, iteration: int, samples: int) -> None:
-    """Writes down what the rank has taken, and sent for so many samples, up to the end of an iteration."""
-    used.report(iteration)
-    traffic.report(plan, place, recorder.traffic, iteration, samples)
+class RunEnd:
+    """Decides when a run ends: after its last iteration, at its goal, without samples or money, or when asked to.
+
+    All ranks decide the same.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        place: Place,
+        engine: Engine,
+        goal: GoalTracker,
+        adaptation: FixedBatch,
+        spending: Optional[Spending],
+        device: torch.device,
+    ) -> None:
+        """`spending` is on the rank that logs, of a run with a limit."""
+        self._place, self._engine, self._goal, self._adaptation = place, engine, goal, adaptation
+        self._spending = spending
+        self.interruption = Interruption(device, engine.max_iteration_skew)
+        self._iterations = self._until = plan.train.iterations
+        self._asked = 0
+
+    def reached(self, iteration: int) -> bool:
+        """Whether this iteration is the last one."""
+        return iteration >= self._until or self._goal.reached or self._adaptation.over(iteration)
+
+    def agreed(self, iteration: int) -> bool:
+        """Agrees after an iteration on whether it is the last one."""
+        spent = False
+        if self._spending is not None:
+            self._spending.note()
+            spent = self._spending.over
+        asked = self.interruption.agreed(SPENT if spent else 0)
+        if asked and not self._asked:
+            self._asked, self._until = asked, self._engine.soonest_end(iteration)
+        return self.reached(iteration)
+
+    def record(self, iteration: int, gate: Gate) -> bool:
+        """Writes down why the run ended for good, if it did before its last iteration. Returns whether it did."""
+        over = self._adaptation.over(iteration)
+        done = self._goal.reached or over or iteration == self._iterations
+        if self._goal.reached and self._place.rank == 0:
+            self._goal.record(iteration)
+        elif over and self._place.rank == 0:
+            self._adaptation.record(iteration)
+        if self._asked == SPENT and not done and self._spending is not None:
+            self._spending.record(iteration)
+        if self._goal.reached or over or self._asked == SPENT:
+            gate.wait("recorded", "waiting for the end of the run to be recorded")
+        return done or self._asked == SPENT
 
 
 def _task(plan: Plan, place: Place, store: Store) -> Task:
@@ -232,14 +288,6 @@ def _recorder(plan: Plan, place: Place, buffers: Mapping[int, EventBuffer]) -> R
         return Recorder(None)
     begin_events(plan.files.rank_events(place.rank), plan, place)
     return CudaRecorder(buffer, plan.nsys) if plan.device == "cuda" else Recorder(buffer)
-
-
-def _at(iteration: int, interval: Optional[int], last: bool) -> bool:
-    return interval is not None and (iteration % interval == 0 or last)
-
-
-def _wants_bleu(plan: Plan) -> bool:
-    return plan.model.family in TRANSLATION and names_metric(BLEU, plan.train.until, plan.train.best)
 
 
 def _held_out(plan: Plan, task: Task, place: Place, gate: Gate) -> Optional[Tuple[Samples, int]]:

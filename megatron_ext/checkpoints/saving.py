@@ -22,7 +22,7 @@ from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.run_files import BEST, LATEST, META, checkpoint_name
-from megatron_ext.engine.adaptation import Adaptation
+from megatron_ext.engine.adaptation import FixedBatch
 from megatron_ext.engine.engine import Engine
 from megatron_ext.parallel.comm import Gate
 
@@ -43,7 +43,7 @@ class Saver:
         engine: Engine,
         order: Dict[str, float],
         gate: Gate,
-        adaptation: Optional[Adaptation] = None,
+        adaptation: FixedBatch,
     ) -> None:
         """`order` is that of the run's samples."""
         self._plan = plan
@@ -97,10 +97,10 @@ class Saver:
             model=self._plan.model.identity(),
             optimizer=self._plan.train.optimizer,
             evaluation=None if evaluation is None else {k: v for k, v in evaluation.items() if math.isfinite(v)},
-            adaptation=None if self._adaptation is None else self._adaptation.state,
+            adaptation=self._adaptation.state,
         )
         if self._place.rank == 0:
-            with _told(final):
+            with _report_unwritable(final):
                 for left in self._folder.glob(".iter_*.partial"):
                     shutil.rmtree(left)
                 for name in (LATEST, BEST):
@@ -137,7 +137,7 @@ class Saver:
         if missing:
             raise EngineError(f"checkpoint {final}: not made the latest, because it lacks {', '.join(missing)}")
         parts = written(partial, self._parts, pending.meta.iteration)
-        with _told(final):
+        with _report_unwritable(final):
             _write(partial / META, replace(pending.meta, parts=parts).as_json())
             _sync(partial)
             _delete(final)  # left by an earlier start of the run that never made it the latest
@@ -199,7 +199,7 @@ class _Pending(NamedTuple):
 
 
 @contextmanager
-def _told(final: Path) -> Iterator[None]:
+def _report_unwritable(final: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

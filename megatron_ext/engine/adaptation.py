@@ -48,8 +48,35 @@ class AdaptiveRun(Protocol):
         """Has the iterations after this one, the last one so far, be divided like this."""
 
 
-class Adaptation:
-    """Of one rank; all ranks call its methods together."""
+class FixedBatch:
+    """What is asked of a run's batch, where it stays as it is. All ranks call these methods together."""
+
+    @property
+    def state(self) -> Optional[Adapted]:
+        """What a checkpoint keeps; rank 0 has all of it."""
+        return None
+
+    def measures(self, iteration: int) -> bool:
+        """Whether the gradients of the halves are to be looked at in this iteration."""
+        return False
+
+    def over(self, iteration: int) -> bool:
+        """Whether fewer samples are left after this iteration, the last one so far, than a batch has at least."""
+        return False
+
+    def after(self, iteration: int, result: StepResult) -> None:
+        """Decides, if it is time to, about the iterations after this one.
+
+        Raises:
+            PeerLost: another rank is gone.
+        """
+
+    def record(self, iteration: int) -> None:
+        """Writes down that the run ends here, for its samples have been trained."""
+
+
+class Adaptation(FixedBatch):
+    """Changes the batch of a run, or its shares, from what its ranks measure."""
 
     def __init__(self, plan: Plan, place: Place, engine: AdaptiveRun, start: int, before: Optional[Adapted]) -> None:
         """`before` is what the checkpoint of iteration `start` has, which the run goes on from."""
@@ -76,7 +103,6 @@ class Adaptation:
 
     @property
     def state(self) -> Adapted:
-        """For a checkpoint; rank 0 has all of it."""
         window = [list(measured) for measured in self._controller.window]
         shares, sizes, streams = self._engine.division
         size = self._plan.micro_batch_size
@@ -90,25 +116,17 @@ class Adaptation:
         )
 
     def measures(self, iteration: int) -> bool:
-        """Whether the gradients of the halves are to be looked at in this iteration."""
         return self._config.measures and self._config.due(iteration)
 
     def over(self, iteration: int) -> bool:
-        """Whether fewer samples are left after this iteration, the last one so far, than a batch has at least."""
         return self._left(iteration) < self._controller.least_samples
 
     def after(self, iteration: int, result: StepResult) -> None:
-        """Decides, if it is time to, about the iterations after this one.
-
-        Raises:
-            PeerLost: another rank is gone.
-        """
         if self._config.due(iteration):
             self._follow(iteration, self._decided(iteration, result))
         self._fit_to_end(iteration)
 
     def record(self, iteration: int) -> None:
-        """Writes down that the run ends here, for its samples have been trained."""
         record(self._plan, iteration, SAMPLES, str(self._plan.train.samples), self._engine.consumed(iteration))
 
     def _fitted(self, before: Adapted) -> Division:
@@ -232,3 +250,8 @@ class Adaptation:
         }
         with self._plan.files.decisions.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+
+def adaptation_of(plan: Plan, place: Place, engine: AdaptiveRun, start: int, before: Optional[Adapted]) -> FixedBatch:
+    """Returns what a plan asks for; the arguments are those of `Adaptation`."""
+    return FixedBatch() if plan.adapt is None else Adaptation(plan, place, engine, start, before)

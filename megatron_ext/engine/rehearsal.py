@@ -26,7 +26,7 @@ from megatron_ext.contract.schedule.deal import Division
 from megatron_ext.contract.schedule.replay import AnyAction
 from megatron_ext.contract.schedule.schedules import Kind, schedule
 from megatron_ext.data.samples import BEGINNING
-from megatron_ext.engine.adaptation import Adaptation
+from megatron_ext.engine.adaptation import adaptation_of
 from megatron_ext.engine.batches import BatchAssignment
 from megatron_ext.engine.executor.messages import RECEIVES, actions_by_channel, channels
 from megatron_ext.engine.log import TrainingLog
@@ -289,17 +289,16 @@ def rehearse(plan: Plan, place: Place, groups: Groups, recorder: Recorder) -> in
     if place.rank == plan.world_size - 1:
         print(f"REHEARSAL: emulated times, clock {rehearsal.clock}; there is no loss, and no data are read", flush=True)
         log = TrainingLog(plan, plan.files.metrics, clock=rehearsal.seconds)
-    adaptation = None if plan.adapt is None else Adaptation(plan, place, rehearsal, 0, None)
-    iteration, over = 0, adaptation is not None and adaptation.over(0)
+    adaptation = adaptation_of(plan, place, rehearsal, 0, None)
+    iteration, over = 0, adaptation.over(0)
     while iteration < plan.train.iterations and not over:
         iteration += 1
-        result = rehearsal.step(iteration, adaptation is not None and adaptation.measures(iteration))
-        over = adaptation is not None and adaptation.over(iteration)
+        result = rehearsal.step(iteration, adaptation.measures(iteration))
+        over = adaptation.over(iteration)
         if log is not None:
             log.add(iteration, result, rehearsal.progress(iteration), last=over or iteration == plan.train.iterations)
-        if adaptation is not None:
-            adaptation.after(iteration, result)
-    if over and adaptation is not None and place.rank == 0:
+        adaptation.after(iteration, result)
+    if over and place.rank == 0:
         adaptation.record(iteration)
     recorder.close()
     return iteration
