@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from conf.errors import RunFolderError, TdppError
 from conf.run_folder import run_folders
+from conf.run_folder.json_values import typed
+from conf.run_folder.run_files import parse_json, read_text
 from conf.run_folder.rundir import RunDir
 from fasop.search.findings.found_plan import FoundPlan
-from fasop.simulation.predict import Prediction
+from fasop.simulation.predict import Prediction, predict
 from reports.errors import NeitherError, ReportError, unwritable
-from reports.readers import events, megatron_log, record, searched
+from reports.readers import events, megatron_log, record
 from reports.readers.events import Timeline
-from reports.readers.expected import expected
 from reports.readers.gpus import GpuReport, read_files, read_gpus
 from reports.readers.megatron_log import Sizes
 from reports.readers.record import Record
@@ -113,7 +115,7 @@ class Source:
             return Found(record=replace(known, plan=replace(known.plan, nodes=nodes)), timeline=timeline, gpus=gpus)
         known = record.read(self.run)
         prediction, why = expected(self.run, known)
-        plans, damaged = searched.kept(self.report, known)
+        plans, damaged = kept(self.report, known)
         paths = {rank.rank: self.run.rank_events(rank.rank) for rank in known.plan.ranks}
         return Found(
             record=replace(known, notes=(*known.notes, *why, *damaged)),
@@ -132,12 +134,12 @@ class Source:
         if self.run is None:
             raise ReportError(f"--search takes runs of tdpp, but {self.log} is a log of Megatron-LM; leave it out")
         known = record.read(self.run)
-        if searched.kept(self.report, known)[0] is not None:
+        if kept(self.report, known)[0] is not None:
             return
-        plans = searched.search(self.run, known)
+        plans = search(self.run, known)
         try:
             self.make_folder()
-            searched.keep(self.report, known, plans)
+            keep(self.report, known, plans)
         except OSError as error:
             raise unwritable(self.report, error) from error
 
@@ -176,3 +178,68 @@ def _neither(wanted: str | None, error: RunFolderError) -> TdppError:
     if wanted is not None and not path.exists() and (len(path.parts) > 1 or path.suffix):
         return ReportError(f"{wanted} does not exist, and {error}")
     return error
+
+
+def expected(run: RunDir, record: Record) -> tuple[Prediction | None, tuple[str, ...]]:
+    """The prediction, or none and why, as notes for the page."""
+    experiment = record.experiment
+    if experiment is None:
+        return None, ()  # the record has a note on it
+    try:
+        schedule = run.read_json(run.schedule) if record.plan.schedule_file else None
+        prediction = predict(experiment, schedule)
+    except TdppError as error:
+        return None, (f"no prediction: {error}",)
+    if len(prediction.stages) != record.plan.pipeline:
+        return None, ("no prediction: config.yaml has another number of stages than plan.json",)
+    return prediction, ()
+
+
+FILE = "search.json"
+"""In the folder of the pages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    config: str
+    """SHA-256 of the configuration that was searched."""
+    plans: tuple[FoundPlan, ...]
+
+
+def search(run: RunDir, record: Record) -> tuple[FoundPlan, ...]:
+    """The best plans for a run's GPUs, as `fasop.search.findings.other_plans` finds them.
+
+    Raises:
+        TdppError: no plan can be found for it, or it had several plans.
+    """
+    from fasop.search.findings.other_plans import other_plans  # few ask for it, and it is slow to import
+
+    if record.experiment is None:
+        raise ReportError(f"{record.name}: this version of tdpp cannot read its config.yaml, so it cannot search plans")
+    if record.decisions or record.regroupings:
+        raise ReportError(
+            f"{record.name}: its batch, shares or nodes changed during the run, but a search needs one plan"
+        )
+    schedule = run.read_json(run.schedule) if record.plan.schedule_file else None
+    return tuple(other_plans(record.experiment, schedule))
+
+
+def keep(folder: Path, record: Record, plans: tuple[FoundPlan, ...]) -> None:
+    """Raises OSError where it cannot be written."""
+    RunDir(folder).write_json(folder / FILE, asdict(_Kept(config=_digest(record), plans=plans)))
+
+
+def kept(folder: Path, record: Record) -> tuple[tuple[FoundPlan, ...] | None, tuple[str, ...]]:
+    """What was kept for this configuration, or None; and notes for the page."""
+    path = folder / FILE
+    try:
+        found = typed(_Kept, parse_json(read_text(path), str(path)), str(path))
+    except FileNotFoundError:
+        return None, ()
+    except (RunFolderError, OSError) as error:
+        return None, (f"no plan from a search: {error}; 'tdpp report --search' writes the file again",)
+    return (found.plans if found.config == _digest(record) else None), ()
+
+
+def _digest(record: Record) -> str:
+    return hashlib.sha256(record.config.encode()).hexdigest()

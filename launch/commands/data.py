@@ -233,7 +233,7 @@ def _inspect(arguments: argparse.Namespace) -> None:
     facts = described(data, prefix)
     print("\n".join(f"{key}: {value}" for key, value in facts.items()))
     if page is not None:
-        from reports.pages.figures_page import figures_page  # few ask for a page, and it is slow to import
+        from reports.pages.profile_page import figures_page  # few ask for a page, and it is slow to import
 
         try:
             write_whole(page, figures_page(str(prefix), facts, figures(data, prefix)))

@@ -51,15 +51,14 @@ def main(argv: Sequence[str], judge: Judge | None = all_findings) -> int:
     if arguments.serve or arguments.port is not None:
         return _serve(arguments)
     # What draws pages takes a while to import, which help does not wait for.
-    from reports.exports.write import Export, write_exports
-    from reports.figures import picture
+    from reports.exports import Export, browser_here, write_exports
     from reports.pages.writing import compared, skip_unreadable, watch, write_all
     from reports.readers.megatron_log import Sizes
     from reports.sources import Source, all_of, placed
 
     sizes = Sizes(tensor=arguments.tensor, data=arguments.data, pipeline=arguments.pipeline)
     exports = [export for export in Export if getattr(arguments, export)]
-    browser = picture.browser() if Export.png in exports else None
+    browser = browser_here() if Export.png in exports else None
     trackers = [tracker for tracker in Tracker if getattr(arguments, tracker)]
     require_ready(trackers, os.environ, "tdpp report --{}")
     wanted: list[str | None] = [one for given in arguments.runs for one in all_of(given)] or [None]

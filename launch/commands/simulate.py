@@ -19,7 +19,7 @@ from launch.commands.output_files import check_writable, write
 from launch.commands.simulating.arguments import RESTART_S, Arguments, parse
 from launch.screen import print_table
 from megatron_ext.contract.adaptive.expected import Noise
-from reports.readers.decisions import Decision, decisions
+from reports.readers.json_lines import Decision, decisions
 
 if TYPE_CHECKING:
     from fasop.tables.trainings import Results

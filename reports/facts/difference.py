@@ -12,8 +12,8 @@ from conf.run_folder.iteration_time import IterationTime, within_spread
 from conf.visible import plural
 from megatron_ext.contract.plan import Plan
 from reports.facts.breakdown import BACKWARD, FORWARD, LOSS, holder
+from reports.facts.frames import ranks_seen, terms_of
 from reports.facts.statistics import Statistics
-from reports.facts.terms import ranks_seen, terms_of
 from reports.readers.events import Timeline
 
 KINDS = ("forward", "backward", "messages", "all-reduce", "tensor group", "optimizer", "data", "idle", "other")

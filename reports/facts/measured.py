@@ -15,11 +15,10 @@ from conf.visible import plural
 from fasop.tables.accuracy import Measured, MeasuredStage
 from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
-from reports.facts.breakdown import BACKWARD, FORWARD, LOSS, OPTIMIZER
+from reports.facts.breakdown import BACKWARD, CLIP, EMBEDDING, FORWARD, LOSS, NORM, OPTIMIZER
 from reports.facts.frames import waiting_frame
 from reports.facts.statistics import Statistics, statistics
 from reports.facts.usual import time_of
-from reports.facts.waits import CLIP, EMBEDDING, NORM
 from reports.readers import events, record
 
 

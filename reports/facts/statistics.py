@@ -26,10 +26,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from megatron_ext.contract.plan_parts import Place
-from reports.facts.breakdown import Spent, spent
-from reports.facts.schedules import schedule_name
+from reports.facts.breakdown import Spent, spent, waiting_ns
+from reports.facts.labels import schedule_name
 from reports.facts.usual import batches, usual_first
-from reports.facts.waits import waiting_ns
 from reports.readers.events import Timeline
 from reports.readers.record import Record
 
@@ -54,7 +53,7 @@ class Statistics:
     events: NDArray[np.int64]
     """(ranks, n) number of events."""
     waiting_ns: NDArray[np.int64]
-    """(events,) the part of each event that is waiting, or UNKNOWN (reports/facts/waits.py)."""
+    """(events,) the part of each event that is waiting, or UNKNOWN (reports/facts/breakdown.py)."""
     spent: Spent
     samples: NDArray[np.float64]
     """(n,) of a run whose batch changes, by which times of iterations are compared; else 1 (reports/facts/usual.py)."""

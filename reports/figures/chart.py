@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from plotly import graph_objects as go
 
-from reports.figures.template import BORDER, RAISED, SERIES, SOFT, figure
+from reports.figures.embed import BORDER, RAISED, SERIES, SOFT, figure
 
 MOST = 1200
 """Points of a series."""

@@ -13,8 +13,8 @@ import pandas as pd
 
 from reports.facts.course import ITERATION, Chart, Line
 from reports.figures.chart import MOST, thinned
+from reports.figures.embed import SERIES, SOFT, figure
 from reports.figures.page import data
-from reports.figures.template import SERIES, SOFT, figure
 
 DIGITS = 7
 """Significant ones of a number in the page."""

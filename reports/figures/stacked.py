@@ -8,7 +8,7 @@ from html import escape
 
 from plotly import graph_objects as go
 
-from reports.figures.template import CLEAR, figure
+from reports.figures.embed import CLEAR, figure
 
 ROWS = (30, 18)
 """Pixels of a bar, where there are few and where there are MANY."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from conf.identity import identity
-from conf.run_folder.iteration_time import IterationTime
+from conf.run_folder.iteration_time import IterationTime, Spread, within_spread
 from conf.schema.experiment import Experiment
+from conf.speed import of_speed
 from fasop.simulation.predict import Prediction
 from reports.facts.frames import PEAKS
 from reports.facts.learning import learned
@@ -124,3 +125,139 @@ def swept(outcomes: Sequence[Outcome]) -> list[str]:
     differ = [key for key in keys if len({one.settings.get(key) for one in outcomes if one.settings}) > 1]
     named = [part for part in ALL_OF if f"{part}.name" in differ]
     return [key for key in differ if key.split(".")[0] not in named or key in [f"{part}.name" for part in named]]
+
+
+SEED = "train.seed"
+"""Runs that differ in it alone are repeats."""
+SPEEDS = ("tokens_per_s", "samples_per_s")
+"""What tells how fast a run is, the first that all of them have; else its iterations a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Runs that are one for what is compared, at least one."""
+
+    runs: Sequence[Outcome]
+
+    def spread(self, name: str) -> Spread | None:
+        """Of a field of the runs, over all lines of their logs where it is of lines, else over the runs; None where it
+        is not known."""
+        values = [value for run in self.runs for value in run.lines.get(name, ())]
+        if name not in OF_LINES or not values:
+            known = [float(getattr(run, name)) for run in self.runs]
+            values = [value for value in known if not math.isnan(value)]
+            if len(values) == 1 and name not in OF_LINES:
+                return Spread(median=values[0], half=0.0, count=1)  # what it took or reached, of which nothing varies
+        return Spread.of(values) if values else None
+
+    def value(self, name: str) -> float:
+        """The median, or NaN."""
+        found = self.spread(name)
+        return math.nan if found is None else found.median
+
+    def setting(self, key: str) -> str:
+        """Of a key in which its runs may differ, all values."""
+        return ", ".join(dict.fromkeys(run.settings.get(key, "–") for run in self.runs))
+
+    @property
+    def emulated(self) -> bool:
+        return self.runs[0].emulated
+
+    @property
+    def links(self) -> frozenset[str]:
+        return frozenset(run.link for run in self.runs)
+
+
+def repeats(outcomes: Sequence[Outcome]) -> list[Pool]:
+    """Of the runs that did not fail, those of one configuration together."""
+    return _pooled(outcomes, lambda one: {key: value for key, value in one.settings.items() if key != SEED})
+
+
+def alike_in_speed(outcomes: Sequence[Outcome]) -> list[Pool]:
+    """The same, with those together that differ in keys alone that cannot change how fast they are."""
+    return _pooled(outcomes, lambda one: of_speed(one.settings))
+
+
+def _pooled(outcomes: Sequence[Outcome], settings: Callable[[Outcome], Mapping[str, str]]) -> list[Pool]:
+    found: dict[Hashable, list[Outcome]] = {}
+    for one in outcomes:
+        if not one.failed:
+            # Of a log nobody knows the configuration.
+            key = frozenset(settings(one).items()) if one.settings else one.link
+            found.setdefault((one.emulated, key), []).append(one)
+    return [Pool(runs=runs) for runs in found.values()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """How fast configurations are."""
+
+    field: str
+    """That tells it."""
+    pools: Sequence[Pool]
+    """At least one, the fastest first; what was only rehearsed does not stand against what was measured."""
+
+    def speed(self, pool: Pool) -> Spread:
+        """More is faster."""
+        return speed(pool, self.field)
+
+    @property
+    def contenders(self) -> Sequence[Pool]:
+        """Those of which nobody can say that the first one is faster, with the first one."""
+        first = self.speed(self.pools[0])
+        return [pool for pool in self.pools if pool is self.pools[0] or within_spread(first, self.speed(pool))]
+
+    @property
+    def best(self) -> Pool | None:
+        """The one that is faster than all others; None without others, or where the difference may be noise."""
+        return self.pools[0] if len(self.pools) > 1 and len(self.contenders) == 1 else None
+
+
+def speed_field(outcomes: Sequence[Outcome]) -> str:
+    sound = [one for one in outcomes if not one.failed]
+    return next((name for name in SPEEDS if not any(math.isnan(getattr(one, name)) for one in sound)), "iteration_ms")
+
+
+def speed(pool: Pool, name: str) -> Spread:
+    """How fast a pool is by a field; of times, their inverse."""
+    found = pool.spread(name) or Spread(median=math.nan, half=math.nan, count=0)
+    if name in SPEEDS or not found.median > 0:
+        return found
+    return Spread(median=1e3 / found.median, half=1e3 / found.median * (found.half / found.median), count=found.count)
+
+
+def ranking(outcomes: Sequence[Outcome]) -> Ranking | None:
+    """None where all failed."""
+    pools, name = alike_in_speed(outcomes), speed_field(outcomes)
+    pools = [pool for pool in pools if not pool.emulated] or pools
+    pools = [pool for pool in pools if speed(pool, name).median > 0]
+    ordered = sorted(pools, key=lambda pool: -speed(pool, name).median)
+    return Ranking(field=name, pools=ordered) if ordered else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Front:
+    """Runs that no other one clearly beats in both throughput and what it takes for it."""
+
+    against: str
+    """Name of the field of an Outcome that throughput is weighed against; less of it is better."""
+    runs: frozenset[str]
+    """Their links."""
+
+
+def front(outcomes: Sequence[Outcome]) -> Front | None:
+    """Of throughput and cost, or, where no prices are known, memory; None where neither is known."""
+    pools, name = repeats(outcomes), speed_field(outcomes)
+    pools = [pool for pool in pools if not pool.emulated] or pools
+    for against in ("dollars", "memory_gib"):
+        known = [(pool, speed(pool, name), takes) for pool in pools if (takes := pool.spread(against)) is not None]
+        if known:
+            ahead = [pool for pool, *own in known if not any(_beaten(own, other) for _, *other in known)]
+            return Front(against=against, runs=frozenset(link for pool in ahead for link in pool.links))
+    return None
+
+
+def _beaten(own: Sequence[Spread], other: Sequence[Spread]) -> bool:
+    """Whether another one is as good in speed and in what it takes, and better in one beyond the noise."""
+    as_good = other[0].median >= own[0].median and other[1].median <= own[1].median
+    return as_good and not all(within_spread(*pair) for pair in zip(own, other, strict=True))

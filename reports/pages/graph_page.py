@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import pairwise
+
+from plotly import graph_objects as go
 
 from conf.visible import plural
 from fasop.graphs.division import Division
+from fasop.graphs.graph import Node
 from fasop.graphs.options import Sync
 from fasop.graphs.table import bound, summary, table, takes
-from reports.figures.embed import embedded, page_with_figures
-from reports.figures.operators import drawn_graph, drawn_times
+from reports.figures.embed import BORDER, SERIES, SOFT, embedded, figure, page_with_figures
 from reports.figures.page import bullets, copyable
 from reports.figures.page import table as html_table
 
@@ -69,3 +72,101 @@ def _operators(division: Division) -> str:
         if any((node.forward_ms, node.backward_ms, node.activation_bytes, node.parameter_bytes))  # no bare input
     ]
     return f"<details><summary>All operators</summary>{html_table(head, rows)}</details>"
+
+
+LEAST, MOST = 6, 30
+"""Pixels across an operator that takes no time, and the one that takes the most."""
+
+
+def drawn_graph(division: Division) -> go.Figure:
+    """Each operator right of all that it depends on, as large as it is slow and in its stage's colour; edges that a cut
+    crosses are dashed."""
+    graph = division.graph
+    depth: dict[str, int] = {}
+    for node in graph.topological:
+        depth[node.name] = 1 + max((depth[name] for name in node.inputs), default=-1)
+    across: dict[str, int] = {}
+    used: dict[int, int] = {}
+    for node in graph.topological:
+        across[node.name] = used.get(depth[node.name], 0)
+        used[depth[node.name]] = across[node.name] + 1
+    legend = 22 * (2 + len(_by_stage(division)))  # a line each on a narrow screen, of which it may have a half
+    made = figure(height=min(900, 160 + legend + max(legend, 28 * max(used.values()))), hovermode="closest")
+    made.update_layout(margin_t=70)  # three lines of the legend, which is not drawn over the graph when widths change
+    for cut, dash, width in ((False, "solid", 1.0), (True, "dash", 1.8)):
+        x: list[float | None] = []
+        y: list[float | None] = []
+        for node in graph.nodes:
+            for name in node.inputs:
+                if (graph.by_name[name].stage != node.stage) is cut:
+                    x += [depth[name], depth[node.name], None]
+                    y += [across[name], across[node.name], None]
+        if x:
+            line = {"color": SOFT if cut else BORDER, "width": width, "dash": dash}
+            name = "crosses a cut" if cut else "within a stage"
+            made.add_scatter(x=x, y=y, mode="lines", line=line, name=name, hoverinfo="skip")
+    slowest = max(node.compute_ms for node in graph.nodes) or 1.0
+    for stage, nodes in _by_stage(division).items():
+        made.add_scatter(
+            x=[depth[node.name] for node in nodes],
+            y=[across[node.name] for node in nodes],
+            mode="markers",
+            marker={
+                "size": [LEAST + (MOST - LEAST) * (node.compute_ms / slowest) ** 0.5 for node in nodes],
+                "color": _colour(stage),
+            },
+            name=_named(stage),
+            text=[_tip(node) for node in nodes],
+            hovertemplate="%{text}<extra></extra>",
+        )
+    made.update_xaxes(title_text="longest path of operators before it", showgrid=False)
+    made.update_yaxes(visible=False, autorange="reversed")
+    return made
+
+
+def drawn_times(division: Division) -> go.Figure:
+    """Forward and backward pass of every operator in their order, and where stages end."""
+    nodes = division.graph.topological
+    made = figure(height=320, barmode="stack")
+    for name, values, colour in (
+        ("forward", [node.forward_ms for node in nodes], SERIES[0]),
+        ("backward", [node.backward_ms for node in nodes], SERIES[1]),
+    ):
+        made.add_bar(
+            x=list(range(len(nodes))),
+            y=values,
+            name=name,
+            marker={"color": colour},
+            text=[_tip(node) for node in nodes],
+            textposition="none",
+            hovertemplate="%{text}<extra></extra>",
+        )
+    for number, (node, other) in enumerate(pairwise(nodes)):
+        if node.stage != other.stage:
+            made.add_vline(x=number + 0.5, line={"color": SOFT, "dash": "dash", "width": 1.2})
+    made.update_xaxes(title_text="operator")
+    made.update_yaxes(title_text="ms per mini-batch", rangemode="tozero")
+    return made
+
+
+def _by_stage(division: Division) -> Mapping[int | None, list[Node]]:
+    stages = sorted({node.stage for node in division.graph.nodes}, key=lambda one: (one is None, one))
+    return {stage: [node for node in division.graph.nodes if node.stage == stage] for stage in stages}
+
+
+def _colour(stage: int | None) -> str:
+    return BORDER if stage is None else SERIES[stage % len(SERIES)]
+
+
+def _named(stage: int | None) -> str:
+    return "no stage" if stage is None else f"stage {stage}"
+
+
+def _tip(node: Node) -> str:
+    texts = [
+        f"{node.name}: {node.description[:80]}",
+        f"{_named(node.stage)}",
+        f"forward {node.forward_ms:,.3f} ms, backward {node.backward_ms:,.3f} ms",
+        f"result {node.activation_bytes / 1e6:,.2f} MB, parameters {node.parameter_bytes / 1e6:,.2f} MB",
+    ]
+    return "<br>".join(map(escape, texts))

@@ -11,10 +11,9 @@ import pandas as pd
 from plotly import graph_objects as go
 
 from reports.figures.chart import lines
-from reports.figures.embed import embedded, page_with_figures
+from reports.figures.embed import SERIES, SOFT, embedded, page_with_figures
 from reports.figures.page import bullets, copyable
 from reports.figures.page import table as html_table
-from reports.figures.template import SERIES, SOFT
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from typing import Any
 
 import pandas as pd
 from plotly import graph_objects as go
@@ -11,9 +12,8 @@ from plotly import graph_objects as go
 from conf.visible import plural
 from fasop.costs.profiles.profile import LayerProfile
 from reports.figures.chart import lines
-from reports.figures.embed import embedded, page_with_figures
+from reports.figures.embed import SERIES, embedded, figure, page_with_figures
 from reports.figures.page import copyable, table
-from reports.figures.template import SERIES, figure
 
 MOST_TICKS = 12
 """Under the buckets."""
@@ -88,3 +88,23 @@ def _rates(profile: LayerProfile) -> Iterator[pd.Series]:
         }
         name = f"{steps.model}, micro-batch {steps.micro_batch_size} in {steps.precision}, {steps.host}"
         yield pd.Series(rates, name=name)
+
+
+def figures_page(title: str, facts: Mapping[str, str], figures: Sequence[Mapping[str, Any]]) -> str:
+    """A whole page; each figure has Plotly's `data` and `layout` in plain values, and a title in its layout."""
+    cards = "".join(
+        f'<div class="card"><dt>{escape(fact)}</dt><dd>{escape(value)}</dd></div>' for fact, value in facts.items()
+    )
+    drawn = "".join(_drawn(given) for given in figures)
+    body = [
+        f'<header><p class="crumbs">tdpp data</p><h1>{escape(title)}</h1></header><main>',
+        f'<dl class="cards">{cards}</dl>',
+        f'<section><h2>Charts</h2><div class="charts">{drawn}</div></section>' if drawn else "",
+        "</main>",
+    ]
+    return page_with_figures(f"{title} – tdpp", "\n".join(body))
+
+
+def _drawn(given: Mapping[str, Any]) -> str:
+    name = given["layout"]["title"]["text"]
+    return embedded(figure(title=name, height=320).update_layout(given["layout"]).add_traces(given["data"]), name)

@@ -10,11 +10,13 @@ from html import escape
 from conf.visible import plural
 from fasop.simulation.predict import Prediction
 from megatron_ext.contract.plan import Plan
+from reports.facts.course import axes, beside, course
+from reports.facts.frames import measured
 from reports.facts.statistics import Statistics
-from reports.facts.terms import measured
 from reports.facts.usual import time_of
 from reports.figures.course import SCRIPTS as COURSE
-from reports.figures.embed import page_with_figures
+from reports.figures.course import course_charts
+from reports.figures.embed import NOTHING, page_with_figures
 from reports.figures.page import connecting, data, emulated, missing, table
 from reports.path.why import Unexplained, Why
 from reports.readers.events import Timeline
@@ -22,22 +24,16 @@ from reports.readers.gpus import GpuReport
 from reports.readers.judgement import Findings
 from reports.readers.record import Record
 from reports.readers.upstream_log import UpstreamLog
-from reports.sections.adaptive_section import adaptive_section
+from reports.sections.adaptive_section import adaptive_section, elastic_section
 from reports.sections.beside_section import beside_section
 from reports.sections.cause_section import cause_section
-from reports.sections.course_section import course_section
-from reports.sections.elastic_section import elastic_section
 from reports.sections.expected_section import Took, expected_section
-from reports.sections.failures_section import failures_section
 from reports.sections.figures_section import figures_section
-from reports.sections.findings_section import nodes_section, verdict_section
+from reports.sections.findings_section import failures_section, nodes_section, verdict_section
 from reports.sections.gpu_section import gpu_section
 from reports.sections.memory_section import memory_section
-from reports.sections.plan_section import plan_section
-from reports.sections.profiles_section import profiles_section
-from reports.sections.reproduce_section import configuration_section, reproduce_section
-from reports.sections.stages_section import stages_section
-from reports.sections.stragglers import stragglers_section
+from reports.sections.plan_section import configuration_section, plan_section, profiles_section, reproduce_section
+from reports.sections.stages_section import stages_section, stragglers_section
 
 LIVE = '<aside id="live"><b>Live</b> <span id="live-time"></span> <span id="live-said" role="status"></span></aside>'
 
@@ -177,3 +173,14 @@ def _upstream(log: UpstreamLog, plan: Plan) -> str:
 
 def _none(what: str) -> str:
     return f'<p class="none">{what} in the logs</p>'
+
+
+def course_section(
+    record: Record, figures: Statistics, prediction: Prediction | None = None, before: Record | None = None
+) -> str:
+    """The section of a run's page, as HTML; `before` is a run whose lines are drawn beside its own."""
+    charts = course(record, figures, prediction)
+    if before is not None:
+        charts = beside(charts, before)
+    drawn = course_charts(charts, axes(record), axes(before) if before else None) if charts else NOTHING
+    return f"<section><h2>Course</h2>{drawn}</section>"

@@ -16,8 +16,7 @@ from fasop.search.findings.words import best_layers
 from fasop.search.plan import Plan, Run, cost_of_step
 from fasop.simulation.predict import Prediction, predict_plan
 from fasop.tables.plans import options
-from reports.facts.frames import predicted_memory_frame
-from reports.facts.terms import TITLES, Terms
+from reports.facts.frames import TITLES, Terms, predicted_memory_frame
 from reports.figures.chart import Axis, Item, dots, parallel
 from reports.figures.embed import TIMELINE, embedded, looks, plotly_script, shared
 from reports.figures.pack import pack, predicted_columns

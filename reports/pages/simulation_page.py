@@ -13,9 +13,8 @@ from conf.visible import span
 from fasop.tables.trainings import DIGITS, HEAD, Results, row, summary
 from fasop.trainings.played import HOUR, Played
 from reports.figures.chart import Axis, Item, dots, lines
-from reports.figures.embed import embedded, page_with_figures
+from reports.figures.embed import SERIES, embedded, page_with_figures
 from reports.figures.page import Names, bullets, copyable, number, table
-from reports.figures.template import SERIES
 
 MOST_LINES = len(SERIES)
 """Trainings whose batch is drawn: no two of them have the same colour."""

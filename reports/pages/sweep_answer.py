@@ -11,8 +11,7 @@ from html import escape
 from conf.run_folder.iteration_time import Spread
 from conf.speed import of_speed
 from conf.visible import plural
-from reports.pages.comparison import ALL_OF, Outcome, swept
-from reports.pages.pools import Front, Pool, Ranking
+from reports.pages.comparison import ALL_OF, Front, Outcome, Pool, Ranking, swept
 
 
 @dataclass(frozen=True, kw_only=True)

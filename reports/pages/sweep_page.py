@@ -13,17 +13,30 @@ from reports.facts.side_by_side import Compared
 from reports.figures.chart import Axis, Item, dots, parallel
 from reports.figures.embed import TIMELINE, embedded, page_with_figures
 from reports.figures.page import Cell, Row, table
-from reports.pages.comparison import Outcome, swept
-from reports.pages.pools import SPEEDS, Front, Pool, Ranking, front, ranking, repeats, speed, speed_field
+from reports.pages.comparison import (
+    SPEEDS,
+    Front,
+    Outcome,
+    Pool,
+    Ranking,
+    front,
+    ranking,
+    repeats,
+    speed,
+    speed_field,
+    swept,
+)
 from reports.pages.sweep_answer import AGAINST, DOUBT, MOST_KEYS, QUANTITIES, Quantity, answer, link
-from reports.sections.comparison.curves import curves_section
-from reports.sections.comparison.depth import depth_section
-from reports.sections.comparison.difference import Timed, difference_section
-from reports.sections.comparison.published import published_section
-from reports.sections.comparison.quality import quality_section
-from reports.sections.comparison.stages import stages_section
-from reports.sections.comparison.throughput import throughput_section
-from reports.sections.comparison.traffic import traffic_section
+from reports.sections.comparison_sections import (
+    curves_section,
+    depth_section,
+    published_section,
+    quality_section,
+    stages_section,
+    throughput_section,
+    traffic_section,
+)
+from reports.sections.difference_section import Timed, difference_section
 
 SECTIONS = (
     quality_section,

@@ -22,11 +22,11 @@ from reports.facts.usual import time_of
 from reports.figures.page import refreshing
 from reports.pages import run_page, sweep_page, timeline_page
 from reports.pages.comparison import outcome
-from reports.path.allowed import Allowed
+from reports.path.links import Allowed
 from reports.path.slow_ranks import Expected
 from reports.path.why import Why, explain
 from reports.readers.judgement import Findings, Verdict
-from reports.sections.comparison.difference import Timed
+from reports.sections.difference_section import Timed
 from reports.sources import Found, Source
 
 Judge = Callable[[RunDir], Findings]

@@ -6,21 +6,18 @@ about is decided by medians over the iterations; what it gains is found in each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from conf.run_folder.rank_ranges import rank_ranges
 from fasop.search.findings.found_plan import FoundPlan
 from megatron_ext.contract.plan import Plan
-from reports.path.allowed import Allowed
+from reports.path.balance import layers_by_stage, moved_layers, replayed_plans, vocabulary
 from reports.path.change import Cause, Change, Gain
-from reports.path.freed import freed
-from reports.path.graph import Graph
-from reports.path.layers import layers_by_stage, moved_layers, replayed_plans
-from reports.path.links import links
-from reports.path.own_cores import on_own_cores
+from reports.path.graph import Graph, Integers, Kind, median_by_rank, on_own_cores
+from reports.path.links import Allowed, links
 from reports.path.slow_ranks import Expected, slow_ranks
-from reports.path.vocabulary import vocabulary
 
 LEAST = 0.01
 """Of an iteration: a change that gains less is not named."""
@@ -90,3 +87,96 @@ def _gain(one: Change, graphs: Sequence[Graph], recorded: Sequence[Graph], now_n
         beyond=[ns / max(graph.now_ns, 1) for ns, graph in zip(beyond, graphs, strict=True)],
         keys=one.keys,
     )
+
+
+FREED = (
+    (Kind.DATA, Cause.DATA, "no time spent loading data", "Loading data"),
+    (
+        Kind.TENSOR,
+        Cause.TENSOR,
+        "no time spent on the tensor groups' communication",
+        "The communication of tensor groups",
+    ),
+    (Kind.EMBEDDING, Cause.EMBEDDING, "no time spent on the embedding's all-reduce", "The embedding's all-reduce"),
+    (Kind.GRADIENTS, Cause.GRADIENTS, "no time spent on the gradients' all-reduce", "The gradients' all-reduce"),
+    (Kind.WEIGHTS, Cause.WEIGHTS, "no time spent on the weights' all-gather", "The weights' all-gather"),
+    (Kind.OPTIMIZER, Cause.OPTIMIZER, "no time spent on the optimizer", "The optimizer"),
+    (Kind.HOST, Cause.HOST, "no time between the recorded events", "Time between the recorded events"),
+)
+FEW = 0.5
+"""Of the ranks that do a thing: if no more take most of its time, they are named."""
+MUCH_LESS = 0.5
+"""Of the longest time: what the others take at most."""
+
+
+PEERS = (Kind.OPTIMIZER, Kind.HOST)
+"""What every rank has to do: a rank is at fault for what it takes beyond LONGER times the median of its peers, which
+for the optimizer are the other ranks of its stage."""
+LONGER = 1.5
+
+
+def freed(graphs: Sequence[Graph], plan: Plan, allowed: Allowed | None = None) -> Iterator[Change]:
+    """Each kind of work that takes any time. Loading data should take none; a collective takes what its bytes cost."""
+    for kind, cause, change, what in FREED:
+        lasts = median_by_rank([_stood(graph, kind) for graph in graphs])
+        if lasts and max(lasts.values()):
+            yield Change(
+                cause=cause,
+                change=change,
+                because=f"{what} takes {max(lasts.values()) / 1e6:,.1f} ms per iteration{_where(lasts, plan)}.",
+                lasts_ns=[np.where(graph.kind == kind, 0, graph.lasts_ns) for graph in graphs],
+                healthy_ns=None if kind is Kind.DATA else _healthy(graphs, kind, plan, allowed),
+            )
+
+
+def _healthy(graphs: Sequence[Graph], kind: Kind, plan: Plan, allowed: Allowed | None) -> list[Integers]:
+    """The lengths where no rank takes longer for a kind than it may."""
+    limits = dict[int, float]()
+    if kind in PEERS:
+        stages = {place.rank: place.stage for place in plan.ranks}
+        usual = median_by_rank([_sums(graph, kind) for graph in graphs])
+        for rank in usual:
+            others = [usual[one] for one in usual if one != rank]
+            if kind is Kind.OPTIMIZER:
+                others = [usual[one] for one in usual if one != rank and stages[one] == stages[rank]]
+            if others:
+                limits[rank] = LONGER * float(np.median(others))
+    elif allowed is not None:
+        ranks = {Kind.TENSOR: max(plan.layout.tensors), Kind.EMBEDDING: 2}.get(kind, max(plan.layout.replicas))
+        for rank in graphs[0].last:
+            count = int(((graphs[0].kind == kind) & (graphs[0].on == rank)).sum())
+            if (ns := allowed.collectives_ns(rank, kind, count, ranks)) is not None:
+                limits[rank] = ns
+    found = []
+    for graph in graphs:
+        sums, factors = _sums(graph, kind), np.ones(max(graph.last) + 1)
+        for rank, ns in sums.items():
+            factors[rank] = min(limits.get(rank, np.inf) / max(ns, 1), 1.0)
+        found.append(graph.scaled(kind, factors))
+    return found
+
+
+def _sums(graph: Graph, kind: Kind) -> dict[int, int]:
+    """By rank, ns."""
+    sums = graph.by_rank(np.where(graph.kind == kind, graph.lasts_ns, 0))
+    return {rank: int(sums[rank]) for rank in graph.last}
+
+
+def _stood(graph: Graph, kind: Kind) -> dict[int, int]:
+    """By rank that does it, for how long it stood still for that, ns."""
+    chosen = graph.kind == kind
+    sums = graph.by_rank(np.where(chosen, graph.stood_ns, 0))
+    return {rank: int(sums[rank]) for rank in sorted({*graph.on[chosen].tolist()} & graph.last.keys())}
+
+
+def _where(lasts: Mapping[int, float], plan: Plan) -> str:
+    """Which ranks it takes long, where those are few."""
+    longest = max(lasts.values())
+    most = [rank for rank, ns in lasts.items() if ns > MUCH_LESS * longest]
+    if len(most) > FEW * len(lasts):
+        return ""
+    others = max(ns for rank, ns in lasts.items() if rank not in most)
+    nodes = {plan.node_of(rank) for rank in most}
+    on = f" on {nodes.pop()}" if len(nodes) == 1 else ""
+    which = f"rank{'s' if len(most) > 1 else ''} {rank_ranges(most)}"
+    return f" on {which}{on}, at most {others / 1e6:,.1f} ms on the others"

@@ -14,9 +14,8 @@ from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
 from reports.facts.statistics import Statistics
 from reports.path.change import Cause, Gain
-from reports.path.graph import Graph, Integers, Kind
+from reports.path.graph import Graph, Integers, Kind, on_own_cores
 from reports.path.making import make_graph
-from reports.path.own_cores import on_own_cores
 from reports.path.slow_ranks import computing
 from reports.readers.events import Timeline
 

@@ -5,7 +5,7 @@ divided evenly:
 
 - a rank that computes longer than its peers, or takes longer for the optimizer or between the recorded events;
 - messages that take longer than others like them, or messages and collectives that take an order of magnitude longer
-  than their bytes cost on the links that the configuration describes (`reports/path/allowed.py`);
+  than their bytes cost on the links that the configuration describes (`reports/path/links.py`);
 - loading data, and pauses between iterations that no key asks for: a plan has no time for either;
 - layers, micro-batches or the embedding of a large vocabulary that lie unevenly on the stages and replicas.
 
@@ -13,31 +13,32 @@ All else is what the plan itself takes: collectives that take what their bytes c
 evaluations. What it would gain not to have them is listed, but they are no cause. Neither is what happens once or
 twice, nor that all ranks compute longer in the same iteration, which says that the machine was busy.
 
-Causes are judged without waits for CPU cores (`reports/path/own_cores.py`), gains with them.
+Causes are judged without waits for CPU cores (`reports/path/graph.py`), gains with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
+from conf.run_folder.gpu_lines import WAYS_OUT
+from conf.run_folder.rank_ranges import rank_ranges
+from conf.visible import plural
 from fasop.search.findings.found_plan import FoundPlan
 from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
-from reports.facts.conditions import conditions
 from reports.facts.statistics import Statistics
-from reports.path.allowed import Allowed
+from reports.path.balance import other_shares
 from reports.path.change import MANY, Cause, Gain
 from reports.path.changes import gains, largest
-from reports.path.critical import Segment, critical_path
-from reports.path.idle import idle_frame
+from reports.path.critical import Segment, critical_path, idle_frame
+from reports.path.graph import on_own_cores
 from reports.path.irregular import between_iterations, long_iterations
+from reports.path.links import Allowed
 from reports.path.making import make_graph
-from reports.path.own_cores import on_own_cores
-from reports.path.shares import other_shares
 from reports.path.slow_ranks import Expected
 from reports.readers.events import Timeline
 from reports.readers.gpus import GpuReport
@@ -185,3 +186,71 @@ def _alike(figures: Statistics) -> list[int]:
     alike = (figures.events[:, usual] == figures.events[:, usual[:1]]).all(axis=0)
     chosen = usual[alike & (periods > 1 / 2) & (periods < 2)][:ITERATIONS]
     return [int(number) for number in figures.iterations[chosen]]
+
+
+WAITS = 0.02
+"""Of an iteration, from which a rank's wait for a core is reported."""
+AT_LIMIT = 0.97
+"""Of its power limit, from which a GPU is slowed by it."""
+OFTEN = 0.05
+"""Of a GPU's readings, from which a reason for lower clocks is reported."""
+
+
+def conditions(timeline: Timeline, plan: Plan, figures: Statistics, gpus: GpuReport | None) -> list[str]:
+    """A sentence for each host and GPU of which there is something to say. A rehearsal computes nothing."""
+    if plan.rehearsal is not None:
+        return []
+    waits = core_waits(timeline, figures)
+    hosts: dict[str, list[int]] = {}
+    for rank, host in timeline.hosts.items():
+        hosts.setdefault(host, []).append(rank)
+    return [said for host, ranks in hosts.items() if (said := _host(timeline, host, ranks, waits))] + [
+        *(_gpus(gpus) if gpus is not None else ())
+    ]
+
+
+def core_waits(timeline: Timeline, figures: Statistics) -> dict[int, float]:
+    """By rank of which it is known, the part of an iteration for which it waits for a CPU core: the median over the
+    steady iterations."""
+    periods = dict(
+        zip(figures.iterations[figures.steady].tolist(), figures.period_ns[figures.steady].tolist(), strict=True)
+    )
+    waits = timeline.core_waits
+    steady = waits[waits["iteration"].isin(periods.keys())]
+    shares = steady["ns"] / steady["iteration"].map(periods)
+    return {int(rank): float(np.median(own)) for rank, own in shares.groupby(steady["rank"])}
+
+
+def _host(timeline: Timeline, host: str, ranks: list[int], waits: Mapping[int, float]) -> str:
+    cores, load = timeline.cores.get(host), timeline.load.get(host)
+    long = {rank: waits[rank] for rank in ranks if waits.get(rank, 0.0) > WAITS}
+    shared = cores is not None and len(ranks) > cores
+    if not shared and not long:
+        return ""
+    said = f"Other processes compute on the CPU cores of {host}"
+    if cores is not None and shared:
+        said = f"{plural(len(ranks), 'rank')} share {plural(cores, 'CPU core')} of {host}"
+    if cores is not None and load is not None and shared and load > cores:
+        said += f" with other processes (load average {load:.1f} when they began)"
+    if long:
+        most = max(long, key=lambda rank: long[rank])
+        which = "ranks" if len(long) == len(ranks) > 1 else f"rank{'s' if len(long) > 1 else ''} {rank_ranges(long)}"
+        up_to = "up to " if len(long) > 1 else ""
+        said += f"; {which} wait{'s' if len(long) == 1 else ''} for a core for {up_to}{long[most]:.0%} of an iteration"
+    return f"{said}."
+
+
+def _gpus(gpus: GpuReport) -> Iterator[str]:
+    for (node, index), reasons in gpus.throttled.items():
+        reason, share = next(((reason, share) for reason, share in reasons.items() if share >= OFTEN), (None, 0.0))
+        if reason is not None:
+            said = f"GPU {index} of {node} lowers its clocks in {share:.0%} of its readings: {reason}"
+            yield f"{said}; {WAYS_OUT[reason]}."
+    for node, own in gpus.uses.groupby("node", sort=False):
+        limited = own["index"][own["power_w"] >= AT_LIMIT * own["power_limit_w"]].tolist()
+        if len(limited) > 1:
+            yield f"GPUs {rank_ranges(limited)} of {node} run at their power limits."
+        elif limited:
+            yield f"GPU {limited[0]} of {node} runs at its power limit."
+    for node, numbers in gpus.shared.items():
+        yield f"Other processes compute on GPU{'s' if len(numbers) > 1 else ''} {rank_ranges(numbers)} of {node}."

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
 
 from conf.errors import RunFolderError
-from conf.run_folder.gpu_lines import WAYS_OUT, GpuSample, GpuTrouble, entries
+from conf.run_folder.gpu_lines import WAYS_OUT, GpuReading, GpuSample, GpuTrouble, entries
 from conf.run_folder.run_files import read_tail
 from conf.run_folder.rundir import RunDir
-from reports.readers import gpustat
 from reports.readers.record import Record
 
 BYTES = 16 << 20
@@ -69,7 +71,7 @@ def gpu_report(texts: Mapping[str, str]) -> GpuReport:
     """Of what the nodes' files hold, which may begin anywhere."""
     rows, troubles, shared = [], dict[str, list[str]](), dict[str, set[int]]()
     for node, text in texts.items():
-        for one in entries(text) or gpustat.readings(text):
+        for one in entries(text) or readings(text):
             if isinstance(one, GpuTrouble):
                 troubles.setdefault(one.text, []).append(node)
                 continue
@@ -130,3 +132,75 @@ def _course(samples: pd.DataFrame, most: int = 200) -> pd.DataFrame:
     by_hours = usual.groupby("hours")
     power_w = by_hours["power_w"].agg(lambda watts: watts.sum(skipna=False))
     return pd.DataFrame({"utilisation": by_hours["utilisation"].mean(), "power_w": power_w})
+
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\([A-Z]|[=>])")
+"""Colours and cursor moves, where gpustat took its output for a terminal."""
+_HEAD = re.compile(r"(\S+) +(\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4})(?: .*)?")
+_GPU = re.compile(
+    r"\[(?P<index>\d{1,3})\] (?P<name>[^|]*?) *\| *(?P<temperature_c>\d{1,3}|\?\?)(?:'|°)C, "
+    r"(?: *(?:\d{1,3}|\?\?) %, )? *(?P<utilisation>\d{1,3}|\?\?) %(?: \([^|]*\))?"
+    r"(?:, +(?P<power_w>\d{1,5}|\?\?) (?:/ +(?P<power_limit_w>\d{1,5}|\?\?) )?W)? "
+    r"\| +(?P<memory_used_mib>\d{1,7}|\?\?) / +(?P<memory_total_mib>\d{1,7}|\?\?) MB(?: \|.*)?"
+)
+_GPUSTAT_NUMBERS = ("temperature_c", "utilisation", "power_w", "power_limit_w", "memory_used_mib", "memory_total_mib")
+
+
+def readings(text: str) -> tuple[GpuReading, ...]:
+    """The readings in a part of the file, which may begin and end anywhere; the last one may lack GPUs.
+
+    Times are taken as this machine's local time, for gpustat writes no zone. Processes are not distinguished: gpustat
+    names their users, not whose job they are. Without any line of a host and a time (`--no-header`) a reading begins
+    where the numbers of GPUs do; its times are not known, and its interval is 0.
+    """
+    lines = [line.strip() for line in _ESCAPES.sub("", text).splitlines()]
+    found: list[tuple[str, int, list[GpuSample]]] = []
+    for line in lines:
+        head, gpu = _HEAD.fullmatch(line), _GPU.fullmatch(line)
+        if head is not None and (unix := _unix(head[2])) is not None:
+            found.append((head[1], unix, []))
+        elif gpu is not None and found:
+            host, _, gpus = found[-1]
+            gpus.append(_sample(gpu, host))
+    if not found:
+        return _without_times(lines)
+    times = [unix for _, unix, _ in found]
+    interval_s = max(min((after - before for before, after in pairwise(times)), default=1), 1)
+    return tuple(
+        GpuReading(unix=unix, host=host, number=number, interval_s=interval_s, gpus=tuple(gpus))
+        for number, (host, unix, gpus) in enumerate(found, 1)
+        if gpus
+    )
+
+
+def _without_times(lines: Sequence[str]) -> tuple[GpuReading, ...]:
+    found: list[list[GpuSample]] = []
+    for gpu in filter(None, map(_GPU.fullmatch, lines)):
+        sample = _sample(gpu, "")
+        if not found or sample.index <= found[-1][-1].index:
+            found.append([])
+        found[-1].append(sample)
+    return tuple(
+        GpuReading(unix=0, host="", number=number, interval_s=0, gpus=tuple(gpus))
+        for number, gpus in enumerate(found, 1)
+    )
+
+
+def _unix(text: str) -> int | None:
+    try:
+        return int(datetime.strptime(text, "%a %b %d %H:%M:%S %Y").timestamp())
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _sample(gpu: re.Match[str], host: str) -> GpuSample:
+    numbers = {key: None if gpu[key] in (None, "??") else int(gpu[key]) for key in _GPUSTAT_NUMBERS}
+    return GpuSample(
+        index=int(gpu["index"]),
+        uuid=f"{host} {gpu['index']}",
+        name=gpu["name"],
+        processes=None,
+        clocks=None,
+        fault=None,
+        **numbers,
+    )

@@ -19,10 +19,10 @@ from megatron_ext.contract.plan_parts import Place, RunNode
 from reports.errors import NeitherError, ReportError
 from reports.readers import upstream_log
 from reports.readers.events import EVENT, Timeline, frame
+from reports.readers.json_lines import metrics_frame
 from reports.readers.legacy_log import Blocks
 from reports.readers.legacy_timeline import INTERLEAVED, Layout, timeline
 from reports.readers.log_facts import Facts
-from reports.readers.metrics import metrics_frame
 from reports.readers.record import UNKNOWN, Record
 
 STRANGE_LIMIT = 1 << 26

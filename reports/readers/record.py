@@ -28,9 +28,8 @@ from megatron_ext.contract.plan_check import PlanFault
 from megatron_ext.contract.plan_parts import Place
 from reports.errors import ReportError
 from reports.readers import upstream_log
-from reports.readers.decisions import Decision, Regrouping, decisions
-from reports.readers.metrics import metrics_frame, metrics_lines
-from reports.readers.profiles import ProfileFile, profile_files
+from reports.readers.hardware import ProfileFile, profile_files
+from reports.readers.json_lines import Decision, Regrouping, decisions, metrics_frame, metrics_lines
 from reports.readers.upstream_log import UpstreamLog
 
 UNKNOWN = "unknown"

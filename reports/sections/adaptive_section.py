@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from reports.facts.dashed import dashed
+from reports.facts.labels import dashed
 from reports.figures.chart import lines
 from reports.figures.embed import embedded
 from reports.figures.page import Row, number, table
-from reports.readers.decisions import Decision
+from reports.readers.json_lines import Decision, Regrouping
 from reports.readers.record import Record
 
 SAMPLES = "consumed_samples"
@@ -85,3 +85,33 @@ def _row(one: Decision) -> Row:
 
 def _sizes(one: Decision) -> str:
     return f"{dashed(one.micro_batch_sizes_before)} → {dashed(one.micro_batch_sizes)}"
+
+
+NODES_HEAD = ("start", "from iteration", "nodes", "without", "with again", "shares", "reason")
+
+
+def elastic_section(record: Record) -> str:
+    """The section of a run's page, as HTML; empty of a run that kept its plan."""
+    if not record.regroupings:
+        return ""
+    return f"<section><h2>Nodes</h2>{table(NODES_HEAD, map(_nodes_row, record.regroupings))}</section>"
+
+
+def _nodes_row(one: Regrouping) -> Row:
+    return (
+        one.start,
+        str(one.iteration),
+        f"{len(one.nodes_before)} → {len(one.nodes)}",
+        _others(one.nodes_before, one.nodes),
+        _others(one.nodes, one.nodes_before),
+        f"{_dashed(one.shares_before)} → {_dashed(one.shares)}",
+        one.reason,
+    )
+
+
+def _others(nodes: Sequence[str], beside: Sequence[str]) -> str:
+    return ", ".join(node for node in nodes if node not in beside) or "–"
+
+
+def _dashed(shares: Sequence[int]) -> str:
+    return "-".join(map(str, shares))

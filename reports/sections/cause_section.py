@@ -12,14 +12,12 @@ from conf.run_folder.rank_ranges import rank_ranges
 from conf.visible import plural
 from megatron_ext.contract.plan import Plan
 from reports.facts.commands import launch_with
-from reports.figures.embed import embedded
+from reports.figures.embed import BORDER, SERIES, SOFT, embedded
 from reports.figures.page import Cell, Row, copy_button, table
 from reports.figures.stacked import Part, stacked
-from reports.figures.template import BORDER, SERIES, SOFT
 from reports.path.change import Cause, Gain
-from reports.path.critical import Segment
+from reports.path.critical import IDLE, Segment
 from reports.path.graph import Kind
-from reports.path.idle import IDLE
 from reports.path.why import CLEAR, CLOSE, ITERATIONS, Unexplained, Why
 
 SMALL = 0.01

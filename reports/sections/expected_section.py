@@ -8,7 +8,7 @@ from html import escape
 
 from fasop.costs.layers import Basis
 from fasop.simulation.predict import Prediction
-from reports.facts.terms import TITLES, Terms
+from reports.facts.frames import TITLES, Terms
 from reports.figures.page import Cell, Row, number, table_behind
 
 COLUMNS = {"passes": "passes"} | {

@@ -9,10 +9,9 @@ from plotly import graph_objects as go
 
 from fasop.simulation.predict import Prediction
 from reports.facts.frames import MEMORY, memory_frame
-from reports.figures.embed import embedded
+from reports.figures.embed import RAISED, SERIES, SOFT, TEXT, embedded, figure
 from reports.figures.page import number, table_behind
 from reports.figures.stacked import rows_height
-from reports.figures.template import RAISED, SERIES, SOFT, TEXT, figure
 from reports.readers.record import Record
 
 NOTE = (

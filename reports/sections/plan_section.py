@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 from collections import Counter
+from datetime import UTC, datetime
 from html import escape
+from itertools import starmap
+from typing import Any
 
 from conf.schema.values.partition import Partition
 from conf.visible import plural
 from megatron_ext.contract.models.model import GPT, RECURRENT
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
-from reports.facts.dashed import dashed
-from reports.facts.schedules import schedule_name
-from reports.figures.page import table
-from reports.readers.record import UNKNOWN
+from reports.facts.labels import dashed, schedule_name
+from reports.figures.page import Cell, Row, bullets, copyable, leaves, table
+from reports.readers.hardware import ProfileFile
+from reports.readers.record import UNKNOWN, Record
 
 MOST_NODES = 16
 """The table of more nodes is folded."""
@@ -153,3 +158,56 @@ def _nodes(plan: Plan) -> str:
     if len(rows) <= MOST_NODES:
         return drawn
     return f"<details><summary>Ranks and stages of {len(rows)} nodes</summary>{drawn}</details>"
+
+
+def reproduce_section(record: Record) -> str:
+    """The section of a run's page, as HTML."""
+    provenance = record.provenance
+    rows = list(starmap(_row, leaves(provenance)))
+    steps = []
+    if provenance.get("commit"):
+        steps.append(shlex.join(["git", "checkout", str(provenance["commit"])]))
+        changed = [str(line) for line in provenance.get("changed") or ()]
+        if any(line[:2] != "??" for line in changed):
+            steps.append(shlex.join(["git", "apply", str(record.diff)]))
+        steps += [
+            f"# not in the patch, because git does not track it: {line[3:]}" for line in changed if line[:2] == "??"
+        ]
+    steps.append(shlex.join(["tdpp", "launch", *record.overrides]))
+    known = table(("what", "value"), rows) if rows else '<p class="none">no provenance recorded</p>'
+    return (
+        f"<section><h2>Reproduce</h2>{copyable(chr(10).join(steps))}"
+        f"<details><summary>Software and machines</summary>{known}</details></section>"
+    )
+
+
+def _row(key: str, value: Any) -> tuple[str, str]:
+    if isinstance(value, list):
+        return key, ", ".join(map(str, value))
+    if key == "unix":
+        return "time", datetime.fromtimestamp(value, UTC).isoformat(" ", "seconds")
+    return key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def configuration_section(record: Record) -> str:
+    """The section of a run's page, as HTML."""
+    overrides = bullets(record.overrides) if record.overrides else '<p class="none">no overrides, only defaults</p>'
+    return (
+        f"<section><h2>Configuration</h2><h3>Overrides as submitted</h3>{overrides}"
+        f"<details><summary>config.yaml as submitted</summary><pre>{escape(record.config)}</pre></details></section>"
+    )
+
+
+def profiles_section(record: Record) -> str:
+    """The section of a run's page, as HTML; empty without such a file."""
+    if not record.profiles:
+        return ""
+    drawn = table(("file", "of", "iteration", "opens in"), [_profile_row(one) for one in record.profiles])
+    note = '<p class="note">The files are in the run&apos;s folder. A traced iteration takes longer than others.</p>'
+    return f"<section><h2>Profiles</h2>{drawn}{note}</section>"
+
+
+def _profile_row(one: ProfileFile) -> Row:
+    at = one.iteration
+    shown = "all" if at is None else f'<a href="timeline.html#iteration={at}">{at} in the timeline</a>'
+    return Cell(f"<code>{escape(one.path)}</code>"), one.of, Cell(shown), one.opener

@@ -15,7 +15,7 @@ import pytest
 import reports
 from reports import notebook
 from reports.errors import ReportError
-from reports.facts.waits import waiting_ns
+from reports.facts.breakdown import waiting_ns
 from tests.support import PATIENCE_S, ROOT
 from tests.support.reports.in_browser import events_of
 from tests.support.reports.records import records

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from conf.run_folder.rundir import RunDir
 from launch.commands.report import main
 from reports.errors import ReportError
-from reports.exports.trace import LANES, chrome_trace, lane
-from reports.exports.write import Export, write_exports
+from reports.exports import LANES, Export, chrome_trace, lane, write_exports
 from reports.pages import writing
 from reports.readers import record
 from reports.readers.events import EVENT, Timeline, frame, read_run

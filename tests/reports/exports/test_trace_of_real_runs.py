@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch.commands.report import main
-from reports.exports.trace import lane
+from reports.exports import lane
 from tests.support.reports.layouts import LAYOUTS, run_of
 from tests.support.reports.raw_events import Raw, raw_events, sends
 from tests.support.reports.trace_format import Event, checked, flows

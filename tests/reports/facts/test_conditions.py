@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from reports.facts.conditions import conditions
+from reports.path.why import conditions
 
 TRAINS: Any = SimpleNamespace(rehearsal=None)
 REHEARSES: Any = SimpleNamespace(rehearsal="virtual")

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from fasop.simulation.ranks.replay import StageTimes, simulate
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.schedules import Kind, as_json, schedule
-from reports.facts.breakdown import PARTS
+from reports.facts.breakdown import PARTS, UNKNOWN, waiting_ns
 from reports.facts.statistics import Statistics, ideal_bubble
 from reports.facts.statistics import statistics as statistics_of
-from reports.facts.waits import UNKNOWN, waiting_ns
 from reports.readers.events import EVENT, Timeline, frame, legend_order
 from tests.support.fasop.replays import pipeline_time
 

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from launch.commands.report import main
 from megatron_ext.tasks.language.transformer import Embedding
-from reports.facts.breakdown import TENSOR
+from reports.facts.breakdown import TENSOR, waiting_ns
+from reports.facts.frames import TITLES
 from reports.facts.statistics import statistics
-from reports.facts.terms import TITLES
-from reports.facts.waits import waiting_ns
 from tests.reports.conftest import Opener
 from tests.support.megatron_ext.engine_run import EngineRun, make_corpus, make_run
 from tests.support.reports.in_browser import events_of, iteration, ready

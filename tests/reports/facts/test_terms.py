@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from conf.run_folder.rundir import RunDir
+from reports.facts.breakdown import NORM, UNKNOWN, waiting_ns
+from reports.facts.frames import Terms, measured
 from reports.facts.statistics import statistics
-from reports.facts.terms import Terms, measured
-from reports.facts.waits import NORM, UNKNOWN, waiting_ns
 from reports.readers import record
 from reports.readers.events import Timeline, read_run
 from reports.readers.record import Record

@@ -13,9 +13,8 @@ from conf.run_folder.rundir import RunDir
 from reports.facts.statistics import statistics
 from reports.facts.usual import batches, time_of, usual_first
 from reports.readers import record
-from reports.readers.decisions import Decision
 from reports.readers.events import read_run
-from reports.readers.metrics import metrics_lines
+from reports.readers.json_lines import Decision, metrics_lines
 from reports.readers.record import Record, metrics_frame
 from tests.support.reports.synthetic import Shape, make_run
 

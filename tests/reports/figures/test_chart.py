@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reports.figures.chart import MOST, Axis, Item, dots, lines, parallel, thinned
-from reports.figures.template import TEMPLATE
+from reports.figures.embed import TEMPLATE
 
 NUMBERS = Axis(title="n", values=[1.0])
 

@@ -9,8 +9,7 @@ import pandas as pd
 from plotly import graph_objects as go
 
 from reports.figures.chart import lines
-from reports.figures.embed import embedded
-from reports.figures.template import figure
+from reports.figures.embed import embedded, figure
 
 
 def parts(figure: go.Figure) -> tuple[str, dict]:

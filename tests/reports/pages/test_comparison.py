@@ -20,9 +20,8 @@ from launch.commands.report import main
 from megatron_ext.contract.adaptive.config import AdaptConfig
 from reports.facts.statistics import statistics
 from reports.figures.chart import Axis, Item, dots, parallel
-from reports.pages import pools, sweep_page
-from reports.pages.comparison import Outcome, outcome, swept
-from reports.pages.pools import alike_in_speed, front, ranking, repeats
+from reports.pages import comparison, sweep_page
+from reports.pages.comparison import Outcome, alike_in_speed, front, outcome, ranking, repeats, swept
 from reports.readers import record
 from reports.readers.megatron_log import Sizes
 from reports.sources import Source
@@ -192,7 +191,7 @@ def test_no_run_beats_one_of_the_front_and_one_of_the_front_equals_or_beats_ever
 def test_without_prices_the_front_weighs_memory():
     outcomes = [replace(BASE, link=str(gib), dollars=NAN, memory_gib=gib) for gib in (3.0, 2.0)]
     found = front(outcomes)
-    assert found == pools.Front(against="memory_gib", runs=frozenset({"2.0"}))
+    assert found == comparison.Front(against="memory_gib", runs=frozenset({"2.0"}))
 
 
 def test_what_was_rehearsed_is_not_called_better_than_what_was_measured():

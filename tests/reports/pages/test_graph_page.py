@@ -13,8 +13,7 @@ from fasop.graphs.own.on_levels import on_levels
 from fasop.graphs.public.answer import divide
 from fasop.graphs.table import bound, takes
 from launch.cli import main
-from reports.figures.operators import drawn_graph, drawn_times
-from reports.pages.graph_page import render
+from reports.pages.graph_page import drawn_graph, drawn_times, render
 from tests.reports.conftest import Opener
 from tests.support.profiled_graphs import branches, node
 

@@ -12,8 +12,7 @@ from conf.run_folder.rundir import RunDir
 from reports.facts.statistics import statistics
 from reports.path.change import Cause
 from reports.path.changes import gains
-from reports.path.critical import critical_path
-from reports.path.idle import IDLE, idle_frame
+from reports.path.critical import IDLE, critical_path, idle_frame
 from reports.path.making import make_graph
 from reports.readers import record
 from reports.readers.events import read_run

@@ -16,9 +16,9 @@ import pytest
 from fasop.costs.network.links import Link
 from megatron_ext.contract.plan import Plan
 from reports.facts.statistics import statistics
-from reports.path.allowed import Allowed
 from reports.path.change import Cause
-from reports.path.idle import IDLE
+from reports.path.critical import IDLE
+from reports.path.links import Allowed
 from reports.path.slow_ranks import Expected
 from reports.path.why import Why, explain
 from reports.readers.events import WAITS, Timeline

@@ -16,8 +16,8 @@ from benchmarks.accuracy_cases import SLEEPING
 from benchmarks.sleeping import Late, Pass, Slowness, as_given, in_time
 from conf.compose import compose
 from reports.facts.statistics import statistics
-from reports.path.allowed import Allowed
 from reports.path.change import Cause
+from reports.path.links import Allowed
 from reports.path.why import ITERATIONS, Why, explain
 from reports.readers import record
 from reports.readers.events import read_run

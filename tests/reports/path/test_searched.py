@@ -14,10 +14,11 @@ from fasop.search.findings.found_plan import FoundPlan
 from fasop.search.findings.other_plans import other_plans
 from fasop.simulation.predict import predict
 from launch.commands.report import main as report
+from reports import sources
 from reports.facts.statistics import statistics
 from reports.path.change import Cause
 from reports.path.why import Why, explain
-from reports.readers import record, searched
+from reports.readers import record
 from reports.readers.events import read_run
 from reports.readers.megatron_log import Sizes
 from reports.sources import Source
@@ -100,6 +101,6 @@ def test_what_was_kept_is_of_one_configuration(tmp_path: Path) -> None:
     run = made(tmp_path)
     known, plans = record.read(run), (FoundPlan(iteration_s=1.0, own_s=2.0, differs={"data": "2"}),)
     run.report.mkdir()
-    searched.keep(run.report, known, plans)
-    assert searched.kept(run.report, known) == (plans, ())
-    assert searched.kept(run.report, replace(known, config="name: other")) == (None, ())
+    sources.keep(run.report, known, plans)
+    assert sources.kept(run.report, known) == (plans, ())
+    assert sources.kept(run.report, replace(known, config="name: other")) == (None, ())

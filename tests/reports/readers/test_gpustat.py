@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conf.run_folder.gpu_lines import GpuSample
 from launch.commands.report import main
-from reports.readers.gpustat import readings
+from reports.readers.gpus import readings
 from tests.support.reports.legacy import Job, calls, job_info, log
 
 TEXT = """\

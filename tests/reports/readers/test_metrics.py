@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from reports.readers.metrics import metrics_frame, metrics_lines
+from reports.readers.json_lines import metrics_frame, metrics_lines
 
 
 def test_a_number_beyond_all_floating_point_ones_is_infinite() -> None:

@@ -10,14 +10,17 @@ import pandas as pd
 import pytest
 
 from reports.facts.learning import Learned
-from reports.facts.published import PUBLISHED
 from reports.facts.side_by_side import Compared, Facts, Sent, StageUse, speed_up
-from reports.sections.comparison.curves import curves_section
-from reports.sections.comparison.depth import depth_section
-from reports.sections.comparison.published import published_section
-from reports.sections.comparison.stages import stages_section
-from reports.sections.comparison.throughput import throughput_section
-from reports.sections.comparison.traffic import size, traffic_section
+from reports.sections.comparison_sections import (
+    PUBLISHED,
+    curves_section,
+    depth_section,
+    published_section,
+    size,
+    stages_section,
+    throughput_section,
+    traffic_section,
+)
 
 SECTIONS = (curves_section, depth_section, published_section, stages_section, throughput_section, traffic_section)
 EVALUATED = Learned(

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from reports.facts.statistics import statistics
-from reports.sections.comparison.difference import MOST_ROWS, Timed, difference_section
+from reports.sections.difference_section import MOST_ROWS, Timed, difference_section
 from tests.support.reports.constructed import Course, plan_of, timeline_of
 
 DEEP = Course(partition=(2,) * 12, tensor=2)

@@ -14,12 +14,12 @@ import pytest
 
 from conf.run_folder.gpu_lines import GpuProcess, GpuReading, GpuSample, GpuTrouble, entry_text
 from megatron_ext.contract.adaptive.config import AdaptConfig
+from reports.facts.frames import Terms
 from reports.facts.statistics import Statistics
-from reports.facts.terms import Terms
 from reports.readers.gpus import gpu_report
 from reports.readers.megatron_log import Sizes
 from reports.sections.expected_section import Took, expected_section
-from reports.sections.stragglers import _iterations as slow_iterations
+from reports.sections.stages_section import _iterations as slow_iterations
 from reports.sources import Source
 from tests.reports.conftest import Opener
 from tests.reports.test_cli import Found, Line, report

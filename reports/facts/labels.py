@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conf.schema.values.partition import in_runs
+from conf.schema.values.schedules import Schedule
 
 FEW = 4
 """So many are each written: 1-1 is read more easily than 1*2."""
@@ -13,3 +14,8 @@ FEW = 4
 def dashed(numbers: Sequence[int]) -> str:
     """3-1, or 16*8-11*4 of many."""
     return "-".join(map(str, numbers)) if len(numbers) <= FEW else in_runs(numbers, "-")
+
+
+def schedule_name(key: str) -> str:
+    """The label of a schedule's key. An unknown key, as of a log that does not name the schedule, stays as it is."""
+    return Schedule(key).label if key in {*Schedule} else key

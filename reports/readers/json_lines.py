@@ -1,22 +1,102 @@
-"""The lines of `metrics.jsonl`, and of them a table."""
+"""Lines of metrics.jsonl and decisions.jsonl (docs/formats.md)."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
-import numpy as np
-import pandas as pd
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from conf.errors import RunFolderError
+from conf.run_folder.json_values import Count, typed
 from conf.run_folder.run_files import parse_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_MOST = 5
+"""So many lines that are none are named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """One about the batch; those that change nothing are there, too."""
+
+    iteration: Count
+    """After which it was made."""
+    consumed_samples: Count
+    before: Count
+    """The global batch, in samples."""
+    global_batch_size: Count
+    """The next one."""
+    shares_before: tuple[Count, ...]
+    shares: tuple[Count, ...]
+    learning_rate_factor: float
+    reason: str
+    similarity: float | None = None
+    noise_scale: float | None = None
+    """In samples."""
+    micro_batch_sizes_before: tuple[Count, ...] = ()
+    """By replica, in samples; empty in runs of earlier versions, where all are alike."""
+    micro_batch_sizes: tuple[Count, ...] = ()
+    streams_before: tuple[Count, ...] = ()
+    """By replica; empty in runs of earlier versions, where they stay."""
+    streams: tuple[Count, ...] = ()
+
+    @property
+    def resizes(self) -> bool:
+        """Whether micro-batches have other sizes afterwards."""
+        return self.micro_batch_sizes_before != self.micro_batch_sizes
+
+    @property
+    def changes_streams(self) -> bool:
+        """Whether replicas run other numbers of copies of the model afterwards."""
+        return self.streams_before != self.streams
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is another afterwards."""
+        return (self.before, self.shares_before) != (self.global_batch_size, self.shares) or (
+            self.resizes or self.changes_streams
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regrouping:
+    """A start of an elastic run with another plan."""
+
+    iteration: Count
+    """Of the checkpoint that it goes on from; 0 without one."""
+    start: str
+    nodes_before: tuple[str, ...]
+    nodes: tuple[str, ...]
+    shares_before: tuple[Count, ...]
+    shares: tuple[Count, ...]
+    reason: str
+
+
+def decisions(lines: Iterable[str], notes: list[str]) -> tuple[Decision | Regrouping, ...]:
+    """In their order; lines that are none become notes."""
+    found: list[Decision | Regrouping] = []
+    strange = 0
+    for number, line in enumerate(lines, 1):
+        name = f"decisions.jsonl: line {number}"
+        try:
+            content = parse_json(line, name)
+            moves = isinstance(content, dict) and "nodes" in content
+            found.append(typed(Regrouping, content, name) if moves else typed(Decision, content, name))
+        except RunFolderError as error:
+            strange += 1
+            if strange <= _MOST:
+                notes.append(f"{error}; ignored")
+    if strange > _MOST:
+        notes.append(f"decisions.jsonl: {strange - _MOST} other lines are not decisions; ignored")
+    return tuple(found)
+
 
 _COUNTED = ("elapsed_ms", "consumed_samples")
 """What iterations are timed and placed by, so that it must be finite. A loss may be infinite."""
-_MOST = 5
-"""So many lines that are none, and keys that hold something else than numbers, are named."""
 
 
 def metrics_lines(texts: Iterable[str], file: str, notes: list[str]) -> tuple[Mapping[str, Any], ...]:
@@ -68,15 +148,19 @@ def _is_number(value: Any, finite: bool) -> bool:
 
 def metrics_frame(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Logged lines as a table: integers where a key has no others, else floating-point numbers."""
+    import pandas as pd  # which `tdpp simulate`, reading decisions alone, does without
+
     keys = dict.fromkeys(["iteration", *(key for line in lines for key in line)])
     return pd.DataFrame({key: _column([line.get(key) for line in lines]) for key in keys})
 
 
 def _column(values: Sequence[float | None]) -> Any:
+    import pandas as pd
+
     known = [value for value in values if value is not None]
     if all(isinstance(value, int) and abs(value) < 1 << 63 for value in known):
         return pd.array(values, dtype="int64" if known and len(known) == len(values) else "Int64")
-    return np.array([math.nan if value is None else _as_float(value) for value in values])
+    return pd.array([math.nan if value is None else _as_float(value) for value in values], dtype="float64")
 
 
 def _as_float(value: float) -> float:

@@ -1,1 +1,0 @@
-"""What is written beside the pages: tables and traces."""
