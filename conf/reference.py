@@ -15,14 +15,14 @@ from enum import Enum
 from functools import cache
 from itertools import pairwise
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import MISSING
 
 from conf.reading.own_folders import groups
 from conf.reading.user_files import choices
 from conf.schema.experiment import Experiment
-from conf.schema.values.ranges import RANGES
+from megatron_ext.contract.keys import ranges_of
 
 _NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 _PLURALS = {str: "texts", Any: "tables"}
@@ -104,7 +104,7 @@ def _parts(name: str, kind: Any) -> Iterator[Part]:
                 name=key,
                 values="true, false or auto" if default == "auto" else _values(of),
                 default=default,
-                rule=_rule(name, field.name),
+                rule=str(ranges_of(kind).get(field.name, "")),
                 meaning=documented.get(field.name, "") or _of_words(of),
                 options=_options(of),
             )
@@ -121,7 +121,7 @@ def _first_paragraph(kind: Any) -> str:
 
 def _of_words(kind: Any) -> str:
     """What the words that a key takes are about."""
-    kinds = get_args(kind) if get_origin(kind) is UnionType else (kind,)
+    kinds = get_args(kind) if get_origin(kind) in (UnionType, Union) else (kind,)
     return next((_first_paragraph(one) for one in kinds if _is_words(one)), "")
 
 
@@ -132,9 +132,10 @@ def _is_words(kind: Any) -> bool:
 @cache
 def _attribute_docs(kind: Any) -> Mapping[str, str]:
     """The texts below the fields of a class, or the members of an enumeration."""
+    inherited: list[Any] = [base for base in kind.__mro__[:0:-1] if dataclasses.is_dataclass(base)]
+    docs = {name: text for base in inherited for name, text in _attribute_docs(base).items()}
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
     body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef))
-    docs = {}
     for before, after in pairwise(body):
         match before, after:
             case (
@@ -148,7 +149,7 @@ def _attribute_docs(kind: Any) -> Mapping[str, str]:
 def _values(kind: Any) -> str:
     if kind is Any:
         return "whole number or text"
-    if get_origin(kind) is UnionType:
+    if get_origin(kind) in (UnionType, Union):
         return " or ".join("null" if one is type(None) else _values(one) for one in get_args(kind))
     if get_origin(kind) is list and _is_words(get_args(kind)[0]):
         return f"list of {_values(get_args(kind)[0])}"
@@ -162,7 +163,7 @@ def _values(kind: Any) -> str:
 
 
 def _options(kind: Any) -> tuple[tuple[str, str], ...]:
-    kinds = get_args(kind) if get_origin(kind) is UnionType else (kind,)
+    kinds = get_args(kind) if get_origin(kind) in (UnionType, Union) else (kind,)
     return tuple((str(one.value), _attribute_docs(of).get(one.name, "")) for of in kinds if _is_words(of) for one in of)
 
 
@@ -176,11 +177,6 @@ def _default(field: dataclasses.Field[Any]) -> str:
     if field.default is None or isinstance(field.default, bool):
         return {None: "null", True: "true", False: "false"}[field.default]
     return str(field.default)
-
-
-def _rule(part: str, name: str) -> str:
-    allowed = RANGES.get(part.replace(f"[{_ANY_NAME}]", ""), {}).get(name)
-    return "" if allowed is None else str(allowed)
 
 
 def unit_of(name: str) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import field
-from enum import StrEnum
+from dataclasses import fields
 
 from conf.errors import ConfigError
 from conf.schema.config_class import config
 from conf.schema.values import ranges
-from megatron_ext.contract.adaptive.config import AdaptConfig
+from megatron_ext.contract.adaptive import config as contract
+from megatron_ext.contract.adaptive.config import AdaptConfig, LrScaling, Rule
+from megatron_ext.contract.keys import Range, option
+
+__all__ = ["Adapt", "LrScaling", "Rule"]
 
 SMOOTHING = 4
 """Measurements that a decision takes together, where nothing else is said."""
@@ -23,50 +26,12 @@ _USED_BY = {
 """By key, the rules that look at it."""
 
 
-class Rule(StrEnum):
-    """How the next global batch is found (docs/adaptive.md)."""
-
-    none = "none"
-    """Keep the batch."""
-    similarity = "similarity"
-    """Grow or shrink it by a fixed rate, depending on how alike the gradients of its halves are (JABAS)."""
-    noise = "noise"
-    """Compute the batch whose halves are as alike as the target, from the measured noise scale."""
-    goodput = "goodput"
-    """Compute the batch with the most progress per second, from noise scale and measured times (Pollux)."""
-
-
-class LrScaling(StrEnum):
-    """How the learning rate follows the batch; `train.lr` is for `parallel.global_batch_size`."""
-
-    none = "none"
-    sqrt = "sqrt"
-    """With its square root."""
-    linear = "linear"
-
-
 @config
-class Adapt:
-    rule: Rule = Rule.none
-    target: float = 0.3
-    """With rule similarity or noise: the target cosine between the gradients of the two halves of a batch."""
-    lower: int | None = None
-    """The smallest global batch; null: parallel.global_batch_size."""
-    upper: int | None = None
-    """The largest global batch; required by every rule."""
-    every: int = 100
-    """Iterations between two measurements, each of which is followed by a decision."""
-    rate: float = 0.1
-    """With rule similarity: the fraction by which the batch grows or shrinks."""
-    smoothing: int | None = None
-    """Measurements that a decision combines; null: 1 with rule similarity, as in JABAS, else 4."""
-    lr_scaling: LrScaling = LrScaling.sqrt
-    rebalance: bool = False
-    """Recompute the shares of the replicas from measured times whenever that gains more than 3 %."""
-    micro_batch_sizes: list[int] = field(default_factory=list)
+class Adapt(contract.Adapt):
+    micro_batch_sizes: list[int] = option(list, Range(1, 2**20))
     """With rebalance, further micro-batch sizes, all multiples of parallel.micro_batch_size. Each replica takes the
     fastest one that fits its memory, by a profile or a prediction."""
-    streams: list[int] = field(default_factory=list)
+    streams: list[int] = option(list, Range(1, 64))
     """With rebalance, in data parallel plans: further numbers of streams besides parallel.streams. Each replica takes
     the fastest one that fits its memory."""
 
@@ -77,8 +42,8 @@ class Adapt:
                 f"adapt.rule={self.rule} lets the global batch grow, so it needs a limit; give adapt.upper, in samples"
             )
         for key, rules in _USED_BY.items():
-            value, default = getattr(self, key), type(self).__dataclass_fields__[key].default
-            if str(self.rule) not in rules and value != default:
+            value = getattr(self, key)
+            if self.rule not in rules and value != getattr(type(self), key):
                 raise ConfigError(
                     f"adapt.{key}={value} has no effect with adapt.rule={self.rule}; use adapt.rule="
                     f"{' or '.join(rules)}, or leave it out"
@@ -116,17 +81,7 @@ class Adapt:
         if not self.on:
             return None
         lower, upper = self.bounds(global_batch_size)
-        usual = 1 if self.rule is Rule.similarity else SMOOTHING
-        return AdaptConfig(
-            rule=str(self.rule),
-            target=self.target,
-            lower=lower,
-            upper=upper,
-            every=self.every,
-            rate=self.rate,
-            smoothing=usual if self.smoothing is None else self.smoothing,
-            lr_scaling=str(self.lr_scaling),
-            rebalance=self.rebalance,
-            micro_batch_sizes=micro_batch_sizes,
-            streams=streams,
-        )
+        own = {field.name: getattr(self, field.name) for field in fields(contract.Adapt)}
+        smoothing = (1 if self.rule is Rule.similarity else SMOOTHING) if self.smoothing is None else self.smoothing
+        found = {"lower": lower, "upper": upper, "smoothing": smoothing}
+        return AdaptConfig(**{**own, **found}, micro_batch_sizes=micro_batch_sizes, streams=streams)

@@ -13,6 +13,7 @@ from conf.errors import ConfigError
 from conf.reading.own_folders import is_file
 from conf.schema.config_class import config
 from conf.schema.values import environment, links, ranges
+from megatron_ext.contract.keys import Range, from_0, option, positive
 
 CPU = "CPU"
 """The name of what is no GPU, or the first word of it."""
@@ -25,15 +26,15 @@ class Gpu:
     name: str = MISSING
     """The name that the driver reports, such as NVIDIA A10; tdpp doctor compares it. A name that starts with CPU means
     no GPU."""
-    memory_gib: float = MISSING
+    memory_gib: float = option(MISSING, positive())
     """Memory a process can use, GiB."""
-    fp32_tflops: float = MISSING
+    fp32_tflops: float = option(MISSING, positive())
     """Peak rate in fp32, or in TF32 where the GPU has it."""
-    fp16_tflops: float = MISSING
+    fp16_tflops: float = option(MISSING, positive())
     """Peak rate in fp16 with fp32 accumulation."""
-    bf16_tflops: float = MISSING
+    bf16_tflops: float = option(MISSING, positive())
     """Peak rate in bf16 with fp32 accumulation."""
-    memory_gb_per_s: float = MISSING
+    memory_gb_per_s: float = option(MISSING, positive())
     """Memory bandwidth."""
     profile: str | None = None
     """Its measured profile, if there is one: a name or the path of a .yaml file."""
@@ -52,9 +53,9 @@ class Gpu:
 class NodeGroup:
     """Nodes of one kind."""
 
-    count: int = 1
+    count: int = option(1, Range(1, ranges.MOST_NODES))
     """Number of nodes in the group."""
-    gpus_per_node: int | None = None
+    gpus_per_node: int | None = option(None, Range(1, 1024))
     """Ranks per node. null, for a cluster of one node: as many as the plan needs."""
     gpu: str = MISSING
     """A key of `cluster.gpus`."""
@@ -62,7 +63,7 @@ class NodeGroup:
     """Slurm partition; null uses the default one."""
     gres: str | None = None
     """Slurm's --gres for the GPUs of a node, such as gpu:a10:8; null requests none."""
-    cpus_per_task: int | None = None
+    cpus_per_task: int | None = option(None, Range(1, 2**16))
     """Cores for a node's agent and its ranks; null uses Slurm's default."""
     mem: str | None = None
     """Slurm's --mem per node, such as 200G; 0 is all memory, null uses the partition's default."""
@@ -72,19 +73,19 @@ class NodeGroup:
     """Slurm's quality of service; null uses the default one."""
     constraint: str | None = None
     """Slurm's --constraint: required features of the nodes."""
-    time_min: int | None = None
+    time_min: int | None = option(None, Range(1, 10**7))
     """Slurm time limit in minutes; null uses the partition's."""
-    intra_gbit_per_s: float = MISSING
+    intra_gbit_per_s: float = option(MISSING, positive())
     """Bandwidth between two GPUs of a node."""
-    intra_latency_us: float = MISSING
+    intra_latency_us: float = option(MISSING, from_0())
     """Latency of a message between two GPUs of a node."""
-    inter_gbit_per_s: float = MISSING
+    inter_gbit_per_s: float = option(MISSING, positive())
     """Bandwidth out of a node, shared by its ranks."""
-    inter_latency_us: float = MISSING
+    inter_latency_us: float = option(MISSING, from_0())
     """Latency of a message to another node."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables for the ranks of these nodes; they override `cluster.environment`. For example NCCL_IB_HCA."""
-    price_per_hour: float | None = None
+    price_per_hour: float | None = option(None, from_0())
     """Price of one node per hour, in US dollars."""
 
 
@@ -133,7 +134,7 @@ def _read_links(cluster: Cluster) -> None:
 
 def _check_gpus(cluster: Cluster) -> None:
     for name, gpu in cluster.gpus.items():
-        ranges.check("cluster.gpus.*", gpu, f"cluster.gpus.{name}")
+        ranges.check(f"cluster.gpus.{name}", gpu)
 
 
 def _check_groups(cluster: Cluster) -> None:
@@ -141,21 +142,21 @@ def _check_groups(cluster: Cluster) -> None:
         raise ConfigError(f"cluster.groups of cluster {cluster.name!r} is empty: define a group, cluster.groups.<name>")
     alone = len(cluster.groups) == 1 and all(group.count == 1 for group in cluster.groups.values())
     for name, group in cluster.groups.items():
-        key = f"cluster.groups.{name}"
+        group_key = f"cluster.groups.{name}"
         if not re.fullmatch(r"[\w.-]+", name):
-            raise ConfigError(f"{key}: {name!r} is not a valid group name; use letters, digits, '.', '_', '-'")
+            raise ConfigError(f"{group_key}: {name!r} is not a valid group name; use letters, digits, '.', '_', '-'")
         if group.gpu not in cluster.gpus:
             known = ", ".join(cluster.gpus) or "nothing"
-            raise ConfigError(f"{key}.gpu={group.gpu} is not in cluster.gpus; that has {known}")
-        ranges.check("cluster.groups.*", group, key)
+            raise ConfigError(f"{group_key}.gpu={group.gpu} is not in cluster.gpus; that has {known}")
+        ranges.check(group_key, group)
         if group.gpus_per_node is None and not alone:
             raise ConfigError(
-                f"{key}.gpus_per_node=null (as many ranks as the plan asks for) needs a cluster of one node; "
+                f"{group_key}.gpus_per_node=null (as many ranks as the plan asks for) needs a cluster of one node; "
                 "give the number of GPUs per node"
             )
-        for option in ("partition", "gres", "mem", "account", "qos", "constraint"):
-            if (value := getattr(group, option)) is not None:
-                _check_slurm_option(f"{key}.{option}", value)
+        for slurm_key in ("partition", "gres", "mem", "account", "qos", "constraint"):
+            if (value := getattr(group, slurm_key)) is not None:
+                _check_slurm_option(f"{group_key}.{slurm_key}", value)
 
 
 def _check_slurm_option(key: str, value: str) -> None:

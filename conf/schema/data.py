@@ -13,35 +13,18 @@ from conf.errors import ConfigError
 from conf.schema.config_class import config
 from conf.schema.values import ranges
 from megatron_ext.contract import plan_parts
+from megatron_ext.contract.keys import PART, Range, between, option, positive
 from megatron_ext.contract.models.model import BERT, IMAGES, T5
 
 
 @config
-class Corpus:
+class Corpus(plan_parts.Corpus):
     prefix: str = MISSING
-    """As `data.prefix`."""
-    weight: float = 1.0
-    """As `data.weight`."""
 
 
 @config
-class Augment:
+class Augment(plan_parts.Augment):
     """Of images: how training changes them; every change follows from train.seed and the numbers of the samples."""
-
-    padding: int = 0
-    """Pixels of padding around an image, from which a random crop of the original size is taken."""
-    flip: bool = False
-    """Mirror images left to right, with probability one half."""
-    rand_augment: int = 0
-    """Number of random operations per image (RandAugment)."""
-    rand_augment_magnitude: float = 9.0
-    """Magnitude of these operations, from 0 to 10."""
-    erasing: float = 0.0
-    """Probability that a rectangle of an image is replaced by noise (random erasing)."""
-    mixup: float = 0.0
-    """Mixup: alpha of the beta distribution by which pairs of images of a micro-batch are mixed; 0: off."""
-    cutmix: float = 0.0
-    """CutMix: the same for rectangles pasted from the other image; with both, one of the two is drawn each time."""
 
     def __post_init__(self) -> None:
         ranges.check("data.augment", self)
@@ -51,17 +34,17 @@ class Augment:
 class Data:
     prefix: str = MISSING
     """Path of the indexed data, without .bin and .idx, for example data/stdlib_text_document."""
-    weight: float = 1.0
+    weight: float = option(1.0, positive())
     """Weight of these data in a blend, relative to the others."""
     blend: list[Corpus] = field(default_factory=list)
     """Further indexed data to mix in: `[{prefix: data/b_text_document, weight: 0.3}]`."""
     split: str = "969,30,1"
     """Weights of the training, validation and test documents."""
-    mask_prob: float = 0.15
+    mask_prob: float = option(0.15, PART)
     """For bert and t5: the fraction of a sample's tokens to predict."""
-    short_seq_prob: float = 0.1
+    short_seq_prob: float = option(0.1, between(0.0, 1.0))
     """For bert and t5: the probability that a sample is made shorter than the longest possible."""
-    masking_max_ngram: int | None = None
+    masking_max_ngram: int | None = option(None, Range(1, 10**4))
     """For bert and t5: the most words masked in a row; null: 3 for bert, 10 for t5."""
     masking_do_full_word: bool = True
     """For bert and t5: mask all tokens of a word together."""
@@ -69,7 +52,7 @@ class Data:
     """For bert and t5: prefer long runs of masked words to short ones."""
     masking_use_geometric_distribution: bool | None = None
     """For bert and t5: draw the lengths of runs from a geometric distribution, as in SpanBERT; null: only for t5."""
-    bucketing: int | None = None
+    bucketing: int | None = option(None, Range(1, 10**4))
     """For transformer and gnmt: sort this many global batches at a time by length, such as 80, so that samples of
     similar length are padded together; null: samples keep their random order and are padded to the model's lengths."""
     augment: Augment = field(default_factory=Augment)
@@ -121,7 +104,7 @@ def _check_blend(corpora: Sequence[Corpus]) -> None:
     for number, corpus in enumerate(corpora):
         key = f"data.blend[{number - 1}]" if number else "data"
         if number:
-            ranges.check("data.blend", corpus, key)
+            ranges.check(key, corpus)
         if prefixes[number] in prefixes[:number]:
             raise ConfigError(
                 f"{key}.prefix={corpus.prefix} is already in the blend; give the sum of both weights there"

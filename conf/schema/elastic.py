@@ -7,6 +7,7 @@ from enum import StrEnum
 from conf.errors import ConfigError
 from conf.schema.config_class import config
 from conf.schema.values import ranges
+from megatron_ext.contract.keys import COUNT, Range, from_0, option
 
 
 class By(StrEnum):
@@ -21,7 +22,7 @@ class Elastic:
     enabled: bool = False
     """Continue from the latest checkpoint without a lost node, or with a node that lost a rank; no new launch is needed
     (docs/elastic.md)."""
-    min_nodes: int = 1
+    min_nodes: int = option(1, COUNT)
     """The run ends if fewer nodes are left."""
     start: str | None = None
     """The nodes to start on, as a JSON file of JABAS's scheduler: {"0": 4, "1": 4} are the GPUs of nodes 0 and 1 of the
@@ -29,9 +30,9 @@ class Elastic:
     by: By | None = None
     """At the end of each epoch, continue on the nodes with the least predicted time or cost for the next one. null:
     only a lost node changes the nodes."""
-    epoch: int | None = None
+    epoch: int | None = option(None, Range(1, 10**15))
     """Samples of an epoch; null: those that train.epochs counts."""
-    restart_s: float = 60.0
+    restart_s: float = option(60.0, from_0())
     """Seconds that a change of nodes is expected to take."""
     release: bool = False
     """End the nodes that are not chosen, so that Slurm can give them to others; false: they wait for the next

@@ -9,6 +9,7 @@ from conf.errors import ConfigError
 from conf.schema.config_class import config
 from conf.schema.values import ranges
 from conf.schema.values.hosts import Host, hosts
+from megatron_ext.contract.keys import Range, between, option, positive
 
 
 class ExecutorKind(StrEnum):
@@ -50,15 +51,15 @@ class Executor:
     the beginning and at the end), or a CSV file with the columns samples and noise_scale."""
     wait: bool = True
     """Without Slurm: follow the run until it ends. false returns as soon as it has started."""
-    master_port: int | None = None
+    master_port: int | None = option(None, between(1024, 65535))
     """Port on which ranks meet; null: a free port that rank 0's node chooses and publishes."""
-    time_min: int = 60 * 24
+    time_min: int = option(60 * 24, Range(1, 10**7))
     """Without Slurm: time limit of the run, in minutes."""
-    meet_min: float = 10
+    meet_min: float = option(10, positive(10**7))
     """Minutes that nodes wait for the others before the run fails; nodes of another job may start later."""
-    save_s: int = 120
+    save_s: int = option(120, between(10, 65535))
     """Seconds before its time limit at which a run saves a checkpoint and ends; on Slurm it is then started again."""
-    max_requeues: int = 3
+    max_requeues: int = option(3, Range(0, 10**6))
     """With Slurm: how often a job is started again after its time limit, a preemption or a node failure."""
 
     def __post_init__(self) -> None:

@@ -44,6 +44,7 @@ from conf.schema.train import Precision, Train
 from conf.schema.values import ranges
 from conf.schema.values.partition import NodeOrder, Partition
 from conf.schema.values.schedules import Recompute, Schedule
+from megatron_ext.contract.keys import Range, from_0, option
 
 __all__ = [
     "Adapt",
@@ -98,9 +99,9 @@ class Experiment:
     """Print what would be started and write nothing; what would prevent the start is still an error."""
     skip_existing: bool = False
     """Skip a configuration if a run of this name has succeeded with it, or is queued or running."""
-    max_jobs: int | None = None
+    max_jobs: int | None = option(None, Range(1, 10**6))
     """Largest number of runs of a sweep at the same time; null: as many as the cluster takes."""
-    confirm_gpu_hours: float = 1000.0
+    confirm_gpu_hours: float = option(1000.0, from_0(1e12))
     """Ask before submitting more GPU-hours than this to Slurm: GPUs times time limit, summed over a sweep."""
     yes: bool = False
     """Submit without asking."""

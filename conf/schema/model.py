@@ -15,6 +15,7 @@ from conf.schema.values import ranges
 from conf.schema.values.architectures import Family, Normalization, PositionEmbedding
 from conf.schema.values.divisors import divides
 from conf.visible import plural
+from megatron_ext.contract.keys import FRACTION, Range, option, positive
 from megatron_ext.contract.models.images import counted_blocks, depths_of, smallest_image
 from megatron_ext.contract.models.model import (
     ALL_COUNTED,
@@ -47,32 +48,32 @@ class Model:
     name: str = MISSING
     """The name of the model on pages and in messages."""
     family: Family = Family.gpt
-    layers: int = MISSING
+    layers: int = option(MISSING, Range(1, 10_000))
     """Number of layers. With a decoder (t5, transformer, gnmt, s2vt): the encoder's. For module, resnet, vgg and
     alexnet: the number of blocks, counted if you leave it out."""
-    hidden: int = MISSING
+    hidden: int = option(MISSING, Range(1, 2**20))
     """Width of a token's vector between layers."""
-    heads: int = MISSING
+    heads: int = option(MISSING, Range(1, 2**16))
     """Attention heads, which share hidden."""
-    sequence_length: int = MISSING
+    sequence_length: int = option(MISSING, Range(1, 2**24))
     """Tokens per sample, and positions of the model. With a decoder: the encoder's. For s2vt: the frames of a video."""
-    vocab_size: int = MISSING
+    vocab_size: int = option(MISSING, Range(1, 2**27))
     """Tokens of the tokenizer, before padding."""
-    vocab_multiple: int = 128
+    vocab_multiple: int = option(128, Range(1, 2**20))
     """The embedding has vocab_size rounded up to a multiple of this times the tensor size, as in Megatron."""
-    ffn_hidden: int | None = None
+    ffn_hidden: int | None = option(None, Range(1, 2**22))
     """Inner width of the MLP; null: 4 times hidden."""
-    num_query_groups: int | None = None
+    num_query_groups: int | None = option(None, Range(1, 2**16))
     """Heads of keys and values, each shared by several query heads; null: one for each query head."""
-    kv_channels: int | None = None
+    kv_channels: int | None = option(None, Range(1, 2**16))
     """Width of a head; null: hidden / heads."""
     normalization: Normalization = Normalization.LayerNorm
-    norm_epsilon: float = 1e-5
+    norm_epsilon: float = option(1e-5, positive(1.0))
     """Added to a variance before its root is taken."""
     position_embedding_type: PositionEmbedding = PositionEmbedding.learned_absolute
-    rotary_base: float = 10000.0
+    rotary_base: float = option(10000.0, positive(1e12))
     """With rope, the base of the angles' wavelengths."""
-    rope_scaling_factor: float | None = None
+    rope_scaling_factor: float | None = option(None, positive(1e6))
     """With rope: the factor by which sequences are longer than the 8,192 tokens of Llama 3's first training."""
     swiglu: bool = False
     """Use a gated MLP, with a third matrix, instead of GELU."""
@@ -80,51 +81,51 @@ class Model:
     """Linear layers have biases."""
     untie_embeddings_and_output_weights: bool = False
     """Give the head its own matrix instead of the word embedding's; for translation, the decoder too."""
-    hidden_dropout: float = 0.0
+    hidden_dropout: float = option(0.0, FRACTION)
     """Dropout after the embedding, attention and MLP."""
-    attention_dropout: float = 0.0
+    attention_dropout: float = option(0.0, FRACTION)
     """Dropout of the attention weights."""
     bert_binary_head: bool = True
     """For bert: token types, and a head that predicts whether the second sentence follows the first."""
-    decoder_layers: int | None = None
+    decoder_layers: int | None = option(None, Range(1, 10_000))
     """For t5, transformer, gnmt and s2vt: layers of the decoder; null: as many as the encoder."""
-    decoder_sequence_length: int | None = None
+    decoder_sequence_length: int | None = option(None, Range(1, 2**24))
     """For t5, transformer, gnmt and s2vt: tokens of the decoder; null: as many as the encoder."""
-    label_smoothing: float = 0.0
+    label_smoothing: float = option(0.0, FRACTION)
     """For translation and images: label smoothing, the probability spread over all words or classes."""
     code: str | None = None
     """For module: FILE.py:NAME, the model to train, in a file with its loss and its data (docs/your-model.md)."""
     capture: bool = False
     """For module: let torch.fx cut the model into blocks, one for each layer that its forward pass calls."""
-    image_size: int | None = None
+    image_size: int | None = option(None, Range(1, 2**14))
     """For image models: side length of the images, in pixels."""
-    channels: int = 3
+    channels: int = option(3, Range(1, 2**10))
     """For image models: channels of the images, 3 for colour, 1 for grey."""
-    classes: int | None = None
+    classes: int | None = option(None, Range(2, 2**24))
     """For image models: number of classes."""
-    patch_size: int | None = None
+    patch_size: int | None = option(None, Range(1, 2**14))
     """For vit: side length of a patch, in pixels."""
     class_token: bool = True
     """For vit: the head reads a class token; otherwise the mean of all tokens."""
-    drop_path: float = 0.0
+    drop_path: float = option(0.0, FRACTION)
     """For vit and t2t_vit: stochastic depth, the probability that a sample skips the last layer's attention or MLP;
     earlier layers in proportion."""
-    width: int = 64
+    width: int = option(64, Range(1, 2**14))
     """For resnet, vgg and alexnet: channels of the first convolution; for t2t_vit: channels of tokens while they are
     joined."""
     depths: str | None = None
     """For resnet and vgg: blocks of each stage, such as 3-4-6-3."""
-    embedding_width: int | None = None
+    embedding_width: int | None = option(None, Range(1, 2**20))
     """For awd_lm and s2vt: width of a word's and a frame's vector; null: hidden."""
-    embedding_dropout: float = 0.0
+    embedding_dropout: float = option(0.0, FRACTION)
     """For awd_lm: the fraction of words whose vectors are 0 throughout a sample."""
-    input_dropout: float = 0.0
+    input_dropout: float = option(0.0, FRACTION)
     """For awd_lm: dropout of the first layer's input."""
-    output_dropout: float = 0.0
+    output_dropout: float = option(0.0, FRACTION)
     """For awd_lm: dropout of the last layer's output."""
-    weight_dropout: float = 0.0
+    weight_dropout: float = option(0.0, FRACTION)
     """For awd_lm: the fraction of recurrent weights that is 0 throughout a micro-batch."""
-    features: int | None = None
+    features: int | None = option(None, Range(1, 2**20))
     """For s2vt: numbers that describe a frame, such as 4096."""
 
     def __post_init__(self) -> None:

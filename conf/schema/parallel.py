@@ -13,6 +13,7 @@ from conf.schema.values.depth import check_depth, depth_in
 from conf.schema.values.partition import Shares, in_runs, numbers_in
 from conf.schema.values.schedules import Recompute, Schedule, Semantics
 from conf.visible import plural
+from megatron_ext.contract.keys import Range, option, ranges_of
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.schedule.streams import Stream
 
@@ -31,11 +32,11 @@ AUTO = "auto"
 class Parallel:
     """The plan: how the model and the batch are cut, and which node takes which part."""
 
-    tensor: OneOrMany = 1
+    tensor: OneOrMany = option(1, Range(1, 1024))
     """Tensor parallel size: ranks that share the layers of a stage; one number, or one per stage, such as 4-4-2-2."""
-    data: int = 1
+    data: int = option(1, Range(1, ranges.MOST_RANKS))
     """Data parallel size: replicas of every stage."""
-    pipeline: int = 1
+    pipeline: int = option(1, Range(1, 10_000))
     """Number of pipeline stages."""
     partition: str | None = None
     """Transformer layers per stage, such as 0-11-8-8-8-8-5-0; null: as even as possible.
@@ -48,13 +49,13 @@ class Parallel:
     recompute: Recompute = Recompute.none
     sharded_optimizer: bool = False
     """Each replica keeps only its share of the optimizer state (ZeRO stage 1)."""
-    micro_batch_size: Chosen = 1
+    micro_batch_size: Chosen = option(1, Range(1, 2**20))
     """Samples that pass through the stages together; auto: a launch chooses the size with the fastest predicted
     iteration."""
-    global_batch_size: int = MISSING
+    global_batch_size: int = option(MISSING, Range(1, 2**20))
     """Samples per iteration, over all replicas."""
     schedule: Schedule = Schedule.one_f_one_b
-    chunks: int = 1
+    chunks: int = option(1, Range(1, 10_000))
     """Chunks of the model per stage, 2 or more with the schedule `interleaved`."""
     schedule_file: str | None = None
     """File of your own schedule, which replaces `schedule` (docs/formats.md)."""
@@ -69,7 +70,7 @@ class Parallel:
     measurements of `tdpp profile streams=…`; null: 1."""
     semantics: Semantics = Semantics.stashing
     """With the schedule `pipedream`: which versions of the weights micro-batches use."""
-    update_every: int = 1
+    update_every: int = option(1, Range(1, 2**20))
     """With the schedule `pipedream`: rounds of a stage's replicas between two updates of its weights."""
     depth: str | None = None
     """With the schedule `pipedream`: forward passes of each stage's replicas before their first backward pass, such as
@@ -193,7 +194,7 @@ def _check_by_stage(parallel: Parallel) -> None:
                 f"dashes, with *N for a run of N stages, such as {one}-1 or {one}*2-1*4"
             )
         for number in numbers:
-            ranges.RANGES["parallel"]["tensor" if key == "tensor" else "data"].check(f"parallel.{key}", number)
+            ranges.check_number(f"parallel.{key}", number, ranges_of(Parallel)["tensor" if key == "tensor" else "data"])
         if len(numbers) != stages:
             fitted = (*numbers, *[numbers[-1]] * stages)[:stages]
             raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from conf.errors import ConfigError
 from conf.schema.config_class import config
 from conf.schema.values import ranges
+from megatron_ext.contract.keys import COUNT, Range, option
 
 
 @config
@@ -15,10 +16,10 @@ class Profile:
     """Run the ranks of every node under Nsight Systems, which must be installed on the node or in its container."""
     ncu: bool = False
     """The same under Nsight Compute, which runs every kernel except NCCL's several times to measure it."""
-    trace_iteration: int | None = None
+    trace_iteration: int | None = option(None, COUNT)
     """The iteration for which the first rank of each stage writes a torch profiler trace (traces/) for Perfetto; with
     nsys on GPUs, Nsight Systems captures only this iteration instead; null: none."""
-    gpu_interval_s: int = 10
+    gpu_interval_s: int = option(10, Range(0, 10**6))
     """Seconds between two readings of the GPUs (nodes/<node>.gpu); 0: none."""
 
     def __post_init__(self) -> None:

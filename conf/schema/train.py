@@ -5,21 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from enum import StrEnum
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conf.errors import ConfigError
 from conf.schema.config_class import config
 from conf.schema.values import ranges
+from megatron_ext.contract import train_config
 from megatron_ext.contract.goal import METRICS, Best, Target
-from megatron_ext.contract.train_config import DECAYING, EVALUATING, KINDS, ONLY_WITH, OPTIONS
+from megatron_ext.contract.train_config import (
+    DECAYING,
+    EVALUATING,
+    KINDS,
+    ONLY_WITH,
+    OPTIONS,
+    LossScaler,
+    LrPolicy,
+    Optimizer,
+    Precision,
+)
 
-if TYPE_CHECKING:
-    FlagOrAuto = bool | str
-    Interval = int
-else:
-    FlagOrAuto = Interval = Any  # omegaconf 2.3 has no unions of these
+__all__ = ["LossScaler", "LrPolicy", "Optimizer", "Precision", "Train"]
 
 INTERVALS = ("save_interval", "eval_interval", "log_interval")
 """Keys that take iterations, or epochs such as `1epoch`, whose iterations a launch counts."""
@@ -28,129 +34,8 @@ LENGTHS = ("iterations", "epochs", "samples")
 """Keys that say how long a training is; a user gives one of them."""
 
 
-class Precision(StrEnum):
-    """Number format of the model's weights and activations; optimizer state and gradient sums are always fp32."""
-
-    fp32 = "fp32"
-    bf16 = "bf16"
-    fp16 = "fp16"
-
-
-class Optimizer(StrEnum):
-    """How the weights follow their gradients (docs/training.md); biases and norms never decay."""
-
-    adamw = "adamw"
-    """Adam with decoupled weight decay."""
-    adam = "adam"
-    """Adam with L2 weight decay in the gradients."""
-    sgd = "sgd"
-    """SGD with momentum, optionally Nesterov's, and L2 weight decay in the gradients."""
-    lamb = "lamb"
-    """LAMB: Adam with updates scaled to the norm of each weight matrix, for large batches."""
-
-
-class LrPolicy(StrEnum):
-    """How the learning rate goes on after its warm-up (docs/training.md)."""
-
-    cosine = "cosine"
-    constant = "constant"
-    step = "step"
-    polynomial = "polynomial"
-    exponential = "exponential"
-    noam = "noam"
-    linear = "linear"
-
-
-class LossScaler(StrEnum):
-    """How fp16's loss scale is found (docs/training.md)."""
-
-    backoff = "backoff"
-    """Halved after overflows, doubled after 1000 iterations without one."""
-    logmax = "logmax"
-    """From the distribution of the largest gradients, before they overflow."""
-
-
 @config
-class Train:
-    iterations: int | None = None
-    """Number of weight updates, each after one global batch. With epochs or samples, a launch computes it."""
-    epochs: int | None = None
-    """Instead of iterations: how often all training samples are used."""
-    samples: int | None = None
-    """Instead of iterations: the exact number of samples. With epochs, a launch computes it."""
-    seed: int = 1234
-    """Seed of initial weights, the order of samples, dropout and image augmentation."""
-    lr: float = 1.5e-4
-    """The learning rate after its warm-up."""
-    min_lr: float = 1.0e-5
-    """Lower bound of the learning rate."""
-    lr_warmup_iterations: int = 0
-    """Iterations in which the learning rate rises from 0."""
-    lr_decay_iterations: int | None = None
-    """Length of warm-up and cosine together; null: all iterations."""
-    lr_policy: LrPolicy = LrPolicy.cosine
-    lr_step_iterations: int | None = None
-    """With lr_policy step or exponential: iterations per factor lr_gamma of the learning rate."""
-    lr_gamma: float = 0.1
-    """With lr_policy step or exponential: the factor."""
-    lr_power: float = 1.0
-    """With lr_policy polynomial: the exponent."""
-    optimizer: Optimizer = Optimizer.adamw
-    momentum: float = 0.9
-    """Of optimizer sgd."""
-    nesterov: bool = False
-    """Of optimizer sgd."""
-    weight_decay: float = 0.01
-    """Weight decay of all weights except biases and norms."""
-    adam_beta1: float = 0.9
-    """Decay rate of the mean of the gradient."""
-    adam_beta2: float = 0.999
-    """Decay rate of the mean of the squared gradient."""
-    adam_eps: float = 1.0e-8
-    """Added to the denominator of an update."""
-    clip_grad: float = 1.0
-    """Clip the gradient to this norm over all ranks; 0: do not clip."""
-    overlap_optimizer: FlagOrAuto = "auto"
-    """Update weights bucket by bucket while later gradients are still being summed: true, false, or auto, which does it
-    wherever it can gain without changing results (docs/training.md)."""
-    precision: Precision = Precision.fp32
-    compile: bool = False
-    """Compile the transformer layers with torch.compile."""
-    eval_interval: Interval | None = None
-    """Iterations, or epochs such as 1epoch, between evaluations on the valid split; the last iteration is evaluated
-    too. null: never."""
-    eval_iterations: int | None = None
-    """Global batches per evaluation, always the same ones; null: the whole split."""
-    until: str | None = None
-    """Stop once an evaluation reaches this, such as 'loss<=2.5'."""
-    best: str | None = None
-    """Keep the checkpoint whose evaluation is best by this metric, such as loss, or max:METRIC for one of your own."""
-    loss_scaler: LossScaler = LossScaler.backoff
-    """Of precision fp16."""
-    ema: float | None = None
-    """Keep an exponential moving average of the weights, used by evaluations, with this decay rate, such as 0.999."""
-    max_cost: float | None = None
-    """Save and end when the nodes have cost this many dollars, by cluster.groups.<group>.price_per_hour."""
-    log_interval: Interval = 10
-    """Iterations, or epochs such as 1epoch, between two lines of the log."""
-    load: str | None = None
-    """Checkpoint to continue from: a run folder, its checkpoints folder, or one of the folders in it.
-
-    A run that was interrupted and has its own checkpoints continues from its newest one instead.
-    """
-    checkpoint: bool = True
-    """Save weights and optimizer state after the last iteration."""
-    save_interval: Interval | None = None
-    """Also save every this many iterations, or epochs such as 1epoch; null: only at the end."""
-    keep_checkpoints: int = 2
-    """Number of checkpoints to keep; older ones are deleted once a new one is on disk."""
-    save_async: bool = False
-    """Continue training while a copy of the checkpoint in the node's memory is written."""
-    comm_timeout_s: int = 60
-    """A rank fails if it waits longer than this for a message of another rank; on a GPU, if a pass takes longer
-    including the wait for its message. Creating weights, indexing data, and reading and writing checkpoints may take up
-    to two hours."""
-
+class Train(train_config.Train):
     def __post_init__(self) -> None:
         _check_intervals(self)
         ranges.check("train", self)
@@ -183,7 +68,7 @@ class Train:
     def kept_values(self) -> int:
         """Numbers in fp32 that training keeps of every weight beside itself: moments, and its average."""
         without = self.optimizer is Optimizer.sgd and not self.momentum
-        return (0 if without else len(KINDS[str(self.optimizer)])) + (self.ema is not None)
+        return (0 if without else len(KINDS[self.optimizer])) + (self.ema is not None)
 
     @property
     def last_iteration(self) -> int:
@@ -232,7 +117,7 @@ def _check_saving(train: Train) -> None:
 def _check_learning_rate(train: Train) -> None:
     if not 0 <= train.min_lr <= train.lr:
         raise ConfigError(f"train.min_lr={train.min_lr} must be between 0 and train.lr={train.lr}")
-    if str(train.lr_policy) not in DECAYING:
+    if train.lr_policy not in DECAYING:
         if train.lr_decay_iterations is not None:
             raise ConfigError(
                 f"train.lr_decay_iterations={train.lr_decay_iterations} has no effect with train.lr_policy="

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from megatron_ext.contract.adaptive.config import NONE, AdaptConfig
+from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.adaptive.controller import Controller
 from megatron_ext.contract.adaptive.expected import Noise, halves
 from megatron_ext.contract.adaptive.noise import Halves, Measurement, measurement
@@ -290,4 +290,4 @@ def _on(nodes: Nodes, adapt: AdaptConfig) -> AdaptConfig:
 
 def _fixed(batch: int) -> AdaptConfig:
     """That changes nothing."""
-    return AdaptConfig(NONE, 0.3, batch, batch, 1, 0.1, 1, "none", rebalance=False)
+    return AdaptConfig(lower=batch, upper=batch, every=1)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, asdict, dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from megatron_ext.contract.adaptive.config import ADAPT_OPTIONS, AdaptConfig
+from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.block_names import in_words
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, about, between, left_out
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.models.model import OPTIONS, ModelConfig, lacking
-from megatron_ext.contract.plan_check import MAY_LACK, PlanFault, build, check_object, require
+from megatron_ext.contract.models.model import ModelConfig, lacking
+from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
 from megatron_ext.contract.plan_parts import (
-    ELASTIC_OPTIONS,
     Augment,
     Corpus,
     Elastic,
@@ -31,7 +31,6 @@ from megatron_ext.contract.plan_rules import check_rules
 from megatron_ext.contract.run_files import PLANS, RunFiles
 from megatron_ext.contract.schedule.deal import dealt_to
 from megatron_ext.contract.schedule.streams import Stream
-from megatron_ext.contract.train_config import OPTIONS as TRAIN_OPTIONS
 from megatron_ext.contract.train_config import TrainConfig
 
 VERSION = 2
@@ -51,61 +50,61 @@ class Content:
     """What plan.json holds beside its version."""
 
     run: str
-    tensor: int
+    tensor: int = field(metadata=about(COUNT))
     """Ranks of a tensor group; where stages differ, of the largest."""
-    data: int
+    data: int = field(metadata=about(COUNT))
     """Replicas of a stage; where stages differ, of the one with the most."""
-    pipeline: int
-    chunks: int
-    partition: List[int]
+    pipeline: int = field(metadata=about(COUNT))
+    chunks: int = field(metadata=about(COUNT))
+    partition: List[int] = field(metadata=about(NOT_NEGATIVE))
     sequence_parallel: bool
     recompute: str
     sharded_optimizer: bool
     schedule: str
     schedule_file: Optional[str]
     """In the plan's folder."""
-    micro_batch_size: int
-    global_batch_size: int
-    shares: Optional[List[int]]
+    micro_batch_size: int = field(metadata=about(COUNT))
+    global_batch_size: int = field(metadata=about(COUNT))
+    shares: Optional[List[int]] = field(metadata=about(COUNT, written=False))
     """Micro-batches that each replica takes in an iteration, where they are not all equal; since version 2."""
-    streams: Optional[List[int]]
+    streams: Optional[List[int]] = field(metadata=about(COUNT, written=False))
     """Copies of the model on each replica's GPU, where there are several; since version 2."""
-    tensors: Optional[List[int]]
+    tensors: Optional[List[int]] = field(metadata=about(COUNT, written=False))
     """Ranks of a tensor group by stage, where stages differ; since version 2."""
-    replicas: Optional[List[int]]
+    replicas: Optional[List[int]] = field(metadata=about(COUNT, written=False))
     """Replicas by stage, where stages differ; since version 2."""
-    streaming: Optional[Streaming]
+    streaming: Optional[Streaming] = field(metadata=about(written=False))
     """With the schedule `pipedream`; since version 2."""
-    adapt: Optional[AdaptConfig]
+    adapt: Optional[AdaptConfig] = field(metadata=about(written=False))
     """Where the batch, or its shares, change while the run goes on; since version 2."""
-    elastic: Optional[Elastic]
+    elastic: Optional[Elastic] = field(metadata=about(written=False))
     """Where the run goes on without a node that is lost; since version 2."""
-    master_port: Optional[int]
-    meeting_timeout_s: int
+    master_port: Optional[int] = field(metadata=about(between(1, 65535)))
+    meeting_timeout_s: int = field(metadata=about(COUNT))
     """How long ranks wait for all the others before they begin."""
     nodes: List[RunNode]
     """Of an elastic run also those that take no part, which have no ranks."""
     ranks: List[Place]
     model: ModelConfig
-    blocks: Optional[List[str]]
+    blocks: Optional[List[str]] = field(metadata=about(written=False))
     """The names of the counted blocks, where a family has no rule for them: of a module, where it was looked at before
     the start."""
     train: TrainConfig
     data_prefix: str
     data_blend: List[Corpus]
     """All corpora, `data_prefix` first, where there are several."""
-    data_split: List[float]
+    data_split: List[float] = field(metadata=about(NOT_NEGATIVE))
     data_cache: Optional[str]
     """The folder for index maps; null: beside the data, or in the user's cache."""
-    data_masking: Optional[Masking]
+    data_masking: Optional[Masking] = field(metadata=about(written=False))
     """Of bert and t5."""
-    data_augment: Optional[Augment]
+    data_augment: Optional[Augment] = field(metadata=about(written=False))
     """Of images, where training changes any."""
-    data_bucketing: Optional[int]
+    data_bucketing: Optional[int] = field(metadata=about(COUNT, written=False))
     """Of translation, where samples of alike length go together: how many global batches are sorted at a time."""
     timeline: bool
     nsys: bool
-    trace_iteration: Optional[int]
+    trace_iteration: Optional[int] = field(metadata=about(COUNT, written=False))
     """Of which the first rank of each stage writes torch's own trace."""
     device: str
     rehearsal: Optional[RehearsalConfig]
@@ -163,29 +162,10 @@ class Plan(Content):
     def as_json(self) -> Dict[str, Any]:
         """The content of plan.json; of the model's options, those that are not GPT-2's."""
         even = all(getattr(self, key) is None for key in _SINCE_VERSION_2)
-        content = {"version": EVEN if even else VERSION, **asdict(self)}
-        sizes = lacking(self.model.family)
-        content["model"] = {
-            key: value
-            for key, value in content["model"].items()
-            if value != OPTIONS.get(key, MISSING) and key not in sizes
-        }
-        content["train"] = {
-            key: value for key, value in content["train"].items() if value != TRAIN_OPTIONS.get(key, MISSING)
-        }
+        content = {"version": EVEN if even else VERSION, **_written(self)}
         del content["folder"]
-        for key in MAY_LACK:
-            if content[key] is None:
-                del content[key]
-        for part, options in (("adapt", ADAPT_OPTIONS), ("elastic", ELASTIC_OPTIONS)):
-            for key in options if getattr(self, part) is not None else ():
-                if content[part][key] is None:
-                    del content[part][key]
-        for key in ("other_sizes", "noise", "in_streams"):
-            if self.rehearsal is not None and getattr(self.rehearsal, key) is None:
-                del content["rehearsal"][key]
-        if self.engine == TDPP:
-            del content["engine"]
+        for key in lacking(self.model.family):
+            del content["model"][key]
         return content
 
     @property
@@ -275,6 +255,17 @@ class Plan(Content):
             self.model.block_name(n) if self.blocks is None else self.blocks[n] for n in self.layers_of(virtual_stage)
         ]
         return in_words(names)
+
+
+def _written(value: Any) -> Any:
+    """A dataclass as JSON, without keys that plan.json leaves out."""
+    if isinstance(value, (list, tuple)):
+        return [_written(item) for item in value]
+    if not is_dataclass(value):
+        return value
+    without = left_out(type(value))
+    content = ((each.name, getattr(value, each.name)) for each in fields(value))
+    return {name: _written(own) for name, own in content if name not in without or own != without[name]}
 
 
 KEYS = (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Dict, Iterable, List, Optional
+
+from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, PART, Range, about, between, from_0, option, positive
 
 
 @dataclass(frozen=True)
@@ -12,18 +14,20 @@ class Corpus:
     """Indexed data and their weight in a blend."""
 
     prefix: str
-    weight: float
+    """As `data.prefix`."""
+    weight: float = option(1.0, positive(), written=True)
+    """As `data.weight`."""
 
 
 @dataclass(frozen=True)
 class Masking:
     """Which tokens of a sample BERT and T5 are to find, and how long samples are; as in Megatron."""
 
-    mask_prob: float
+    mask_prob: float = field(metadata=about(PART))
     """The part of a sample's tokens."""
-    short_seq_prob: float
+    short_seq_prob: float = field(metadata=about(between(0, 1)))
     """How often a sample aims at fewer tokens than there is room for."""
-    max_ngram: int
+    max_ngram: int = field(metadata=about(between(1, 10**4)))
     """Words that are hidden in a row, at most."""
     full_word: bool
     """Whether all tokens of a word are hidden."""
@@ -37,20 +41,20 @@ class Masking:
 class Augment:
     """How training changes images; every change follows from the seed and the numbers of the samples."""
 
-    padding: int
-    """Pixels around an image, of which a part of its own size is cut at random."""
-    flip: bool
-    """Whether every other image is mirrored, left to right."""
-    rand_augment: int
-    """Operations that are drawn for each image (Cubuk et al. 2020)."""
-    rand_augment_magnitude: float
-    """Of them, from 0 to 10."""
-    erasing: float
-    """How often a rectangle of an image becomes noise (Zhong et al. 2020)."""
-    mixup: float
-    """Alpha of the beta distribution by which pairs of a micro-batch's images are mixed; 0: they are not."""
-    cutmix: float
-    """The same for rectangles that are taken from the other image; with both, either of them by turns at random."""
+    padding: int = option(0, Range(0, 2**10), written=True)
+    """Pixels of padding around an image, from which a random crop of the original size is taken."""
+    flip: bool = option(False, written=True)
+    """Mirror images left to right, with probability one half."""
+    rand_augment: int = option(0, Range(0, 100), written=True)
+    """Number of random operations per image (RandAugment)."""
+    rand_augment_magnitude: float = option(9.0, between(0.0, 10.0), written=True)
+    """Magnitude of these operations, from 0 to 10."""
+    erasing: float = option(0.0, between(0.0, 1.0), written=True)
+    """Probability that a rectangle of an image is replaced by noise (random erasing)."""
+    mixup: float = option(0.0, from_0(1e3), written=True)
+    """Mixup: alpha of the beta distribution by which pairs of images of a micro-batch are mixed; 0: off."""
+    cutmix: float = option(0.0, from_0(1e3), written=True)
+    """CutMix: the same for rectangles pasted from the other image; with both, one of the two is drawn each time."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Node:
     name: str
     group: str
     gpu: str
-    ranks: List[int]
+    ranks: List[int] = field(metadata=about(NOT_NEGATIVE))
 
 
 @dataclass(frozen=True)
@@ -75,13 +79,13 @@ class RunNode(Node):
 class Place:
     """Where a rank stands: on which node, and in which stage, replica and tensor slice."""
 
-    rank: int
-    node: int
-    local_rank: int
-    stage: int
-    dp: int
-    tp: int
-    emulates: Optional[str] = None
+    rank: int = field(metadata=about(NOT_NEGATIVE))
+    node: int = field(metadata=about(NOT_NEGATIVE))
+    local_rank: int = field(metadata=about(NOT_NEGATIVE))
+    stage: int = field(metadata=about(NOT_NEGATIVE))
+    dp: int = field(metadata=about(NOT_NEGATIVE))
+    tp: int = field(metadata=about(NOT_NEGATIVE))
+    emulates: Optional[str] = option(None, written=True)
     """In a rehearsal, the node that the rank stands for."""
 
     def __str__(self) -> str:
@@ -95,9 +99,9 @@ class Streaming:
 
     semantics: str
     """Which version of the weights a micro-batch meets."""
-    update_every: int
+    update_every: int = field(metadata=about(COUNT))
     """Rounds of a stage's replicas between two updates."""
-    depth: Optional[List[int]]
+    depth: Optional[List[int]] = field(metadata=about(NOT_NEGATIVE))
     """By stage, forward passes before the first backward pass; None: as many as keep all ranks busy."""
 
 
@@ -107,7 +111,7 @@ class NodeCounts:
 
     counts: Dict[str, int]
     """By group."""
-    rest_s: float
+    rest_s: float = field(metadata=about(from_0()))
     """Seconds of an iteration beside the micro-batches of its slowest replica, in which gradients are summed."""
 
 
@@ -117,13 +121,13 @@ class Choosing:
 
     by: str
     """What is to be least, of the next epoch: one of `adaptive.forecast.GOALS`."""
-    epoch: float
+    epoch: float = field(metadata=about(positive()))
     """Samples."""
-    restart_s: float
+    restart_s: float = field(metadata=about(from_0()))
     """Seconds in which nothing is trained while nodes change."""
     release: bool
     """Whether nodes that are not chosen end, so that they are free for others."""
-    micro_batch_s: List[float]
+    micro_batch_s: List[float] = field(metadata=about(positive()))
     """By node rank, predicted seconds of a micro-batch on one of its replicas."""
     candidates: List[NodeCounts]
 
@@ -132,40 +136,31 @@ class Choosing:
 class RoundTime:
     """What a replica was measured to take for a round of its streams."""
 
-    size: int
+    size: int = field(metadata=about(COUNT))
     """Samples of a micro-batch."""
-    streams: int
-    seconds: float
-
-
-ELASTIC_OPTIONS: Dict[str, Any] = {
-    "streams": None,
-    "micro_batch_sizes": None,
-    "numbers_of_streams": None,
-    "times": None,
-}
-"""What `Elastic` may lack, and has then."""
+    streams: int = field(metadata=about(COUNT))
+    seconds: float = field(metadata=about(positive()))
 
 
 @dataclass(frozen=True)
 class Elastic:
     """What a run needs to go on with other nodes. Replicas are those of all nodes, also of nodes that take no part."""
 
-    min_nodes: int
+    min_nodes: int = field(metadata=about(COUNT))
     """With fewer it ends."""
-    ranks: List[int]
+    ranks: List[int] = field(metadata=about(COUNT))
     """By node rank, of a node that takes part."""
-    weights: List[float]
+    weights: List[float] = field(metadata=about(positive()))
     """By replica, how fast it is, in proportion."""
-    prices: Optional[List[float]]
+    prices: Optional[List[float]] = field(metadata=about(from_0()))
     """By node rank, US dollars an hour, where all are known."""
     choosing: Optional[Choosing]
     """None: only a loss changes the nodes."""
-    streams: Optional[List[int]] = None
+    streams: Optional[List[int]] = option(None, COUNT)
     """By replica, copies of the model on its GPU, where there are several."""
-    micro_batch_sizes: Optional[List[List[int]]] = None
+    micro_batch_sizes: Optional[List[List[int]]] = option(None, COUNT)
     """By replica, `AdaptConfig.micro_batch_sizes`."""
-    numbers_of_streams: Optional[List[List[List[int]]]] = None
+    numbers_of_streams: Optional[List[List[List[int]]]] = option(None, COUNT)
     """By replica, `AdaptConfig.streams`."""
     times: Optional[List[List[RoundTime]]] = None
     """By replica, what earlier starts measured, where shares follow measured times."""
@@ -180,19 +175,19 @@ class Elastic:
 class RankTimes:
     """Nanoseconds that a rank takes; lists by chunk, of one micro-batch."""
 
-    forward_ns: List[int]
-    backward_ns: List[int]
-    send_forward_ns: int
-    send_backward_ns: int
+    forward_ns: List[int] = field(metadata=about(NOT_NEGATIVE))
+    backward_ns: List[int] = field(metadata=about(NOT_NEGATIVE))
+    send_forward_ns: int = field(metadata=about(NOT_NEGATIVE))
+    send_backward_ns: int = field(metadata=about(NOT_NEGATIVE))
     busy_forward_ns: int
     """For how much of `send_forward_ns` the link takes no other message."""
     busy_backward_ns: int
     one_way_out: bool
     """Whether messages to both neighbours leave by one link."""
-    grads_all_reduce_ns: int
-    embedding_all_reduce_ns: int
-    optimizer_ns: int
-    params_all_gather_ns: int
+    grads_all_reduce_ns: int = field(metadata=about(NOT_NEGATIVE))
+    embedding_all_reduce_ns: int = field(metadata=about(NOT_NEGATIVE))
+    optimizer_ns: int = field(metadata=about(NOT_NEGATIVE))
+    params_all_gather_ns: int = field(metadata=about(NOT_NEGATIVE))
     """Handing out the weights of a sharded optimizer; 0 without one."""
 
 
@@ -200,7 +195,7 @@ class RankTimes:
 class TimesOfSize:
     """What ranks take with micro-batches of another size than the plan's."""
 
-    size: int
+    size: int = field(metadata=about(COUNT))
     """Samples."""
     ranks: List[RankTimes]
 
@@ -209,13 +204,13 @@ class TimesOfSize:
 class TimesInStreams:
     """What ranks take while a replica has several streams. Lists by rank."""
 
-    size: int
+    size: int = field(metadata=about(COUNT))
     """Samples of a micro-batch."""
     ranks: List[RankTimes]
     """With one micro-batch at a time."""
-    rates: List[List[float]]
+    rates: List[List[float]] = field(metadata=about(positive()))
     """Micro-batches in a time, over those of one at a time, with 1, 2, … of them beside each other."""
-    copy_ns: List[int]
+    copy_ns: List[int] = field(metadata=about(NOT_NEGATIVE))
     """Of adding up the gradients of a further stream."""
 
 
@@ -223,9 +218,9 @@ class TimesInStreams:
 class NoisePoint:
     """What is expected of the gradient's noise."""
 
-    samples: float
+    samples: float = field(metadata=about(from_0()))
     """Consumed before."""
-    scale: float
+    scale: float = field(metadata=about(positive()))
     """The noise scale, in samples."""
 
 

@@ -1,18 +1,79 @@
-"""What a plan says of training: the optimizer, the learning rate's policy, checkpoints and logging."""
+"""The keys of training: optimizer, learning rate, checkpoints and logging, and what a plan has of them."""
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
-from typing import Optional
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Mapping, Optional, Tuple, Union
 
-ADAMW, ADAM, SGD, LAMB = OPTIMIZERS = ("adamw", "adam", "sgd", "lamb")
-COSINE, CONSTANT, STEP, POLYNOMIAL, EXPONENTIAL, NOAM, LINEAR = LR_POLICIES = (
-    *("cosine", "constant", "step", "polynomial", "exponential", "noam", "linear"),
+from megatron_ext.contract.keys import (
+    COUNT,
+    FRACTION,
+    NOT_NEGATIVE,
+    PART,
+    Range,
+    Word,
+    between,
+    from_0,
+    left_out,
+    option,
+    positive,
 )
+
+if TYPE_CHECKING:
+    FlagOrAuto = Union[bool, str]
+    Interval = int
+else:
+    FlagOrAuto = Interval = Any  # omegaconf 2.3 has no unions of these
+
+
+class Precision(Word):
+    """Number format of the model's weights and activations; optimizer state and gradient sums are always fp32."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+class Optimizer(Word):
+    """How the weights follow their gradients (docs/training.md); biases and norms never decay."""
+
+    adamw = "adamw"
+    """Adam with decoupled weight decay."""
+    adam = "adam"
+    """Adam with L2 weight decay in the gradients."""
+    sgd = "sgd"
+    """SGD with momentum, optionally Nesterov's, and L2 weight decay in the gradients."""
+    lamb = "lamb"
+    """LAMB: Adam with updates scaled to the norm of each weight matrix, for large batches."""
+
+
+class LrPolicy(Word):
+    """How the learning rate goes on after its warm-up (docs/training.md)."""
+
+    cosine = "cosine"
+    constant = "constant"
+    step = "step"
+    polynomial = "polynomial"
+    exponential = "exponential"
+    noam = "noam"
+    linear = "linear"
+
+
+class LossScaler(Word):
+    """How fp16's loss scale is found (docs/training.md)."""
+
+    backoff = "backoff"
+    """Halved after overflows, doubled after 1000 iterations without one."""
+    logmax = "logmax"
+    """From the distribution of the largest gradients, before they overflow."""
+
+
+ADAMW, ADAM, SGD, LAMB = OPTIMIZERS = tuple(Optimizer)
+COSINE, CONSTANT, STEP, POLYNOMIAL, EXPONENTIAL, NOAM, LINEAR = LR_POLICIES = tuple(LrPolicy)
+BACKOFF, LOGMAX = LOSS_SCALERS = tuple(LossScaler)
 DECAYING = (COSINE, POLYNOMIAL, LINEAR)
 """Policies that come to `min_lr` after `lr_decay_iterations`."""
-BACKOFF, LOGMAX = LOSS_SCALERS = ("backoff", "logmax")
-KINDS = {
+KINDS: Mapping[str, Tuple[str, ...]] = {
     ADAMW: ("adam_m", "adam_v"),
     ADAM: ("adam_m", "adam_v"),
     SGD: ("momentum",),
@@ -34,52 +95,102 @@ EVALUATING = ("eval_iterations", "until", "best")
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """Optimizer, schedule and logging. Options that are at their default are not written."""
+class Train:
+    """The keys of training as a user gives them."""
 
-    iterations: int
-    seed: int
-    lr: float
-    min_lr: float
-    lr_warmup_iterations: int
-    lr_decay_iterations: int
-    weight_decay: float
-    adam_beta1: float
-    adam_beta2: float
-    adam_eps: float
-    clip_grad: float
-    precision: str
-    compile: bool
-    log_interval: int
-    load: Optional[str]
-    checkpoint: bool
-    save_interval: Optional[int]
-    keep_checkpoints: int
-    save_async: bool
-    comm_timeout_s: int
-    optimizer: str = ADAMW
-    momentum: float = 0.9
+    iterations: Optional[int] = option(None, COUNT, written=True)
+    """Number of weight updates, each after one global batch. With epochs or samples, a launch computes it."""
+    epochs: Optional[int] = option(None, COUNT)
+    """Instead of iterations: how often all training samples are used."""
+    samples: Optional[int] = option(None, Range(1, 10**15))
+    """Instead of iterations: the exact number of samples. With epochs, a launch computes it."""
+    seed: int = option(1234, between(0, 2**32 - 1), written=True)
+    """Seed of initial weights, the order of samples, dropout and image augmentation."""
+    lr: float = option(1.5e-4, positive(1e6), written=True)
+    """The learning rate after its warm-up."""
+    min_lr: float = option(1.0e-5, from_0(1e6), written=True)
+    """Lower bound of the learning rate."""
+    lr_warmup_iterations: int = option(0, NOT_NEGATIVE, written=True)
+    """Iterations in which the learning rate rises from 0."""
+    lr_decay_iterations: Optional[int] = option(None, COUNT, written=True)
+    """Length of warm-up and cosine together; null: all iterations."""
+    lr_policy: LrPolicy = LrPolicy.cosine
+    lr_step_iterations: Optional[int] = option(None, COUNT)
+    """With lr_policy step or exponential: iterations per factor lr_gamma of the learning rate."""
+    lr_gamma: float = option(0.1, positive(1.0))
+    """With lr_policy step or exponential: the factor."""
+    lr_power: float = option(1.0, positive(100.0))
+    """With lr_policy polynomial: the exponent."""
+    optimizer: Optimizer = Optimizer.adamw
+    momentum: float = option(0.9, FRACTION)
+    """Of optimizer sgd."""
     nesterov: bool = False
-    lr_policy: str = COSINE
-    lr_step_iterations: Optional[int] = None
-    lr_gamma: float = 0.1
-    lr_power: float = 1.0
-    eval_interval: Optional[int] = None
-    eval_iterations: Optional[int] = None
+    """Of optimizer sgd."""
+    weight_decay: float = option(0.01, from_0(1e6), written=True)
+    """Weight decay of all weights except biases and norms."""
+    adam_beta1: float = option(0.9, FRACTION, written=True)
+    """Decay rate of the mean of the gradient."""
+    adam_beta2: float = option(0.999, FRACTION, written=True)
+    """Decay rate of the mean of the squared gradient."""
+    adam_eps: float = option(1.0e-8, positive(1.0), written=True)
+    """Added to the denominator of an update."""
+    clip_grad: float = option(1.0, from_0(), written=True)
+    """Clip the gradient to this norm over all ranks; 0: do not clip."""
+    overlap_optimizer: FlagOrAuto = "auto"
+    """Update weights bucket by bucket while later gradients are still being summed: true, false, or auto, which does it
+    wherever it can gain without changing results (docs/training.md)."""
+    precision: Precision = option(Precision.fp32, written=True)
+    compile: bool = option(False, written=True)
+    """Compile the transformer layers with torch.compile."""
+    eval_interval: Optional[Interval] = option(None, COUNT)
+    """Iterations, or epochs such as 1epoch, between evaluations on the valid split; the last iteration is evaluated
+    too. null: never."""
+    eval_iterations: Optional[int] = option(None, COUNT)
+    """Global batches per evaluation, always the same ones; null: the whole split."""
     until: Optional[str] = None
+    """Stop once an evaluation reaches this, such as 'loss<=2.5'."""
     best: Optional[str] = None
-    loss_scaler: str = BACKOFF
-    ema: Optional[float] = None
-    max_cost: Optional[float] = None
-    price_per_hour: Optional[float] = None
-    """Of all nodes together, in dollars, where it is known; `max_cost` needs it."""
-    epochs: Optional[int] = None
-    """How often all training samples are gone through, where that was asked for."""
+    """Keep the checkpoint whose evaluation is best by this metric, such as loss, or max:METRIC for one of your own."""
+    loss_scaler: LossScaler = LossScaler.backoff
+    """Of precision fp16."""
+    ema: Optional[float] = option(None, PART)
+    """Keep an exponential moving average of the weights, used by evaluations, with this decay rate, such as 0.999."""
+    max_cost: Optional[float] = option(None, positive(1e12))
+    """Save and end when the nodes have cost this many dollars, by cluster.groups.<group>.price_per_hour."""
+    log_interval: Interval = option(10, COUNT, written=True)
+    """Iterations, or epochs such as 1epoch, between two lines of the log."""
+    load: Optional[str] = option(None, written=True)
+    """Checkpoint to continue from: a run folder, its checkpoints folder, or one of the folders in it.
+
+    A run that was interrupted and has its own checkpoints continues from its newest one instead.
+    """
+    checkpoint: bool = option(True, written=True)
+    """Save weights and optimizer state after the last iteration."""
+    save_interval: Optional[Interval] = option(None, COUNT, written=True)
+    """Also save every this many iterations, or epochs such as 1epoch; null: only at the end."""
+    keep_checkpoints: int = option(2, Range(1, 10**6), written=True)
+    """Number of checkpoints to keep; older ones are deleted once a new one is on disk."""
+    save_async: bool = option(False, written=True)
+    """Continue training while a copy of the checkpoint in the node's memory is written."""
+    comm_timeout_s: int = option(60, Range(1, 10**7), written=True)
+    """A rank fails if it waits longer than this for a message of another rank; on a GPU, if a pass takes longer
+    including the wait for its message. Creating weights, indexing data, and reading and writing checkpoints may take up
+    to two hours."""
+
+
+@dataclass(frozen=True)
+class TrainConfig(Train):
+    """What a plan says of training: the keys with what a launch has found for epochs, intervals and `auto`."""
+
+    iterations: int = 0
+    lr_decay_iterations: int = 0
     overlap_optimizer: bool = False
     """Whether weights are updated bucket by bucket, while later buckets of gradients are summed."""
-    samples: Optional[int] = None
-    """Of the whole training, where these or epochs were asked for: the iterations take as many as their global batches
-    allow, and the order of the samples follows from this number."""
+    eval_interval: Optional[int] = None
+    log_interval: int = 10
+    save_interval: Optional[int] = None
+    price_per_hour: Optional[float] = option(None, from_0())
+    """The price of all nodes together, in dollars, where it is known; `max_cost` needs it."""
 
     @property
     def length_key(self) -> str:
@@ -95,4 +206,4 @@ class TrainConfig:
         return f"epoch {consumed * self.epochs / self.samples:.2f} of {self.epochs}"
 
 
-OPTIONS = {field.name: field.default for field in fields(TrainConfig) if field.default is not MISSING}
+OPTIONS = left_out(TrainConfig)

@@ -14,13 +14,15 @@ PROGRAM = """
     import ctypes, os, sys, torch
     from dataclasses import replace
     from torch import nn
-    from megatron_ext.contract.train_config import TrainConfig
+    from megatron_ext.contract.train_config import Precision, TrainConfig
     from megatron_ext.engine.gradients.flat import FlatWeights
     from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
     from megatron_ext.timeline.recorder import Recorder
 
-    rest = (0.1, 0.9, 0.999, 1e-8, 1.0, "bf16", False, 1, None, False, None, 1, False, 9)
-    train = replace(TrainConfig(4, 1, 1e-4, 0.0, 0, 4, *rest), **{options})
+    usual = TrainConfig(
+        iterations=4, seed=1, lr=1e-4, min_lr=0.0, lr_decay_iterations=4, weight_decay=0.1, precision=Precision.bf16
+    )
+    train = replace(usual, **{options})
     mark = ctypes.CDLL(None).standin_mark
 
     def steps(name, step):

@@ -17,8 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from conf.errors import ConfigError
 from conf.reading.yaml_file import fault, load_yaml
-from conf.schema.values.ranges import NotNegative, Positive, Range
+from conf.schema.values.ranges import check_number
 from conf.visible import plural
+from megatron_ext.contract.keys import Range, from_0, positive
 
 KEY, FILE = "cluster.links", "cluster.links_file"
 MOST_BYTES = 2**40
@@ -99,9 +100,9 @@ def _entry(key: str, entry: object) -> PairLink:
     if unknown := [name for name in values if name not in names]:
         raise ConfigError(f"{key}.{unknown[0]} is not a key of a link; those are {', '.join(names)}")
     link = PairLink(
-        gbit_per_s=_number(f"{key}.gbit_per_s", values.get("gbit_per_s"), Positive()),
+        gbit_per_s=_number(f"{key}.gbit_per_s", values.get("gbit_per_s"), positive()),
         gbit_per_s_by_bytes=_points(f"{key}.gbit_per_s_by_bytes", values.get("gbit_per_s_by_bytes")),
-        latency_us=_number(f"{key}.latency_us", values.get("latency_us"), NotNegative()),
+        latency_us=_number(f"{key}.latency_us", values.get("latency_us"), from_0()),
     )
     if link == PairLink():
         raise ConfigError(f"{key} is empty: give it a figure, such as {EXAMPLE}, or leave the entry out")
@@ -121,8 +122,8 @@ def _points(key: str, value: object) -> tuple[tuple[int, float], ...]:
     for size, rate in _mapping(key, value, "{65536: 5, 16777216: 20}").items():
         if isinstance(size, bool) or not (isinstance(size, int) or re.fullmatch("[0-9]{1,18}", str(size))):
             raise ConfigError(f"{key}.{size} must be a message's size in bytes, such as {2**20}")
-        Range(1, MOST_BYTES).check(f"{key}: size", int(size))
-        rate = _number(f"{key}.{size}", rate, Positive())
+        check_number(f"{key}: size", int(size), Range(1, MOST_BYTES))
+        rate = _number(f"{key}.{size}", rate, positive())
         if rate is None:
             raise ConfigError(f"{key}.{size}=null must be a bandwidth in Gbit/s; leave the size out, or give it one")
         points.append((int(size), rate))
@@ -157,7 +158,7 @@ def _number(key: str, value: object, allowed: Range) -> float | None:
         number = float(value)
     except OverflowError as error:
         raise ConfigError(
-            f"{key} has a number of {len(str(value))} digits; it must be at most {allowed.most:g}"
+            f"{key} has a number of {len(str(value))} digits; it must be at most {allowed.high:g}"
         ) from error
-    allowed.check(key, number)
+    check_number(key, number, allowed)
     return number

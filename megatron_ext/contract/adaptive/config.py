@@ -1,46 +1,76 @@
-"""What a plan says of a batch that adapts."""
+"""The keys of a batch that adapts, and what a plan has of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional
+from typing import List, Optional
 
-NONE, SIMILARITY, NOISE, GOODPUT = RULES = ("none", "similarity", "noise", "goodput")
-CONSTANT, SQRT, LINEAR = LR_SCALINGS = ("none", "sqrt", "linear")
+from megatron_ext.contract.keys import COUNT, PART, Range, Word, option
+
 ADAPTS = ("one_f_one_b", "gpipe", "zb_h1")
 """The schedules that there are for any number of micro-batches."""
-EXPONENTS = {CONSTANT: 0.0, SQRT: 0.5, LINEAR: 1.0}
+
+
+class Rule(Word):
+    """How the next global batch is found (docs/adaptive.md)."""
+
+    none = "none"
+    """Keep the batch."""
+    similarity = "similarity"
+    """Grow or shrink it by a fixed rate, depending on how alike the gradients of its halves are (JABAS)."""
+    noise = "noise"
+    """Compute the batch whose halves are as alike as the target, from the measured noise scale."""
+    goodput = "goodput"
+    """Compute the batch with the most progress per second, from noise scale and measured times (Pollux)."""
+
+
+class LrScaling(Word):
+    """How the learning rate follows the batch; `train.lr` is for `parallel.global_batch_size`."""
+
+    none = "none"
+    sqrt = "sqrt"
+    """With its square root."""
+    linear = "linear"
+
+
+NONE, SIMILARITY, NOISE, GOODPUT = RULES = tuple(Rule)
+EXPONENTS = {LrScaling.none: 0.0, LrScaling.sqrt: 0.5, LrScaling.linear: 1.0}
 """By how the learning rate follows the batch: it grows with this power of it."""
-ADAPT_OPTIONS: Dict[str, Any] = {"micro_batch_sizes": None, "streams": None}
-"""What `AdaptConfig` may lack, and has then."""
 
 
 @dataclass(frozen=True)
-class AdaptConfig:
+class Adapt:
     """When the batch or its shares change, and how."""
 
-    rule: str
-    """One of `RULES`; with `none` the batch stays as it is."""
-    target: float
-    """The similarity of both halves of a batch that is sought (of `similarity` and `noise`)."""
-    lower: int
-    """The smallest global batch, in samples."""
-    upper: int
-    """The largest one."""
-    every: int
+    rule: Rule = option(Rule.none, written=True)
+    target: float = option(0.3, PART, written=True)
+    """With rule similarity or noise: the target cosine between the gradients of the two halves of a batch."""
+    lower: Optional[int] = option(None, COUNT, written=True)
+    """The smallest global batch; null: parallel.global_batch_size."""
+    upper: Optional[int] = option(None, COUNT, written=True)
+    """The largest global batch; required by every rule."""
+    every: int = option(100, COUNT, written=True)
     """Iterations between two measurements, each of which is followed by a decision."""
-    rate: float
-    """By which part of itself the batch grows or shrinks at a time (of `similarity`)."""
-    smoothing: int
-    """How many measurements a decision takes together."""
-    lr_scaling: str
-    """One of `LR_SCALINGS`."""
-    rebalance: bool
-    """Whether shares follow measured times."""
-    micro_batch_sizes: Optional[List[List[int]]] = None
+    rate: float = option(0.1, PART, written=True)
+    """With rule similarity: the fraction by which the batch grows or shrinks."""
+    smoothing: Optional[int] = option(None, Range(1, 1000), written=True)
+    """Measurements that a decision combines; null: 1 with rule similarity, as in JABAS, else 4."""
+    lr_scaling: LrScaling = option(LrScaling.sqrt, written=True)
+    rebalance: bool = option(False, written=True)
+    """Recompute the shares of the replicas from measured times whenever that gains more than 3 %."""
+
+
+@dataclass(frozen=True)
+class AdaptConfig(Adapt):
+    """What a plan says of a batch that adapts, where one does."""
+
+    lower: int = 1
+    upper: int = 1
+    smoothing: int = 1
+    micro_batch_sizes: Optional[List[List[int]]] = option(None, COUNT)
     """By replica, the sizes that its micro-batches may have where these follow measured times, too: the plan's, and
     multiples of it that fit into memory."""
-    streams: Optional[List[List[List[int]]]] = None
+    streams: Optional[List[List[List[int]]]] = option(None, COUNT)
     """By replica and each of these sizes (of the plan's size alone, if there are none), the numbers of streams that it
     may have where these follow measured times, too."""
 

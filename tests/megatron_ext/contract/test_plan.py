@@ -143,7 +143,7 @@ RULES: dict[str, tuple[Steps, Any, str]] = {
     "padded": (("model", "padded_vocab_size"), 7, "model.padded_vocab_size=7 must be a multiple of tensor=1, and no "),
     "chunks": (("schedule",), "interleaved", "chunks=1 must be at least 2 with schedule=interleaved"),
     "schedule": (("schedule",), "1f1b", 'schedule="1f1b" must be one of gpipe, one_f_one_b, interleaved, zb_h1'),
-    "precision": (("train", "precision"), "fp8", 'train.precision="fp8" must be one of fp32, fp16, bf16'),
+    "precision": (("train", "precision"), "fp8", 'train.precision="fp8" must be one of fp32, bf16, fp16'),
     "lr": (("train", "lr"), 0, "train.lr=0 must be above 0"),
     "lr-nan": (("train", "lr"), float("nan"), "train.lr=NaN must be a number"),
     "beta": (("train", "adam_beta2"), 1, "train.adam_beta2=1 must be at least 0 and below 1"),
