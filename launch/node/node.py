@@ -12,6 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from enum import Enum
 from typing import TypeVar
 
 from conf.run_folder.run_files import appended
@@ -22,7 +23,7 @@ from launch.machine.gpu_sampler import gpu_sampling
 from launch.node.elastic.elastic_node import TOLD_TO_END, ElasticNode
 from launch.node.elastic.peer_status import PARKED
 from launch.node.end_notice import tell_if_last
-from launch.node.own_caches import check_environment, make_own_caches, own_caches, without_torchs_default
+from launch.node.own_caches import with_own_caches
 from launch.node.peers import SILENCE_S, Finding, Peers, watched
 from launch.node.rank_failures import failures, only_lost_others
 from launch.node.restart_note import note_restart
@@ -47,6 +48,17 @@ _NOT_FOUND = 127
 """As shells say it."""
 _NOT_READY = 1
 _Found = TypeVar("_Found")
+
+
+class Wanted(Enum):
+    """What a node wants of its worker while that runs."""
+
+    left_alone = "left alone"
+    saved = "saved"
+    """It is to save, and end by itself; it is asked to end where it takes too long."""
+    ended = "ended"
+    """It is asked to end, and killed where it does not."""
+    killed = "killed"
 
 
 class Node:
@@ -101,30 +113,46 @@ class Node:
         """Whether an elastic run has saved because its time runs out."""
 
     def run(self) -> int:
-        """Starts the worker unless the run is over already; returns its exit code, negative for a signal."""
-        fit = True
+        """Starts the worker unless the run is over already; returns its exit code, negative for a signal.
+
+        Beside its worker, three causes end a node: it is told to (`_signals.end`), time runs out (`_signals.save`), or
+        another node failed (`_finding`). Only after the last two is a job started again.
+        """
         try:
             code = TOLD_TO_END if self._elastic is not None and self._elastic.restarted else self._work()
         except LaunchError as error:  # something of the worker does not even end when it is killed
-            fit = False
-            self._complain(str(error))
-            self.reason = f"could not clean up: {error}"
-            code = _NOT_READY
-        if self._elastic is not None and fit:
-            self.following = self._next_start(self._elastic, code)
-            if self.following is not None:
-                return code
-            again = self._elastic.fails_again(code, self._finding, self.reason)
-            self._out_of_time = self._elastic.out_of_time(code, again)
-            if self._out_of_time:
-                self.reason = None
-                code = SAVED if self._has_saved() else code  # what was saved before is gone on from
-        # A node that is the whole run has nobody who could know the reason.
-        others = len(self._plan.nodes) > 1 and self._elastic is None and self._finding is None and not self._signals.end
-        if others and code not in (0, SAVED) and self._only_lost_others():
-            self._await_finding()
+            code = self._failed("could not clean up", error)
+        else:
+            if self._elastic is not None:
+                code = self._follow_others(self._elastic, code)
+        if self.following is not None:
+            return code
+        self._await_finding(code)
         if self._slurm is not None and self._goes_on(self._slurm, code) and self._started_again(self._slurm):
             code = TOLD_TO_END
+        self._end(code)
+        return code
+
+    def _follow_others(self, elastic: ElasticNode, code: int) -> int:
+        """Agrees with the other nodes of an elastic run on the start that follows, if one does.
+
+        Returns the node's exit code: that it has saved, where time ran out and a checkpoint is there.
+        """
+        try:
+            self.following = elastic.next_start(code, elastic.fails_again(code, self._finding, self.reason))
+        except LaunchError as error:
+            self.reason = str(error)
+        if self.following is not None:
+            return code
+        fails_again = elastic.fails_again(code, self._finding, self.reason)
+        self._out_of_time = elastic.out_of_time(code, fails_again)
+        if not self._out_of_time:
+            return code
+        self.reason = None
+        return SAVED if self._has_saved() else code  # what was saved before is gone on from
+
+    def _end(self, code: int) -> None:
+        """Says how the node ended, and has the jobs that only wait for it end, too, where it ended for good."""
         stopped = self._stopped_by()
         # After SIGTERM Slurm may be about to start this job again, and the others with it.
         may_come_back = self._signals.end is not None and self._settings.resumable
@@ -143,7 +171,6 @@ class Node:
         tell_if_last(self._run, self._name, self._start, code)
         if self._slurm is not None and self._elastic is not None:
             self._slurm.end_without_script()
-        return code
 
     def _work(self) -> int:
         if self._elastic is None and self._start.restarts > self._settings.max_requeues:
@@ -156,21 +183,16 @@ class Node:
             try:
                 ready = self._awaited(lambda: self._prepared(place))
             except LaunchError as error:
-                self._complain(str(error))
-                self.reason = f"could not prepare its container: {error}"
-                return _NOT_READY
-            command = ready and self._awaited(self._command)
+                return self._failed("could not prepare its container", error)
+            command = ready and self._awaited(
+                lambda: self._settings.worker.command(self._run, self._node_rank, str(self._start))
+            )
             if not command:
                 return TOLD_TO_END
-            given = self._given_environment()
             try:
-                make_own_caches(self._run, self._name)
-                inherited = without_torchs_default(os.environ) if self._settings.container is None else {}
-                check_environment({**inherited, **given}, make=self._settings.container is None)
+                given = self._environment()
             except LaunchError as error:
-                self._complain(str(error))
-                self.reason = f"could not start its worker: {error}"
-                return _NOT_READY
+                return self._failed("could not start its worker", error)
             logs = self._plan.ranks[-1].node == self._node_rank
             with (
                 gpu_sampling(self._run, self._name, self._settings.gpu_interval_s, given),
@@ -187,13 +209,6 @@ class Node:
         self._state.publish(state=PARKED)
         return 0 if self._awaited(lambda: elastic.company.over) else TOLD_TO_END
 
-    def _next_start(self, elastic: ElasticNode, code: int) -> tuple[Start, Plan] | None:
-        try:
-            return elastic.next_start(code, elastic.fails_again(code, self._finding, self.reason))
-        except LaunchError as error:
-            self.reason = str(error)
-            return None
-
     def _let_finish(self, writers: Writers) -> None:
         """Waits for the trackers; a run that is being stopped does not."""
         writers.finish()
@@ -201,22 +216,16 @@ class Node:
         while writers.busy and time.monotonic() < until:
             if self._ending():
                 until = min(until, time.monotonic() + INTERRUPT_GRACE_S)
-            self._state.beat()
-            self._look_around()
-            time.sleep(_POLL_S)
+            self._pause()
 
-    def _given_environment(self) -> dict[str, str]:
-        given = {name: os.environ[name] for name in self._settings.environment_from if name in os.environ}
-        own = own_caches(self._run, self._name)
-        if self._settings.container is None:
-            chosen = without_torchs_default(os.environ)
-            own = {variable: chosen.get(variable, path) for variable, path in own.items()}
-        given = (
-            own | given | given_environment(self._settings.environment, self._plan, self._node_rank, str(self._start))
-        )
+    def _environment(self) -> dict[str, str]:
+        """Returns what the worker's environment has beside what it inherits."""
+        settings = self._settings
+        copied = {name: os.environ[name] for name in settings.environment_from if name in os.environ}
+        given = copied | given_environment(settings.environment, self._plan, self._node_rank, str(self._start))
         if self._slurm is not None and "CUDA_VISIBLE_DEVICES" in os.environ:  # here it names the job's GPUs
             given["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
-        return given
+        return with_own_caches(given, self._run, self._name, inherits=settings.container is None)
 
     def _stopped_by(self) -> signal.Signals | None:
         if self._signals.end:
@@ -234,9 +243,7 @@ class Node:
         while not self._ending() and not self._signals.save:
             if found := look():
                 return found
-            self._state.beat()
-            self._look_around()
-            time.sleep(_POLL_S)
+            self._pause()
         return None
 
     def _prepared(self, place: Workplace) -> bool:
@@ -245,10 +252,6 @@ class Node:
         if ready and place.image is not None:
             self._state.publish(image=place.image)
         return ready
-
-    def _command(self) -> list[str] | None:
-        """What runs this node's ranks, once that is known."""
-        return self._settings.worker.command(self._run, self._node_rank, str(self._start))
 
     def _run_worker(self, command: Command) -> int:
         try:
@@ -275,13 +278,20 @@ class Node:
             out.flush()
             return WorkerProcess(command, rank, out, err, group_writes=self._settings.group_writes)
 
+    def _failed(self, what: str, error: LaunchError) -> int:
+        """Says why the node cannot run its worker, and returns its exit code."""
+        self._complain(str(error))
+        self.reason = f"{what}: {error}"
+        return _NOT_READY
+
     def _complain(self, text: str) -> None:
         with appended(self._run.node_err(self._name)) as err:
             err.write(f"{text}\n".encode())
 
     def _watch(self, worker: WorkerProcess) -> None:
-        """Returns when the worker has ended, or did not although it was asked to."""
-        saving_until: float | None = None
+        """Returns when the worker has ended, or is to be killed, because it did not end although it was asked to or
+        because the other nodes wait for this one."""
+        save_by: float | None = None
         kill_at: float | None = None
         next_request = 0.0
         while not worker.ended:
@@ -289,14 +299,11 @@ class Node:
             self._state.beat(worker.stopped)
             if kill_at is None:
                 self._look_around()
-                if self._elastic is not None:
-                    self._elastic.choose()
-                    if self._elastic.releases and self._slurm is not None:
-                        self._slurm.give_back([self._plan.node_names[rank] for rank in self._plan.used])
-                saves = self._signals.save or (self._elastic is not None and self._elastic.changes)
-                if saves and self._settings.resumable and not self._ending():
-                    allowed_s = math.inf if self._signals.stop_saves else self._settings.save_s - GRACE_S
-                    saving_until = saving_until or now + allowed_s
+                self._choose_nodes()
+                wanted = self._wanted()
+                if wanted is Wanted.saved:
+                    if save_by is None:
+                        save_by = now + (math.inf if self._signals.stop_saves else self._settings.save_s - GRACE_S)
                     if self._signals.save:
                         ask_all_to_save(self._run, self._start, self._name)
                     if now >= next_request:  # again: a worker that is still starting does not listen yet
@@ -305,15 +312,45 @@ class Node:
                 if self._finding is not None and self.reason is None and worker.listens:  # examined for itself
                     self.reason = f"ended because {self._finding.reason}"
                     worker.ask_to_end()
-                if self._finding is not None and self._elastic is not None:  # the others wait for this node
+                if wanted is Wanted.killed:
                     return
-                unsaved = saves and (saving_until is None or now > saving_until)
-                if self._ending() or unsaved:
+                if wanted is Wanted.ended or (wanted is Wanted.saved and save_by is not None and now > save_by):
                     worker.ask_to_end()
                     kill_at = now + (INTERRUPT_GRACE_S if self._signals.end is signal.SIGINT else GRACE_S)
             elif now > kill_at:
                 return
             time.sleep(_POLL_S)
+
+    def _wanted(self) -> Wanted:
+        """What is wanted of the worker.
+
+        | cause | the worker is to be |
+        | --- | --- |
+        | another node of an elastic run failed | killed: the others wait for this node |
+        | the run is stopped, or another node failed | ended |
+        | time runs out, or an elastic run goes on with other nodes | saved; ended, if it saves no checkpoints |
+        | none of these | left alone |
+        """
+        if self._finding is not None and self._elastic is not None:
+            return Wanted.killed
+        if self._ending():
+            return Wanted.ended
+        if self._signals.save or (self._elastic is not None and self._elastic.changes):
+            return Wanted.saved if self._settings.resumable else Wanted.ended
+        return Wanted.left_alone
+
+    def _choose_nodes(self) -> None:
+        """Asks for other nodes of an elastic run, and gives back those that were not chosen."""
+        if self._elastic is not None:
+            self._elastic.choose()
+            if self._elastic.releases and self._slurm is not None:
+                self._slurm.give_back([self._plan.node_names[rank] for rank in self._plan.used])
+
+    def _pause(self) -> None:
+        """Waits for a moment, in which the node gives a sign of life and looks around."""
+        self._state.beat()
+        self._look_around()
+        time.sleep(_POLL_S)
 
     def _look_around(self) -> None:
         """Ends this node too when the run is being stopped, or another node has failed or is lost."""
@@ -330,17 +367,17 @@ class Node:
                 self._found_unix = time.time()
                 self.reason = f"ended because {self._finding.reason}"
 
-    def _only_lost_others(self) -> bool:
+    def _await_finding(self, code: int) -> None:
+        """Waits for the reason where ranks ended because others are gone: they notice that within moments, but it takes
+        longer until it is seen which node failed."""
+        if code in (0, SAVED) or len(self._plan.nodes) == 1 or self._elastic or self._finding or self._signals.end:
+            return
         failed = failures(self._run, self._plan, self._node_rank, self._start)
-        return only_lost_others(self._run, self._plan, self._node_rank, failed, self._state.started_unix)
-
-    def _await_finding(self) -> None:
-        """Ranks notice within moments that others are gone; the reason takes longer to be seen."""
+        if not only_lost_others(self._run, self._plan, self._node_rank, failed, self._state.started_unix):
+            return
         until = time.monotonic() + SILENCE_S + 2 * BEAT_S
         while not self._ending() and (time.monotonic() < until or self._peers.undecided):
-            self._state.beat()
-            self._look_around()
-            time.sleep(_POLL_S)
+            self._pause()
 
     def _goes_on(self, slurm: SlurmJob, code: int) -> bool:
         """Whether the job is to be started again; if that is wanted in vain, `reason` says why."""

@@ -44,6 +44,21 @@ def own_caches(run: RunDir, node: str) -> dict[str, str]:
     return {variable: str(run.cache(node) / name) for variable, name in CACHES.items()}
 
 
+def with_own_caches(given: Mapping[str, str], run: RunDir, node: str, *, inherits: bool) -> dict[str, str]:
+    """Returns a worker's `given` environment with folders for what it compiles, which are made, for nobody else.
+
+    Where it `inherits` this process's environment, folders that are named there stay.
+
+    Raises:
+        LaunchError: a variable leads to what others may write, and the worker would execute.
+    """
+    inherited = without_torchs_default(os.environ) if inherits else {}
+    own = {variable: inherited.get(variable, path) for variable, path in own_caches(run, node).items()}
+    make_own_caches(run, node)
+    check_environment({**inherited, **own, **given}, make=inherits)
+    return {**own, **given}
+
+
 def without_torchs_default(environment: Mapping[str, str]) -> dict[str, str]:
     """An inherited environment without the folder that torch itself has named there: once a program has imported
     torch._dynamo, TORCHINDUCTOR_CACHE_DIR is its default (torch/_inductor/runtime/cache_dir_utils.py), which nobody
