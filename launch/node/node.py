@@ -12,7 +12,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from enum import Enum
 from typing import TypeVar
 
 from conf.run_folder.run_files import appended
@@ -31,7 +30,7 @@ from launch.node.settings import NodeSettings
 from launch.node.slurm_job import SlurmJob
 from launch.node.stop_signals import StopSignals, ask_all_to_save
 from launch.node.worker_command import GRACE_S, given_environment, job_info
-from launch.node.worker_process import WorkerProcess, Workplace
+from launch.node.worker_process import Wanted, WorkerProcess, Workplace
 from launch.tracking.writer_processes import Writers, written
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import SAVED
@@ -48,17 +47,6 @@ _NOT_FOUND = 127
 """As shells say it."""
 _NOT_READY = 1
 _Found = TypeVar("_Found")
-
-
-class Wanted(Enum):
-    """What a node wants of its worker while that runs."""
-
-    left_alone = "left alone"
-    saved = "saved"
-    """It is to save, and end by itself; it is asked to end where it takes too long."""
-    ended = "ended"
-    """It is asked to end, and killed where it does not."""
-    killed = "killed"
 
 
 class Node:
@@ -149,11 +137,13 @@ class Node:
         if not self._out_of_time:
             return code
         self.reason = None
-        return SAVED if self._has_saved() else code  # what was saved before is gone on from
+        return SAVED if self._run.latest_checkpoint.exists() else code  # what was saved before is gone on from
 
     def _end(self, code: int) -> None:
         """Says how the node ended, and has the jobs that only wait for it end, too, where it ended for good."""
-        stopped = self._stopped_by()
+        saves = signal.SIGUSR2 if self._signals.save else None
+        failed = self._finding is not None and self.reason is not None
+        stopped = self._signals.end or (signal.SIGTERM if failed else saves)
         # After SIGTERM Slurm may be about to start this job again, and the others with it.
         may_come_back = self._signals.end is not None and self._settings.resumable
         for_good = code != 0 and not may_come_back and not self._settings.for_itself
@@ -227,13 +217,6 @@ class Node:
             given["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
         return with_own_caches(given, self._run, self._name, inherits=settings.container is None)
 
-    def _stopped_by(self) -> signal.Signals | None:
-        if self._signals.end:
-            return self._signals.end
-        if self._finding is not None and self.reason is not None:
-            return signal.SIGTERM
-        return signal.SIGUSR2 if self._signals.save else None
-
     def _ending(self) -> bool:
         """Whether the worker is not to go on: it is asked to end, and killed if it does not."""
         return self._signals.end is not None or (self._finding is not None and not self._settings.for_itself)
@@ -254,8 +237,12 @@ class Node:
         return ready
 
     def _run_worker(self, command: Command) -> int:
+        run, rank, name = self._run, self._node_rank, self._name
         try:
-            worker = self._start_worker(command)
+            with appended(run.node_out(name)) as out, appended(run.node_err(name)) as err:
+                out.write(job_info(self._plan, self._settings.model, rank).encode())
+                out.flush()
+                worker = WorkerProcess(command, rank, out, err, group_writes=self._settings.group_writes)
         except FileNotFoundError:  # for example a profiler, which only its nodes can have
             self._complain(f"{command.argv[0]}: no such command on {socket.gethostname()}")
             return _NOT_FOUND
@@ -270,13 +257,6 @@ class Node:
             self._signals.save = True
             ask_all_to_save(self._run, self._start, self._name)
         return code
-
-    def _start_worker(self, command: Command) -> WorkerProcess:
-        run, rank = self._run, self._node_rank
-        with appended(run.node_out(self._name)) as out, appended(run.node_err(self._name)) as err:
-            out.write(job_info(self._plan, self._settings.model, rank).encode())
-            out.flush()
-            return WorkerProcess(command, rank, out, err, group_writes=self._settings.group_writes)
 
     def _failed(self, what: str, error: LaunchError) -> int:
         """Says why the node cannot run its worker, and returns its exit code."""
@@ -389,7 +369,7 @@ class Node:
             return False
         if not self._settings.resumable:
             self.reason = "cannot be resumed, because it saves no checkpoints (train.checkpoint=false)"
-        elif code != SAVED and not behind and self._run.metrics.exists() and not self._has_saved():
+        elif code != SAVED and not behind and self._run.metrics.exists() and not self._run.latest_checkpoint.exists():
             self.reason = (
                 f"could not save in time and has no earlier checkpoint (executor.save_s={self._settings.save_s:g})"
             )
@@ -400,9 +380,6 @@ class Node:
         else:
             return True
         return False
-
-    def _has_saved(self) -> bool:
-        return self._run.latest_checkpoint.exists()
 
     def _started_again(self, slurm: SlurmJob) -> bool:
         """Asks Slurm to start the job again, and waits to be ended for that; False, and `reason`, if it does not."""

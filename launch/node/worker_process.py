@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from types import TracebackType
 from typing import IO, Self
 
@@ -17,6 +18,17 @@ from launch.machine.docker import remove
 from launch.node.container_setup import Setup
 from launch.node.worker_command import scrubbed
 from megatron_ext.contract.worker import TOKEN, die_with_parent
+
+
+class Wanted(Enum):
+    """What a node wants of its worker while that runs."""
+
+    left_alone = "left alone"
+    saved = "saved"
+    """It is to save, and end by itself; it is asked to end where it takes too long."""
+    ended = "ended"
+    """It is asked to end, and killed where it does not."""
+    killed = "killed"
 
 
 class WorkerProcess:
