@@ -27,12 +27,10 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.run_files import RunFiles
 from megatron_ext.measuring import link_times
-from megatron_ext.measuring.host_memory import HostMemory
 from megatron_ext.measuring.kinds import Kinds
-from megatron_ext.measuring.parts import Parts, groups_of, told_medians
-from megatron_ext.measuring.passes import Passes
+from megatron_ext.measuring.passes import Parts, Passes, groups_of, told_medians
 from megatron_ext.measuring.request import Request
-from megatron_ext.measuring.room import Room, doubled, largest
+from megatron_ext.measuring.room import HostMemory, Room, doubled, largest
 from megatron_ext.measuring.steps import Copies
 from megatron_ext.parallel.comm import meet, new_group, told
 from megatron_ext.parallel.software import same_software

@@ -36,12 +36,12 @@ from megatron_ext.parallel.software import same_software
 from megatron_ext.tasks.cut import cut, ties
 from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.task import Held, Task
-from megatron_ext.timeline import traffic
+from megatron_ext.timeline import usage
 from megatron_ext.timeline.cuda_recorder import CudaRecorder
 from megatron_ext.timeline.event_files import EventBuffer
-from megatron_ext.timeline.memory import MemoryReport
 from megatron_ext.timeline.recorder import Recorder, begin_events
 from megatron_ext.timeline.trace import traced
+from megatron_ext.timeline.usage import MemoryReport
 
 
 def train(
@@ -185,7 +185,7 @@ class Training:
         """Writes what memory the rank has taken, and what it has sent, up to the end of an iteration."""
         self._memory.report(iteration)
         samples = self._engine.consumed(iteration) - self._start.samples
-        traffic.report(self._plan, self._place, self._recorder.traffic, iteration, samples)
+        usage.report_traffic(self._plan, self._place, self._recorder.traffic, iteration, samples)
 
 
 class RunEnd:

@@ -22,11 +22,9 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.worker import die_with_parent
 from megatron_ext.engine.log import Unlogged, log_the_rest
-from megatron_ext.node.failures import name_memory_errors
-from megatron_ext.node.ranks import Ranks, signals_blocked
-from megatron_ext.parallel import interruption, local_store
-from megatron_ext.parallel.local_store import LocalStore
-from megatron_ext.parallel.meeting import join_store, open_store
+from megatron_ext.parallel import interruption, meeting
+from megatron_ext.parallel.meeting import LocalStore, join_store, open_store
+from megatron_ext.rank_processes import Ranks, name_memory_errors, signals_blocked
 from megatron_ext.timeline.event_files import EventBuffer, EventFiles
 from megatron_ext.timeline.progress import Wait
 from megatron_ext.train import train
@@ -58,7 +56,7 @@ def _run_node(plan: Plan, node_rank: int, job: Optional[Job]) -> int:
     def stop(signum: int, _: Optional[FrameType]) -> None:
         raise Stopped(signal.Signals(signum).name)
 
-    local = LocalStore() if local_store.suffices(plan) else None
+    local = LocalStore() if meeting.local_store_suffices(plan) else None
     records = plan.timeline and job is None
     buffers = {rank: EventBuffer() for rank in plan.nodes[node_rank].ranks if records}
     events = EventFiles(plan, buffers)

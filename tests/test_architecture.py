@@ -57,7 +57,7 @@ FLOORS = {
     ],
     "megatron_ext": [
         *("contract", "timeline", "data", "parallel", "tasks", "engine", "checkpoints", "inference measuring learning"),
-        *("node", "train", "worker", "doctor profile hf schedule blocks translate"),
+        *("rank_processes", "train", "worker", "doctor profile hf schedule blocks translate"),
     ],
     "megatron_ext/engine": [
         *("batches goal gradients results running", "executor optimizer", "workers"),

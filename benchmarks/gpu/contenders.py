@@ -27,7 +27,7 @@ from benchmarks.gpu.run import TIMED, WARM_UP
 from benchmarks.textbook import Block, LlamaBlock, dropped
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
-from megatron_ext.timeline.memory import measure
+from megatron_ext.timeline.usage import measure
 
 
 class Step(Protocol):

@@ -40,7 +40,7 @@ class Result:
 
     samples_per_s: float
     mib: dict[str, float]
-    """As `megatron_ext.timeline.memory.measure` says."""
+    """As `megatron_ext.timeline.usage.measure` says."""
     losses: list[float]
     counts: Counts
 

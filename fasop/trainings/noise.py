@@ -12,7 +12,7 @@ from pathlib import Path
 
 from conf.reading.values import NoValue, above_0
 from fasop.errors import SearchError
-from megatron_ext.contract.adaptive.expected import Noise
+from megatron_ext.contract.adaptive.noise import Noise
 from megatron_ext.contract.files import read_regular_text
 
 COLUMNS = ("samples", "noise_scale")

@@ -16,8 +16,7 @@ from typing import Protocol
 
 from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.adaptive.controller import Controller
-from megatron_ext.contract.adaptive.expected import Noise, halves
-from megatron_ext.contract.adaptive.noise import Halves, Measurement, measurement
+from megatron_ext.contract.adaptive.noise import Halves, Measurement, Noise, halves, measurement
 from megatron_ext.contract.adaptive.shares import Times
 from megatron_ext.contract.schedule.deal import Division, samples_of_halves, several
 

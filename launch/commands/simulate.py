@@ -18,7 +18,7 @@ from fasop.trainings.noise import NUMBERS, measured, of_numbers, read_csv
 from launch.commands.output_files import check_writable, write
 from launch.commands.simulating.arguments import RESTART_S, Arguments, parse
 from launch.screen import print_table
-from megatron_ext.contract.adaptive.expected import Noise
+from megatron_ext.contract.adaptive.noise import Noise
 from reports.readers.json_lines import Decision, decisions
 
 if TYPE_CHECKING:

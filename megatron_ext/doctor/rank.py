@@ -12,14 +12,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from megatron_ext import rank_processes as node_ranks
 from megatron_ext.contract.errors import EngineError, PeerLost, shortage
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.node import ranks as node_ranks
-from megatron_ext.parallel import clock, links, local_store
+from megatron_ext.parallel import clock, links, meeting
 from megatron_ext.parallel.comm import meet, told
-from megatron_ext.parallel.local_store import LocalStore
-from megatron_ext.parallel.meeting import join_store, open_store
+from megatron_ext.parallel.meeting import LocalStore, join_store, open_store
 from megatron_ext.parallel.store import Server
 from megatron_ext.timeline import notes
 from megatron_ext.timeline.notes import Note
@@ -40,7 +39,7 @@ class Ranks:
         self._pipes = {rank: os.pipe() for rank in plan.nodes[node_rank].ranks}
         """By rank: whence it hears whether to meet the others."""
         self._store: Optional[Server] = None
-        self._local = LocalStore() if local_store.suffices(plan) else None
+        self._local = LocalStore() if meeting.local_store_suffices(plan) else None
         self._ranks = node_ranks.Ranks(self._plan, node_rank, self._rank_main)
         self.exit_codes: Dict[int, int] = {}
         """By rank, of those that have ended; negative for a signal."""

@@ -17,8 +17,8 @@ from typing import Dict, List, Optional, Sequence
 import torch
 import torch.distributed as dist
 
-from megatron_ext.contract.adaptive.expected import Noise
-from megatron_ext.contract.adaptive.expected import halves as expected_halves
+from megatron_ext.contract.adaptive.noise import Noise
+from megatron_ext.contract.adaptive.noise import halves as expected_halves
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place, RankTimes
 from megatron_ext.contract.schedule.check import actions_of

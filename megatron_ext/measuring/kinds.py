@@ -11,8 +11,7 @@ from torch import nn
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
-from megatron_ext.measuring.parts import LAYERS
-from megatron_ext.measuring.passes import Keeping, Passes
+from megatron_ext.measuring.passes import LAYERS, Keeping, Passes
 from megatron_ext.measuring.sequence import LOSS, Ledger, bytes_of, crossing, described, one_of_each_kind, wires_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import Part

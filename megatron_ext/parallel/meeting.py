@@ -8,7 +8,7 @@ import time
 from datetime import timedelta
 from typing import Any, Dict
 
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
 from megatron_ext.contract.errors import EngineError, PeerLost
 from megatron_ext.contract.files import json_line, read_regular, write_json
@@ -78,3 +78,20 @@ def _address(plan: Plan, until: float) -> Dict[str, Any]:
             return address
         time.sleep(0.02)
     raise PeerLost(f"the node of rank 0 did not publish its address ({path}) within {plan.meeting_timeout_s} s")
+
+
+def local_store_suffices(plan: Plan) -> bool:
+    """Whether all ranks are on one node, and no port was asked for. nccl keeps the store that its watchdog knows."""
+    return len(plan.used) == 1 and plan.master_port is None and plan.device == "cpu"
+
+
+class LocalStore:
+    """Made before the ranks are forked; gone with the last process that has it."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("tdpp-store")
+
+    def join(self) -> Store:
+        """The store, in a rank."""
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        return FileStore(f"/proc/self/fd/{self._file}")

@@ -18,9 +18,8 @@ from megatron_ext.contract.cores import usable_cores
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.timeline.cores import CoreWaits
 from megatron_ext.timeline.event_files import EventBuffer
-from megatron_ext.timeline.traffic import Traffic
+from megatron_ext.timeline.usage import Traffic
 
 _INDEX = {name: index for index, name in enumerate(events.NAMES)}
 _PASSES = frozenset(
@@ -220,3 +219,26 @@ class _Timed(UnderWay):
     def end(self) -> None:
         end_ns = self._end_ns
         self._recorder.record(self._name, self._start_ns, time.monotonic_ns() if end_ns is None else end_ns)
+
+
+_COUNTS = "/proc/thread-self/schedstat"
+"""proc(5): ns on a core, ns ready but waiting for one, time slices."""
+
+
+class CoreWaits:
+    """Of the thread that makes it."""
+
+    def __init__(self) -> None:
+        try:
+            self._file: Optional[int] = os.open(_COUNTS, os.O_RDONLY | os.O_CLOEXEC)
+            self.ns()
+        except (OSError, IndexError, ValueError):  # a kernel that does not count
+            self._file = None
+
+    def ns(self) -> int:
+        """How long it has been ready but waiting for a core, since it began; 0 where the kernel keeps no count."""
+        return 0 if self._file is None else int(os.pread(self._file, 80, 0).split()[1])
+
+    @property
+    def known(self) -> bool:
+        return self._file is not None

@@ -23,7 +23,7 @@ from tests.support.ordinary_user import NOBODY, run_by
 QUICK = """
 import os, sys, time
 import torch.distributed as dist
-from megatron_ext.node.ranks import Ranks
+from megatron_ext.rank_processes import Ranks
 from megatron_ext.doctor import __main__ as doctor, rank as doctor_rank
 
 if "HANG_RANK" in os.environ:

@@ -15,7 +15,7 @@ import pytest
 
 from megatron_ext.contract.errors import PeerLost, is_out_of_memory, shortage
 from megatron_ext.parallel.comm import told
-from megatron_ext.timeline import memory
+from megatron_ext.timeline import usage
 from tests.megatron_ext.test_worker import FOUR_RANKS, LONG, ended, pids, wait_for
 from tests.support.megatron_ext.engine_run import EngineRun
 
@@ -119,7 +119,7 @@ def test_the_kernel_counts_whom_it_kills_for_memory(
 ) -> None:
     counts = tmp_path / "vmstat"
     counts.write_text("pgfault 7\noom_kill 3\n")
-    monkeypatch.setattr(memory, "VMSTAT", counts)
+    monkeypatch.setattr(usage, "VMSTAT", counts)
     run = engine_run(*FOUR_RANKS, *LONG)
     worker = run.start()
     wait_for(lambda: len(pids(run)) == 4)
@@ -138,7 +138,7 @@ def test_the_kernel_kills_whom_a_control_group_gives_no_memory() -> None:
         (group / "memory.limit_in_bytes").write_text("64M")
     except OSError:
         pytest.skip("no memory controller of cgroup v1 that this user may use")
-    before = memory.kernel_kills()
+    before = usage.kernel_kills()
     pid = os.fork()
     if pid == 0:
         (group / "cgroup.procs").write_text(str(os.getpid()))
@@ -146,6 +146,6 @@ def test_the_kernel_kills_whom_a_control_group_gives_no_memory() -> None:
         os._exit(len(bytearray(256 * 2**20)) == 0)
     try:
         assert ended(pid) == -signal.SIGKILL
-        assert memory.kernel_kills() == before + 1
+        assert usage.kernel_kills() == before + 1
     finally:
         group.rmdir()

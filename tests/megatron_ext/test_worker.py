@@ -19,14 +19,13 @@ import pytest
 import torch
 from torch.distributed import Store, TCPStore
 
-from megatron_ext import worker
+from megatron_ext import rank_processes, worker
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.worker import SAVED, die_with_parent
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.results import StepResult
-from megatron_ext.node import ranks
 from megatron_ext.parallel import interruption
 from megatron_ext.parallel.store import AuthenticatedStore, StoreError
 from tests.support import PATIENCE_S, cases
@@ -177,7 +176,7 @@ def doings(run: EngineRun) -> dict[int, dict]:
 def test_while_a_rank_stands_still_its_node_says_what_all_of_them_do(
     engine_run: Callable[..., EngineRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "LOOK_S", 0.1)
+    monkeypatch.setattr(rank_processes, "LOOK_S", 0.1)
     run = engine_run("parallel.data=1", "parallel.pipeline=3", *LONG)
     pid = run.start()
     wait_for(lambda: run.run.metrics.exists() and run.metrics())

@@ -8,6 +8,7 @@ from functools import reduce
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from megatron_ext.contract.adaptive.config import AdaptConfig
+from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.deal import Division, several
 
 TRIAL = 0.1
@@ -180,3 +181,29 @@ def _taken(replicas: Sequence[Replica], samples: int, unit: int, least: int, lim
         ways.append(way)
     sizes, copies = zip(*ways[::-1])
     return Division(tuple(shares[::-1]), sizes, several(copies))
+
+
+def weights_of(plan: Plan) -> Sequence[float]:
+    """How fast each replica is, in proportion, while this start has measured nothing."""
+    elastic, adapt = plan.elastic, plan.adapt
+    if elastic is None or elastic.times is None or adapt is None or not adapt.rebalance:
+        return list(plan.micro_batches)
+    return [elastic.weights[replica] for replica in elastic.replicas_on(plan.used, plan.tensor)]
+
+
+def known_of(plan: Plan) -> List[Dict[Way, float]]:
+    """By replica, the seconds of a round, by the way; empty where nothing was measured."""
+    elastic = plan.elastic
+    if elastic is None or elastic.times is None:
+        return []
+    return [
+        {Way(one.size, one.streams): one.seconds for one in elastic.times[replica]}
+        for replica in elastic.replicas_on(plan.used, plan.tensor)
+    ]
+
+
+def nodes_of(plan: Plan) -> Optional[List[str]]:
+    """The node of each replica; None where these are the same in all starts."""
+    if plan.elastic is None:
+        return None
+    return [plan.nodes[place.node].name for place in plan.ranks if place.tp == 0]

@@ -21,7 +21,7 @@ from fasop.costs.roofline import EMBEDDING, HEAD, START_S, Time, roofline, start
 from launch.commands.launching.resolve_auto import resolve_auto
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan
-from megatron_ext.measuring.parts import Parts
+from megatron_ext.measuring.passes import Parts
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 
 WITHOUT_WORK = {"aten::detach", "aten::empty", "aten::empty_like", "aten::new_empty", "aten::_unsafe_view"}

@@ -16,8 +16,7 @@ from fasop.trainings.play import Player, State, Stretch, Training
 from fasop.trainings.played import Course
 from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.adaptive.controller import Controller
-from megatron_ext.contract.adaptive.expected import Noise, halves
-from megatron_ext.contract.adaptive.noise import measurement, noise_scale, similarity
+from megatron_ext.contract.adaptive.noise import Noise, halves, measurement, noise_scale, similarity
 from megatron_ext.contract.adaptive.shares import Times, longest
 from megatron_ext.contract.schedule.deal import Division
 from tests.support.cases import fewer

@@ -11,7 +11,7 @@ import pytest
 from conf.compose import compose
 from fasop.trainings.placed_nodes import node_sets
 from fasop.trainings.play import Player, State, Stretch, Training
-from megatron_ext.contract.adaptive.expected import Noise
+from megatron_ext.contract.adaptive.noise import Noise
 from megatron_ext.contract.plan import Plan
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from megatron_ext.measuring import host_memory
-from megatron_ext.measuring.host_memory import HostMemory, available_bytes
+from megatron_ext.measuring import room
+from megatron_ext.measuring.room import HostMemory, available_bytes
 
 MIB = 2**20
 CHILD = """
 import json, sys
-from megatron_ext.measuring.host_memory import HostMemory, peak_bytes
+from megatron_ext.measuring.room import HostMemory, peak_bytes
 mib, fixed = 2**20, 20
 host = HostMemory(int(sys.argv[1]) * mib, ranks=3)
 begun = peak_bytes()
@@ -61,8 +61,8 @@ def test_available_is_what_linux_says_and_no_more_than_a_group_allows(
         (folder / "memory.stat").write_text(f"anon 1\ninactive_file {100 * MIB}\n")
     own = tmp_path / "own"
     own.write_text("0::/slurm/job_7/step_0\n")
-    monkeypatch.setattr(host_memory, "GROUPS", groups)
-    monkeypatch.setattr(host_memory, "OWN_GROUPS", own)
+    monkeypatch.setattr(room, "GROUPS", groups)
+    monkeypatch.setattr(room, "OWN_GROUPS", own)
     assert available_bytes() == 300 * MIB  # 500, of which 300 are used, but for 100 that are only cached
 
 
@@ -74,8 +74,8 @@ def test_a_group_of_version_1_limits_as_well(tmp_path: Path, monkeypatch: pytest
     (job / "memory.stat").write_text(f"inactive_file 7\ntotal_inactive_file {50 * MIB}\n")
     own = tmp_path / "own"
     own.write_text("5:cpu,cpuacct:/job\n4:memory:/job\n0::/\n")
-    monkeypatch.setattr(host_memory, "GROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(host_memory, "OWN_GROUPS", own)
+    monkeypatch.setattr(room, "GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(room, "OWN_GROUPS", own)
     assert available_bytes() == 300 * MIB
 
 

@@ -16,8 +16,7 @@ from megatron_ext.contract.models.activations import wires
 from megatron_ext.contract.plan import Plan
 from megatron_ext.measuring import kinds
 from megatron_ext.measuring.kinds import Kinds
-from megatron_ext.measuring.parts import LAYERS
-from megatron_ext.measuring.passes import Keeping
+from megatron_ext.measuring.passes import LAYERS, Keeping
 from megatron_ext.measuring.sequence import LOSS, crossing, wires_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut

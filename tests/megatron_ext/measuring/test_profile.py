@@ -20,9 +20,8 @@ from fasop.costs.memory import layer_activations
 from fasop.costs.training import Training
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan
-from megatron_ext.measuring.laps import Lap, Marks
-from megatron_ext.measuring.medians import LEAST, median
-from megatron_ext.measuring.parts import Parts, groups_of
+from megatron_ext.measuring.laps import LEAST, Lap, Marks, median
+from megatron_ext.measuring.passes import Parts, groups_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.profile import Trial
 

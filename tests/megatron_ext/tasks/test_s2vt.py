@@ -20,7 +20,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.operations import flops_per_sample
 from megatron_ext.data.samples import Split
 from megatron_ext.data.vision.videos import VideoSamples, open_videos
-from megatron_ext.measuring.parts import Parts
+from megatron_ext.measuring.passes import Parts
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of, task_of
 from tests.megatron_ext.engine.test_s2vt_agrees import MODELS

@@ -14,7 +14,7 @@ from conf.schema.experiment import Schedule
 from fasop.search.space.choices import runnable
 from megatron_ext.contract.models.activations import wires
 from megatron_ext.contract.plan import Plan
-from megatron_ext.measuring.parts import Parts
+from megatron_ext.measuring.passes import Parts
 from megatron_ext.measuring.sequence import wires_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of, task_of

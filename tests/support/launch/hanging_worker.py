@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from megatron_ext import worker
+from megatron_ext import rank_processes, worker
 from megatron_ext.checkpoints import tensors
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.engine import engine
 from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.optimizer import optimizer
-from megatron_ext.node import ranks
 from megatron_ext.tasks.language.gpt import GptTask
 from megatron_ext.tasks.stage import Stage
 
@@ -47,7 +46,7 @@ def sleeping(does: Callable[..., Any], begins: int) -> Callable[..., Any]:
 
 
 def main(argv: list[str]) -> int:
-    begun, step = ranks._rank_main, Engine.step
+    begun, step = rank_processes._rank_main, Engine.step
 
     def rank_main(plan: Any, place: Any, *rest: Any) -> int:
         now["rank"] = place.rank
@@ -57,7 +56,7 @@ def main(argv: list[str]) -> int:
         now["iteration"] = iteration
         return step(self, iteration)
 
-    ranks._rank_main = rank_main
+    rank_processes._rank_main = rank_main
     Engine.step = counted
     owner, name = PLACES[AT]
     setattr(owner, name, sleeping(getattr(owner, name), 0 if AT in ("start", "weights") else ITERATION))

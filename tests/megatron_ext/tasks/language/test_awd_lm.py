@@ -16,7 +16,7 @@ from fasop.search.space.choices import runnable
 from megatron_ext.contract.models.parameters import parameter_count
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.operations import flops_per_sample
-from megatron_ext.measuring.parts import Parts
+from megatron_ext.measuring.passes import Parts
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of, task_of
 from megatron_ext.tasks.language.dropped_lstm import DroppedEmbedding, DroppedLayer

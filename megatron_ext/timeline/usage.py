@@ -1,17 +1,28 @@
-"""How much memory a rank takes, and whether the kernel killed for want of it."""
+"""How much memory a rank takes, and how many bytes it sends, counted where it sends them.
+
+Of what the library sends for a rank, an all-reduce or an all-gather, a ring's part is counted: the least that any way
+to do it sends, if all ranks send as much.
+"""
 
 from __future__ import annotations
 
 import resource
 import time
+from collections import Counter
+from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Counter as CounterOf
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from megatron_ext.contract.files import write_json
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
+from megatron_ext.contract.traffic import ALL_REDUCE, KINDS, TENSOR, WEIGHTS
 
 MIB = 2.0**20
 VMSTAT = Path("/proc/vmstat")
@@ -21,7 +32,7 @@ EVERY_S = 30.0
 MOST_POINTS = 1024
 
 
-class Course:
+class PeakSeries:
     """The most of something in each iteration, or, of more than MOST_POINTS, in spans of 2, 4, 8 and so on of them."""
 
     def __init__(self) -> None:
@@ -51,16 +62,16 @@ class MemoryReport:
         self._plan = plan
         self._place = place
         self._peaks: Dict[str, float] = {}
-        self._course = Course()
+        self._series = PeakSeries()
         self._written = time.monotonic()
 
     def note(self, iteration: int) -> None:
         """Called after each iteration: what it took, of a GPU at most, of a CPU at its end."""
         if self._plan.device == "cuda":
-            self._course.add(iteration, self._measured()["max_allocated"])
+            self._series.add(iteration, self._measured()["max_allocated"])
             torch.cuda.reset_peak_memory_stats()
         else:
-            self._course.add(iteration, resident_mib())
+            self._series.add(iteration, resident_mib())
         if time.monotonic() - self._written > EVERY_S:
             self._write(iteration, self._with_peaks())
 
@@ -88,7 +99,7 @@ class MemoryReport:
         path = self._plan.files.rank_memory(self._place.rank)
         path.parent.mkdir(exist_ok=True)
         content: Dict[str, Any] = {"rank": self._place.rank, "stage": self._place.stage, "iteration": iteration}
-        points = self._course.points
+        points = self._series.points
         course = {"iterations": [at for at, _ in points], "mib": [round(mib, 2) for _, mib in points]}
         write_json(path, {**content, "mib": used, "course": course})
 
@@ -114,3 +125,67 @@ def kernel_kills() -> int:
     """How many processes of this machine, or of its container, the kernel has killed because memory ran out."""
     counts = dict(line.split() for line in VMSTAT.read_text(encoding="ascii").splitlines())
     return int(counts.get("oom_kill", 0))  # not before Linux 4.13
+
+
+class Traffic:
+    """Counts the bytes that a rank sends, by kind of `megatron_ext.contract.traffic`."""
+
+    def __init__(self) -> None:
+        self._counted: CounterOf[Tuple[str, int]] = Counter()
+        """By kind and divisor, for a ring's part of a tensor need not be whole bytes."""
+        self._on = False
+
+    def begin(self) -> None:
+        """Called when training begins: what a model sends before, to warm up, does not count."""
+        self._on = True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is sent meanwhile does not count."""
+        before, self._on = self._on, False
+        try:
+            yield
+        finally:
+            self._on = before
+
+    def sent(self, kind: str, tensor: Tensor) -> None:
+        """Counts a message to one rank."""
+        if self._on:
+            self._counted[kind, 1] += bytes_of(tensor)
+
+    def all_reduced(self, tensor: Tensor, group: Optional[dist.ProcessGroup], kind: str = ALL_REDUCE) -> None:
+        """Counts a sum over a group: every rank sends a share for each other rank, and then the sum of one for each."""
+        self._shared(kind, tensor, group, 2)
+
+    def all_gathered(self, own: Tensor, group: Optional[dist.ProcessGroup], kind: str = WEIGHTS) -> None:
+        """Counts what is handed to all others of a group."""
+        if self._on and group is not None:
+            self._counted[kind, 1] += (dist.get_world_size(group) - 1) * bytes_of(own)
+
+    def reduce_scattered(self, tensor: Tensor, group: Optional[dist.ProcessGroup], kind: str = TENSOR) -> None:
+        """Counts a sum over a group, of which each rank takes a share."""
+        self._shared(kind, tensor, group, 1)
+
+    def _shared(self, kind: str, tensor: Tensor, group: Optional[dist.ProcessGroup], times: int) -> None:
+        if self._on and group is not None:
+            ranks = dist.get_world_size(group)
+            self._counted[kind, ranks] += times * (ranks - 1) * bytes_of(tensor)
+
+    def total(self) -> Dict[str, Union[int, float]]:
+        """Returns the bytes of each kind: a whole number where they are."""
+        sums = {kind: Fraction(0) for kind in KINDS}
+        for (kind, divisor), count in self._counted.items():
+            sums[kind] += Fraction(count, divisor)
+        return {kind: int(found) if found.denominator == 1 else float(found) for kind, found in sums.items()}
+
+
+def bytes_of(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def report_traffic(plan: Plan, place: Place, traffic: Traffic, iteration: int, samples: int) -> None:
+    """Rewrites traffic/rank-*.json: what was sent up to the end of an iteration, and for how many samples of a run."""
+    path = plan.files.rank_traffic(place.rank)
+    path.parent.mkdir(exist_ok=True)
+    content = {"rank": place.rank, "stage": place.stage, "iteration": iteration, "samples": samples}
+    write_json(path, {**content, "bytes": traffic.total()})

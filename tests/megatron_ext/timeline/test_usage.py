@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from megatron_ext.timeline.memory import MOST_POINTS, Course
+from megatron_ext.timeline.usage import MOST_POINTS, PeakSeries
 
 
 def test_a_course_of_many_iterations_has_few_points_and_every_peak() -> None:
-    course, taken = Course(), {}
+    course, taken = PeakSeries(), {}
     for iteration in range(3, 10_000):
         taken[iteration] = float(iteration * 7919 % 4099)
         course.add(iteration, taken[iteration])

@@ -1,1 +1,0 @@
-"""The ranks of one node: their processes, and why one ended."""
