@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from conf.errors import RunFolderError
-from conf.run_folder.json_values import typed
+from conf.run_folder.json_values import Count, typed
 from data_prep.errors import DataPrepError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.models.model import CAPTIONS, TRANSLATION
@@ -82,9 +83,105 @@ def read_described(prefix: Path, manifest: type[T]) -> T:
         raise DataPrepError(f"{error}; prepare the data again") from error
 
 
+class Described:
+    """The manifest of pairs, images or videos, a dataclass: `<prefix>.json` (docs/formats.md)."""
+
+    def to_json(self, recipe: dict[str, Any]) -> str:
+        """The text of the file; `recipe` is all that the data follow from: data of the same recipe are the same."""
+        return json.dumps({**asdict(self), "recipe": recipe}, indent=1) + "\n"  # type: ignore[call-overload]
+
+
 def recipe_of(prefix: Path) -> Any:
     """The recipe in the manifest of data; None where there is none to be read."""
     try:
         return json.loads(read_regular(data_file(prefix, ".json"))).get("recipe")
     except (OSError, ValueError, RecursionError, AttributeError):
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesSplit:
+    images: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesManifest(Described):
+    """Classes, sizes and hashes of images."""
+
+    version: Count = VERSION
+    kind: str = IMAGES
+    classes: tuple[str, ...]
+    """Names; a label is the place of one here."""
+    height: Count
+    width: Count
+    channels: Count
+    mean: tuple[float, ...]
+    """Of the training pixels, from 0 to 1, by channel."""
+    std: tuple[float, ...]
+    splits: dict[str, ImagesSplit]
+    made_by: str = MADE_BY[IMAGES]
+    corpus: str
+    """Where the images came from, for people."""
+    sha256: dict[str, str]
+    """Of the files beside this one, by suffix."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideosSplit:
+    videos: Count
+    captions: Count
+    longest: Count
+    """Words of a caption."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideosManifest(Described):
+    """Sizes and hashes of videos."""
+
+    version: Count = VERSION
+    kind: str = VIDEOS
+    features: Count
+    """Numbers that describe a frame."""
+    vocab_size: Count
+    unknown: Count
+    """Words of all captions that are not in the vocabulary."""
+    synthetic: bool
+    """Whether nobody has filmed them."""
+    splits: dict[str, VideosSplit]
+    made_by: str = MADE_BY[VIDEOS]
+    corpus: str
+    """Where the videos came from, for people."""
+    sha256: dict[str, str]
+    """Of the files beside this one, by suffix."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsSplit:
+    """Of one split's pairs."""
+
+    pairs: Count
+    source_tokens: Count
+    target_tokens: Count
+    longest: Count
+    """Tokens of the longest sentence, of either language."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsManifest(Described):
+    """Languages, counts and hashes of pairs."""
+
+    version: Count = VERSION
+    kind: str = PAIRS
+    source: str
+    target: str
+    vocab_size: Count
+    splits: dict[str, PairsSplit]
+    made_by: str = MADE_BY[PAIRS]
+    corpus: str
+    """Where the pairs came from, for people."""
+    left_out: dict[str, Count]
+    """How many pairs of the corpus are not in the data, by reason."""
+    unknown: Count = 0
+    """Tokens that the vocabulary lacks."""
+    sha256: dict[str, str]
+    """Of the files beside this one, by suffix."""

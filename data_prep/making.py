@@ -14,9 +14,8 @@ from conf.errors import ConfigError
 from conf.reading.values import option, whole
 from conf.schema.data import check_split
 from data_prep.errors import DataPrepError
-from data_prep.files.hashes import unchanged
-from data_prep.files.journal import Journal
-from data_prep.files.work_folder import work_folder
+from data_prep.files.journal import Journal, work_folder
+from data_prep.files.progress import unchanged
 from data_prep.kinds import kind_of, read_described, recipe_of
 from megatron_ext.data.indexed_dataset import data_file
 

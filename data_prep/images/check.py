@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from conf.schema.model import Model
+from conf.visible import plural
 from data_prep.errors import DataPrepError
-from data_prep.files.hashes import require_unchanged
+from data_prep.files.progress import require_unchanged
 from data_prep.images.item import SPLITS
-from data_prep.images.manifest import ImagesManifest
-from data_prep.kinds import read_described
+from data_prep.images.pixels import Shape
+from data_prep.kinds import ImagesManifest, read_described
 from megatron_ext.contract.errors import DataError
 from megatron_ext.data.vision.images import open_images, require_fitting
 
@@ -42,3 +46,62 @@ def check_in_full(prefix: Path) -> ImagesManifest:
                     "prepare the data again"
                 )
     return manifest
+
+
+SHADES = " .:-=+*#%@"
+"""From black to white."""
+COLUMNS = 64
+"""At most; each takes two letters, which are twice as high as wide."""
+
+
+def described(prefix: Path) -> dict[str, str]:
+    """What the manifest says, for people, and how many images of each class there are."""
+    manifest = read_described(prefix, ImagesManifest)
+    facts = {
+        "kind": "images",
+        "shape": str(Shape(manifest.height, manifest.width, manifest.channels)),
+        "classes": f"{len(manifest.classes)}: {_shortened(manifest.classes)}",
+    }
+    for split in SPLITS:
+        count = manifest.splits[split].images
+        facts[split] = plural(count, "image")
+        if count:
+            labels = _opened(prefix, split)[1]
+            found = np.bincount(labels, minlength=len(manifest.classes))
+            facts[split] += f", {found.min()} to {found.max()} of a class"
+    for name, values in (("mean", manifest.mean), ("standard deviation", manifest.std)):
+        facts[name] = ", ".join(f"{value:.4f}" for value in values)
+    return {**facts, "source": manifest.corpus}
+
+
+def image_text(prefix: Path, number: int) -> str:
+    """A training image in letters, and its class.
+
+    Raises:
+        DataPrepError: there is none.
+    """
+    manifest = read_described(prefix, ImagesManifest)
+    count = manifest.splits["train"].images
+    if not 0 <= number < count:
+        raise DataPrepError(f"--document {number}: {prefix} has the training images 0 to {count - 1}")
+    images, labels = _opened(prefix, "train")
+    return "\n".join([f"class: {manifest.classes[int(labels[number])]}", *drawn(images[number])])
+
+
+def drawn(image: NDArray[np.uint8]) -> list[str]:
+    """The rows of an image [height, width, channels] in letters, a bright one for a bright pixel."""
+    step = -(-image.shape[1] // COLUMNS)
+    bright = image[::step, ::step].mean(2).astype(np.int64) * len(SHADES) // 256
+    return ["".join(SHADES[value] * 2 for value in row).rstrip() for row in bright.tolist()]
+
+
+def _opened(prefix: Path, split: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    try:
+        found = open_images(prefix, split)
+    except DataError as error:
+        raise DataPrepError(str(error)) from error
+    return found.images, found.labels
+
+
+def _shortened(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")

@@ -11,13 +11,11 @@ from conf.reading.values import NoValue, option, prefix_path
 from conf.visible import plural
 from data_prep.errors import DataPrepError
 from data_prep.files.archives import TARS
-from data_prep.images.arrays import PACKAGED, Arrays, packaged
-from data_prep.images.files import ImageFiles
 from data_prep.images.item import Reader
-from data_prep.images.manifest import ImagesManifest
 from data_prep.images.pixels import Shape, Wanted
 from data_prep.images.prepare import Request, prepare
-from data_prep.kinds import IMAGES
+from data_prep.images.sources import PACKAGED, Arrays, ImageFiles, packaged
+from data_prep.kinds import IMAGES, ImagesManifest
 from data_prep.making import (
     BYTES_A_WORKER,
     add_common_options,

@@ -15,15 +15,12 @@ import numpy as np
 from numpy.lib.format import write_array_header_1_0
 
 from data_prep.errors import DataPrepError
-from data_prep.files.hashes import hashes
-from data_prep.files.journal import Journal, Step
-from data_prep.files.progress import shown
-from data_prep.files.work_folder import publish
+from data_prep.files.journal import Journal, Step, publish
+from data_prep.files.progress import hashes, shown
 from data_prep.files.workers import in_order
-from data_prep.images.item import SPLITS, Content, Item, Reader
-from data_prep.images.manifest import ImagesManifest, Split
+from data_prep.images.item import SPLITS, Content, Item, Reader, splits_of
 from data_prep.images.pixels import Made, Raw, Shape, Wanted, made, packed
-from data_prep.images.splitting import splits_of
+from data_prep.kinds import ImagesManifest, ImagesSplit
 from data_prep.making import making
 from data_prep.text.corpus import Corpus
 
@@ -101,7 +98,7 @@ def prepare(request: Request, prefix: Path, recipe: dict[str, Any]) -> ImagesMan
             **shape._asdict(),
             mean=mean,
             std=std,
-            splits={split: Split(images=splits.count(split)) for split in SPLITS},
+            splits={split: ImagesSplit(images=splits.count(split)) for split in SPLITS},
             corpus=request.corpus.description,
             sha256=hashes({suffix: folder / suffix for suffix in suffixes}),
         )

@@ -10,8 +10,8 @@ import numpy as np
 from conf.schema.experiment import EngineKind, Experiment
 from conf.schema.values.architectures import Family
 from data_prep.errors import DataPrepError
-from data_prep.indexed import unknown
-from data_prep.indexed.manifest import TOKENIZER, Manifest, is_true, read_manifest, same_vocabulary
+from data_prep.indexed.manifest import Manifest, is_true, read_manifest, same_vocabulary
+from data_prep.tokenizers.vocabulary import TOKENIZER, unknown_doubt
 from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.models.model import NEXT_TOKEN
 from megatron_ext.data.blend import normalized, samples_of
@@ -122,7 +122,7 @@ def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) 
             )
     data, model = open_checked(prefix, key), experiment.model
     doubts = _check_vocabulary(data, read_manifest(prefix), f"{key}={prefix}", model.vocab_size)
-    if (lacking := unknown.doubt(data, prefix, f"{key}={prefix}", in_full=False)) is not None:
+    if (lacking := unknown_doubt(data, prefix, f"{key}={prefix}", in_full=False)) is not None:
         doubts.append(lacking)
     weights = [float(weight) for weight in experiment.data.split.split(",")]
     try:

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from data_prep.errors import DataPrepError
-from data_prep.files.hashes import unchanged
+from data_prep.files.progress import unchanged
 from data_prep.tokenizers.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
+from data_prep.tokenizers.vocabulary import TOKENIZER
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.data.indexed_dataset import data_file
 
 VERSION = 2
-TOKENIZER = ".tokenizer.json"
-"""What the tokeniser's file beside the data ends in."""
 
 
 @dataclass(frozen=True, kw_only=True)

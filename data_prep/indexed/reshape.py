@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_prep.errors import DataPrepError
-from data_prep.files.hashes import hashes
+from data_prep.files.progress import hashes
 from data_prep.indexed.check import open_checked
-from data_prep.indexed.manifest import TOKENIZER, Manifest, read_manifest, same_vocabulary, text_prefix
+from data_prep.indexed.manifest import Manifest, read_manifest, same_vocabulary, text_prefix
+from data_prep.tokenizers.vocabulary import TOKENIZER
 from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.data.index_maps import saved_maps, split_documents

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 from conf.schema.model import Model
+from conf.visible import plural
 from data_prep.errors import DataPrepError
-from data_prep.files.hashes import require_unchanged
-from data_prep.indexed import unknown
+from data_prep.files.progress import require_unchanged
 from data_prep.indexed.check import check, highest_id
-from data_prep.kinds import read_described
+from data_prep.kinds import PairsManifest, read_described
 from data_prep.pairs.lines import lines
-from data_prep.pairs.manifest import PairsManifest
 from data_prep.pairs.pair import SIDES, SPLITS
-from data_prep.tokenizers.vocabulary import warn
+from data_prep.tokenizers.special import SPECIAL
+from data_prep.tokenizers.tokenizer import JsonTokenizer
+from data_prep.tokenizers.vocabulary import unknown_doubt, warn
 from megatron_ext.contract.errors import DataError
 from megatron_ext.data import pairs
 from megatron_ext.data.indexed_dataset import data_file
+from megatron_ext.data.pairs import PairSamples, side_prefix
+from megatron_ext.data.samples import Split
 
 
 def check_pairs(model: Model, prefix: Path) -> list[str]:
@@ -44,7 +47,7 @@ def check_pairs(model: Model, prefix: Path) -> list[str]:
             "data's tokenizer, or choose other data"
         )
     sides = zip(SIDES, (found.source, found.target), strict=True)
-    lacking = [unknown.doubt(data, prefix, f"{given}: {side} of train", in_full=False) for side, data in sides]
+    lacking = [unknown_doubt(data, prefix, f"{given}: {side} of train", in_full=False) for side, data in sides]
     doubts = list(filter(None, lacking))
     if 2 * found.left_out < len(found.source):
         return doubts
@@ -71,7 +74,7 @@ def check_in_full(prefix: Path, vocab_size: int | None) -> PairsManifest:
     for split, side in product(SPLITS, SIDES):
         part = pairs.side_prefix(prefix, split, side)
         data = check(part, vocab_size or manifest.vocab_size)
-        warn(unknown.doubt(data, prefix, str(part), in_full=True))
+        warn(unknown_doubt(data, prefix, str(part), in_full=True))
         sentences = len(data)
         texts = sum(1 for _ in lines(data_file(part, ".txt")))
         if not sentences == texts == manifest.splits[split].pairs:
@@ -80,3 +83,61 @@ def check_in_full(prefix: Path, vocab_size: int | None) -> PairsManifest:
                 f"{manifest.splits[split].pairs} pairs; prepare the data again"
             )
     return manifest
+
+
+def described(prefix: Path) -> dict[str, str]:
+    """What the manifest says, for people."""
+    manifest = read_described(prefix, PairsManifest)
+    facts = {"kind": "pairs", "languages": f"{manifest.source} to {manifest.target}"}
+    for name, split in manifest.splits.items():
+        facts[name] = (
+            f"{plural(split.pairs, 'pair')}, {split.source_tokens} and {split.target_tokens} tokens; the longest "
+            f"sentence has {plural(split.longest, 'token')}"
+        )
+    left_out = ", ".join(f"{count} {reason}" for reason, count in manifest.left_out.items())
+    unknown = {"unknown tokens": str(manifest.unknown)} if manifest.unknown else {}
+    return {
+        **facts,
+        "vocabulary": str(manifest.vocab_size),
+        **unknown,
+        "left out": left_out or "none",
+        "source": manifest.corpus,
+    }
+
+
+def pair_text(prefix: Path, number: int) -> str:
+    """A training pair as it was written, by its place in the data.
+
+    Raises:
+        DataPrepError: there is none.
+    """
+    manifest = read_described(prefix, PairsManifest)
+    count = manifest.splits["train"].pairs
+    if not 0 <= number < count:
+        raise DataPrepError(f"--document {number}: {prefix} has the training pairs 0 to {count - 1}")
+    texts = [next(islice(lines(data_file(side_prefix(prefix, "train", side), ".txt")), number, None)) for side in SIDES]
+    return _shown(manifest, texts)
+
+
+def sample_text(prefix: Path, number: int, samples: int, seed: int, sequence_length: int) -> str:
+    """A sample of a run, put together from its tokens.
+
+    Raises:
+        DataPrepError: the run has no such sample, or the data cannot be used.
+    """
+    if not 0 <= number < samples:
+        raise DataPrepError(f"--sample {number}: the run has the samples 0 to {samples - 1} (--samples)")
+    manifest = read_described(prefix, PairsManifest)
+    tokenizer = JsonTokenizer.from_file(data_file(prefix, ".tokenizer.json"), SPECIAL[3])
+    try:
+        sample = PairSamples(
+            prefix, Split(samples, seed), sequence_length, sequence_length, manifest.vocab_size
+        ).sample(number)
+    except DataError as error:
+        raise DataPrepError(f"--sample {number}: {error}") from error
+    tokens = (sample["text_enc"], sample["labels"])
+    return _shown(manifest, [tokenizer.decode(side[side >= len(SPECIAL)]) for side in tokens])
+
+
+def _shown(manifest: PairsManifest, texts: list[str]) -> str:
+    return f"{manifest.source}: {texts[0]}\n{manifest.target}: {texts[1]}"

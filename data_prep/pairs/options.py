@@ -9,7 +9,7 @@ from pathlib import Path
 from conf.reading.values import above_0, option, prefix_path, whole
 from data_prep.errors import DataPrepError, of_option
 from data_prep.files.archives import files_below
-from data_prep.kinds import PAIRS
+from data_prep.kinds import PAIRS, PairsManifest
 from data_prep.making import (
     BYTES_A_WORKER,
     add_common_options,
@@ -17,13 +17,12 @@ from data_prep.making import (
     weights_of,
 )
 from data_prep.pairs.cleaning import Rules
-from data_prep.pairs.manifest import PairsManifest
 from data_prep.pairs.pair import Languages, Reader
 from data_prep.pairs.prepare import Request, prepare
 from data_prep.pairs.sources import languages_of, readers_of
 from data_prep.pairs.wmt16 import Finished, finished, is_finished
 from data_prep.text.corpus import Corpus
-from data_prep.tokenizers.both_languages import SMALLEST, given_for_both
+from data_prep.tokenizers.special import SMALLEST, given_for_both
 from data_prep.tokenizers.tokenizer import LARGEST_BPE, JsonTokenizer
 from megatron_ext.contract.cores import usable_cores
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import DataPrepError
-from data_prep.files.hashes import hashes
-from data_prep.files.journal import Journal
-from data_prep.files.work_folder import publish
+from data_prep.files.journal import Journal, publish
+from data_prep.files.progress import hashes
+from data_prep.kinds import PairsManifest, PairsSplit
 from data_prep.making import making
 from data_prep.pairs import steps
 from data_prep.pairs.cleaning import Rules
-from data_prep.pairs.manifest import PairsManifest, Split
 from data_prep.pairs.pair import SIDES, SPLITS, Languages, Reader
 from data_prep.pairs.wmt16 import Finished
 from data_prep.text.corpus import Corpus
@@ -161,8 +160,8 @@ def _require_known(request: Request, counts: Counts) -> None:
         warn(doubt(count["unknown"], count["tokens"], f"{request.corpus.description}: {side} of {split}", way_out))
 
 
-def _split(source: Counter[str], target: Counter[str]) -> Split:
-    return Split(
+def _split(source: Counter[str], target: Counter[str]) -> PairsSplit:
+    return PairsSplit(
         pairs=source["sentences"],
         source_tokens=source["tokens"],
         target_tokens=target["tokens"],

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from data_prep.errors import DataPrepError
 from data_prep.pairs.pair import SPLITS, Pair
@@ -75,3 +77,16 @@ def counted(pairs: Iterable[Pair]) -> tuple[int, set[str]]:
     """How many pairs have neither page nor split, and the splits that have pairs of their own."""
     kinds = Counter((not pair.page and not pair.split, pair.split) for pair in pairs)
     return sum(count for (bare, _), count in kinds.items() if bare), {split for _, split in kinds if split}
+
+
+KEPT = "kept"
+
+
+def kept_line(pair: Pair) -> bytes:
+    return json.dumps(pair).encode() + b"\n"
+
+
+def kept_pairs(folder: Path) -> Iterator[Pair]:
+    with (folder / KEPT).open(encoding="utf-8", newline="\n") as file:
+        for text in file:
+            yield Pair(*json.loads(text))

@@ -17,14 +17,12 @@ from data_prep.errors import DataPrepError
 from data_prep.files.journal import Journal
 from data_prep.files.progress import shown
 from data_prep.files.workers import in_order
-from data_prep.pairs import kept
-from data_prep.pairs.cleaning import Cleaner, Rules
+from data_prep.pairs.cleaning import Cleaner, HeldOut, Rules
 from data_prep.pairs.lines import lines, side_by_side
-from data_prep.pairs.near_duplicates import HeldOut
 from data_prep.pairs.pair import SIDES, SPLITS, Pair, Reader
-from data_prep.pairs.splitting import counted, groups, splits_of
+from data_prep.pairs.splitting import KEPT, counted, groups, kept_line, kept_pairs, splits_of
 from data_prep.pairs.wmt16 import Finished
-from data_prep.tokenizers.both_languages import SPECIAL, train_both
+from data_prep.tokenizers.special import SPECIAL, train_both
 from data_prep.tokenizers.tokenizer import JsonTokenizer
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.data.indexed_dataset import IndexedWriter, token_dtype
@@ -54,13 +52,13 @@ def read_pairs(journal: Journal, readers: Sequence[Reader], rules: Rules, corpus
     """
     if (found := journal.finished("read")) is not None:
         return found
-    with shown("reading pairs", None) as show, journal.step("read", [kept.NAME]) as step:
-        cleaner = Cleaner(rules, kept.read(journal.folder))
+    with shown("reading pairs", None) as show, journal.step("read", [KEPT]) as step:
+        cleaner = Cleaner(rules, kept_pairs(journal.folder))
         pairs = chain.from_iterable(reader.pairs() for reader in readers)
         for chunk in _chunks(cleaner.cleaned(islice(pairs, step.items, None))):
             for pair, why in chunk:
                 if why is None:
-                    step.files[kept.NAME].write(kept.line(pair))
+                    step.files[KEPT].write(kept_line(pair))
                 step.counts[why or "kept"] += 1
             step.done(len(chunk))
             show.note(f"{step.items:,} pairs")
@@ -219,13 +217,13 @@ class _Placed:
 
     def __init__(self, folder: Path, weights: Sequence[float], seed: int) -> None:
         self._folder = folder
-        self._without_page, named = counted(kept.read(folder))
-        sizes = Counter(group for group in groups(kept.read(folder), self._without_page) if group)
+        self._without_page, named = counted(kept_pairs(folder))
+        sizes = Counter(group for group in groups(kept_pairs(folder), self._without_page) if group)
         self._splits = splits_of(sizes, weights, seed, named)
 
     def __iter__(self) -> Iterator[tuple[str, Pair]]:
-        grouped = groups(kept.read(self._folder), self._without_page)
-        for pair, group in zip(kept.read(self._folder), grouped, strict=True):
+        grouped = groups(kept_pairs(self._folder), self._without_page)
+        for pair, group in zip(kept_pairs(self._folder), grouped, strict=True):
             yield pair.split or self._splits[group], pair
 
 

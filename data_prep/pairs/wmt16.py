@@ -11,7 +11,7 @@ from data_prep.errors import DataPrepError
 from data_prep.files.archives import files_below
 from data_prep.pairs.lines import lines
 from data_prep.pairs.pair import SPLITS, Languages
-from data_prep.tokenizers.both_languages import finished_words
+from data_prep.tokenizers.special import finished_words
 from data_prep.tokenizers.tokenizer import JsonTokenizer
 from data_prep.tokenizers.vocabulary import words_of
 

@@ -1,6 +1,6 @@
 """Indexed data in the making: a hidden folder beside them, from which an interrupted preparation goes on.
 
-.<name>.partial/     beside what `data_prep/files/work_folder.py` keeps there
+.<name>.partial/     beside what `data_prep/files/journal.py` keeps there
     tokenizer.json   the tokeniser, if it has a file
     journal.json     how far the files below are on the disk; what they have beyond is cut off
     tokens, index    as `.bin` and `.idx`, whose header comes last
@@ -23,11 +23,12 @@ from typing import Any, BinaryIO, NamedTuple
 from conf.errors import RunFolderError
 from conf.run_folder.json_values import Count, typed
 from data_prep.errors import DataPrepError
-from data_prep.files.hashes import hashes
-from data_prep.files.work_folder import JOURNAL, work_folder, work_folder_of
-from data_prep.indexed.manifest import TOKENIZER, Manifest
+from data_prep.files.journal import JOURNAL, work_folder, work_folder_of
+from data_prep.files.progress import hashes
+from data_prep.indexed.manifest import Manifest
 from data_prep.text.encode import Encoded
 from data_prep.text.formats import DIGEST
+from data_prep.tokenizers.vocabulary import TOKENIZER
 from megatron_ext.contract.files import read_regular, why, write_atomic
 from megatron_ext.data.index_maps import saved_maps
 from megatron_ext.data.indexed_dataset import HEADER, LENGTH, OFFSET, data_file, sync

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial as bound
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,17 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.errors import BadDocument, DataPrepError
+from data_prep.files.compressed import Decompressed
 from data_prep.files.progress import shown
 from data_prep.files.workers import in_order
 from data_prep.indexed.manifest import Manifest, is_true, read_manifest
-from data_prep.indexed.unknown import count
 from data_prep.preparation.partial import Partial, Progress, partial
-from data_prep.text.chunks import chunks
 from data_prep.text.corpus import Corpus
 from data_prep.text.encode import Chunk, Options, Seen, encode, texts, without
+from data_prep.text.formats import Documents, Format, Raw, format_of, raw_documents
 from data_prep.tokenizers.special import AT_FIRST, AT_LAST, SEPARATOR, vocabulary_of, with_special
 from data_prep.tokenizers.tokenizer import END_OF_TEXT, JsonTokenizer, Tokenizer, train_bpe, train_wordpiece
-from data_prep.tokenizers.vocabulary import doubt, unknown_id, warn
+from data_prep.tokenizers.vocabulary import count_id, doubt, unknown_id, warn
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.data.indexed_dataset import OFFSET, IndexedWriter, token_dtype
 
@@ -193,7 +196,7 @@ def _require_known(request: Request, tokenizer: Tokenizer, folder: Partial) -> N
     tokens = np.memmap(folder.folder / "tokens", token_dtype(tokenizer.vocab_size), "r")
     way_out = f"give the {tokenizer.name} vocabulary of this text, or learn one with --train-bpe N"
     try:
-        warn(doubt(count(tokens, unknown), len(tokens), request.corpus.description, way_out))
+        warn(doubt(count_id(tokens, unknown), len(tokens), request.corpus.description, way_out))
     except DataPrepError:
         folder.give_up()
         raise
@@ -204,3 +207,44 @@ def _boundaries(file: BinaryIO) -> NDArray[np.int64]:
     file.flush()
     ends = np.memmap(file.name, OFFSET, "r")
     return np.concatenate([np.zeros(1, OFFSET), ends])
+
+
+BYTES = 1 << 20
+DOCUMENTS = 2048
+"""A chunk ends with the document that brings it to either."""
+
+
+def chunks(corpus: Corpus, documents: Documents, file: int = 0, number: int = 0) -> Iterator[Chunk]:
+    """All raw documents from `number` of `file` on, a bounded part of them in memory at a time.
+
+    Raises:
+        DataPrepError: a file cannot be read; it names the file and the line.
+    """
+    held: list[Raw] = []
+    size = position = 0
+    kind = Format.text
+    for raw, raw_kind, raw_position in _raw(corpus, documents, file, number):
+        if held and (raw_kind is not kind or size >= BYTES or len(held) >= DOCUMENTS):
+            yield Chunk(kind, held, position)
+            held, size = [], 0
+        held.append(raw)
+        size += len(raw.content)
+        kind, position = raw_kind, raw_position
+    if held:
+        yield Chunk(kind, held, position)
+
+
+def _raw(corpus: Corpus, documents: Documents, first: int, number: int) -> Iterator[tuple[Raw, Format, int]]:
+    before = sum(path.stat().st_size for path in corpus.files[:first])
+    for file in range(first, len(corpus.files)):
+        path = corpus.files[file]
+        kind, skipped = format_of(path), number if file == first else 0
+        with Decompressed(path) as content:
+            stream = io.BufferedReader(content, 1 << 18)
+            try:
+                found = enumerate(raw_documents(stream, kind, documents))
+                for place, (line, raw) in islice(found, skipped, None):
+                    yield Raw(file, place, line, raw), kind, before + content.position
+            except BadDocument as error:
+                raise error.in_file(path) from error
+            before += content.position

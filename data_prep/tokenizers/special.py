@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from data_prep.tokenizers.tokenizer import JsonTokenizer, loaded
+from data_prep.errors import DataPrepError
+from data_prep.tokenizers.tokenizer import JsonTokenizer, library, loaded
 from megatron_ext.data.masked.vocabulary import Vocabulary
 
 NAMES = {
@@ -62,3 +65,88 @@ def _continues(content: str, ids: dict[str, int]) -> list[int]:
     else:
         found = [number for token, number in ids.items() if token[:1].isalnum() and token[0] not in "ĠĊĉč"]
     return sorted(set(found) - special)
+
+
+SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
+"""Ids 0 to 3: padding, unknown words, begin and end of a sentence."""
+SMALLEST = len(SPECIAL) + 256
+"""Ids of a byte-level BPE without any merge."""
+CONTINUES = "@@"
+"""At the end of a token of subword-nmt's: the word goes on."""
+_MOSES = (
+    # what Moses' tokenizer escapes, and the spaces that it puts around punctuation
+    *((r"&#124;", "|"), (r"&#91;", "["), (r"&#93;", "]"), (r"&lt;", "<"), (r"&gt;", ">"), (r" @-@ ", "-")),
+    *((r" &apos;(?=(?:s|S|m|M|re|ve|ll|d)\b)", "'"), (r" &apos;t\b", "'t"), (r"&apos;", "'")),
+    *((r"(?<=[(\[{¿¡]) ", ""), (r" (?=[.,;:!?%)\]}…])", "")),
+    *((r"&quot; (?=[^&]*&quot;)", '"'), (r" &quot;", '"'), (r"&quot;", '"'), (r"&amp;", "&")),
+)
+"""Patterns, and what takes their place, in this order."""
+
+
+def train_both(sentences: Iterable[str], vocab_size: int) -> JsonTokenizer:
+    """A byte-level BPE of at most `vocab_size` ids (`SMALLEST` or more), learned from the sentences.
+
+    A sentence begins as if after a space, so that a word is the same tokens everywhere; decoding takes the space away.
+    """
+    made = library()
+    from tokenizers.decoders import ByteLevel as ToText
+    from tokenizers.decoders import Sequence as Chain
+    from tokenizers.decoders import Strip
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+    from tokenizers.trainers import BpeTrainer
+
+    tokenizer = made(BPE(unk_token=SPECIAL[1]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = Chain([ToText(), Strip(" ", 1, 0)])
+    trainer = BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=sorted(ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sentences, trainer)
+    return JsonTokenizer(tokenizer.to_str(), SPECIAL[3])
+
+
+def given_for_both(path: Path) -> JsonTokenizer:
+    """The tokenizer of other pairs.
+
+    Raises:
+        DataPrepError: it cannot be used, or has other special tokens.
+    """
+    tokenizer = JsonTokenizer.from_file(path, SPECIAL[3])
+    ids = loaded(tokenizer.content).get_vocab()
+    for number, token in enumerate(SPECIAL):
+        if ids.get(token) != number:
+            raise DataPrepError(
+                f"{path}: {token} has the id {ids.get(token, 'none')}, but pairs need {', '.join(SPECIAL)} "
+                "as ids 0 to 3; give the .tokenizer.json of other pairs, or learn one with --train-bpe"
+            )
+    return tokenizer
+
+
+def finished_words(tokens: Sequence[str]) -> JsonTokenizer:
+    """Of text that subword-nmt and Moses have cut into tokens already: ids 4 and on are those of its vocabulary.
+
+    Words are what stands between spaces. Decoding joins the parts of words and undoes Moses' tokenizer.
+    """
+    made = library()
+    from tokenizers import Regex, decoders
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+
+    ids = {token: number for number, token in enumerate(tokens, len(SPECIAL))}
+    ids |= {token: number for number, token in enumerate(SPECIAL)}  # a file that has them, too, gives no second id
+    tokenizer = made(WordLevel(ids, unk_token=SPECIAL[1]))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace(Regex("$"), " "),
+            decoders.Fuse(),
+            decoders.Replace(f"{CONTINUES} ", ""),
+            decoders.Replace(Regex(r"\s+$"), ""),
+            *(decoders.Replace(Regex(pattern), text) for pattern, text in _MOSES),
+        ]
+    )
+    return JsonTokenizer(tokenizer.to_str(), SPECIAL[3])

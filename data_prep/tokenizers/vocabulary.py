@@ -8,8 +8,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from data_prep.errors import DataPrepError
 from megatron_ext.contract.files import read_regular
+from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 from megatron_ext.data.pairs import FEW_UNKNOWN, MOST_UNKNOWN
 
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -93,3 +97,42 @@ def warn(text: str | None) -> None:
 def shown(words: Sequence[str]) -> str:
     """The first words of a vocabulary, for a message."""
     return f"{len(words)} words, which begin with {', '.join(map(repr, words[:3]))}"
+
+
+BLOCK = 1 << 24
+"""Tokens that are looked at once."""
+SAMPLED = (64, 1 << 16)
+"""Places that a launch looks at, and the tokens of each."""
+TOKENIZER = ".tokenizer.json"
+"""What the tokeniser's file beside the data ends in."""
+WAY_OUT = "prepare the data again, with the vocabulary of this text"
+
+
+def unknown_doubt(data: IndexedDataset, prefix: Path, given: str, *, in_full: bool) -> str | None:
+    """What to say of the unknown tokens of indexed data; None where there are few, or nobody knows.
+
+    Args:
+        data: tokens.
+        prefix: whose tokenizer lies beside it.
+        given: names the data.
+        in_full: looks at all tokens, not only at some.
+
+    Raises:
+        DataPrepError: nearly all are unknown.
+    """
+    unknown = unknown_id_beside(data_file(prefix, TOKENIZER))
+    if unknown is None:
+        return None
+    places, size = SAMPLED
+    if in_full or len(data.tokens) <= places * size:
+        begins, size = np.zeros(1, np.int64), len(data.tokens)
+    else:
+        begins = np.unique(np.linspace(0, len(data.tokens) - size, places, dtype=np.int64))
+    blocks = [data.tokens[begin : begin + size] for begin in begins.tolist()]
+    found = sum(count_id(block, unknown) for block in blocks)
+    return doubt(found, sum(map(len, blocks)), given, WAY_OUT)
+
+
+def count_id(tokens: NDArray[np.integer], unknown: int) -> int:
+    """How many of the tokens have this id; the memory it takes does not grow with them."""
+    return sum(int((tokens[at : at + BLOCK] == unknown).sum()) for at in range(0, len(tokens), BLOCK))

@@ -8,13 +8,11 @@ import numpy as np
 
 from conf.schema.model import Model
 from data_prep.errors import DataPrepError
-from data_prep.files.hashes import require_unchanged
-from data_prep.indexed import unknown
+from data_prep.files.progress import require_unchanged
 from data_prep.indexed.check import highest_id
-from data_prep.kinds import read_described
-from data_prep.tokenizers.vocabulary import warn
-from data_prep.videos.manifest import VideosManifest
-from data_prep.videos.video import SPLITS
+from data_prep.kinds import VideosManifest, read_described
+from data_prep.tokenizers.vocabulary import unknown_doubt, warn
+from data_prep.videos.sources import SPLITS
 from megatron_ext.contract.errors import DataError
 from megatron_ext.data.indexed_dataset import data_file
 from megatron_ext.data.vision.videos import Videos, fitting, open_videos
@@ -38,7 +36,7 @@ def check_videos(model: Model, prefix: Path) -> list[str]:
             f"{given} has token ids up to {needed - 1}, but model.vocab_size={model.vocab_size}; set it to what "
             "'tdpp data videos' printed, or choose other data"
         )
-    lacking = unknown.doubt(found.captions, prefix, f"{given}: captions of train", in_full=False)
+    lacking = unknown_doubt(found.captions, prefix, f"{given}: captions of train", in_full=False)
     doubts = [] if lacking is None else [lacking]
     if 2 * len(kept) >= len(found.videos):
         return doubts
@@ -66,7 +64,7 @@ def check_in_full(prefix: Path) -> VideosManifest:
                 f"{prefix}: {count[0]} videos and {count[1]} captions for {split}, but {prefix}.json has "
                 f"{known.videos} and {known.captions}; prepare the data again"
             )
-        warn(unknown.doubt(found.captions, prefix, f"{prefix}: captions of {split}", in_full=True))
+        warn(unknown_doubt(found.captions, prefix, f"{prefix}: captions of {split}", in_full=True))
         if len(found.videos) and highest_id(found.captions) >= manifest.vocab_size:
             raise DataPrepError(
                 f"{prefix}: {split} has token ids up to {highest_id(found.captions)}, but {prefix}.json has a "

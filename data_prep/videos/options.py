@@ -7,14 +7,11 @@ from pathlib import Path
 
 from conf.reading.values import option, prefix_path, whole
 from data_prep.errors import DataPrepError
-from data_prep.kinds import VIDEOS
+from data_prep.kinds import VIDEOS, VideosManifest
 from data_prep.making import add_common_options, make_unless_there, weights_of
 from data_prep.text.corpus import Corpus
-from data_prep.videos.manifest import VideosManifest
-from data_prep.videos.own_folder import CAPTIONS, OwnFolder
 from data_prep.videos.prepare import Request, prepare
-from data_prep.videos.shapes import Shapes
-from data_prep.videos.video import Reader
+from data_prep.videos.sources import CAPTIONS, OwnFolder, Reader, Shapes
 
 SPLIT = "80,10,10"
 SHAPES = "shapes"

@@ -14,16 +14,15 @@ import numpy as np
 from numpy.lib.format import write_array_header_1_0
 
 from data_prep.errors import DataPrepError
-from data_prep.files.hashes import hashes
-from data_prep.files.progress import shown
-from data_prep.files.work_folder import publish
-from data_prep.images.splitting import held_out
+from data_prep.files.journal import publish
+from data_prep.files.progress import hashes, shown
+from data_prep.images.item import held_out
+from data_prep.kinds import VideosManifest, VideosSplit
 from data_prep.making import making
 from data_prep.text.corpus import Corpus
-from data_prep.tokenizers.both_languages import SPECIAL, finished_words
+from data_prep.tokenizers.special import SPECIAL, finished_words
 from data_prep.tokenizers.vocabulary import doubt, warn
-from data_prep.videos.manifest import Split, VideosManifest
-from data_prep.videos.video import SPLITS, Reader, Video
+from data_prep.videos.sources import SPLITS, Reader, Video
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.data.pairs import UNKNOWN
@@ -125,7 +124,7 @@ def split_words(caption: str) -> list[str]:
 
 def _write(
     folder: Path, split: str, videos: Sequence[Video], reader: Reader, vocabulary: Sequence[str], counts: Counter[str]
-) -> Split:
+) -> VideosSplit:
     lengths = [video.length for video in videos]
     with (folder / f"-{split}.frames.npy").open("wb") as file:
         header = {"descr": NUMBER.str, "fortran_order": False, "shape": (sum(lengths), reader.features)}
@@ -144,4 +143,4 @@ def _write(
     text = "".join(f"{' '.join(words)}\n" for _, words in captions)
     (folder / f"-{split}.captions.txt").write_text(text, encoding="utf-8")
     longest = max((len(one) for one in tokens), default=0)
-    return Split(videos=len(videos), captions=len(captions), longest=longest)
+    return VideosSplit(videos=len(videos), captions=len(captions), longest=longest)

@@ -12,20 +12,19 @@ from conf.visible import plural
 from data_prep.errors import DataPrepError
 from data_prep.images import options as images_options
 from data_prep.images.check import check_in_full as check_images
-from data_prep.images.inspect import described as described_images
-from data_prep.images.inspect import image_text
-from data_prep.indexed import unknown
+from data_prep.images.check import described as described_images
+from data_prep.images.check import image_text
 from data_prep.indexed.check import check, open_checked
 from data_prep.indexed.inspect import Sample, described, document_text, figures, sample_text
 from data_prep.indexed.reshape import merge, split
 from data_prep.kinds import IMAGES, MADE_BY, PAIRS, TEXT, VIDEOS, kind_of
 from data_prep.pairs import options as pairs_options
 from data_prep.pairs.check import check_in_full as check_pairs
-from data_prep.pairs.inspect import described as described_pairs
-from data_prep.pairs.inspect import pair_text
-from data_prep.pairs.inspect import sample_text as pair_sample
+from data_prep.pairs.check import described as described_pairs
+from data_prep.pairs.check import pair_text
+from data_prep.pairs.check import sample_text as pair_sample
 from data_prep.preparation import options
-from data_prep.tokenizers.vocabulary import warn
+from data_prep.tokenizers.vocabulary import unknown_doubt, warn
 from data_prep.videos import options as videos_options
 from data_prep.videos.check import check_in_full as check_videos
 from data_prep.videos.check import described as described_videos
@@ -167,7 +166,7 @@ def _checked(prefix: Path, vocab_size: int | None) -> str:
             )
         return ", ".join(f"{one.videos} {name}" for name, one in check_videos(prefix).splits.items()) + " videos"
     data = check(prefix, vocab_size)
-    warn(unknown.doubt(data, prefix, str(prefix), in_full=True))
+    warn(unknown_doubt(data, prefix, str(prefix), in_full=True))
     sequences = f"{plural(len(data), 'sentence')}, " if len(data) != data.documents else ""
     return f"{plural(data.documents, 'document')}, {sequences}{plural(len(data.tokens), 'token')}"
 
@@ -226,7 +225,7 @@ def _inspect(arguments: argparse.Namespace) -> None:
         if arguments.family == GPT:
             print(sample_text(data, prefix, sample))
             return
-        from data_prep.indexed.masked_text import masked_text  # it composes a run's configuration
+        from data_prep.indexed.inspect import masked_text  # it composes a run's configuration
 
         print(masked_text(prefix, sample, arguments.family, arguments.set))
         return

@@ -14,10 +14,10 @@ import pytest
 from conf.compose import compose
 from data_prep.errors import DataPrepError
 from data_prep.indexed.check import SAMPLED
-from data_prep.indexed.manifest import TOKENIZER
 from data_prep.preparation.prepare import Request, prepare
 from data_prep.text.corpus import Corpus
 from data_prep.tokenizers.tokenizer import ByteTokenizer, JsonTokenizer, train_bpe
+from data_prep.tokenizers.vocabulary import TOKENIZER
 from data_prep.training import check_for_training
 from megatron_ext.data.blend import BlendedSamples
 from megatron_ext.data.gpt_samples import GptSamples

@@ -11,7 +11,7 @@ import rich.progress  # noqa: F401 - as an ordinary user the test may not read i
 from rich.progress import Progress
 
 from data_prep.errors import DataPrepError
-from data_prep.files.work_folder import WITHOUT_LOCKS
+from data_prep.files.journal import WITHOUT_LOCKS
 from data_prep.preparation import options
 from data_prep.preparation.prepare import Request, prepare
 from data_prep.text.corpus import Corpus, stdlib_corpus

@@ -21,7 +21,6 @@ from data_prep.errors import DataPrepError
 from data_prep.preparation import prepare as module
 from data_prep.preparation.partial import partial
 from data_prep.preparation.prepare import Request, prepare
-from data_prep.text import chunks
 from data_prep.text.corpus import Corpus, corpus_of
 from data_prep.text.encode import Options
 from data_prep.tokenizers.tokenizer import ByteTokenizer
@@ -50,7 +49,7 @@ class CutOff(ByteTokenizer):
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
     """Two files of many chunks, with texts that come more than once; every chunk is followed by a save."""
-    monkeypatch.setattr(chunks, "DOCUMENTS", 7)
+    monkeypatch.setattr(module, "DOCUMENTS", 7)
     monkeypatch.setattr(module, "SAVE_EVERY_S", 0.0)
     folder = tmp_path / "source"
     folder.mkdir()

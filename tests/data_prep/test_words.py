@@ -16,8 +16,8 @@ from tokenizers.implementations import ByteLevelBPETokenizer
 
 from data_prep.errors import DataPrepError
 from data_prep.indexed.manifest import tokenizer_of
+from data_prep.preparation import prepare as module
 from data_prep.preparation.prepare import Request, prepare
-from data_prep.text import chunks
 from data_prep.text.corpus import corpus_of, stdlib_corpus
 from data_prep.tokenizers.tokenizer import END_OF_TEXT, JsonTokenizer, train_bpe
 from launch.commands.data import main
@@ -88,7 +88,7 @@ def test_files_of_no_tokenizer_are_named(tmp_path: Path, name: str, content: byt
 
 
 def test_the_bytes_are_the_same_whatever_the_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "BYTES", 50_000)
+    monkeypatch.setattr(module, "BYTES", 50_000)
     corpus = stdlib_corpus(max_mb=1)
     for workers in (1, 3):
         prepare(Request(corpus=corpus, tokenizer=trained(), workers=workers), tmp_path / str(workers) / "x")
@@ -102,7 +102,7 @@ def test_the_bytes_are_the_same_whatever_the_number_of_workers(tmp_path: Path, m
 def test_the_first_of_two_faults_is_told_whatever_the_number_of_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    monkeypatch.setattr(chunks, "DOCUMENTS", 2)
+    monkeypatch.setattr(module, "DOCUMENTS", 2)
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n' * 5 + "{\n" + '{"text": "two"}\n' * 5)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b"three")[:-4])
     corpus = corpus_of([tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"])

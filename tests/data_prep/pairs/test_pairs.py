@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from data_prep.errors import DataPrepError
-from data_prep.pairs.near_duplicates import THRESHOLD, HeldOut, Sentences, jaccard, runs
+from data_prep.pairs.cleaning import THRESHOLD, HeldOut, Sentences, jaccard, runs
 from data_prep.pairs.pair import SIDES, SPLITS, Pair
 from launch.commands.data import main
 from megatron_ext.data.indexed_dataset import IndexedDataset

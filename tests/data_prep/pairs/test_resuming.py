@@ -9,7 +9,7 @@ import pytest
 from data_prep.errors import DataPrepError
 from data_prep.files import journal
 from data_prep.files.journal import Journal, Step
-from data_prep.pairs import kept, steps
+from data_prep.pairs import steps
 from data_prep.pairs.pair import Pair
 from tests.data_prep.pairs.test_pairs import contents, numbered, prepare, write
 from tests.support.full_disk import largest_file
@@ -79,7 +79,7 @@ def test_ctrl_c_loses_no_chunk(
 def test_ctrl_c_in_the_middle_of_a_chunk_leaves_nothing_twice(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pairs: int
 ) -> None:
-    line, left = kept.line, [pairs]
+    line, left = steps.kept_line, [pairs]
 
     def interrupted(pair: Pair) -> bytes:
         left[0] -= 1
@@ -88,7 +88,7 @@ def test_ctrl_c_in_the_middle_of_a_chunk_leaves_nothing_twice(
         return line(pair)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(kept, "line", interrupted)
+        patch.setattr(steps, "kept_line", interrupted)
         prepare(source, tmp_path / "cut" / "x")
     for name in ("cut", "whole"):
         prepare(source, tmp_path / name / "x")

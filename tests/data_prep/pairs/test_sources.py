@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from data_prep.errors import DataPrepError
+from data_prep.pairs.catalogues import po_messages
 from data_prep.pairs.help_pages import paragraphs
 from data_prep.pairs.pair import Languages, Pair
-from data_prep.pairs.po_text import po_messages
 from data_prep.pairs.sources import languages_of, readers_of
 
 GERMAN = Languages("de", "en")

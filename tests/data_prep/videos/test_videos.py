@@ -13,9 +13,8 @@ from conf.compose import compose
 from data_prep.errors import DataPrepError
 from data_prep.kinds import kind_of
 from data_prep.training import check_for_training, samples_in_split
-from data_prep.videos.own_folder import OwnFolder
 from data_prep.videos.prepare import split_words
-from data_prep.videos.shapes import SIDE, Shapes
+from data_prep.videos.sources import SIDE, OwnFolder, Shapes
 from launch.cli import main
 from megatron_ext.data.samples import SPLITS
 from megatron_ext.data.vision.videos import Videos, open_videos

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_prep.tokenizers.both_languages import train_both
+from data_prep.tokenizers.special import train_both
 from launch import cli
 from megatron_ext import translate as of_file
 from megatron_ext.contract.models.model import GPT

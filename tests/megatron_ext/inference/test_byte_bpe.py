@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.tokenizers.both_languages import finished_words, train_both
+from data_prep.tokenizers.special import finished_words, train_both
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.inference.text import tokenizer_of
 
