@@ -22,7 +22,7 @@ from megatron_ext.data.samples import SPLITS
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import check
 from megatron_ext.tasks.families import task_of
-from megatron_ext.tasks.task import DTYPES, Held, Task
+from megatron_ext.tasks.task import DTYPES, Placement, Task
 
 
 def main(argv: List[str]) -> int:
@@ -54,7 +54,7 @@ def main(argv: List[str]) -> int:
     if as_json and split is not None:
         print(json.dumps({"samples": samples}))
     elif as_json:
-        print(json.dumps({"blocks": [block.name for block in task.blocks if block.held is Held.COUNTED]}))
+        print(json.dumps({"blocks": [block.name for block in task.blocks if block.placement is Placement.COUNTED]}))
     else:
         print(table(task, arguments["micro_batch_size"]))
     return 0

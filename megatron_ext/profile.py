@@ -32,7 +32,7 @@ from megatron_ext.measuring.passes import Parts, Passes, groups_of, told_medians
 from megatron_ext.measuring.request import Request
 from megatron_ext.measuring.room import HostMemory, Room, doubled, largest
 from megatron_ext.measuring.steps import Copies
-from megatron_ext.parallel.comm import meet, new_group, told
+from megatron_ext.parallel.comm import annotate_errors, meet, new_group
 from megatron_ext.parallel.software import same_software
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.timeline.notes import Note, read
@@ -58,7 +58,7 @@ def measure(plan: Plan, place: Place, store: Store) -> None:
     path.parent.mkdir(exist_ok=True)
     note = Note(path, device=_device_name(device), versions=_versions(device))
     _Measurements(plan, place, request, device, note).make()
-    with told("leaving the other ranks"):
+    with annotate_errors("leaving the other ranks"):
         dist.barrier()
     dist.destroy_process_group()
 
@@ -96,7 +96,7 @@ class _Measurements:
     def _all_know(self, found: bool) -> bool:
         """Whether every rank has it from an earlier job."""
         flag = torch.tensor([int(found)], device=self._device)
-        with told("agreeing with the other ranks"):
+        with annotate_errors("agreeing with the other ranks"):
             dist.all_reduce(flag, op=dist.ReduceOp.MIN)
         return bool(flag.item())
 
@@ -254,7 +254,7 @@ class _Measurements:
     def _most(self, value: int) -> int:
         """That any rank has."""
         most = torch.tensor([value], device=self._device)
-        with told("agreeing with the other ranks"):
+        with annotate_errors("agreeing with the other ranks"):
             dist.all_reduce(most, op=dist.ReduceOp.MAX)
         return int(most.item())
 
@@ -314,7 +314,7 @@ class _Measurements:
     def _any(self, wanted: bool) -> bool:
         """Whether any rank wants it."""
         flag = torch.tensor([int(wanted)], device=self._device)
-        with told("agreeing with the other ranks"):
+        with annotate_errors("agreeing with the other ranks"):
             dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag.item())
 

@@ -29,13 +29,13 @@ from megatron_ext.engine.rehearsal import rehearse
 from megatron_ext.engine.streams.streaming import engine_of
 from megatron_ext.inference.translations import Translations
 from megatron_ext.parallel import clock
-from megatron_ext.parallel.comm import Gate, meet, told
+from megatron_ext.parallel.comm import Gate, annotate_errors, meet
 from megatron_ext.parallel.groups import Groups, Tied
 from megatron_ext.parallel.interruption import SPENT, Interrupted, Interruption
 from megatron_ext.parallel.software import same_software
 from megatron_ext.tasks.cut import cut, ties
 from megatron_ext.tasks.families import task_of
-from megatron_ext.tasks.task import Held, Task
+from megatron_ext.tasks.task import Placement, Task
 from megatron_ext.timeline import usage
 from megatron_ext.timeline.cuda_recorder import CudaRecorder
 from megatron_ext.timeline.event_files import EventBuffer
@@ -62,7 +62,7 @@ def train(
     timeout = messages_timeout(device, plan.train.comm_timeout_s)
     task = _task(plan, place, store)
     meet(store, place.rank, plan.world_size, device, timeout)
-    with told("making the groups of ranks"):
+    with annotate_errors("making the groups of ranks"):
         tied = [
             Tied(stages, task.shard(owner) is not None) for owner, stages in ties(task, plan.partition, plan.pipeline)
         ]
@@ -252,11 +252,11 @@ def _task(plan: Plan, place: Place, store: Store) -> Task:
         task = task_of(plan)
         cut(task, plan.partition)
         if plan.blocks is None:
-            names = [block.name for block in task.blocks if block.held is Held.COUNTED]
+            names = [block.name for block in task.blocks if block.placement is Placement.COUNTED]
             write_atomic(plan.files.blocks, json.dumps({"blocks": names}), durable=False)
         store.set("module", "sound")
         return task
-    with told("waiting for rank 0 to look at the model"):
+    with annotate_errors("waiting for rank 0 to look at the model"):
         store.wait(["module"])
     return task_of(plan)
 

@@ -21,7 +21,7 @@ from megatron_ext.contract.run_files import EMA, WEIGHTS
 from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.optimizer.precision import STATE as STATE_OF_SCALER
 from megatron_ext.engine.optimizer.update_rules import recounted
-from megatron_ext.parallel.comm import all_gather, told
+from megatron_ext.parallel.comm import all_gather, annotate_errors
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.task import Task
 
@@ -74,7 +74,7 @@ def find(plan: Plan, place: Place, store: Store) -> Optional[Checkpoint]:
         found = start_of(plan)
         store.set("checkpoint", json.dumps(None if found is None else [str(found.folder), asdict(found.meta)]))
         return found
-    with told("waiting for rank 0 to find the checkpoint"):
+    with annotate_errors("waiting for rank 0 to find the checkpoint"):
         said = json.loads(store.get("checkpoint"))
     return None if said is None else Checkpoint(Path(said[0]), Meta.of(said[1]))
 
@@ -86,7 +86,7 @@ def find_best(plan: Plan, place: Place, store: Store) -> Optional[Dict[str, floa
         found = Checkpoint.at(best).meta.evaluation if plan.train.best is not None and best.is_file() else None
         store.set("best checkpoint", json.dumps(found))
         return found
-    with told("waiting for rank 0 to find the best checkpoint"):
+    with annotate_errors("waiting for rank 0 to find the best checkpoint"):
         said: Optional[Dict[str, float]] = json.loads(store.get("best checkpoint"))
     return said
 

@@ -17,7 +17,7 @@ from megatron_ext.contract.errors import EngineError, PeerLost, shortage
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.parallel import clock, links, meeting
-from megatron_ext.parallel.comm import meet, told
+from megatron_ext.parallel.comm import annotate_errors, meet
 from megatron_ext.parallel.meeting import LocalStore, join_store, open_store
 from megatron_ext.parallel.store import Server
 from megatron_ext.timeline import notes
@@ -156,7 +156,7 @@ def _together(plan: Plan, place: Place, note: Note, join: Callable[[], Store]) -
     note.tell(stage="links")
     every = links.steps([node.ranks for node in plan.nodes], [node.group for node in plan.nodes])
     note.tell(links=links.measure(every, device))
-    with told("leaving the other ranks"):
+    with annotate_errors("leaving the other ranks"):
         dist.barrier()
     dist.destroy_process_group()
     note.tell(stage="done")
@@ -169,7 +169,7 @@ def _all_reduce_ms(device: torch.device) -> float:
     for _ in range(ALL_REDUCES):
         tensor = torch.full((ALL_REDUCE_FLOATS,), float(dist.get_rank() + 1), device=device)
         before = time.monotonic()
-        with told(f"an all-reduce of {world} ranks"):
+        with annotate_errors(f"an all-reduce of {world} ranks"):
             dist.all_reduce(tensor)
             low, high = float(tensor.min()), float(tensor.max())
         times.append(time.monotonic() - before)
@@ -195,6 +195,6 @@ def _clock(store: Store, device: torch.device) -> List[int]:
     clock.align(reading, store, "doctor")
     own = time.time_ns() - time.monotonic_ns()
     zero = torch.tensor([own], dtype=torch.int64, device=device)
-    with told("comparing clocks"):
+    with annotate_errors("comparing clocks"):
         dist.broadcast(zero, 0)
     return [own + reading.own - int(zero.item()) - reading.zero, reading.uncertainty]

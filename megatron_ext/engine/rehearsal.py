@@ -33,7 +33,7 @@ from megatron_ext.engine.log import TrainingLog
 from megatron_ext.engine.optimizer.learning_rate import rate_of
 from megatron_ext.engine.results import Progress, StepResult, Stopwatch
 from megatron_ext.engine.streams.steps import StreamSteps
-from megatron_ext.parallel.comm import Inbox, Outbox, told
+from megatron_ext.parallel.comm import Inbox, Outbox, annotate_errors
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.timeline.progress import iterates
 from megatron_ext.timeline.recorder import NOTHING, Recorder
@@ -258,7 +258,7 @@ class Rehearsal:
             return
         start = self.now_ns
         latest = torch.tensor([start + duration])
-        with told(name):
+        with annotate_errors(name):
             dist.all_reduce(latest, dist.ReduceOp.MAX, group)
         self._reach(int(latest.item()))
         self._recorder.record(name, start, self.now_ns)
@@ -275,7 +275,7 @@ class Rehearsal:
 def _common_start() -> int:
     """A moment shortly after the last rank has come here, the same on all: they share this machine's clock."""
     start = torch.tensor([time.monotonic_ns() + 50_000_000])
-    with told("agreeing on a start"):
+    with annotate_errors("agreeing on a start"):
         dist.all_reduce(start, dist.ReduceOp.MAX)
     return int(start.item())
 

@@ -26,7 +26,7 @@ from megatron_ext.inference.scoring import GREEDY
 from megatron_ext.inference.sentences import held_out, tokenizer_file
 from megatron_ext.inference.text import tokenizer_of
 from megatron_ext.inference.translator import Translator, together
-from megatron_ext.parallel.comm import Gate, exchange, told
+from megatron_ext.parallel.comm import Gate, annotate_errors, exchange
 
 
 class Translations:
@@ -99,7 +99,7 @@ class Translations:
         for rank, given in enumerate(exchange(shapes, plan.world_size, self._device, what)):
             for name, shape in given:
                 tensor = own[name].to(self._device) if name in own else torch.empty(shape, device=self._device)
-                with told(what):
+                with annotate_errors(what):
                     dist.broadcast(tensor, rank)
                 found[name] = tensor
         return found

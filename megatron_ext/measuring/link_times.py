@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_ext.parallel.comm import new_group, told
+from megatron_ext.parallel.comm import annotate_errors, new_group
 from megatron_ext.parallel.links import LARGEST, steps
 
 SMALLEST = 1024
@@ -78,7 +78,7 @@ def all_reduces(nodes: Sequence[Sequence[int]], device: torch.device) -> List[Di
 
 def _there_and_back(peer: int, first: bool, device: torch.device) -> Dict[str, float]:
     payload = torch.zeros(sizes(device)[-1], dtype=torch.uint8, device=device)
-    with told(f"messages to and from rank {peer}"):
+    with annotate_errors(f"messages to and from rank {peer}"):
         return {
             str(size): _round_trip(payload[:size], payload[:size], peer, first, device) / 2 * 1e6
             for size in sizes(device)
@@ -90,7 +90,7 @@ def _one_way(peer: int, sends: bool, device: torch.device) -> Dict[str, float]:
     message there and that byte back."""
     payload = torch.zeros(sizes(device)[-1], dtype=torch.uint8, device=device)
     answer = torch.zeros(1, dtype=torch.uint8, device=device)
-    with told(f"messages {'to' if sends else 'from'} rank {peer}"):
+    with annotate_errors(f"messages {'to' if sends else 'from'} rank {peer}"):
         trips = {size: _round_trip(payload[:size], answer, peer, sends, device) for size in sizes(device)}
         back = min(_round_trip(answer, answer, peer, sends, device), *trips.values()) / 2
         return {str(size): (trip - back) * 1e6 for size, trip in trips.items()}
@@ -115,7 +115,7 @@ def _round_trip(there: Tensor, back: Tensor, peer: int, first: bool, device: tor
 def _all_reduce(group: dist.ProcessGroup, device: torch.device) -> Dict[str, float]:
     payload = torch.zeros(sizes(device)[-1] // 4, device=device)
     found = {}
-    with told("all-reduces by size"):
+    with annotate_errors("all-reduces by size"):
         for size in sizes(device):
             times = []
             for _ in range(WARM_UP + _repeats(size)):
@@ -142,7 +142,7 @@ def _together(device: torch.device, group: Optional[dist.ProcessGroup]) -> None:
     Not with torch's own barrier: as the first message of a group it takes, before torch 2.4, the GPU whose number is
     the rank's in the group.
     """
-    with told("waiting for the other ranks"):
+    with annotate_errors("waiting for the other ranks"):
         dist.all_reduce(torch.ones(1, device=device), group=group)
         _finish(device)
 

@@ -20,7 +20,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.measuring.passes import Keeping
-from megatron_ext.parallel.comm import told
+from megatron_ext.parallel.comm import annotate_errors
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between
 from megatron_ext.tasks.families import task_of
@@ -51,7 +51,7 @@ class HostMemory:
         """An equal part for each rank of this host, before any of them takes more; all ranks of the run call this."""
         own = torch.tensor(list(BOOT_ID.read_bytes()), dtype=torch.uint8)
         hosts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        with told("agreeing with the other ranks"):
+        with annotate_errors("agreeing with the other ranks"):
             dist.all_gather(hosts, own)
             available = available_bytes()
             dist.barrier()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import block_of
-from megatron_ext.tasks.task import Block, Held, Task, Tensors
+from megatron_ext.tasks.task import Block, Placement, Task, Tensors
 
 LOSS = "loss()"
 """The kind of the loss, which no class is called."""
@@ -42,7 +42,7 @@ def _described(block: Block, module: nn.Module) -> Dict[str, object]:
         "parameters": sum(one.numel() for one in module.parameters() if one.requires_grad),
         "fixed_bytes": sum(one.numel() * one.element_size() for one in fixed),
     }
-    return found if block.held is Held.COUNTED else {**found, "held": block.held.name.lower()}
+    return found if block.placement is Placement.COUNTED else {**found, "held": block.placement.name.lower()}
 
 
 def one_of_each_kind(task: Task) -> Dict[str, Block]:
@@ -58,14 +58,14 @@ def _places(blocks: Sequence[Block]) -> Tuple[List[int], int]:
 
     A block of the first stage comes before a cut anywhere, one of the last behind it.
     """
-    counted = sum(block.held is Held.COUNTED for block in blocks)
+    counted = sum(block.placement is Placement.COUNTED for block in blocks)
     found: List[int] = []
     left = place = counted
     for block in reversed(blocks):
-        if block.held is Held.COUNTED:
+        if block.placement is Placement.COUNTED:
             left -= 1
-        if block.held is not Held.NEXT:
-            place = {Held.FIRST: -1, Held.LAST: counted}.get(block.held, left)
+        if block.placement is not Placement.NEXT:
+            place = {Placement.FIRST: -1, Placement.LAST: counted}.get(block.placement, left)
         found.append(place)
     return found[::-1], counted
 

@@ -9,7 +9,7 @@ from typing import List, Tuple
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from megatron_ext.parallel.comm import told
+from megatron_ext.parallel.comm import annotate_errors
 from megatron_ext.timeline.recorder import Recorder
 
 ROUNDS = 8
@@ -23,7 +23,7 @@ def align(recorder: Recorder, store: Store, name: str) -> None:
     between GPUs each rank would have to connect to rank 0, which takes time and GPU memory for each.
     """
     rank, store = dist.get_rank(), PrefixStore(f"clock/{name}", store)
-    with told("comparing clocks"):
+    with annotate_errors("comparing clocks"):
         store.set(f"host/{rank}", socket.gethostname())
         if rank == 0:
             _answer(store, [store.get(f"host/{other}") for other in range(dist.get_world_size())])

@@ -28,7 +28,7 @@ from megatron_ext.contract.errors import PeerLost, reason_of, shortage
 from megatron_ext.timeline.progress import Wait
 
 
-class _Told(Wait):
+class _AnnotateErrors(Wait):
     """A class, for it is entered at every message, and takes a third of what `contextmanager` does."""
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -37,13 +37,13 @@ class _Told(Wait):
             raise PeerLost(f"{self.what} failed: {reason_of(error)}") from error
 
 
-def told(what: str) -> ContextManager[None]:
+def annotate_errors(what: str) -> ContextManager[None]:
     """Turns a failure of the communication library into `PeerLost`, which says what was under way.
 
     Not where memory ran out, of which NCCL takes some for every group, or threads: that is no other rank's doing.
     Meanwhile this rank waits for others, as far as `megatron_ext.timeline.progress` knows.
     """
-    return _Told(what)
+    return _AnnotateErrors(what)
 
 
 def meet(store: Store, rank: int, ranks: int, device: torch.device, timeout: timedelta) -> None:
@@ -54,7 +54,7 @@ def meet(store: Store, rank: int, ranks: int, device: torch.device, timeout: tim
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     store.set_timeout(timeout)  # nccl's communicators meet here, too, and wait as long as the store says
-    with told("meeting the other ranks"):
+    with annotate_errors("meeting the other ranks"):
         options = _options(timeout) if backend == "nccl" and dist.is_nccl_available() else None
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout, pg_options=options)
 
@@ -126,7 +126,7 @@ class Inbox:
         self._post(1)
         assert self._posted, "take() without a tensor announced by expect()"
         tensor, work = self._posted.popleft()
-        with told(self._what):
+        with annotate_errors(self._what):
             work.wait()
         self._post(self._ahead)
         return tensor
@@ -134,7 +134,7 @@ class Inbox:
     def _post(self, ahead: int) -> None:
         while self._expected and len(self._posted) < ahead:
             tensor = torch.empty_like(self._expected.popleft())
-            with told(self._what):
+            with annotate_errors(self._what):
                 work = dist.irecv(tensor, self.peer.rank, self.peer.group)
             assert work is not None
             self._posted.append((tensor, work))
@@ -153,7 +153,7 @@ class Outbox:
         while self._pending and self._pending[0][1].is_completed():
             self._finish()
         tensor = tensor.contiguous()
-        with told(self._what):
+        with annotate_errors(self._what):
             work = dist.isend(tensor, self.peer.rank, self.peer.group)
         assert work is not None
         self._pending.append((tensor, work))
@@ -165,20 +165,20 @@ class Outbox:
 
     def _finish(self) -> None:
         _, work = self._pending.popleft()
-        with told(self._what):
+        with annotate_errors(self._what):
             work.wait()
 
 
 def all_reduce(tensor: Tensor, group: Optional[dist.ProcessGroup], what: str) -> None:
     """Sums `tensor` over a group, in place; a rank without a group is alone."""
     if group is not None:
-        with told(what):
+        with annotate_errors(what):
             dist.all_reduce(tensor, group=group)
 
 
 def all_gather(own: Tensor, whole: Tensor, group: Optional[dist.ProcessGroup], what: str) -> None:
     """Lays the tensors of a group's ranks out in `whole` [ranks, …]; `own` […] may be this rank's part of it."""
-    with told(what):
+    with annotate_errors(what):
         if own.is_cuda:  # given a list, nccl's ranks copy all of it once more
             dist.all_gather_into_tensor(whole, own, group=group)
         else:  # gloo knows lists alone in torch 2.0
@@ -189,7 +189,7 @@ def exchange(own: object, ranks: int, device: torch.device, what: str) -> List[A
     """By rank, what all of them give, as JSON has it; called by all ranks of the run."""
     content = torch.tensor(list(json.dumps(own).encode()), dtype=torch.uint8, device=device)
     size = torch.tensor([len(content)], device=device)
-    with told(what):
+    with annotate_errors(what):
         dist.all_reduce(size, dist.ReduceOp.MAX)
     padded = torch.full((int(size.item()),), ord(" "), dtype=torch.uint8, device=device)
     padded[: len(content)] = content
@@ -213,7 +213,7 @@ class Gate:
 
     def wait(self, name: str, what: str) -> None:
         """Returns when all ranks have come to the gate called `name`, which they pass once."""
-        with told(what):
+        with annotate_errors(what):
             if self._store.add(f"gate/{name}", 1) == self._ranks:
                 self._store.set(f"gate/{name}/open", "")
             self._store.wait([f"gate/{name}/open"], self.PATIENCE)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_ext.parallel.comm import told
+from megatron_ext.parallel.comm import annotate_errors
 
 SIGNAL = signal.SIGUSR2
 ASKED, SPENT = 1, 2
@@ -62,7 +62,7 @@ class Interruption:
         """
         before = self._read() if len(self._said) == self._later else 0
         flag = torch.full((1,), max(own, ASKED if _asked else 0), dtype=torch.int32, device=self._device)
-        with told("agreeing on whether to stop"):
+        with annotate_errors("agreeing on whether to stop"):
             work = dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
         assert work is not None
         self._said.append((flag, work))
@@ -75,6 +75,6 @@ class Interruption:
 
     def _read(self) -> int:
         flag, work = self._said.popleft()
-        with self._aside, told("agreeing on whether to stop"):
+        with self._aside, annotate_errors("agreeing on whether to stop"):
             work.wait()
             return int(flag.item())

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_ext.parallel.comm import told
+from megatron_ext.parallel.comm import annotate_errors
 
 ROUNDS = 20
 """Small messages there and back, of which the fastest counts: the others waited for a processor, not for the link."""
@@ -75,17 +75,17 @@ def measure(every: Sequence[Step], device: torch.device) -> List[Dict[str, Any]]
 
 def _together(device: torch.device) -> None:
     """Returns when all ranks are here."""
-    with told("waiting for the other ranks"):
+    with annotate_errors("waiting for the other ranks"):
         one = torch.ones(1, device=device)
         dist.all_reduce(one)
         one.item()
 
 
 def _first(peer: int, device: torch.device) -> Dict[str, Any]:
-    with told(f"messages to rank {peer}"):
+    with annotate_errors(f"messages to rank {peer}"):
         latency = _latency_s(peer, device)
         there = _bandwidth(peer, latency, device)
-    with told(f"messages from rank {peer}"):
+    with annotate_errors(f"messages from rank {peer}"):
         _receive(peer, device)
         back = _number(device)
         dist.recv(back, peer)
@@ -98,7 +98,7 @@ def _first(peer: int, device: torch.device) -> Dict[str, Any]:
 
 
 def _second(peer: int, device: torch.device) -> None:
-    with told(f"messages from rank {peer}"):
+    with annotate_errors(f"messages from rank {peer}"):
         stamp = _number(device)
         for _ in range(ROUNDS):
             dist.recv(stamp, peer)
@@ -106,7 +106,7 @@ def _second(peer: int, device: torch.device) -> None:
         latency = _number(device)
         dist.recv(latency, peer)
         _receive(peer, device)
-    with told(f"messages to rank {peer}"):
+    with annotate_errors(f"messages to rank {peer}"):
         back = _bandwidth(peer, int(latency.item()) / 1e9, device)
         dist.send(_number(device, int(back * 1e6)), peer)
 

@@ -11,7 +11,7 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.parallel.comm import told
+from megatron_ext.parallel.comm import annotate_errors
 
 COMMON = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE", "NCCL_NTHREADS")
 """Environment: how both sides of a message send it. Others name a node's own devices."""
@@ -23,7 +23,7 @@ def same_software(store: Store, rank: int, ranks: int, device: torch.device) -> 
     Raises:
         EngineError: they differ; the message names hosts and versions.
     """
-    with told("comparing versions"):
+    with annotate_errors("comparing versions"):
         store.set(f"software/{rank}", json.dumps([socket.gethostname(), _versions(device)]))
         if rank == 0:
             found = [json.loads(store.get(f"software/{other}")) for other in range(ranks)]

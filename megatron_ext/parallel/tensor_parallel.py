@@ -16,7 +16,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from megatron_ext.contract.traffic import TENSOR
-from megatron_ext.parallel.comm import all_gather, told
+from megatron_ext.parallel.comm import all_gather, annotate_errors
 from megatron_ext.parallel.fused import compiling
 from megatron_ext.timeline.recorder import Recorder
 
@@ -178,7 +178,7 @@ class _Scatter(Function):
 
 def reduce(x: Tensor, tensor: TensorGroup, op: Any = dist.ReduceOp.SUM, name: str = "tensor-all-reduce") -> Tensor:
     total = x.clone()
-    with tensor.recorder.inside(name), told("all-reduce of the tensor group"):
+    with tensor.recorder.inside(name), annotate_errors("all-reduce of the tensor group"):
         dist.all_reduce(total, op, tensor.group)
     tensor.recorder.traffic.all_reduced(total, tensor.group, TENSOR)
     return total
@@ -197,7 +197,7 @@ def _sum_scatter(x: Tensor, tensor: TensorGroup) -> Tensor:
     if x.is_cuda:
         shares = torch.stack(x.chunk(tensor.size, 1))
         own = torch.empty_like(shares[0])
-        with tensor.recorder.inside(_REDUCE_SCATTER), told("reduce-scatter of the tensor group"):
+        with tensor.recorder.inside(_REDUCE_SCATTER), annotate_errors("reduce-scatter of the tensor group"):
             dist.reduce_scatter_tensor(own, shares, group=tensor.group)
         tensor.recorder.traffic.reduce_scattered(shares, tensor.group)
         return own

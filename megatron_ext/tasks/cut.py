@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.tasks.task import Block, Held, Task
+from megatron_ext.tasks.task import Block, Placement, Task
 
 
 class Part(NamedTuple):
@@ -134,7 +134,7 @@ def _out_of_order(block: Block, name: str, giver: Dict[str, Block]) -> str:
 
 def _held(blocks: Sequence[Block], partition: Sequence[int]) -> List[List[Block]]:
     """The blocks of each stage, in their order."""
-    counted = sum(block.held is Held.COUNTED for block in blocks)
+    counted = sum(block.placement is Placement.COUNTED for block in blocks)
     if sum(partition) != counted:
         raise EngineError(
             f"parallel.partition={'-'.join(map(str, partition))} has {sum(partition)} blocks, "
@@ -145,8 +145,8 @@ def _held(blocks: Sequence[Block], partition: Sequence[int]) -> List[List[Block]
     waiting: List[Block] = []
     for block in blocks:
         waiting.append(block)
-        if block.held is not Held.NEXT:
-            ends = {Held.FIRST: 0, Held.LAST: len(partition) - 1}
-            held[ends[block.held] if block.held in ends else next(stages)] += waiting
+        if block.placement is not Placement.NEXT:
+            ends = {Placement.FIRST: 0, Placement.LAST: len(partition) - 1}
+            held[ends[block.placement] if block.placement in ends else next(stages)] += waiting
             waiting = []
     return held

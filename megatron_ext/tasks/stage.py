@@ -13,7 +13,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import Part, block_of
 from megatron_ext.tasks.linear import WeightGradients
-from megatron_ext.tasks.task import Held, Task, Tensors
+from megatron_ext.tasks.task import Placement, Task, Tensors
 
 MOST_THREADS = 8
 """That draw a stage's weights, where a rank has as many cores."""
@@ -76,7 +76,9 @@ class Stage(nn.Module):
             dropped = {name for name in block.takes if last_use[name] == number} - set(part.leaves)
             self._steps.append(_Step(module, block.takes, block.gives, tuple(dropped)))
         self._drawing: List[Any] = [module for module in self.blocks if hasattr(module, "first")]
-        self.counted = [module for block, module in zip(part.blocks, self.blocks) if block.held is Held.COUNTED]
+        self.counted = [
+            module for block, module in zip(part.blocks, self.blocks) if block.placement is Placement.COUNTED
+        ]
 
     def forward(self, entered: Tensors) -> Tensors:
         """From the wires and inputs that the stage takes, by name, to those that leave it."""

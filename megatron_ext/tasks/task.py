@@ -43,7 +43,7 @@ class Wire(NamedTuple):
     """Whether a gradient comes back."""
 
 
-class Held(Enum):
+class Placement(Enum):
     """Which stage has a block."""
 
     COUNTED = "the stage that the partition says, which counts it"
@@ -64,7 +64,7 @@ class Block(NamedTuple):
     gives: Tuple[str, ...]
     make: Callable[[TensorGroup], nn.Module]
     """Makes the module, or a rank's share of it: from what it takes to what it gives (a tuple, if several)."""
-    held: Held = Held.COUNTED
+    placement: Placement = Placement.COUNTED
 
 
 class Micro(NamedTuple):

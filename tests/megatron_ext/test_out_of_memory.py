@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from megatron_ext.contract.errors import PeerLost, is_out_of_memory, shortage
-from megatron_ext.parallel.comm import told
+from megatron_ext.parallel.comm import annotate_errors
 from megatron_ext.timeline import usage
 from tests.megatron_ext.test_worker import FOUR_RANKS, LONG, ended, pids, wait_for
 from tests.support.megatron_ext.engine_run import EngineRun
@@ -56,7 +56,7 @@ ERRORS: dict[str, BaseException] = {
 def test_every_library_says_it_in_words_of_its_own(error: Exception) -> None:
     assert is_out_of_memory(error)
     assert str(shortage(error)).startswith("out of memory")
-    with pytest.raises(type(error)), told("sending"):
+    with pytest.raises(type(error)), annotate_errors("sending"):
         raise error
 
 
@@ -66,7 +66,7 @@ def test_a_thread_that_cannot_be_had_is_no_other_ranks_doing(monkeypatch: pytest
     with address_space(2**20):
         allowed = resource.getrlimit(resource.RLIMIT_AS)[0] // 2**10
         assert str(shortage(error)).startswith(f"out of memory (ulimit -v allows {allowed} KiB): Resource")
-    with pytest.raises(RuntimeError, match="Resource"), told("making the groups of ranks"):
+    with pytest.raises(RuntimeError, match="Resource"), annotate_errors("making the groups of ranks"):
         raise error
 
 
@@ -100,7 +100,7 @@ def test_another_error_lacks_nothing(error: Exception) -> None:
 
 
 def test_a_failed_message_is_still_the_other_ranks() -> None:
-    with pytest.raises(PeerLost, match="sending failed: Connection reset by peer"), told("sending"):
+    with pytest.raises(PeerLost, match="sending failed: Connection reset by peer"), annotate_errors("sending"):
         raise RuntimeError("Connection reset by peer")
 
 

@@ -14,7 +14,7 @@ from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.replay import AnyAction
 from megatron_ext.contract.schedule.schedules import Kind
-from megatron_ext.parallel.comm import Peer, all_gather, all_reduce, told
+from megatron_ext.parallel.comm import Peer, all_gather, all_reduce, annotate_errors
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Task, Tensors
@@ -70,7 +70,7 @@ def warm_up(groups: Groups, peers: Channels, place: Place, stages: int, device: 
     3 and so on, then 1 and 2, 3 and 4, for most of them at once; the way from the last stage to the first comes last.
     """
     message = torch.zeros(1, device=device)
-    with told("connecting to all ranks"):
+    with annotate_errors("connecting to all ranks"):
         dist.all_reduce(message)
     for what in ("tensor", "data", "model"):
         all_reduce(message, getattr(groups, what), f"connecting the {what} group")
@@ -89,7 +89,7 @@ def warm_up(groups: Groups, peers: Channels, place: Place, stages: int, device: 
     every = [(kind, peer) for kind, ways in peers.items() for way in ways for peer in way]
     for kind, peer in sorted(every, key=turn):
         exchange = dist.recv if kind in RECEIVES else dist.send
-        with told(f"connecting to rank {peer.rank}"):
+        with annotate_errors(f"connecting to rank {peer.rank}"):
             exchange(message, peer.rank, group=peer.group)
     message.cpu()
 

@@ -7,7 +7,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Tuple
 import torch.distributed as dist
 
 from megatron_ext.engine.gradients.flat import FlatWeights
-from megatron_ext.parallel.comm import told
+from megatron_ext.parallel.comm import annotate_errors
 from megatron_ext.timeline.recorder import Recorder, UnderWay
 
 
@@ -61,7 +61,7 @@ class GradientReducer:
         if self._group is None:
             return
         if self._at_once:
-            with self._recorder.span("grads-all-reduce"), told("all-reduce of the gradients"):
+            with self._recorder.span("grads-all-reduce"), annotate_errors("all-reduce of the gradients"):
                 dist.all_reduce(self._flat.grad, group=self._group)
                 self._recorder.traffic.all_reduced(self._flat.grad, self._group)
             return
@@ -94,7 +94,7 @@ class GradientReducer:
         if self._missing[bucket] == 0:
             here, _ = self._buckets[bucket]
             event = self._recorder.begin("overlapped-grads-all-reduce")
-            with told("all-reduce of the gradients"):
+            with annotate_errors("all-reduce of the gradients"):
                 work = dist.all_reduce(self._flat.grad[here], group=self._group, async_op=True)
             assert work is not None
             self._recorder.traffic.all_reduced(self._flat.grad[here], self._group)
@@ -103,7 +103,7 @@ class GradientReducer:
 
 
 def _wait(work: dist.Work, event: UnderWay) -> None:
-    with told("all-reduce of the gradients"):
+    with annotate_errors("all-reduce of the gradients"):
         work.wait()
     event.end()
 

@@ -24,7 +24,7 @@ from megatron_ext.engine.optimizer.update_rules import (
     square_norms,
     update_rule,
 )
-from megatron_ext.parallel.comm import all_gather, all_reduce, told
+from megatron_ext.parallel.comm import all_gather, all_reduce, annotate_errors
 from megatron_ext.timeline.progress import Wait
 from megatron_ext.timeline.recorder import Recorder
 
@@ -258,7 +258,7 @@ class Optimizer:
         found = torch.linalg.vector_norm(self._flat.grad, math.inf) if len(self._flat.grad) else torch.zeros(())
         found = found.to(self._flat.grad.device)
         if self._model is not None:
-            with told("all-reduce of the largest gradient"):
+            with annotate_errors("all-reduce of the largest gradient"):
                 dist.all_reduce(found, dist.ReduceOp.MAX, self._model)
         return found
 

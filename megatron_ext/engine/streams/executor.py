@@ -15,7 +15,7 @@ from megatron_ext.engine.executor.messages import Content
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer.optimizer import Optimizer
 from megatron_ext.engine.optimizer.precision import LossScaler
-from megatron_ext.parallel.comm import told
+from megatron_ext.parallel.comm import annotate_errors
 from megatron_ext.tasks.task import Micro, Tensors
 from megatron_ext.timeline.progress import Wait
 
@@ -55,7 +55,7 @@ class StageScale:
         stage ask."""
         for group in self._groups:
             if group is not None:
-                with told("agreeing on whose loss scale was too large"):
+                with annotate_errors("agreeing on whose loss scale was too large"):
                     dist.all_reduce(self._blamed, dist.ReduceOp.MAX, group)
         with Wait("reading whose loss scale was too large"):
             return self._scaler.scale >= float(self._blamed)

@@ -26,7 +26,7 @@ from megatron_ext.engine.optimizer.learning_rate import learning_rate
 from megatron_ext.engine.results import StepResult, not_finite
 from megatron_ext.engine.streams.executor import ScaledExecutor, StageScale, StreamingExecutor, Versions
 from megatron_ext.engine.streams.steps import StreamSteps
-from megatron_ext.parallel.comm import all_reduce, told
+from megatron_ext.parallel.comm import all_reduce, annotate_errors
 from megatron_ext.tasks.cut import ties
 from megatron_ext.tasks.task import DTYPES, Micro, Task, Tensors
 from megatron_ext.timeline.progress import Wait, iterates
@@ -217,7 +217,7 @@ class StreamingEngine(Engine):
         if len(learned) < self._stream.replicas[self._place.stage]:  # one without any may not know what there is
             widest = torch.tensor([width], device=self._device)
             if self._groups.data is not None:
-                with told("agreeing on the metrics"):
+                with annotate_errors("agreeing on the metrics"):
                     dist.all_reduce(widest, dist.ReduceOp.MAX, self._groups.data)
             width = int(widest.item())
         rows = torch.zeros(len(learned), width, device=self._device)

@@ -28,7 +28,7 @@ from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.images.convolutional import Bottleneck, Convolution, Linear, Pooled, Stem
 from megatron_ext.tasks.images.vision_transformer import ClassHead, Layer, PatchEmbedding, TokensToToken
 from megatron_ext.tasks.repeatable import repeatable
-from megatron_ext.tasks.task import DTYPES, Block, Held, Micro, Task, Tensors, Wire
+from megatron_ext.tasks.task import DTYPES, Block, Micro, Placement, Task, Tensors, Wire
 
 LOGITS = "logits"
 TOP = 5
@@ -54,7 +54,7 @@ class ImageTask(Task):
                 (wires[number],),
                 (wires[number + 1],),
                 partial(_made, makers[number], one.name, plan.train.seed, plan.recompute == "full"),
-                Held.COUNTED if one.counted else Held.LAST if number else Held.FIRST,
+                Placement.COUNTED if one.counted else Placement.LAST if number else Placement.FIRST,
             )
             for number, one in enumerate(described)
         ]

@@ -17,7 +17,7 @@ from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.language.dropped_lstm import DroppedEmbedding, DroppedLayer
 from megatron_ext.tasks.language.logits import Logits
 from megatron_ext.tasks.language.next_token import NextTokenTask
-from megatron_ext.tasks.task import SEQUENCE, Block, Held, Wire
+from megatron_ext.tasks.task import SEQUENCE, Block, Placement, Wire
 
 RANGE = 0.1
 """Of the initial embedding, on both sides of 0."""
@@ -37,7 +37,7 @@ class AwdLmTask(NextTokenTask):
         kinds = [stack.kind for stack in model.stacks() for _ in range(stack.layers)]
         embedding = partial(DroppedEmbedding, model, seed=self._seed)
         self.blocks = [
-            Block("embedding", "embedding", ("tokens", "number"), (names[0],), embedding, Held.FIRST),
+            Block("embedding", "embedding", ("tokens", "number"), (names[0],), embedding, Placement.FIRST),
             *(
                 Block(
                     *(f"layers.{number}", kind, (names[number], "number"), (names[number + 1],)),
@@ -45,7 +45,7 @@ class AwdLmTask(NextTokenTask):
                 )
                 for number, kind in enumerate(kinds)
             ),
-            Block("head", "head", (names[-1],), self.outputs, partial(Logits, model), Held.LAST),
+            Block("head", "head", (names[-1],), self.outputs, partial(Logits, model), Placement.LAST),
         ]
         wires = [Wire(name, ("batch", SEQUENCE, width)) for name, width in zip(names, widths)]
         logits = Wire("logits", ("batch", SEQUENCE, model.padded_vocab_size))

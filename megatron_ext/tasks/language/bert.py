@@ -22,7 +22,7 @@ from megatron_ext.tasks.language.language_task import LanguageTask
 from megatron_ext.tasks.language.norms import norm
 from megatron_ext.tasks.language.transformer import Embedding, Head, empty_linear
 from megatron_ext.tasks.linear import linear
-from megatron_ext.tasks.task import SEQUENCE, Block, Held, Micro, Tensors, Wire
+from megatron_ext.tasks.task import SEQUENCE, Block, Micro, Placement, Tensors, Wire
 
 MASKED = 0.15
 """The part of an example's tokens that the loss asks for."""
@@ -41,9 +41,9 @@ class BertTask(LanguageTask):
         first, last = wires[0].name, wires[-1].name
         embedding = partial(Embedding, model, seed=self._seed)
         self.blocks = [
-            Block("embedding", "embedding", ("text", "number", *types), (first,), embedding, Held.FIRST),
+            Block("embedding", "embedding", ("text", "number", *types), (first,), embedding, Placement.FIRST),
             *layers,
-            Block("head", "head", (last,), self.outputs, partial(BertHead, model), Held.LAST),
+            Block("head", "head", (last,), self.outputs, partial(BertHead, model), Placement.LAST),
         ]
         logits = Wire("logits", ("batch", model.sequence_length, model.padded_vocab_size))
         binary = Wire("binary_logits", ("batch", 2))

@@ -7,7 +7,7 @@ from functools import partial
 from megatron_ext.contract.plan import Plan
 from megatron_ext.tasks.language.next_token import NextTokenTask
 from megatron_ext.tasks.language.transformer import Embedding, Head
-from megatron_ext.tasks.task import SEQUENCE, Block, Held, Wire
+from megatron_ext.tasks.task import SEQUENCE, Block, Placement, Wire
 
 
 class GptTask(NextTokenTask):
@@ -21,9 +21,9 @@ class GptTask(NextTokenTask):
         first, last = wires[0].name, wires[-1].name
         embedding = partial(Embedding, model, seed=self._seed)
         self.blocks = [
-            Block("embedding", "embedding", ("tokens", *number), (first,), embedding, Held.FIRST),
+            Block("embedding", "embedding", ("tokens", *number), (first,), embedding, Placement.FIRST),
             *layers,
-            Block("head", "head", (last,), self.outputs, partial(Head, model), Held.LAST),
+            Block("head", "head", (last,), self.outputs, partial(Head, model), Placement.LAST),
         ]
         logits = Wire("logits", ("batch", model.sequence_length, model.padded_vocab_size))
         self.wires = {wire.name: wire for wire in (*wires, logits)}

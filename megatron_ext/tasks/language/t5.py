@@ -19,7 +19,7 @@ from megatron_ext.tasks.language.encoder_decoder import EncoderDecoderTask
 from megatron_ext.tasks.language.language_task import perplexity
 from megatron_ext.tasks.language.norms import Norm
 from megatron_ext.tasks.language.transformer import Embedding, Head
-from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Held, Micro, Tensors, Wire
+from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Micro, Placement, Tensors, Wire
 
 
 class T5Task(EncoderDecoderTask):
@@ -39,12 +39,14 @@ class T5Task(EncoderDecoderTask):
         second = partial(embedding, name="decoder_embedding")
         first = (decoding[0].name,)
         self.blocks = [
-            Block("embedding", "embedding", ("text_enc", "number"), (encoding[0].name,), embedding, Held.FIRST),
+            Block("embedding", "embedding", ("text_enc", "number"), (encoding[0].name,), embedding, Placement.FIRST),
             *encoders,
-            Block("encoder_norm", "encoder_norm", (encoding[-1].name,), ("encoded",), partial(Norm, model), Held.NEXT),
-            Block("decoder_embedding", "decoder_embedding", ("text_dec", "number"), first, second, Held.NEXT),
+            Block(
+                "encoder_norm", "encoder_norm", (encoding[-1].name,), ("encoded",), partial(Norm, model), Placement.NEXT
+            ),
+            Block("decoder_embedding", "decoder_embedding", ("text_dec", "number"), first, second, Placement.NEXT),
             *decoders,
-            Block("head", "head", (decoding[-1].name,), self.outputs, partial(Head, model), Held.LAST),
+            Block("head", "head", (decoding[-1].name,), self.outputs, partial(Head, model), Placement.LAST),
         ]
         encoded = Wire("encoded", ("batch", SEQUENCE, model.hidden))
         logits = Wire("logits", ("batch", model.decoder_tokens, model.padded_vocab_size))

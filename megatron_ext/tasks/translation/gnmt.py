@@ -13,7 +13,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.language.logits import Logits
 from megatron_ext.tasks.language.transformer import Embedding
-from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Held, Wire
+from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Placement, Wire
 from megatron_ext.tasks.translation.lstm_layers import AttentionLayer, BidirectionalLayer, Layer
 from megatron_ext.tasks.translation.translation_task import TranslationTask
 
@@ -43,7 +43,7 @@ class GnmtTask(TranslationTask):
             return partial(Layer, model, inputs, residual=number > 1, name=name, seed=self._seed, again=again)
 
         self.blocks = [
-            Block("embedding", "embedding", ("text_enc", "number"), (encoding[0],), embedding, Held.FIRST),
+            Block("embedding", "embedding", ("text_enc", "number"), (encoding[0],), embedding, Placement.FIRST),
             Block(
                 *("encoder.0", "encoder_first", (encoding[0], "enc_mask"), (encoding[1],)),
                 partial(BidirectionalLayer, model, again=again),
@@ -57,7 +57,14 @@ class GnmtTask(TranslationTask):
                 for number in range(1, encoders)
             ),
             Block(
-                *("decoder_embedding", "decoder_embedding", ("text_dec", "number"), (decoding[0],), second, Held.NEXT)
+                *(
+                    "decoder_embedding",
+                    "decoder_embedding",
+                    ("text_dec", "number"),
+                    (decoding[0],),
+                    second,
+                    Placement.NEXT,
+                )
             ),
             Block(
                 *("decoder.0", "decoder_first", (decoding[0], "encoded", "enc_mask"), (decoding[1], "attended")),
@@ -70,7 +77,7 @@ class GnmtTask(TranslationTask):
                 )
                 for number in range(1, decoders)
             ),
-            Block("head", "head", (decoding[-1],), self.outputs, partial(Logits, model), Held.LAST),
+            Block("head", "head", (decoding[-1],), self.outputs, partial(Logits, model), Placement.LAST),
         ]
         wires = [
             *(Wire(name, ("batch", SEQUENCE, widths.get(name, hidden))) for name in encoding),

@@ -23,7 +23,7 @@ from megatron_ext.data.vision.videos import VideoSamples, fitting, open_videos
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.language.logits import Logits
 from megatron_ext.tasks.linear import WeightGradients, embedding, linear
-from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Held, Micro, Wire
+from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Micro, Placement, Wire
 from megatron_ext.tasks.translation.lstm_layers import Layer
 from megatron_ext.tasks.translation.translation_task import TranslationTask
 
@@ -59,14 +59,16 @@ class S2vtTask(TranslationTask):
             return Block(f"{name}.{number}", kind, takes, (wires[number + 1],), make)
 
         self.blocks = [
-            Block("embedding", "embedding", ("frames",), (encoding[0],), partial(FrameEmbedding, model), Held.FIRST),
+            Block(
+                "embedding", "embedding", ("frames",), (encoding[0],), partial(FrameEmbedding, model), Placement.FIRST
+            ),
             *(layer("encoder", number, encoding, FrameLayer) for number in range(model.layers)),
             Block(
                 *("decoder_embedding", "decoder_embedding", ("text_dec",), ("words",), partial(WordEmbedding, model)),
-                Held.NEXT,
+                Placement.NEXT,
             ),
             *(layer("decoder", number, decoding, WordLayer, "words") for number in range(model.decoder_count)),
-            Block("head", "head", (decoding[-1],), self.outputs, partial(CaptionLogits, model), Held.LAST),
+            Block("head", "head", (decoding[-1],), self.outputs, partial(CaptionLogits, model), Placement.LAST),
         ]
         wires = [
             Wire(encoding[0], ("batch", SEQUENCE, model.word_width)),

@@ -24,7 +24,7 @@ from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut, ties
 from megatron_ext.tasks.linear import WeightGradients, linear
 from megatron_ext.tasks.stage import Stage
-from megatron_ext.tasks.task import Block, Held, Micro, Wire
+from megatron_ext.tasks.task import Block, Micro, Placement, Wire
 from megatron_ext.timeline.recorder import Recorder
 from tests.megatron_ext.engine.executor.test_executor_soak import random_schedule
 from tests.support import cases
@@ -68,12 +68,12 @@ def random_task(random: Random) -> GraphTask:
         if masks:
             wires.append(Wire(f"mask{number}", ("batch", WIDTH), torch.int64, gradient=False))
         seed = random.randrange(1000)
-        held = random.choice((Held.COUNTED, Held.NEXT))
+        held = random.choice((Placement.COUNTED, Placement.NEXT))
         blocks.append(Block(f"b.{number}", "mix", taken, gives, lambda _, m=masks, s=seed: Mix(m, s), held))
         if number and random.random() < 0.2:
             owner = f"b.{random.randrange(number)}.weight"
             tied[f"b.{number}.weight"] = tied.get(owner, owner)
-    blocks[-1] = blocks[-1]._replace(held=Held.COUNTED)
+    blocks[-1] = blocks[-1]._replace(placement=Placement.COUNTED)
     return GraphTask(blocks, "x", blocks[-1].gives[0], tied, wires)
 
 
@@ -83,7 +83,7 @@ def run_one(seed: int, rank: int, groups: dict[int, Groups]) -> None:
     task = random_task(random)
     stages, micro_batches = random.randint(1, RANKS), random.randint(1, 4)
     chunks = random.randint(1, 2) if stages > 1 else 1
-    counted = [random.randrange(stages * chunks) for block in task.blocks if block.held is Held.COUNTED]
+    counted = [random.randrange(stages * chunks) for block in task.blocks if block.placement is Placement.COUNTED]
     partition = [counted.count(stage) for stage in range(stages * chunks)]
     lists = random_schedule(random, stages, chunks, micro_batches)
     if rank >= stages:

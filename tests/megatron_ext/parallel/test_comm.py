@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from megatron_ext.contract.errors import PeerLost
 from megatron_ext.parallel import comm
-from megatron_ext.parallel.comm import Inbox, Outbox, Peer, told
+from megatron_ext.parallel.comm import Inbox, Outbox, Peer, annotate_errors
 
 
 class Sending:
@@ -107,7 +107,7 @@ Call to connect returned Connection refused"""
 def test_what_nccl_says_last_is_told() -> None:
     with (
         pytest.raises(PeerLost, match=r"^meeting failed: NCCL: Call to connect returned Connection refused$"),
-        told("meeting"),
+        annotate_errors("meeting"),
     ):
         raise RuntimeError(NCCL_ERROR)
 
@@ -116,6 +116,6 @@ def test_memory_that_ran_out_is_no_lost_peer() -> None:
     error = RuntimeError(
         NCCL_ERROR.replace("Call to connect returned Connection refused", "Cuda failure 2 'out of memory'")
     )
-    with pytest.raises(RuntimeError) as raised, told("meeting"):
+    with pytest.raises(RuntimeError) as raised, annotate_errors("meeting"):
         raise error
     assert raised.value is error

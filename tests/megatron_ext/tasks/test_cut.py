@@ -17,23 +17,23 @@ from megatron_ext.engine.executor.messages import message_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import check, cut, ties
 from megatron_ext.tasks.families import task_of
-from megatron_ext.tasks.task import SEQUENCE, Block, Held, Wire
+from megatron_ext.tasks.task import SEQUENCE, Block, Placement, Wire
 from tests.support.megatron_ext.engine_run import EngineRun
 from tests.support.megatron_ext.tasks import GraphTask
 
 
-def block(name: str, takes: str, gives: str, held: Held = Held.COUNTED) -> Block:
+def block(name: str, takes: str, gives: str, held: Placement = Placement.COUNTED) -> Block:
     return Block(name, "any", tuple(takes.split()), tuple(gives.split()), lambda _: nn.Identity(), held)
 
 
 SKIPPING = [
-    block("in", "x", "a", Held.FIRST),
+    block("in", "x", "a", Placement.FIRST),
     block("encoder.0", "a", "b side"),
     block("encoder.1", "b", "c"),
-    block("bridge", "c", "d", Held.NEXT),
+    block("bridge", "c", "d", Placement.NEXT),
     block("decoder.0", "d a", "e"),
     block("decoder.1", "e side", "f"),
-    block("out", "f", "y", Held.LAST),
+    block("out", "f", "y", Placement.LAST),
 ]
 
 
@@ -64,10 +64,10 @@ def test_what_skips_a_stage_is_handed_on_by_it() -> None:
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=5))
 def test_every_block_is_held_once_in_its_order(partition: list[int]) -> None:
     layers = [block(f"layers.{n}", f"w{n}", f"w{n + 1}") for n in range(sum(partition))]
-    ends = [block("in", "x", "w0", Held.FIRST), block("out", f"w{sum(partition)}", "y", Held.LAST)]
+    ends = [block("in", "x", "w0", Placement.FIRST), block("out", f"w{sum(partition)}", "y", Placement.LAST)]
     parts = cut(task([ends[0], *layers, ends[1]]), partition)
     assert [one for part in parts for one in part.blocks] == [ends[0], *layers, ends[1]]
-    assert [sum(one.held is Held.COUNTED for one in part.blocks) for part in parts] == partition
+    assert [sum(one.placement is Placement.COUNTED for one in part.blocks) for part in parts] == partition
     assert parts[0].blocks[0] == ends[0]
     assert parts[-1].blocks[-1] == ends[1]
 
