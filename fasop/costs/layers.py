@@ -209,12 +209,9 @@ def _core_share(model: Model, kind: str) -> float:
 
 
 def gradients_summed(link: Link[Number], training: Training) -> Link[Number]:
-    """Seconds per parameter, and latency, until all replicas have the sum of the gradients, or their share of it.
-
-    An all-reduce; with a sharded optimizer tdpp's engine does so all the same, and Megatron-LM reduce-scatters.
-    """
-    scattered = training.parallel.sharded_optimizer and training.megatron_lm
-    replicas = training.parallel.data
+    """Seconds per parameter, and latency, until all replicas have the sum of the gradients or, with a sharded
+    optimizer, of their share of them."""
+    replicas, scattered = training.parallel.data, training.parallel.sharded_optimizer
     summed = link.reduce_scatter(replicas) if scattered else link.all_reduce(replicas)
     return Link(latency_s=summed.latency_s, s_per_byte=training.gradient_bytes * summed.s_per_byte)
 

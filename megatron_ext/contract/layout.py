@@ -84,13 +84,18 @@ class Layout:
         """Ranks that share layers."""
         return [list(self._group(stage, dp)) for stage in range(self.stages) for dp in range(self.replicas[stage])]
 
-    def model_groups(self) -> List[List[int]]:
-        """Ranks that together have the whole model: of each replica, or all ranks where stages have unlike numbers."""
-        if not self.even:
+    def model_groups(self, sharded: bool = False) -> List[List[int]]:
+        """Ranks that together have the gradients of the whole model: of each replica, or all ranks where stages have
+        unlike numbers or replicas share the optimizer."""
+        if sharded or not self.even:
             return [list(range(self.world_size))]
         return [
             [rank for stage in range(self.stages) for rank in self._group(stage, dp)] for dp in range(self.replicas[0])
         ]
+
+    def copies_in_model_group(self, stage: int, sharded: bool = False) -> int:
+        """How many ranks of such a group have the same gradients of this stage's weights."""
+        return 1 if sharded or self.even else self.replicas[stage]
 
     def channel_groups(self, stages: Sequence[int]) -> List[List[int]]:
         """Ranks of these stages that hand activations to each other."""

@@ -26,7 +26,7 @@ from megatron_ext.engine.executor.executor import Executor, Factor
 from megatron_ext.engine.executor.factory import ExecutorFactory
 from megatron_ext.engine.executor.messages import Channels, channels, warm_up
 from megatron_ext.engine.gradients.flat import FlatWeights
-from megatron_ext.engine.gradients.gradients import Gradients
+from megatron_ext.engine.gradients.gradients import Gradients, late_names
 from megatron_ext.engine.optimizer.learning_rate import rate_of
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.results import Progress, StepResult, Stopwatch, not_finite
@@ -108,10 +108,18 @@ class Engine:
         """Lays weights and gradients out in flat memory, for the optimizer and the sums over replicas."""
         plan, place, groups = self._plan, self._place, self._groups
         replicas = plan.layout.replicas[place.stage]
-        shards = replicas if plan.sharded_optimizer else 1
-        self.flat = FlatWeights(self._named, DTYPES[plan.train.precision], self._device, shards)
+        shares = replicas if plan.sharded_optimizer else 1
+        self.flat = FlatWeights(
+            self._named,
+            DTYPES[plan.train.precision],
+            self._device,
+            shares,
+            rank=place.dp if shares > 1 else 0,
+            bucket_bytes=BUCKET_BYTES,
+            late=late_names(plan, self.task, place, self._named, self._owned),
+        )
         self._gradients = Gradients(
-            plan, self.task, place, groups, self._stages, self._owned, self.flat, self._recorder, BUCKET_BYTES
+            plan, self.task, place, groups, self._stages, self._owned, self.flat, self._recorder
         )
         streams = plan.stream is not None  # and stages update by themselves
         self.optimizer = Optimizer(
@@ -123,7 +131,7 @@ class Engine:
             self._gradients.elsewhere,
             groups.tensor,
             {name for name, _ in self._named if self.task.shard(name) is not None},
-            copies=1 if plan.layout.even or streams else replicas,
+            copies=1 if streams else plan.layout.copies_in_model_group(place.stage, plan.sharded_optimizer),
             cuts=self._gradients.ends if plan.train.overlap_optimizer else (),
         )
 

@@ -138,7 +138,7 @@ class FlushedTraining:
 
     def _in_halves(self, micros: Sequence[Micro], factor: float, scale: float) -> Tuple[float, Halves]:
         """The same, with the gradients of the even ones beside that of all, without the loss scale."""
-        gradients = HalfGradients(self._flat.grad, [], None, 1)
+        gradients = HalfGradients(self._flat, [], None, 1)
         loss = self._pass(micros[::2], factor)
         gradients.keep()
         loss += self._pass(micros[1::2], factor)

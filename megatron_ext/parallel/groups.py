@@ -50,8 +50,11 @@ class Groups:
     """By parameter of which several stages have a copy, in the order of `ties`; none where this rank has no copy."""
 
     @classmethod
-    def make(cls, layout: Layout, chunks: int, ties: Sequence[Tied], timeout: timedelta) -> Groups:
-        """Makes all groups of the layout; every rank must call it, for each group needs all ranks' consent."""
+    def make(
+        cls, layout: Layout, chunks: int, ties: Sequence[Tied], timeout: timedelta, sharded: bool = False
+    ) -> Groups:
+        """Makes all groups of the layout; every rank must call it, for each group needs all ranks' consent. `sharded`
+        is whether replicas share the optimizer."""
         rank = dist.get_rank()
 
         def mine(rank_lists: Iterable[Sequence[int]]) -> Optional[dist.ProcessGroup]:
@@ -79,7 +82,7 @@ class Groups:
         return cls(
             tensor=mine(layout.tensor_groups()),
             data=mine(layout.data_groups()),
-            model=mine(layout.model_groups()),
+            model=mine(layout.model_groups(sharded)),
             tied=[parts(tie) for tie in ties],
             forward=mine(layout.channel_groups(every)),
             backward=mine(layout.channel_groups(every)),

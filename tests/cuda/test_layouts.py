@@ -49,6 +49,10 @@ LAYOUTS: dict[str, tuple[int, str]] = {
         f"parallel.data=1 {TWO} parallel.schedule=pipedream model.untie_embeddings_and_output_weights=true",
     ),
     "tensor-1f1b": (4, f"parallel.data=1 {TWO} {TENSOR} parallel.recompute=selective"),
+    "sharded-of-four": (
+        4,
+        "parallel.data=4 parallel.pipeline=1 parallel.partition=3 parallel.sharded_optimizer=true train.precision=bf16",
+    ),
     "sharded-zb-h1": (
         4,
         f"parallel.data=2 {TWO} parallel.schedule=zb_h1 parallel.sharded_optimizer=true train.precision=bf16 "

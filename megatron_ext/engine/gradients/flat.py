@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import AbstractSet, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
+from megatron_ext.engine.gradients.share import Bucket, Share
+
+GRADIENT_BYTES = 4
+"""Of a sum of gradients, which is in fp32."""
 LARGE = 2**20
 """Numbers of a weight from which on it pays on a CPU to call Python from autograd, and to have no gradient of its own
 that is added to the sum."""
@@ -30,21 +35,33 @@ class FlatWeights:
         device: torch.device,
         shares: int = 1,
         of: Optional[FlatWeights] = None,
+        *,
+        rank: int = 0,
+        bucket_bytes: float = math.inf,
+        late: AbstractSet[str] = frozenset(),
     ) -> None:
         """`named` are fp32 parameters, first to last layer, which go to `device` in the format `dtype`.
 
         `initial` keeps their values in fp32, where they were: a GPU need not have room for what a sharded optimizer
-        does not keep. Zeros at the end make the length a multiple of `shares`. With `of`, whose parameters these are
-        copies of, the weights are the same memory, and the gradients are not.
+        does not keep. Gradients are summed in buckets of at least `bucket_bytes`; those of the parameters in `late`,
+        which wait for more than the backward pass, have the last one to themselves. Zeros at the end of each make its
+        length a multiple of `shares`, of which replica `rank` has one. With `of`, whose parameters these are copies of,
+        the weights are the same memory, and the gradients are not.
         """
-        ordered = list(reversed(named))
+        ordered = [pair for pair in reversed(named) if pair[0] not in late]
+        ordered += [pair for pair in reversed(named) if pair[0] in late]
         self.parameters = dict(ordered)
+        self.buckets: List[Bucket] = _buckets(ordered, bucket_bytes, late, shares) if of is None else of.buckets
+        """Neighbouring parameters, and where they lie."""
         self.slices: Dict[str, slice] = {}
-        start = 0
-        for name, parameter in ordered:
-            self.slices[name] = slice(start, start + parameter.numel())
-            start += parameter.numel()
-        length = start + -start % shares if of is None else len(of.weight)
+        for here, names in self.buckets:
+            start = here.start
+            for name in names:
+                self.slices[name] = slice(start, start + self.parameters[name].numel())
+                start = self.slices[name].stop
+        self.has_late = bool(late)
+        self.share: Share = Share(self.buckets, shares, rank) if of is None else of.share
+        length = self.buckets[-1][0].stop if self.buckets else 0
         before = ordered[0][1].device if ordered else device
         self.weight: Tensor = torch.zeros(length, dtype=dtype, device=device) if of is None else of.weight
         same = (dtype, device) == (torch.float32, before)
@@ -149,6 +166,23 @@ class FlatWeights:
         accumulate = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
         accumulate.register_hook(lambda *_: call())  # type: ignore[union-attr]
         self._hooked.append(accumulate)
+
+
+def _buckets(
+    ordered: Sequence[Tuple[str, nn.Parameter]], least_bytes: float, late: AbstractSet[str], shares: int
+) -> List[Bucket]:
+    found: List[Bucket] = []
+    names: List[str] = []
+    start = stop = 0
+    for number, (name, parameter) in enumerate(ordered, 1):
+        names.append(name)
+        stop += parameter.numel()
+        ends = number == len(ordered) or (ordered[number][0] in late and name not in late)
+        if ends or ((stop - start) * GRADIENT_BYTES >= least_bytes and name not in late):
+            stop += -stop % shares
+            found.append((slice(start, stop), names))
+            start, names = stop, []
+    return found
 
 
 def fuses(dtype: torch.dtype, device: torch.device) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import AbstractSet, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,23 @@ from megatron_ext.tasks.task import Task
 from megatron_ext.timeline.recorder import Recorder
 
 
+def late_names(
+    plan: Plan, task: Task, place: Place, named: Sequence[Tuple[str, nn.Parameter]], owned: Mapping[str, nn.Parameter]
+) -> AbstractSet[str]:
+    """Of a rank with a sharded optimizer, the parameters whose gradients are summed over others than replicas, too:
+    those of which other stages have copies and, with sequence parallelism, those that all of a tensor group have.
+
+    `named` and `owned` are all that the rank has, by name, and by the owner's name where they are tied.
+    """
+    layout, late = plan.layout, set()
+    if not plan.sharded_optimizer or layout.replicas[place.stage] == 1:
+        return frozenset()
+    if plan.sequence_parallel and layout.tensors[place.stage] > 1:
+        late = {name for name, _ in named if task.shard(name) is None}
+    tied = {id(owned[owner]) for owner, of in ties(task, plan.partition, plan.pipeline) if place.stage in of}
+    return late | {name for name, parameter in named if id(parameter) in tied}
+
+
 class Gradients:
     """Of one rank's stages."""
 
@@ -34,7 +51,6 @@ class Gradients:
         owned: Mapping[str, nn.Parameter],
         flat: FlatWeights,
         recorder: Recorder,
-        bucket_bytes: int,
     ) -> None:
         """`owned` has the parameters of all `stages`, by the owner's name where they are tied."""
         self._groups = groups
@@ -42,7 +58,11 @@ class Gradients:
         named = [pair for stage in stages for pair in stage.parameters_by_name()]
         used = Counter(id(parameter) for stage in stages for parameter in stage.parameters())
         uses = {name: used[id(parameter)] for name, parameter in named}
-        self._reducer = GradientReducer(flat, groups.data, bucket_bytes, recorder, uses)
+        self._flat = flat
+        self._first = plan.layout.even
+        """Whether late gradients are summed over other groups before they are over the replicas, as they are where a
+        sharded optimizer leaves a rank its share alone; not where a rank stands for several of another stage."""
+        self._reducer = GradientReducer(flat, groups.data, recorder, uses, late_whole=not self._first)
         common = [parameter for name, parameter in named if task.shard(name) is None]
         self._common = [flat.gradient(parameter) for parameter in common] if plan.sequence_parallel else []
         """Those of the weights that every rank of the tensor group has, where each computes a part of them."""
@@ -57,8 +77,8 @@ class Gradients:
                     elsewhere[id(owned[owner])] = gradient
         self.elsewhere = list(elsewhere.values())
         """Those that another rank has, too, and counts in the norm."""
-        copies = 1 if plan.layout.even else plan.layout.replicas[place.stage]
-        self._halves = HalfGradients(flat.grad, self.elsewhere, groups.model, copies)
+        copies = plan.layout.copies_in_model_group(place.stage, plan.sharded_optimizer)
+        self._halves = HalfGradients(flat, self.elsewhere, groups.model, copies)
 
     @property
     def ends(self) -> List[int]:
@@ -70,11 +90,20 @@ class Gradients:
         self._reducer.begin(micro_batches, at_once)
 
     def reduce(self, summed: Optional[Callable[[int], None]] = None) -> None:
-        """Sums them over the replicas; then what the ranks of a tensor group, or several stages, have in common.
+        """Sums them over the replicas, and what the ranks of a tensor group, or several stages, have in common.
 
-        `summed` is as that of `GradientReducer.finish`.
+        `summed` is as that of `GradientReducer.finish`. A sharded optimizer's share then lies at the beginning of the
+        flat gradients (`Share.compact`).
         """
-        self._reducer.finish(summed)
+        if self._flat.has_late and self._first:
+            self._sum_common()
+            self._reducer.finish(summed)
+        else:
+            self._reducer.finish(summed)
+            self._sum_common()
+        self._flat.share.compact(self._flat.grad)
+
+    def _sum_common(self) -> None:
         if self._common:
             with self._recorder.span("layernorm-grads-all-reduce"):
                 together = torch.cat([gradient.flatten() for gradient in self._common])

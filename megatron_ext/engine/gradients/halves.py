@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.parallel.comm import all_reduce
 
 AT_ONCE = 2**22
@@ -18,14 +19,13 @@ class HalfGradients:
     """Of one rank. It takes as much memory as the gradients, from `keep` to the end of `compared`."""
 
     def __init__(
-        self, gradient: Tensor, elsewhere: Sequence[Tensor], model: Optional[dist.ProcessGroup], copies: int
+        self, flat: FlatWeights, elsewhere: Sequence[Tensor], model: Optional[dist.ProcessGroup], copies: int
     ) -> None:
-        """`gradient` is the flat one. `elsewhere` are parts of it that another rank of the `model` group has, too, and
-        counts; each weight is held by `copies` ranks of that group."""
-        self._gradient = gradient
-        self._counted_elsewhere = [
-            slice(part.storage_offset(), part.storage_offset() + part.numel()) for part in elsewhere
-        ]
+        """`elsewhere` are parts of the flat gradients that another rank of the `model` group has, too, and counts; each
+        weight is held by `copies` ranks of that group."""
+        self._gradient = flat.grad
+        self._kept = slice(0, flat.share.length)
+        self._counted_elsewhere = [flat.share.of_gradient(part) for part in elsewhere]
         self._model = model
         self._copies = copies
         self._even: Optional[Tensor] = None
@@ -53,7 +53,7 @@ class HalfGradients:
         return found[0], found[1], found[2]
 
     def _dot(self, a: Tensor, b: Tensor) -> Tensor:
-        found = _dot(a, b)
+        found = _dot(a[self._kept], b[self._kept])
         for part in self._counted_elsewhere:
             found = found - _dot(a[part], b[part])
         return found

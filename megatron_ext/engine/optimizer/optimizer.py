@@ -27,6 +27,7 @@ from megatron_ext.engine.optimizer.update_rules import (
 from megatron_ext.parallel.comm import all_gather, all_reduce, annotate_errors
 from megatron_ext.timeline.progress import Wait
 from megatron_ext.timeline.recorder import Recorder
+from megatron_ext.timeline.traffic import Traffic
 
 
 class DataGroup(NamedTuple):
@@ -40,8 +41,9 @@ class DataGroup(NamedTuple):
 class Optimizer:
     """Steps the flat weights of one rank; all ranks call it together.
 
-    With a sharded optimizer a replica keeps fp32 weights and the optimizer's state of its share only, and the replicas
-    hand each other their updated weights (Rajbhandari et al. 2020, stage 1).
+    With a sharded optimizer a replica has the gradients of its share (`FlatWeights.share`), and keeps fp32 weights and
+    the optimizer's state of it only; the replicas hand each other their updated weights (Rajbhandari et al. 2020,
+    stage 1).
     """
 
     def __init__(
@@ -57,11 +59,11 @@ class Optimizer:
         copies: int = 1,
         cuts: Sequence[int] = (),
     ) -> None:
-        """`model` is a group of ranks in which each weight is held by as many as the holder says: its `copies`.
-
-        `counted_elsewhere` are gradients, part of the flat one, of weights of which another rank of that group has
-        a copy, and counts it in the norm. `cut` names the parameters that the `tensor` group shares. `cuts` are ends
-        of buckets, up to which `step_early` is to update the weights; nothing may clip or change their gradients.
+        """`model` is a group of ranks in which each gradient of a weight is held by as many as the holder says: its
+        `copies`. `counted_elsewhere` are gradients, part of the flat one, of weights of which another rank of that
+        group has a copy, and counts it in the norm. `cut` names the parameters that the `tensor` group shares. `cuts`
+        are ends of buckets, up to which `step_early` is to update the weights; nothing may clip or change their
+        gradients.
         """
         self._copies = copies
         # At ends of the norm's rows, so that the norm is the same to the last bit.
@@ -74,17 +76,18 @@ class Optimizer:
         self._train = train
         self._model = model
         self._data = data if sharded else DataGroup(1, 0, None)
-        self._counted_elsewhere = counted_elsewhere
-        self._own = self._share(self._data.rank)
+        self._share = flat.share
+        self._counted_elsewhere = [flat.share.of_gradient(part) for part in counted_elsewhere]
         self._is_weight = flat.weight.dtype == torch.float32 and not sharded
         """Whether the optimizer steps the model's weights themselves, not a copy in fp32."""
         self._master = nn.Parameter(
-            flat.weight if self._is_weight else flat.initial[self._own].to(flat.weight.device, copy=True)
+            flat.weight if self._is_weight else self._share.of(flat.initial).to(flat.weight.device, copy=True)
         )
-        self._master.grad = flat.grad[self._own]
+        self._gradient = flat.grad[: self._share.length]
+        self._master.grad = self._gradient
         flat.initial = torch.empty(0)
         pieces = [
-            Piece(_within(here, self._own), flat.parameters[name].dim() > 1, name in cut)
+            Piece(self._share.within(here), flat.parameters[name].dim() > 1, name in cut)
             for name, here in flat.slices.items()
         ]
         self._rule = update_rule(self._master, pieces, train, self._data.group, tensor, self._cuts)
@@ -103,7 +106,7 @@ class Optimizer:
             return
         here = slice(self._stepped, ready[-1])
         with recorder.span("optimizer"):
-            self._norms_of_stepped.append(row_norms(self._flat.grad[here]))
+            self._norms_of_stepped.append(row_norms(self._gradient[here]))
             self._update(recorder, lr, here)
             self._follow(here)
         self._stepped = here.stop
@@ -129,7 +132,7 @@ class Optimizer:
                     clip = self._train.clip_grad
                     factor = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
                     if factor != scale and math.isfinite(norm):
-                        self._flat.grad[self._own].mul_(factor / scale)
+                        self._gradient.mul_(factor / scale)
             if self._rule.unscales:  # a GPU has begun its update when the host knows whether there is one
                 self._update(recorder, lr, rest, self._unscaled(measured[0], scale))
                 norm, largest = (value / scale for value in reading.values())
@@ -159,7 +162,8 @@ class Optimizer:
             return own
         state = {kind: torch.empty_like(self._flat.grad) for kind in own}
         for kind, share in own.items():
-            self._gather(share, state[kind])
+            self._share.put(share, state[kind])
+            self._gather(state[kind])
         return state
 
     def move(self, weight: Tensor) -> None:
@@ -171,10 +175,10 @@ class Optimizer:
 
     def load(self, state: Dict[str, Tensor], updates: int) -> None:
         """Takes over what `state` gave, in this or another layout."""
-        self._master.data.copy_(state[WEIGHTS][self._own])
-        self._rule.load({kind: state[kind][self._own] for kind in self._rule.kinds}, updates)
+        self._master.data.copy_(self._share.of(state[WEIGHTS]))
+        self._rule.load({kind: self._share.of(state[kind]) for kind in self._rule.kinds}, updates)
         if self._average is not None:
-            self._average.copy_(state[EMA][self._own])
+            self._average.copy_(self._share.of(state[EMA]))
         self.updates = updates
         self._hand_out(Recorder(None), slice(0, len(self._master)))
 
@@ -186,10 +190,9 @@ class Optimizer:
             return
         kept = self._flat.weight.clone()
         try:
-            own = self._flat.weight[self._own]
-            own.copy_(self._average)
+            self._share.put(self._average, self._flat.weight)
             if self._data.size > 1:
-                self._gather(own, self._flat.weight)
+                self._gather(self._flat.weight)
             yield
         finally:
             self._flat.weight.copy_(kept)
@@ -219,30 +222,26 @@ class Optimizer:
         """Gives the model the updated weights: those `here` of this rank's own, and from the others theirs."""
         if self._is_weight:
             return
-        own = self._flat.weight[self._own]
-        own[here].copy_(self._master.data[here])
+        self._share.put(self._master.data, self._flat.weight, here)
         if self._data.size > 1:
             with recorder.span("params-all-gather"):
-                self._gather(own, self._flat.weight)
-                recorder.traffic.all_gathered(own, self._data.group)
+                self._gather(self._flat.weight, recorder.traffic)
 
-    def _gather(self, own: Tensor, whole: Tensor) -> None:
-        """Lays the shares of all replicas out in `whole`, one after another."""
-        shares = whole.view(self._data.size, own.numel())
-        all_gather(own, shares, self._data.group, "all-gather of the sharded optimizer")
-
-    def _share(self, rank: int) -> slice:
-        """The slice of the flat weights that a replica steps."""
-        length, rest = divmod(self._flat.weight.numel(), self._data.size)
-        assert rest == 0, "the flat weights cannot be shared out evenly"
-        return slice(length * rank, length * (rank + 1))
+    def _gather(self, flat: Tensor, traffic: Optional[Traffic] = None) -> None:
+        """Gives all replicas each other's shares of `flat`, laid out as the flat weights, bucket by bucket."""
+        for bucket, (here, _) in zip(self._share.buckets, self._share.parts):
+            whole, own = flat[bucket].view(self._data.size, -1), flat[here]
+            all_gather(own, whole, self._data.group, "all-gather of the sharded optimizer")
+            if traffic is not None:
+                traffic.all_gathered(own, self._data.group)
 
     def _measured(self, recorder: Recorder) -> Tensor:
         """Of the whole model's gradient, with the loss scale: its norm, and how far from 0 any of it lies where the
-        loss scale follows that, else NaN; fp64. Replicas hold equal gradients, and each weight counts once."""
-        square = square_norm(self._flat.grad[self._stepped :], self._norms_of_stepped)
-        if self._counted_elsewhere:
-            others = square_norms(self._counted_elsewhere)
+        loss scale follows that, else NaN; fp64. Each weight counts once."""
+        square = square_norm(self._gradient[self._stepped :], self._norms_of_stepped)
+        elsewhere = [self._gradient[part] for part in self._counted_elsewhere if part.start < part.stop]
+        if elsewhere:
+            others = square_norms(elsewhere)
             for one in others.sum(0, keepdim=True) if others.is_cuda else others:
                 square -= one
         square /= self._copies
@@ -255,7 +254,7 @@ class Optimizer:
 
     def _largest(self) -> Tensor:
         """How far from 0 any gradient of the whole model lies; 0 of none."""
-        found = torch.linalg.vector_norm(self._flat.grad, math.inf) if len(self._flat.grad) else torch.zeros(())
+        found = torch.linalg.vector_norm(self._gradient, math.inf) if len(self._gradient) else torch.zeros(())
         found = found.to(self._flat.grad.device)
         if self._model is not None:
             with annotate_errors("all-reduce of the largest gradient"):
@@ -280,9 +279,3 @@ class Reading:
                 self._event.synchronize()
             found: List[float] = self._tensor.tolist()
             return found
-
-
-def _within(here: slice, own: slice) -> slice:
-    """The part of `here` that lies in `own`, counted from its begin."""
-    start = min(max(here.start, own.start), own.stop)
-    return slice(start - own.start, max(start, min(here.stop, own.stop)) - own.start)

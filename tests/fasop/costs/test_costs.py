@@ -132,8 +132,8 @@ def test_ranks_share_a_nodes_link() -> None:
     ("overrides", "sharded", "reduced", "handed"),
     [
         ((), False, 2 * 3 / 4 * 4, 0),
-        ((), True, 2 * 3 / 4 * 4, 3 / 4 * 4),
-        (("train.precision=bf16",), True, 2 * 3 / 4 * 4, 3 / 4 * 2),
+        ((), True, 3 / 4 * 4, 3 / 4 * 4),
+        (("train.precision=bf16",), True, 3 / 4 * 4, 3 / 4 * 2),
         (MEGATRON, False, 2 * 3 / 4 * 2, 0),
         (MEGATRON, True, 3 / 4 * 2, 3 / 4 * 2),
         ((*MEGATRON, "engine.arguments=[--accumulate-allreduce-grads-in-fp32]"), False, 2 * 3 / 4 * 4, 0),

@@ -22,7 +22,6 @@ from fasop.simulation.ranks.replicas import Replicas
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
-from megatron_ext.engine.gradients.reduce import buckets
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
 from tests.support.cases import each
@@ -45,13 +44,13 @@ def replayed(plan: Plan, stage: int, link: Link[float], s_per_update: float = 0.
     """
     with torch.device("meta"):
         named = stage_of(plan, stage, TensorGroup(1, 0, None, False)).parameters_by_name()
-    flat = FlatWeights(named, torch.float32, torch.device("meta"))
+    flat = FlatWeights(named, torch.float32, torch.device("meta"), bucket_bytes=BUCKET_BYTES)
     sizes = [here.stop - here.start for here in flat.slices.values()]
     in_layers = [size if ".layers." in f".{name}" else 0 for size, name in zip(sizes, flat.slices, strict=True)]
     seconds = BACKWARD_S / layer_parameters_of(plan)
     ready = dict(zip(flat.slices, (done * seconds for done in accumulate(in_layers)), strict=True))
     free, updated = 0.0, max(ready.values())
-    for here, names in buckets(flat, BUCKET_BYTES):
+    for here, names in flat.buckets:
         free = max(free, ready[names[-1]]) + link.takes(float(SUM_BYTES * (here.stop - here.start)))
         updated = max(updated, free) + s_per_update * (here.stop - here.start)
     return updated - max(ready.values())

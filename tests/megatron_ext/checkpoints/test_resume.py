@@ -164,7 +164,7 @@ def test_asked_to_end_all_ranks_save_after_the_same_iteration_and_later_go_on(
     asked_at: Callable[[int, int], None],
     layout: str,
 ) -> None:
-    """Only one rank is asked; nothing is due to be saved at that iteration."""
+    """Only one rank is asked; nothing is due to be saved at that iteration. Shares add up the norm in their order."""
     run = engine_run(*WHOLE, *LAYOUTS[layout], "train.save_interval=null", "train.save_async=true")
     asked_at(1, 4)
     assert run.go() == SAVED, run.stderr()
@@ -174,7 +174,7 @@ def test_asked_to_end_all_ranks_save_after_the_same_iteration_and_later_go_on(
     assert Checkpoint.at(run.run.path).meta.iteration == 5
     monkeypatch.undo()
     assert run.go() == 0, run.stderr()
-    assert_same(run, uninterrupted, 1e-5 if layout == "all-at-once" else 0.0)
+    assert_same(run, uninterrupted, 0.0 if layout == "same" else 1e-5)
 
 
 def test_asked_during_the_last_iteration_a_run_just_ends(

@@ -207,7 +207,10 @@ def test_a_last_stage_leaves_its_heads_weight_too(engine_run: Callable[..., Engi
 def test_gradients_are_summed_while_those_of_earlier_layers_are_still_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = [nn.Linear(4, 4, bias=False) for _ in range(3)]
     flat = FlatWeights(
-        [(str(number), layer.weight) for number, layer in enumerate(layers)], torch.float32, torch.device("cpu")
+        [(str(number), layer.weight) for number, layer in enumerate(layers)],
+        torch.float32,
+        torch.device("cpu"),
+        bucket_bytes=1,
     )
     told: list[str] = []
 
@@ -221,7 +224,7 @@ def test_gradients_are_summed_while_those_of_earlier_layers_are_still_computed(m
         return Sum()
 
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    reducer = GradientReducer(flat, cast(dist.ProcessGroup, object()), 1, Recorder(None), dict.fromkeys(flat.slices, 1))
+    reducer = GradientReducer(flat, cast(dist.ProcessGroup, object()), Recorder(None), dict.fromkeys(flat.slices, 1))
     layers[0].weight.register_hook(lambda _: told.append("compute 0"))
     reducer.begin(2)
     for _ in range(2):

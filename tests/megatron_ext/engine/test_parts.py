@@ -26,7 +26,6 @@ from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.engine.executor.messages import channels
 from megatron_ext.engine.gradients.flat import FlatWeights
-from megatron_ext.engine.gradients.reduce import buckets
 from megatron_ext.engine.log import iteration_line
 from megatron_ext.engine.optimizer.learning_rate import learning_rate
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
@@ -143,7 +142,7 @@ def test_flat_weights_are_views_and_buckets_cover_them_once(tmp_path: Path, corp
     flat = FlatWeights(stage.parameters_by_name(), torch.float32, torch.device("cpu"))
     for name in before:
         assert torch.equal(flat.view(name, flat.weight), before[name])
-    shared = FlatWeights(stage.parameters_by_name(), torch.float32, torch.device("cpu"), shares=1009)
+    shared = FlatWeights(stage.parameters_by_name(), torch.float32, torch.device("cpu"), shares=1009, rank=3)
     assert shared.slices == flat.slices
     assert torch.equal(shared.weight[: flat.weight.numel()], flat.weight)
     assert shared.weight.numel() % 1009 == 0
@@ -151,7 +150,9 @@ def test_flat_weights_are_views_and_buckets_cover_them_once(tmp_path: Path, corp
     shared.weight.zero_()
     assert all(not p.any() for p in stage.parameters())
     for size in (1, 1000, 10**9):
-        found = buckets(flat, size)
+        stage = stage_of(plan, 0, TensorGroup())
+        flat = FlatWeights(stage.parameters_by_name(), torch.float32, torch.device("cpu"), bucket_bytes=size)
+        found = flat.buckets
         assert [name for _, names in found for name in names] == list(flat.slices)
         assert found[0][0].start == 0
         assert found[-1][0].stop == flat.weight.numel()

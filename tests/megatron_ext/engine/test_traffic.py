@@ -96,20 +96,48 @@ def test_three_replicas_and_one_without_a_flush_send_what_the_formula_says(engin
     assert sum(one[TENSOR] + one[WEIGHTS] for one in found) == 0
 
 
-def parameters_of_last_stage(run: EngineRun) -> int:
-    """A layer, the last norm and the head."""
+def parameters_of_last_stage(run: EngineRun, layers: int = 1) -> int:
+    """Layers, the last norm and the head."""
     model = run.plan.model
     wide = model.hidden
     layer = 12 * wide * wide + 13 * wide
-    return layer + 2 * wide + model.padded_vocab_size * wide
+    return layers * layer + 2 * wide + model.padded_vocab_size * wide
 
 
-def test_a_sharded_optimizer_also_hands_out_weights(engine_run: Engine) -> None:
-    run = engine_run("parallel.data=2", "parallel.pipeline=1", "parallel.sharded_optimizer=true")
-    half = run.plan.train.iterations * parameter_count(run.plan.model) * FP32 // 2
-    for one in sent(run):
-        assert one[WEIGHTS] == pytest.approx(half, rel=1e-3)  # the flat weights are filled up
-        assert one[ALL_REDUCE] == 2 * one[WEIGHTS]
+@pytest.mark.parametrize("bucket_bytes", [None, 1e4], ids=["one-bucket", "overlapped"])
+@pytest.mark.parametrize(("precision", "width"), [("fp32", 4), ("bf16", 2)])
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_a_sharded_optimizer_scatters_gradients_in_fp32_and_gathers_weights(
+    engine_run: Engine,
+    replicas: int,
+    precision: str,
+    width: int,
+    bucket_bytes: float | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In bf16 6 bytes a parameter, of which a rank of n sends (n - 1) / n."""
+    if bucket_bytes is not None:
+        monkeypatch.setattr(engine, "BUCKET_BYTES", bucket_bytes)
+    sizes = (f"parallel.data={replicas}", "parallel.pipeline=1", f"train.precision={precision}")
+    run = engine_run(*sizes, "parallel.sharded_optimizer=true")
+    assert parameter_count(run.plan.model) % replicas == 0  # else buckets are filled up
+    of_a_rank = run.plan.train.iterations * (replicas - 1) * parameter_count(run.plan.model) // replicas
+    assert sent(run) == [only(all_reduce=FP32 * of_a_rank, weights=width * of_a_rank)] * replicas
+
+
+def test_replicas_of_stages_with_a_tied_embedding_scatter_its_gradients_too(engine_run: Engine) -> None:
+    sizes = ("parallel.data=2", "parallel.pipeline=2", "parallel.partition=1-2", "parallel.micro_batch_size=2")
+    run = engine_run(*sizes, "parallel.sharded_optimizer=true")
+    model, iterations = run.plan.model, run.plan.train.iterations
+    message = samples(run) // 2 * activations(run)
+    embedding = model.padded_vocab_size * model.hidden
+    last = parameters_of_last_stage(run, layers=2)
+    first = parameter_count(model) - (last - embedding)
+    for one, parameters, kind in zip(
+        sent(run), (first, first, last, last), (ACTIVATIONS,) * 2 + (GRADIENTS,) * 2, strict=True
+    ):
+        half = iterations * FP32 * parameters // 2
+        assert one == only(**{kind: message}, all_reduce=half + iterations * FP32 * embedding, weights=half)
 
 
 def test_a_tensor_group_sums_within_the_passes(engine_run: Engine) -> None:

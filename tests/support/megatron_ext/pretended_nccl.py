@@ -27,8 +27,11 @@ _FORMATS = {
 class UnderWay:
     """A message that has begun: until `wait`, nothing may use its tensor."""
 
-    def __init__(self, gpus: Gpus, work: Any, tensor: Tensor, message: Message) -> None:
+    def __init__(
+        self, gpus: Gpus, work: Any, tensor: Tensor, message: Message, finish: Callable[[], object] = lambda: None
+    ) -> None:
         self._gpus = gpus
+        self._finish = finish
         self._work = work
         self._tensor = tensor
         self._message = message
@@ -37,6 +40,7 @@ class UnderWay:
     def wait(self) -> bool:
         with self._gpus.trust():
             done: bool = self._work.wait()
+            self._finish()
             if self._gpus.aside is not None:
                 self._gpus.aside.append(self._tensor.untyped_storage())
         if self._message in self._gpus.under_way:
@@ -97,13 +101,16 @@ class Nccl:
             shares = output_tensor.view(dist.get_world_size(group), *input_tensor.shape)
             dist.all_gather(list(shares), input_tensor.clone(), group)
 
-    def reduce_scatter_tensor(self, output: Tensor, input: Tensor, group: Any = None) -> None:
+    def reduce_scatter_tensor(self, output: Tensor, input: Tensor, group: Any = None, async_op: bool = False) -> Any:
         for part in (input, output):
             self._fit("reduce_scatter_tensor", part)
         with self._gpus.trust():
-            total = input.view(dist.get_world_size(group), *output.shape).clone()
-            self._call("all_reduce", total, dist.ReduceOp.SUM, group)
-            output.copy_(total[dist.get_rank(group)])
+            total = input.clone().view(dist.get_world_size(group), *output.shape)
+        own = dist.get_rank(group)
+        work = self._call("all_reduce", total, dist.ReduceOp.SUM, group, True)
+        message = Message(*extent(input), True, "reduce_scatter_tensor")
+        begun = UnderWay(self._gpus, work, input, message, lambda: output.copy_(total[own]))
+        return begun if async_op else begun.wait() and None
 
     def barrier(self, group: Any = None) -> None:
         self._call("barrier", group)

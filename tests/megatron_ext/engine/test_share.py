@@ -1,0 +1,68 @@
+"""A replica's share of the flat weights: an equal part of every bucket, which together are all of them once."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from megatron_ext.engine.gradients.flat import FlatWeights
+
+
+def flats(sizes: list[int], late: list[bool], shares: int, bucket_bytes: int) -> list[FlatWeights]:
+    """By replica, with distinct numbers above 0."""
+    whole = torch.arange(1.0, 1 + sum(sizes)).split(sizes)
+    names = [str(number) for number in range(len(sizes))]
+    last = {name for name, is_late in zip(names, late, strict=False) if is_late}
+    return [
+        FlatWeights(
+            [(name, nn.Parameter(values.clone())) for name, values in zip(names, whole, strict=True)],
+            torch.float32,
+            torch.device("cpu"),
+            shares,
+            rank=rank,
+            bucket_bytes=bucket_bytes,
+            late=last,
+        )
+        for rank in range(shares)
+    ]
+
+
+SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=8)
+
+
+@given(SIZES, st.lists(st.booleans(), min_size=8, max_size=8), st.integers(1, 5), st.integers(1, 400))
+def test_shares_are_all_weights_once(sizes: list[int], late: list[bool], shares: int, bucket_bytes: int) -> None:
+    found = flats(sizes, late, shares, bucket_bytes)
+    kept = [flat.share.of(flat.weight) for flat in found]
+    assert {len(one) for one in kept} == {found[0].share.length}
+    together = torch.cat(kept)
+    assert together[together > 0].sort().values.tolist() == list(range(1, 1 + sum(sizes)))
+    laid_out = torch.zeros_like(found[0].weight)
+    for flat, own in zip(found, kept, strict=True):
+        flat.share.put(own, laid_out)
+        moved = flat.weight.clone()
+        flat.share.compact(moved)
+        assert torch.equal(moved[: flat.share.length], own)
+    assert torch.equal(laid_out, found[0].weight)
+
+
+@given(SIZES, st.lists(st.booleans(), min_size=8, max_size=8), st.integers(1, 5), st.integers(1, 400))
+def test_a_parameter_lies_where_its_numbers_are(
+    sizes: list[int], late: list[bool], shares: int, bucket_bytes: int
+) -> None:
+    found = flats(sizes, late, shares, bucket_bytes)
+    for name, here in found[0].slices.items():
+        parts = [flat.share.of(flat.weight)[flat.share.within(here)] for flat in found]
+        assert torch.equal(torch.cat(parts), found[0].weight[here])
+        assert torch.equal(torch.cat(parts), found[0].parameters[name])
+
+
+@given(SIZES, st.lists(st.booleans(), min_size=8, max_size=8), st.integers(1, 5))
+def test_late_parameters_have_the_last_bucket_to_themselves(sizes: list[int], late: list[bool], shares: int) -> None:
+    (flat, *_) = flats(sizes, late, shares, 10**9)
+    expected = {str(number) for number, is_late in enumerate(late[: len(sizes)]) if is_late}
+    _, names = flat.buckets[-1]
+    assert set(names) == (expected or set(flat.slices))
+    assert len(flat.buckets) == 1 + (0 < len(expected) < len(sizes))
