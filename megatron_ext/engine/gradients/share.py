@@ -39,7 +39,7 @@ class Share:
 
     def of(self, flat: Tensor) -> Tensor:
         """This rank's share of a tensor that is laid out like the flat weights: a view of it where it is all of it."""
-        if self.shares == 1:
+        if self.shares == 1 or not self.parts:  # a stage may have no parameters
             return flat
         return torch.cat([flat[here] for here, _ in self.parts])
 
