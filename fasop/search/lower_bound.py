@@ -24,7 +24,7 @@ from fasop.costs.schedules import filling
 from fasop.costs.training import Training
 from fasop.partition.bounds import in_turn, passes_left
 from fasop.partition.class_bounds import Classes, in_parts, in_whole, largest, not_falling, reach
-from fasop.simulation.on_nodes import Nodes, exchanged_on, times_on
+from fasop.simulation.on_nodes import Nodes, exchanged_on, handing_out, times_on
 
 
 class Way(NamedTuple):
@@ -33,6 +33,8 @@ class Way(NamedTuple):
     schedule: Schedule
     chunks: int
     recompute: Recompute
+    sharded: bool = False
+    """Whether replicas share the optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +44,14 @@ class _Alone:
     hops: Floats
     """[stages, kinds]: as in `Pipelines`."""
     first: Floats
-    """From the first stage's last backward pass until its gradients are summed, but for its layers'."""
+    """From the first stage's last backward pass until its gradients are summed, but for its layers'; and what any
+    stage hands out of new weights."""
     sums: Floats
     """[layers + 1, kinds]: all gradients of a stage of so many layers."""
     last: Floats
     """Of them those of the last bucket, which nothing hides."""
+    handing: Floats
+    """[layers + 1, kinds]: handing out the new weights of a stage of so many layers."""
     embedding: Floats
 
 
@@ -152,22 +157,25 @@ class LowerBounds:
     def _exposed(
         self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind], backward: Floats, order: Integers
     ) -> Floats:
-        """[plans, kinds, layers]: seconds of the sums of gradients that the last backward pass does not hide, at least.
+        """[plans, kinds, layers]: seconds of the sums of gradients that the last backward pass does not hide, and of
+        handing out new weights, at least.
 
         `backward` are seconds of a layer, with the kinds in this order.
         """
         some, nodes = self._some(kinds), sum(kind.group.count for kind in kinds)
-        alone = [self._of_one_kind(one, nodes, kinds[0].gpus) for one in plans]
-        sums, last = (np.array([getattr(one, name)[..., some].T for one in alone]) for name in ("sums", "last"))
-        whole = np.take_along_axis(sums, order[..., np.newaxis], axis=1)[..., 1:]
+        alone = [self._of_one_kind(one, way, nodes, kinds[0].gpus) for one in plans]
+        sums, last, handing = (
+            np.array([getattr(one, name)[..., some].T for one in alone]) for name in ("sums", "last", "handing")
+        )
+        whole, handed = (np.take_along_axis(part, order[..., np.newaxis], axis=1)[..., 1:] for part in (sums, handing))
         if not plans[0].overlaps:
-            return whole
+            return np.asarray(whole + handed)
         model = plans[0].model
         first = np.array([overlap.first_bucket_layers(model, one.parallel.tensor_size) for one in plans])
         after = np.arange(1.0, plans[0].blocks.layers + 1) - first[:, np.newaxis, np.newaxis]
         hidden = filling(way.schedule) * backward[..., np.newaxis] * after
         left = np.take_along_axis(last, order, axis=1)[..., np.newaxis]
-        exposed: Floats = np.minimum(whole, np.maximum(whole - hidden, left))
+        exposed: Floats = np.minimum(whole, np.maximum(whole - hidden, left)) + handed
         return exposed
 
     def _some(self, kinds: Sequence[NodeKind]) -> list[int]:
@@ -189,24 +197,26 @@ class LowerBounds:
                 min(time.forward for time in part) + way.schedule.input_share * min(time.backward for time in part)
                 for part in ([time.embedding for time in times], [time.head for time in times])
             ]
-            rows.append((*self._on_links(one, some, kinds), *ends))
+            rows.append((*self._on_links(one, way, some, kinds), *ends))
         hops, around, ending, embedding, head = np.array(rows).T
         return _Beside(hops=hops, around=around, embedding=embedding, head=head, ending=ending)
 
-    def _on_links(self, one: Training, some: Sequence[int], kinds: Sequence[NodeKind]) -> tuple[float, float, float]:
+    def _on_links(
+        self, one: Training, way: Way, some: Sequence[int], kinds: Sequence[NodeKind]
+    ) -> tuple[float, float, float]:
         """Of a plan's messages and sums the seconds `hops`, `around` and `ending`; 0 where nodes differ in GPUs."""
         if len({kind.gpus for kind in kinds}) > 1:
             return 0.0, 0.0, 0.0
         p, nodes = one.parallel, [kind.group.count for kind in kinds]
-        key = p.tensor_size, p.data, p.micro_batch_size, *some, *nodes
+        key = way.sharded, p.tensor_size, p.data, p.micro_batch_size, *some, *nodes
         if key not in self._links:
-            self._links[key] = self._on_known_links(one, some, nodes, kinds[0].gpus)
+            self._links[key] = self._on_known_links(one, way, some, nodes, kinds[0].gpus)
         return self._links[key]
 
     def _on_known_links(
-        self, one: Training, some: Sequence[int], nodes: Sequence[int], gpus: int
+        self, one: Training, way: Way, some: Sequence[int], nodes: Sequence[int], gpus: int
     ) -> tuple[float, float, float]:
-        p, alone = one.parallel, self._of_one_kind(one, sum(nodes), gpus)
+        p, alone = one.parallel, self._of_one_kind(one, way, sum(nodes), gpus)
         width, hops = p.tensor_size * p.data, alone.hops[:, some]
         ends = sorted(zip(alone.embedding[some].tolist(), nodes, strict=True))
         first_and_last, fast = 2 * max(width, gpus), 0
@@ -218,19 +228,23 @@ class LowerBounds:
                 break
         return _through(hops, width, gpus, nodes), hops[-1].min(), alone.first[some].min() + embedding
 
-    def _of_one_kind(self, one: Training, nodes: int, gpus: int) -> _Alone:
+    def _of_one_kind(self, one: Training, way: Way, nodes: int, gpus: int) -> _Alone:
         p = one.parallel
-        key = nodes, gpus, p.tensor_size, p.data, p.micro_batch_size
+        key = way.sharded, nodes, gpus, p.tensor_size, p.data, p.micro_batch_size
         if key not in self._alone:
-            plain = replace(one, parallel=replace(p, sharded_optimizer=True)) if one.megatron_lm else one
-            exchanged = exchanged_on(plain, self._nodes_of_one_kind(nodes, gpus))
+            if p.sharded_optimizer != way.sharded:
+                one = replace(one, parallel=replace(p, sharded_optimizer=way.sharded))
+            every = self._nodes_of_one_kind(nodes, gpus)
+            exchanged, handing = exchanged_on(one, every), handing_out(one, every)
             sums, last = exchanged.sums, exchanged.last
             amount = np.arange(one.blocks.layers + 1.0).reshape(-1, 1, 1)
+            of_layers = [part.of(amount).min(axis=1) if one.blocks.alike else part.fixed for part in (sums, handing)]
             self._alone[key] = _Alone(
                 hops=exchanged.hop,
-                first=exchanged.least_exposed[0],
-                sums=sums.of(amount).min(axis=1) if one.blocks.alike else sums.fixed,
+                first=exchanged.least_exposed[0] + handing.fixed.min(axis=0),
+                sums=of_layers[0],
                 last=np.zeros(len(self._kinds)) if last is None else last.min(axis=0),
+                handing=of_layers[1],
                 embedding=exchanged.embedding,
             )
         return self._alone[key]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 
@@ -89,7 +90,8 @@ class Space:
             some = [number for number, one in enumerate(self._sized) if self._runs(one, schedule, chunks)]
             self._cuts += [(number, schedule, chunks) for number in some]
             plans = [self._sized[number] for number in some]
-            ways = [Way(schedule, chunks, recompute) for recompute in choices.recompute]
+            options = product(choices.recompute, choices.sharded_optimizer)
+            ways = [Way(schedule, chunks, recompute, sharded) for recompute, sharded in options]
             least.append(np.min([bounds.of(plans, way, self.kinds) for way in ways], axis=0))
         self.bounds: Floats = np.concatenate(least)
         """Seconds below which no plan of each number is, on whatever order of the nodes."""

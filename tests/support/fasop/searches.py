@@ -42,5 +42,5 @@ def search(of: Space, most: int) -> Best:
 def floor(training: Training, kinds: Sequence[NodeKind]) -> float:
     """Seconds below which no order of these nodes and no partition gets an iteration, proved."""
     parallel = training.parallel
-    way = Way(parallel.schedule, parallel.chunks, parallel.recompute)
+    way = Way(parallel.schedule, parallel.chunks, parallel.recompute, parallel.sharded_optimizer)
     return float(LowerBounds(kinds).of([training], way, kinds)[0])
