@@ -43,7 +43,7 @@ from conf.schema.trackers import Tracker
 from conf.schema.train import Precision, Train
 from conf.schema.values import ranges
 from conf.schema.values.partition import NodeOrder, Partition
-from conf.schema.values.schedules import Recompute, Schedule
+from conf.schema.values.schedules import Recompute, ReduceDtype, Schedule
 from megatron_ext.contract.keys import Range, from_0, option
 
 __all__ = [
@@ -69,6 +69,7 @@ __all__ = [
     "Precision",
     "Profile",
     "Recompute",
+    "ReduceDtype",
     "Rehearse",
     "RunsMode",
     "Schedule",

@@ -11,7 +11,7 @@ from conf.schema.config_class import config
 from conf.schema.values import gpu_streams, ranges
 from conf.schema.values.depth import check_depth, depth_in
 from conf.schema.values.partition import Shares, in_runs, numbers_in
-from conf.schema.values.schedules import Recompute, Schedule, Semantics
+from conf.schema.values.schedules import Recompute, ReduceDtype, Schedule, Semantics
 from conf.visible import plural
 from megatron_ext.contract.keys import Range, option, ranges_of
 from megatron_ext.contract.layout import Layout
@@ -49,6 +49,7 @@ class Parallel:
     recompute: Recompute = Recompute.none
     sharded_optimizer: bool = False
     """Each replica keeps only its share of the optimizer state (ZeRO stage 1)."""
+    reduce_dtype: ReduceDtype = ReduceDtype.fp32
     micro_batch_size: Chosen = option(1, Range(1, 2**20))
     """Samples that pass through the stages together; auto: a launch chooses the size with the fastest predicted
     iteration."""

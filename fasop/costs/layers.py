@@ -213,7 +213,7 @@ def gradients_summed(link: Link[Number], training: Training) -> Link[Number]:
     optimizer, of their share of them."""
     replicas, scattered = training.parallel.data, training.parallel.sharded_optimizer
     summed = link.reduce_scatter(replicas) if scattered else link.all_reduce(replicas)
-    return Link(latency_s=summed.latency_s, s_per_byte=training.gradient_bytes * summed.s_per_byte)
+    return Link(latency_s=summed.latency_s, s_per_byte=training.reduced_bytes * summed.s_per_byte)
 
 
 def weights_handed_out(link: Link[Number], training: Training) -> Link[Number]:

@@ -117,8 +117,10 @@ def parameter_bytes(training: Training) -> ParameterBytes:
     if training.megatron_lm:
         if precision is Precision.fp16:
             gradient, state = 2.0, 16.0
-    elif sharded:
-        state = kept + 4.0
+    else:
+        state = kept + 4.0 if sharded else state
+        if training.parallel.data > 1 and training.reduced_bytes < gradient:
+            gradient += training.reduced_bytes  # copies of the buckets, until the last one is summed
     shares = training.parallel.data if sharded else 1
     return ParameterBytes(weight=float(training.width), gradient=gradient, optimizer=state / shares)
 

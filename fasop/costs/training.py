@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from conf.schema.experiment import Engine, EngineKind, Experiment, Model, Parallel, Precision, Schedule
+from conf.schema.experiment import Engine, EngineKind, Experiment, Model, Parallel, Precision, ReduceDtype, Schedule
 from conf.schema.values.partition import Partition
 from fasop.costs.blocks import Blocks, blocks_of
 from fasop.costs.hardware import NodeKind
@@ -64,8 +64,14 @@ class Training:
         return self.megatron_lm and self.parallel.schedule is Schedule.one_f_one_b
 
     @property
+    def reduced_bytes(self) -> int:
+        """Of a parameter's gradient, as the replicas send it to each other to sum."""
+        half = not self.megatron_lm and self.parallel.reduce_dtype is ReduceDtype.bf16
+        return 2 if half else self.gradient_bytes
+
+    @property
     def gradient_bytes(self) -> int:
-        """Of a parameter, as the replicas sum it.
+        """Of a parameter's gradient, as a rank has it, and as stages that share a parameter sum it.
 
         tdpp's engine sums in fp32. Megatron-LM does too, but for fp16, whose gradients stay 16 bit unless it is told
         --accumulate-allreduce-grads-in-fp32.

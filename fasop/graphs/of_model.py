@@ -79,7 +79,7 @@ def graph_of(training: Training, kind: NodeKind, *, together: bool = False) -> G
             forward_ms=part.time.forward * 1e3,
             backward_ms=part.time.backward * 1e3,
             outputs=tuple(float(size) for _, size in gives) or (0.0,),
-            parameter_bytes=part.numel * training.gradient_bytes,
+            parameter_bytes=part.numel * training.reduced_bytes,
             inputs=tuple(dict.fromkeys(inputs[place])),
             kept_bytes=part.kept,
             fixed_bytes=part.fixed,
@@ -195,7 +195,7 @@ def _of_stages(training: Training, stages: int) -> Training:
 
 def held_of(training: Training) -> Held:
     """By byte of a summed gradient; all as `fasop.costs.memory` predicts it of a run, but for what a GPU has anyway."""
-    state, gradient = parameter_bytes(training), training.gradient_bytes
+    state, gradient = parameter_bytes(training), training.reduced_bytes
     measured = isinstance(training.model, MeasuredModule)
     received = float(max(training.messages)) if measured else 0.0
 

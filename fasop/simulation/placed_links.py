@@ -37,12 +37,13 @@ class Messages(NamedTuple):
     def of(cls, training: Training) -> Messages:
         parallel, blocks = training.parallel, training.blocks
         of_layer = sizes.kind_parameters(training.model, parallel.tensor_size, own_word=parallel.pipeline > 1)
-        whole = training.gradient_bytes * float(np.dot(of_layer, blocks.counts[:, -1])) / parallel.pipeline
+        whole = training.reduced_bytes * float(np.dot(of_layer, blocks.counts[:, -1])) / parallel.pipeline
+        bucket = BUCKET_BYTES * training.reduced_bytes / training.gradient_bytes
         shared, holders = sizes.shared_parameters(training.model, parallel.tensor_size)
         return cls(
             shortest=min(training.messages),
             longest=max(training.messages),
-            sums=(whole if training.megatron_lm else min(whole, BUCKET_BYTES)) / parallel.data,
+            sums=(whole if training.megatron_lm else min(whole, bucket)) / parallel.data,
             embedding=training.gradient_bytes * shared / min(holders, parallel.pipeline),
         )
 

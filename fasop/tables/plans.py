@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 
-from conf.schema.experiment import Parallel, Recompute
+from conf.schema.experiment import Parallel, Recompute, ReduceDtype
 from fasop.search.findings.idle_gpus import idle, marked
 from fasop.search.plan import Plan, Run, cost_of_step, price_per_hour, step_cost
 from fasop.tables.explain import Table
@@ -72,6 +72,7 @@ def options(parallel: Parallel) -> str:
     given = [f"{parallel.schedule.label}{chunks}"]
     given += [f"recompute {parallel.recompute}"] if parallel.recompute is not Recompute.none else []
     given += ["sharded optimizer"] if parallel.sharded_optimizer else []
+    given += [f"sums in {parallel.reduce_dtype}"] if parallel.reduce_dtype is not ReduceDtype.fp32 else []
     given += ["sequence parallel"] if parallel.sequence_parallel else []
     given += [f"shares {parallel.shares}"] if parallel.shares else []
     return ", ".join(given)
@@ -161,6 +162,7 @@ def _values(parallel: Parallel) -> dict[str, str]:
         "sequence_parallel": parallel.sequence_parallel,
         "recompute": parallel.recompute,
         "sharded_optimizer": parallel.sharded_optimizer,
+        "reduce_dtype": parallel.reduce_dtype,
         "micro_batch_size": parallel.micro_batch_size,
         "global_batch_size": parallel.global_batch_size,
         "schedule": parallel.schedule,

@@ -60,6 +60,8 @@ class Content:
     sequence_parallel: bool
     recompute: str
     sharded_optimizer: bool
+    reduce_dtype: Optional[str] = field(metadata=about(written=False))
+    """Of the gradients that replicas send each other to sum; null: fp32."""
     schedule: str
     schedule_file: Optional[str]
     """In the plan's folder."""

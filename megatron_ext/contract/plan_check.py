@@ -94,6 +94,7 @@ _COUNTS = (
 """Numbers of a model that are at least 1."""
 _TEXTS: Dict[str, Allowed] = {
     "recompute": _one_of(("none", "selective", "full")),
+    "reduce_dtype": _one_of(("fp32", "bf16")),
     "schedule": _one_of((*NAMES, PIPEDREAM)),
     "streaming.semantics": _one_of(SEMANTICS),
     "schedule_file": _FILE_NAME,

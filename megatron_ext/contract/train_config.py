@@ -27,7 +27,8 @@ else:
 
 
 class Precision(Word):
-    """Number format of the model's weights and activations; optimizer state and gradient sums are always fp32."""
+    """Number format of the model's weights and activations; optimizer state is always fp32, and so are gradient
+    sums, unless `parallel.reduce_dtype` says otherwise."""
 
     fp32 = "fp32"
     bf16 = "bf16"

@@ -15,6 +15,7 @@ from conf.schema.parallel import Parallel
 from conf.schema.trackers import Tracker
 from conf.schema.train import Train
 from conf.schema.values.architectures import Family
+from conf.schema.values.schedules import ReduceDtype
 from conf.visible import plural
 
 SCHEDULES = ("one_f_one_b", "interleaved")
@@ -68,6 +69,11 @@ def _schedule(parallel: Parallel) -> None:
         raise ConfigError(
             f"parallel.shares={parallel.shares}: Megatron-LM's replicas take equal numbers of micro-batches; use "
             "parallel.shares=null, or engine=tdpp"
+        )
+    if parallel.reduce_dtype is not ReduceDtype.fp32:
+        raise ConfigError(
+            f"parallel.reduce_dtype={parallel.reduce_dtype}: Megatron-LM has arguments of its own for that; use "
+            "parallel.reduce_dtype=fp32 and engine.arguments=[--grad-reduce-in-bf16], or engine=tdpp"
         )
     if parallel.schedule_file is not None:
         raise ConfigError(

@@ -49,7 +49,7 @@ def _reasons(parallel: Parallel, train: Train, engine: Engine, adapt: Adapt) -> 
     if parallel.sharded_optimizer:
         yield (
             "parallel.sharded_optimizer=true",
-            "the largest share has its gradients only at the end",
+            "replicas hand each other their new weights when all gradients are clipped and applied",
             "parallel.sharded_optimizer=false",
         )
     if train.clip_grad:

@@ -1,4 +1,5 @@
-"""The orders of forward and backward passes, the versions of weights that they meet, and what is recomputed."""
+"""The orders of forward and backward passes, the versions of weights that they meet, what is recomputed, and how
+gradients are summed."""
 
 from __future__ import annotations
 
@@ -80,3 +81,11 @@ class Recompute(StrEnum):
     """Only the attention core."""
     full = "full"
     """Everything except each layer's input."""
+
+
+class ReduceDtype(StrEnum):
+    """Number format in which replicas send each other gradients to sum; each adds up its own micro-batches in fp32."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    """Half the bytes, for sums that are rounded to 8 bits, and 2 bytes of memory for a parameter."""

@@ -128,7 +128,7 @@ class Work:
         """Bytes, of the shortest."""
         some = self.units > 0
         self.gradients = [
-            one.gradient_bytes * float((np.array(parameters)[some] / self.units[some]).min()) if some.any() else 0.0
+            one.reduced_bytes * float((np.array(parameters)[some] / self.units[some]).min()) if some.any() else 0.0
             for tensor in tensors
             for parameters in [sizes.kind_parameters(one.model, tensor, own_word=True)]
         ]

@@ -14,7 +14,7 @@ from conf.errors import ConfigError
 from conf.run_folder.rundir import SCHEDULE
 from conf.schema.adapt import Rule
 from conf.schema.cluster import Gpu
-from conf.schema.experiment import EngineKind, Experiment, Rehearse
+from conf.schema.experiment import EngineKind, Experiment, ReduceDtype, Rehearse
 from conf.schema.model import Model
 from launch.control.planning.elastic import elastic_of, started_on
 from launch.control.planning.rehearsal import rehearsal_times, times_in_streams
@@ -65,6 +65,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         sequence_parallel=parallel.sequence_parallel,
         recompute=str(parallel.recompute),
         sharded_optimizer=parallel.sharded_optimizer,
+        reduce_dtype=None if parallel.reduce_dtype is ReduceDtype.fp32 else str(parallel.reduce_dtype),
         schedule=str(parallel.schedule),
         schedule_file=parallel.schedule_file and SCHEDULE,
         micro_batch_size=parallel.micro_batch_size,

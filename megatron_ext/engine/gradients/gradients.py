@@ -17,7 +17,7 @@ from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.groups import Groups, TiedPart
 from megatron_ext.tasks.cut import ties
 from megatron_ext.tasks.stage import Stage
-from megatron_ext.tasks.task import Task
+from megatron_ext.tasks.task import DTYPES, Task
 from megatron_ext.timeline.recorder import Recorder
 
 
@@ -62,7 +62,8 @@ class Gradients:
         self._first = plan.layout.even
         """Whether late gradients are summed over other groups before they are over the replicas, as they are where a
         sharded optimizer leaves a rank its share alone; not where a rank stands for several of another stage."""
-        self._reducer = GradientReducer(flat, groups.data, recorder, uses, late_whole=not self._first)
+        dtype = DTYPES[plan.reduce_dtype or "fp32"]
+        self._reducer = GradientReducer(flat, groups.data, recorder, uses, dtype, late_whole=not self._first)
         common = [parameter for name, parameter in named if task.shard(name) is None]
         self._common = [flat.gradient(parameter) for parameter in common] if plan.sequence_parallel else []
         """Those of the weights that every rank of the tensor group has, where each computes a part of them."""

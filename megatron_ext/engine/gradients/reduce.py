@@ -87,7 +87,7 @@ class GradientReducer:
 
     def _finish_at_once(self) -> None:
         with self._recorder.span("grads-all-reduce"), annotate_errors("all-reduce of the gradients"):
-            if self._flat.share.shares > 1:
+            if self._flat.share.shares > 1 or self._dtype != self._flat.grad.dtype:  # a copy of a bucket, not of all
                 for number in range(len(self._flat.buckets)):
                     self._sum(number).wait()
             else:

@@ -134,11 +134,16 @@ def test_ranks_share_a_nodes_link() -> None:
         ((), False, 2 * 3 / 4 * 4, 0),
         ((), True, 3 / 4 * 4, 3 / 4 * 4),
         (("train.precision=bf16",), True, 3 / 4 * 4, 3 / 4 * 2),
+        (("train.precision=bf16", "parallel.reduce_dtype=bf16"), True, 3 / 4 * 2, 3 / 4 * 2),
+        (("parallel.reduce_dtype=bf16",), False, 2 * 3 / 4 * 2, 0),
         (MEGATRON, False, 2 * 3 / 4 * 2, 0),
         (MEGATRON, True, 3 / 4 * 2, 3 / 4 * 2),
         ((*MEGATRON, "engine.arguments=[--accumulate-allreduce-grads-in-fp32]"), False, 2 * 3 / 4 * 4, 0),
     ],
-    ids=["fp32", "sharded", "bf16-sharded", "megatron-fp16", "megatron-fp16-sharded", "megatron-fp32-sums"],
+    ids=[
+        *("fp32", "sharded", "bf16-sharded", "bf16-sums-sharded", "bf16-sums"),
+        *("megatron-fp16", "megatron-fp16-sharded", "megatron-fp32-sums"),
+    ],
 )
 def test_each_engine_sums_gradients_in_its_own_way(
     overrides: tuple[str, ...], sharded: bool, reduced: float, handed: float

@@ -54,11 +54,12 @@ from tests.support.fasop.random_pipelines import FLUSHING
     [
         ((), 16, 8 + 12 / 4),
         (("train.precision=bf16",), 18, 6 + 12 / 4),
+        (("train.precision=bf16", "parallel.reduce_dtype=bf16"), 20, 8 + 12 / 4),
         ((*MEGATRON, "train.precision=fp32"), 16, 8 + 8 / 4),
         ((*MEGATRON, "train.precision=bf16"), 18, 6 + 12 / 4),
         (MEGATRON, 20, 4 + 16 / 4),
     ],
-    ids=["fp32", "bf16", "megatron-fp32", "megatron-bf16", "megatron-fp16-as-the-measured-run"],
+    ids=["fp32", "bf16", "bf16-sums", "megatron-fp32", "megatron-bf16", "megatron-fp16-as-the-measured-run"],
 )
 def test_a_parameter_takes_what_its_engine_keeps(overrides: tuple[str, ...], plain: float, sharded: float) -> None:
     assert parameter_bytes(training(*overrides)).all == plain
