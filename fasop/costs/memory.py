@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import add
 from typing import Generic
 
 import numpy as np
@@ -19,16 +20,28 @@ from fasop.costs.blocks import blocks_of
 from fasop.costs.measured_module import MeasuredBlock, MeasuredModule
 from fasop.costs.network.links import Number
 from fasop.costs.schedules import in_flight
-from fasop.costs.sizes import LOGITS_AT_ONCE, activation_bytes, embedding_parameters, head_parameters, kind_parameters
+from fasop.costs.sizes import activation_bytes, embedding_parameters, head_parameters, kind_parameters, word_parameters
 from fasop.costs.training import Training
 from megatron_ext.contract.models.activations import inside_activations, kept_of_weights, outside_activations
 
 GIB = 2**30
-CONTEXT_BYTES = GIB
-"""An allowance, assumed, for what no tensor shows: the CUDA context, NCCL's buffers, fragments of the allocator."""
 
 SCORE_BYTES, SCORE_BYTES_OF_16_BITS = 14, 12
-"""Measured: what is there at once for each of an attention's weights, where some are dropped."""
+"""Measured: what is there at once for each of an attention's weights, where some are dropped and all are held."""
+
+WIDEST_HEAD = 256
+"""Up to which no weights are held on a GPU with Triton (megatron_ext/tasks/language/attention.py)."""
+
+WORKSPACE_BYTES = 2 * 8.125 * 2**20
+"""cuBLAS's and cuBLASLt's workspaces, which torch allocates for a stream (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+
+SUM_BYTES, SUM_MOST = 8.0, 108.0 * 2**20
+"""Measured with torch 2.14 for 108 multiprocessors, as an A100 has: what a sum over rows takes for each number, and at
+most."""
+
+FRAGMENT_BYTES = 375.0 * 2**20
+"""Measured likewise: what the allocator holds and does not use at the peak, beyond the size of a gradient of all words;
+the most in 34 ranks of 20 runs (GPT-2 of 124M and 355M, Llama of 1B and 7B), rounded up."""
 
 ONE_BYTE = 1.0
 """Of a layer that keeps nothing, so that some number of them fits into a memory."""
@@ -56,39 +69,37 @@ class StageMemory(Generic[Number]):
     activations: Amount[Number]
     """Of all micro-batches in flight."""
     buffers: Amount[Number]
-    """Messages, logits, and `CONTEXT_BYTES`."""
+    """Messages, cuBLAS's workspaces, and what is there for a moment only."""
+    fragments: Amount[Number]
+    """What torch's allocator holds and does not use."""
+    communicators: Amount[Number] | None = None
+    """NCCL's buffers; as the next one, known of a stage on its GPUs (`fasop.costs.allowance`)."""
+    context: Amount[Number] | None = None
+    """CUDA's."""
 
     def by_term(self) -> dict[str, Amount[Number]]:
-        """Every amount by its name."""
-        return dict(vars(self))
+        """Every known amount by its name."""
+        return {name: amount for name, amount in vars(self).items() if amount is not None}
 
     @property
     def layer(self) -> Number:
-        return (
-            self.weights.layer
-            + self.gradients.layer
-            + self.optimizer.layer
-            + self.activations.layer
-            + self.buffers.layer
-        )
+        return reduce(add, (amount.layer for amount in self.by_term().values()))
 
     @property
     def fixed(self) -> Number:
-        return (
-            self.weights.fixed
-            + self.gradients.fixed
-            + self.optimizer.fixed
-            + self.activations.fixed
-            + self.buffers.fixed
-        )
+        return reduce(add, (amount.fixed for amount in self.by_term().values()))
 
     def of(self, layers: int) -> Number:
         return self.fixed + layers * self.layer
 
     def capacity(self, memory_gib: Number) -> NDArray[np.int64]:
-        """The most layers that fit into a GPU; negative if not even a stage without layers does."""
+        """The most layers that fit into so much memory; negative if not even a stage without layers does."""
         most: NDArray[np.int64] = np.floor((memory_gib * GIB - self.fixed) / self.layer).astype(np.int64)
         return most
+
+
+EACH_STREAM = ("gradients", "buffers", "fragments")
+"""Terms of a `StageMemory`, of which every stream of a rank has its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,12 +136,13 @@ def parameter_bytes(training: Training) -> ParameterBytes:
     return ParameterBytes(weight=float(training.width), gradient=gradient, optimizer=state / shares)
 
 
-def layer_activations(training: Training, kind: int = 0) -> float:
+def layer_activations(training: Training, kind: int = 0, *, fused: bool = False) -> float:
     """Of one layer of a kind and one micro-batch, kept from its forward to its backward pass, without recomputation.
 
     Counted in tensors of [micro-batch, sequence, hidden]. tdpp's engine: the inputs of both norms and of the linear
     layers after them; and, shared by the tensor group, what attention and MLP keep inside
     (`megatron_ext.contract.models.activations`). Its attention keeps no scores, so recomputing it saves nothing.
+    `fused`: on a GPU.
     Megatron-LM: Korthikanti et al. 2022, equations 2 and 4, where the scores are kept unless they are recomputed.
     """
     model, parallel = training.model, training.parallel
@@ -147,7 +159,7 @@ def layer_activations(training: Training, kind: int = 0) -> float:
     kinds = blocks_of(model).kinds[kind]
     whole = sum(outside_activations(sized, one) for one in kinds) / numbers
     outside = whole / 2 / tensor + whole / 2 if parallel.sequence_parallel else whole
-    inside = sum(inside_activations(sized, one) for one in kinds) / numbers
+    inside = sum(inside_activations(sized, one, fused) for one in kinds) / numbers
     of_weights = training.width * sum(kept_of_weights(sized, one) for one in kinds)
     return size * (outside + inside / tensor) + of_weights
 
@@ -190,22 +202,54 @@ class _LossMemory:
 
 
 def _loss_memory(training: Training, logits: float) -> _LossMemory:
-    """tdpp's engine keeps the logits, of which it makes their gradient, and has some of them in fp32 at once, twice.
+    """tdpp's engine keeps the logits, of which it makes their gradient; on a GPU nothing of them is in fp32.
     Megatron-LM keeps fp32 probabilities, and has logits and an fp32 gradient of them besides.
     """
     if training.megatron_lm:
         return _LossMemory(kept=4 * logits, passing=(training.width + 4) * logits)
-    return _LossMemory(kept=training.width * logits, passing=2 * 4 * min(logits, LOGITS_AT_ONCE))
+    return _LossMemory(kept=training.width * logits, passing=0.0)
 
 
-def _score_bytes(training: Training) -> float:
-    """Of a micro-batch in one layer, while tdpp's engine drops some of the attention's weights: never kept."""
+def held_scores(training: Training, *, triton: bool) -> float:
+    """Bytes of a micro-batch in one layer, while tdpp's engine drops some of the attention's weights: never kept.
+    `triton`: whether the GPU has kernels for that."""
     model = training.model
-    if training.megatron_lm or not model.attention_dropout:
+    if training.megatron_lm or isinstance(model, MeasuredModule) or not model.attention_dropout:
         return 0.0
-    scores = max(stack.tokens * max(stack.tokens, stack.context) for stack in model.sized(1).stacks())
+    sized = model.sized(1)
+    if triton and sized.head_width <= WIDEST_HEAD:
+        return 0.0
+    scores = max(stack.tokens * max(stack.tokens, stack.context) for stack in sized.stacks())
     of_each = SCORE_BYTES if training.precision is Precision.fp32 else SCORE_BYTES_OF_16_BITS
     return of_each * training.parallel.micro_batch_size * model.heads / training.parallel.tensor_size * scores
+
+
+def _passing(
+    training: Training, first: Number, last: Number, *, kept: float, again: float, logits: float, words: float
+) -> Number:
+    """Of tdpp's engine on a GPU, what is there for a moment at the fullest one, beside all that is kept.
+
+    Either in a layer's backward pass: what is computed again, and the scratch of the largest sum over rows, a bias's
+    gradient. Or, where one stage has tied embeddings, when the loss has gone back: a gradient of all words in the
+    weights' format, before it is added to the one in fp32. Or on the first stage, when a micro-batch has left all
+    layers: the embedding's, in the place of what one layer kept, which is at most what its layers kept.
+    Counted by torch's own allocator with the tests' stand-in for CUDA, torch 2.14.
+    """
+    model, parallel = training.model, training.parallel
+    sized, tensor = model.sized(parallel.tensor_size), parallel.tensor_size
+    rows = parallel.micro_batch_size * max(max(stack.tokens, stack.context) for stack in sized.stacks())
+    widest = sized.inner * (2 if sized.swiglu else 1) // tensor
+    scratch = min(SUM_BYTES * rows * widest, SUM_MOST) if sized.add_bias_linear else 0.0
+    tied = parallel.pipeline == 1 and head_parameters(model, tensor, own_word=False) < head_parameters(
+        model, tensor, own_word=True
+    )
+    in_layer = again + scratch + 0.0 * last
+    if tied:
+        return np.maximum(words, in_layer - logits)  # type: ignore[no-any-return]
+    from_words = np.maximum(0.0, first * (words - kept - last * logits))
+    if parallel.schedule.splits_backward:  # logits wait for the weights' gradients, as all else
+        return np.maximum(in_layer, from_words)  # type: ignore[no-any-return]
+    return np.maximum(in_layer - last * np.minimum(in_layer, logits), from_words)  # type: ignore[no-any-return]
 
 
 def _context_bytes(training: Training) -> int:
@@ -233,11 +277,11 @@ def stage_memory(
     message = float(activation_bytes(model, parallel.micro_batch_size, training.precision))
     if (held := of_layer) is None:
         held = in_flight(parallel.schedule, stages - 1 - stage, stage, parallel.micro_batches)
-    again, kept, put_off = 0.0, layer_activations(training, kind), none
+    again, kept, put_off = 0.0, layer_activations(training, kind, fused=True), none
     if parallel.recompute is Recompute.full:
         if parallel.schedule.splits_backward:  # what was computed again waits for the weights' gradients
             put_off = kept * np.minimum(stage + 1, parallel.micro_batches)
-        again = max(layer_activations(training, one) for one in range(len(blocks_of(model).kinds)))
+        again = max(layer_activations(training, one, fused=True) for one in range(len(blocks_of(model).kinds)))
         kept = message  # and what one layer keeps that is computed again
     sized = model.sized(tensor)
     predicting = float(parallel.micro_batch_size * sized.predicting)
@@ -247,18 +291,25 @@ def stage_memory(
     of_loss = _loss_memory(training, logits)
     # The norm's input and output, and the loss; of several chunks the last goes back as soon as it is there.
     of_head = 1 if parallel.chunks > 1 else held
-    activations = again + last * of_head * (2 * (predicting * sized.head_inputs * training.width) + of_loss.kept)
+    activations = last * of_head * (2 * (predicting * sized.head_inputs * training.width) + of_loss.kept)
     if context := _context_bytes(training):  # comes as a message, and is there for all of a stage's layers
         ahead = 2 * (stages - 1 - stage) + (parallel.chunks - 1) * stages + 1
         activations = activations + context * (held if parallel.chunks == 1 else ahead)
-    # A message each way, being received and being sent.
-    buffers = CONTEXT_BYTES + 4.0 * message + last * of_loss.passing + _score_bytes(training)
+    words = float(training.width * word_parameters(model, tensor))
+    passing = last * of_loss.passing + again if training.megatron_lm else none
+    if not training.megatron_lm:
+        passing = _passing(training, first, last, kept=kept, again=again, logits=of_loss.kept, words=words)
+    # A message each way, being received and being sent, to each neighbour; one stage has only its loss's gradient.
+    messages = (1.0 if stages == 1 else 4.0 * (2 - first - last)) * message
+    buffers = WORKSPACE_BYTES + messages + passing + held_scores(training, triton=True)
+    ends = 1 - (1 - first) * (1 - last)
     return StageMemory(
         weights=Amount(layer=versions * state.weight * layer, fixed=versions * state.weight * fixed),
         gradients=Amount(layer=state.gradient * layer, fixed=state.gradient * fixed),
         optimizer=Amount(layer=state.optimizer * layer, fixed=state.optimizer * fixed),
         activations=Amount(layer=held * kept + put_off, fixed=activations),
         buffers=Amount(layer=none, fixed=buffers),
+        fragments=Amount(layer=none, fixed=FRAGMENT_BYTES + ends * words),
     )
 
 
@@ -300,14 +351,17 @@ def _of_module(
         gradients=Amount(layer=state.gradient * parameters + none, fixed=state.gradient * fixed),
         optimizer=Amount(layer=state.optimizer * parameters + none, fixed=state.optimizer * fixed),
         activations=Amount(layer=held * kept, fixed=most + entering + in_all * beside(lambda block: each[block.name])),
-        buffers=Amount(layer=none, fixed=CONTEXT_BYTES + 4.0 * message + none),
+        buffers=Amount(layer=none, fixed=WORKSPACE_BYTES + 4.0 * message + none),
+        fragments=Amount(layer=none, fixed=FRAGMENT_BYTES + none),
     )
 
 
 def memory_of_streams(one: StageMemory[float], streams: int) -> StageMemory[float]:
     """Of a rank with so many copies of the model, which hold activations of as many micro-batches (`one` has these):
-    each has gradients and logits of its own."""
-    gradients = Amount(layer=streams * one.gradients.layer, fixed=streams * one.gradients.fixed)
-    passing = one.buffers.fixed - CONTEXT_BYTES
-    buffers = Amount(layer=streams * one.buffers.layer, fixed=CONTEXT_BYTES + streams * passing)
-    return replace(one, gradients=gradients, buffers=buffers)
+    each has gradients and buffers of its own, and blocks of the allocator, which gives none to another stream."""
+
+    def of_all(amount: Amount[float]) -> Amount[float]:
+        return Amount(layer=streams * amount.layer, fixed=streams * amount.fixed)
+
+    several = {name: of_all(amount) for name, amount in one.by_term().items() if name in EACH_STREAM}
+    return replace(one, **several)

@@ -16,9 +16,6 @@ BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp16: 2}
 ADAM_BYTES = 28
 """Memory traffic of an Adam step per parameter: weight, gradient and two moments read, all but the gradient written."""
 
-LOGITS_AT_ONCE = 2**22
-"""Of which the engine has fp32 copies when it computes the loss (megatron_ext/parallel/tensor_parallel.py)."""
-
 
 @lru_cache(maxsize=4096)
 def layer_parameters(model: Model, tensor: int, kind: int = 0) -> int:

@@ -10,7 +10,7 @@ from conf.schema.values.partition import Partition
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import layer_times
 from fasop.costs.measured_module import MeasuredModule
-from fasop.costs.memory import CONTEXT_BYTES, StageMemory, parameter_bytes, stage_memory
+from fasop.costs.memory import StageMemory, parameter_bytes, stage_memory
 from fasop.costs.network.links import within
 from fasop.costs.roofline import Time
 from fasop.costs.sizes import embedding_parameters, head_parameters, kind_parameters, shared_parameters
@@ -202,7 +202,7 @@ def held_of(training: Training) -> Held:
     def beside(stages: int, stage: int) -> Beside:
         of_one, of_two = (stage_memory(_of_stages(training, stages), float(stage), n) for n in (1.0, 2.0))
         each = of_two.activations.fixed - of_one.activations.fixed
-        once = of_one.activations.fixed - each + of_one.buffers.fixed - CONTEXT_BYTES
+        once = of_one.activations.fixed - each + of_one.buffers.fixed + of_one.fragments.fixed
         ends = [(stage == 0, training.blocks.first), (stage == stages - 1, training.blocks.last)]
         known = sum(_kept(training, kinds) for there, kinds in ends if there) + received * (stage > 0)
         return Beside(once=once, each=each - known)

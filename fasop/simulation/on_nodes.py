@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from fasop.costs import overlap, sizes
+from fasop.costs.allowance import room_gib
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes, gradients_summed, layer_times, weights_handed_out
@@ -175,6 +176,7 @@ class SlowestGpus:
     step: Floats
     """Of the optimizer, for a parameter."""
     memory_gib: Floats
+    """Without what a rank takes there in any case."""
 
 
 class Nodes:
@@ -223,7 +225,7 @@ class Nodes:
         """`times` are by kind."""
         kinds = self.orders.T[stages.nodes]
         most = np.maximum.reduceat(self.gpu_times(training, times)[:, kinds], stages.starts, axis=1)
-        memory = np.array([kind.gpu.memory_gib for kind in self.kinds])[kinds]
+        memory = np.array([room_gib(kind, training) for kind in self.kinds])[kinds]
         least = np.minimum.reduceat(memory, stages.starts, axis=0)
         half = len(most) // 2
         return SlowestGpus(forward=most[:half], backward=most[half:-1], step=most[-1], memory_gib=least)

@@ -15,6 +15,7 @@ import numpy as np
 
 from conf.schema.experiment import Experiment, Parallel
 from conf.schema.values.links import only
+from fasop.costs.allowance import room_gib, with_allowance
 from fasop.costs.calibration import Calibration
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
@@ -53,7 +54,7 @@ class Stage:
     """Of one micro-batch."""
     memory: StageMemory[float]
     limit_gib: float
-    """Memory of its smallest GPU."""
+    """Memory of the GPU that has least room for it."""
 
     @property
     def contents(self) -> str:
@@ -245,6 +246,7 @@ def _stages(
     if plan.training.in_streams:
         return [_in_streams(plan, events, durations)]
     holds = plan.training.blocks.contents(layers)
+    fullest = [min(nodes, key=lambda kind: room_gib(kind, own)) for nodes, own in zip(on, trainings, strict=True)]
     return [
         Stage(
             layers=layers[number :: parallel.pipeline],
@@ -253,10 +255,14 @@ def _stages(
             gpus=tuple(dict.fromkeys(kind.gpu.name for kind in nodes)),
             terms=terms([event for event in events if event.stage == number], durations.embedding),
             times=durations.times[number],
-            memory=_memory(training, layers, number, in_flight(parallel, number), _versions(parallel, number)),
-            limit_gib=min(kind.gpu.memory_gib for kind in nodes),
+            memory=with_allowance(
+                least,
+                training,
+                _memory(training, layers, number, in_flight(parallel, number), _versions(parallel, number)),
+            ),
+            limit_gib=least.gpu.memory_gib,
         )
-        for number, (nodes, training) in enumerate(zip(on, trainings, strict=True))
+        for number, (nodes, least, training) in enumerate(zip(on, fullest, trainings, strict=True))
     ]
 
 
@@ -265,8 +271,10 @@ def _in_streams(plan: PlacedTraining, events: Sequence[Event], durations: Durati
     layers, training = plan.partition.layers, plan.training
     on = [node for node in plan.nodes for _ in range(node.gpus)]
     found = []
-    for streams, gib in {*zip(training.parallel.streams_of, [node.gpu.memory_gib for node in on], strict=True)}:
+    kinds = {node.name: node for node in on}
+    for streams, name in {*zip(training.parallel.streams_of, [node.name for node in on], strict=True)}:
         memory = memory_of_streams(_memory(training, layers, 0, streams, 1), streams)
+        memory, gib = with_allowance(kinds[name], training, memory), kinds[name].gpu.memory_gib
         found.append((gib - memory.of(sum(layers)) / GIB, gib, memory))
     _, limit_gib, memory = min(found, key=lambda row: row[:2])
     return Stage(

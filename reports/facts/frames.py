@@ -130,7 +130,9 @@ PEAKS = {
     "max_resident": "the peak resident CPU memory of the process (max_resident)",
 }
 """Kinds of memory that tell a rank's peak; a rank has one of them."""
-MEMORY = ("weights", "gradients", "optimizer", "activations", "buffers")
+ALLOWANCE = ("fragments", "communicators", "context")
+"""What is predicted of a rank's memory beside the tensors that it uses."""
+MEMORY = ("weights", "gradients", "optimizer", "activations", "buffers", *ALLOWANCE)
 """Parts of what a stage is predicted to hold."""
 
 
@@ -202,8 +204,8 @@ def stragglers_frame(figures: Statistics, plan: Plan) -> pd.DataFrame:
 
 
 def memory_frame(record: Record, prediction: Prediction) -> pd.DataFrame:
-    """A row for each stage, GiB: the predicted parts (MEMORY), their sum with the reserve, the measured peak of its
-    ranks, the limit of its smallest GPU, and what is left."""
+    """A row for each stage, GiB: the predicted parts (MEMORY), their sum, the measured peak of its ranks, the limit
+    of its GPU that has least room, and what is left."""
     peaks = [peak_mib(record, stage, "max_allocated") for stage in range(len(prediction.stages))]
     return predicted_memory_frame(prediction, peaks)
 

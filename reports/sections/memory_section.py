@@ -8,15 +8,16 @@ import pandas as pd
 from plotly import graph_objects as go
 
 from fasop.simulation.predict import Prediction
-from reports.facts.frames import MEMORY, memory_frame
-from reports.figures.embed import RAISED, SERIES, SOFT, TEXT, embedded, figure
+from reports.facts.frames import ALLOWANCE, MEMORY, memory_frame
+from reports.figures.embed import BORDER, RAISED, SERIES, SOFT, TEXT, embedded, figure
 from reports.figures.page import number, table_behind
 from reports.figures.stacked import rows_height
 from reports.readers.record import Record
 
 NOTE = (
-    "Measured: the peak of torch's allocator on a GPU of the stage. Predicted: includes 1 GiB for the CUDA context "
-    "and NCCL's buffers, which the allocator does not see. The limit is the memory of the stage's smallest GPU."
+    "Measured: the peak of torch's allocator on a GPU of the stage. Predicted besides, as the allowance: fragments, "
+    "which the allocator holds unused, NCCL's communicators, and the CUDA context. The limit is the memory of the "
+    "stage's smallest GPU."
 )
 
 
@@ -61,11 +62,14 @@ def stage_memory(memory: pd.DataFrame) -> go.Figure:
     )
     made.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=6)
     made.update_xaxes(title_text="GiB", rangemode="tozero")
-    for part, colour in zip(MEMORY, (SERIES[0], SERIES[2], SERIES[3], SERIES[1], SOFT), strict=True):
+    parts = {part: memory[part] for part in MEMORY if part not in ALLOWANCE}
+    parts["allowance"] = memory[[*ALLOWANCE]].sum(axis=1)
+    colours = (SERIES[0], SERIES[2], SERIES[3], SERIES[1], SOFT, BORDER)
+    for (part, gib), colour in zip(parts.items(), colours, strict=True):
         made.add_bar(
             name=part,
             y=stages,
-            x=memory[part].tolist(),
+            x=gib.tolist(),
             orientation="h",
             marker={"color": colour, "line": {"width": 0}},
             hovertemplate=f"%{{y}}, predicted {part}: %{{x:.2f}} GiB<extra></extra>",

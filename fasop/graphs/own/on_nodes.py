@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from fasop.costs.allowance import communicator_bytes, context_bytes
 from fasop.costs.hardware import NodeKind
-from fasop.costs.memory import CONTEXT_BYTES, GIB
+from fasop.costs.memory import GIB
 from fasop.errors import SearchError
 from fasop.graphs.division import Division
 from fasop.graphs.graph import Graph
@@ -24,6 +25,8 @@ from fasop.search.space import node_orders
 
 ORDERS_S = 20.0
 """CPU seconds for the orders of nodes."""
+COMMUNICATORS = 4
+"""Of a rank, at most: of replicas, of the gradient's norm, and one each way between stages."""
 NOTICEABLE = 1e-3
 """A part of the time that is worth another order of blocks."""
 
@@ -51,7 +54,8 @@ def on_nodes(
     work = Work(operators, times, limited=True, in_order=in_order)
     counts = [kind.group.count for kind in kinds]
     orders = node_orders.orders(counts) if node_orders.few(counts) else node_orders.starts(counts)
-    memory = [kind.gpu.memory_gib * GIB - CONTEXT_BYTES for kind in kinds]
+    taken = [context_bytes(kind.gpu) + communicator_bytes(kind, COMMUNICATORS) for kind in kinds]
+    memory = [kind.gpu.memory_gib * GIB - anyway for kind, anyway in zip(kinds, taken, strict=True)]
     until, best, looked = time.process_time() + ORDERS_S, None, 0
     for order in orders:
         turned = tuple(int(one) for one in order)

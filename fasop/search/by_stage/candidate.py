@@ -11,6 +11,7 @@ from itertools import combinations
 import numpy as np
 
 from conf.schema.values.partition import NodeOrder, Partition
+from fasop.costs.allowance import room_gib
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.memory import GIB, stage_memory
@@ -67,10 +68,10 @@ class Candidate:
     def _memory(self) -> tuple[Floats, Floats]:
         """[stages]: bytes that layers may take; [stages, kinds]: what a layer of each kind takes."""
         room, taken, parallel = [], [], self.training.parallel
-        limits = {node.name: node.gpu.memory_gib for node in self._nodes}
+        nodes = {node.name: node for node in self._nodes}
         for stage, one in enumerate(self._stages.trainings):
             own = [rank for rank in range(self._layout.world_size) if self._layout.stage_dp_tp(rank)[0] == stage]
-            limit = min(limits[self._stages.kinds[rank]] for rank in own)
+            limit = min(room_gib(nodes[name], one) for name in {self._stages.kinds[rank] for rank in own})
             held = in_flight(parallel, stage)
             of_kinds = [
                 stage_memory(one, stage, None if held is None else float(held), kind)

@@ -11,12 +11,13 @@ LSTM_KEEPS = 7
 """Numbers of a cell that an LSTM keeps beside its inputs: four gates, the cell, its tanh, and the result."""
 
 
-def inside_activations(model: ModelConfig, kind: str) -> int:
-    """That a layer keeps and that a tensor group shares out.
+def inside_activations(model: ModelConfig, kind: str, fused: bool = False) -> int:
+    """That a layer keeps and that a tensor group shares out; `fused`: on a GPU, where SwiGLU is one kernel.
 
     Queries, keys and values, and turned or repeated ones beside or instead of them; the attention's result; the
-    MLP's inner tensors before and after GELU, or gate, its SiLU, the other half, and their product. Of an LSTM what
-    goes in, the gates, and the cells before and after their tanh; of its attention also a tanh for every two tokens.
+    MLP's inner tensors before and after GELU, or gate, its SiLU (unless fused), the other half, and their product. Of
+    an LSTM what goes in, the gates, and the cells before and after their tanh; of its attention also a tanh for every
+    two tokens.
     """
     if model.family == GNMT:
         return _of_recurrent(model, kind)
@@ -29,7 +30,7 @@ def inside_activations(model: ModelConfig, kind: str) -> int:
         kept += 2 * queries + (queries if turned else queries + 2 * groups)
     else:
         kept += queries + 2 * groups + (2 * queries if turned else 0)
-    kept += (4 if model.swiglu else 2) * model.inner
+    kept += ((3 if fused else 4) if model.swiglu else 2) * model.inner
     found = 0
     for stack in model.stacks():
         if stack.kind == kind:

@@ -12,8 +12,9 @@ import pytest
 
 from conf.errors import ConfigError, TdppError
 from conf.schema.experiment import Recompute, Schedule
+from fasop.costs.allowance import MIB, PROCESS_MIB
 from fasop.costs.measured_module import LOSS
-from fasop.costs.memory import CONTEXT_BYTES, GIB
+from fasop.costs.memory import FRAGMENT_BYTES, GIB, WORKSPACE_BYTES
 from fasop.costs.profiles.files import read_profile
 from fasop.costs.profiles.profile import LayerProfile
 from fasop.errors import SearchError
@@ -123,7 +124,8 @@ def test_a_stage_holds_its_blocks_and_what_enters_it(tmp_path: Path) -> None:
             kept = sum((sequence.given if again else sequence.kept)[own]) + 200 * (number == STAGES - 1)
             entering = longest * (number > 0)
             most = max(*sequence.kept, 200) if again else 0
-            expected = 16 * parameters + held * (kept + entering) + most + 4 * longest + CONTEXT_BYTES
+            always = WORKSPACE_BYTES + FRAGMENT_BYTES + PROCESS_MIB * MIB
+            expected = 16 * parameters + held * (kept + entering) + most + 4 * longest + always
             assert stage.memory_gib * GIB == pytest.approx(expected)
 
 
@@ -131,7 +133,7 @@ def test_what_does_not_fit_is_no_plan(tmp_path: Path) -> None:
     profile = random_profile(np.random.default_rng(3), tmp_path, 5)
     file = str(written(profile, tmp_path))
     with pytest.raises(SearchError, match=r"does not fit in the memory of cluster\.gpus"):
-        inputs = read(words(tmp_path, *cluster("cluster.gpus.cpu.memory_gib=1")), file)
+        inputs = read(words(tmp_path, *cluster("cluster.gpus.cpu.memory_gib=0.5")), file)
         best_plans(inputs, Arguments(top=1))
 
 

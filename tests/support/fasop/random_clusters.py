@@ -22,8 +22,9 @@ from conf.schema.experiment import (
 )
 from conf.schema.values.architectures import Family
 from conf.schema.values.links import PairLink
+from fasop.costs.allowance import communicator_bytes, context_bytes
 from fasop.costs.hardware import Factors, NodeKind
-from fasop.costs.memory import GIB
+from fasop.costs.memory import FRAGMENT_BYTES, GIB, WORKSPACE_BYTES
 from fasop.costs.training import Training
 from fasop.search.space.choices import Choices
 from megatron_ext.contract.models.model import ModelConfig
@@ -100,7 +101,7 @@ def _kind(rng: np.random.Generator, name: str) -> NodeKind:
     rates = [about(10) for _ in range(3)]
     gpu = Gpu(
         name=name.upper(),
-        memory_gib=float(rng.choice([80.0, (GIB + about(8e7)) / GIB])),
+        memory_gib=float(rng.choice([80.0, about(8e7) / GIB])),
         fp32_tflops=rates[0],
         fp16_tflops=rates[1],
         bf16_tflops=rates[2],
@@ -118,7 +119,9 @@ def _kind(rng: np.random.Generator, name: str) -> NodeKind:
         price_per_hour=about(5),
     )
     factors = Factors(forward=about(1), backward=about(1)) if rng.random() < 0.5 else Factors()
-    return NodeKind(name=name, group=group, gpu=gpu, gpus=gpus, profile=None, factors=factors)
+    kind = NodeKind(name=name, group=group, gpu=gpu, gpus=gpus, profile=None, factors=factors)
+    always = context_bytes(gpu) + communicator_bytes(kind, 5) + FRAGMENT_BYTES + WORKSPACE_BYTES
+    return replace(kind, gpu=replace(gpu, memory_gib=gpu.memory_gib + always / GIB))
 
 
 def with_links(rng: np.random.Generator, kinds: Sequence[NodeKind]) -> list[NodeKind]:
