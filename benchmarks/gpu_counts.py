@@ -57,6 +57,17 @@ CASES = {
 }
 
 
+def words_of(case: Case) -> list[str]:
+    """What configures a case, but for its data."""
+    (micro,) = (int(word.partition("=")[2]) for word in case.model if "micro_batch_size" in word)
+    batch = micro * MICRO_BATCHES * (2 if "data=2" in case.words else 1)
+    return [
+        *(*case.model, *case.words.split(), "cluster.gpus.cpu.name=GPU", "data.split='1,0,0'"),
+        *(f"parallel.global_batch_size={batch}", "train.checkpoint=false", "train.precision=bf16"),
+        *("train.iterations=4", "train.lr_warmup_iterations=1", "train.log_interval=1"),
+    ]
+
+
 @dataclass(frozen=True)
 class Counter:
     """Counts in a folder, in which what Triton has compiled is kept for the next."""
@@ -70,14 +81,7 @@ class Counter:
         if not data.with_suffix(".idx").exists():
             tokens = np.random.default_rng(0).integers(0, VOCABULARY, DOCUMENTS * TOKENS, dtype=np.uint16)
             write_indexed(data, np.split(tokens, DOCUMENTS), np.dtype(np.uint16))
-        (micro,) = (int(word.partition("=")[2]) for word in case.model if "micro_batch_size" in word)
-        batch = micro * MICRO_BATCHES * (2 if "data=2" in case.words else 1)
-        given = [
-            *(*case.model, *case.words.split(), "cluster.gpus.cpu.name=GPU", "data.split='1,0,0'"),
-            *(f"parallel.global_batch_size={batch}", "train.checkpoint=false", "train.precision=bf16"),
-            *("train.iterations=4", "train.lr_warmup_iterations=1", "train.log_interval=1"),
-            *overrides,
-        ]
+        given = [*words_of(case), *overrides]
         return make_run(Path(tempfile.mkdtemp(dir=self.folder)) / "run", data, *given, base=())
 
     def ours(self, run: EngineRun, gpus: int) -> list[Counts]:

@@ -1,4 +1,4 @@
-"""A micro-batch launches no more kernels than a plain loop's, which is counted in the same run."""
+"""A micro-batch launches no more kernels than a plain loop's, counted in the same run; memory is as predicted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu_counts import CASES, PLAIN, Counter
+from tests.cuda.test_memory import assert_memory_as_predicted
 from tests.cuda.test_stand_in import HEADER
 
 pytestmark = [
@@ -30,6 +31,7 @@ def test_a_micro_batch_has_no_more_kernels_than_a_plain_loops(name: str, tmp_pat
     for number in ("0", "1"):
         assert ours.by_micro_batch[number] <= MOST[name] * plain.by_micro_batch[number], (number, ours.kernels)
     assert sum(ours.waits.values()) <= 3
+    assert_memory_as_predicted(case, run)
     flash = [name for name in ours.kernels if "flash" in name]
     assert flash, ours.kernels
     assert not [name for name in ours.kernels if "softmax" in name], "attention that holds its weights"

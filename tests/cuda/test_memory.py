@@ -1,0 +1,45 @@
+"""A GPU's memory is predicted as torch's own allocator gives it, which is at work under the stand-in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu_counts import CASES, Case, Counter, words_of
+from conf.compose import compose
+from fasop.simulation.predict import predict
+from launch.commands.launching.length import with_length
+from tests.cuda.test_stand_in import HEADER
+from tests.support.megatron_ext.engine_run import EngineRun
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not HEADER.exists(), reason="Triton builds its launcher with Python's headers"),
+]
+MIB = 2**20
+LEAST, MOST = -0.015, 0.03
+"""By how much of what was given out at most a prediction may be off. The last of two stages is 1.2 % above what is
+predicted with two micro-batches; no other measured rank is more than 1 % above."""
+
+
+def assert_memory_as_predicted(case: Case, run: EngineRun) -> None:
+    """Of every rank: what was given out at most, and what the allocator held besides, which is the fragments'."""
+    stages = predict(with_length(compose([*words_of(case), f"data.prefix={run.plan.data_prefix}"]))).stages
+    for place in run.plan.ranks:
+        measured = json.loads((run.run.path / "memory" / f"rank-{place.rank:05d}.json").read_text())["mib"]
+        stage = stages[place.stage]
+        parts = {name: amount.of(sum(stage.layers)) / MIB for name, amount in stage.memory.by_term().items()}
+        fragments, predicted = parts.pop("fragments"), sum(parts.values()) - parts["communicators"] - parts["context"]
+        given, held = measured["max_allocated"], measured["max_reserved"]
+        assert LEAST <= predicted / given - 1 <= MOST, (place.rank, predicted, given, parts)
+        assert held - given <= fragments, (place.rank, held, given, fragments)
+
+
+@pytest.mark.parametrize("name", ["sharded optimizer", "two stages", "recomputed"])
+def test_memory_of_a_layout_is_predicted(name: str, tmp_path: Path) -> None:
+    case, counter = CASES[name], Counter(tmp_path)
+    run = counter.run_of(case)
+    counter.ours(run, case.gpus)
+    assert_memory_as_predicted(case, run)
