@@ -23,6 +23,7 @@ from fasop.costs.schedules import in_flight
 from fasop.costs.sizes import activation_bytes, embedding_parameters, head_parameters, kind_parameters, word_parameters
 from fasop.costs.training import Training
 from megatron_ext.contract.models.activations import inside_activations, kept_of_weights, outside_activations
+from megatron_ext.contract.models.model import ModelConfig
 
 GIB = 2**30
 
@@ -225,7 +226,15 @@ def held_scores(training: Training, *, triton: bool) -> float:
 
 
 def _passing(
-    training: Training, first: Number, last: Number, *, kept: float, again: float, logits: float, words: float
+    training: Training,
+    sized: ModelConfig,
+    first: Number,
+    last: Number,
+    *,
+    kept: float,
+    again: float,
+    logits: float,
+    words: float,
 ) -> Number:
     """Of tdpp's engine on a GPU, what is there for a moment at the fullest one, beside all that is kept.
 
@@ -236,7 +245,7 @@ def _passing(
     Counted by torch's own allocator with the tests' stand-in for CUDA, torch 2.14.
     """
     model, parallel = training.model, training.parallel
-    sized, tensor = model.sized(parallel.tensor_size), parallel.tensor_size
+    tensor = parallel.tensor_size
     rows = parallel.micro_batch_size * max(max(stack.tokens, stack.context) for stack in sized.stacks())
     widest = sized.inner * (2 if sized.swiglu else 1) // tensor
     scratch = min(SUM_BYTES * rows * widest, SUM_MOST) if sized.add_bias_linear else 0.0
@@ -252,11 +261,10 @@ def _passing(
     return np.maximum(in_layer - last * np.minimum(in_layer, logits), from_words)  # type: ignore[no-any-return]
 
 
-def _context_bytes(training: Training) -> int:
+def _context_bytes(training: Training, sized: ModelConfig) -> int:
     """Of a micro-batch, what layers attend to beside what passes through them."""
-    model = training.model
-    tokens = max(stack.context for stack in model.sized(1).stacks())
-    return training.parallel.micro_batch_size * tokens * model.hidden * training.width
+    tokens = max(stack.context for stack in sized.stacks())
+    return training.parallel.micro_batch_size * tokens * sized.hidden * training.width
 
 
 def stage_memory(
@@ -292,13 +300,13 @@ def stage_memory(
     # The norm's input and output, and the loss; of several chunks the last goes back as soon as it is there.
     of_head = 1 if parallel.chunks > 1 else held
     activations = last * of_head * (2 * (predicting * sized.head_inputs * training.width) + of_loss.kept)
-    if context := _context_bytes(training):  # comes as a message, and is there for all of a stage's layers
+    if context := _context_bytes(training, sized):  # comes as a message, and is there for all of a stage's layers
         ahead = 2 * (stages - 1 - stage) + (parallel.chunks - 1) * stages + 1
         activations = activations + context * (held if parallel.chunks == 1 else ahead)
     words = float(training.width * word_parameters(model, tensor))
     passing = last * of_loss.passing + again if training.megatron_lm else none
     if not training.megatron_lm:
-        passing = _passing(training, first, last, kept=kept, again=again, logits=of_loss.kept, words=words)
+        passing = _passing(training, sized, first, last, kept=kept, again=again, logits=of_loss.kept, words=words)
     # A message each way, being received and being sent, to each neighbour; one stage has only its loss's gradient.
     messages = (1.0 if stages == 1 else 4.0 * (2 - first - last)) * message
     buffers = WORKSPACE_BYTES + messages + passing + held_scores(training, triton=True)

@@ -107,7 +107,11 @@ def test_each_stage_has_the_time_and_the_memory_of_its_own_layers() -> None:
     stage = prediction.stages[3]
     kinds = [stage_memory(training, 3, None, kind) for kind in range(3)]
     expected = kinds[0].fixed + 2 * kinds[0].layer + kinds[1].layer + 3 * kinds[2].layer
-    assert stage.memory_gib == pytest.approx(expected / GIB)
+    assert stage.memory.context is not None and stage.memory.communicators is not None
+    beside = stage.memory.context.fixed + stage.memory.communicators.fixed
+    assert stage.memory_gib * GIB == pytest.approx(expected + beside)
+        expected + stage.memory.context.fixed + stage.memory.communicators.fixed
+    )
     encoder, first, decoder = (layer_times(nodes[0].gpu, None, training, NOTHING).layers[kind] for kind in range(3))
     whole = 2 * encoder.forward + first.forward + 3 * decoder.forward
     assert stage.times.forward[0] == pytest.approx(whole)

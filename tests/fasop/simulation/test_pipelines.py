@@ -13,6 +13,7 @@ import pytest
 
 from conf.schema.experiment import Schedule
 from conf.schema.values.partition import Partition
+from fasop.costs.allowance import room_gib
 from fasop.costs.hardware import node_kinds
 from fasop.costs.memory import GIB, stage_memory
 from fasop.costs.network.placement import place
@@ -164,9 +165,10 @@ def test_every_node_of_a_stage_counts(order: list[int]) -> None:
 def test_a_stages_memory_is_its_own_gpus() -> None:
     one = built(mixed(), [A10] * 3 + [A100] + [A10] * 4)
     whole = Training.of(mixed())
-    for stage, gib in enumerate([22.20] * 3 + [39.59] + [22.20] * 4):
-        most = int(one.capacity[stage, 0])
-        assert stage_memory(whole, stage).of(most) <= gib * GIB < stage_memory(whole, stage).of(most + 1)
+    kinds = node_kinds(mixed().cluster)
+    for stage, kind in enumerate([A10] * 3 + [A100] + [A10] * 4):
+        most, room = int(one.capacity[stage, 0]), room_gib(kinds[kind], whole) * GIB
+        assert stage_memory(whole, stage).of(most) <= room < stage_memory(whole, stage).of(most + 1)
 
 
 def test_an_iteration_ends_when_the_last_stage_has_its_gradients() -> None:

@@ -18,6 +18,7 @@ from fasop.search.plan import Plan, Run
 from fasop.simulation.predict import predict_plan
 from launch.commands.search import main
 from launch.control.planning.plan import make_plan
+from reports.facts.frames import MEMORY
 from reports.pages import search_page
 from reports.pages.search_page import render
 from tests.reports.conftest import Opener
@@ -204,7 +205,7 @@ def test_the_chosen_plan_alone_is_shown_with_its_time_its_memory_and_every_event
     numbers = [float(cell.replace(",", "")) for cell in cells[3:9]]
     assert sum(numbers) == pytest.approx(plan.total * 1e3, abs=0.5)
     memory = shown.locator("table").nth(1).locator("tbody tr").nth(0).locator("td").all_inner_texts()
-    assert float(memory[6]) == pytest.approx(prediction.stages[0].memory_gib, abs=0.01)
+    assert float(memory[len(MEMORY) + 1]) == pytest.approx(prediction.stages[0].memory_gib, abs=0.01)
 
 
 def test_a_hostile_command_is_shown_as_it_is(searched: Searched):

@@ -144,8 +144,8 @@ def test_of_one_logged_line_the_prediction_is_compared_with_steady_iterations(ru
 def test_memory_has_the_measured_peak_the_prediction_and_the_limit(run: Path):
     said, _ = report(run)
     cells = row(run, "Memory", "0")
-    parts, (predicted, measured, limit, left) = [float(cell) for cell in cells[1:6]], map(float, cells[6:])
-    assert sum(parts) == pytest.approx(predicted, abs=0.03)
+    parts, (predicted, measured, limit, left) = [float(cell) for cell in cells[1:9]], map(float, cells[9:])
+    assert sum(parts) == pytest.approx(predicted, abs=0.045)
     assert measured == round(SHAPE.peak_mib(1) / 1024, 2)
     assert (limit, left) == (22.2, pytest.approx(22.2 - measured, abs=0.011))
     assert f"Stage 0 is the fullest: it took {measured:.1f} of 22.2 GiB" in said
