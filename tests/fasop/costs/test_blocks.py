@@ -110,8 +110,6 @@ def test_each_stage_has_the_time_and_the_memory_of_its_own_layers() -> None:
     assert stage.memory.context is not None and stage.memory.communicators is not None
     beside = stage.memory.context.fixed + stage.memory.communicators.fixed
     assert stage.memory_gib * GIB == pytest.approx(expected + beside)
-        expected + stage.memory.context.fixed + stage.memory.communicators.fixed
-    )
     encoder, first, decoder = (layer_times(nodes[0].gpu, None, training, NOTHING).layers[kind] for kind in range(3))
     whole = 2 * encoder.forward + first.forward + 3 * decoder.forward
     assert stage.times.forward[0] == pytest.approx(whole)
