@@ -10,7 +10,7 @@ import pytest
 from benchmarks.gpu_counts import CASES, Case, Counter, words_of
 from conf.compose import compose
 from fasop.simulation.predict import predict
-from launch.commands.launching.length import with_length
+from launch.commands.launching.preflight import with_length
 from tests.cuda.test_stand_in import HEADER
 from tests.support.megatron_ext.engine_run import EngineRun
 
