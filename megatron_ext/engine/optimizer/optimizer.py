@@ -27,7 +27,7 @@ from megatron_ext.engine.optimizer.update_rules import (
 from megatron_ext.parallel.comm import all_gather, all_reduce, annotate_errors
 from megatron_ext.timeline.progress import Wait
 from megatron_ext.timeline.recorder import Recorder
-from megatron_ext.timeline.traffic import Traffic
+from megatron_ext.timeline.usage import Traffic
 
 
 class DataGroup(NamedTuple):
