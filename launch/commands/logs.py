@@ -22,7 +22,7 @@ from launch.commands.run_arguments import add_run, chosen_run
 from launch.control.follow import LINE_S, LOOK_S, Log
 from launch.errors import LaunchError
 from launch.files.run_files import agent_logs, read_run_files, read_submitted
-from launch.observe.look import answers_to, complete
+from launch.observe.look import answers_to, finish_observation
 from launch.screen import SLURM_S, some
 from megatron_ext.contract.plan import Plan
 
@@ -206,13 +206,13 @@ class _End:
         self._next_look = now + LOOK_S
         look = read_run_files(self._run)
         if not look.asks and not look.unrecorded:
-            return look.settled or complete(look, {}).over
+            return look.settled or finish_observation(look, {}).over
         if now < self._next_ask:
             return False
         self._next_ask = now + SLURM_S
         answers = answers_to([look])
         if not isinstance(answers, LaunchError):
-            return complete(look, answers).over
+            return finish_observation(look, answers).over
         if not self._told:  # the log goes on, whether or not Slurm answers
             print(f"tdpp: cannot tell whether {self._run.name} has ended: {answers}", file=sys.stderr, flush=True)
         self._told = True

@@ -30,7 +30,8 @@ from launch.judge.findings import Findings
 from launch.judge.state import EXIT_CODES, State
 from launch.judge.status_text import COLUMNS, MORE_COLUMNS, as_json, judged_as_json, more_cells, run_row
 from launch.judge.verdict import Verdict, decide, is_young, verdict_without_plan
-from launch.observe.look import SUBMISSION_S, Answers, answers_to, complete
+from launch.observe.executors import SUBMISSION_S, Answers
+from launch.observe.look import answers_to, finish_observation
 from launch.observe.observation import Observation
 from launch.screen import View, plain, watch
 
@@ -127,7 +128,7 @@ def listed(runs: Path, wanted: Filter = EVERY) -> list[Listed]:
 
 def _completed(run: RunDir, look: RunFiles, answers: Answers) -> Listed | None:
     def judged() -> Listed:
-        seen = complete(look, answers)
+        seen = finish_observation(look, answers)
         verdict = decide(seen)
         if verdict.state is State.unknown:
             closed = any(fault.closed and fault.decisive for fault in seen.faults)

@@ -26,7 +26,8 @@ from launch.machine import docker, processes, slurm_commands
 from launch.machine.provenance import user_name
 from launch.node.peers import SILENCE_S
 from launch.node.worker_command import GRACE_S
-from launch.observe.look import is_here, observe
+from launch.observe.executors import is_here
+from launch.observe.look import observe
 
 SUBMISSION_S = 3.0
 """A submission that was under way when the run was stopped has shown its processes by then."""

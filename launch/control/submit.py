@@ -21,7 +21,7 @@ from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Expe
 from launch.control import megatron_lm
 from launch.control.executors import hosts, local, slurm
 from launch.control.notify import settings_of
-from launch.control.planning.checks import check, check_supported, require_exported
+from launch.control.planning.checks import check, check_supported, profiler_of, require_exported
 from launch.control.planning.plan import make_plan
 from launch.errors import LaunchError
 from launch.files.launch_lock import launching
@@ -35,7 +35,7 @@ from launch.machine.provenance import PROJECT, Source, provenance, read_source
 from launch.node.elastic.replan import replanned
 from launch.node.own_caches import check_environment, without_torchs_default
 from launch.node.settings import NodeSettings
-from launch.node.worker_command import WORKER, ModuleWorker, SingleWorker, Worker, profiled
+from launch.node.worker_command import WORKER, ModuleWorker, ProfiledWorker, Profiler, SingleWorker, Worker
 from launch.observe.look import observe
 from launch.tracking.run_info import require_ready
 from megatron_ext.contract.files import read_regular, why, write_atomic
@@ -293,6 +293,15 @@ def node_worker(experiment: Experiment, plan: Plan, run: RunDir, module: str) ->
     if experiment.engine.kind is EngineKind.megatron_lm:
         worker = megatron_lm.worker(experiment, plan, run, python)
     return profiled(worker, experiment, plan)
+
+
+def profiled(worker: SingleWorker, experiment: Experiment, plan: Plan) -> Worker:
+    """The worker under the profiler that the run is to have, or as it is."""
+    profiler = profiler_of(experiment)
+    if profiler is None:
+        return worker
+    captured = plan.trace_iteration if profiler is Profiler.nsys and plan.device == "cuda" else None
+    return ProfiledWorker(worker=worker, profiler=profiler, nodes=tuple(plan.node_names), iteration=captured)
 
 
 def run_environment(experiment: Experiment, plan: Plan, token: str, inherited: Mapping[str, str]) -> dict[str, str]:

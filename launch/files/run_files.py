@@ -93,6 +93,11 @@ class RunFiles:
         return tuple(job.id for job in self.submitted.jobs if job.id is not None)
 
     @property
+    def done(self) -> bool:
+        """Whether nothing of the nodes can change any more, so that neither processes nor jobs are looked at."""
+        return self.settled and not self.asks
+
+    @property
     def unrecorded(self) -> bool:
         """Whether a job may be in Slurm's queue whose id nobody wrote down: its launch was cut off just then."""
         return self.submitted.on_slurm and not self.settled and any(job.id is None for job in self.submitted.jobs)

@@ -1,4 +1,4 @@
-"""Slurm's commands: the only module that calls them (submitit calls sbatch)."""
+"""Slurm's commands: the only module that calls them."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ _REFUSED = re.compile(r"allocate resources: (.*(?:Invalid (?:account|qos)|not pe
 
 NODES_UNAVAILABLE = "node configuration is not available"
 """slurm_strerror's text: too few nodes that are up have what a job wants."""
+_SUBMITTED = re.compile(r"Submitted batch job (\d+)")
 _SILENT = re.compile(
     r"unable to contact|timed out|connection (failure|refused)|(send|receive|shutdown) failure|not responding|"
     r"standby mode|unable to establish|could not establish|zero bytes were|munge|protocol authentication",
@@ -216,12 +217,23 @@ def test(script: str) -> None:
         elif any("nvalid partition" in line for line in said):
             said.append("sinfo lists the partitions")
         message = "; ".join(dict.fromkeys(line for line in said if line))
-        raise SlurmSilent(message) if is_silence(message) else LaunchError(message)
+        raise SlurmSilent(message) if _SILENT.search(message) else LaunchError(message)
 
 
-def is_silence(message: str) -> bool:
-    """Whether a message of Slurm's commands says that its controller did not answer."""
-    return _SILENT.search(message) is not None
+def submit(script: str) -> str:
+    """Submits a job, which outlives this process; returns its id.
+
+    Raises:
+        SlurmSilent: Slurm does not answer.
+        LaunchError: it refuses the job.
+    """
+    done = _run(["sbatch", script], timeout_s=None)
+    message = done.stderr.strip() or done.stdout.strip() or "no message"
+    if done.returncode != 0 and _SILENT.search(message):
+        raise SlurmSilent(f"Slurm does not answer: {message}")
+    if done.returncode != 0 or (job := _SUBMITTED.search(done.stdout)) is None:
+        raise LaunchError(f"sbatch refused the job: {message}")
+    return job[1]
 
 
 def version() -> str:
@@ -272,7 +284,7 @@ def _output(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> s
     unknown = "Invalid job id specified" in done.stderr  # the only one asked for is not in the queue any more
     if done.returncode != 0 and not (unknown and command[0] in ("squeue", "scancel")):
         message = f"{_shown(command)} failed with {done.returncode}: {done.stderr.strip() or 'no message'}"
-        raise SlurmSilent(message) if is_silence(done.stderr) else LaunchError(message)
+        raise SlurmSilent(message) if _SILENT.search(done.stderr) else LaunchError(message)
     return done.stdout
 
 
@@ -282,7 +294,7 @@ def _shown(command: Sequence[str]) -> str:
 
 
 def _run(
-    command: Sequence[str], timeout_s: float = TIMEOUT_S, cwd: str | None = None
+    command: Sequence[str], timeout_s: float | None = TIMEOUT_S, cwd: str | None = None
 ) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(

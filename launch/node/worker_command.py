@@ -7,7 +7,6 @@ words in the place of what only a run knows.
 
 from __future__ import annotations
 
-import shutil
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from conf.run_folder.rundir import RunDir
-from conf.schema.experiment import ContainerKind, ExecutorKind, Experiment
 from conf.schema.values.partition import Partition
-from launch.errors import LaunchError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import NODE_RANK, START
 
@@ -230,30 +227,3 @@ def job_info(plan: Plan, model: str, node_rank: int) -> str:
         "PROFILE": str(plan.timeline).lower(),
     }
     return "".join(f"{key}: {value}\n" for key, value in values.items())
-
-
-def profiler_of(experiment: Experiment) -> Profiler | None:
-    """The profiler of a run; a rule of the configuration sees to it that there is one at most."""
-    profile = experiment.profile
-    return Profiler.nsys if profile.nsys else Profiler.ncu if profile.ncu else None
-
-
-def check_profiler(experiment: Experiment) -> None:
-    """Raises LaunchError if the run is to have a profiler that this machine, where it will run, has not."""
-    profiler = profiler_of(experiment)
-    here = experiment.executor.kind is ExecutorKind.local and experiment.container.kind is ContainerKind.none
-    if profiler is not None and here and shutil.which(profiler) is None:
-        product = "Nsight Systems" if profiler is Profiler.nsys else "Nsight Compute"
-        raise LaunchError(
-            f"profile.{profiler}=true: '{profiler}' is not on this machine's PATH; install NVIDIA {product}, or use "
-            f"profile.{profiler}=false"
-        )
-
-
-def profiled(worker: SingleWorker, experiment: Experiment, plan: Plan) -> Worker:
-    """The worker under the profiler that the run is to have, or as it is."""
-    profiler = profiler_of(experiment)
-    if profiler is None:
-        return worker
-    captured = plan.trace_iteration if profiler is Profiler.nsys and plan.device == "cuda" else None
-    return ProfiledWorker(worker=worker, profiler=profiler, nodes=tuple(plan.node_names), iteration=captured)

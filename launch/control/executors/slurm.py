@@ -1,8 +1,7 @@
-"""Runs on a Slurm cluster, through submitit: one task per node of each job, all of them node agents."""
+"""Runs on a Slurm cluster: one task per node of each job, all of them node agents."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -137,12 +136,12 @@ def _submit_all(run: RunDir, requests: Sequence[JobRequest], submission: Submiss
     for request in requests:
         if run.stop_request.exists():
             return
-        text = sbatch_text(submission, request, after=jobs[0]["id"] if jobs else None)
-        write_atomic(run.sbatch / f"{request.role}.sh", text)
+        script = run.sbatch / f"{request.role}.sh"
+        write_atomic(script, sbatch_text(submission, request, after=jobs[0]["id"] if jobs else None))
         write_atomic(run.agent(submission.number, request.role), settings(request).to_json())
         entry = {"role": request.role, "nodes": list(request.nodes)}
         write(*jobs, {"id": None, **entry})  # first: if this process is killed now, the job's comment leads to its id
-        jobs.append({"id": _submit(run, text, len(request.nodes)), **entry})
+        jobs.append({"id": _submit(run, script), **entry})
         write(*jobs)
     for submitted in jobs:  # now that none of them can be refused: links to a run that is taken back would stay
         run.link_job(submitted["id"])
@@ -164,41 +163,16 @@ def requested(request: JobRequest) -> str:
     )
 
 
-def _submit(run: RunDir, text: str, tasks: int) -> str:
-    """Has submitit submit the script; returns the job's id."""
-    from submitit.core.utils import FailedJobError, FailedSubmissionError
-
-    # sbatch inherits this: a terminal sends Ctrl-C to it, too, and the submission under way is to be finished.
+def _submit(run: RunDir, script: Path) -> str:
+    """Submits a script and keeps a copy by the job's id, since a later start writes another one; returns the id."""
+    # A Ctrl-C that comes meanwhile waits: nobody else would learn the job's id.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return _submit_script(run.submitit, text, tasks)
-    except (FailedJobError, FailedSubmissionError) as error:
-        what = "Slurm does not answer" if slurm_commands.is_silence(str(error)) else "sbatch refused the job"
-        raise LaunchError(f"{what}: {error}") from error
+        job = slurm_commands.submit(str(script))
+        shutil.copyfile(script, run.submitit / f"{job}_submission.sh")
+        return job
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _submit_script(folder: Path, text: str, tasks: int) -> str:
-    """Through submitit's executor, with our script in the place of its own, which would load a pickle."""
-    import submitit
-
-    class Executor(submitit.SlurmExecutor):
-        def _make_submission_file_text(self, command: str, uid: str) -> str:
-            return text
-
-        def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-            clean = slurm_commands.environment(os.environ)
-            unset = [word for name in os.environ if name not in clean for word in ("-u", name)]
-            return ["env", *unset, "sbatch", str(submission_file_path)]
-
-        def _num_tasks(self) -> int:
-            return tasks
-
-        def submit_text(self) -> str:
-            return str(self._submit_command("").job_id)
-
-    return Executor(folder).submit_text()
 
 
 MOST_NAMES = 4

@@ -17,7 +17,7 @@ from launch.errors import LaunchError
 from launch.machine.container_commands import found_image
 from launch.node.container_setup import check_program
 from launch.node.image_file import check_found
-from launch.node.worker_command import check_profiler
+from launch.node.worker_command import Profiler
 from launch.tracking.run_info import require_ready
 from launch.tracking.series import require_known
 
@@ -109,4 +109,22 @@ def require_exported(experiment: Experiment, shell: Mapping[str, str]) -> None:
         raise LaunchError(
             f"cluster.environment_from: not set in this shell: {names}; export it before the launch (export "
             f"{lacking[0]}=…), or leave it out"
+        )
+
+
+def profiler_of(experiment: Experiment) -> Profiler | None:
+    """The profiler of a run; a rule of the configuration sees to it that there is one at most."""
+    profile = experiment.profile
+    return Profiler.nsys if profile.nsys else Profiler.ncu if profile.ncu else None
+
+
+def check_profiler(experiment: Experiment) -> None:
+    """Raises LaunchError if the run is to have a profiler that this machine, where it will run, has not."""
+    profiler = profiler_of(experiment)
+    here = experiment.executor.kind is ExecutorKind.local and experiment.container.kind is ContainerKind.none
+    if profiler is not None and here and shutil.which(profiler) is None:
+        product = "Nsight Systems" if profiler is Profiler.nsys else "Nsight Compute"
+        raise LaunchError(
+            f"profile.{profiler}=true: '{profiler}' is not on this machine's PATH; install NVIDIA {product}, or use "
+            f"profile.{profiler}=false"
         )

@@ -40,7 +40,7 @@ MOST_NAMES = 3
 """Of nodes, before only the first and the last are named."""
 _STARTER = {
     ExecutorKind.local: "submitit's LocalExecutor",
-    ExecutorKind.slurm: "submitit's SlurmExecutor",
+    ExecutorKind.slurm: "sbatch",
     ExecutorKind.hosts: "ssh and there by submitit's LocalExecutor",
 }
 

@@ -24,7 +24,7 @@ from launch.judge.status_text import COLUMNS, MORE_COLUMNS
 from launch.machine import processes
 from launch.machine.job_states import JobState
 from launch.observe import look
-from launch.observe.look import complete
+from launch.observe.look import finish_observation
 from launch.observe.observation import Observation
 from launch.screen import narrow, plain, print_table
 from tests.support.launch.live import TWO_NODES, start
@@ -179,7 +179,7 @@ def test_a_run_that_is_deleted_meanwhile_is_not_listed(
     def delayed(look: RunFiles, answers: Mapping[str, JobState]) -> Observation:
         if look.run.path.name == "deleted":
             shutil.rmtree(look.run.path)
-        return complete(look, answers)
+        return finish_observation(look, answers)
 
     monkeypatch.setattr("launch.commands.runs.complete", delayed)
     assert cli.main(["runs", "--runs-dir", str(tmp_path)]) == 0

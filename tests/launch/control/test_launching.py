@@ -20,7 +20,7 @@ from launch.errors import LaunchError
 from launch.files.launch_lock import is_launching, launching
 from launch.judge.state import State
 from launch.judge.verdict import PLANNING_S, judge, verdict_on
-from launch.observe.look import SUBMISSION_S
+from launch.observe.executors import SUBMISSION_S
 from tests.launch.judge.test_verdict import NOW, Case, ended
 from tests.support.launch.launchers import launched_by_another
 from tests.support.launch.live import wait_for

@@ -13,13 +13,15 @@ import pytest
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
+from launch.control.planning.checks import check_profiler
 from launch.control.planning.dry_run import dry_run
 from launch.control.planning.plan import make_plan
+from launch.control.submit import profiled
 from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.machine import processes
-from launch.node.worker_command import MegatronLM, ProfiledWorker, Profiler, check, profiled
+from launch.node.worker_command import MegatronLM, ProfiledWorker, Profiler
 from launch.observe.look import observe
 from megatron_ext.contract.worker import SAVED
 from tests.support.launch import live
@@ -104,7 +106,7 @@ def test_a_profiler_that_is_not_here_is_told_with_the_way_out(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError) as raised:
-        check(compose([f"profile.{profiler}=true"]))
+        check_profiler(compose([f"profile.{profiler}=true"]))
     assert str(raised.value) == (
         f"profile.{profiler}=true: '{profiler}' is not on this machine's PATH; install NVIDIA {product}, or use "
         f"profile.{profiler}=false"
@@ -116,7 +118,9 @@ def test_what_is_elsewhere_is_not_looked_for_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    check(compose(["profile.nsys=true", "experiment=seed_a10x8", "executor=local", "container=none", *overrides]))
+    check_profiler(
+        compose(["profile.nsys=true", "experiment=seed_a10x8", "executor=local", "container=none", *overrides])
+    )
 
 
 def test_a_dry_run_shows_it_on_a_machine_that_has_it_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

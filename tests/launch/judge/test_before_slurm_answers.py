@@ -11,7 +11,7 @@ from launch.files.run_files import read_run_files
 from launch.judge.state import State
 from launch.judge.verdict import decide
 from launch.machine.job_states import JobState
-from launch.observe.look import complete
+from launch.observe.look import finish_observation
 from tests.launch.judge.test_verdict import NOW, OK, Case, Node, ended
 
 WAITING = {"7": JobState(id="7", state="PENDING")}
@@ -28,13 +28,13 @@ def test_a_job_that_starts_while_slurm_answers_does_not_wait_to_be_started_again
     on_slurm(Case([Node(), Node()]).make(tmp_path / "other"))
     (tmp_path / "run" / "nodes").rmdir()
     (tmp_path / "other" / "nodes").rename(tmp_path / "run" / "nodes")
-    seen = complete(before, WAITING, NOW)
+    seen = finish_observation(before, WAITING, NOW)
     assert (str(seen.start), decide(seen).state) == ("0.0", State.running)
 
 
 def test_a_job_that_waits_although_its_nodes_have_told_of_a_start_waits_for_the_next(tmp_path: Path) -> None:
     before = read_run_files(on_slurm(Case([Node(), Node()], last=20).make(tmp_path / "run")))
-    seen = complete(before, WAITING, NOW)
+    seen = finish_observation(before, WAITING, NOW)
     assert (str(seen.start), decide(seen).state) == ("0.1", State.starting)
 
 

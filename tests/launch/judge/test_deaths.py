@@ -117,7 +117,7 @@ def test_a_killed_helper_process_ends_the_run(
     runs: Path, victim: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find, rules = VICTIMS[victim]
-    monkeypatch.setattr("launch.observe.look.START_S", 1.0)
+    monkeypatch.setattr("launch.observe.executors.START_S", 1.0)
     run = start(runs, *FOREVER)
     wait_for(lambda: find(run))
     if when == "mid-run":

@@ -11,8 +11,7 @@ import pytest
 from launch import cli
 from launch.judge.findings import all_findings, findings
 from launch.judge.status_text import as_text
-from launch.observe.look import observe
-from launch.observe.stderr_signs import first_error
+from launch.observe.look import first_error, observe
 from reports.sections.findings_section import verdict_section
 from tests.launch.judge.test_verdict import NOW, Case, Node, ended
 

@@ -14,7 +14,7 @@ from launch.judge.status_text import as_json, as_text, more_cells
 from launch.judge.verdict import decide
 from launch.machine.job_states import JobState, compressed, expanded, parse_starts
 from launch.node.restart_note import why
-from launch.observe.look import complete
+from launch.observe.look import finish_observation
 from launch.observe.observation import Observation
 from megatron_ext.contract.errors import reason_of
 from tests.launch.judge.test_verdict import NOW, Case, Error, Node, ended
@@ -42,7 +42,7 @@ def run_of(folder: Path, case: Case, *, silent_s: float = 0.0, start: str = "0.0
 
 def seen_of(folder: Path, state: str = "RUNNING") -> Observation:
     answers = {"11": JobState(id="11", state=state, hosts=HOSTS if state == "RUNNING" else ())}
-    return complete(read_run_files(RunDir(folder)), answers, NOW)
+    return finish_observation(read_run_files(RunDir(folder)), answers, NOW)
 
 
 def test_hosts_stand_beside_nodes_in_the_verdict_its_evidence_the_json_and_the_list(tmp_path: Path) -> None:

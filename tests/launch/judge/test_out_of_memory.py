@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launch.judge.verdict import judge
-from launch.observe.stderr_signs import memory_sign
+from launch.observe.look import memory_sign
 from tests.launch.judge.test_verdict import NOW, Case, Error, Node, ended
 
 ABORTED = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"

@@ -13,7 +13,7 @@ from launch.files.run_files import read_run_files
 from launch.judge.state import State
 from launch.judge.verdict import decide
 from launch.machine.job_states import JobState
-from launch.observe.look import complete
+from launch.observe.look import finish_observation
 from launch.observe.observation import Observation
 from tests.launch.judge.test_verdict import NOW, Case, Error, Node, ended
 
@@ -32,7 +32,7 @@ def seen_of(tmp_path: Path, case: Case, *states: str) -> Observation:
         job: JobState(id=job, state=state.partition(" ")[0], detail=state.partition(" ")[2])
         for job, state in told.items()
     }
-    return complete(read_run_files(run), answers, NOW)
+    return finish_observation(read_run_files(run), answers, NOW)
 
 
 CASES = {

@@ -13,7 +13,7 @@ from launch.judge.verdict import decide
 from launch.machine.job_states import JobState, expanded, parse_sacct, parse_squeue
 from launch.node.peers import JobFate
 from launch.node.slurm_job import SlurmJob
-from launch.observe.look import complete
+from launch.observe.look import finish_observation
 from tests.launch.judge.test_verdict import NOW, Case, Node, ended
 
 JOBS = [{"id": "11", "role": "master", "nodes": [0]}, {"id": "12", "role": "slave", "nodes": [1]}]
@@ -61,14 +61,14 @@ def state(job: str, state: str, detail: str = "") -> JobState:
 def test_the_first_node_of_a_job_that_was_not_launched_and_left_nothing(tmp_path: Path) -> None:
     run = made(tmp_path, ended(1, reason="ended because node local-1 will not start: job 12 is FAILED"), None)
     answers = {"11": state("11", "FAILED"), "12": state("12", "FAILED", "JobLaunchFailure")}
-    verdict = decide(complete(read_run_files(run), answers, NOW))
+    verdict = decide(finish_observation(read_run_files(run), answers, NOW))
     assert (verdict.state, verdict.rule) == (State.failed, "runs-dir-unseen")
     assert verdict.reason == (
         f"node local-1: host-12 cannot see or write to runs_dir={tmp_path}/runs (Slurm could not launch "
         "job 12 there, and the folder has nothing of it); choose a folder that all nodes share"
     )
     (run.submitit / "12_batch.out").touch()
-    assert decide(complete(read_run_files(run), answers, NOW)).rule == "job-ended"
+    assert decide(finish_observation(read_run_files(run), answers, NOW)).rule == "job-ended"
 
 
 COMPLAINT = "/usr/bin/bash: line 1: {log}: Permission denied\nsrun: error: host-12: task 0: Exited with exit code 1\n"
@@ -78,7 +78,7 @@ def test_a_node_whose_agent_could_not_open_its_output_is_known_while_the_others_
     run = made(tmp_path, Node(), None)
     (run.submitit / "12_batch.out").write_text(COMPLAINT.format(log=run.submitit / "12_0_log.out"))
     answers = {"11": state("11", "RUNNING"), "12": state("12", "RUNNING")}
-    verdict = decide(complete(read_run_files(run), answers, NOW))
+    verdict = decide(finish_observation(read_run_files(run), answers, NOW))
     assert (verdict.state, verdict.rule) == (State.failed, "runs-dir-unseen")
     told = f"host-12 cannot see or write to runs_dir={tmp_path}/runs (Permission denied); choose"
     assert verdict.reason.startswith(f"node local-1: {told}")
@@ -102,7 +102,7 @@ def test_other_words_are_no_complaint_of_a_node(tmp_path: Path, said: str) -> No
     run = made(tmp_path, Node(), None)
     (run.submitit / "12_batch.out").write_text(said.format(folder=run.submitit))
     answers = {"11": state("11", "RUNNING"), "12": state("12", "RUNNING")}
-    assert decide(complete(read_run_files(run), answers, NOW)).state is State.starting
+    assert decide(finish_observation(read_run_files(run), answers, NOW)).state is State.starting
 
 
 def test_what_an_earlier_start_of_the_job_printed_is_not_about_this_one(tmp_path: Path) -> None:

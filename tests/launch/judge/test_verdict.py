@@ -23,7 +23,8 @@ from launch.judge.pace import time_of
 from launch.judge.state import EXIT_CODES, State
 from launch.judge.status_text import COLUMNS, MORE_COLUMNS, as_json, as_text, more_cells, run_row
 from launch.judge.verdict import decide, judge
-from launch.observe.look import SILENCE_S, observe
+from launch.node.peers import SILENCE_S
+from launch.observe.look import observe
 from megatron_ext.contract.adaptive.config import AdaptConfig
 from tests.support import ROOT
 from tests.support.launch.live import TWO_NODES

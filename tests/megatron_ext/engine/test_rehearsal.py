@@ -27,7 +27,7 @@ from fasop.tables.plans import plan_yaml
 from launch.control.planning.plan import make_plan
 from launch.control.planning.rehearsal import doubts
 from launch.files.run_files import Faults
-from launch.observe.look import read_log
+from launch.observe.iterations import read_log
 from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.schedules import as_json, schedule
