@@ -47,7 +47,7 @@ def _joined(lines: Sequence[str]) -> str:
 
 
 def ago(seconds: float) -> str:
-    """Of an instant that may be after now by a clock that differs."""
+    """Writes how long ago an instant was; it may be after now by a clock that differs."""
     return f"{span(round(max(0.0, seconds)))} ago"
 
 

@@ -15,7 +15,7 @@ from fasop.search.run import best_plans
 from tdpp.overrides import checked
 
 WORDS = ("top", "profile", "leave_out", "by_stage", "prove", "overrides")
-"""Of those of `tdpp search`, which say what is searched; the others are about tables and files."""
+"""The words of `tdpp search` that say what is searched; the others are about tables and files."""
 
 
 def compose(overrides: Sequence[str] = ()) -> Experiment:

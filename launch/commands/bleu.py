@@ -34,7 +34,7 @@ TOKENIZERS = ("13a", "intl", "char", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class Bleu:
-    """Of the translations of a split."""
+    """The BLEU of a split's translations."""
 
     score: float
     signature: str
@@ -47,7 +47,7 @@ class Bleu:
 def bleu_of(
     model: Exported, sentences: Sentences, scoring: Scoring, device: str, lowercase: bool = False, words: str = "13a"
 ) -> Bleu:
-    """Of a model's translations; `words` is the tokenizer of sacreBLEU, which must be there.
+    """Returns the BLEU of a model's translations; `words` is the tokenizer of sacreBLEU, which must be there.
 
     Raises:
         EngineError: the model does not translate.
@@ -67,7 +67,7 @@ def bleu_of(
 
 
 def add_bleu(parser: argparse.ArgumentParser) -> None:
-    """For `print_bleu`."""
+    """Adds the options of `print_bleu`."""
     parser.add_argument("--bleu", action="store_true", help="print BLEU instead of translations")
     parser.add_argument(
         "--epochs", choices=(ALL,), help="with --bleu: score every checkpoint of the run, one line each"
@@ -115,7 +115,7 @@ def require_bleu(arguments: argparse.Namespace) -> None:
 def print_bleu(
     run: RunDir, arguments: argparse.Namespace, model_of: Callable[[Checkpoint], tuple[Exported, str | None]]
 ) -> None:
-    """Of the run's chosen checkpoint, or of all.
+    """Prints the BLEU of the run's chosen checkpoint, or of all.
 
     Raises:
         EngineError: there is none, or no text.

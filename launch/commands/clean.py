@@ -283,7 +283,7 @@ def _remove_lock(lock_file: Path, first: Callable[[], None] = lambda: None) -> N
 
 
 def _enroot_names() -> set[str]:
-    """Of all containers of this user; none where there is no enroot."""
+    """Lists all containers of this user; none where there is no enroot."""
     if shutil.which("enroot") is None:
         return set()
     done = _enroot("list")

@@ -194,7 +194,7 @@ OF_WORDS = {
     "simulate": ("--json", CONFIG_DIR, "--help"),
     "rehearse": (CONFIG_DIR, "--help"),
 }
-"""Of commands that take words, as Hydra does, and have no parser."""
+"""The options of commands that take words, as Hydra does, and have no parser."""
 
 
 def offered(command: str, before: Sequence[str], word: str) -> list[str] | None:

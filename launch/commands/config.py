@@ -12,7 +12,7 @@ from conf.visible import nearest, shortened
 from launch.screen import print_table
 
 WIDTH = 100
-"""Of a paragraph."""
+"""The width of a paragraph, in characters."""
 
 
 def main(argv: Sequence[str]) -> int:

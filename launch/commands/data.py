@@ -180,7 +180,7 @@ def _require_text(prefix: Path, command: str) -> None:
 
 
 def _inspect_other(arguments: argparse.Namespace, kind: str) -> None:
-    """Of pairs, images and videos."""
+    """Shows pairs, images or videos."""
     prefix: Path = arguments.prefix
     of_text = {"--page": arguments.page, "--set": arguments.set, "--family": arguments.family != GPT}
     if kind != PAIRS:

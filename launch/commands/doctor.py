@@ -157,7 +157,7 @@ def _examining(seen: Observation) -> str:
 
 
 def _lost(run: RunDir, seen: Observation) -> dict[str, dict[str, str]]:
-    """By group and node, why nodes wrote nothing, or ended before they had written all."""
+    """Says why nodes wrote nothing, or ended before they had written all; by group and node."""
     logs = agent_logs(run, seen.plan, read_submitted(run, len(seen.nodes)))
     lost: dict[str, dict[str, str]] = {}
     for place, node in zip(seen.plan.nodes, seen.nodes, strict=True):

@@ -37,7 +37,7 @@ class Evaluation:
     loss: float
     metrics: dict[str, float]
     perplexity: float | None
-    """Of a token, where the task predicts tokens one after the other."""
+    """The perplexity of a token, where the task predicts tokens one after the other."""
     bleu: Bleu | None
 
 
@@ -102,7 +102,7 @@ def text_of(run: RunDir, found: Evaluation, why_not: str | None) -> str:
 def _bleu(
     run: RunDir, plan: Plan, checkpoint: str | None, arguments: Any, scoring: Scoring
 ) -> tuple[Bleu | None, str | None]:
-    """Of a model that translates; else, or where there is no such text, the reason, if there is one."""
+    """Returns the BLEU of a model that translates; else, or where there is no such text, the reason, if any."""
     if plan.model.family not in TRANSLATION:
         return None, None
     if find_spec("sacrebleu") is None:

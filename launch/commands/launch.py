@@ -63,15 +63,15 @@ class Session:
     profile: str | None = None
     """The name of the profiles of all its GPUs."""
     as_given: Callable[[str], str] = str
-    """Of an override as Hydra read it: how it was given."""
+    """Returns an override that Hydra has read as it was given."""
     mode: RunMode | None = None
     """Unknown until the first task begins."""
     combinations: list[Combination] = field(default_factory=list)
     record: dict[str, str] = field(default_factory=dict)
-    """Of a sweep, the files that Hydra and its sweeper write."""
+    """What Hydra and its sweeper write of a sweep: texts by the name of the file."""
     outcomes: Outcomes = field(default_factory=dict)
     metric: str | None = None
-    """By which a sweeper chooses."""
+    """The metric by which a sweeper chooses."""
     experiments: list[Experiment] = field(default_factory=list)
     """All that were to be started so far."""
 
@@ -138,7 +138,7 @@ def main(argv: Sequence[str], *, preflight: Preflight = before_launch, worker: s
 
 
 def _agreed(argv: Sequence[str], session: Session, preflight: Preflight) -> dict[int, Experiment]:
-    """Of the combinations that are not settled yet, those to be started, by their number.
+    """Returns those combinations without an outcome that are to be started, by their number.
 
     Raises:
         LaunchError: GPU-hours, with those of the batches before, are not confirmed; or an option is of dry runs alone.

@@ -39,7 +39,7 @@ _FAULTS = 3
 
 
 class Format(StrEnum):
-    """Of the lines of iterations and evaluations."""
+    """How lines of iterations and evaluations are printed."""
 
     short = "short"
     megatron = "megatron"

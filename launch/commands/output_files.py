@@ -18,7 +18,7 @@ def plan_path(name: str) -> Path:
 
 
 def check_plan_free(name: str, overwrite: bool) -> None:
-    """Before the search, so that no time is lost.
+    """Raises SearchError before the search, so that no time is lost, where the plan could not be kept.
 
     Raises:
         SearchError: there is such a configuration, or none can be written.
@@ -31,7 +31,7 @@ def check_plan_free(name: str, overwrite: bool) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Before the search, so that neither its time is lost, nor some of its files are there and others not.
+    """Raises SearchError before the search, so that no time is lost and either all of its files are there or none.
 
     Raises:
         SearchError: there cannot be such a file.

@@ -37,7 +37,7 @@ from launch.screen import print_table
 from megatron_ext.contract.worker import PROFILE
 
 WORKER = "megatron_ext.profile"
-"""As megatron_ext.profile reads it."""
+"""The module that measures on the ranks."""
 FOLDER = "profile"
 """In `runs_dir`."""
 BUILD_S = 60
@@ -46,9 +46,9 @@ LINKS_S = 300
 ROOM_S = 900
 """For trying how large a micro-batch may be, at most; ranks wait for the last one so long."""
 DOUBLINGS = 10
-"""Of the first micro-batch, about as many as any GPU has room for."""
+"""How often the first micro-batch is doubled, about as often as any GPU has room for."""
 PATIENCE_S = 300
-"""Of a rank that waits for others: those of another node may take longer to make large weights."""
+"""How long a rank waits for others: those of another node may take longer to make large weights."""
 USAGE = """usage: tdpp profile [GROUP=CHOICE ...] [KEY=VALUE ...] [profile=NAME] [tensor_sizes=N,...] ...
 
 Runs a short job on all nodes of a cluster and measures the model there: the time of embedding, layers and head, forward
@@ -171,7 +171,7 @@ class Job:
     experiment: Experiment
     run_min: int
     names: dict[str, str]
-    """By GPU, as it is called in cluster.gpus."""
+    """The names of the profiles by GPU, as it is called in cluster.gpus."""
 
 
 def prepare(arguments: Arguments) -> Job:
@@ -302,7 +302,7 @@ def _import(arguments: Arguments, comment: str) -> int:
 
 
 def _print_profile(name: str, profile: LayerProfile, groups: Sequence[str]) -> None:
-    """On stdout: the times, what the links give for the cluster's configuration, and where it is written."""
+    """Prints the times, what the links give for the cluster's configuration, and where the profile is written."""
     for what, table in tables(profile):
         print(f"{profile.gpu} ({profile.device or 'device unknown'}), {what}: forward + backward")
         print_table(*table)

@@ -234,7 +234,7 @@ def learn(plan: Plan, metric: str) -> Curve:
 
 
 def _checked(small: Experiment) -> Experiment:
-    """With its length; what is odd about its data is reported."""
+    """Returns the experiment with its length; reports what is odd about its data."""
     for doubt in preflight(small):
         print(f"({doubt})", file=sys.stderr)
     return with_length(small)
@@ -253,7 +253,7 @@ def _require_memory(small: Sequence[Experiment]) -> None:
 
 
 def _weight_bytes(small: Experiment) -> int:
-    """Of a training at most; 0 of a module, whose weights nobody has counted."""
+    """Returns the bytes of a training at most; 0 for a module, whose weights nobody has counted."""
     if small.model.code is not None:
         return 0
     stream, versions = small.parallel.stream, 1

@@ -84,7 +84,7 @@ Word = TypeVar("Word", bound=StrEnum)
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """By default all."""
+    """Which runs are listed; by default all."""
 
     words: tuple[str, ...] = ()
     """Names, patterns of names, folders of runs, or what else means one run."""

@@ -184,7 +184,7 @@ def _view(runs: Sequence[Listed], as_objects: bool) -> View:
 
 
 def _reason(run: Listed) -> str | None:
-    """Of a run that is in trouble, which a table has no room for."""
+    """Says why a run is in trouble, which a table has no room for."""
     if run.seen is None or run.verdict is None or EXIT_CODES[run.state] in (0, EXIT_CODES[State.stopped]):
         return None
     return f"{run.run.name}: {run.verdict}"

@@ -139,7 +139,7 @@ def validate(args: Arguments) -> int:
 
 
 def cores_shared(run: RunDir, experiment: Experiment) -> tuple[int, int] | None:
-    """As `shared_cpus`, of a run on this machine."""
+    """Says where a run on this machine shares CPUs, as `shared_cpus` does."""
     here = (run.read_object(run.provenance, ()) or {}).get("host") == socket.gethostname()
     return shared_cpus(experiment) if here else None
 

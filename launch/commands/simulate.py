@@ -139,7 +139,7 @@ def played(args: Arguments) -> tuple[Results, list[str]]:
 
 
 def forecast(text: str, samples: float, runs_dir: Path) -> tuple[Noise, str | None]:
-    """Of a training of so many samples, and in words what of it is not known.
+    """Returns the noise of a training of so many samples, and in words what of it is not known.
 
     Raises:
         SearchError: there is none.

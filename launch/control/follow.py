@@ -32,14 +32,14 @@ LINE_S = 0.2
 LOOK_S = 2.0
 """Between two looks at the processes, which cost more."""
 PART_BYTES = 4 << 20
-"""Of a log that is read at once."""
+"""How many bytes of a log are read at once."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Handler: TypeAlias = Callable[[int, FrameType | None], None]
 
 
 @contextmanager
 def _handled(handler: _Handler) -> Iterator[None]:
-    """In the block `handler` takes what ends a command; signals that are ignored (nohup) stay so."""
+    """Has `handler` take what ends a command within the block; signals that are ignored (nohup) stay so."""
     before = {signum: signal.getsignal(signum) for signum in _ENDING}
     for signum, was in before.items():
         if was is not signal.SIG_IGN:

@@ -168,7 +168,7 @@ def _posted(settings: Settings, run: RunDir, verdict: Verdict, environment: Mapp
 
 
 class _NoRedirection(urllib.request.HTTPRedirectHandler):
-    """After a redirection, urllib would send a GET without the verdict, and take a login page for an answer."""
+    """Refuses redirections: urllib would send a GET without the verdict, and take a login page for an answer."""
 
     def redirect_request(self, *_: object) -> None:
         return None

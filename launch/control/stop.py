@@ -163,7 +163,7 @@ def _all_ended(run: RunDir) -> bool:
 
 
 def _leave_to_its_agents(run: RunDir) -> str:
-    """On another machine: they see the request, and end their workers."""
+    """Leaves workers on another machine to their agents, who see the request and end them."""
     until = time.monotonic() + STOP_S
     while not observe(run).over and time.monotonic() < until:
         time.sleep(LOOK_S)

@@ -108,7 +108,7 @@ def _require_group(run: RunDir, trusted: int | None) -> None:
 
 
 def _make_cache(folder: str | None) -> None:
-    """Of index maps, before a container is to find it."""
+    """Makes the folder of index maps, before a container is to find it."""
     try:
         if folder is not None:
             Path(folder).mkdir(parents=True, exist_ok=True)

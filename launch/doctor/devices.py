@@ -12,9 +12,9 @@ from launch.doctor.findings import ALONE, Check, Fault, Level, NodeFindings, Ran
 
 GIB = 2**30
 MEMORY_SHARE = 0.95
-"""Of the memory that the configuration says a GPU has; the rest may be the driver's."""
+"""The share that a GPU must have of its configured memory; the rest may be the driver's."""
 FREE_SHARE = 0.9
-"""Of a GPU's memory; with less somebody else computes on it."""
+"""The share of a GPU's memory that must be free; with less somebody else computes on it."""
 
 
 def devices(experiment: Experiment, cuda: bool, group: str, nodes: Sequence[NodeFindings]) -> Iterator[Check]:

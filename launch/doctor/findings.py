@@ -13,7 +13,7 @@ from megatron_ext.contract.plan_parts import Node
 
 
 class Level(StrEnum):
-    """In the order of their weight."""
+    """How bad a finding is, in the order of weight."""
 
     ok = "ok"
     warning = "warning"
@@ -89,7 +89,7 @@ class RankFindings:
     gpus: tuple[str, ...] = ()
     """Names of all that torch sees."""
     memory: tuple[int, int] | None = None
-    """Of its own GPU: free, and all of it, bytes."""
+    """The bytes of its own GPU: free, and all."""
     failed: str | None = None
     symptom: bool = False
     """Whether it failed only because another rank was lost."""
@@ -129,9 +129,9 @@ class NodeFindings:
     cpus: int
     """That its processes may use."""
     files: Mapping[str, int | str]
-    """By path: bytes, or why it cannot be read."""
+    """The bytes of each file, by path, or why it cannot be read."""
     maps: Mapping[str, Path | str]
-    """By the prefix of a corpus: where its index maps would be written, or why they cannot be."""
+    """Where the index maps of a corpus would be written, by its prefix, or why they cannot be."""
     disk: int | None
     shared_memory: int | None
     """Bytes free: where the run folder is, and in /dev/shm."""
@@ -151,7 +151,7 @@ class NodeFindings:
 
 
 def read_findings(run: RunDir) -> tuple[NodeFindings, ...]:
-    """Of the nodes that have written anything, by node rank.
+    """Reads the findings of the nodes that have written anything, by node rank.
 
     Raises:
         RunFolderError: a file is not what it should be.

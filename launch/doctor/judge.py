@@ -34,24 +34,24 @@ class Case:
     """All that is known once the nodes are done."""
 
     experiment: Experiment
-    """As it is to be launched."""
+    """The experiment that is to be launched."""
     groups: tuple[str, ...]
-    """By node rank."""
+    """The group of each node, by node rank."""
     cuda: bool
     nodes: tuple[NodeFindings, ...]
     """That have written anything, by node rank."""
     lost: Mapping[str, Mapping[str, str]]
-    """By group and node: why a node wrote nothing, or not all."""
+    """Why a node wrote nothing, or not all; by group and node."""
     readings: Mapping[str, Sequence[GpuEntry]] = field(default_factory=dict)
-    """By node: what its GPUs said meanwhile."""
+    """What a node's GPUs said meanwhile, by node."""
     images: Mapping[str, str] = field(default_factory=dict)
-    """By node: the ID of docker's image there."""
+    """The ID of docker's image on each node."""
     unseen: tuple[tuple[str, str, Unseen], ...] = ()
     """Group and node of those that do not see `runs_dir`."""
 
 
 def judge(case: Case) -> list[Check]:
-    """In the order of the groups, then what concerns all nodes."""
+    """Returns the lines of the groups in their order, then what concerns all nodes."""
     checks: list[Check] = []
     for group in dict.fromkeys(case.groups):
         nodes = [node for node in case.nodes if node.group == group]
@@ -187,7 +187,7 @@ def _disk(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Check:
 
 
 def checkpoint_bytes(experiment: Experiment) -> int:
-    """Of one checkpoint: weights and what the optimizer keeps of them, fp32; 0 if none is saved."""
+    """Returns the bytes of a checkpoint: weights and what the optimizer keeps of them, fp32; 0 if none is saved."""
     train = experiment.train
     kinds = 1 + len(KINDS[str(train.optimizer)]) + (train.ema is not None)
     return 4 * kinds * experiment.model.parameters() if train.checkpoint else 0

@@ -30,7 +30,7 @@ class Path:
     """Pairs of ranks that used it at once."""
     latency_us: float
     gbit_per_s: tuple[float, float]
-    """Of all pairs together, from the first end to the second and back."""
+    """The rate of all pairs together, from the first end to the second and back."""
 
 
 def _message_us(latency_us: float, gbit_per_s: float, size: float) -> float:
@@ -91,7 +91,7 @@ class OneWay:
 def _judge(
     experiment: Experiment, groups: Mapping[str, str], between: bool, pair: tuple[str, str], paths: Sequence[Path]
 ) -> Check:
-    """By the path and direction that is worst against the configuration."""
+    """Judges a link by the path and direction that is worst against the configuration."""
     kind = "inter" if between else "intra"
     ways = [_one_way(experiment, groups, kind, path, way) for path in paths for way in (0, 1)]
     worst = max(ways, key=lambda one: one.ratio)

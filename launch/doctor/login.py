@@ -37,7 +37,7 @@ MOUNTS = Path("/proc/self/mounts")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 """In there a blank is \\040."""
 PYXIS_OPTION = "--container-env"
-"""As of pyxis 0.15."""
+"""The option that pyxis has since 0.15."""
 
 
 def login_checks(experiment: Experiment, data: Check) -> Iterator[Check]:

@@ -25,7 +25,7 @@ _WHOLE_FILE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 @contextlib.contextmanager
 def launching(run: RunDir) -> Iterator[None]:
-    """For as long as the run is launched; a process that is forked meanwhile goes on with it.
+    """Holds the lock while the run is launched; a process that is forked meanwhile goes on with it.
 
     Raises:
         LaunchError: another process launches it, or its folder cannot be written.

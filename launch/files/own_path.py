@@ -146,7 +146,7 @@ def require_not_everybodys(path: Path) -> None:
 
 
 class _Walk:
-    """From the root down, through handles; each folder and link on the way is `seen`."""
+    """Walks from the root down, through handles; each folder and link on the way is `seen`."""
 
     def __init__(self) -> None:
         self.handle = os.open("/", _FOLDER)
@@ -160,7 +160,7 @@ class _Walk:
         os.close(self.handle)
 
     def go(self, path: Path, *, missing: bool = False) -> None:
-        """To a folder; with `missing` as far as there is one. Links are followed, and are looked at themselves."""
+        """Goes to a folder; with `missing` as far as there is one. Links are followed, and are looked at themselves."""
         left = [word for word in reversed(path.absolute().parts) if word != "/"]
         while left:
             word = left.pop()

@@ -50,9 +50,9 @@ class JobRecord:
     nodes: tuple[Count, ...]
     """Node ranks, by task."""
     host: str | None = None
-    """As the machine calls itself."""
+    """The machine's own name."""
     boot: str | None = None
-    """Of a host that ssh reaches: which of its starts it was (random/boot_id). Machines may share a name."""
+    """The start of a host that ssh reaches (random/boot_id): machines may share a name."""
     ssh: str | None = None
     """The name by which ssh reaches it."""
 
@@ -261,7 +261,7 @@ class NodeState:
             self.publish(state="preparing", doing=doing)
 
     def beat(self, worker_stopped: bool = False) -> None:
-        """To be called often."""
+        """Writes a sign of life where one is due; it is to be called often."""
         if worker_stopped != self._content["worker_stopped"]:
             self.publish(worker_stopped=worker_stopped)
         if time.monotonic() >= self._next_beat:
@@ -269,11 +269,11 @@ class NodeState:
 
 
 def _host(job: str | None) -> str:
-    """As Slurm calls this machine in a job of its, or else as that calls itself."""
+    """Returns how Slurm calls this machine in a job of its, or else how the machine calls itself."""
     given = os.environ.get("SLURMD_NODENAME") if job is not None else None
     return given or socket.gethostname()
 
 
 def _size(path: Path) -> int:
-    """Of a file that an earlier start may have left, in bytes."""
+    """Returns the bytes of a file that an earlier start may have left."""
     return path.stat().st_size if path.exists() else 0

@@ -65,15 +65,15 @@ class RunFiles:
     launching: bool | None
     """Whether the jobs that are missing in it may still come: the run is being launched. None if that is not known."""
     states: dict[str, NodeRecord | None]
-    """Of the nodes that take part, by name; None where there is none, or none that can be read."""
+    """The records of the nodes that take part, by name; None where there is none, or none that can be read."""
     faults: tuple[Fault, ...]
-    """Of the states."""
+    """What is wrong with the records."""
     planned: Start
     """The newest start that the files of plans know of."""
 
     @property
     def names(self) -> list[str]:
-        """Of all nodes, by node rank; of an elastic run also of those that take no part."""
+        """The names of all nodes, by node rank; of an elastic run also of those that take no part."""
         return self.plan.node_names
 
     @property

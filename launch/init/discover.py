@@ -19,7 +19,7 @@ from launch.machine.slurm_commands import JobRefused
 from launch.screen import some
 
 MOST_NAMES = 4
-"""Of nodes in a note."""
+"""How many nodes a note names."""
 RUN_MIN = 2
 """A node answers in seconds."""
 

@@ -23,15 +23,15 @@ TENSOR_RATES = {
     (9, 0): 16,
     **dict.fromkeys([(10, 0), (10, 3)], 32),
 }
-"""By compute capability: how many times the rate of fp32 that of dense 16-bit matrix products is, after
+"""How many times the rate of fp32 that of dense 16-bit matrix products is, by compute capability, after
 NVIDIA's white papers of each architecture. A data sheet has lower figures where a card's clock is lower under load."""
 BF16_SINCE = (8, 0)
 ASSUMED = {"memory_gib": 16.0, "fp32_tflops": 10.0, "fp16_tflops": 40.0, "bf16_tflops": 40.0, "memory_gb_per_s": 400.0}
-"""Of a GPU of which nothing is known: an ordinary one of recent years."""
+"""What a GPU is taken for of which nothing is known: an ordinary one of recent years."""
 NVLINK_GBIT_PER_S = 150.0
-"""Of one link in a direction: three quarters of the 200 of its wires, as is measured of messages."""
+"""The rate of one link in a direction: three quarters of the 200 of its wires, as is measured of messages."""
 PCIE_GBIT_PER_S = 128.0
-"""As of the shipped nodes of four A10."""
+"""The rate of the shipped nodes of four A10."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class GpuKind:
     note: str = ""
     """What is to be checked."""
     name: str = ""
-    """As the driver calls it, or else Slurm."""
+    """The name that the driver gives it, or else Slurm."""
 
 
 PARTS_APART = (
@@ -106,7 +106,7 @@ def _may_be(gres: str, shipped: str) -> bool:
 
 
 def within_gbit_per_s(gpus: Sequence[GpuFigures]) -> float:
-    """Between two GPUs of a node."""
+    """Returns the rate between two GPUs of a node."""
     links = min((gpu.nvlinks for gpu in gpus), default=0)
     return links * NVLINK_GBIT_PER_S if links else PCIE_GBIT_PER_S
 

@@ -14,7 +14,7 @@ from typing import Any
 from launch.errors import LaunchError
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Of a scaled rotary embedding, as the engine computes it."""
+"""The scaled rotary embedding that the engine computes."""
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
 _MISSING = object()
 
@@ -329,4 +329,4 @@ _FAMILIES: dict[str, Callable[[_Config], dict[str, object]]] = {
     "vit": _vit,
     "resnet": _resnet,
 }
-"""By `model_type` of config.json."""
+"""The reader of each family, by `model_type` of config.json."""

@@ -24,7 +24,7 @@ class FoundGroup:
     name: str
     count: int
     ranks: int | None
-    """Of a node; None: as many as the plan asks for, on this machine alone."""
+    """The ranks of a node; None: as many as the plan asks for, on this machine alone."""
     gpu: GpuKind
     partition: str | None = None
     gres: str | None = None
@@ -49,7 +49,7 @@ class FoundGroup:
 
     @property
     def title(self) -> str:
-        """In a line for people."""
+        """Describes it in a line for people."""
         nodes = plural(self.count, "node")
         if self.on_cpu:
             return f"{nodes}, CPU"
@@ -100,7 +100,7 @@ Asked = Callable[[str], str]
 
 
 def priced(found: Found, given: Mapping[str, float]) -> Found:
-    """With the prices of `--price`, by group, kind of GPU or Slurm's type of it.
+    """Returns the machines with the prices of `--price`, by group, kind of GPU or Slurm's type of it.
 
     Raises:
         LaunchError: a name is none of these.
@@ -120,12 +120,12 @@ def priced(found: Found, given: Mapping[str, float]) -> Found:
 
 
 def with_network(found: Found, gbit_per_s: float) -> Found:
-    """With the figure of `--network`, between all nodes."""
+    """Returns the machines with the figure of `--network`, between all nodes."""
     return replace(found, groups=tuple(replace(group, network_gbit_per_s=gbit_per_s) for group in found.groups))
 
 
 def answered(found: Found, ask: Asked) -> Found:
-    """With what the person at the terminal says; nothing is as good as Enter."""
+    """Returns the machines with what the person at the terminal says; nothing is as good as Enter."""
     if found.executor == "local":
         return found
     groups = []

@@ -37,13 +37,13 @@ class Group:
     """The least of a node."""
     time_limit: str
     availability: str
-    """Of the partition, as sinfo has it."""
+    """Whether the partition is up, as sinfo has it."""
     others: tuple[str, ...]
     """Partitions that have some of these nodes, too."""
 
     @property
     def options(self) -> list[str]:
-        """For srun."""
+        """Returns the options for srun."""
         given = {"partition": self.partition, "gres": self.gres, "constraint": self.constraint}
         return [f"--{name}={value}" for name, value in given.items() if value is not None]
 
@@ -177,6 +177,6 @@ def _named(found: Sequence[Group]) -> list[Group]:
 
 
 def _word(text: str) -> str:
-    """As the name of a group may be written: in keys of the command line, dots separate names."""
+    """Returns a name that a group may have: in keys of the command line, dots separate names."""
     word = re.sub(r"[^A-Za-z0-9_-]", "_", text)
     return word if word[0].isalpha() and word.lower() not in NO_NAMES else f"p_{word}"

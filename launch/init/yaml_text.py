@@ -149,7 +149,7 @@ def model_text(name: str, values: Mapping[str, object], source: str, notes: tupl
 
 
 def scalar(value: object) -> str:
-    """As YAML has it: JSON is YAML, and plain words need no quotes."""
+    """Writes a value as YAML: JSON is YAML, and plain words need no quotes."""
     if isinstance(value, str):
         plain = value.replace(":", "").replace("_", "").replace("-", "").replace(".", "").replace("/", "")
         simple = plain.isascii() and plain.isalnum() and value[0].isalpha() and value[-1] != ":"
@@ -215,7 +215,7 @@ def _ranks(group: FoundGroup) -> int:
 
 
 def _written(names: list[str] | tuple[str, ...]) -> str:
-    """As `parallel.node_order` takes it, neighbours of a group together."""
+    """Writes the order of nodes as `parallel.node_order` takes it, neighbours of a group together."""
     found: list[tuple[str, int]] = []
     for name in names:
         if found and found[-1][0] == name:

@@ -25,7 +25,7 @@ JOB_RULES = {
     "TIMEOUT": "time-limit",
     "DEADLINE": "time-limit",
 }
-"""By Slurm's state of a job that took a node with it."""
+"""The rule for each of Slurm's states of a job that took a node with it."""
 _ENDING = ("killed by SIGTERM", "killed by SIGKILL")
 """To every process of a job that it ends Slurm sends SIGTERM, and after its KillWait SIGKILL; to those on a node that
 was set down SIGKILL at once."""
@@ -55,7 +55,7 @@ class Cause:
 
 
 def causes(seen: Observation) -> list[Cause]:
-    """By time; nothing that followed from the end of a node or of a job, or from a request to stop, is one."""
+    """Lists causes by time; what followed from the end of a node or of a job, or from a request to stop, is none."""
     until = math.inf if seen.stop_unix is None else seen.stop_unix
     found = list(_rank_failures(seen, until))
     told_of = {error.node for error in seen.errors}

@@ -40,7 +40,7 @@ OF_NODE, OF_GPUS = "node", "GPUs of"
 
 
 def evidence_of(seen: Observation, judged: State, later: Iterable[str]) -> Iterator[Evidence]:
-    """Of a run that was judged to be in a state; `later` are causes of failure but for the first."""
+    """Lists the evidence of a run that was judged to be in a state; `later` are causes of failure but for the first."""
     yield Evidence("plan", plan_line(seen.plan))
     if seen.silence is not None:
         yield Evidence("no answer from Slurm", seen.silence)
@@ -140,7 +140,7 @@ NOTED_S = 10.0
 
 
 def silent_s(node: Node, seen: Observation) -> float | None:
-    """For how long a node at work has shown no life; None for no longer than is usual.
+    """Returns how long a node at work has shown no life; None for no longer than is usual.
 
     As long as the run logs iterations all of its nodes live, whatever the clock of one of them says.
     """

@@ -20,7 +20,7 @@ from launch.observe.look import observe
 from launch.observe.observation import Node, Observation
 
 STDERR_BYTES = 128 * 1024
-"""Of each node's stderr, its end."""
+"""How many bytes at the end of each node's stderr are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def findings(run: RunDir, seen: Observation) -> Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class AllFindings(Findings):
-    """With what only a page has room for."""
+    """All findings, with what only a page has room for."""
 
     warnings: tuple[LineGroup, ...]
 
@@ -120,7 +120,7 @@ def _ends(run: RunDir, nodes: Sequence[Node], faults: Faults) -> dict[str, bytes
 
 
 LINES = 20
-"""Of its log, the last ones."""
+"""How many of the last lines of its log are shown."""
 _BYTES = 128 * 1024
 _BAD = (State.failed, State.failing, State.lost, State.stalled, State.hung, State.not_finite)
 _RANK = re.compile(r"\[rank (\d+) \([^)]*\)\] (error:)?")
@@ -141,7 +141,7 @@ class Culprit:
 
     node: str
     ranks: tuple[int, ...]
-    """Of it, and others that failed alike; none where the node itself is meant."""
+    """Its ranks that failed alike; none where the node itself is meant."""
     what: str
     """In words; a node's and a rank's name is not in them."""
     said: tuple[LastWords, ...]

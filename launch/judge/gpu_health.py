@@ -21,7 +21,7 @@ FULL = 95
 EMPTY = 5
 """Percent up to which nothing runs on it."""
 LITTLE_POWER = 0.5
-"""Of its limit: a GPU that computes takes more."""
+"""The share of its power limit above which a GPU computes."""
 
 
 def hang(nodes: Sequence[NodeGpus], now: float, logged_unix: float | None) -> tuple[str, str] | None:

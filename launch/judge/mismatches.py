@@ -18,7 +18,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import NODE_RANK
 
 _HEAD_BYTES = 64 * 1024
-"""Of a start's part of nodes/<node>.out: a container may print something before the job's own lines."""
+"""How much of a start's part of nodes/<node>.out is read: a container may print before the job's own lines."""
 _MEMORY = re.compile(r"(\d+)GB$", re.IGNORECASE)
 _MEMORY_TOLERANCE = 0.1
 """Between the GB in a GPU's name and what its driver reports."""

@@ -11,12 +11,12 @@ from launch.observe.observation import Observation
 from launch.screen import clock
 
 _AT_WORK = (State.running, State.starting, State.not_finite)
-"""Of a run in any other state nobody knows whether more iterations will come."""
+"""The states in which more iterations will come; in any other nobody knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """Of a run at one moment; times in seconds since 1970."""
+    """When a run starts and ends, seen at one moment; times in seconds since 1970."""
 
     now_unix: float
     text: str = ""
@@ -106,7 +106,7 @@ class Costs:
     limit: float | None
     """`train.max_cost`."""
     at_end: float | None
-    """As expected; None of a run that is over, or where no end is."""
+    """The expected cost at the end; None of a run that is over, or where no end is known."""
 
     def __str__(self) -> str:
         text = f"${self.dollars:.2f} so far" if self.at_end is not None else f"${self.dollars:.2f}"

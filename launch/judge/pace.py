@@ -22,14 +22,14 @@ def time_of(seen: Observation) -> IterationTime | None:
 
 
 def _median_ms(seen: Observation) -> float:
-    """Of an iteration with the batch of the plan, once something is logged."""
+    """Returns the median of an iteration with the plan's batch, once something is logged."""
     time = time_of(seen)
     assert time is not None, "the log has a line"
     return time.ms * seen.plan.global_batch_size if time.per_sample else time.ms
 
 
 def usual_s(seen: Observation) -> float:
-    """From one line of the log to the next. A batch that adapts may have grown many times since the first lines."""
+    """Returns the seconds from one line of the log to the next. A batch that adapts may have grown since the first."""
     milliseconds = seen.log[-1].elapsed_ms if seen.adapts else _median_ms(seen)
     return milliseconds / 1e3 * seen.plan.train.log_interval
 
@@ -47,7 +47,7 @@ def left_s(seen: Observation) -> float | None:
 
 
 def samples_per_s(seen: Observation) -> float | None:
-    """At the newest batch, where it adapts; None where the log does not say it."""
+    """Returns the rate at the newest batch, where it adapts; None where the log does not say it."""
     if not seen.log or not seen.log[-1].consumed_samples or not seen.log[-1].elapsed_ms:
         return None
     return _newest(seen)[0] if seen.adapts else seen.plan.global_batch_size / _median_ms(seen) * 1e3

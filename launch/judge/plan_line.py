@@ -8,7 +8,7 @@ from megatron_ext.contract.plan import Plan
 
 
 def short_plan(plan: Plan) -> str:
-    """For a cell of a table: sizes, partition, micro-batch of the global batch, and the nodes in their order."""
+    """Writes a plan for a cell of a table: sizes, partition, micro-batch of the global batch, nodes in their order."""
     sizes = plan.sizes
     return (
         f"tp{sizes['tensor']} dp{sizes['data']} pp{sizes['pipeline']}, {Partition(tuple(plan.partition))}, "

@@ -66,5 +66,5 @@ def next_step(state: State, name: str) -> str:
 
 
 def print_next(text: str) -> None:
-    """On stderr: what a command prints is often read by another one."""
+    """Prints it on stderr, since what a command prints is often read by another one."""
     print(f"next: {visible(text)}", file=sys.stderr)

@@ -112,9 +112,9 @@ def _culprit(found: Findings) -> dict[str, Any] | None:
 
 
 COLUMNS = ("run", "verdict", "iteration", "loss", "ms/iteration")
-"""Of every table of runs."""
+"""The columns of every table of runs."""
 MORE_COLUMNS = ("kind", "age", "took", "left", "plan", "hosts")
-"""Of `tdpp runs`, behind them."""
+"""The further columns of `tdpp runs`."""
 
 
 def run_row(name: str, seen: Observation) -> list[str]:

@@ -73,7 +73,7 @@ def _grouped(stderr: Mapping[str, bytes], chosen: Callable[[bytes], str | None])
 
 
 def _alike(content: bytes) -> list[tuple[bytes, int]]:
-    """Of lines that differ only in digits the first, and how many there are: megabytes of them take milliseconds."""
+    """Counts lines that differ only in digits under the first of them: megabytes of them take milliseconds."""
     lines = content.translate(_LINE_ENDS).split(b"\n")
     shapes = content.translate(_LINE_ENDS, _DIGITS).split(b"\n")
     first = dict(zip(reversed(shapes), reversed(lines), strict=True))

@@ -37,7 +37,7 @@ class Compared:
     layout: str
     """In words: replicas or sizes, and the schedule."""
     experiment: Experiment
-    """As it would be launched: what it takes is predicted of this."""
+    """The experiment as it would be launched, of which its times are predicted."""
     small: Experiment
     """What is trained in its place, under its delays."""
 
@@ -183,7 +183,7 @@ def _replaced(chosen: Sequence[str], small: Sequence[str]) -> list[str]:
 
 
 def _samples(parallel: Parallel, batch: str | None) -> tuple[int, int]:
-    """Of a micro-batch and a global batch of what is trained: as many micro-batches as the plan has."""
+    """Returns the samples of a micro-batch and a global batch in training: as many micro-batches as the plan has."""
     micro, whole = parallel.micro_batch_size, parallel.global_batch_size
     if batch is None:
         return micro, whole

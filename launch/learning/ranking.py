@@ -27,18 +27,18 @@ class Curve:
     samples: Sequence[int]
     """Consumed up to each evaluation."""
     values: Sequence[float]
-    """Of the metric, there."""
+    """The values of the metric there."""
     seconds: Sequence[float] = ()
     """Predicted up to each evaluation, where the batch adapts; empty: every iteration takes as long."""
     batches: Sequence[tuple[int, bool]] = ()
-    """By iteration, its micro-batches, and whether it measured the noise of its gradient."""
+    """The micro-batches of each iteration, and whether it measured the noise of its gradient."""
     iterations: Sequence[int] = ()
     """Up to each evaluation."""
     failed: str | None = None
     """Why it ended before its time: the loss was no number any more."""
 
     def timed(self, seconds: Callable[[int, bool], float]) -> Curve:
-        """With `seconds` of an iteration, by what `batches` say of it."""
+        """Returns the curve with `seconds` of an iteration, by what `batches` say of it."""
         ends = [0.0, *accumulate(seconds(*batch) for batch in self.batches)]
         return replace(self, seconds=[ends[iteration] for iteration in self.iterations])
 
@@ -50,11 +50,11 @@ class Trained:
     name: str
     layout: str
     curves: Sequence[Curve]
-    """By seed."""
+    """The curve of each seed."""
     iteration_s: float | None
     """Predicted of the plan on its cluster, with its first batch; None where nobody knows."""
     samples: int
-    """Of an iteration with that batch, of what was trained."""
+    """The samples of an iteration with that batch, in what was trained."""
 
     def seconds(self, samples: float, curve: Curve) -> float | None:
         """The predicted time of as many iterations as it took to train on so many samples."""
@@ -80,11 +80,11 @@ class Goal:
 
 @dataclass(frozen=True)
 class Mean:
-    """Of seeds."""
+    """The mean over seeds."""
 
     value: float
     half: float
-    """Of its 95 % interval; infinite for one seed."""
+    """Half of its 95 % interval; infinite for one seed."""
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Mean:
@@ -116,7 +116,7 @@ def mean_curve(plan: Trained) -> dict[str, Any]:
 
 
 def metric_of(until: str | None, best: str | None) -> tuple[str, bool]:
-    """By what plans are compared, and whether more of it is better: by `train.until`, else `train.best`, else loss."""
+    """Returns what compares plans, and whether more is better: `train.until`, else `train.best`, else the loss."""
     if until is not None:
         return Target.parse(until).metric, Target.parse(until).larger
     if best is not None:
@@ -201,7 +201,7 @@ def _row(plan: Trained, goal: Goal | None) -> Row:
 
 
 def _between(place: float, places: Sequence[float], values: Sequence[float]) -> float:
-    """On straight lines between values at rising places; beyond the last one, that one's."""
+    """Interpolates linearly between values at rising places; beyond the last one it returns that one's."""
     for (left, low), (right, high) in pairwise(zip(places, values, strict=True)):
         if place <= right:
             return low + (high - low) * (place - left) / (right - left)
@@ -209,7 +209,7 @@ def _between(place: float, places: Sequence[float], values: Sequence[float]) -> 
 
 
 def quality_apart(one: Trained, other: Trained) -> Mean | None:
-    """By how much `one` ends above `other`, seed by seed; None if one of them did not come to its end."""
+    """Returns by how much `one` ends above `other`, seed by seed; None if one of them did not come to its end."""
     if any(curve.failed for plan in (one, other) for curve in plan.curves):
         return None
     pairs = zip(one.curves, other.curves, strict=True)
@@ -219,7 +219,7 @@ def quality_apart(one: Trained, other: Trained) -> Mean | None:
 
 
 def time_apart(one: Trained, other: Trained, goal: Goal) -> Mean | None:
-    """By which part `one` takes longer to the goal than `other`, seed by seed: 0.5 is half as long again.
+    """Returns the part by which `one` takes longer to the goal than `other`, seed by seed: 0.5 is half as long again.
 
     Predicted time, or samples where that of one is not known; None if one does not always reach the goal.
     """

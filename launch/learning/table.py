@@ -38,13 +38,13 @@ def table(rows: Sequence[Row], metric: str, goal: Goal | None) -> tuple[list[str
 
 
 def with_half(mean: Mean, form: str) -> str:
-    """With its interval, if there is one."""
+    """Writes a mean with its interval, if there is one."""
     value = format(mean.value, form)
     return value if math.isinf(mean.half) else f"{value} ± {format(mean.half, form)}"
 
 
 def duration(seconds: Mean) -> str:
-    """In the unit that its value asks for."""
+    """Writes a length of time in the unit that fits, with its interval."""
     unit, size = next((one for one in (("h", 3600.0), ("min", 60.0)) if seconds.value >= 2 * one[1]), ("s", 1.0))
     return f"{with_half(Mean(seconds.value / size, seconds.half / size), '.3g')} {unit}"
 
@@ -122,7 +122,7 @@ class BatchTimes:
         self._nodes, self._size = own.nodes, experiment.parallel.micro_batch_size
 
     def seconds(self, micro_batches: int, measures: bool) -> float:
-        """Of an iteration with so many, or of one that measures the noise of its gradient."""
+        """Returns the seconds of an iteration with so many micro-batches, which may measure its gradient's noise."""
         weights = self._nodes.weights
         shares = fastest([1.0 / weight for weight in weights], micro_batches)
         division = Division(shares, (self._size,) * len(shares), several(self._nodes.streams))

@@ -72,7 +72,7 @@ class Command:
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    """Of the runtime itself, over what it inherits."""
+    """The environment of the runtime itself, over what it inherits."""
     apart: bool = False
     """Whether the worker is not a child of this command: srun, which ends it by force when it has to end, or docker,
     which leaves it to its daemon."""
@@ -92,7 +92,7 @@ class SlurmStep:
 
     @classmethod
     def own(cls, environment: Mapping[str, str], het_group: int | None) -> SlurmStep:
-        """For an agent whose environment is the one that Slurm gave it."""
+        """Returns the step of an agent whose environment is the one that Slurm gave it."""
         cpus = environment.get("SLURM_CPUS_PER_TASK")
         return cls(node=environment["SLURMD_NODENAME"], cpus=None if cpus is None else int(cpus), het_group=het_group)
 
@@ -161,7 +161,7 @@ def fetch(container: RunContainer, file: Path) -> list[str]:
 
 
 def docker_name(container: RunContainer, node_rank: int) -> str:
-    """Of a node's container: the run's, and the same whenever it starts."""
+    """Names a node's container: the run's, and the same whenever it starts."""
     return container_name(container.run, container.run, node_rank).replace("+", "-")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 LABEL = "tdpp.run"
-"""Of a run's containers: its token."""
+"""The label of a run's containers, whose value is its token."""
 TIMEOUT_S = 60.0
 _WITH_UMASK = 'umask "$0"; exec "$@"'
 """The daemon starts what it starts with a umask of its own."""

@@ -121,7 +121,7 @@ def take(source: Gpus, devices: str | None, token: str, host: str, number: int, 
 
 
 def _faults(source: Gpus, samples: Sequence[GpuSample], log: KernelLog, devices: str | None) -> list[str]:
-    """Of the run's GPUs, and of all that cannot be used where the run has no list of its own."""
+    """Returns the faults of the run's GPUs, and of all that cannot be used where the run has no list of its own."""
     xids, own = log.xids(), {sample.index for sample in samples}
     health = [gpu for gpu in source.health() if gpu.index in own or (devices is None and gpu.fault is not None)]
     return faults(health, samples, xids, log_readable=log.readable)
@@ -150,7 +150,7 @@ if __name__ == "__main__":
 
 KERNEL_LOG = Path("/dev/kmsg")
 _RECORD_BYTES = 8192
-"""Of a record of the kernel's log, at most (printk's CONSOLE_EXT_LOG_MAX)."""
+"""The bytes of a record of the kernel's log, at most (printk's CONSOLE_EXT_LOG_MAX)."""
 _XID = re.compile(r"NVRM: Xid \(PCI:(?P<bus>[0-9a-fA-F:.]+)\): (?P<number>\d{1,4})")
 _RESET = "reset it (nvidia-smi --gpu-reset -i {index}, as root) or restart the node"
 XIDS = {

@@ -66,7 +66,7 @@ _UNCORRECTED, _VOLATILE, _AGGREGATE = 1, 0, 1
 """NVML's numbers of kinds of ECC errors: since the driver was loaded, and ever."""
 
 NVLINKS = 18
-"""Of a GPU, at most."""
+"""The links of a GPU, at most."""
 _SM, _MEMORY = 1, 2
 """NVML's numbers of clocks."""
 
@@ -152,7 +152,7 @@ class Gpus:
         return tuple(self._sample(device) for device in self._devices)
 
     def health(self) -> tuple[GpuHealth, ...]:
-        """Of every whole GPU, also of one that could not be opened."""
+        """Returns the health of every whole GPU, also of one that could not be opened."""
         lost = [GpuHealth(index=index, name="", fault=fault) for index, fault in self._unusable.items()]
         whole = (device for device in self._devices if not device.uuid.startswith("MIG-"))
         return (*map(self._health, whole), *lost)
@@ -180,7 +180,7 @@ class Gpus:
             return GpuHealth(index=device.index, name=device.name, fault=str(error))
 
     def figures(self) -> tuple[GpuFigures, ...]:
-        """Of every GPU that a rank may have for itself: of those that are divided (MIG), the parts."""
+        """Returns the figures of every GPU that a rank may have for itself: of divided ones (MIG) the parts."""
         divided = {device.index for device in self._devices if device.uuid.startswith("MIG-")}
         alone = (device for device in self._devices if device.index not in divided or device.uuid.startswith("MIG-"))
         return tuple(self._figures(device) for device in alone)

@@ -85,11 +85,11 @@ class JobState:
     detail: str = ""
     """What follows it: `by 1000` of a cancelled job; the reason of a pending one, or of one that was not launched."""
     time_left: str = ""
-    """As squeue writes it; empty if it did not."""
+    """The time that squeue writes; empty if it did not."""
     hosts: tuple[str, ...] = ()
-    """Of its nodes, by task; none before it has any."""
+    """The hosts of its nodes, by task; none before it has any."""
     start_unix: float | None = None
-    """Of a pending one, when Slurm expects to start it, in seconds since 1970; None where it does not say."""
+    """When Slurm expects to start a pending one, in seconds since 1970; None where it does not say."""
 
     @property
     def pending(self) -> bool:
@@ -123,7 +123,7 @@ def parse_squeue(text: str) -> dict[str, JobState]:
 
 
 def _unix(written: str = "") -> float | None:
-    """Of a time as Slurm writes it, in the time zone of this machine; None of `N/A`."""
+    """Reads a time as Slurm writes it, in the time zone of this machine; None for `N/A`."""
     try:
         return datetime.fromisoformat(written).timestamp()
     except ValueError:

@@ -31,14 +31,14 @@ class NodeFigures:
     no_gpus: str | None = None
     """Why there are none."""
     network_gbit_per_s: float | None = None
-    """Of its InfiniBand adapters together, or else of its fastest network card; None: not known."""
+    """The rate of its InfiniBand adapters together, or else of its fastest network card; None: not known."""
 
     def as_line(self) -> str:
         return f"{MARK}{json.dumps(asdict(self))}"
 
     @classmethod
     def parse(cls, text: str) -> NodeFigures:
-        """From what the module has printed.
+        """Reads what the module has printed.
 
         Raises:
             LaunchError: the line is not there.
@@ -58,7 +58,7 @@ class NodeFigures:
 
 
 def node_figures() -> NodeFigures:
-    """Of this machine."""
+    """Returns the figures of this machine."""
     gpus: tuple[GpuFigures, ...] = ()
     why = None
     try:

@@ -56,7 +56,7 @@ def find(token: str, node_rank: int | None = None) -> set[int]:
 
 
 def tokens_of(paths: Set[str]) -> set[str]:
-    """Of all runs whose processes, as far as they can be seen, were given one of these paths as an argument."""
+    """Returns the tokens of runs whose processes, as far as they can be seen, were given one of these paths."""
     found = set()
     for entry in os.scandir("/proc"):
         try:
@@ -81,7 +81,7 @@ def is_of(token: str, pid: int) -> bool | None:
 
 
 def first_of_step(token: str, node_rank: int, srun: int) -> int | None:
-    """Of a node's worker that `srun` runs in a step: the process that Slurm started there. None until it handles
+    """Returns the process that Slurm started for a node's worker that `srun` runs in a step. None until it handles
     SIGTERM: before, it may be part of what makes its container."""
     living = find(token, node_rank) | {srun}
     started = (pid for pid in living if (parent := _stat(pid, 1)) is not None and int(parent) not in living)

@@ -119,7 +119,7 @@ def software() -> Software:
 
 
 def source_digest() -> str:
-    """Of the source files of tdpp that run on hosts."""
+    """Returns the digest of the source files of tdpp that run on hosts."""
     digest = hashlib.sha256()
     for room in ROOMS:
         for path in sorted((PROJECT / room).rglob("*.py")):

@@ -30,7 +30,7 @@ TENSOR_TFLOPS = {
 """Dense 16-bit peaks of data sheets (fp32 ones where there is no 16-bit unit), by what a type of gres may contain. Only
 their order counts here."""
 UNKNOWN_TFLOPS = 40.0
-"""Of a type that is not among them: an ordinary GPU of recent years."""
+"""The rate of a type that is not among them: an ordinary GPU of recent years."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +108,11 @@ class Membership:
     default: bool
     state: str
     availability: str
-    """Of the partition; only `up` ones start jobs."""
+    """Whether the partition is up; only `up` ones start jobs."""
     cpus: int
     memory_mb: int
     time_limit: str
-    """As Slurm writes it, such as 1-00:00:00 or infinite."""
+    """The limit that Slurm writes, such as 1-00:00:00 or infinite."""
     yields: bool
     """Whether jobs of this partition give way to those of others."""
     gres: tuple[Gres, ...]

@@ -54,7 +54,7 @@ class JobRefused(LaunchError):
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """For Slurm's commands: without what an allocation or a user's defaults would change in a job or an answer.
+    """Returns the environment without what an allocation or a user's defaults would change in a job or an answer.
 
     SQUEUE_PARTITION would hide jobs from squeue, SCANCEL_INTERACTIVE have scancel ask and end nothing.
     """

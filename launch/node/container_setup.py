@@ -47,7 +47,7 @@ LIMIT_S = 2 * 3600.0
 GRACE_S = 3.0
 """Between asking a command to end, which then tidies up, and killing it."""
 _LAST_LINES = 5
-"""Of what a failed command wrote to stderr."""
+"""How many lines of a failed command's stderr are shown."""
 
 Doing = Generator[str, None, None]
 """Yields, each time it would wait, what it waits for."""
@@ -249,7 +249,7 @@ class Setup:
             return _text(out)
 
     def _private_folder(self) -> Path:
-        """On this node's disk, this user's own."""
+        """Makes a folder on this node's disk, this user's own."""
         scratch = self._container.scratch
         folder = private_folder(scratch)
         _make_folder(folder, f"cluster.scratch={scratch}", private=True)

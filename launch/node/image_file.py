@@ -40,7 +40,7 @@ def record_of(file: Path) -> Path:
 
 
 def write_record(file: Path, digest: str) -> None:
-    """After the file has got its name: later changes are then seen by its time of change, which nobody can set."""
+    """Writes the record once the file has its name: its time of change, which nobody can set, then shows changes."""
     write_atomic(record_of(file), f"{digest}  {file.name}\n")
 
 

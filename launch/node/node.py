@@ -44,7 +44,7 @@ REQUEUE_S = 120.0
 _POLL_S = 0.1
 _LOOK_S = 0.3
 _NOT_FOUND = 127
-"""As shells say it."""
+"""The exit code of shells for a command that is not there."""
 _NOT_READY = 1
 _Found = TypeVar("_Found")
 
@@ -95,7 +95,7 @@ class Node:
         self.reason: str | None = None
         """Why the node ended, where its exit code does not say it."""
         self.following: tuple[Start, Plan] | None = None
-        """Of an elastic run, the start that this one is followed by."""
+        """The start of an elastic run that follows this one."""
         self._next_look = 0.0
         self._out_of_time = False
         """Whether an elastic run has saved because its time runs out."""

@@ -25,7 +25,7 @@ STILL_S = 10.0
 """A rank at work of its own may hold the others up after this time."""
 _STOPPED = {"T": "was stopped by SIGSTOP or Ctrl-Z", "t": "is held by a debugger"}
 _ALIVE = {"R": "runs", "S": "sleeps", "D": "waits for a disk or a driver"}
-"""By the kernel's letter for a process (proc(5))."""
+"""What a process does, by the kernel's letter (proc(5))."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Doing(RankPlace):
 
 
 def read_doings(run: RunDir, plan: Plan, started_unix: Mapping[str, float], faults: Faults) -> tuple[Doing, ...]:
-    """Of the ranks of these nodes, but not what an earlier start left there."""
+    """Reads what the ranks of these nodes do, but not what an earlier start left there."""
     return tuple(
         _doing(plan.ranks[entry.rank], node, entry.pid, entry.doing)
         for node, unix in started_unix.items()
@@ -122,7 +122,7 @@ def _where(doing: Doing) -> Iterator[str]:
 
 
 def failures(run: RunDir, plan: Plan, node_rank: int, start: Start) -> list[RankFailure]:
-    """Of this start."""
+    """Reads the failures of this start."""
     ranks = plan.nodes[node_rank].ranks
     found = [error for rank in ranks if (error := run.read(run.rank_error(rank), RankFailure))]
     return [error for error in found if error.start == str(start)]

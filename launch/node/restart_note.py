@@ -51,7 +51,7 @@ def _note(run: RunDir, start: Start, nodes: int, job: str, unix: float) -> None:
 
 
 def why(ended: Sequence[JobState], down: Callable[[Iterable[str]], Sequence[str]]) -> str | None:
-    """From the ended starts of the run's jobs, by time; None if there is none. A job that lost a node explains why the
+    """Says why, by the ended starts of the run's jobs; None if there is none. A job that lost a node explains why the
     others had to be started again.
 
     Args:

@@ -18,7 +18,7 @@ from launch.node.worker_command import Worker
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSettings:
-    """Of all nodes of a job."""
+    """What the agents of all nodes of a job are to do."""
 
     run: RunDir
     model: str
@@ -32,7 +32,7 @@ class NodeSettings:
     nodes: tuple[int, ...]
     """Node ranks, by task of the job."""
     het_groups: tuple[int | None, ...]
-    """By task: the component of a heterogeneous job that the node is of; None in any other job."""
+    """The component of a heterogeneous job that each task's node belongs to; None in any other job."""
     submission: int
     """How often the run had been submitted before."""
     resumable: bool

@@ -47,13 +47,13 @@ class SlurmJob:
         self._own = own
         self._before = own[:task]
         self._hosts = dict(zip(own, hosts, strict=False))
-        """By node, as long as the job has it."""
+        """The host of each node, as long as the job has it."""
         self._counted = -math.inf
         self._names = names
         self._job_of: dict[str, str] = {}
-        """By node; as it was in jobs.json at `_read`."""
+        """The job of each node, as it was in jobs.json at `_read`."""
         self._unseen: dict[str, Unseen] = {}
-        """By node, of those that do not see the run's folder."""
+        """The nodes that do not see the run's folder."""
         self._read = -math.inf
         self._began = time.monotonic()
         self._asked_all = -math.inf

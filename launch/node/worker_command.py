@@ -50,7 +50,7 @@ class ModuleWorker:
 
 
 Options = Mapping[str, str | int | float | list[str] | None]
-"""By name without dashes. "" is an option without a value, a list is several; one with None is left out."""
+"""Options by name without dashes. "" is an option without a value, a list is several; one with None is left out."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ class MegatronLM:
     python: str
     checkout: str
     ranks_per_node: tuple[int, ...]
-    """By node rank."""
+    """The number of ranks on each node, by node rank."""
     port: int | None
     """Where the ranks meet; None for a free one."""
     options: tuple[str, ...]
-    """Of pretrain_gpt.py."""
+    """The options of pretrain_gpt.py."""
 
     def command(self, run: RunDir, node_rank: int, start: str) -> list[str] | None:
         """Node 0 publishes where the ranks meet (master.json); None on another node for as long as it has not."""

@@ -82,7 +82,7 @@ class WorkerProcess:
 
     @property
     def _pid(self) -> int | None:
-        """Of the process that is to hear of things; None for one in a step or container that does not listen yet."""
+        """Returns the process that takes signals; None for one in a step or container that does not listen yet."""
         if not self._apart:
             return self._process.pid
         if self._of_step is None:

@@ -24,11 +24,11 @@ from launch.files.run_files import Faults
 from launch.screen import clock
 
 TAIL_BYTES = 64 * 1024
-"""Of metrics.jsonl some 200 logged iterations, of Megatron-LM's log with its timers some 30: enough for the pace."""
+"""Some 200 iterations at the end of metrics.jsonl, or 30 of Megatron-LM's log with its timers: enough for the pace."""
 FURTHER_BYTES = 1 << 27
 """The same where that has no iteration, since a rank prints much else."""
 TIMES_BYTES = 1 << 26
-"""Of metrics.jsonl some 200,000 iterations: what is read for their times alone."""
+"""The end of metrics.jsonl that is read for times alone: some 200,000 iterations."""
 _TIMES = tuple(re.compile(rb'"%s": ([-+.\dEe]+)' % key) for key in (b"iteration", b"elapsed_ms", b"consumed_samples"))
 _EVALUATED = "valid_"
 _NAMED = 3
@@ -108,7 +108,7 @@ def _timed(text: bytes) -> Iterator[bytes]:
 
 
 def _known(text: bytes) -> Iterator[Iteration]:
-    """Of lines of which some lack what others have."""
+    """Returns the values of lines of which some lack what others have."""
     for line in text.split(b"\n"):
         with suppress(RunFolderError):
             yield typed(Iteration, run_files.parse_json(line.strip(b"\0").decode(errors="replace"), ""), "")
@@ -178,10 +178,10 @@ MOST_S = 86400.0
 
 @dataclass(frozen=True)
 class Clocks:
-    """Of the nodes of a run, by name."""
+    """How the clocks of a run's nodes differ, by name."""
 
     ahead_s: Mapping[str, float] = field(default_factory=dict)
-    """By how much a node's clock is ahead of the file system's, where that is much."""
+    """The seconds by which a node's clock is ahead of the file system's, where that is much."""
     set_at: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """When a clock was set, by itself afterwards, and by how many seconds forward."""
 
@@ -214,7 +214,7 @@ class Clocks:
 
 
 def clocks_of(run: RunDir, states: Mapping[str, NodeRecord | None], *, follows_files: bool) -> Clocks:
-    """As nodes at work show them; of those that have ended no age is asked for.
+    """Returns the clocks of nodes at work; of those that have ended no age is asked for.
 
     Args:
         follows_files: whether the times of files are those of their writing; a copy of a run has others.

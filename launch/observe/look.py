@@ -38,9 +38,9 @@ from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from megatron_ext.contract.run_files import checkpoint_iteration
 
 ERR_TAIL_BYTES = 128 * 1024
-"""Of nodes/<node>.err, where a process of the node died."""
+"""How much of nodes/<node>.err is read where a process of the node died."""
 GPU_TAIL_BYTES = 16 * 1024
-"""Of nodes/<node>.gpu: the last three readings of 16 GPUs, and more."""
+"""How much of nodes/<node>.gpu is read: the last three readings of 16 GPUs, and more."""
 T = TypeVar("T")
 
 
@@ -138,8 +138,8 @@ def _unrecorded(looks: Sequence[RunFiles]) -> dict[str, str]:
 
 
 def _now(look: RunFiles) -> float:
-    """By this machine's clock, but not before the nodes' last signs of life by the file system's: either may have been
-    set."""
+    """Returns this machine's time, but none before the nodes' last signs of life by the file system's: either clock may
+    have been set."""
     written = [0.0]
     for name, state in look.states.items():
         with suppress(OSError):
@@ -182,7 +182,7 @@ def _stop_unix(run: RunDir, faults: Faults) -> float | None:
 
 
 def _errors(run: RunDir, plan: Plan, start: Start, faults: Faults) -> Iterator[RankFailure]:
-    """Of this start, and what ranks say that were started by hand."""
+    """Reads the errors of this start, and what ranks say that were started by hand."""
     for path in faults.tried(lambda: entries(run.errors), ()):
         if not fnmatchcase(path.name, "rank-*.json"):
             continue

@@ -35,7 +35,7 @@ class Node:
     """Whether its agent lives, or, while absent, may still come."""
     pid: int | None = None
     exit_code: int | None = None
-    """Of the worker; negative for a signal."""
+    """The worker's exit code; negative for a signal."""
     stopped: str | None = None
     """Name of the signal by which it was asked to end."""
     stopped_unix: float | None = None
@@ -51,7 +51,7 @@ class Node:
     withdrew: tuple[str, ...] = ()
     """Ids of the run's other jobs that its agent took out of the queue at its end."""
     job: str | None = None
-    """Of Slurm."""
+    """The id of its Slurm job."""
     unseen: Unseen | None = None
     """That it does not see the run's folder."""
     started_unix: float | None = None
@@ -111,7 +111,7 @@ class NodeGpus:
         return tuple(reversed(found))
 
     def age_s(self, now: float) -> float | None:
-        """Of the newest reading, if that is too old to speak for now."""
+        """Returns the age of the newest reading, if that is too old to speak for now."""
         last = self.readings[-1]
         age = now - last.unix
         return age if age > SILENT_S + 3 * last.interval_s else None
@@ -163,18 +163,18 @@ class Observation:
     """Dollars, of a run that counts them (train.max_cost)."""
     nodes: tuple[Node, ...]
     errors: tuple[RankFailure, ...]
-    """By time."""
+    """The errors of its ranks, by time."""
     goal: Goal | None = None
     """Where it ended before its last iteration on its own, why."""
     log: tuple[Iteration, ...]
     """The last logged iterations."""
     times: tuple[LineTime, ...]
-    """Of all logged iterations."""
+    """The times of all logged iterations."""
     doings: tuple[Doing, ...]
     """Where ranks lost others, or have logged nothing for a while: what they were doing, of those that stood still and
     of those that waited for them."""
     gpus: tuple[NodeGpus, ...]
-    """Of the nodes at work; none in a run on CPUs."""
+    """The GPUs of the nodes at work; none in a run on CPUs."""
     faults: tuple[Fault, ...]
     """What of the run's files cannot be read."""
 
@@ -192,7 +192,7 @@ class Observation:
 
     @property
     def took_s(self) -> float | None:
-        """From the begin of its newest start to its end, or until now; None before that."""
+        """The seconds from the begin of its newest start to its end, or until now; None before that."""
         began = [node for node in self.nodes if node.started_unix is not None]
         if not began:
             return None

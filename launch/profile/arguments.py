@@ -52,7 +52,7 @@ class Arguments:
     add: bool = False
     known_cost: Import | None = None
     folders: tuple[Path, ...] = ()
-    """Of profiles of IIDP or JABAS, to be read."""
+    """The folders of profiles of IIDP or JABAS to be read."""
     export: Path | None = None
     """Where such a folder is written."""
     exported: tuple[str, ...] = ()
@@ -149,7 +149,7 @@ def _micro_batches(text: str) -> tuple[tuple[int, ...], int | None]:
 
 
 def _streams(text: str) -> tuple[int, ...]:
-    """With one stream, which the gain of others is told by."""
+    """Reads numbers of streams, one among them: the gain of others is measured against it."""
     found = tuple(sorted({1, *_sizes(text)}))
     if found[-1] > MOST:
         raise ValueError(f"must be at most {MOST}")
@@ -170,7 +170,7 @@ WORDS: Mapping[str, Reader[Any]] = {
     "overwrite": flag,
     "add": flag,
 }
-"""By word, which is a field of `Arguments`."""
+"""The reader of each word, which is a field of `Arguments`."""
 OF_IMPORT: Mapping[str, Reader[Any]] = {
     "import": _given,
     "gpu": str,
@@ -178,4 +178,4 @@ OF_IMPORT: Mapping[str, Reader[Any]] = {
     "micro_batch_size": whole,
     "backward_ratio": above_0,
 }
-"""By word, which is a field of `Import`, or its `files`."""
+"""The reader of each word, which is a field of `Import`, or its `files`."""

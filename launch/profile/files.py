@@ -97,12 +97,12 @@ def _together(old: Links, new: Links) -> Links:
 
 
 def graph_paths(file: Path, gpus: Sequence[str]) -> dict[str, Path]:
-    """By GPU; of several each has a file of its own."""
+    """Returns the file of each GPU; of several each has one of its own."""
     return {gpu: file if len(gpus) == 1 else file.with_name(f"{file.stem}_{gpu}{file.suffix}") for gpu in gpus}
 
 
 def check_free(paths: Iterable[Path], arguments: Arguments) -> None:
-    """Before anything is measured, so that no time is lost.
+    """Raises LaunchError before anything is measured, where a file could not be written.
 
     Raises:
         LaunchError: a file is there, or cannot be.

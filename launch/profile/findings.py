@@ -39,10 +39,10 @@ class Found:
 
     experiment: Experiment
     nodes: tuple[tuple[str, tuple[int, ...]], ...]
-    """By node rank: its GPU's key in cluster.gpus, and its ranks."""
+    """The key in cluster.gpus of each node's GPU, and the node's ranks."""
     ranks: Mapping[int, Mapping[str, Any]]
     groups: tuple[str, ...] = ()
-    """By node rank."""
+    """The group of each node, by node rank."""
 
     def of(self, gpu: str) -> list[Mapping[str, Any]]:
         return [self.ranks[rank] for kind, ranks in self.nodes if kind == gpu for rank in ranks]
@@ -156,7 +156,7 @@ def _hosts(ranks: Sequence[Mapping[str, Any]], tflops: float) -> dict[str, Host]
 
 
 def _steps(ranks: Sequence[Mapping[str, Any]], model: str, precision: Precision) -> list[Steps]:
-    """By host, medians over its ranks; of streams as many as all of them have room for."""
+    """Returns by host the medians over its ranks; of streams as many as all of them have room for."""
     by_place: dict[tuple[int, str], list[Sequence[Mapping[str, float]]]] = defaultdict(list)
     memory: dict[str, int] = {}
     for rank in ranks:
@@ -239,7 +239,7 @@ def _module(model: Model, found: Mapping[str, Any]) -> Module:
 
 
 def _sequence(points: Sequence[Point]) -> SequenceBytes | None:
-    """Of blocks that are measured one by one, the most of any rank."""
+    """Returns the times of blocks that are measured one by one, the most of any rank."""
     every = [point["sequence"] for point in points if "sequence" in point]
     if not every:
         return None
@@ -271,7 +271,7 @@ def _links(found: Found, gpu: str, between: bool) -> Links:
 
 
 def _p2p(found: Found, gpu: str, between: bool) -> LinkTimes | None:
-    """Between nodes of this type, or where there is one alone, from it to others."""
+    """Returns the times between nodes of this type, or where there is one alone, from it to others."""
     node_of = {rank: node for node, (_, ranks) in enumerate(found.nodes) for rank in ranks}
     own: list[tuple[int, Mapping[str, float]]] = []
     mixed: list[tuple[int, Mapping[str, float]]] = []
@@ -299,5 +299,5 @@ def _all_reduce(found: Found, gpu: str, between: bool) -> LinkTimes | None:
 
 
 def medians(times: Sequence[Mapping[str, float]]) -> dict[int, float]:
-    """By size, of times by size."""
+    """Returns the medians of times, by size."""
     return {int(size): statistics.median(one[size] for one in times) for size in times[0]}

@@ -12,13 +12,13 @@ FASTEST = 8e-12
 
 
 def p2p_times(us_by_bytes: Mapping[int, float], sharing: int) -> LinkTimes:
-    """Of messages one way, while `sharing` pairs used the link at once."""
+    """Returns the times of messages one way, while `sharing` pairs used the link at once."""
     latency_us, us_per_byte = fit(us_by_bytes)
     return _times(us_by_bytes, latency_us, us_per_byte / sharing, ranks=2)
 
 
 def all_reduce_times(us_by_bytes: Mapping[int, float], ranks: int, sharing: int) -> LinkTimes:
-    """Of all-reduces: each link of a ring has 2 (n - 1) messages of an n-th of the bytes, one after another."""
+    """Returns the times of all-reduces: each link of a ring has 2 (n - 1) messages of an n-th of the bytes in turn."""
     latency_us, us_per_byte = fit(us_by_bytes)
     steps = 2 * (ranks - 1)
     return _times(us_by_bytes, latency_us / steps, us_per_byte * ranks / steps / sharing, ranks=ranks)
@@ -55,5 +55,5 @@ def _times(us_by_bytes: Mapping[int, float], latency_us: float, us_per_byte: flo
 
 
 def rounded(value: float) -> float:
-    """To four digits: no measurement here is better."""
+    """Rounds to four digits: no measurement here is better."""
     return float(f"{value:.4g}")

@@ -30,7 +30,7 @@ from megatron_ext.contract.failure import KILLED
 from megatron_ext.contract.worker import PROFILE
 
 Size = Mapping[str, Any]
-"""As a rank notes it in `at`."""
+"""What was being measured, as a rank notes it in `at`."""
 
 
 def measured(
@@ -121,7 +121,7 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def tables(profile: LayerProfile) -> list[tuple[str, Table]]:
-    """Of the models, in words, and their tables."""
+    """Returns the names of the models and their tables."""
     found = []
     if profile.models:
         costs = [one for one in profile.costs if one.model in profile.models]
@@ -133,7 +133,7 @@ def tables(profile: LayerProfile) -> list[tuple[str, Table]]:
 
 
 def steps_table(profile: LayerProfile) -> Table:
-    """Of the steps that this project measured: what several copies on a GPU take together, and gain."""
+    """Returns the table of measured steps: what several copies on a GPU take together, and gain."""
     columns = ["model", "host", "micro", "precision", "streams", "pass ms", "accumulate ms", "samples/s", "gain"]
     rows = []
     for steps in profile.steps:

@@ -38,7 +38,7 @@ OFF = 0.2
 
 
 def measured_table(found: Found) -> Table:
-    """By row and column. Of several pairs of nodes the medians; where these have other numbers of ranks, of those that
+    """Returns the links by row and column: medians of several pairs of nodes; of other numbers of ranks, of those that
     have most.
 
     Raises:
@@ -100,7 +100,7 @@ def check_free(path: Path, arguments: Arguments) -> None:
 
 
 def write_table(path: Path, table: Table, arguments: Arguments, comment: str) -> None:
-    """With `add` beside the pairs that are there.
+    """Writes the table; with `add` beside the pairs that are there.
 
     Raises:
         ConfigError: what is there is no table.

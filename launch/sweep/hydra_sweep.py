@@ -107,7 +107,7 @@ _FULL_ERROR = "HYDRA_FULL_ERROR"
 
 @contextmanager
 def called_with(argv: Sequence[str]) -> Iterator[None]:
-    """Within it, an application of Hydra's reads these arguments, and raises its errors."""
+    """Has an application of Hydra's read these arguments within it, and raise its errors."""
     has_info = any(word.partition("=")[0] in _INFO for word in argv)
     with _arguments(_with_launcher(argv)), _errors_raised(), _info_printed() if has_info else nullcontext():
         yield
@@ -125,7 +125,7 @@ def _arguments(argv: Sequence[str]) -> Iterator[None]:
 
 
 def _with_launcher(argv: Sequence[str]) -> list[str]:
-    """With our launcher beside the first override: Hydra takes overrides only in one row, and --info would take it."""
+    """Puts our launcher beside the first override: Hydra takes overrides only in one row, and --info would take it."""
     overrides = (n for n, word in enumerate(argv) if word.startswith("~") or ("=" in word and not word.startswith("-")))
     place = next(overrides, 0)
     return [*argv[:place], CHOICE, *argv[place:]]

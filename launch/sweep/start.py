@@ -54,7 +54,7 @@ class Outcome:
     dry_run: DryRun | None = None
     error: TdppError | None = None
     value: float | None = None
-    """Of the sweep's metric, once the run is over."""
+    """The value of the sweep's metric, once the run is over."""
 
     @property
     def started(self) -> RunDir | None:
@@ -144,7 +144,7 @@ def _hours(hours: float) -> str:
 
 
 Outcomes = dict[int, Outcome]
-"""By the number of the combination; those that are not settled yet are missing."""
+"""The outcomes by the number of the combination; those that are not settled yet are missing."""
 
 
 def existing(experiment: Experiment) -> RunDir | None:

@@ -32,7 +32,7 @@ class Subject:
     group: str
     """What it shares with the runs of its name: the project of Weights & Biases, the experiment of MLflow."""
     name: str
-    """Of its folder, which tells the runs of a sweep apart."""
+    """The name of its folder, which tells the runs of a sweep apart."""
     folder: Path
     runs: Path
     parameters: Mapping[str, Parameter]

@@ -31,7 +31,7 @@ NAMES = {
     "cost": "cost",
     "global_batch_size": "global_batch_size",
 }
-"""Of the keys of metrics.jsonl. Others are a task's own metrics: train/<name>, or valid/<name> of an evaluation."""
+"""The names of the keys of metrics.jsonl. Others are a task's own metrics: train/<name>, or valid/<name>."""
 OF_TASKS = ("train/", "valid/")
 """What the names of a task's own metrics begin with."""
 _EVALUATED = "valid_"
@@ -45,7 +45,7 @@ class Scale:
     tokens_per_sample: int
     """0 where samples have no fixed number of tokens."""
     price_per_hour: float | None
-    """Of all nodes, in dollars; None where it is not known."""
+    """The dollars of all nodes; None where that is not known."""
     log_interval: int
 
 
@@ -57,7 +57,7 @@ class Point:
     unix: float
     """When it was logged."""
     values: Mapping[str, float]
-    """By the name of the series; all are finite."""
+    """The values by the name of the series; all are finite."""
 
 
 class Points:
@@ -68,7 +68,7 @@ class Points:
         self._spent = Spent(scale.log_interval)
 
     def of(self, line: Mapping[str, Any]) -> Point:
-        """Of the next line."""
+        """Returns the point of the next line."""
         iteration = line["iteration"]
         hours = self._spent.add(iteration, line.get("elapsed_ms") or 0.0, line.get("evaluation_s") or 0.0)
         values = {_name(key): float(value) for key, value in line.items() if _is_finite(key, value)}

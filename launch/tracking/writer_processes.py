@@ -16,7 +16,7 @@ from launch.machine.provenance import path_of_agents
 from megatron_ext.contract.worker import NODE_RANK, START, die_with_parent
 
 _OWN = ("PYTHONPATH", NODE_RANK, START)
-"""Of the ranks' environment, not given to writers: whoever ends a node's worker by them is not to end a writer."""
+"""What writers are not given of the ranks' environment, so that ending a node's worker by it ends no writer."""
 _SAID = (0, 1)
 """Exit codes of a writer that ended by itself, and said why if anything was wrong."""
 

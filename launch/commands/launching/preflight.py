@@ -114,7 +114,7 @@ def preflight(experiment: Experiment) -> Sequence[str]:
 
 
 def before_launch(experiment: Experiment) -> Sequence[str]:
-    """As `preflight`, and what is odd about where the run is to compute."""
+    """Returns what `preflight` does, and what is odd about where the run is to compute."""
     odd = preflight(experiment)
     if (use := shared_cpus(experiment)) is None:
         return odd
@@ -202,7 +202,7 @@ def _with_intervals(experiment: Experiment) -> Experiment:
 
 
 def _least_batch(experiment: Experiment) -> tuple[int, str]:
-    """In samples, and its key; where the batch adapts, the smallest one says how many iterations there can be."""
+    """Returns the batch in samples and its key; of a batch that adapts the smallest, which bounds the iterations."""
     batch = experiment.parallel.global_batch_size
     if experiment.adapt.rule is Rule.none:
         return batch, "parallel.global_batch_size"

@@ -113,7 +113,7 @@ def _with_streams(experiment: Experiment, undecided: Parallel, alone: Division) 
 
 
 def _of_steps(cluster: Cluster, experiment: Experiment, undecided: Parallel) -> Division:
-    """From whole steps that IIDP or JABAS measured."""
+    """Divides the batch by whole steps that IIDP or JABAS measured."""
     from fasop.costs.layers import Basis
     from fasop.search.shares.batch_division import Division
     from fasop.shares.of_profiles import solved

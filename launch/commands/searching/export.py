@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def check_free(folder: Path) -> None:
-    """Before the search. Raises SearchError where no folder can be made, or nothing be written."""
+    """Raises SearchError, before the search, where no folder can be made, or nothing be written."""
     there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
     check_writable(there / "export")
 
 
 def replicas_of(division: Division) -> list[int]:
-    """By stage, over all levels."""
+    """Returns the number of replicas by stage, over all levels."""
     return [math.prod(stage.replicas) for stage in division.stages]
 
 
@@ -52,7 +52,7 @@ def on_cluster(cluster: Cluster, node_order: str | None, ranks: int) -> list[str
 
 
 def kind_of(descriptions: Sequence[str]) -> Kind:
-    """Of a profiled graph: what embeds words translates."""
+    """Tells the kind of a profiled graph's model: what embeds words translates."""
     return Kind.translation if any(one.startswith("Embedding") for one in descriptions) else Kind.images
 
 

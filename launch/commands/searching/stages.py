@@ -31,7 +31,7 @@ WORDS: Mapping[str, Reader[Any]] = {
     "export": path,
 }
 ONLY: Mapping[str, object] = {"tensor": 1, "chunks": 1, "sharded_optimizer": False, "sequence_parallel": False}
-"""Of what else a search tries, by key of `parallel`."""
+"""The one value of what else a search tries, by key of `parallel`."""
 
 
 def asked(argv: Sequence[str]) -> bool:

@@ -159,7 +159,7 @@ class Library:
 
 
 def link(run: RunDir) -> str:
-    """To a run's page, from that of the list."""
+    """Returns the link to a run's page from that of the list."""
     return f"runs/{quote(run.name)}/"
 
 
@@ -240,7 +240,7 @@ class _Entry(Generic[T]):
     files: frozenset[tuple[str, int, int]] = frozenset()
     made: float = 0.0
     took_s: float = 0.0
-    """Of a processor: what else runs on the machine makes nothing older."""
+    """The seconds of a processor, so that what else runs on the machine makes nothing older."""
 
 
 class Kept(Generic[T]):

@@ -115,7 +115,7 @@ def _told(status: HTTPStatus, message: str) -> Reply:
 
 
 class Server(ThreadingHTTPServer):
-    """On a port of this machine that only this machine reaches; 0 is a free one.
+    """Serves on a port of this machine that only this machine reaches; 0 is a free one.
 
     Raises:
         LaunchError: the port cannot be had.

@@ -98,7 +98,7 @@ WORDS: Mapping[str, Reader[Any]] = {
     "unit": whole,
     "prices": _prices,
 }
-"""By word, which is a field of `Arguments`."""
+"""The reader of each word, which is a field of `Arguments`."""
 OF_PUBLIC: Mapping[str, Reader[Any]] = {
     "parallel.global_batch_size": whole,
     "parallel.micro_batch_size": whole,

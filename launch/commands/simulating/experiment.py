@@ -33,7 +33,7 @@ class Simulated:
     """Samples; None: not known."""
     node_sets: Sequence[NodeSet]
     refused: dict[str, str]
-    """By set of nodes, why it cannot train."""
+    """Why a set of nodes cannot train, by its name."""
     notes: Sequence[str]
     runs_dir: Path
     elastic: Elastic | None = None

@@ -23,7 +23,7 @@ class Submission:
     python: str
     """The interpreter of the node agents."""
     folder: Path
-    """Of the run: what its agents are to do, and what they print."""
+    """The run's folder of what its agents are to do, and what they print."""
     path: str
     """PYTHONPATH of the node agents."""
     number: int = 0
@@ -160,14 +160,14 @@ class JobRequest:
 
     @property
     def het_groups(self) -> tuple[int | None, ...]:
-        """By task: the component of a heterogeneous job that the node is of; None in any other job."""
+        """The component of a heterogeneous job that each task's node belongs to; None in any other job."""
         if len(self.components) == 1:
             return (None,) * len(self.nodes)
         return tuple(number for number, component in enumerate(self.components) for _ in component.nodes)
 
     @property
     def cpus_per_task(self) -> tuple[int | None, ...]:
-        """By task."""
+        """The CPUs of each task."""
         return tuple(component.cpus_per_task for component in self.components for _ in component.nodes)
 
 

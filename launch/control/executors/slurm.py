@@ -176,7 +176,7 @@ def _submit(run: RunDir, script: Path) -> str:
 
 
 MOST_NAMES = 4
-"""Of nodes in one state."""
+"""How many nodes in one state are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +211,7 @@ class Shortage:
 
 
 def shortages(wanted: Iterable[tuple[Component, int]], rows: Sequence[Membership]) -> list[Shortage]:
-    """Of components with the nodes that each needs, those that have too few of what sinfo lists. A component that no
+    """Lists the components that have fewer nodes than each needs, of what sinfo lists. A component that no
     listed node fits is not among them: what is wrong with it, Slurm knows better."""
     found = []
     for component, count in wanted:
@@ -258,7 +258,7 @@ def _has(there: Sequence[Gres], asked: Gres) -> bool:
 
 
 def _satisfies(features: frozenset[str], constraint: str | None) -> bool:
-    """Of `a&b` and `a|b`; what else Slurm understands is taken to fit."""
+    """Tells whether features fit `a&b` and `a|b`; what else Slurm understands is taken to fit."""
     if constraint is None or not re.fullmatch(r"[\w.-]+([&|][\w.-]+)*", constraint):
         return True
     return any(features.issuperset(words.split("&")) for words in constraint.split("|"))

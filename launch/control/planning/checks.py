@@ -86,7 +86,7 @@ def _check_local(experiment: Experiment) -> None:
 
 
 def _check_command_here(notify: Notify) -> None:
-    """On other machines there may be other programs."""
+    """Raises LaunchError where this machine lacks the command; other machines may have other programs."""
     if notify.words and shutil.which(notify.words[0]) is None:
         raise LaunchError(
             f"notify.command={notify.command}: no program {notify.words[0]} that can be executed; give its full path"

@@ -37,7 +37,7 @@ MASTER_JOB = "<id of the master job>"
 HOST = "<host>"
 """Stand for what is only known when a run starts."""
 MOST_NAMES = 3
-"""Of nodes, before only the first and the last are named."""
+"""So many nodes are named; of more only the first and the last."""
 _STARTER = {
     ExecutorKind.local: "submitit's LocalExecutor",
     ExecutorKind.slurm: "sbatch",
@@ -98,7 +98,7 @@ class DryRun:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeCommands:
-    """Of a node: its number and name, and the commands that it runs, as words."""
+    """A node's number and name, and the commands that it runs, as words."""
 
     rank: int
     name: str
@@ -134,7 +134,7 @@ class Alike:
 
 
 def alike(nodes: Sequence[NodeCommands]) -> list[Alike]:
-    """In the order of the first node of each."""
+    """Groups nodes that are alike, in the order of the first node of each."""
     groups: list[list[NodeCommands]] = []
     for node in nodes:
         same = next((group for group in groups if group[0].is_like(node)), None)
@@ -204,7 +204,7 @@ def _commands(heading: str, commands: Sequence[Sequence[str]]) -> str:
 
 
 def _steps(experiment: Experiment) -> dict[int, SlurmStep]:
-    """By node rank: where pyxis would start the worker."""
+    """Returns where pyxis would start the worker, by node rank."""
     return {
         node: SlurmStep(node=HOST, cpus=cpus, het_group=number)
         for request in job_requests(experiment)
@@ -271,7 +271,7 @@ def stage_contents(plan: Plan, stage: int) -> str:
 
 
 def _command(command: Command) -> list[str]:
-    """As a shell would run it with this environment; everything else of it is inherited."""
+    """Returns the words by which a shell would run it with this environment; everything else is inherited."""
     unset = [word for name in SCRUBBED if name not in command.environment for word in ("-u", name)]
     settings = [f"{name}={value}" for name, value in command.environment.items()]
     return ["env", *unset, *settings, *command.argv]

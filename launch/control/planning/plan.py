@@ -147,7 +147,7 @@ def _decay(experiment: Experiment) -> int:
 
 
 def _micro_batch_sizes(experiment: Experiment) -> tuple[list[list[int]] | None, list[list[list[int]]] | None]:
-    """By replica, those that the run may have, and with each the numbers of streams: its own, and as many others as fit
+    """Returns the sizes that each replica may have, and with each the numbers of streams: its own, and others that fit
     into memory. None: its own alone."""
     sizes, streams = experiment.adapt.micro_batch_sizes, experiment.adapt.streams
     if not sizes and not streams:
@@ -190,7 +190,7 @@ def _rehearsed(plan: Plan, experiment: Experiment) -> Plan:
 
 
 def _times_of_sizes(experiment: Experiment, sizes: Sequence[Sequence[int]] | None) -> list[TimesOfSize] | None:
-    """Of those that replicas may have beside the plan's own."""
+    """Returns the times of the sizes that replicas may have beside the plan's own."""
     if sizes is None:
         return None
     others = sorted({size for of_replica in sizes for size in of_replica} - {experiment.parallel.micro_batch_size})
@@ -198,7 +198,7 @@ def _times_of_sizes(experiment: Experiment, sizes: Sequence[Sequence[int]] | Non
 
 
 def _times_in_streams(plan: Plan, experiment: Experiment) -> list[TimesInStreams] | None:
-    """Of every size of micro-batches, where replicas may have several streams."""
+    """Returns the times of every size of micro-batches, where replicas may have several streams."""
     adapt, size = plan.adapt, plan.micro_batch_size
     of_replicas = [] if adapt is None else adapt.streams or []
     counts = [*(plan.streams or ()), *(one for of_sizes in of_replicas for of_size in of_sizes for one in of_size)]
@@ -221,7 +221,7 @@ def _noise(experiment: Experiment) -> list[NoisePoint] | None:
 
 
 def code_digest(model: Model) -> str | None:
-    """Of a module's file, by which a run that goes on notices that it has changed.
+    """Returns the digest of a module's file, by which a run that goes on notices that it has changed.
 
     Raises:
         ConfigError: it cannot be read.
@@ -230,7 +230,7 @@ def code_digest(model: Model) -> str | None:
 
 
 def _environments(experiment: Experiment) -> list[dict[str, str]]:
-    """Of the ranks of each node, over what the run gives to all."""
+    """Returns the environment of each node's ranks, over what the run gives to all."""
     found = [dict(experiment.cluster.groups[group].environment) for group in experiment.node_order.groups]
     for environment, host in zip(found, experiment.executor.reached, strict=False):
         if host.gpus is not None:
@@ -239,7 +239,7 @@ def _environments(experiment: Experiment) -> list[dict[str, str]]:
 
 
 def node_names(experiment: Experiment) -> list[str]:
-    """By node rank: a host's name for ssh, or `<group>-<index>`; the index counts the nodes of a group."""
+    """Names the nodes by rank: a host's name for ssh, or `<group>-<index>`, where the index counts a group's nodes."""
     if hosts := experiment.executor.reached:
         return [host.name for host in hosts]
     seen: dict[str, int] = {}

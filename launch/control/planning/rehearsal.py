@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def rehearsal_times(experiment: Experiment, micro_batch_size: int | None = None) -> list[RankTimes]:
-    """By rank, of replicas with one stream; None: of the micro-batches that the plan has.
+    """Returns the times by rank, of replicas with one stream; None: of the micro-batches that the plan has.
 
     A rank takes its own GPU's time to compute, which of a stage on several kinds of GPU is not the slowest one's. All
     else, which ranks do together, takes what is predicted of the stage.
@@ -67,7 +67,7 @@ def doubts(experiment: Experiment) -> list[str]:
 
 
 def _by_rank(placed: PlacedTraining, micro_batch_size: int | None, *, in_streams: bool) -> list[RankTimes]:
-    """Of one micro-batch at a time; `in_streams` as of `Training`."""
+    """Returns the times of one micro-batch by rank; `in_streams` as of `Training`."""
     from fasop.simulation.ranks.rank_durations import by_rank
 
     sized = placed if micro_batch_size is None else placed.sized(micro_batch_size)

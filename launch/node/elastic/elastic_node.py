@@ -22,7 +22,7 @@ _POLL_S = 0.1
 
 
 class ElasticNode:
-    """Of one start."""
+    """A node of an elastic run in one start."""
 
     def __init__(
         self,

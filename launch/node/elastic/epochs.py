@@ -24,7 +24,7 @@ LOOK_S = 1.0
 
 
 class EpochEnds:
-    """Of one start, as the first node of its plan sees them."""
+    """The ends of epochs of one start, as the first node of its plan sees them."""
 
     def __init__(self, run: RunDir, plan: Plan, company: Company, began_unix: float) -> None:
         self._run = run
@@ -33,7 +33,7 @@ class EpochEnds:
         self._began_unix = began_unix
         self._metrics = MetricsFile(run.metrics)
         self._lines: list[dict[str, Any]] = []
-        """Of the log, as far as it was read."""
+        """The lines of the log, as far as it was read."""
         self._epoch: int | None = None
         self._looked = 0.0
 
@@ -86,7 +86,7 @@ class Logged:
     batch: float
     """Samples of the global batch."""
     seconds: float
-    """Of an iteration."""
+    """The seconds of an iteration."""
 
 
 def _of(plan: Plan) -> tuple[Elastic, Choosing]:
@@ -162,7 +162,7 @@ def _candidate(plan: Plan, nodes: Sequence[int], factor: float) -> Candidate:
 
 
 def _seconds(plan: Plan, nodes: Sequence[int]) -> Callable[[float], float]:
-    """By the plan's times, of an iteration on some nodes with a global batch of so many samples."""
+    """Returns the seconds of an iteration on some nodes with a global batch of so many samples, by the plan's times."""
     elastic, how = _of(plan)
     replicas = [node for node in nodes for _ in range(elastic.ranks[node] // plan.tensor)]
     weights = [1.0 / elastic.weights[replica] for replica in elastic.replicas_on(nodes, plan.tensor)]
@@ -179,7 +179,7 @@ def _seconds(plan: Plan, nodes: Sequence[int]) -> Callable[[float], float]:
 
 
 def _rest(plan: Plan, nodes: Sequence[int]) -> float:
-    """Of the numbers of nodes that are most like these: a run may have lost some."""
+    """Returns the numbers of nodes that are most like these: a run may have lost some."""
     _, how = _of(plan)
     groups = [plan.nodes[node].group for node in nodes]
 

@@ -38,7 +38,7 @@ class Standing(StrEnum):
     """It ended because time runs out, and goes on from a checkpoint when Slurm starts its job again, or the run is
     resumed."""
     failed = "failed"
-    """By an error of its own ranks, which would come again."""
+    """It ended by an error of its own ranks, which would come again."""
     gone = "gone"
 
 
@@ -46,7 +46,7 @@ _ENDED_WELL = {0: Standing.done, SAVED: Standing.saved}
 
 
 def standing(record: NodeRecord | None, start: Start) -> Standing:
-    """Of a node that gives signs of life, or has said that it ended."""
+    """Returns the standing of a node that gives signs of life, or has said that it ended."""
     if record is None:
         return Standing.coming
     if record.state == "ended":

@@ -163,7 +163,7 @@ class Company:
             write_atomic(self._run.plan, _text(plan))
 
     def _standings(self, *, doubted: bool = False) -> Mapping[int, Standing]:
-        """By node rank."""
+        """Returns the standing of each node, by node rank."""
         return {
             rank: fellow.look(self._start, doubted=doubted, restarted=self._restarted)
             for rank, fellow in self._fellows.items()
@@ -182,7 +182,7 @@ class Company:
             raise LaunchError(f"was started {MOST_IN_VAIN} times on the same nodes without saving anything")
 
     def _earlier(self) -> list[tuple[list[int], int]]:
-        """Of each later start of this submission: its nodes, and the iteration that it went on from."""
+        """Lists each later start of this submission: its nodes, and the iteration that it went on from."""
         names = self._plan.node_names
         return [
             ([names.index(name) for name in line["nodes"]], line["iteration"])

@@ -72,7 +72,7 @@ def _shares(plan: Plan, seconds: Sequence[float], streams: Sequence[int] | None)
 
 
 def of_start(lines: Iterable[Mapping[str, Any]], start: Start) -> list[Mapping[str, Any]]:
-    """Of decisions.jsonl, what the ranks of a start have measured."""
+    """Reads from decisions.jsonl what the ranks of a start have measured."""
     return [line for line in lines if line.get("start") == str(start) and line.get("micro_batch_ms") is not None]
 
 
