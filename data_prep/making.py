@@ -1,26 +1,40 @@
-"""What making pairs and making images have in common: data that are there are left alone, others made whole."""
+"""What making pairs, images and videos has in common: data that are there are left alone, others made whole."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from conf.errors import ConfigError
-from conf.reading.values import option, whole
+from conf.reading.values import option, prefix_path, whole
 from conf.schema.data import check_split
 from data_prep.errors import DataPrepError
 from data_prep.files.journal import Journal, work_folder
 from data_prep.files.progress import unchanged
 from data_prep.kinds import kind_of, read_described, recipe_of
+from data_prep.text.corpus import Corpus
 from megatron_ext.data.indexed_dataset import data_file
 
 BYTES_A_WORKER = 1 << 24
 """With less than that a process takes longer to begin than to do its part."""
+
+
+def add_output(make: argparse.ArgumentParser, first: str) -> None:
+    """Gives `make` the option for the data's prefix; `first` is the name of the first file."""
+    files = f"the files are {first} and so on, and <output>.json"
+    make.add_argument("--output", type=option(prefix_path), required=True, help=files)
+
+
+def add_split(make: argparse.ArgumentParser, default: str, of_what: str) -> None:
+    """Gives `make` the option for the weights of training, validation and test."""
+    said = f"weights of training, validation and test, {of_what} (default: %(default)s)"
+    make.add_argument("--split", default=default, metavar="W,W,W", help=said)
 
 
 def add_common_options(make: argparse.ArgumentParser, what: str, *, workers: bool = True) -> None:
@@ -35,8 +49,32 @@ def add_common_options(make: argparse.ArgumentParser, what: str, *, workers: boo
     make.add_argument("--force", action="store_true", help="make the data again if they exist")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Request(ABC):
+    """Pairs, images or videos that are to be prepared, and how."""
+
+    corpus: Corpus
+    """All files that the data follow from."""
+    weights: Sequence[float]
+    """Relative sizes of training, validation and test."""
+    seed: int
+    workers: int = 1
+
+    @abstractmethod
+    def recipe(self) -> dict[str, Any]:
+        """All that the data follow from. Reads the whole corpus, with progress on stderr.
+
+        Raises:
+            DataPrepError: a file cannot be read.
+        """
+
+
+R = TypeVar("R", bound=Request)
+M = TypeVar("M")
+
+
 def weights_of(split: str) -> list[float]:
-    """Of training, validation and test; raises DataPrepError for a text that is none."""
+    """Parses the weights of training, validation and test; raises DataPrepError for a text that is none."""
     try:
         check_split(split)
     except ConfigError as error:
@@ -59,29 +97,34 @@ def is_prepared(prefix: Path, kind: str, recipe: dict[str, Any]) -> bool:
         return False
 
 
-def make_unless_there(prefix: Path, kind: str, recipe: dict[str, Any], force: bool, make: Callable[[], str]) -> None:
-    """Makes data, or says that they are there; prints their prefix.
+def make_unless_there(
+    arguments: argparse.Namespace,
+    kind: str,
+    request: R,
+    prepare: Callable[[R, Path, dict[str, Any]], M],
+    summary: Callable[[M], str],
+) -> None:
+    """Prepares the data of `--output`, or says that they are there; prints their prefix.
 
     Args:
-        prefix: where they go.
-        kind: of the data.
-        recipe: all that they follow from.
-        force: makes them also if they are there, or something else is.
-        make: makes them, and says what they are.
+        prepare: makes them from the request, under a prefix, by a recipe.
+        summary: says in a line what was made.
 
     Raises:
-        DataPrepError: data of another kind have this name; or as `make`.
+        DataPrepError: data of another kind have this name; or as `prepare`.
     """
-    if not force and is_prepared(prefix, kind, recipe):
+    prefix: Path = arguments.output
+    recipe = request.recipe()
+    if not arguments.force and is_prepared(prefix, kind, recipe):
         print(f"{prefix}: exists already, unchanged; --force makes it again", file=sys.stderr)
     else:
         described = data_file(prefix, ".json")
-        if described.exists() and kind_of(prefix) != kind and not force:
+        if described.exists() and kind_of(prefix) != kind and not arguments.force:
             raise DataPrepError(
                 f"--output {prefix}: {described} is there, and is not of {kind}; choose another --output, or replace "
                 "it with --force"
             )
-        print(make(), file=sys.stderr)
+        print(summary(prepare(request, prefix, recipe)), file=sys.stderr)
     print(prefix)
 
 

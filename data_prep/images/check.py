@@ -11,8 +11,7 @@ from conf.schema.model import Model
 from conf.visible import plural
 from data_prep.errors import DataPrepError
 from data_prep.files.progress import require_unchanged
-from data_prep.images.item import SPLITS
-from data_prep.images.pixels import Shape
+from data_prep.images.image import SPLITS, Shape
 from data_prep.kinds import ImagesManifest, read_described
 from megatron_ext.contract.errors import DataError
 from megatron_ext.data.vision.images import open_images, require_fitting

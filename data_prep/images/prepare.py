@@ -18,11 +18,9 @@ from data_prep.errors import DataPrepError
 from data_prep.files.journal import Journal, Step, publish
 from data_prep.files.progress import hashes, shown
 from data_prep.files.workers import in_order
-from data_prep.images.item import SPLITS, Content, Item, Reader, splits_of
-from data_prep.images.pixels import Made, Raw, Shape, Wanted, made, packed
+from data_prep.images.image import SPLITS, Content, Item, Made, Raw, Reader, Shape, Wanted, made, packed, splits_of
 from data_prep.kinds import ImagesManifest, ImagesSplit
-from data_prep.making import making
-from data_prep.text.corpus import Corpus
+from data_prep.making import Request, making
 
 CHUNK = 64
 """Images that are decoded, and noted, together."""
@@ -32,36 +30,22 @@ LEAST_STD = 1 / 255
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What is to be prepared, and how."""
-
-    corpus: Corpus
-    """All files that the images follow from."""
+class ImagesRequest(Request):
     readers: Sequence[Reader]
     wanted: Wanted
-    weights: Sequence[float]
-    """Of training, validation and test."""
-    seed: int
-    workers: int = 1
 
     def recipe(self) -> dict[str, Any]:
-        """All that the data follow from. Reads the whole corpus, with progress on stderr.
-
-        Raises:
-            DataPrepError: a file cannot be read.
-        """
         wanted = self.wanted
-        size = list(wanted.size) if wanted.size is not None else None
         return {
             "corpus_sha256": self.corpus.digest(),
-            "size": size,
+            "size": list(wanted.size) if wanted.size is not None else None,
             "channels": wanted.channels,
             "split": list(self.weights),
             "seed": self.seed,
         }
 
 
-def prepare(request: Request, prefix: Path, recipe: dict[str, Any]) -> ImagesManifest:
+def prepare(request: ImagesRequest, prefix: Path, recipe: dict[str, Any]) -> ImagesManifest:
     """Writes images, labels and their manifest; shows progress on stderr. Nothing half-written takes their names.
 
     What an earlier call left unfinished is gone on with. The bytes do not depend on `request.workers`.
@@ -116,7 +100,7 @@ def _is_whole(name: str) -> bool:
     return name.isascii() and name.removeprefix("-").isdecimal()
 
 
-def _shape(items: Sequence[Item], request: Request) -> Shape:
+def _shape(items: Sequence[Item], request: ImagesRequest) -> Shape:
     """Of all images: as asked for, or that of the first one."""
     first = next(_contents(request.readers, 0))
     return Shape(*made([Raw(items[0].name, first)], request.wanted)[0].shape)
@@ -132,7 +116,7 @@ def _contents(readers: Sequence[Reader], first: int) -> Iterator[Content]:
 
 def _pack(
     journal: Journal,
-    request: Request,
+    request: ImagesRequest,
     items: Sequence[Item],
     splits: Sequence[str],
     classes: Sequence[str],

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from data_prep.errors import DataPrepError
 from data_prep.files.archives import content_of, members, names
-from data_prep.images.item import NAMED, Content, Item
+from data_prep.images.image import NAMED, Content, Item
 from megatron_ext.contract.files import why
 
 IMAGES = ("images", "image", "x", "data")

@@ -11,7 +11,7 @@ from pathlib import Path
 from data_prep.errors import DataPrepError
 from data_prep.files.archives import members
 from data_prep.pairs.pair import Languages, Pair, code_of, same_language
-from data_prep.text.sentences import sentences
+from data_prep.text.encode import sentences
 
 PAGE = re.compile(r"(?:^|/)([A-Za-z]{2,3}(?:[-_][A-Za-z0-9]+)*)/(text/.+\.html)$")
 """The language of a page, and its name, which is the same in all."""

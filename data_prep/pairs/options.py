@@ -6,21 +6,23 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from conf.reading.values import above_0, option, prefix_path, whole
+from conf.reading.values import above_0, option, whole
 from data_prep.errors import DataPrepError, of_option
 from data_prep.files.archives import files_below
 from data_prep.kinds import PAIRS, PairsManifest
 from data_prep.making import (
     BYTES_A_WORKER,
     add_common_options,
+    add_output,
+    add_split,
     make_unless_there,
     weights_of,
 )
 from data_prep.pairs.cleaning import Rules
+from data_prep.pairs.lines import Finished, finished, is_finished
 from data_prep.pairs.pair import Languages, Reader
-from data_prep.pairs.prepare import Request, prepare
+from data_prep.pairs.prepare import PairsRequest, prepare
 from data_prep.pairs.sources import languages_of, readers_of
-from data_prep.pairs.wmt16 import Finished, finished, is_finished
 from data_prep.text.corpus import Corpus
 from data_prep.tokenizers.special import SMALLEST, given_for_both
 from data_prep.tokenizers.tokenizer import LARGEST_BPE, JsonTokenizer
@@ -46,12 +48,7 @@ def add_options(make: argparse.ArgumentParser) -> None:
     )
     make.add_argument("--source-lang", metavar="CODE", help="such as de (default: what the names of two files end in)")
     make.add_argument("--target-lang", metavar="CODE", help="such as en")
-    make.add_argument(
-        "--output",
-        type=option(prefix_path),
-        required=True,
-        help="the files are <output>-train.source.bin and so on, and <output>.json",
-    )
+    add_output(make, "<output>-train.source.bin")
     words = make.add_mutually_exclusive_group()
     words.add_argument(
         "--train-bpe",
@@ -60,12 +57,7 @@ def add_options(make: argparse.ArgumentParser) -> None:
         help=f"learn a byte-level BPE of N ids from both languages (default: at most {VOCABULARY})",
     )
     words.add_argument("--tokenizer", type=Path, metavar="PATH", help="the .tokenizer.json of other pairs")
-    make.add_argument(
-        "--split",
-        default=SPLIT,
-        metavar="W,W,W",
-        help="weights of training, validation and test, divided by whole pages (default: %(default)s)",
-    )
+    add_split(make, SPLIT, "divided by whole pages")
     make.add_argument(
         "--min-words", type=option(whole), default=rules.min_words, metavar="N", help="leave out shorter sentences"
     )
@@ -88,10 +80,7 @@ def add_options(make: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Prepares pairs, or says that they are there; prints their prefix."""
-    prefix: Path = arguments.output
-    request = _request(arguments)
-    recipe = request.recipe()
-    make_unless_there(prefix, PAIRS, recipe, arguments.force, lambda: summary(prepare(request, prefix, recipe)))
+    make_unless_there(arguments, PAIRS, _request(arguments), prepare, summary)
 
 
 def summary(made: PairsManifest) -> str:
@@ -106,7 +95,7 @@ def summary(made: PairsManifest) -> str:
     )
 
 
-def _request(arguments: argparse.Namespace) -> Request:
+def _request(arguments: argparse.Namespace) -> PairsRequest:
     paths: list[Path] = arguments.source
     rules = Rules(min_words=arguments.min_words, max_words=arguments.max_words, max_ratio=arguments.max_ratio)
     if rules.min_words > rules.max_words:
@@ -121,7 +110,7 @@ def _request(arguments: argparse.Namespace) -> Request:
         )
     corpus = _corpus(paths, pairs)
     cpus = min(usable_cores(), 1 + corpus.bytes // BYTES_A_WORKER)
-    return Request(
+    return PairsRequest(
         corpus=corpus,
         languages=languages,
         pairs=pairs,

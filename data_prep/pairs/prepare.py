@@ -13,41 +13,27 @@ from data_prep.errors import DataPrepError
 from data_prep.files.journal import Journal, publish
 from data_prep.files.progress import hashes
 from data_prep.kinds import PairsManifest, PairsSplit
-from data_prep.making import making
+from data_prep.making import Request, making
 from data_prep.pairs import steps
 from data_prep.pairs.cleaning import Rules
+from data_prep.pairs.lines import Finished
 from data_prep.pairs.pair import SIDES, SPLITS, Languages, Reader
-from data_prep.pairs.wmt16 import Finished
-from data_prep.text.corpus import Corpus
 from data_prep.tokenizers.tokenizer import JsonTokenizer
 from data_prep.tokenizers.vocabulary import doubt, shown, warn
 from megatron_ext.contract.files import write_atomic
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What is to be prepared, and how."""
-
-    corpus: Corpus
-    """All files that the pairs follow from."""
+class PairsRequest(Request):
     languages: Languages
     pairs: Sequence[Reader] | Finished
     rules: Rules
-    weights: Sequence[float]
-    """Of training, validation and test."""
-    seed: int
     tokenizer: JsonTokenizer | int
     """A number: a vocabulary of so many ids is learned from the training pairs."""
     all_ids: bool
     """Whether what is learned must have as many; else it may have fewer."""
-    workers: int = 1
 
     def recipe(self) -> dict[str, Any]:
-        """All that the data follow from. Reads the whole corpus, with progress on stderr.
-
-        Raises:
-            DataPrepError: a file cannot be read.
-        """
         recipe: dict[str, Any] = {"corpus_sha256": self.corpus.digest(), "languages": list(self.languages)}
         if isinstance(self.pairs, Finished):
             return {**recipe, "numbers_in_vocabulary": True} if self.pairs.has_numbers else recipe
@@ -56,7 +42,7 @@ class Request:
         return {**recipe, **asdict(self.rules), "split": list(self.weights), "seed": self.seed, **tokenizer}
 
 
-def prepare(request: Request, prefix: Path, recipe: dict[str, Any]) -> PairsManifest:
+def prepare(request: PairsRequest, prefix: Path, recipe: dict[str, Any]) -> PairsManifest:
     """Writes pairs and their manifest; shows progress on stderr. Nothing half-written takes their names.
 
     What an earlier call left unfinished is gone on with. The bytes do not depend on `request.workers`.
@@ -73,7 +59,7 @@ def prepare(request: Request, prefix: Path, recipe: dict[str, Any]) -> PairsMani
         return _prepare(request, journal, prefix, recipe)
 
 
-def _prepare(request: Request, journal: Journal, prefix: Path, recipe: dict[str, Any]) -> PairsManifest:
+def _prepare(request: PairsRequest, journal: Journal, prefix: Path, recipe: dict[str, Any]) -> PairsManifest:
     left_out: Counter[str] = Counter()
     if isinstance(request.pairs, Finished):
         tokenizer, counts = _finished(request, request.pairs, journal)
@@ -105,7 +91,7 @@ Counts = dict[tuple[str, str], Counter[str]]
 
 
 def _cleaned(
-    request: Request, readers: Sequence[Reader], journal: Journal
+    request: PairsRequest, readers: Sequence[Reader], journal: Journal
 ) -> tuple[JsonTokenizer, Counts, Counter[str]]:
     """The tokenizer, the counts of what is written, and what is left out."""
     what = request.corpus.description
@@ -126,7 +112,7 @@ def _cleaned(
     )
 
 
-def _finished(request: Request, given: Finished, journal: Journal) -> tuple[JsonTokenizer, Counts]:
+def _finished(request: PairsRequest, given: Finished, journal: Journal) -> tuple[JsonTokenizer, Counts]:
     """The tokenizer, and the counts of what is written."""
     tokenizer = given.tokenizer()
     write_atomic(journal.folder / steps.TOKENIZER, tokenizer.content)
@@ -146,7 +132,7 @@ def _finished(request: Request, given: Finished, journal: Journal) -> tuple[Json
     return tokenizer, counts
 
 
-def _require_known(request: Request, counts: Counts) -> None:
+def _require_known(request: PairsRequest, counts: Counts) -> None:
     """Warns on stderr where the vocabulary lacks more than a few per cent of a text.
 
     Raises:

@@ -18,10 +18,8 @@ from data_prep.files.journal import Journal
 from data_prep.files.progress import shown
 from data_prep.files.workers import in_order
 from data_prep.pairs.cleaning import Cleaner, HeldOut, Rules
-from data_prep.pairs.lines import lines, side_by_side
-from data_prep.pairs.pair import SIDES, SPLITS, Pair, Reader
-from data_prep.pairs.splitting import KEPT, counted, groups, kept_line, kept_pairs, splits_of
-from data_prep.pairs.wmt16 import Finished
+from data_prep.pairs.lines import Finished, lines, side_by_side
+from data_prep.pairs.pair import KEPT, SIDES, SPLITS, Pair, Reader, counted, groups, kept_line, kept_pairs, splits_of
 from data_prep.tokenizers.special import SPECIAL, train_both
 from data_prep.tokenizers.tokenizer import JsonTokenizer
 from megatron_ext.contract.files import write_atomic

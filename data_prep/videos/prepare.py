@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import re
 from collections import Counter
@@ -13,16 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.lib.format import write_array_header_1_0
 
+from conf.reading.values import option, whole
 from data_prep.errors import DataPrepError
 from data_prep.files.journal import publish
 from data_prep.files.progress import hashes, shown
-from data_prep.images.item import held_out
-from data_prep.kinds import VideosManifest, VideosSplit
-from data_prep.making import making
+from data_prep.images.image import held_out
+from data_prep.kinds import VIDEOS, VideosManifest, VideosSplit
+from data_prep.making import Request, add_common_options, add_output, add_split, make_unless_there, making, weights_of
 from data_prep.text.corpus import Corpus
 from data_prep.tokenizers.special import SPECIAL, finished_words
 from data_prep.tokenizers.vocabulary import doubt, warn
-from data_prep.videos.sources import SPLITS, Reader, Video
+from data_prep.videos.sources import CAPTIONS, SPLITS, OwnFolder, Reader, Shapes, Video
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.data.pairs import UNKNOWN
@@ -32,22 +34,14 @@ NUMBER, TOKEN = np.dtype("<f4"), np.dtype("<u4")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What is to be prepared, and how."""
-
-    corpus: Corpus
-    """All files that the videos follow from."""
+class VideosRequest(Request):
     source: str
     """What else they follow from."""
     reader: Reader
     words: int
-    """Of the vocabulary, at most."""
-    weights: Sequence[float]
-    """Of training, validation and test."""
-    seed: int
+    """The most words of the vocabulary."""
 
     def recipe(self) -> dict[str, Any]:
-        """All that the data follow from. Reads the whole corpus, with progress on stderr."""
         return {
             "corpus_sha256": self.corpus.digest(),
             "source": self.source,
@@ -57,7 +51,7 @@ class Request:
         }
 
 
-def prepare(request: Request, prefix: Path, recipe: dict[str, Any]) -> VideosManifest:
+def prepare(request: VideosRequest, prefix: Path, recipe: dict[str, Any]) -> VideosManifest:
     """Writes videos, captions and their manifest. Nothing half-written takes their names.
 
     Raises:
@@ -144,3 +138,73 @@ def _write(
     (folder / f"-{split}.captions.txt").write_text(text, encoding="utf-8")
     longest = max((len(one) for one in tokens), default=0)
     return VideosSplit(videos=len(videos), captions=len(captions), longest=longest)
+
+
+SPLIT = "80,10,10"
+SHAPES = "shapes"
+COUNT, WORDS = 1000, 20_000
+
+
+def add_options(make: argparse.ArgumentParser) -> None:
+    """Gives `make` what `tdpp data videos` takes."""
+    make.add_argument(
+        "--source",
+        required=True,
+        metavar="PATH",
+        help=f"a folder with {CAPTIONS} (in each line a video's name, a tab and a sentence) and NAME.npy, [frames, "
+        f"features], for each video, which may be below train, valid and test; or {SHAPES}: drawn shapes that move",
+    )
+    add_output(make, "<output>-train.frames.npy")
+    make.add_argument(
+        "--count", type=option(whole), metavar="N", help=f"with --source {SHAPES}: how many (default: {COUNT})"
+    )
+    make.add_argument(
+        "--words",
+        type=option(whole),
+        default=WORDS,
+        metavar="N",
+        help="keep the N most frequent words of the training captions as the vocabulary (default: at most %(default)s)",
+    )
+    add_split(make, SPLIT, "of whole videos")
+    add_common_options(make, "videos", workers=False)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Prepares videos, or says that they are there; prints their prefix."""
+    make_unless_there(arguments, VIDEOS, _request(arguments), prepare, summary)
+
+
+def summary(made: VideosManifest) -> str:
+    """What was prepared, in a line."""
+    splits = ", ".join(f"{split.videos} {name}" for name, split in made.splits.items())
+    captions = sum(split.captions for split in made.splits.values())
+    longest = 1 + max(split.longest for split in made.splits.values())
+    unknown = f", {made.unknown} unknown words" if made.unknown else ""
+    return (
+        f"{splits} {'synthetic ' * made.synthetic}videos with {captions} captions{unknown} of {made.corpus}; "
+        f"model.features={made.features} model.vocab_size={made.vocab_size}, and "
+        f"model.decoder_sequence_length={longest} has room for the longest"
+    )
+
+
+def _request(arguments: argparse.Namespace) -> VideosRequest:
+    source: str = arguments.source
+    reader: Reader
+    if source == SHAPES:
+        count = arguments.count or COUNT
+        reader, described = Shapes(count, arguments.seed), f"{SHAPES} {count}"
+    else:
+        if not Path(source).is_dir():
+            raise DataPrepError(f"--source {source}: not a folder; give one with {CAPTIONS}, or {SHAPES}")
+        if arguments.count is not None:
+            raise DataPrepError(f"--count {arguments.count}: is for --source {SHAPES}; leave it out")
+        reader, described = OwnFolder(Path(source)), ""
+    files = reader.files
+    return VideosRequest(
+        corpus=Corpus(description=source, files=tuple(files), names=tuple(files.values())),
+        source=described,
+        reader=reader,
+        words=arguments.words,
+        weights=weights_of(arguments.split),
+        seed=arguments.seed,
+    )

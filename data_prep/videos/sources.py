@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.errors import DataPrepError
-from data_prep.images.item import NAMED
+from data_prep.images.image import NAMED
 from megatron_ext.contract.files import read_regular_text, why
 
 SPLITS = ("train", "valid", "test")

@@ -25,7 +25,7 @@ from data_prep.pairs.check import pair_text
 from data_prep.pairs.check import sample_text as pair_sample
 from data_prep.preparation import options
 from data_prep.tokenizers.vocabulary import unknown_doubt, warn
-from data_prep.videos import options as videos_options
+from data_prep.videos import prepare as videos_options
 from data_prep.videos.check import check_in_full as check_videos
 from data_prep.videos.check import described as described_videos
 from data_prep.videos.check import video_text
@@ -33,20 +33,21 @@ from megatron_ext.contract.models.model import BERT, GPT, T5
 
 PREFIX = "path without .bin or .idx"
 FAMILIES = (GPT, BERT, T5)
+MAKERS = {
+    "prepare": (options, "write indexed data from a source of text"),
+    "pairs": (pairs_options, "write aligned sentences in two languages"),
+    "images": (images_options, "pack images and their classes into arrays"),
+    "videos": (videos_options, "write frame features and captions of videos"),
+}
+"""By command, the module that has its options and runs it, and what `--help` says of it."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs `tdpp data <argv>`; returns its exit code."""
     arguments = parser().parse_args(argv)
     command: str = arguments.command
-    if command == "prepare":
-        options.run(arguments)
-    elif command == "images":
-        images_options.run(arguments)
-    elif command == "pairs":
-        pairs_options.run(arguments)
-    elif command == "videos":
-        videos_options.run(arguments)
+    if command in MAKERS:
+        MAKERS[command][0].run(arguments)
     elif command == "inspect":
         _inspect(arguments)
     elif command == "check":
@@ -64,10 +65,8 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     made = Parser(prog="tdpp data", description="Turn text, sentence pairs, images and videos into training data.")
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    options.add_options(commands.add_parser("prepare", help="write indexed data from a source of text"))
-    pairs_options.add_options(commands.add_parser("pairs", help="write aligned sentences in two languages"))
-    images_options.add_options(commands.add_parser("images", help="pack images and their classes into arrays"))
-    videos_options.add_options(commands.add_parser("videos", help="write frame features and captions of videos"))
+    for name, (maker, said) in MAKERS.items():
+        maker.add_options(commands.add_parser(name, help=said))
     look = commands.add_parser("inspect", help="describe a data set")
     look.add_argument("prefix", type=Path, help=PREFIX)
     one = look.add_mutually_exclusive_group()
@@ -232,7 +231,7 @@ def _inspect(arguments: argparse.Namespace) -> None:
     facts = described(data, prefix)
     print("\n".join(f"{key}: {value}" for key, value in facts.items()))
     if page is not None:
-        from reports.pages.profile_page import figures_page  # few ask for a page, and it is slow to import
+        from reports.pages.command_pages import figures_page  # few ask for a page, and it is slow to import
 
         try:
             write_whole(page, figures_page(str(prefix), facts, figures(data, prefix)))

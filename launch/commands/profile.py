@@ -147,10 +147,10 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
     if arguments.profile is not None:
         print(f"profile={arguments.profile} uses these times and links in a launch, a search or a simulation")
     if arguments.page is not None:
-        from reports.pages.profile_page import render  # few ask for it, and plotly is slow to import
+        from reports.pages.command_pages import profile_page  # few ask for it, and plotly is slow to import
 
         named = {job.names[gpu]: profile for gpu, profile in profiles.items()}
-        output_files.write(arguments.page, render(f"tdpp profile {shlex.join(argv)}", named))
+        output_files.write(arguments.page, profile_page(f"tdpp profile {shlex.join(argv)}", named))
         print(arguments.page)
     return 0
 

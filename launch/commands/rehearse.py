@@ -101,12 +101,12 @@ def main(argv: Sequence[str]) -> int:
     if "csv" in own:
         write(own["csv"], csv_text(rows, metric, goal))
     if "page" in own:
-        from reports.pages.learning_page import Quality, render  # few ask for it, and plotly is slow to import
+        from reports.pages.command_pages import Quality, learning_page  # few ask for it, and plotly is slow to import
 
         curves = [Quality(**mean_curve(row.plan)) for row in rows if any(curve.values for curve in row.plan.curves)]
         target = None if goal is None else goal.target.value
         command = f"tdpp rehearse {shlex.join(argv)}"
-        write(own["page"], render(command, *table(rows, metric, goal), notes, curves, metric, target))
+        write(own["page"], learning_page(command, *table(rows, metric, goal), notes, curves, metric, target))
         print(own["page"])
     return 0
 

@@ -17,8 +17,7 @@ from data_prep.indexed.manifest import tokenizer_of
 from data_prep.preparation import prepare as preparation
 from data_prep.preparation.prepare import Request, prepare
 from data_prep.text.corpus import corpus_of
-from data_prep.text.encode import Options
-from data_prep.text.sentences import sentences
+from data_prep.text.encode import Options, sentences
 from data_prep.tokenizers.special import vocabulary_of, with_special
 from data_prep.tokenizers.tokenizer import JsonTokenizer, content_of, train_bpe
 from data_prep.training import check_for_training

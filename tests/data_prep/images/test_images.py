@@ -20,7 +20,7 @@ from data_prep.errors import DataPrepError
 from data_prep.files import journal
 from data_prep.files.journal import Step
 from data_prep.images import prepare as module
-from data_prep.images.item import SPLITS
+from data_prep.images.image import SPLITS
 from launch.commands.data import main
 
 

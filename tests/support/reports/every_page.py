@@ -18,8 +18,8 @@ from launch import cli
 from launch.commands.serving.library import Library
 from launch.commands.serving.server import reply
 from megatron_ext.data.indexed_dataset import write_indexed
-from reports.pages import learning_page, profile_page
-from reports.pages.learning_page import Quality
+from reports.pages import command_pages
+from reports.pages.command_pages import Quality
 from tests.support.profiled_graphs import branches
 from tests.support.reports.legacy import Job, calls, log
 from tests.support.reports.synthetic import UNIX_NS, Shape, make_run
@@ -258,7 +258,7 @@ def _learning(page: Path) -> Path:
     notes = ["flush comes first to loss <= 4.00", "peak memory of this process: 512 MiB"]
     plans = [quality("flush", 0.6, 6.0), quality("async", 0.7, 4.0)]
     command = "tdpp rehearse learning experiment=demo parallel=flush.yaml,async.yaml train.until='loss<=4'"
-    page.write_text(learning_page.render(command, head, rows, notes, plans, "loss", 4.0))
+    page.write_text(command_pages.learning_page(command, head, rows, notes, plans, "loss", 4.0))
     return page
 
 
@@ -279,7 +279,9 @@ def _profile(page: Path) -> Path:
     steps = Steps(model="gnmt", precision=Precision.fp16, host="g0-0", micro_batch_size=32, times=times)
     known = {"device": "NVIDIA A10", "versions": {"cuda": "12.4"}, "buckets_mib": {"gnmt": [1.0, 25.5, 31.2, 12.8]}}
     profile = LayerProfile(gpu="A10", source="a test", steps=[steps], **known)
-    page.write_text(profile_page.render("tdpp profile model=gnmt streams=1,2,4 page=profile.html", {"a10": profile}))
+    page.write_text(
+        command_pages.profile_page("tdpp profile model=gnmt streams=1,2,4 page=profile.html", {"a10": profile})
+    )
     return page
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -12,14 +14,15 @@ from plotly import graph_objects as go
 from conf.visible import plural
 from fasop.costs.profiles.profile import LayerProfile
 from reports.figures.chart import lines
-from reports.figures.embed import SERIES, embedded, figure, page_with_figures
-from reports.figures.page import copyable, table
+from reports.figures.embed import SERIES, SOFT, embedded, figure, page_with_figures
+from reports.figures.page import bullets, copyable, table
+from reports.figures.page import table as html_table
 
 MOST_TICKS = 12
 """Under the buckets."""
 
 
-def render(command: str, profiles: Mapping[str, LayerProfile]) -> str:
+def profile_page(command: str, profiles: Mapping[str, LayerProfile]) -> str:
     """The page, as HTML.
 
     Args:
@@ -108,3 +111,73 @@ def figures_page(title: str, facts: Mapping[str, str], figures: Sequence[Mapping
 def _drawn(given: Mapping[str, Any]) -> str:
     name = given["layout"]["title"]["text"]
     return embedded(figure(title=name, height=320).update_layout(given["layout"]).add_traces(given["data"]), name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """Of a plan, evaluation by evaluation: the mean of its seeds, and their lowest and highest."""
+
+    name: str
+    samples: Sequence[int]
+    seconds: Sequence[float] | None
+    """Predicted; None where nobody knows."""
+    means: Sequence[float]
+    lows: Sequence[float]
+    highs: Sequence[float]
+
+
+def learning_page(
+    command: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    notes: Sequence[str],
+    plans: Sequence[Quality],
+    metric: str,
+    goal: float | None,
+) -> str:
+    """The page, as HTML. `rows` are those of the plans under `head`, the first one first; of several plans the first of
+    the `notes` says which one that is."""
+    timed = [plan for plan in plans if plan.seconds is not None]
+    title, *notes = notes if len(plans) > 1 else [plans[0].name, *notes]
+    body = [
+        f'<header><p class="crumbs">tdpp rehearse learning</p><h1>{escape(title)}</h1></header><main>',
+        f'<section class="verdict good">{bullets(notes)}{copyable(command)}</section>',
+        f"<section><h2>Plans</h2>{html_table(head, rows)}</section>",
+        _curves(f"{metric} against samples", "samples", plans, [plan.samples for plan in plans], goal),
+    ]
+    if timed:
+        seconds = [plan.seconds or () for plan in timed]
+        unit, size = ("hours", 3600.0) if max(map(max, seconds)) >= 7200 else ("seconds", 1.0)
+        scaled = [[one / size for one in of] for of in seconds]
+        body.append(_curves(f"{metric} against predicted time", f"predicted {unit}", timed, scaled, goal))
+    return page_with_figures("Learning rehearsal – tdpp", "\n".join([*body, "</main>"]))
+
+
+def _curves(
+    title: str, x_title: str, plans: Sequence[Quality], places: Sequence[Sequence[float]], goal: float | None
+) -> str:
+    return f"<section>{embedded(drawn_qualities(title, x_title, plans, places, goal), title)}</section>"
+
+
+def drawn_qualities(
+    title: str, x_title: str, plans: Sequence[Quality], places: Sequence[Sequence[float]], goal: float | None
+) -> go.Figure:
+    """A line for each plan, in a band from its lowest to its highest seed, and the goal across."""
+    series = [pd.Series(plan.means, index=x, name=plan.name) for plan, x in zip(plans, places, strict=True)]
+    made = lines(series, x_title=x_title, title=title)
+    for number, (plan, x) in enumerate(zip(plans, places, strict=True)):
+        if plan.lows == plan.highs:
+            continue
+        made.add_scatter(
+            x=[*x, *reversed(x)],
+            y=[*plan.highs, *reversed(plan.lows)],
+            fill="toself",
+            fillcolor=SERIES[number % len(SERIES)],
+            opacity=0.15,
+            line={"width": 0},
+            hoverinfo="skip",
+            showlegend=False,
+        )
+    if goal is not None and math.isfinite(goal):
+        made.add_hline(y=goal, line={"color": SOFT, "dash": "dash", "width": 1})
+    return made
