@@ -157,7 +157,7 @@ class VideosManifest(Described):
 
 @dataclass(frozen=True, kw_only=True)
 class PairsSplit:
-    """Of one split's pairs."""
+    """What one split's pairs hold."""
 
     pairs: Count
     source_tokens: Count

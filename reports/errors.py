@@ -21,5 +21,5 @@ class NeitherError(ReportError):
 
 
 def unwritable(path: Path, error: OSError) -> ReportError:
-    """Of a page that is to be written, with the way out: who may only read a run may still want its report."""
+    """Returns the error and the way out: who may only read a run may still want its report."""
     return ReportError(f"{path}: cannot be written ({error.strerror}); write the report elsewhere with --output FOLDER")

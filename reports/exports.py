@@ -152,7 +152,7 @@ def _microseconds(timeline: Timeline, times: Integers) -> Integers:
 
 
 def _flows(pairs: Sequence[tuple[Integers, Integers]], start: Integers, end: Integers) -> Mapping[int, Sequence[str]]:
-    """By event, what begins and ends at it: a flow begins with its send, and ends within its receive.
+    """Returns by event what begins and ends at it: a flow begins with its send, and ends within its receive.
 
     A message that seems to have come before it was sent, because clocks differ, has none.
     """
@@ -195,7 +195,7 @@ class Count:
 
 
 def counts(timeline: Timeline, pairs: Sequence[tuple[Integers, Integers]]) -> Iterator[Count]:
-    """Those of a run.
+    """Yields the counters of a run.
 
     Args:
         pairs: receives and the sends that they take (`reports.facts.breakdown.message_pairs`).

@@ -72,7 +72,7 @@ class Run:
 
     @cached_property
     def iterations(self) -> pd.DataFrame:
-        """By iteration that has events: `length_ms`, `period_ms`, and whether it is steady (docs/reports.md)."""
+        """An iteration that has events a row: `length_ms`, `period_ms`, and whether it is steady (docs/reports.md)."""
         known = self.statistics
         return pd.DataFrame(
             {

@@ -66,7 +66,7 @@ def members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, by
 
 
 def names(path: Path) -> list[str]:
-    """Of the files in a folder or an archive; see `members`."""
+    """Returns the names of the files in a folder or an archive; see `members`."""
     if path.is_dir():
         return [str(file.relative_to(path)) for file in files_below(path)]
     found: list[str] = []
@@ -141,7 +141,7 @@ def _tar_stream(path: Path) -> IO[bytes]:
 
 
 def _decompressed(path: Path, name: str, content: bytes) -> IO[bytes]:
-    """Of a part of the file."""
+    """Opens a compressed part of the file."""
     if name.endswith(".xz"):
         return lzma.open(io.BytesIO(content))
     return io.BufferedReader(Decompressed(path, (name, content)), 1 << 18)

@@ -148,7 +148,7 @@ SAVE_EVERY_S = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class Noted:
-    """Of one step, as the journal has it."""
+    """How far one step is, as the journal has it."""
 
     items: Count = 0
     """That are done."""
@@ -203,7 +203,7 @@ class Step:
 
 
 class Journal:
-    """Of the steps of one command in its work folder.
+    """Notes how far the steps of one command are, in its work folder.
 
     Raises:
         DataPrepError: when made: it is damaged.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Part(Protocol):
-    """Of what is read."""
+    """A part of what is read."""
 
     @property
     def position(self) -> int:
@@ -50,7 +50,7 @@ class Show:
         self._progress.update(self._task, note=text)
 
     def sha256(self, path: Path) -> str:
-        """Of a file, in hexadecimal digits; the bar moves as it is read."""
+        """Hashes a file, in hexadecimal digits; the bar moves as it is read."""
         with path.open("rb") as file:
             reader: Any = self._progress.wrap_file(file, task_id=self._task)
             return hashlib.file_digest(reader, "sha256").hexdigest()

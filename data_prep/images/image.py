@@ -51,7 +51,7 @@ class Reader(Protocol):
         ...
 
     def contents(self, first: int) -> Iterator[Content]:
-        """Of the items from `first` on. Raises DataPrepError: a file cannot be read."""
+        """Yields the items from `first` on. Raises DataPrepError: a file cannot be read."""
         ...
 
 

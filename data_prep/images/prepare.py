@@ -101,7 +101,7 @@ def _is_whole(name: str) -> bool:
 
 
 def _shape(items: Sequence[Item], request: ImagesRequest) -> Shape:
-    """Of all images: as asked for, or that of the first one."""
+    """Returns the shape of all images: as asked for, or that of the first one."""
     first = next(_contents(request.readers, 0))
     return Shape(*made([Raw(items[0].name, first)], request.wanted)[0].shape)
 

@@ -53,7 +53,7 @@ def samples_of_split(experiment: Experiment, split: str) -> int | None:
 
 
 def _documents(weights: Sequence[float], data: IndexedDataset, split: str) -> range:
-    """Those of data for BERT or T5 that belong to a split."""
+    """Returns the documents of data for BERT or T5 that belong to a split."""
     return split_documents(weights, data.documents)[SPLITS.index(split)]
 
 
@@ -88,7 +88,7 @@ def _samples(experiment: Experiment) -> int:
 
 
 def _check_different(prefixes: Sequence[Path]) -> None:
-    """By links, one corpus may have several paths."""
+    """Checks that no corpus is given twice; links may give one several paths."""
     for number, prefix in enumerate(prefixes):
         for first in prefixes[:number]:
             if data_file(first, ".bin").samefile(data_file(prefix, ".bin")):
@@ -99,7 +99,7 @@ def _check_different(prefixes: Sequence[Path]) -> None:
 
 
 def _check_vocabularies(prefixes: Sequence[Path]) -> None:
-    """Of data that others made nobody can tell."""
+    """Checks that all corpora have one vocabulary, where that is known."""
     known = [(number, prefix) for number, prefix in enumerate(prefixes) if read_manifest(prefix) is not None]
     for number, prefix in known[1:]:
         first = known[0][1]
@@ -113,7 +113,7 @@ def _check_vocabularies(prefixes: Sequence[Path]) -> None:
 
 
 def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) -> list[str]:
-    """Of one corpus, of which a run takes so many samples."""
+    """Checks one corpus, from which a run takes so many samples."""
     for suffix in (".bin", ".idx"):
         if not (file := data_file(prefix, suffix)).is_file():
             raise DataPrepError(
@@ -150,7 +150,7 @@ def _cut_of(experiment: Experiment, samples: int) -> tuple[sentence_maps.Cut, Se
 
 
 def _check_sentences(experiment: Experiment, prefix: Path, data: IndexedDataset, samples: int, given: str) -> list[str]:
-    """Of data for BERT or T5; returns what is odd.
+    """Checks data for BERT or T5; returns what is odd.
 
     Raises:
         DataError: their vocabulary, sentences or sentence map cannot be used.
@@ -170,7 +170,7 @@ def _check_sentences(experiment: Experiment, prefix: Path, data: IndexedDataset,
 
 
 def _check_vocabulary(data: IndexedDataset, manifest: Manifest | None, given: str, allowed: int) -> list[str]:
-    """Of data that others made the ids of some places tell the least that the vocabulary can be."""
+    """Checks the vocabulary; in data that others made, ids of some places show how large it is at least."""
     if manifest is not None:
         needed, other = manifest.vocab_size, f"model.vocab_size={manifest.vocab_size}"
         fact = f"was made with a vocabulary of {needed} ({manifest.tokenizer})"

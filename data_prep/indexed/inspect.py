@@ -184,7 +184,7 @@ def _length_bins(lengths: NDArray[np.int32]) -> tuple[list[float], list[int]]:
 
 
 def _names(ids: Sequence[int], prefix: Path) -> list[str]:
-    """Of tokens, as text where the tokeniser is known; the id keeps the same texts apart."""
+    """Returns names of tokens, as text where the tokeniser is known; the id keeps the same texts apart."""
     if read_manifest(prefix) is None:
         return [str(token) for token in ids]
     tokenizer = tokenizer_of(prefix)

@@ -15,7 +15,7 @@ from data_prep.text.formats import digest
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Of the words on each side."""
+    """Limits for the words on each side of a pair."""
 
     min_words: int = 1
     max_words: int = 80
@@ -84,7 +84,7 @@ def jaccard(one: Runs, other: Runs) -> float:
 
 @dataclass(frozen=True)
 class Sentences:
-    """Of one side of the held-out pairs; it goes to other processes by pickle."""
+    """One side of the held-out pairs, which goes to other processes by pickle."""
 
     held: tuple[Runs, ...]
     frequency: Counter[str] = field(default_factory=Counter)

@@ -24,7 +24,7 @@ Paragraphs = dict[tuple[str, int], str]
 
 @dataclass(frozen=True)
 class HelpPages:
-    """Of folders and packages that together hold the pages of both languages."""
+    """Folders and packages that together hold the pages of both languages."""
 
     files: tuple[Path, ...]
     languages: Languages
@@ -88,7 +88,7 @@ def paragraphs(html: str) -> Paragraphs:
 
 
 class _Parser(HTMLParser):
-    """Of words that differ by system or module (`switchinline`) only the last is taken, which is the default."""
+    """Collects paragraphs; of words that differ by system or module (`switchinline`) the last, which is the default."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -149,7 +149,7 @@ class Finished:
         return self.words() != list(lines(self.vocabulary))
 
     def words(self) -> list[str]:
-        """Those of the vocabulary."""
+        """Returns the words of the vocabulary."""
         return words_of(lines(self.vocabulary), self.vocabulary)
 
 

@@ -59,7 +59,7 @@ def same_language(asked: str, found: str) -> bool:
 
 
 def code_of(asked: str, found: Iterable[str]) -> str | None:
-    """Of the languages found the one that is asked for: the very same, or else the first by length and name."""
+    """Returns the language found that is asked for: the very same, or else the first by length and name."""
     fitting = sorted((code for code in found if same_language(asked, code)), key=lambda code: (len(code), code))
     return fitting[0] if fitting else None
 

@@ -97,7 +97,7 @@ def readers_of(paths: Sequence[Path], languages: Languages) -> list[Reader]:
 
 
 def _in_folder(folder: Path, languages: Languages) -> list[Reader]:
-    """Of its files of lines."""
+    """Returns readers of the folder's files of lines."""
     readers: list[Reader] = []
     for path in files_below(folder):
         name = without_compression(path.name)

@@ -203,7 +203,7 @@ def _require_known(request: Request, tokenizer: Tokenizer, folder: Partial) -> N
 
 
 def _boundaries(file: BinaryIO) -> NDArray[np.int64]:
-    """Of documents of several sequences: where each ends, after the beginning of the first."""
+    """Returns where documents of several sequences end, after the beginning of the first."""
     file.flush()
     ends = np.memmap(file.name, OFFSET, "r")
     return np.concatenate([np.zeros(1, OFFSET), ends])

@@ -32,7 +32,7 @@ class Corpus:
 
     @property
     def bytes(self) -> int:
-        """Of all files as they lie on the disk."""
+        """Bytes of all files as they lie on the disk."""
         try:
             return sum(file.stat().st_size for file in self.files)
         except OSError as error:

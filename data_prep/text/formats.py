@@ -51,7 +51,7 @@ class Raw(NamedTuple):
 
 
 def format_of(path: Path) -> Format:
-    """By the ending of its name, before that of a compressed file."""
+    """Tells the format by the ending of a file's name, before that of a compressed file."""
     name = path.name.lower()
     for suffix in SUFFIXES:
         name = name.removesuffix(suffix)

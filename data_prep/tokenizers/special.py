@@ -127,7 +127,7 @@ def given_for_both(path: Path) -> JsonTokenizer:
 
 
 def finished_words(tokens: Sequence[str]) -> JsonTokenizer:
-    """Of text that subword-nmt and Moses have cut into tokens already: ids 4 and on are those of its vocabulary.
+    """Returns a tokenizer of text that subword-nmt and Moses have cut into tokens; ids 4 and on are its vocabulary's.
 
     Words are what stands between spaces. Decoding joins the parts of words and undoes Moses' tokenizer.
     """

@@ -46,7 +46,7 @@ def words_of(lines: Iterable[str], path: Path) -> list[str]:
 
 
 def _by_id(words: list[str], numbers: list[str]) -> list[str]:
-    """As they stand in the file, but where the numbers are ids, by these."""
+    """Returns words as they stand in the file, or by their numbers where these are ids."""
     ids = [int(number) if number.isdecimal() else -1 for number in numbers]
     if sorted(ids) != list(range(len(words))):
         return words

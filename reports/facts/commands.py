@@ -26,7 +26,7 @@ def launch_with(overrides: Sequence[str], changes: Mapping[str, str]) -> str:
 
 
 def ways_on(record: Record, findings: Findings) -> list[Step]:
-    """Of a run that did not succeed, the most likely first; none of one that goes on, or was read from a log."""
+    """Returns the ways on from a failed run, the most likely first; none where it goes on or was read from a log."""
     verdict, plan, path = findings.verdict, record.plan, record.diff.parent
     if record.log is not None or verdict.state in ("succeeded", "running", "starting"):
         return []

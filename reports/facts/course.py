@@ -155,7 +155,7 @@ def _times(record: Record, figures: Statistics | None, prediction: Prediction | 
 
 
 def _memory(record: Record) -> list[Line]:
-    """Of each stage the most that one of its ranks took, GiB; of many stages those that took most. Nothing of a
+    """Returns for each stage the most that one of its ranks took, GiB; only the fullest of many stages; nothing for a
     rehearsal, whose ranks hold no model."""
     if record.plan.rehearsal is not None:
         return []
@@ -170,8 +170,8 @@ def _memory(record: Record) -> list[Line]:
 
 
 def axes(record: Record) -> dict[str, pd.Series]:
-    """By iteration, what had been spent up to it, of everything that only grows: samples, epochs, tokens, hours of
-    iterations and evaluations, dollars; what is not known is left out."""
+    """Returns what had been spent up to each iteration: samples, epochs, tokens, hours of iterations and evaluations,
+    dollars; what is not known, or does not only grow, is left out."""
     if not len(record.metrics):
         return {}
     known = spent(record).set_axis(pd.Index(record.metrics[ITERATION].astype("int64")), axis=0)

@@ -54,7 +54,7 @@ class Usual:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Of one kind in one stage, ms an iteration; stage None is the mean of all stages."""
+    """How one kind of work changes in one stage, ms an iteration; stage None is the mean of all stages."""
 
     stage: int | None
     kind: str
@@ -137,7 +137,7 @@ def changes(before: Usual, after: Usual) -> list[Change]:
 
 
 def _of_ranks(before: Usual, after: Usual) -> Iterator[Change]:
-    """Of each stage and kind of work the rank whose change is largest, where most others do not share it."""
+    """Yields for each stage and kind of work the rank that changes most, where most others do not share it."""
     for stage in before.stages:
         ranks = [rank for rank, own in before.stage_of.items() if own == stage]
         for kind in KINDS:

@@ -72,7 +72,7 @@ class Terms:
 
     @classmethod
     def of_prediction(cls, terms: iteration.Terms) -> Terms:
-        """Those of a predicted stage, in which nothing is left over, and all ranks of a stage are alike."""
+        """Returns the terms of a predicted stage, in which nothing is left over and all ranks are alike."""
         return cls(
             forward=1e3 * terms.forward,
             backward=1e3 * terms.backward,
@@ -87,7 +87,7 @@ class Terms:
 
 
 def measured(figures: Statistics, plan: Plan, iteration_ms: float) -> dict[int, Terms]:
-    """By stage that has events: medians over its ranks and the steady iterations.
+    """Returns for each stage that has events medians over its ranks and the steady iterations.
 
     Args:
         iteration_ms: how long an iteration takes; what no event of a rank fills of it is `other`.
@@ -230,7 +230,7 @@ def peak_kind(record: Record) -> str | None:
 
 
 def peak_mib(record: Record, stage: int, kind: str) -> float | None:
-    """Of the stage's ranks the largest, of a kind of memory (docs/formats.md, memory); None if no rank reported it."""
+    """Returns the most MiB of a kind (docs/formats.md) that a rank of the stage took; None if none reported it."""
     ranks = [rank.rank for rank in record.plan.ranks if rank.stage == stage]
     known = [record.memory[rank][kind] for rank in ranks if kind in record.memory.get(rank, {})]
     return max(known) if known else None

@@ -21,7 +21,7 @@ SAMPLES, EPOCHS, HOURS, DOLLARS = "samples", "epochs", "hours", "dollars"
 
 
 def spent(record: Record) -> pd.DataFrame:
-    """By logged line: samples consumed; hours of iterations and evaluations; epochs and dollars, where known."""
+    """Returns by logged line samples, hours of iterations and evaluations; epochs and dollars, where known."""
     metrics, train = record.metrics, record.plan.train
     needed = {"iteration", "elapsed_ms", "consumed_samples"}
     if not needed <= set(metrics):

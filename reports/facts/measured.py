@@ -64,7 +64,7 @@ def measure(run: RunDir) -> Measured:
 
 
 def _passes_at_once(times: pd.DataFrame, plan: Plan) -> pd.Series:
-    """By event, how many micro-batches pass beside each other, of which one has events: those of a replica's streams
+    """Returns for each event how many micro-batches pass at once, of which one has events: those of a replica's streams
     take as long as one of them together."""
     if plan.streams is None:
         return pd.Series(1, index=times.index)
@@ -74,7 +74,7 @@ def _passes_at_once(times: pd.DataFrame, plan: Plan) -> pd.Series:
 
 
 def _seconds(time: IterationTime, batch: int) -> float:
-    """Of an iteration with the batch of the plan."""
+    """Returns the seconds of an iteration with the batch of the plan."""
     return (time.ms * batch if time.per_sample else time.ms) / 1e3
 
 
@@ -101,7 +101,7 @@ def _lasted(figures: Statistics) -> NDArray[np.float64]:
 
 
 def _stage(times: pd.DataFrame, stage: int, chunks: int) -> MeasuredStage:
-    """Of the slowest of its ranks.
+    """Returns the times of a stage, which are those of its slowest rank.
 
     Args:
         times: `waiting_frame` of the steady iterations, with the seconds that an event lasts and waits.
@@ -114,7 +114,7 @@ def _stage(times: pd.DataFrame, stage: int, chunks: int) -> MeasuredStage:
         return list(sums.groupby("chunk").max().reindex(range(chunks), fill_value=0.0))
 
     def transfer(way: str) -> float | None:
-        """Of the messages that were waited for, from when the stage began to send them until the other one had them."""
+        """Returns how long messages took that were waited for, from when the stage began to send them."""
         taken = times[(times["task"] == f"{way}-recv") & times["peer"].isin(own["rank"]) & (times["waited_s"] > 0)]
         return float((taken["s"] - taken["waited_s"]).median()) if len(taken) else None
 

@@ -51,13 +51,13 @@ class StageUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Of one run. Figures that are not known are NaN."""
+    """What a run is compared by. Figures that are not known are NaN."""
 
     learned: Learned = field(default_factory=Learned)
     model: str = ""
     workers: int = 0
     replicas: Sequence[int] = ()
-    """By stage, of a run without a flush; else empty."""
+    """How many forward passes each stage is ahead, in a run without a flush; else empty."""
     data_parallel: bool = False
     """Whether every rank has the whole model."""
     epoch_s: float = math.nan
@@ -72,7 +72,7 @@ class Facts:
 
     @property
     def depth(self) -> tuple[int, ...]:
-        """By stage, of a run without a flush; else empty."""
+        """How many forward passes each stage is ahead, in a run without a flush; else empty."""
         return tuple(stage.ahead for stage in self.stages if stage.ahead is not None)
 
 
@@ -130,7 +130,7 @@ def _trained_per_s(record: Record) -> float:
 
 
 def busy(figures: Statistics, plan: Plan) -> dict[str, float]:
-    """By type of GPU, the part of an iteration in which its ranks compute: a mean over them of what is usual."""
+    """Returns by type of GPU the part of an iteration in which its ranks compute: the mean of their medians."""
     if not (figures.steady.any() and plan.ranks):
         return {}
     usual = np.median(figures.compute_share[:, figures.steady], axis=1)
@@ -174,7 +174,7 @@ def _stages(record: Record, prediction: Prediction | None) -> list[StageUse]:
 
 
 def versions(plan: Plan) -> Sequence[int]:
-    """By stage, the most versions of its weights that are alive at once; known before a run starts."""
+    """Returns by stage the most versions of its weights that are alive at once; known before a run starts."""
     if plan.stream is None:
         return [1] * plan.pipeline
     return prove(plan.stream, 2 * plan.stream.in_flight + 2 * plan.stream.period).versions

@@ -127,7 +127,7 @@ class Axis:
 
 
 def _decimals(step: float) -> int:
-    """Of numbers that are so far apart, so that two of them are not written alike."""
+    """Returns how many decimals tell numbers apart that differ by `step`."""
     return max(0, 1 - math.floor(math.log10(abs(step)))) if step else 0
 
 
@@ -261,7 +261,7 @@ LETTER = 0.6
 
 
 def _apart(points: Sequence[tuple[float, float, Item]]) -> list[tuple[float, float, Item]]:
-    """Of the points on the front that have a label those whose labels do not overlap, the best first."""
+    """Returns the labelled points on the front whose labels do not overlap, the best first."""
     if not points:
         return []
     width, height = (max(values) - min(values) or 1.0 for values in ([p[0] for p in points], [p[1] for p in points]))

@@ -87,7 +87,7 @@ def _rows(values: pd.Series) -> pd.Series:
 
 
 def _means(values: pd.Series) -> tuple[pd.Series, int]:
-    """Of SPANS spans of as many values, each at its last iteration; and how many values those are."""
+    """Returns the means of SPANS spans of equal length, each at its last iteration, and that length."""
     each, finite = -(-len(values) // SPANS), values[np.isfinite(values)]
     spans = finite.groupby(np.arange(len(finite)) // each)
     lasts = finite.index[np.minimum(np.arange(1, spans.ngroups + 1) * each, len(finite)) - 1]

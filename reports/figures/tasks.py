@@ -33,7 +33,7 @@ BELOW = Place(lane=DATA, top=0.29, bottom=0.43)
 
 @dataclass(frozen=True)
 class Look:
-    """Of a task."""
+    """How a task is drawn."""
 
     place: Place
     light: str
@@ -79,5 +79,5 @@ OTHER = Look(BELOW, "#444444", "#cccccc")
 
 
 def look(name: str) -> Look:
-    """Of a task by its name."""
+    """Returns how the task of this name is drawn."""
     return TASKS.get(name, OTHER)

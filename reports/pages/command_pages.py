@@ -115,7 +115,7 @@ def _drawn(given: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """Of a plan, evaluation by evaluation: the mean of its seeds, and their lowest and highest."""
+    """How well a plan learned, evaluation by evaluation: the mean of its seeds, and their lowest and highest."""
 
     name: str
     samples: Sequence[int]

@@ -73,7 +73,7 @@ def outcome(
     prediction: Prediction | None = None,
     busy: Mapping[str, float] | None = None,
 ) -> Outcome:
-    """Of one run."""
+    """Returns what a run reached."""
     time = time_of(record)
     known = price(record.plan, record.experiment) if record.experiment else None
     emulated = record.plan.rehearsal is not None
@@ -140,7 +140,7 @@ class Pool:
     runs: Sequence[Outcome]
 
     def spread(self, name: str) -> Spread | None:
-        """Of a field of the runs, over all lines of their logs where it is of lines, else over the runs; None where it
+        """Returns the spread of a field over all log lines where it has lines, else over the runs; None where it
         is not known."""
         values = [value for run in self.runs for value in run.lines.get(name, ())]
         if name not in OF_LINES or not values:
@@ -156,7 +156,7 @@ class Pool:
         return math.nan if found is None else found.median
 
     def setting(self, key: str) -> str:
-        """Of a key in which its runs may differ, all values."""
+        """Returns all values that its runs have for a key."""
         return ", ".join(dict.fromkeys(run.settings.get(key, "–") for run in self.runs))
 
     @property
@@ -169,7 +169,7 @@ class Pool:
 
 
 def repeats(outcomes: Sequence[Outcome]) -> list[Pool]:
-    """Of the runs that did not fail, those of one configuration together."""
+    """Pools the runs of one configuration that did not fail."""
     return _pooled(outcomes, lambda one: {key: value for key, value in one.settings.items() if key != SEED})
 
 
@@ -203,7 +203,7 @@ class Ranking:
 
     @property
     def contenders(self) -> Sequence[Pool]:
-        """Those of which nobody can say that the first one is faster, with the first one."""
+        """Returns the first pool and all that are not slower than it beyond the noise."""
         first = self.speed(self.pools[0])
         return [pool for pool in self.pools if pool is self.pools[0] or within_spread(first, self.speed(pool))]
 
@@ -246,7 +246,7 @@ class Front:
 
 
 def front(outcomes: Sequence[Outcome]) -> Front | None:
-    """Of throughput and cost, or, where no prices are known, memory; None where neither is known."""
+    """Returns the front of throughput and cost, or memory where no prices are known; None where neither is known."""
     pools, name = repeats(outcomes), speed_field(outcomes)
     pools = [pool for pool in pools if not pool.emulated] or pools
     for against in ("dollars", "memory_gib"):

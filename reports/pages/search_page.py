@@ -155,7 +155,7 @@ def _sizes(plan: Plan) -> str:
 
 
 def _ahead(plans: Sequence[Plan], dollars: Sequence[float]) -> set[int]:
-    """Of these plans those that no other one beats in both time and cost; none where prices are not known."""
+    """Returns the plans that no other one beats in both time and cost; none where prices are not known."""
     return {
         number
         for number, (plan, cost) in enumerate(zip(plans, dollars, strict=True))

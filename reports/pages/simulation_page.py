@@ -81,7 +81,7 @@ def _paces(drawn: Sequence[Played]) -> str:
 
 
 def _told_apart(series: Sequence[pd.Series]) -> list[pd.Series]:
-    """Those that are the same as one line, with the names of all."""
+    """Merges equal series into one line with all their names."""
     alike: dict[tuple[tuple[float, ...], ...], list[pd.Series]] = {}
     for one in series:
         alike.setdefault((tuple(one.index), tuple(one)), []).append(one)
@@ -89,7 +89,7 @@ def _told_apart(series: Sequence[pd.Series]) -> list[pd.Series]:
 
 
 def _epochs(results: Results) -> str:
-    """Of the training that changes nodes, or of the quickest."""
+    """Draws the epochs of the training that changes nodes, or of the quickest."""
     one = results.elastic or results.quickest
     samples, called = results.span
     parts = one.epochs(samples)

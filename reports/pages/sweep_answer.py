@@ -36,7 +36,7 @@ class Quantity:
         return f"{shown}<br><small>{spread.doubt(self._half)}</small>"
 
     def _half(self, half: float) -> str:
-        """As many digits as the median has, but one that is not 0."""
+        """Writes a spread with as many digits as its median has, but at least one that is not 0."""
         text = format(half * self.scale, self.form)
         return text if re.search("[1-9]", text) or not half else f"{half * self.scale:.1g}"
 
@@ -121,7 +121,7 @@ def _differing(pools: Sequence[Pool]) -> list[str]:
 
 
 def _named(pool: Pool, keys: Sequence[str]) -> str:
-    """By the keys in which it differs from others."""
+    """Names a pool by the keys in which it differs from others."""
     return ", ".join(f"{key}={pool.setting(key)}" for key in keys[:MOST_KEYS]) or pool.runs[0].name
 
 

@@ -98,7 +98,7 @@ def _end(state: str, culprit: Culprit, figures: Statistics, usual: str) -> str:
 
 
 def _index(figures: Statistics, why: Why | None) -> int | None:
-    """Of the iteration that has a critical path."""
+    """Returns the index of the iteration that has a critical path."""
     return None if why is None else int(np.flatnonzero(figures.iterations == why.iteration)[0])
 
 
@@ -148,7 +148,7 @@ def _why_no_events(record: Record, findings: Findings | None) -> str:
 
 
 def iteration_columns(figures: Statistics) -> dict[str, Any]:
-    """Of iterations number, start, length and period; of ranks in them shares in 1/1000, -1 for none."""
+    """Returns number, start, length and period of iterations, and shares of their ranks in 1/1000, -1 for none."""
     shares = {
         "compute_share": figures.compute_share,
         "bubble_share": figures.bubble_share,

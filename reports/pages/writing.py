@@ -67,7 +67,7 @@ def watch(sources: Sequence[Source], judge: Judge | None, printed: set[str], out
 def write_all(
     sources: Sequence[Source], judge: Judge | None, printed: set[str], refresh_s: int | None = None
 ) -> list[Written]:
-    """As `write`, of each; of several, a file that is not a log is left out."""
+    """Writes the pages of each source; of several, a file that is not a log is left out."""
     return skip_unreadable(lambda source: write(source, judge, printed, refresh_s), sources, printed)
 
 

@@ -17,7 +17,7 @@ from reports.facts.breakdown import BACKWARD, FORWARD, LOSS
 from reports.facts.labels import dashed
 from reports.path.change import Cause, Change, Gain
 from reports.path.graph import Graph, Integers, Kind, median_by_rank
-from reports.path.slow_ranks import ALIKE, computing, gpus, layers_of, scaled
+from reports.path.slow_ranks import ALIKE, gpus, layers_of
 from reports.readers.events import Timeline
 
 MOST_LAYERS = 64
@@ -27,7 +27,7 @@ MOST_LAYERS = 64
 def moved_layers(graphs: Sequence[Graph], plan: Plan) -> Iterator[Change]:
     """Layers moved from the stage that computes longest to the one that is done first: one, and as many as help."""
     stages = {place.rank: place.stage for place in plan.ranks}
-    layers, before = layers_of(plan), by_stage(stages, median_by_rank([computing(graph) for graph in graphs]))
+    layers, before = layers_of(plan), by_stage(stages, median_by_rank([graph.sums(Kind.COMPUTE) for graph in graphs]))
     if len(before) < 2 or not layers:
         return
     each = layer_ns(plan, before, layers)
@@ -75,9 +75,9 @@ def _with_layers(
     graph: Graph, stages: Mapping[int, int], before: Mapping[int, float], now: Mapping[int, float]
 ) -> Integers:
     """The lengths where stages that usually compute `before` usually compute `now`."""
-    here = by_stage(stages, computing(graph))
+    here = by_stage(stages, graph.sums(Kind.COMPUTE))
     factors = {stage: max(1 + (now[stage] - before[stage]) / ns, 0.0) for stage, ns in here.items() if ns > 0}
-    return scaled(graph, {rank: factors.get(stages[rank], 1.0) for rank in graph.last})
+    return graph.scaled(Kind.COMPUTE, {rank: factors.get(stages[rank], 1.0) for rank in graph.last})
 
 
 def layers_by_stage(other: FoundPlan, plan: Plan) -> tuple[int, ...] | None:
@@ -91,7 +91,7 @@ def replayed_plans(graphs: Sequence[Graph], plan: Plan, every: Sequence[Sequence
     if not every:
         return
     stages, layers_now = {place.rank: place.stage for place in plan.ranks}, layers_of(plan)
-    before = by_stage(stages, median_by_rank([computing(graph) for graph in graphs]))
+    before = by_stage(stages, median_by_rank([graph.sums(Kind.COMPUTE) for graph in graphs]))
     each = layer_ns(plan, before, layers_now)
     for layers in every:
         now = {stage: max(ns + each[stage] * (layers[stage] - layers_now[stage]), 0.0) for stage, ns in before.items()}
@@ -148,7 +148,7 @@ def vocabulary(graphs: Sequence[Graph], plan: Plan) -> Iterator[Change]:
         return
     stages = {place.rank: place.stage for place in plan.ranks}
     last = plan.pipeline - 1
-    before = by_stage(stages, median_by_rank([computing(graph) for graph in graphs]))
+    before = by_stage(stages, median_by_rank([graph.sums(Kind.COMPUTE) for graph in graphs]))
     if last not in before:
         return
     each = layer_ns(plan, before, layers)[last]
@@ -164,7 +164,7 @@ def vocabulary(graphs: Sequence[Graph], plan: Plan) -> Iterator[Change]:
         f"The embedding of {model.vocab_size:,} tokens weighs as much as {word / layer:,.1f} layers, and on stage "
         f"{last} its head computes as long as {head / each:,.1f} layers"
     )
-    summed = [int(sums) for graph in graphs if (sums := _sums(graph, Kind.EMBEDDING).max())]
+    summed = [sums for graph in graphs if (sums := max(graph.sums(Kind.EMBEDDING).values()))]
     because += f"; its all-reduce takes {np.median(summed) / 1e6:,.1f} ms per iteration." if summed else "."
     weights = {
         stage: (count * layer + word / plan.pipeline) / (count * layer + (word if stage in (0, last) else 0) or 1)
@@ -178,19 +178,13 @@ def vocabulary(graphs: Sequence[Graph], plan: Plan) -> Iterator[Change]:
     )
 
 
-def _sums(graph: Graph, kind: Kind) -> Integers:
-    return graph.by_rank(np.where(graph.kind == kind, graph.lasts_ns, 0))
-
-
 def _divided(
     graph: Graph, stages: Mapping[int, int], times: Mapping[int, float], weights: Mapping[int, float], part: float
 ) -> Integers:
     """The lengths with these factors: by stage of passes and of updates, and that of the embedding's all-reduce."""
-    lasts = scaled(graph, {rank: times.get(stages[rank], 1.0) for rank in graph.last})
-    updates = np.ones(max(graph.last) + 1)
-    for rank in graph.last:
-        updates[rank] = weights[stages[rank]]
-    lasts = np.where(graph.kind == Kind.OPTIMIZER, graph.scaled(Kind.OPTIMIZER, updates), lasts)
+    lasts = graph.scaled(Kind.COMPUTE, {rank: times.get(stages[rank], 1.0) for rank in graph.last})
+    updates = graph.scaled(Kind.OPTIMIZER, {rank: weights[stages[rank]] for rank in graph.last})
+    lasts = np.where(graph.kind == Kind.OPTIMIZER, updates, lasts)
     return np.where(graph.kind == Kind.EMBEDDING, (graph.lasts_ns * part).astype(np.int64), lasts)
 
 
@@ -212,7 +206,7 @@ def other_shares(timeline: Timeline, graphs: Sequence[Graph], recorded: Sequence
     events = timeline.events
     own = [events[events["iteration"] == graph.iteration] for graph in graphs]
     times = [
-        [_times(one, plan, dp, computing(graph), computing(was)) for dp in range(len(counts))]
+        [_times(one, plan, dp, graph.sums(Kind.COMPUTE), was.sums(Kind.COMPUTE)) for dp in range(len(counts))]
         for one, graph, was in zip(own, graphs, recorded, strict=True)
     ]
     try:
@@ -247,7 +241,7 @@ def _lengths(plan: Plan, times: Sequence[Sequence[StageTimes]], counts: Sequence
 
 
 def _spelled(shares: Sequence[int]) -> str:
-    """As for `parallel.shares`, or from where to where they go."""
+    """Writes shares as `parallel.shares` has them, or the range that they are in where they are long."""
     text = dashed(shares)
     if len(text) <= MOST_CHARACTERS:
         return text
@@ -281,13 +275,13 @@ def _times(
 
 
 def _length(plan: Plan, times: Sequence[StageTimes], micro_batches: int) -> float:
-    """Of a replica's pipeline, ns."""
+    """Returns how long a replica's pipeline takes, ns."""
     lists = schedule(plan.schedule, plan.pipeline, plan.chunks, micro_batches)
     return max(event.end for event in simulate(as_json(lists, plan.chunks, micro_batches), times))
 
 
 def _shares(paces: Sequence[float], total: int, step: int) -> list[int]:
-    """Of replicas whose longest stage takes so long for a micro-batch: `step` more go to whoever has done them first,
+    """Divides micro-batches over replicas whose longest stage takes `paces`: `step` more go to whoever is done first,
     again and again; each gets some."""
     shares = [step] * len(paces)
     for _ in range(total // step - len(paces)):

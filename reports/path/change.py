@@ -52,7 +52,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """Of a change."""
+    """What a change gains."""
 
     cause: Cause
     change: str
@@ -81,12 +81,12 @@ class Gain:
 
     @property
     def least(self) -> float:
-        """Of `shares`, where those of MANY or more iterations are known without the smallest one."""
+        """The smallest of `shares`, without one outlier where MANY or more are known."""
         return sorted(self.shares)[_left_out(self.shares)]
 
     @property
     def most(self) -> float:
-        """The same without the largest one."""
+        """The largest of `shares`, without one outlier where MANY or more are known."""
         return sorted(self.shares)[-1 - _left_out(self.shares)]
 
     @property
@@ -96,7 +96,7 @@ class Gain:
 
     @property
     def least_beyond(self) -> float:
-        """As `least`, of `beyond`."""
+        """The smallest of `beyond`, without one outlier where MANY or more are known."""
         return sorted(self.beyond)[_left_out(self.beyond)] if len(self.beyond) else 0.0
 
 

@@ -30,7 +30,7 @@ def gains(
     expected: Expected | None = None,
     allowed: Allowed | None = None,
 ) -> list[Gain]:
-    """As `largest`, of all changes.
+    """Returns what each change gains, as `largest` lists them.
 
     Args:
         recorded: of some usual iterations, the most usual one first.
@@ -134,7 +134,7 @@ def _healthy(graphs: Sequence[Graph], kind: Kind, plan: Plan, allowed: Allowed |
     limits = dict[int, float]()
     if kind in PEERS:
         stages = {place.rank: place.stage for place in plan.ranks}
-        usual = median_by_rank([_sums(graph, kind) for graph in graphs])
+        usual = median_by_rank([graph.sums(kind) for graph in graphs])
         for rank in usual:
             others = [usual[one] for one in usual if one != rank]
             if kind is Kind.OPTIMIZER:
@@ -147,23 +147,16 @@ def _healthy(graphs: Sequence[Graph], kind: Kind, plan: Plan, allowed: Allowed |
             count = int(((graphs[0].kind == kind) & (graphs[0].on == rank)).sum())
             if (ns := allowed.collectives_ns(rank, kind, count, ranks)) is not None:
                 limits[rank] = ns
-    found = []
-    for graph in graphs:
-        sums, factors = _sums(graph, kind), np.ones(max(graph.last) + 1)
-        for rank, ns in sums.items():
-            factors[rank] = min(limits.get(rank, np.inf) / max(ns, 1), 1.0)
-        found.append(graph.scaled(kind, factors))
-    return found
-
-
-def _sums(graph: Graph, kind: Kind) -> dict[int, int]:
-    """By rank, ns."""
-    sums = graph.by_rank(np.where(graph.kind == kind, graph.lasts_ns, 0))
-    return {rank: int(sums[rank]) for rank in graph.last}
+    return [
+        graph.scaled(
+            kind, {rank: min(limits.get(rank, np.inf) / max(ns, 1), 1.0) for rank, ns in graph.sums(kind).items()}
+        )
+        for graph in graphs
+    ]
 
 
 def _stood(graph: Graph, kind: Kind) -> dict[int, int]:
-    """By rank that does it, for how long it stood still for that, ns."""
+    """Returns by rank that does such work for how long it stood still for that, ns."""
     chosen = graph.kind == kind
     sums = graph.by_rank(np.where(chosen, graph.stood_ns, 0))
     return {rank: int(sums[rank]) for rank in sorted({*graph.on[chosen].tolist()} & graph.last.keys())}

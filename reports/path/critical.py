@@ -138,14 +138,15 @@ def _equal(graph: Graph) -> Integers:
     """The lengths of passes and updates, were those of each rank as long together as of the mean of all."""
     lasts = np.zeros(len(graph.lasts_ns), np.int64)
     for kind in BUSY:
-        sums = graph.by_rank(np.where(graph.kind == kind, graph.lasts_ns, 0))
-        mean = float(sums[sorted(graph.last)].mean())
-        lasts = np.where(graph.kind == kind, graph.scaled(kind, mean / np.maximum(sums, 1)), lasts)
+        sums = graph.sums(kind)
+        mean = float(np.mean([sums[rank] for rank in sorted(sums)]))
+        scaled = graph.scaled(kind, {rank: mean / max(ns, 1) for rank, ns in sums.items()})
+        lasts = np.where(graph.kind == kind, scaled, lasts)
     return lasts
 
 
 def _overlap(graph: Graph, ranks: Sequence[int]) -> tuple[Integers, Integers]:
-    """By rank, how long its messages and collectives took, and for how much of that it went on, in ns."""
+    """Returns by rank how long its messages and collectives took, and for how much of that it kept computing, ns."""
     apart = {rank: [0, 0] for rank in ranks}
     for edge in graph.edges:
         if edge.rank in apart and ((edge.kind == Kind.MESSAGE and edge.sender >= 0) or edge.kind in COLLECTIVES):

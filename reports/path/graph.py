@@ -63,7 +63,7 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """Of one iteration."""
+    """The points and edges of one iteration."""
 
     iteration: int
     rank: Sequence[int]
@@ -130,11 +130,18 @@ class Graph:
         sums = np.bincount(self.on + 1, weights=lasts_ns, minlength=max(self.last) + 2)
         return np.asarray(np.rint(sums[1:]), np.int64)
 
-    def scaled(self, kind: Kind, factors: NDArray[np.float64]) -> Integers:
-        """The lengths with those of a kind multiplied by a factor, which `factors` has by the number of the rank."""
-        chosen = self.kind == kind
-        lasts = self.lasts_ns.copy()
-        lasts[chosen] = np.rint(lasts[chosen] * factors[self.on[chosen]])
+    def sums(self, kind: Kind) -> dict[int, int]:
+        """By rank that has events, how long the edges of a kind last together, ns."""
+        sums = self.by_rank(np.where(self.kind == kind, self.lasts_ns, 0))
+        return {rank: int(sums[rank]) for rank in self.last}
+
+    def scaled(self, kind: Kind, factors: Mapping[int, float]) -> Integers:
+        """The lengths with those of a kind multiplied by the factor of their rank, where it has one."""
+        by_rank = np.ones(max(self.last) + 1)
+        for rank, factor in factors.items():
+            by_rank[rank] = factor
+        chosen, lasts = self.kind == kind, self.lasts_ns.copy()
+        lasts[chosen] = np.rint(lasts[chosen] * by_rank[self.on[chosen]])
         return lasts
 
     def times(
@@ -159,7 +166,7 @@ class Graph:
         return found
 
     def ends(self, ready_ns: Mapping[int, int], lasts_ns: Integers | None = None) -> dict[int, int]:
-        """By rank, when it is done."""
+        """Returns when each rank is done."""
         return self._ends(self.times(ready_ns, lasts_ns))
 
     def _ends(self, times: Sequence[int]) -> dict[int, int]:
@@ -181,7 +188,7 @@ class Graph:
 
 
 def median_by_rank(graphs: Sequence[Mapping[int, int]]) -> dict[int, float]:
-    """Of figures by rank, of several iterations: the median of each rank; a rank that lacks one counts as 0 there."""
+    """Returns the median of each rank over several iterations; a rank counts as 0 where it has no figure."""
     ranks = sorted({rank for one in graphs for rank in one})
     return {rank: float(np.median([one.get(rank, 0) for one in graphs])) for rank in ranks}
 
@@ -208,7 +215,7 @@ def _passes(graph: Graph, rank: int) -> Integers:
 
 
 def _usual_passes(graphs: Sequence[Graph]) -> dict[int, Integers]:
-    """By rank that waits MUCH, (its passes,) ns: the median of each; none where iterations have unlike passes."""
+    """Returns by rank that waits MUCH the median ns of each of its passes; none where iterations have unlike passes."""
     found = {}
     for rank in graphs[0].last:
         rows = [graph.lasts_ns[_passes(graph, rank)] for graph in graphs if rank in graph.last]

@@ -5,7 +5,7 @@ The iteration of median length says nothing of them, and yet they may cost more 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from reports.facts.statistics import Statistics
 from reports.path.change import Cause, Gain
 from reports.path.graph import Graph, Integers, Kind, on_own_cores
 from reports.path.making import make_graph
-from reports.path.slow_ranks import computing
 from reports.readers.events import Timeline
 
 LONGER = 1.05
@@ -104,7 +103,7 @@ def _as_usual(
     lengths in all of them, and whether all ranks work longer, which says nothing of any of them."""
     graph = graphs[0]
     for kind, cause, doing in KINDS:
-        then, now = (_sums(of, kind) for of in (usual, graph))
+        then, now = ({rank: ns for rank, ns in of.sums(kind).items() if ns} for of in (usual, graph))
         # A rank that takes its time now and then makes others wait, but not take longer themselves.
         worst = max((now[rank] - then.get(rank, 0) for rank in now), default=0)
         slow = [r for r in now if now[r] > MORE * then.get(r, 0) and now[r] - then.get(r, 0) > worst / 2]
@@ -121,36 +120,24 @@ def _as_usual(
         )
         title = {Kind.COMPUTE: "as fast", Kind.DATA: "loading data as fast", Kind.OPTIMIZER: "updating as fast"}
         change = f"{ranks}{where} {title.get(kind, 'as fast between the recorded events')}"
-        lasts = [_scaled(one, kind, {rank: then.get(rank, 0) for rank in slow}) for one in graphs]
+        sums = [one.sums(kind) for one in graphs]
+        lasts = [
+            one.scaled(kind, {rank: then.get(rank, 0) / (own.get(rank) or max(then.get(rank, 0), 1)) for rank in slow})
+            for one, own in zip(graphs, sums, strict=True)
+        ]
         yield cause, change, because, lasts, everyone and kind is not Kind.DATA
     for kind, cause, what, takes in TOGETHER:
-        before, after = sum(_sums(usual, kind).values()), sum(_sums(graph, kind).values())
+        before, after = sum(usual.sums(kind).values()), sum(graph.sums(kind).values())
         if after > MORE * before:
             lasts = [_all_scaled(one, kind, before) for one in graphs]
             because = f"{what} {takes} {after / 1e6:,.0f} ms instead of {before / 1e6:,.0f} ms, summed over all ranks"
             yield cause, f"{what} as fast", because, lasts, False
 
 
-def _scaled(graph: Graph, kind: Kind, then: Mapping[int, int]) -> Integers:
-    """The lengths where a kind takes some ranks so many ns together."""
-    now, factors = _sums(graph, kind), np.ones(max(graph.last) + 1)
-    for rank, ns in then.items():
-        factors[rank] = ns / now.get(rank, max(ns, 1))
-    return graph.scaled(kind, factors)
-
-
 def _all_scaled(graph: Graph, kind: Kind, then: int) -> Integers:
     """The lengths where a kind takes so many ns over all ranks."""
-    now = max(sum(_sums(graph, kind).values()), 1)
+    now = max(sum(graph.sums(kind).values()), 1)
     return np.where(graph.kind == kind, (graph.lasts_ns * (then / now)).astype(np.int64), graph.lasts_ns)
-
-
-def _sums(graph: Graph, kind: Kind) -> dict[int, int]:
-    """By rank that does it, ns."""
-    if kind is Kind.COMPUTE:
-        return {rank: ns for rank, ns in computing(graph).items() if ns}
-    sums = graph.by_rank(np.where(graph.kind == kind, graph.lasts_ns, 0))
-    return {rank: int(sums[rank]) for rank in graph.last if sums[rank]}
 
 
 def between_iterations(plan: Plan, figures: Statistics, most: int) -> Iterator[Gain]:

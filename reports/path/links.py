@@ -51,7 +51,7 @@ class Allowed:
         )
 
     def message_ns(self, rank: int, messages: int) -> float | None:
-        """Of each of the messages that a rank sends in an iteration; None where its bytes are not known."""
+        """Returns what each message of a rank may take; None where its bytes are not known."""
         if rank not in self.sent or rank not in self.links:
             return None
         sent = self.sent[rank]
@@ -59,8 +59,8 @@ class Allowed:
         return TIMES * self.links[rank].takes(size) * 1e9
 
     def collectives_ns(self, rank: int, kind: Kind, count: int, ranks: int) -> float | None:
-        """Of all of a kind that a rank takes part in in an iteration, in groups of so many ranks; the bytes are at most
-        those of all collectives that its own are counted with."""
+        """Returns what all collectives of a kind may take a rank in an iteration, in groups of so many ranks; their
+        bytes are at most those of all collectives that they are counted with."""
         if rank not in self.sent or rank not in self.links:
             return None
         link, sent = self.links[rank], self.sent[rank].get(SENT_FOR[kind], 0.0)
@@ -151,7 +151,7 @@ def _ways(graphs: Sequence[Graph], plan: Plan, allowed: Allowed | None) -> list[
 
 
 def _between(graphs: Sequence[Graph], one: int, other: int, every: Sequence[_Way]) -> Change:
-    """Of the ways between two stages."""
+    """Returns the change of the link between two stages."""
     ways = [way for way in every if tuple(sorted(way.stages)) == (one, other)]
     slowest = max(ways, key=lambda way: way.usual_ns)
     said = f"from stage {slowest.stages[0]} to stage {slowest.stages[1]}"

@@ -116,7 +116,7 @@ Way = tuple[str, int, int]
 
 @cache
 def kind_of(name: str) -> Kind:
-    """Of an event by its name."""
+    """Returns what the time of an event of this name goes into."""
     if messages(name):
         return Kind.MESSAGE
     return KINDS.get(name, Kind.OPTIMIZER if name.startswith("optimizer") else Kind.HOST)
@@ -180,7 +180,7 @@ def make_graph(timeline: Timeline, ranks: Sequence[Place], iteration: int, strea
 
 
 def _core_waits(timeline: Timeline, iteration: int) -> tuple[dict[int, int], dict[int, int]]:
-    """By rank, ns: in its passes, and outside of them."""
+    """Returns by rank how long it waited for a core, ns: in its passes, and outside of them."""
     waits = timeline.core_waits
     chosen = waits[waits["iteration"] == iteration]
     ranks, inside = chosen["rank"].tolist(), chosen["in_passes_ns"].tolist()
@@ -196,7 +196,7 @@ def _part(timeline: Timeline, events: pd.DataFrame) -> Timeline:
 
 
 def _of_earlier(near: pd.DataFrame, pairs: Sequence[tuple[Integers, Integers]], iteration: int) -> dict[int, Sent]:
-    """By number of a receive in an iteration, what it takes; numbers are those within the iteration.
+    """Returns by number of a receive in an iteration what it takes; numbers are those within the iteration.
 
     Where a channel's first receives take what was sent before, as many of its last sends are taken later. Each of them
     is the like, one iteration later, of one of the former.

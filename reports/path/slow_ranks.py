@@ -14,7 +14,7 @@ from fasop.simulation.predict import Prediction
 from megatron_ext.contract.models.model import BERT, GPT
 from megatron_ext.contract.plan import Plan
 from reports.path.change import Cause, Change
-from reports.path.graph import Graph, Integers, Kind, median_by_rank
+from reports.path.graph import Graph, Kind, median_by_rank
 
 SLOWER = 1.05
 """Times the median of the other ranks of its stage, from which a rank is slow."""
@@ -50,7 +50,7 @@ class Expected:
 
 def slow_ranks(graphs: Sequence[Graph], plan: Plan, expected: Expected | None) -> Iterator[Change]:
     """Each as fast as its peers, together those of a node that are about as slow."""
-    each = [computing(graph) for graph in graphs]
+    each = [graph.sums(Kind.COMPUTE) for graph in graphs]
     slow: dict[str, dict[int, Peers]] = {}
     for rank, peers in _beside_peers(graphs, plan, expected).items():
         slow.setdefault(plan.node_of(rank), {})[rank] = peers
@@ -68,7 +68,7 @@ def slow_ranks(graphs: Sequence[Graph], plan: Plan, expected: Expected | None) -
             change = f"rank {ranks} on {node} as fast as its peers"
             because = f"Rank {ranks} on {node} takes {more:.2f} times as long to compute as its peers."
         lasts = [
-            scaled(graph, {rank: _usual(one, peers) / max(one[rank], 1) for rank, peers in found.items()})
+            graph.scaled(Kind.COMPUTE, {rank: _usual(one, peers) / max(one[rank], 1) for rank, peers in found.items()})
             for graph, one in zip(graphs, each, strict=True)
         ]
         yield Change(cause=Cause.RANK, change=change, because=because, lasts_ns=lasts)
@@ -82,7 +82,7 @@ def _usual(own: Mapping[int, float], peers: Peers) -> float:
 def _beside_peers(graphs: Sequence[Graph], plan: Plan, expected: Expected | None) -> dict[int, Peers]:
     """Ranks that are slow."""
     gpu, stages = gpus(plan), {place.rank: place.stage for place in plan.ranks}
-    own = median_by_rank([computing(graph) for graph in graphs])
+    own = median_by_rank([graph.sums(Kind.COMPUTE) for graph in graphs])
     # Of a pass, for replicas may take unequal numbers of micro-batches.
     edges = graphs[0].edges
     passes = Counter(rank for rank, _ in {(one.rank, one.event) for one in edges if one.kind is Kind.COMPUTE})
@@ -106,8 +106,8 @@ def _same(stages: Mapping[int, int], rank: int, other: int, passes: Mapping[int,
 
 
 def _work(plan: Plan, expected: Expected | None) -> tuple[dict[int, float], float]:
-    """By rank whose work is known in relation to that of other stages, how much it is in an iteration; and from how
-    many times as much time a rank is slow.
+    """Returns how much work a rank has in an iteration, where that compares with other stages; and from how many times
+    as much time a rank is slow.
 
     Where nothing is predicted, layers tell: the first and the last stage have an embedding or a head beside them.
     """
@@ -131,28 +131,14 @@ def _work(plan: Plan, expected: Expected | None) -> tuple[dict[int, float], floa
     return {rank: amount for rank, amount in found.items() if amount}, least
 
 
-def computing(graph: Graph) -> dict[int, int]:
-    """By rank, ns."""
-    sums = graph.by_rank(np.where(graph.kind == Kind.COMPUTE, graph.lasts_ns, 0))
-    return {rank: int(sums[rank]) for rank in graph.last}
-
-
-def scaled(graph: Graph, factors: Mapping[int, float]) -> Integers:
-    """The lengths with the computing of each rank that has a factor times it."""
-    every = np.ones(max(graph.last) + 1)
-    for rank, factor in factors.items():
-        every[rank] = factor
-    return graph.scaled(Kind.COMPUTE, every)
-
-
 def layers_of(plan: Plan) -> list[int]:
-    """Of each stage; none where the plan does not say."""
+    """Returns the layers of each stage; none where the plan does not say."""
     if len(plan.partition) != plan.pipeline * plan.chunks:
         return []
     return [sum(plan.partition[stage :: plan.pipeline]) for stage in range(plan.pipeline)]
 
 
 def gpus(plan: Plan) -> dict[int, str]:
-    """By rank, the kind of GPU that it runs on or stands for."""
+    """Returns by rank the kind of GPU that it runs on or stands for."""
     kinds = {node.name: node.gpu for node in (*plan.nodes, *(plan.rehearsal.nodes if plan.rehearsal else ()))}
     return {place.rank: kinds.get(plan.node_of(place.rank), "") for place in plan.ranks}

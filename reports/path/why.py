@@ -56,7 +56,7 @@ CLEAR = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Why:
-    """Of a usual iteration."""
+    """Why a usual iteration takes as long as it does."""
 
     iteration: int
     """That the path and the idle times are of."""
@@ -86,12 +86,12 @@ class Why:
 
     @property
     def length_ms(self) -> float:
-        """Of the path."""
+        """How long the path is."""
         return sum(segment.lasts_ns for segment in self.path) / 1e6
 
     @property
     def off(self) -> float:
-        """By which part the replay of iterations as they were misses what they took."""
+        """The part by which the replay of iterations as they were misses what they took."""
         return abs(self.ratio - 1)
 
     @property
@@ -136,7 +136,7 @@ def explain(
     gpus: GpuReport | None = None,
     allowed: Allowed | None = None,
 ) -> Why | Unexplained | None:
-    """Of a run that has a steady iteration of some length; None without one.
+    """Explains a run that has a steady iteration of some length; None without one.
 
     Args:
         searched: what a search found for its GPUs, if there was one.
@@ -210,7 +210,7 @@ def conditions(timeline: Timeline, plan: Plan, figures: Statistics, gpus: GpuRep
 
 
 def core_waits(timeline: Timeline, figures: Statistics) -> dict[int, float]:
-    """By rank of which it is known, the part of an iteration for which it waits for a CPU core: the median over the
+    """Returns by rank, where known, the part of an iteration for which it waits for a CPU core: the median over the
     steady iterations."""
     periods = dict(
         zip(figures.iterations[figures.steady].tolist(), figures.period_ns[figures.steady].tolist(), strict=True)

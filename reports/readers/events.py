@@ -128,7 +128,7 @@ class Timeline:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of tasks, each of at least one event: those in NAMES in its order, then others."""
+        """The names of all tasks that have an event: those in NAMES in its order, then others."""
         return tuple(self.events["name"].cat.categories)
 
     @property
@@ -277,7 +277,7 @@ def merge(files: Sequence[RankEvents], notes: Sequence[str] = ()) -> Timeline:
 
 
 def _core_waits(files: Sequence[RankEvents]) -> pd.DataFrame:
-    """Of those in passes none is noted on GPUs, where passes go on without the rank."""
+    """Tabulates waits for cores. None in passes is noted on GPUs, where passes go on without the rank."""
     rows = []
     for file in files:
         every, inside = (
@@ -315,7 +315,7 @@ def _near(events: NDArray[Any], notes: list[str]) -> NDArray[Any]:
 
 
 def legend_order(names: Set[str]) -> tuple[str, ...]:
-    """Those in NAMES in its order, then others."""
+    """Sorts names: those in NAMES in its order, then others."""
     return tuple([name for name in NAMES if name in names] + sorted(names - set(NAMES)))
 
 

@@ -68,7 +68,7 @@ def read_files(paths: Mapping[str, Path]) -> GpuReport | None:
 
 
 def gpu_report(texts: Mapping[str, str]) -> GpuReport:
-    """Of what the nodes' files hold, which may begin anywhere."""
+    """Sums up what the nodes' files hold, which may begin anywhere."""
     rows, troubles, shared = [], dict[str, list[str]](), dict[str, set[int]]()
     for node, text in texts.items():
         for one in entries(text) or readings(text):
@@ -103,7 +103,7 @@ def _throttled(samples: pd.DataFrame) -> dict[tuple[str, int], dict[str, float]]
 
 
 def _at_work(samples: pd.DataFrame) -> pd.DataFrame:
-    """Those in which a process of the run computed on the GPU; of a GPU that none was ever seen on, all."""
+    """Selects readings in which a process of the run computed on the GPU; all of a GPU that none was ever seen on."""
     busy = samples.groupby(["node", "place"])["ours"].transform("any")
     return samples[samples["ours"] | ~busy.astype(bool)]
 
@@ -120,7 +120,7 @@ def _uses(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def _course(samples: pd.DataFrame, most: int = 200) -> pd.DataFrame:
-    """Of at most so many spans of equal length."""
+    """Returns means over at most so many spans of equal length."""
     timed = samples.assign(
         unix=[one.unix for one in samples["reading"]], interval_s=[one.interval_s for one in samples["reading"]]
     )

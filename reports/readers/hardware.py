@@ -68,7 +68,7 @@ class ProfileFile:
 
 
 def profile_files(run: RunDir) -> list[ProfileFile]:
-    """By iteration, those of all iterations first."""
+    """Returns what profilers left by iteration, those of all iterations first."""
     return sorted(_found(run), key=lambda one: (one.iteration or 0, one.path))
 
 

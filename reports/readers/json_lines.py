@@ -140,7 +140,7 @@ def _line(text: str) -> dict[str, Any] | None:
 
 
 def _is_number(value: Any, finite: bool) -> bool:
-    """Or null."""
+    """Says whether a value is a number or null."""
     return value is None or (
         (isinstance(value, float) or type(value) is int) and (not finite or abs(value) <= sys.float_info.max)
     )

@@ -208,7 +208,7 @@ def _no_times(blocks: Blocks) -> Timeline:
 
 
 def _few(notes: Sequence[str]) -> tuple[str, ...]:
-    """Of many notes the first, and how many more there are."""
+    """Returns the first of many notes, and how many more there are."""
     more = len(notes) - MOST_NOTES
     return (*notes[:MOST_NOTES], f"{more} more notes on the log are left out") if more > 1 else tuple(notes)
 

@@ -193,7 +193,7 @@ def _text(path: Path, notes: list[str]) -> str:
 
 
 def _lines(path: Path, most: int, notes: list[str]) -> Iterator[str]:
-    """Of a log of at most so many bytes."""
+    """Yields the lines of a log of at most so many bytes."""
     try:
         with opened(path, most) as file:
             text = LogText(file)
@@ -271,7 +271,7 @@ def _traffic(run: RunDir, ranks: Sequence[Place], notes: list[str]) -> Mapping[i
 
 
 def _provenance(run: RunDir, notes: list[str]) -> Mapping[str, Any]:
-    """As it is, where what is made use of is sound."""
+    """Returns provenance.json as it is, where what is used of it is sound."""
     content = _json(run, run.provenance, notes)
     try:
         typed(_Origin, content, str(run.provenance))

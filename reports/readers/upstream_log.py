@@ -29,7 +29,7 @@ _MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class Memory:
-    """Of a rank's allocator, MiB."""
+    """What a rank's allocator reports, MiB."""
 
     allocated: float
     max_allocated: float

@@ -48,7 +48,7 @@ def _batches(record: Record) -> pd.Series:
 
 
 def _logged(record: Record, key: str, name: str) -> pd.Series:
-    """By consumed samples."""
+    """Returns a logged figure over consumed samples."""
     metrics = record.metrics
     if key not in metrics or SAMPLES not in metrics:
         return pd.Series(dtype="float64", name=name)

@@ -19,7 +19,7 @@ from reports.figures.page import Cell, Row, number, table, table_behind
 
 
 def curves_section(runs: Sequence[Compared]) -> str:
-    """Of every metric that any run was evaluated by, as HTML; of epochs where all have them, else of samples."""
+    """Draws every metric that any run was evaluated by, over epochs where all have them, else over samples."""
     evaluated = [run for run in runs if not run.facts.learned.evaluations.empty]
     metrics = dict.fromkeys(name for run in evaluated for name in run.facts.learned.metrics)
     charts = []
@@ -50,7 +50,7 @@ _QUALITY_NOTE = (
 
 
 def quality_section(runs: Sequence[Compared]) -> str:
-    """As HTML; empty where no run has evaluations of a metric whose direction is known."""
+    """Draws what qualities cost; empty where no run has evaluations of a metric whose direction is known."""
     rows = time_to_quality([run.facts.learned for run in runs])
     if not rows:
         return ""
@@ -91,7 +91,7 @@ def samples_per_s(one: Facts) -> str:
 
 
 def throughput_section(runs: Sequence[Compared]) -> str:
-    """As HTML; empty where nothing but the samples a second is known."""
+    """Tabulates throughput; empty where nothing but the samples a second is known."""
     runs = [run for run in runs if run.facts.samples_per_s > 0]
     every = [run.facts for run in runs]
     rows = {
@@ -113,7 +113,7 @@ def throughput_section(runs: Sequence[Compared]) -> str:
 
 
 def depth_section(runs: Sequence[Compared]) -> str:
-    """As HTML; empty where no two runs of the same stages have unlike depths."""
+    """Compares depths; empty where no two runs of the same stages have unlike depths."""
     alike: dict[tuple[object, ...], list[Compared]] = {}
     for run in runs:
         if run.facts.depth:
@@ -127,7 +127,7 @@ def _stages(facts: Facts) -> tuple[object, ...]:
 
 
 def _group(runs: Sequence[Compared]) -> str:
-    """Of runs with the same stages, the shallowest first."""
+    """Compares runs with the same stages, the shallowest first."""
     ordered = sorted(runs, key=lambda run: run.facts.depth)
     rows: list[Row] = []
     for run in ordered:
@@ -165,7 +165,7 @@ _TRAFFIC_NOTE = (
 
 
 def traffic_section(runs: Sequence[Compared]) -> str:
-    """As HTML; empty where no run counted them."""
+    """Tabulates bytes sent per sample; empty where no run counted them."""
     counted = [(run.link, run.facts.sent) for run in runs if run.facts.sent is not None]
     if not counted:
         return ""
@@ -206,7 +206,7 @@ _STAGES_NOTE = (
 
 
 def stages_section(runs: Sequence[Compared]) -> str:
-    """As HTML; empty where no run says what its stages are."""
+    """Tabulates memory and versions by stage; empty where no run says what its stages are."""
     rows: list[Row] = [
         (
             Cell(run.link) if stage == 0 else "",
@@ -230,7 +230,7 @@ def stages_section(runs: Sequence[Compared]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """Of a model on so many workers."""
+    """A published speed-up of a model on so many workers."""
 
     model: str
     workers: int
@@ -273,7 +273,7 @@ PUBLISHED = (
 
 
 def published(runs: Sequence[Facts]) -> list[Published]:
-    """Of the models and numbers of workers of these runs."""
+    """Returns what is published of the models and numbers of workers of these runs."""
     known = {(run.model, run.workers) for run in runs}
     return [one for one in PUBLISHED if (one.model, one.workers) in known]
 
@@ -285,7 +285,7 @@ _PUBLISHED_NOTE = (
 
 
 def published_section(runs: Sequence[Compared]) -> str:
-    """As HTML; empty where nothing is published of the models of these runs on as many workers."""
+    """Tabulates what is published of the models of these runs on as many workers; empty where that is nothing."""
     every = [run.facts for run in runs]
     rows: list[Row] = [
         (

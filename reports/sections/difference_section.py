@@ -1,4 +1,4 @@
-"""Of two runs: what takes longer in the second, and a typical iteration of each on one scale of time."""
+"""What takes longer in the second of two runs, and a typical iteration of each on one scale of time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Timed:
 
 
 def difference_section(runs: Sequence[Timed]) -> str:
-    """As HTML, with the data of its script (`static/difference.js`); empty unless it is two runs that both have a
+    """Returns HTML with the data of `static/difference.js`; empty unless it is given two runs that both have a
     steady iteration."""
     if len(runs) != 2:
         return ""

@@ -113,7 +113,7 @@ def _energy(record: Record) -> list[Card]:
 
 
 def counted(record: Record, key: str) -> list[float]:
-    """Of each log line; of the first one, which has the start-up in it, only when it is alone."""
+    """Returns a figure of each log line; the first line, which has the start-up in it, counts only when it is alone."""
     values: list[float] = record.known(key).astype("float64").tolist()
     return values[1:] or values
 
