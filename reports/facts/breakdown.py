@@ -134,7 +134,7 @@ def _numbered(ranks: Sequence[Place], alike: Sequence[str]) -> Integers:
 
 
 def _messages(timeline: Timeline, verb: str, way: str, ranks: int) -> pd.DataFrame:
-    """Returns of each event that sends or receives `way`, and whose other rank is known, its micro-batch, its ranks, the
+    """Returns of each event that sends or receives `way`, whose other rank is known, its micro-batch, its ranks, the
     channel from one to the other in its iteration, and how many messages of the channel come before."""
     names = [name for name in timeline.names if way in messages(name).get(verb, ())]
     events = timeline.events
