@@ -32,8 +32,7 @@ def numbers(kind: type) -> set[str]:
 def test_no_number_of_the_schema_is_without_a_range() -> None:
     classes = {kind for kind in vars(experiment).values() if isinstance(kind, type) and is_dataclass(kind)}
     for kind in {*classes, Augment} - {Partition, Range}:
-        lists = {"micro_batch_sizes", "streams"} if kind is experiment.Adapt else set()
-        assert {*ranges_of(kind)} - lists == numbers(kind), kind
+        assert {*ranges_of(kind)} == numbers(kind), kind
 
 
 @pytest.mark.parametrize(
