@@ -25,18 +25,17 @@ from conf.errors import CompositionError, ConfigError
 from conf.family_sizes import fill_sizes
 from conf.foreign_files import expanded
 from conf.hydra_errors import COMPOSING, message, unknown_key
-from conf.hydra_session import hydra_session
-from conf.reading.hydra_options import refuse_options
+from conf.hydra_files import hydra_session
 from conf.reading.own_folders import groups
-from conf.reading.references import is_of, require_shapes
 from conf.reading.user_files import Words, found_files
-from conf.reading.word_rules import check_words
-from conf.reading.word_texts import quote_texts
+from conf.reading.words import check_words, refuse_options
+from conf.reading.written_text import quote_texts
 from conf.reading.yaml_file import fault, load_frozen
+from conf.reading.yaml_lines import is_of, require_shapes
 from conf.run_folder.run_files import unreadable
 from conf.schema.experiment import Experiment
 from conf.schema.model import Model
-from conf.training_length import choose_length
+from conf.schema.train import LENGTHS
 
 T = TypeVar("T")
 _LACKING = re.compile(r"Missing mandatory value: (?P<key>[\w.]+)")
@@ -219,3 +218,30 @@ def _model_of(words: Sequence[str]) -> Model:
         ConfigError: they cannot be read, or the model breaks a rule of its own.
     """
     return to_object(compose_unchecked(words), Model, "model")
+
+
+def choose_length(cfg: DictConfig, words: Sequence[str]) -> None:
+    """Takes that of the command line in the place of what files give.
+
+    Raises:
+        ConfigError: one place gives two.
+    """
+    if OmegaConf.is_missing(cfg, "train") or cfg.train is None:
+        return
+    named = {word.partition("=")[0].lstrip("+") for word in words}
+    on_line = [key for key in LENGTHS if f"train.{key}" in named and _given(cfg.train, key)]
+    for key in LENGTHS if on_line else ():
+        if key not in on_line:
+            cfg.train[key] = None
+    given = [key for key in LENGTHS if _given(cfg.train, key)]
+    if len(given) > 1:
+        values = " and ".join(f"train.{key}={cfg.train[key]}" for key in given)
+        rest = " ".join(f"train.{key}=null" for key in given[:-1])
+        raise ConfigError(
+            f"{values} {'both' if len(given) == 2 else 'all'} set the length of the training; give one of them, or if "
+            f"a file sets the other, add {rest}"
+        )
+
+
+def _given(train: DictConfig, key: str) -> bool:
+    return not OmegaConf.is_missing(train, key) and train.get(key) is not None

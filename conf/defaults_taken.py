@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from conf.compose import command_line
 from conf.errors import ConfigError
-from conf.hydra_session import hydra_session
+from conf.hydra_files import hydra_session
 from conf.reading.own_folders import SHIPPED
 from conf.reading.user_files import config_dirs
 from conf.reading.yaml_file import load_yaml

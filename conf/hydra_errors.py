@@ -18,11 +18,10 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from conf.errors import ConfigError
-from conf.reading.file_cycles import endless
 from conf.reading.own_folders import SUFFIX, groups
 from conf.reading.user_files import Words, names_in
 from conf.reading.yaml_file import NO_KEYS, NO_VALUE, NOT_TEXT, load_yaml, rule, yaml_fault
-from conf.reading.yaml_lines import line_of
+from conf.reading.yaml_lines import endless, line_of
 from conf.schema import experiment
 from conf.visible import NEAREST, nearest
 

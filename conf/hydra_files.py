@@ -4,9 +4,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
+from hydra import initialize_config_module
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
@@ -18,6 +22,17 @@ from conf.reading.user_files import SCHEME
 from conf.reading.written_text import kind_at, load
 from conf.schema.cluster import Gpu
 from conf.schema.experiment import Experiment
+
+_LOCK = RLock()
+
+
+@contextmanager
+def hydra_session() -> Iterator[None]:
+    """Within it, Hydra composes from the configurations in `conf`; other threads wait for their turn."""
+    register()
+    with _LOCK, initialize_config_module("conf", version_base="1.3"):
+        yield
+
 
 _GLOBAL = ("_global_", "")
 

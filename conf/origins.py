@@ -20,10 +20,10 @@ from conf.compose import command_line
 from conf.errors import CompositionError, TdppError
 from conf.foreign_files import READERS
 from conf.hydra_errors import COMPOSING, file_of, shown
-from conf.hydra_session import hydra_session
-from conf.reading.hydra_options import CONFIG_DIR
+from conf.hydra_files import hydra_session
 from conf.reading.own_folders import SHIPPED, groups
 from conf.reading.user_files import Words, config_dirs
+from conf.reading.words import CONFIG_DIR
 from conf.reading.yaml_lines import Lines, parts_of
 
 _MENTION = re.compile(r"(?<![\w./@+~-])(?P<key>[a-z_][\w.\[\]<>*-]*)(?P<after>=| is not set)?")

@@ -41,7 +41,7 @@ FLOORS = {
             "reading",
             "schema",
             "hydra_files",
-            "hydra_errors hydra_session identity speed blocks_of_module family_sizes training_length pipedream",
+            "hydra_errors identity speed blocks_of_module family_sizes pipedream",
             "foreign_files",
             "compose",
         ),
@@ -50,7 +50,7 @@ FLOORS = {
     "conf/schema": [
         "values",
         "config_class",
-        "adapt cluster data elastic engine executor model notify parallel profile trackers train",
+        "adapt cluster data elastic engine executor model notify parallel profile train",
         "containers",
         "rules",
         "experiment",

@@ -2,17 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from conf.errors import ConfigError
 from conf.pipedream.placement import MODULES, Placement
-from conf.pipedream.stage_modules import Layer, layers_of
 from conf.schema.model import Model
 from conf.visible import plural
+from megatron_ext.contract.files import read_regular_text
 from megatron_ext.contract.models.images import image_blocks
 from megatron_ext.contract.models.model import ALEXNET, GNMT, IMAGES, MEASURED, RESNET, VGG
 from megatron_ext.contract.models.parameters import block_numel
+
+MODEL = "model"
+"""The function of a package that lists its modules and, last, the loss."""
+
+
+class Layer(NamedTuple):
+    """One that a module makes, `torch.nn.Conv2d(3, 64, kernel_size=(3, 3))`."""
+
+    kind: str
+    """Conv2d."""
+    kernel: int
+    """Of a side of a convolution; 1 of others."""
+
+
+def layers_of(package: Path) -> list[list[Layer]]:
+    """By module, the loss left out.
+
+    Raises:
+        ConfigError: it is not a package of stages, or what a module holds would be known only by running it.
+    """
+    tree = _parsed(package / "__init__.py")
+    files = {
+        name.asname or name.name: package / f"{node.module}.py"
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module
+        for name in node.names
+    }
+    listed = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == MODEL), None)
+    result = listed.body[-1] if listed else None
+    if not (isinstance(result, ast.Return) and isinstance(result.value, ast.List) and result.value.elts):
+        raise ConfigError(f"{package / '__init__.py'}: it has no {MODEL}() that returns a list of modules")
+    return [_layers(one, files, package) for one in result.value.elts[:-1]]
+
+
+def _layers(entry: ast.expr, files: dict[str, Path], package: Path) -> list[Layer]:
+    """Of `(Stage0(), [...], [...])`."""
+    made = entry.elts[0] if isinstance(entry, ast.Tuple) and entry.elts else entry
+    name = made.func.id if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) else None
+    if name is None or name not in files:
+        raise ConfigError(f"{package / '__init__.py'}: line {entry.lineno}: this module is not in its own file")
+    tree = _parsed(files[name])
+    found = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+    methods = found.body if found else []
+    init = next((node for node in methods if isinstance(node, ast.FunctionDef) and node.name == "__init__"), None)
+    if init is None:
+        raise ConfigError(f"{files[name]}: it has no class {name} with an __init__")
+    for node in ast.walk(init):
+        if isinstance(node, ast.For | ast.While | ast.If | ast.comprehension):
+            line = getattr(node, "lineno", init.lineno)
+            raise ConfigError(f"{files[name]}: line {line}: only running it would show what this creates")
+    return [
+        layer
+        for statement in init.body
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Attribute)
+        for layer in _made(statement.value)
+    ]
+
+
+def _made(value: ast.expr) -> Iterator[Layer]:
+    """All layers that an expression makes, also those inside of a torch.nn.Sequential."""
+    for node in ast.walk(value):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+            kind = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+            yield Layer(kind, _kernel(node) if kind == "Conv2d" else 1)
+
+
+def _kernel(call: ast.Call) -> int:
+    given = [one.value for one in call.keywords if one.arg == "kernel_size"] or call.args[2:3]
+    try:
+        size = ast.literal_eval(given[0]) if given else 1
+    except ValueError:
+        return 1
+    return max(size) if isinstance(size, tuple) and size else int(size) if type(size) is int else 1
+
+
+def _parsed(path: Path) -> ast.Module:
+    try:
+        return ast.parse(read_regular_text(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: this is not a Python file ({error})") from error
+
 
 RECURRENT = ("LSTM", "EmuBidirLSTM", "RecurrentAttention")
 KNOWN = (VGG, ALEXNET, RESNET, GNMT)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import ConfigError
-from conf.reading.hydra_words import in_word
 from conf.reading.python_values import Imported, Unread, values
+from conf.reading.words import in_word
 from megatron_ext.contract.files import read_regular_text
 
 MOST_BYTES = 1 << 20

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from conf.errors import ConfigError
-from conf.reading.hydra_words import quoted
 from conf.reading.own_folders import SHIPPED, SUFFIX, groups, is_file, own_folders, require_other_names
 from conf.reading.scratch import Scratch
+from conf.reading.words import quoted
 
 OPTIONS = ("--config-dir", "-cd")
 SCHEME = "tdpp"

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from conf.errors import TdppError
 from conf.reading.own_folders import is_file
-from conf.reading.word_rules import MOST_DIGITS
 from conf.utf8 import is_utf8, shown
 from conf.visible import shortened, visible
+
+MOST_DIGITS = 4000
+"""The most digits of a number: Python reads none of more than 4300."""
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite

@@ -9,10 +9,11 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -323,3 +324,10 @@ class RunDir(RunFiles):
 
     def write_json(self, path: Path, value: Any) -> None:
         write_atomic(path, json.dumps(value, indent=1) + "\n")
+
+
+def rank_ranges(ranks: Iterable[int]) -> str:
+    """In ascending order, neighbours together: `0, 2-5, 7`."""
+    numbered = enumerate(sorted(set(ranks)))
+    runs = ([rank for _, rank in run] for _, run in groupby(numbered, key=lambda pair: pair[1] - pair[0]))
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -22,7 +22,7 @@ from conf.schema.elastic import Elastic
 from conf.schema.engine import Engine, EngineKind
 from conf.schema.executor import Executor, ExecutorKind, Het, Rehearse
 from conf.schema.model import Model
-from conf.schema.notify import Notify
+from conf.schema.notify import Notify, Tracker
 from conf.schema.parallel import Parallel
 from conf.schema.profile import Profile
 from conf.schema.rules import (
@@ -39,7 +39,6 @@ from conf.schema.rules import (
     tensor_groups,
     training,
 )
-from conf.schema.trackers import Tracker
 from conf.schema.train import Precision, Train
 from conf.schema.values import ranges
 from conf.schema.values.partition import NodeOrder, Partition

@@ -13,7 +13,7 @@ from conf.errors import ConfigError
 from conf.schema.config_class import config
 from conf.schema.values import ranges
 from conf.schema.values.architectures import Family, Normalization, PositionEmbedding
-from conf.schema.values.divisors import divides
+from conf.schema.values.ranges import divides
 from conf.visible import plural
 from megatron_ext.contract.keys import FRACTION, Range, option, positive
 from megatron_ext.contract.models.images import counted_blocks, depths_of, smallest_image

@@ -1,12 +1,21 @@
-"""Who hears of a run's end."""
+"""Trackers that receive the metrics of a run, and who hears of its end."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from enum import StrEnum
 
 from conf.errors import ConfigError
 from conf.schema.config_class import config
+
+
+class Tracker(StrEnum):
+    """Each is written by a process of its own, beside the node agent of the last rank (docs/trackers.md)."""
+
+    tensorboard = "tensorboard"
+    wandb = "wandb"
+    mlflow = "mlflow"
 
 
 @config

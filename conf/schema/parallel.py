@@ -8,10 +8,10 @@ from omegaconf import MISSING
 
 from conf.errors import ConfigError
 from conf.schema.config_class import config
-from conf.schema.values import gpu_streams, ranges
-from conf.schema.values.depth import check_depth, depth_in
+from conf.schema.values import ranges, streams
 from conf.schema.values.partition import Shares, in_runs, numbers_in
 from conf.schema.values.schedules import Recompute, ReduceDtype, Schedule, Semantics
+from conf.schema.values.streams import check_depth, depth_in
 from conf.visible import plural
 from megatron_ext.contract.keys import Range, option, ranges_of
 from megatron_ext.contract.layout import Layout
@@ -106,7 +106,7 @@ class Parallel:
     @property
     def streams_of(self) -> tuple[int, ...]:
         """Copies of the model on a GPU, by replica."""
-        return gpu_streams.by_replica(self.streams, self.layout.replicas[0])
+        return streams.by_replica(self.streams, self.layout.replicas[0])
 
     @property
     def layout(self) -> Layout:

@@ -90,7 +90,7 @@ def _check_intervals(train: Train) -> None:
 
 
 def _check_length(train: Train) -> None:
-    """A launch fills in what follows from epochs or samples: `conf.training_length` says what a user may give."""
+    """A launch fills in what follows from epochs or samples: `conf.compose` says what a user may give."""
     if all(getattr(train, key) is None for key in LENGTHS):
         raise ConfigError("the training has no length: give train.iterations, train.epochs or train.samples")
     if train.epochs is not None and train.samples is not None:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from conf.errors import TdppError
-from conf.reading.hydra_options import CONFIG_DIR, FULL
 from conf.reading.values import Parser
+from conf.reading.words import CONFIG_DIR, FULL
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from launch.commands import COMMANDS, module_of

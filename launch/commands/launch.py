@@ -20,11 +20,11 @@ from conf.defaults_taken import TRAINED, defaults_taken
 from conf.errors import TdppError
 from conf.origins import what_counts, with_origins
 from conf.pipedream import WORD as PIPEDREAM
-from conf.reading.hydra_options import FULL, check_options
 from conf.reading.own_folders import SUFFIX
 from conf.reading.scratch import Scratch
 from conf.reading.user_files import config_dirs
 from conf.reading.values import name_of, parse_key_values, path
+from conf.reading.words import FULL, check_options
 from conf.run_folder.run_folders import stamp, usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment

@@ -13,9 +13,9 @@ from typing import Any
 
 from conf.compose import compose_unchecked
 from conf.errors import UsageError
-from conf.reading.hydra_options import refuse_options
 from conf.reading.user_files import config_dirs
 from conf.reading.values import NoValue, Reader, name_of, parse_key_values, path, whole
+from conf.reading.words import refuse_options
 from conf.schema.adapt import Rule
 from conf.schema.experiment import Experiment
 from fasop.errors import SearchError

@@ -12,8 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeAlias
 
-from conf.run_folder.log_lines import for_people, is_evaluation_line, is_iteration_line
-from conf.run_folder.log_text import pieces
+from conf.run_folder.log_lines import for_people, is_evaluation_line, is_iteration_line, pieces
 from conf.run_folder.run_files import opened
 from conf.run_folder.rundir import RunDir
 from conf.visible import visible

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from conf.schema.values.hosts import hosts
+from conf.schema.executor import hosts
 from conf.visible import plural, span
 from launch.errors import LaunchError
 from launch.init import gpu_kinds, slurm_nodes

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from conf.run_folder.rank_ranges import rank_ranges
+from conf.run_folder.rundir import rank_ranges
 from conf.visible import shortened
 from launch.judge.evidence import FULL_DISK, disk_is_full
 from launch.observe.observation import Node, Observation

@@ -16,10 +16,9 @@ from conf.run_folder.run_files import parse_json, read_text
 from conf.run_folder.rundir import RunDir
 from launch.files.records import DoingRecord, RankRecord, Start
 from launch.files.run_files import Faults
-from megatron_ext.contract.failure import KILLED, RankFailure
+from megatron_ext.contract.failure import KILLED, RankFailure, RankPlace
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.rank_place import RankPlace
 
 STILL_S = 10.0
 """A rank at work of its own may hold the others up after this time."""

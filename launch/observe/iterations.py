@@ -15,8 +15,7 @@ from conf.errors import RunFolderError
 from conf.run_folder import run_files
 from conf.run_folder.iteration_time import LineTime
 from conf.run_folder.json_values import Count, Rule, Unix, typed
-from conf.run_folder.log_lines import ELAPSED, IterationLine, iteration_line, progress
-from conf.run_folder.log_text import LogText
+from conf.run_folder.log_lines import ELAPSED, IterationLine, LogText, iteration_line, progress
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural, span
 from launch.files.records import CLOCK_S, NodeRecord

@@ -11,9 +11,8 @@ from typing import TypeVar
 from conf.compose import read_experiment
 from conf.errors import ClosedError, RunFolderError, TdppError
 from conf.identity import identity
-from conf.run_folder.rank_ranges import rank_ranges
 from conf.run_folder.run_files import read_text
-from conf.run_folder.rundir import RunDir
+from conf.run_folder.rundir import RunDir, rank_ranges
 from conf.schema.experiment import ExecutorKind, Experiment, Rehearse
 from conf.visible import plural
 from launch.control.follow import finishing, follow, give_up

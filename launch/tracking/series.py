@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.run_folder.spent import Spent
+from conf.run_folder.iteration_time import Spent
 from conf.visible import nearest
 from launch.errors import LaunchError
 

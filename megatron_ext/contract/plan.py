@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from megatron_ext.contract.adaptive.config import AdaptConfig
-from megatron_ext.contract.block_names import in_words
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, about, between, left_out
@@ -32,6 +32,36 @@ from megatron_ext.contract.run_files import PLANS, RunFiles
 from megatron_ext.contract.schedule.deal import dealt_to
 from megatron_ext.contract.schedule.streams import Stream
 from megatron_ext.contract.train_config import TrainConfig
+
+_MOST_ROWS = 3
+"""That are named one by one."""
+
+
+def in_words(names: Sequence[str]) -> str:
+    """`encoder.0-3 + norm`: neighbours whose names differ by a number are a row; of many rows, first and last name."""
+    rows = _rows(names)
+    if len(rows) > _MOST_ROWS:
+        return f"{names[0]} to {names[-1]} ({len(names)})"
+    return " + ".join(first if first == last else f"{first}-{_split(last)[1]}" for first, last in rows)
+
+
+def _rows(names: Sequence[str]) -> List[Tuple[str, str]]:
+    """First and last name of each row."""
+    rows: List[Tuple[str, str]] = []
+    for name in names:
+        stem, number = _split(name)
+        if rows and number >= 0 and _split(rows[-1][1]) == (stem, number - 1):
+            rows[-1] = rows[-1][0], name
+        else:
+            rows.append((name, name))
+    return rows
+
+
+def _split(name: str) -> Tuple[str, int]:
+    """`layers.7` -> ("layers.", 7); a name without a number has -1."""
+    found = re.fullmatch(r"(.*\.|)([0-9]{1,9})", name)
+    return (name, -1) if found is None else (found[1], int(found[2]))
+
 
 VERSION = 2
 EVEN = 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from conf.run_folder.spent import Spent
+from conf.run_folder.iteration_time import Spent
 from megatron_ext.contract.goal import LARGER, Best, Target
 from reports.readers.hardware import price
 from reports.readers.record import Record

@@ -9,8 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from conf.run_folder.iteration_time import IterationTime
-from conf.run_folder.rank_ranges import rank_ranges
-from conf.run_folder.rundir import RunDir
+from conf.run_folder.rundir import RunDir, rank_ranges
 from conf.visible import plural
 from fasop.tables.accuracy import Measured, MeasuredStage
 from megatron_ext.contract.plan import Plan

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conf.run_folder.rank_ranges import rank_ranges
+from conf.run_folder.rundir import rank_ranges
 from conf.visible import plural
 from fasop.simulation.predict import Prediction
 from megatron_ext.contract.plan import MEGATRON_LM

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from conf.run_folder.rank_ranges import rank_ranges
+from conf.run_folder.rundir import rank_ranges
 from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
 from reports.facts.statistics import Statistics

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 from conf.run_folder.gpu_lines import WAYS_OUT
-from conf.run_folder.rank_ranges import rank_ranges
+from conf.run_folder.rundir import rank_ranges
 from conf.visible import plural
 from fasop.search.findings.found_plan import FoundPlan
 from megatron_ext.contract.plan import Plan

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from conf.errors import RunFolderError
 from conf.run_folder.json_values import Count, Rule, typed
-from conf.run_folder.rank_ranges import rank_ranges
 from conf.run_folder.run_files import parse_json, read_bytes
+from conf.run_folder.rundir import rank_ranges
 from megatron_ext.contract.events import CLOCK, CORE_WAIT, CORE_WAIT_IN_PASSES, FIELDS, MAGIC, VERSION, header_of
 from reports.errors import ReportError
 

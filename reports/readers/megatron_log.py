@@ -11,7 +11,7 @@ from statistics import median
 import numpy as np
 
 from conf.errors import RunFolderError
-from conf.run_folder.log_text import LogText
+from conf.run_folder.log_lines import LogText
 from conf.run_folder.run_files import opened, unreadable
 from megatron_ext.contract.layout import Layout as Grid
 from megatron_ext.contract.plan import MEGATRON_LM, Plan

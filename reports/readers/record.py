@@ -17,7 +17,7 @@ import pandas as pd
 
 from conf.errors import ConfigError, RunFolderError
 from conf.run_folder.json_values import Count, Rule, Unix, typed
-from conf.run_folder.log_text import LogText
+from conf.run_folder.log_lines import LogText
 from conf.run_folder.run_files import opened, read_text
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment

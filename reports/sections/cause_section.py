@@ -8,7 +8,7 @@ from html import escape
 
 import pandas as pd
 
-from conf.run_folder.rank_ranges import rank_ranges
+from conf.run_folder.rundir import rank_ranges
 from conf.visible import plural
 from megatron_ext.contract.plan import Plan
 from reports.facts.commands import launch_with

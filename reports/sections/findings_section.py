@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from conf.run_folder.rank_ranges import rank_ranges
+from conf.run_folder.rundir import rank_ranges
 from conf.visible import plural
 from megatron_ext.contract.failure import RankFailure
 from reports.facts.commands import ways_on

@@ -8,7 +8,7 @@ from conf.schema.engine import Engine, EngineKind
 from conf.schema.executor import Executor, Rehearse
 from conf.schema.parallel import Parallel
 from conf.schema.train import Train
-from conf.schema.values.gpu_streams import MOST
+from conf.schema.values.streams import MOST
 from megatron_ext.contract.adaptive.config import ADAPTS
 from megatron_ext.contract.adaptive.rules import Rungs
 

@@ -10,8 +10,8 @@ from conf.errors import ConfigError
 from conf.schema.cluster import Cluster
 from conf.schema.model import Model
 from conf.schema.parallel import Parallel
-from conf.schema.values.divisors import divides, nearest_divisors
 from conf.schema.values.partition import in_runs
+from conf.schema.values.ranges import divides, nearest_divisors
 from conf.visible import plural
 
 

@@ -32,3 +32,19 @@ def check_number(key: str, value: float, allowed: Range) -> None:
     """Raises ConfigError where the value of a key lies outside its range."""
     if broken := allowed.broken_by(value):
         raise ConfigError(f"{key}={value} must be {broken}")
+
+
+def divides(key: str, value: int, whole_key: str, whole: int) -> None:
+    if whole % value:
+        near = ", ".join(map(str, nearest_divisors(whole, value)))
+        raise ConfigError(
+            f"{whole_key}={whole} is not divisible by {key}={value}; nearest {key} that divide it: {near}"
+        )
+
+
+def nearest_divisors(whole: int, value: int) -> list[int]:
+    """The largest divisor of `whole` below `value` and the smallest above, where they exist."""
+    divisors = [d for d in range(1, whole + 1) if whole % d == 0]
+    below = [d for d in divisors if d < value][-1:]
+    above = [d for d in divisors if d > value][:1]
+    return below + above

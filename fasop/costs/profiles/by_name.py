@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from conf.compose import to_object, with_known_keys
-from conf.reading.hydra_words import in_word
+from conf.reading.words import in_word
 from conf.schema.cluster import Cluster
 from conf.schema.values.links import FILE, KEY, only
 from fasop.costs.profiles.files import name_of, read_profile

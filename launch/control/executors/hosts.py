@@ -10,8 +10,8 @@ from typing import Any
 
 from conf.run_folder.json_values import plain
 from conf.run_folder.rundir import RunDir
+from conf.schema.executor import Host
 from conf.schema.experiment import ContainerKind, Experiment
-from conf.schema.values.hosts import Host
 from launch.control.executors.parallel_ssh import end, of_each
 from launch.errors import LaunchError
 from launch.machine import ssh

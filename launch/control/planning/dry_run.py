@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf.run_folder.rank_ranges import rank_ranges
-from conf.run_folder.rundir import RunDir
+from conf.run_folder.rundir import RunDir, rank_ranges
 from conf.schema.experiment import ExecutorKind, Experiment
 from conf.schema.values.architectures import Family
 from conf.visible import plural

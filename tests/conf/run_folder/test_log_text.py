@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.run_folder.log_text import LogText, pieces
+from conf.run_folder.log_lines import LogText, pieces
 from tests.conf.run_folder.test_log_lines import OLD, TODAY
 
 

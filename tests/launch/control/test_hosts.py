@@ -10,7 +10,7 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from conf.schema.values.hosts import Host
+from conf.schema.executor import Host
 from launch.control.executors import hosts
 from launch.control.planning.dry_run import dry_run
 from launch.errors import LaunchError

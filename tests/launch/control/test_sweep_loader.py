@@ -10,7 +10,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from conf.compose import register
-from conf.hydra_session import hydra_session
+from conf.hydra_files import hydra_session
 from launch.sweep.hydra_sweep import SweepLoader
 
 COMBINATIONS = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.run_folder import log_text
+from conf.run_folder import log_lines
 from launch.commands.report import main
 from reports.errors import ReportError
 from reports.readers import megatron_log
@@ -202,7 +202,7 @@ def test_any_end_of_line_will_do(tmp_path: Path, ending: str):
 
 
 def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(log_text, "LINE_LIMIT", 4096)
+    monkeypatch.setattr(log_lines, "LINE_LIMIT", 4096)
     job = Job()
     _, timeline = read_text(tmp_path, "x" * 50_000 + "\n" + job_info(job, 0) + log(job, calls(job)))
     assert len(timeline.events) == sum(call.name != "forward-backward" for call in calls(job))
