@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import is_dataclass
 from enum import Enum
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -47,7 +47,7 @@ def _values(key: str, others: Sequence[str]) -> list[str]:
             kind = get_type_hints(kind).get(part)
         else:
             kind = get_args(kind)[1] if get_origin(kind) is dict else None
-        if get_origin(kind) is UnionType:
+        if get_origin(kind) in (UnionType, Union):
             kind = next(one for one in get_args(kind) if one is not type(None))
     if kind is bool:
         return ["true", "false"]

@@ -14,6 +14,7 @@ Keys can, unless what they set only says how long a training goes on, or how lar
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 
@@ -26,7 +27,7 @@ ENDING = ("max_cost",)
 """Real numbers of `train` that say when a training ends."""
 NAMES = ("model.name", "cluster.name")
 _TYPES = {
-    f"{part}.{one.name}": str(one.type).removesuffix(" | None")
+    f"{part}.{one.name}": re.sub(r"Optional\[(.*)\]|(.*) \| None", r"\1\2", str(one.type))
     for part, of in (("train", Train), ("model", Model))
     for one in fields(of)
 }

@@ -212,7 +212,8 @@ def build(hint: Any, value: Any) -> Any:
                 if field.name in value or field.default is MISSING or field.name not in left_out(hint)
             }
         )
-    return hint(value) if isinstance(hint, type) and issubclass(hint, Word) else value
+    known = isinstance(hint, type) and issubclass(hint, Word) and value in tuple(hint)  # a log may not say
+    return hint(value) if known else value
 
 
 _BEFORE = {"chunks": 1, "recompute": "none", "precision": "fp32"}
