@@ -252,7 +252,7 @@ class _Measurements:
         return int(torch.cuda.get_device_properties(self._device).total_memory)
 
     def _most(self, value: int) -> int:
-        """That any rank has."""
+        """Returns the most that any rank has."""
         most = torch.tensor([value], device=self._device)
         with annotate_errors("agreeing with the other ranks"):
             dist.all_reduce(most, op=dist.ReduceOp.MAX)

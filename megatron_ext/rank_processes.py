@@ -173,7 +173,7 @@ class Ranks:
         return [pid for pid, state in self._state.items() if state["exit_code"] is None]
 
     def _doing(self) -> Dict[int, Dict[str, Any]]:
-        """Of the ranks that live, by pid."""
+        """Returns what the ranks that live are doing, by pid."""
         return {pid: self._board.read(self._state[pid]["rank"], pid) for pid in self._alive()}
 
     def _look_on(self, _signum: int, _: Optional[FrameType]) -> None:

@@ -57,7 +57,7 @@ def digest_of(content: Union[bytes, bytearray]) -> str:
 
 
 def read_header(path: Path) -> Header:
-    """Of a file that has as many bytes as its header says.
+    """Reads the header of a file that has as many bytes as it says.
 
     Raises:
         EngineError: it cannot be read, or is damaged; the message has what was expected and what was found.

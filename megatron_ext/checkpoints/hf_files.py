@@ -98,7 +98,7 @@ def _object(index: Path, pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
 
 
 class Twin(NamedTuple):
-    """Where a parameter of ours is there: in one tensor, or in several that lie one after another here."""
+    """Says where a parameter of ours is there: in one tensor, or in several that lie one after another here."""
 
     names: Tuple[str, ...]
     transposed: bool = False

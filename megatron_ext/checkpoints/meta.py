@@ -55,7 +55,7 @@ class Meta:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Meta:
-        """From JSON, as `as_json` has it but for the version and the checksum.
+        """Reads JSON, as `as_json` has it but for the version and the checksum.
 
         Raises:
             TypeError, PlanFault: it has other keys, or wrong values.
@@ -94,7 +94,7 @@ class Meta:
         return json.dumps({**content, CHECKSUM: _checksum(content)}, indent=1) + "\n"
 
     def part_names(self) -> List[str]:
-        """Of all parts; of a checkpoint without checksums those that its model has, where its family decides that."""
+        """Returns the names of all parts; without checksums those that the model has, where its family decides that."""
         if self.parts is not None:
             return list(self.parts)
         return [] if self.model.get("family") == MODULE else _parts_of(self.config())
@@ -240,7 +240,7 @@ def _meta(path: Path) -> Meta:
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    """Of what JSON says, however it is written."""
+    """Returns the checksum of what JSON says, however it is written."""
     return digest_of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 

@@ -119,7 +119,7 @@ class Saver:
             self.finish()
 
     def _look(self) -> None:
-        """Between iterations: raises a failure of the thread's; rank 0 publishes what is complete."""
+        """Raises a failure of the thread's, between iterations; rank 0 publishes what is complete."""
         if self._pending is None:
             return
         self._pending.writer.check()
@@ -177,7 +177,7 @@ class _Writer(Thread):
         self._parts = ()
 
     def wait(self) -> None:
-        """Until all is written; raises what went wrong."""
+        """Waits until all is written; raises what went wrong."""
         if self.is_alive():
             self.join()
         self.check()
@@ -211,7 +211,7 @@ def _partial(final: Path) -> Path:
 
 
 def _delete(folder: Path) -> None:
-    """So that it never stands under its name with a part of its files only."""
+    """Deletes it so that it never stands under its name with a part of its files only."""
     if folder.exists():
         doomed = _partial(folder).with_suffix(".old.partial")
         folder.rename(doomed)

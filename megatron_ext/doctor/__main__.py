@@ -205,7 +205,7 @@ def _files(plan: Plan) -> Iterator[Tuple[str, Dict[str, Any]]]:
 
 
 def _maps(plan: Plan) -> Iterator[Tuple[str, Dict[str, Any]]]:
-    """By the prefix of a corpus: the folder where its index maps would be written, or why there is none."""
+    """Returns by the prefix of a corpus the folder where its index maps would be written, or why there is none."""
     for prefix in _prefixes(plan) if plan.model.family not in _SUFFIXES_OF else ():
         try:
             yield prefix, {"folder": str(place_to_write(prefix, plan.data_cache).parent)}

@@ -190,7 +190,7 @@ class _Reading(Recorder):
 
 
 def _clock(store: Store, device: torch.device) -> List[int]:
-    """By how much this node's time of day is ahead of rank 0's, and how well that is known: [ns, ns]."""
+    """Measures how much this node's time of day is ahead of rank 0's, and how well that is known: [ns, ns]."""
     reading = _Reading()
     clock.align(reading, store, "doctor")
     own = time.time_ns() - time.monotonic_ns()

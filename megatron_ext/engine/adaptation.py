@@ -144,7 +144,7 @@ class Adaptation(FixedBatch):
     def _in_micro_batches(
         self, shares: Sequence[int], sizes: Sequence[int] = (), streams: Sequence[int] = ()
     ) -> Division:
-        """Of the plan's size and in its streams, where nothing else is said."""
+        """Returns the division with these shares, in micro-batches and streams of the plan where none are given."""
         size = self._plan.micro_batch_size
         return Division(
             tuple(shares), tuple(sizes) or (size,) * len(shares), several(streams or self._plan.streams or ())
@@ -185,8 +185,8 @@ class Adaptation(FixedBatch):
         return Decision(tuple(shares), reason, similarity, noise_scale, tuple(sizes), tuple(streams))
 
     def _times(self, found: Sequence[Mapping[str, Any]]) -> Times:
-        """By replica, from what all ranks measured: its slowest stage sets the pace of a pipeline, and what its ranks
-        wait beside that is the time in which it fills and empties."""
+        """Returns times by replica, from what all ranks measured: its slowest stage sets the pace of a pipeline, and
+        what its ranks wait beside that is the time in which it fills and empties."""
         shares = self._engine.division.shares
         of_replicas = [[Seconds(*one["seconds"]) for one in found if one["dp"] == dp] for dp in range(len(shares))]
         work = [max(seconds.work for seconds in ranks) for ranks in of_replicas]
@@ -218,7 +218,7 @@ class Adaptation(FixedBatch):
             )
 
     def _factor(self) -> float:
-        """Of the learning rate, with the batch that there is now."""
+        """Returns the factor of the learning rate with the current batch."""
         return lr_factor(self._config, self._engine.global_batch_size, self._plan.global_batch_size)
 
     def _note(self, iteration: int, decision: Decision, times: Optional[Times]) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class BatchAssignment:
-    """Of one rank; it is the same on all of a replica."""
+    """Says which samples a rank's replica takes. All ranks of a replica have the same."""
 
     def __init__(self, plan: Plan, place: Place, start: Position) -> None:
         """The iterations after `start` go on with its samples."""
@@ -73,7 +73,7 @@ class BatchAssignment:
         return range(count) if self._even else self.taken[:count].tolist()
 
     def sizes(self, samples: Samples, iteration: int) -> Sequence[Mapping[str, int]]:
-        """Of the micro-batches of all replicas, where each has its own."""
+        """Returns the sizes of the micro-batches of all replicas, where each has its own."""
         if not samples.varying:
             return ()
         first = self.consumed(iteration - 1)
@@ -85,20 +85,20 @@ class BatchAssignment:
         return even, odd
 
     def samples_of_halves(self) -> Tuple[int, int]:
-        """Of the even and the odd micro-batches of all replicas."""
+        """Returns the samples of the even and of the odd micro-batches of all replicas."""
         return samples_of_halves(self.division)
 
     def _ranges(self) -> List[Tuple[int, int]]:
-        """Of each micro-batch, among the samples of the iteration."""
+        """Returns where each micro-batch begins and ends among the samples of the iteration."""
         begins = firsts(self.division)
         return list(zip(begins, [*begins[1:], self.division.samples]))
 
 
 class BatchLoader:
-    """Of one rank."""
+    """Gives a rank micro-batches on its device."""
 
     def __init__(self, task: Task, stages: Sequence[Stage], device: torch.device, helpers: int) -> None:
-        """With so many helpers, for samples that are prepared ahead."""
+        """`helpers` prepare samples ahead."""
         self._task = task
         self._device = device
         self._ahead = Ahead(helpers, device)

@@ -198,7 +198,7 @@ class Engine:
         return self.assignment.consumed(iteration)
 
     def progress(self, iteration: int) -> Progress:
-        """After the last iteration, with the shares that it had."""
+        """Returns where the run stands after the last iteration, with the shares that it had."""
         consumed, size = self.consumed(iteration), self.global_batch_size
         return Progress(consumed, size, self._learning_rate(consumed))
 
@@ -219,7 +219,7 @@ class Engine:
         return schedule(plan.schedule, plan.pipeline, plan.chunks, micro_batches)[self._place.stage]
 
     def _learning_rate(self, consumed: int) -> float:
-        """Of the update after so many samples."""
+        """Returns the learning rate of the update after so many samples."""
         return rate_of(self._plan, self.updates, consumed, self.global_batch_size)
 
     @property
@@ -234,11 +234,11 @@ class Engine:
 
     @property
     def max_iteration_skew(self) -> int:
-        """By how many iterations ranks may be apart, at least 1."""
+        """The most iterations that ranks may be apart, at least 1."""
         return 1
 
     def soonest_end(self, iteration: int) -> int:
-        """After which iteration the run can end, when it is asked to after this one; it then is to end there."""
+        """Returns after which iteration the run ends, when it is asked to after this one."""
         return iteration
 
     def step(self, iteration: int, halves: bool = False) -> StepResult:
@@ -324,7 +324,7 @@ class Engine:
         return Halves(even, whole, product, part, *samples)
 
     def pass_once(self) -> None:
-        """Where the first pass takes long, runs each chunk once with gradients that are zero.
+        """Runs each chunk once with gradients that are zero, where the first pass takes long.
 
         Stages exchange nothing, but the ranks of a tensor group do: all call it when all have their weights.
 
@@ -386,7 +386,8 @@ class Engine:
         return self.task.loss(left, micro, self.tensor)
 
     def _factor(self, micros: Sequence[Optional[Micro]], scale: float) -> Factor:
-        """Of the losses: `scale`, divided by the weight of the global batch, of which other replicas have a part."""
+        """Returns the factor of the losses: `scale`, divided by the weight of the global batch, of which other replicas
+        have a part."""
         weights = [micro.weight for micro in micros if micro is not None and micro.weight is not None]
         if not weights or not any(stage.last for stage in self._stages):
             return scale * self.assignment.size / self.assignment.division.samples

@@ -66,7 +66,7 @@ class Spending:
     """
 
     def __init__(self, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
-        """Of a plan with `max_cost`, before anything is dropped from its metrics.jsonl."""
+        """The plan has `max_cost`, and nothing was dropped from its metrics.jsonl yet."""
         assert plan.train.max_cost is not None
         assert plan.train.price_per_hour is not None
         self._plan = plan

@@ -148,7 +148,7 @@ class _Gathered:
         return {name: _finite(sum(values) / len(values)) for name, values in self._own.items()}
 
     def _throughput(self, seconds: float) -> Dict[str, float]:
-        """Of an iteration that takes so long; nobody knows the operations of a user's module."""
+        """Returns the throughput of an iteration that takes so long; nobody knows the operations of a user's module."""
         plan = self._plan
         samples_per_s = self._samples / self._iterations / seconds
         tokens, operations = float(plan.model.tokens), flops_per_sample(plan.model)
@@ -264,6 +264,6 @@ def keep_lines(path: Path, iteration: int) -> None:
 
 
 def _iteration(line: str) -> float:
-    """That of a line; -1 for a damaged one."""
+    """Returns the iteration of a line; -1 for a damaged one."""
     found = (json_line(line) or {}).get("iteration")
     return found if isinstance(found, (int, float)) else -1

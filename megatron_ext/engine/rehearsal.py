@@ -116,7 +116,7 @@ class Rehearsal:
         self._actions = self._scheduled(len(self._assignment.taken))
 
     def progress(self, iteration: int) -> Progress:
-        """After the last iteration, with the shares that it had."""
+        """Returns where the run stands after the last iteration, with the shares that it had."""
         consumed, size = self.consumed(iteration), self.global_batch_size
         return Progress(consumed, size, rate_of(self._plan, iteration, consumed, size))
 
@@ -158,17 +158,17 @@ class Rehearsal:
         return [count for count in (len(self._assignment.taken) - odd, odd) if count]
 
     def _scheduled(self, micro_batches: int) -> Sequence[AnyAction]:
-        """With so many."""
+        """Returns this rank's actions for so many micro-batches."""
         plan = self._plan
         return schedule(plan.schedule, plan.pipeline, plan.chunks, micro_batches)[self._place.stage]
 
     def _own_times(self) -> RankTimes:
-        """With the division of the iterations to come."""
+        """Returns this rank's times with the division of the iterations to come."""
         size = self._assignment.size
         return self._in_streams[size].ranks[self._place.rank] if self.division.streams else self._times_of[size]
 
     def _pass_all(self, count: int, actions: Sequence[AnyAction]) -> None:
-        """So many micro-batches, for which the actions are, to the end of all messages."""
+        """Takes so many micro-batches, for which the actions are, to the end of all messages."""
         if self.division.streams:
             self._pass_in_rounds(count)
         else:
@@ -176,7 +176,7 @@ class Rehearsal:
         self._flush()
 
     def _pass_in_rounds(self, count: int) -> None:
-        """So many micro-batches as a rank's streams take them beside each other; the last round may have fewer. Events
+        """Takes micro-batches as a rank's streams do, beside each other; the last round may have fewer. Events
         are those of the first stream, as in a run."""
         known, rank = self._in_streams[self._assignment.size], self._place.rank
         streams = self.division.copies[self._place.dp]

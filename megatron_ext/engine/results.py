@@ -32,7 +32,7 @@ class StepResult(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Where a run stands after an iteration."""
+    """Says where a run stands after an iteration."""
 
     consumed_samples: int
     global_batch_size: int
@@ -65,7 +65,7 @@ class Seconds(NamedTuple):
 
 
 class Stopwatch:
-    """Of the iterations since `take`; on a GPU, of what it does there."""
+    """Times the iterations since `take`; on a GPU, what it does there."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` says seconds, where a GPU has none of its own."""
@@ -96,12 +96,12 @@ class Stopwatch:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """While it works: it waits for another stage."""
+        """Counts as a wait for another stage, while the rank works."""
         with self._adding(self._waits):
             yield
 
     def take(self) -> Optional[Seconds]:
-        """From then on it counts anew; None of no iteration."""
+        """Returns the medians, and begins anew; None where there was no iteration."""
         for to, number, first, last in self._queued:
             last.synchronize()
             to[number] += first.elapsed_time(last) / 1e3

@@ -13,7 +13,7 @@ from megatron_ext.tasks.running import Running
 
 
 class RunningStatistics:
-    """Those of a rank's stages."""
+    """Keeps the running statistics of a rank's stages."""
 
     def __init__(self, stages: Sequence[nn.Module], group: Optional[dist.ProcessGroup]) -> None:
         """`group` has the replicas."""

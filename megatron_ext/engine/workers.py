@@ -97,13 +97,13 @@ class Workers:
         self._pool = ThreadPoolExecutor(max(1, len(self.copies)), "worker")
 
     def run(self, micros: Mapping[int, Optional[Micro]], factor: Factor) -> Optional[Tensor]:
-        """As `Executor.run`: workers take micro-batches in turn, and the first one gets the gradients of all."""
+        """Does what `Executor.run` does: workers take micro-batches in turn; the first one gets all gradients."""
         total = self.pass_all(micros, factor)
         self.add_up()
         return total
 
     def pass_all(self, micros: Mapping[int, Optional[Micro]], factor: Factor) -> Optional[Tensor]:
-        """As `run`, but each worker keeps its gradients until `add_up`."""
+        """Does what `run` does, but each worker keeps its gradients until `add_up`."""
         dealt = [list(micros.values())[number :: len(self._workers)] for number in range(len(self._workers))]
         self._begin()
         main = torch.cuda.current_stream(self._device) if self._streams else None
@@ -147,7 +147,7 @@ class Workers:
     def _beside(
         self, number: int, main: Optional[torch.cuda.Stream], held: List[Optional[Micro]], factor: Factor
     ) -> Optional[Tensor]:
-        """In a thread of its own; on a GPU behind what `main` has got so far."""
+        """Runs a copy in a thread of its own; on a GPU behind what `main` has got so far."""
         stream = self._workers[number].stream
         if main is None or stream is None:
             return self._pass(number, held, factor)

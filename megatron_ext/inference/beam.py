@@ -89,7 +89,7 @@ def search(step: Step, source_mask: Tensor, limits: Sequence[int], scoring: Scor
 
 
 def _by_sentence(live: List[_Live]) -> Iterable[Tuple[int, int]]:
-    """From where to where the hypotheses of each sentence lie."""
+    """Returns from where to where the hypotheses of each sentence lie."""
     first = 0
     for place in range(1, len(live) + 1):
         if place == len(live) or live[place].sentence != live[first].sentence:
@@ -105,6 +105,6 @@ def _best_of_each(log_probabilities: Tensor, live: List[_Live], beam: int) -> Li
 
 
 def _best_of(ways: List[List[Tuple[float, int]]], beam: int) -> List[Tuple[int, int, float]]:
-    """Of one sentence's hypotheses the best ways to go on: which one, with which token, and the log probability."""
+    """Returns the best ways to go on with a sentence: which hypothesis, with which token, and the log probability."""
     every = [(parent, token, value) for parent, own in enumerate(ways) for value, token in own if value > -math.inf]
     return sorted(every, key=lambda way: -way[2])[:beam]

@@ -31,7 +31,7 @@ _RULES = tuple(
 
 
 def words(text: str) -> List[str]:
-    """Of a line: signs are words of their own, but for points and commas in numbers."""
+    """Splits a line: signs are words of their own, but for points and commas in numbers."""
     text = text.rstrip().replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
     for entity, sign in _ENTITIES:
         text = text.replace(entity, sign)
@@ -42,7 +42,8 @@ def words(text: str) -> List[str]:
 
 
 def counts(found: str, reference: str) -> List[int]:
-    """Of a translated line: its words, those of its reference, by length the rows of words that are right, and all."""
+    """Counts of a translated line its words, its reference's, and by length the rows of words that are right, and
+    all."""
     ours, theirs = words(found), words(reference)
     right, every = [], []
     for length in range(1, ORDER + 1):
@@ -58,7 +59,7 @@ def added(parts: Iterable[Sequence[int]]) -> List[int]:
 
 
 def score(total: Sequence[int]) -> float:
-    """From 0 to 100, of the counts of all lines."""
+    """Returns BLEU, from 0 to 100, from the counts of all lines."""
     ours, theirs, right, every = total[0], total[1], total[2 : 2 + ORDER], total[2 + ORDER :]
     if not any(right) or not all(every):
         return 0.0

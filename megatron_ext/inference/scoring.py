@@ -48,7 +48,7 @@ def add_scoring(parser: argparse.ArgumentParser) -> None:
 
 
 def scoring_of(arguments: argparse.Namespace) -> Scoring:
-    """As the options say."""
+    """Reads the options."""
     if arguments.greedy:
         return GREEDY
     return Scoring(arguments.beam, arguments.length_norm, arguments.coverage)

@@ -17,7 +17,7 @@ class Sentences(NamedTuple):
 
 
 def read_sentences(prefix: str, split: str) -> Sentences:
-    """Of a split.
+    """Reads the sentences of a split.
 
     Raises:
         OSError, UnicodeDecodeError: a file cannot be read.

@@ -104,7 +104,7 @@ def _letters_of_bytes() -> List[str]:
 
 
 class TextTokenizer(Protocol):
-    """Of both languages."""
+    """What the tokenizers of both languages have in common."""
 
     def encode(self, text: str) -> List[int]:
         """Token ids, without marks."""
@@ -148,7 +148,7 @@ class Counting:
 
 
 def tokenizer_of(content: str, plain: bool = False) -> TextTokenizer:
-    """That of a tokenizer.json: the package's own where it is installed and not `plain`.
+    """Reads a tokenizer.json: gives the package's own where it is installed and not `plain`.
 
     Raises:
         EngineError: the content cannot be used.

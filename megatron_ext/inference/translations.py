@@ -33,7 +33,7 @@ class Translations:
     """All ranks call it together."""
 
     def __init__(self, plan: Plan, place: Place, engine: Engine, gate: Gate) -> None:
-        """Of the first sentences of the split: as many as an evaluation has samples.
+        """It takes the first sentences of the split: as many as an evaluation has samples.
 
         Raises:
             EngineError: their text or the tokenizer cannot be read.
@@ -68,7 +68,7 @@ class Translations:
         return torch.device(self._plan.device)
 
     def _counts(self) -> List[int]:
-        """Of this rank's share of the sentences, which go together as they do in 'tdpp translate'."""
+        """Counts this rank's share of the sentences, which go together as they do in 'tdpp translate'."""
         plan, rank = self._plan, self._place.rank
         translator = Translator(plan.model.identity(), self._weights(), plan.device)
         groups = [
@@ -84,7 +84,8 @@ class Translations:
         return bleu.added(found)
 
     def _weights(self) -> Dict[str, Tensor]:
-        """Of the whole model in fp32, or their average, where there is one: a stage's first replica gives its own."""
+        """Returns the whole model's in fp32, or their average, where there is one: a stage's first replica gives its
+        own."""
         plan, engine = self._plan, self._engine
         kind = WEIGHTS if plan.train.ema is None else EMA
         state = engine.optimizer.state((kind,))

@@ -60,7 +60,7 @@ class DelayedStage:
         self._versions = {0: self._versions[max(self._versions)]}
 
     def forward(self, m: int, first_sample: int, entered: Tensors) -> Tensors:
-        """Of micro-batch `m`, with the weights that it meets."""
+        """Passes micro-batch `m` forward, with the weights that it meets."""
         self._show(self._met(m))
         self.module.begin(first_sample)
         self._running.begin()
@@ -103,7 +103,7 @@ class DelayedStage:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """With the newest weights, or the average of them where there is one, as after training."""
+        """Shows the newest weights, or the average of them where there is one, as after training."""
         modes = [(module, module.training) for module in self.module.modules()]
         self.module.eval()
         try:
@@ -136,7 +136,7 @@ class DelayedStage:
         return updates * replicas // stream.replicas[self._number]
 
     def _show(self, version: int) -> None:
-        """In the place of what is shown, which autograd may keep: a backward pass meets what is there then."""
+        """Replaces what is shown, which autograd may keep: a backward pass meets what is there then."""
         self._shown.copy_(self._versions[version])
 
 
@@ -172,7 +172,7 @@ class DelayedTraining:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Between two streams: what `forward` gives is what an evaluation of the run takes."""
+        """Has `forward` give what an evaluation of the run takes, between two streams."""
         with ExitStack() as entered, torch.random.fork_rng([]), torch.no_grad():
             for stage in self.stages:
                 entered.enter_context(stage.evaluating())

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 
 class Batches:
-    """Of one training; all of one size where the plan's batch does not adapt."""
+    """Decides the global batches of a training, as a run does: all of one size where the plan's batch does not
+    adapt."""
 
     def __init__(self, plan: Plan) -> None:
         self._size, self._samples = plan.micro_batch_size, plan.train.samples
@@ -49,7 +50,7 @@ class Batches:
 
     @property
     def samples(self) -> int:
-        """Of the next iteration."""
+        """How many the next iteration has."""
         return self.count * self._size
 
     @property
@@ -62,7 +63,7 @@ class Batches:
         return self._adapt is not None and self._adapt.due(iteration)
 
     def after(self, iteration: int, halves: Optional[Halves]) -> None:
-        """When an iteration is done, of which `halves` are what was measured if it was to measure."""
+        """Decides about the next iteration, after one whose `halves` were measured if it was to measure."""
         self.consumed += self.samples
         if self._controller is not None and self.measures(iteration):
             replicas = len(self._controller.fitted(self.samples))
@@ -151,7 +152,7 @@ class FlushedTraining:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Between two iterations: what `forward` gives is what an evaluation of the run takes."""
+        """Has `forward` give what an evaluation of the run takes, between two iterations."""
         modes = [(module, module.training) for module in self._model.modules()]
         self._model.eval()
         try:
@@ -176,7 +177,7 @@ class FlushedTraining:
         return micro._replace(first=int(numbers[0]))
 
     def _weight(self, micros: Sequence[Micro]) -> float:
-        """Of micro-batches: by what their losses, which are sums or means, are divided."""
+        """Returns by what the losses of micro-batches, which are sums or means, are divided."""
         weights: List[Tensor] = [micro.weight for micro in micros if micro.weight is not None]
         if not weights:
             return float(len(micros))

@@ -79,7 +79,7 @@ class Kinds(Passes):
         return self._kept
 
     def _placed(self, stages: List[Stage], device: torch.device) -> FlatWeights:
-        """With all that they hold on the device."""
+        """Returns them with all that they hold on the device."""
         dtype = DTYPES[self._precision]
         for stage in stages:
             stage.initialise(1)

@@ -26,7 +26,7 @@ class Median(NamedTuple):
 
 
 def median(values: Sequence[float]) -> Median:
-    """With the interval between two order statistics, which assumes nothing of how the values are distributed.
+    """Returns the median and its interval between two order statistics, whatever the distribution of the values.
 
     Conover 1999, section 3.2, in its normal approximation.
     """
@@ -76,7 +76,7 @@ class Marks:
             self._marks.append((time.perf_counter(), self._waited_ns()))
 
     def laps(self) -> List[Lap]:
-        """From each mark to the next; forgets the marks."""
+        """Returns the time from each mark to the next, and forgets the marks."""
         marks, self._marks = self._marks, []
         pairs = [(marks[number], marks[number + 1]) for number in range(len(marks) - 1)]
         if not self._cuda:

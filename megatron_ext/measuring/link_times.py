@@ -56,7 +56,7 @@ def p2p(nodes: Sequence[Sequence[int]], groups: Sequence[str], device: torch.dev
 
 
 def all_reduces(nodes: Sequence[Sequence[int]], device: torch.device) -> List[Dict[str, Any]]:
-    """Of all ranks of a node, all nodes at once; then of one rank of each node, all ranks of a node at once.
+    """Times all ranks of a node, all nodes at once; then one rank of each node, all ranks of a node at once.
 
     All ranks call it together. Returns what this rank measured: `between`, `ranks` and `us_by_bytes`.
     """

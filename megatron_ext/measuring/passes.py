@@ -57,10 +57,10 @@ class Passes(ABC):
 
     @abstractmethod
     def kept_bytes(self) -> Dict[str, int]:
-        """By kind, what autograd keeps of a block from forward to backward pass, but for weights."""
+        """Returns by kind what autograd keeps of a block from forward to backward pass, but for weights."""
 
     def forward_and_backward(self, passes: int) -> None:
-        """So many passes, timed; a GPU gets them one after another, and need not wait for its host."""
+        """Times so many passes; a GPU gets them one after another, and need not wait for its host."""
         for _ in range(passes):
             self._pass()
         laps = self._marks.laps()
@@ -100,7 +100,7 @@ class Passes(ABC):
         return torch.cuda.max_memory_allocated(self._device) - before
 
     def optimizer_ns(self, seconds: float) -> Median:
-        """Of a whole optimizer step, per parameter; measured until it is known or `seconds` have passed.
+        """Measures a whole optimizer step, per parameter, until it is known or `seconds` have passed.
 
         It changes the weights.
         """
@@ -124,7 +124,7 @@ class Passes(ABC):
 
 
 class Keeping:
-    """While it is entered, takes note of the storages that autograd keeps for a backward pass.
+    """Takes note, while it is entered, of the storages that autograd keeps for a backward pass.
 
     It holds their tensors, so that no other one is at the same address.
     """
@@ -228,7 +228,7 @@ class Parts(Passes):
 
 
 def told_medians(found: Dict[str, Median], kept: Dict[str, int]) -> Dict[str, Dict[str, float]]:
-    """By part, what a profile tells of it (docs/formats.md)."""
+    """Returns what a profile says of each part (docs/formats.md)."""
     parts: Dict[str, Dict[str, float]] = {}
     for name, one in found.items():
         part, _, way = name.rpartition(".")

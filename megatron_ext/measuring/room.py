@@ -95,7 +95,7 @@ def available_bytes() -> int:
 
 
 def _left_by_groups() -> Iterator[int]:
-    """Of each limit of a control group that holds for this process, in version 1 or 2."""
+    """Returns what each limit of a control group leaves this process, in version 1 or 2."""
     for line in OWN_GROUPS.read_text(encoding="ascii").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -153,8 +153,8 @@ def doubled(step: int, most: int) -> List[int]:
 
 
 def needed_bytes(flat: FlatWeights, kept: Keeping, copies: int = 1) -> int:
-    """Of a rank that trains so many copies with these weights, each of which has gradients of its own and keeps as much
-    for its backward pass."""
+    """Returns the bytes of a rank that trains so many copies with these weights, each of which has gradients of its own
+    and keeps as much for its backward pass."""
     weight, grad = flat.weight, flat.grad
     kept.sizes.pop(weight.untyped_storage().data_ptr(), None)
     return weight.nbytes + fixed_bytes(flat) + copies * (grad.nbytes + sum(kept.sizes.values()))

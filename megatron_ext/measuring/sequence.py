@@ -46,7 +46,7 @@ def _described(block: Block, module: nn.Module) -> Dict[str, object]:
 
 
 def one_of_each_kind(task: Task) -> Dict[str, Block]:
-    """By kind its first block."""
+    """Returns the first block of each kind."""
     found: Dict[str, Block] = {}
     for block in task.blocks:
         found.setdefault(block.kind, block)
@@ -54,7 +54,7 @@ def one_of_each_kind(task: Task) -> Dict[str, Block]:
 
 
 def _places(blocks: Sequence[Block]) -> Tuple[List[int], int]:
-    """Of each block how many counted ones come before it, and how many there are in all.
+    """Returns how many counted blocks come before each block, and how many there are in all.
 
     A block of the first stage comes before a cut anywhere, one of the last behind it.
     """
@@ -71,7 +71,7 @@ def _places(blocks: Sequence[Block]) -> Tuple[List[int], int]:
 
 
 def wires_of(task: Task) -> Dict[str, List[int]]:
-    """By wire that leads from a block to one at another place, the place of its giver, then those of its takers.
+    """Returns, by wire between blocks at different places, the place of its giver, then those of its takers.
 
     Counted blocks lie at their numbers, those of the first stage at -1, and those of the last one and the loss behind
     all counted ones.
@@ -101,7 +101,7 @@ def crossing(task: Task, sizes: Mapping[str, int]) -> List[int]:
 
 
 class _Storage:
-    """Of wires that somebody may still take."""
+    """Holds wires that somebody may still take."""
 
     def __init__(self, owner: int, counted: bool) -> None:
         self.owner = owner
@@ -124,7 +124,7 @@ class Ledger:
         """By address."""
 
     def note(self, number: int, inputs: Tensors, left: Tensors, kept: Mapping[int, int]) -> None:
-        """Of a block: what it takes of the micro-batch, the wires it gives, and the storages that are kept for its
+        """Notes what a block takes of the micro-batch, the wires it gives, and the storages that are kept for its
         backward pass, by their addresses."""
         self.given[number] += sum(map(_bytes, inputs.values()))
         for address, size in kept.items():

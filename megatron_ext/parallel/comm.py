@@ -186,7 +186,7 @@ def all_gather(own: Tensor, whole: Tensor, group: Optional[dist.ProcessGroup], w
 
 
 def exchange(own: object, ranks: int, device: torch.device, what: str) -> List[Any]:
-    """By rank, what all of them give, as JSON has it; called by all ranks of the run."""
+    """Returns what each rank gives, as JSON has it; called by all ranks of the run."""
     content = torch.tensor(list(json.dumps(own).encode()), dtype=torch.uint8, device=device)
     size = torch.tensor([len(content)], device=device)
     with annotate_errors(what):
@@ -199,7 +199,7 @@ def exchange(own: object, ranks: int, device: torch.device, what: str) -> List[A
 
 
 class Gate:
-    """Where ranks wait for all others while some of them make their weights, or read or write files, which may take
+    """Makes ranks wait for all others while some of them make their weights, or read or write files, which may take
     longer than any message.
 
     It goes through the store where they met. A rank that dies meanwhile is not missed here: its node ends the others.

@@ -19,7 +19,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 def meeting_address(nodes: int) -> str:
-    """Where this node listens in a run of so many nodes: one node alone needs nobody else.
+    """Returns where this node listens in a run of so many nodes: one node alone needs nobody else.
 
     Raises:
         EngineError: as of `own_address`.
@@ -38,7 +38,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def own_address() -> str:
-    """Of the interface that `VARIABLES` name, else what this host's name stands for, else the default route's.
+    """Returns that of the interface that `VARIABLES` name, else what the host's name stands for, else the default
+    route's.
 
     Raises:
         EngineError: no interface has the wanted name, or nothing tells which address others can reach.
@@ -104,7 +105,7 @@ def _bindable() -> Iterator[str]:
 
 
 def name_of(address: str) -> Optional[str]:
-    """Of the interface that has this IPv4 address; None where none has it."""
+    """Returns the name of the interface that has this IPv4 address; None where none has it."""
     for _, interface in socket.if_nameindex():
         with suppress(OSError):
             if _address(interface) == address:
@@ -113,7 +114,8 @@ def name_of(address: str) -> Optional[str]:
 
 
 def _addresses(wanted: str) -> Iterator[str]:
-    """Of the interfaces that a list of beginnings of names allows; NCCL takes a name behind = as a whole."""
+    """Returns those of the interfaces that a list of beginnings of names allows; NCCL takes a name behind = as a
+    whole."""
     for name in wanted.lstrip("=").split(","):
         for _, interface in socket.if_nameindex():
             exact = wanted.startswith("=") or any(name == known for _, known in socket.if_nameindex())

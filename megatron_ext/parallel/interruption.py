@@ -30,7 +30,7 @@ class Interrupted(Exception):
 
 
 def listen() -> None:
-    """From now on the signal is remembered instead of ending this process."""
+    """Has the signal remembered from now on, instead of ending this process."""
     signal.signal(SIGNAL, _note)
 
 

@@ -112,7 +112,7 @@ def _second(peer: int, device: torch.device) -> None:
 
 
 def _latency_s(peer: int, device: torch.device) -> float:
-    """Of a small message one way: half of the way there and back."""
+    """Returns the latency of a small message one way: half of the way there and back."""
     stamp, times = _number(device), []
     for _ in range(ROUNDS):
         before = time.monotonic()

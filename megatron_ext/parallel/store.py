@@ -173,7 +173,8 @@ class Server:
                 future.set_result(None)
 
     def _compare(self, key: str, expected: str, wanted: str) -> str:
-        """As TCPStore: sets what is as expected, or is not there where nothing is expected; returns what is there."""
+        """Does what TCPStore does: sets what is as expected, or is not there where nothing is expected; returns what is
+        there."""
         found = self._values.get(key)
         if (expected == "") if found is None else (found == expected.encode("latin-1")):
             self._set(key, wanted.encode("latin-1"))

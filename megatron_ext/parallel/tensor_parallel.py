@@ -52,7 +52,7 @@ class Shard(NamedTuple):
         return torch.cat([share[piece] for piece in range(len(lengths)) for share in shares], self.dim)
 
     def lengths(self, length: int) -> List[int]:
-        """Of the pieces that make up this length."""
+        """Returns the lengths of the pieces that make up this length."""
         unit = length // sum(self.pieces)
         return [piece * unit for piece in self.pieces]
 
@@ -68,7 +68,7 @@ class TensorGroup(NamedTuple):
     recorder: Recorder = Recorder(None)
 
     def enter(self, x: Tensor) -> Tensor:
-        """From outside into a parallel region: the whole sequence on every rank, whose gradients are summed."""
+        """Goes from outside into a parallel region: the whole sequence on every rank, whose gradients are summed."""
         if self.size == 1:
             return x
         return _Gather.apply(x, self) if self.sequence_parallel else _Copy.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]

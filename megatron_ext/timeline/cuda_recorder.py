@@ -140,7 +140,7 @@ class CudaRecorder(Recorder):
             torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
 
     def _watch(self) -> None:
-        """In a thread of its own: the rank's own may be waiting for the GPU."""
+        """Watches in a thread of its own: the rank's own may be waiting for the GPU."""
         while not self._over.wait(ANCHOR_S):
             if time.monotonic_ns() - self._newest.host_ns > PATIENCE_S * 1e9:
                 self._take_passed()

@@ -134,7 +134,8 @@ class EventFiles:
         self._thread = threading.Thread(target=self._write, name="events", daemon=True)
 
     def start(self) -> None:
-        """After the last fork: a process with several threads had better not fork. Signals are not the thread's."""
+        """Begins after the last fork: a process with several threads had better not fork. Signals are not the
+        thread's."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self._thread.start()

@@ -36,7 +36,7 @@ class Board:
             _SLOT.pack_into(self._shared, offset, _WORKS, time.monotonic_ns(), 0, 0, b"")
 
     def take(self, rank: int) -> None:
-        """In a rank's process: from now on `Wait` and `iterates` write to its slot."""
+        """Has `Wait` and `iterates` write to a rank's slot, from now on, in its process."""
         global _board, _offset
         _board, _offset = self._shared, self._offsets[rank]
 
@@ -67,7 +67,7 @@ def iterates(iteration: int) -> None:
 
 
 class Wait:
-    """Of this rank, while the block lasts: it waits for others, or for its GPU, which waits for others."""
+    """Notes that this rank waits for others while the block lasts, or for its GPU, which waits for others."""
 
     __slots__ = ("_before", "what")
 

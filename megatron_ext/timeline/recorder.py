@@ -226,7 +226,7 @@ _COUNTS = "/proc/thread-self/schedstat"
 
 
 class CoreWaits:
-    """Of the thread that makes it."""
+    """Counts the waits of the thread that makes it."""
 
     def __init__(self) -> None:
         try:

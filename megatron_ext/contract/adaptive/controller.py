@@ -31,7 +31,7 @@ class Decision(NamedTuple):
 
 
 class Controller:
-    """Of one run; whoever has the measurements, in a run or a simulation, asks it after every `config.every`
+    """Decides for one run. Whoever has the measurements, in a run or a simulation, asks it after every `config.every`
     iterations."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Controller:
 
     @property
     def least_samples(self) -> int:
-        """Of a batch that may be."""
+        """The fewest samples of a batch that may be."""
         count = len(self._seconds) if self._rungs is None else self._rungs.least
         return count * self._size
 
@@ -124,7 +124,7 @@ class Controller:
         return self._divided(replicas, max(len(self._seconds), round(samples / self._size)))
 
     def order(self, times: Optional[Times]) -> Iterator[int]:
-        """In which the micro-batches of the plan's size are dealt (`shares.dealt`), if `times` are always measured."""
+        """Returns the order in which micro-batches of the plan's size are dealt, if `times` are always measured."""
         if times is not None and self._rebalances(times):
             return dealt(times.micro_batch_s, times.fixed_s)
         return dealt(self._seconds)
@@ -203,7 +203,7 @@ class Controller:
         return Division(shares, (size,) * len(shares), several(self._copies))
 
     def _rebalanced(self, now: Division, replicas: Sequence[Replica], times: Times) -> Tuple[Division, str]:
-        """At a constant batch."""
+        """Shares the same global batch anew, where that is faster by the measured times; and why, in words."""
         better = self._divided(replicas, now.samples // self._size)
         rest = overhead(times, now.shares)
         before, after = of_sizes.longest(replicas, now) + rest, of_sizes.longest(replicas, better) + rest

@@ -35,7 +35,7 @@ class Candidate(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Of one candidate."""
+    """The candidate that was chosen."""
 
     number: int
     """Its place among the candidates."""
@@ -72,7 +72,7 @@ def forecast(
 
 
 def _growth(history: Sequence[Tuple[float, float]], span: float) -> float:
-    """Of the logarithm of the batch, for each sample; 0 where one point or moment is all that is known."""
+    """Returns the growth of the batch's logarithm with each sample; 0 where only one point or moment is known."""
     last = history[-1][0]
     points = [(at - last, math.log(batch), math.pow(0.5, (last - at) / span)) for at, batch in history]
     whole = sum(weight for _, _, weight in points)
@@ -85,7 +85,7 @@ def _growth(history: Sequence[Tuple[float, float]], span: float) -> float:
 
 
 def seconds_of(candidate: Candidate, ahead: Sequence[Stretch]) -> float:
-    """That a candidate takes for what is ahead; infinite if there is a batch that it cannot take."""
+    """Returns what a candidate takes for what is ahead; infinite if there is a batch that it cannot take."""
     return sum(part.samples / part.batch * candidate.seconds(part.batch) for part in ahead)
 
 

@@ -40,7 +40,7 @@ class Measurement(NamedTuple):
 
 
 def measurement(halves: Halves) -> Optional[Measurement]:
-    """None where they say nothing: a half is empty, or the gradient is not finite."""
+    """Returns what the halves say; None where that is nothing: a half is empty, or the gradient is not finite."""
     part, rest = halves.weight, 1.0 - halves.weight
     odd = halves.whole - 2.0 * halves.product + halves.even
     if not (0.0 < part < 1.0 and halves.even_samples and halves.odd_samples and math.isfinite(odd)):

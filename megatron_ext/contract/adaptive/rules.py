@@ -28,7 +28,7 @@ class Rungs(NamedTuple):
 
     @classmethod
     def between(cls, lower: int, upper: int, micro_batch_size: int, replicas: int) -> Rungs:
-        """From `lower` samples to `upper`, with a micro-batch for every replica at least.
+        """Makes those from `lower` samples to `upper`, with a micro-batch for every replica at least.
 
         Raises:
             ValueError: there is none.
@@ -64,7 +64,8 @@ def by_similarity(count: int, found: float, target: float, rate: float, rungs: R
 
 
 def by_noise(count: int, scale: float, target: float, rungs: Rungs) -> int:
-    """To the batch whose halves are as similar as the target, by the noise scale in samples; at most twice as far."""
+    """Goes to the batch whose halves are as similar as the target, by the noise scale in samples; at most twice as
+    far."""
     samples = count * rungs.micro_batch_size
     growth = min(max(sought_batch(target, scale) / samples, 1.0 / MOST), MOST)
     if abs(math.log(growth)) <= DEAD_ZONE:
@@ -75,7 +76,7 @@ def by_noise(count: int, scale: float, target: float, rungs: Rungs) -> int:
 def by_goodput(
     count: int, scale: float, reference: int, seconds: Callable[[Sequence[int]], List[float]], rungs: Rungs
 ) -> int:
-    """To the batch of the largest goodput (Qiao et al. 2021): samples a second, each worth what it would be in the
+    """Goes to the batch of the largest goodput (Qiao et al. 2021): samples a second, each worth what it would be in the
     `reference` batch; `seconds` says how long iterations of so many micro-batches take, for ascending numbers."""
 
     def goodput(numbers: Sequence[int]) -> List[float]:

@@ -56,10 +56,10 @@ def dealt(seconds: Sequence[float], fixed: Sequence[float] = ()) -> Iterator[int
 
 
 class Longest:
-    """When the slowest replica is ready, by the micro-batches of all replicas, which are dealt in an order."""
+    """Says when the slowest replica is ready, by the micro-batches of all replicas, which are dealt in an order."""
 
     def __init__(self, order: Iterator[int], seconds: Sequence[float], fixed: Sequence[float] = ()) -> None:
-        """By replica: `seconds` are of one micro-batch, `fixed` what each takes beside them."""
+        """`seconds` are of one micro-batch, by replica, `fixed` what each takes beside them."""
         self._order = order
         self._seconds = seconds
         self._fixed = fixed or (0.0,) * len(seconds)
@@ -80,7 +80,7 @@ class Longest:
 
 
 def longest(seconds: Sequence[float], shares: Sequence[int], fixed: Sequence[float] = ()) -> float:
-    """When the slowest replica is ready."""
+    """Returns when the slowest replica is ready."""
     return max(n * s + f for n, s, f in zip(shares, seconds, fixed or (0.0,) * len(seconds)))
 
 

@@ -26,7 +26,7 @@ class Way(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Of a round."""
+        """How many a round has."""
         return self.size * self.streams
 
 
@@ -89,7 +89,7 @@ class Measured:
         return self._known[way] / way.samples
 
     def _next_to(self, way: Way) -> Iterator[Way]:
-        """Those from which it would be tried."""
+        """Returns those from which it would be tried."""
         same_size = [other for other in self._ways if other.size == way.size]
         yield from (other for other in same_size if abs(same_size.index(other) - same_size.index(way)) == 1)
         yield from [other for other in self._ways if other.streams == way.streams and other.size < way.size][-1:]
@@ -105,12 +105,12 @@ def ways_of(config: AdaptConfig, size: int, streams: Sequence[int]) -> List[List
 
 
 def rounds(count: int, streams: int) -> int:
-    """In which so many micro-batches are taken."""
+    """Returns in how many rounds so many micro-batches are taken."""
     return -(-count // streams)
 
 
 def longest(replicas: Sequence[Replica], division: Division) -> float:
-    """When the slowest replica is ready."""
+    """Returns when the slowest replica is ready."""
     ways = map(Way, division.sizes, division.copies)
     return max(of.ready(count, way) for of, count, way in zip(replicas, division.shares, ways))
 
@@ -140,8 +140,8 @@ def _can(replicas: Sequence[Replica], samples: int, unit: int, least: int, limit
 
 
 def _sums(replicas: Sequence[Replica], samples: int, unit: int, least: int, limit: float) -> List[int]:
-    """Of the first replicas, from none to all: the units of samples that they can take together within the limit, as
-    bits."""
+    """Returns for the first replicas, from none to all, the units of samples that they can take together within the
+    limit, as bits."""
     found, mask = [1], (1 << samples // unit + 1) - 1
     for of in replicas:
         after = 0
@@ -192,7 +192,7 @@ def weights_of(plan: Plan) -> Sequence[float]:
 
 
 def known_of(plan: Plan) -> List[Dict[Way, float]]:
-    """By replica, the seconds of a round, by the way; empty where nothing was measured."""
+    """Returns, by replica, the seconds of a round, by the way; empty where nothing was measured."""
     elastic = plan.elastic
     if elastic is None or elastic.times is None:
         return []

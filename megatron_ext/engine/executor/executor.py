@@ -106,7 +106,7 @@ class Executor:
         self._losses: List[Tensor] = []
 
     def resize(self, chunks_of: ChunksOf) -> None:
-        """Between two iterations: micro-batches have another number of samples from now on. The stages are the same."""
+        """Has micro-batches have another number of samples from the next iteration on, with the same stages."""
         self._chunks = chunks_of()
         self._messages = self._by_kind(self._chunks)
         self._messages_of = lru_cache(maxsize=_SIZES_KEPT)(lambda sizes: self._by_kind(chunks_of(sizes)))

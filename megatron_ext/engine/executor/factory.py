@@ -65,7 +65,7 @@ class ExecutorFactory:
         ]
 
     def _message(self, wires: Sequence[str], other: int, size: int, sizes: Sizes) -> Message:
-        """To or from the virtual stage `other`."""
+        """Returns the message to or from the virtual stage `other`."""
         plan = self._plan
         other_tensor = plan.layout.tensors[other % plan.pipeline]
         whole = plan.sequence_parallel and other_tensor != self._tensor.size

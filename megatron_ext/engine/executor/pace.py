@@ -33,7 +33,7 @@ def messages_timeout(device: torch.device, patience_s: float) -> timedelta:
 
 
 class Pace:
-    """Of one rank; on a CPU, where passes and messages make the host wait by themselves, it does nothing."""
+    """Holds a rank's host back. On a CPU, where passes and messages make it wait by themselves, it does nothing."""
 
     def __init__(self, device: torch.device, patience_s: float) -> None:
         """`patience_s` is what a pass may take with the wait for its message."""

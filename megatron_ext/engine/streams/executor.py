@@ -24,7 +24,7 @@ SCALE = Content("loss scale", (2,), torch.float16, True)
 
 
 class StageScale:
-    """That of this rank's stage. On a GPU, nothing of a pass makes the host wait."""
+    """Keeps the loss scale of this rank's stage. On a GPU, nothing of a pass makes the host wait."""
 
     def __init__(self, scaler: LossScaler, device: torch.device, groups: Sequence[Optional[dist.ProcessGroup]]) -> None:
         """`groups` together have all ranks of the stage."""
@@ -107,7 +107,7 @@ class StreamingExecutor(Executor):
 
 
 class ScaledExecutor(StreamingExecutor):
-    """With fp16, where each stage has a loss scale of its own."""
+    """Takes steps in fp16, where each stage has a loss scale of its own."""
 
     _beside_gradients = (SCALE,)
     scale: StageScale
@@ -166,7 +166,7 @@ class Versions:
         return found
 
     def restart(self) -> None:
-        """With the pipeline empty: the newest version is all there is, and counts as version 0."""
+        """Keeps only the newest version, as version 0, when the pipeline is empty."""
         self.show(self.newest)
         for version in [one for one in self._held if one != self.newest]:
             self._free.append(self._held.pop(version))

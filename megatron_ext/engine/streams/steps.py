@@ -25,10 +25,10 @@ def last_of_stream(train: TrainConfig, iteration: int) -> int:
 
 
 class StreamSteps:
-    """Those of one rank, in the stream under way."""
+    """Gives the steps of one rank in the stream under way."""
 
     def __init__(self, plan: Plan, place: Place, last: int) -> None:
-        """After the iteration `last`, with an empty pipeline."""
+        """The pipeline is empty after the iteration `last`."""
         assert plan.stream is not None
         self.stream = plan.stream
         self._train = plan.train
@@ -44,12 +44,12 @@ class StreamSteps:
 
     @property
     def micro_batches(self) -> int:
-        """Of the stream."""
+        """How many the stream has."""
         return (self.until - self.first + 1) * self.window
 
     @property
     def max_iteration_skew(self) -> int:
-        """By how many iterations ranks may be apart, at least 1."""
+        """The most iterations that ranks may be apart, at least 1."""
         return -(-self.stream.in_flight // self.window) + 1
 
     def begins(self, iteration: int) -> bool:

@@ -34,7 +34,7 @@ from megatron_ext.timeline.recorder import NOTHING
 
 
 class StreamingEngine(Engine):
-    """As `Engine`, for a plan with a stream."""
+    """Does what `Engine` does, for a plan with a stream."""
 
     _executes = StreamingExecutor
 
@@ -170,7 +170,7 @@ class StreamingEngine(Engine):
             self._values[m] = torch.stack([loss.detach().float(), *(value.float() * factor for value in own.values())])
 
     def _await_gradients(self) -> None:
-        """Of the next update; where not each replica has as many micro-batches for it, they are summed at once."""
+        """Awaits the gradients of the next update: summed at once where not each replica has as many micro-batches."""
         stage, stream = self._place.stage, self._stream
         learned = stream.learned(stage, self._versions.newest + 1, self._steps.micro_batches)
         is_whole = len(learned) == stream.update_every * stream.replicas[stage]
@@ -243,7 +243,7 @@ def require_untied(task: Task, plan: Plan) -> None:
 
 
 def _factor(micro: Optional[Micro]) -> Any:
-    """By which the loss of a micro-batch is multiplied: that of one alone is a mean, or a sum over its weight."""
+    """Returns the factor of a micro-batch's loss, which alone is a mean, or a sum over its weight."""
     if micro is None or micro.weight is None:
         return 1.0
     weight = micro.weight.reshape(()).double()
