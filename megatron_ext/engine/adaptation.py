@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from typing import Any, Mapping, Optional, Protocol, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 import torch
 
@@ -19,32 +19,11 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.deal import Division, several
 from megatron_ext.contract.worker import start_of_run
+from megatron_ext.engine.batches import ReplicaBatches
 from megatron_ext.engine.goal import record
 from megatron_ext.engine.log import keep_lines
-from megatron_ext.engine.results import Seconds, StepResult, Stopwatch
+from megatron_ext.engine.results import Seconds, StepResult
 from megatron_ext.parallel.comm import exchange
-
-
-class AdaptiveRun(Protocol):
-    """What goes through the iterations of one rank: an engine, or a rehearsal."""
-
-    @property
-    def stopwatch(self) -> Optional[Stopwatch]:
-        """There is one where anything adapts."""
-
-    @property
-    def division(self) -> Division:
-        """How replicas share the samples of the iterations to come."""
-
-    @property
-    def global_batch_size(self) -> int:
-        """Samples of each of these."""
-
-    def consumed(self, iteration: int) -> int:
-        """Samples that were taken up to the end of an iteration, the last one or one with this division."""
-
-    def divide(self, iteration: int, division: Division) -> None:
-        """Has the iterations after this one, the last one so far, be divided like this."""
 
 
 class FixedBatch:
@@ -77,7 +56,7 @@ class FixedBatch:
 class Adaptation(FixedBatch):
     """Changes the batch of a run, or its shares, from what its ranks measure."""
 
-    def __init__(self, plan: Plan, place: Place, engine: AdaptiveRun, start: int, before: Optional[Adapted]) -> None:
+    def __init__(self, plan: Plan, place: Place, engine: ReplicaBatches, start: int, before: Optional[Adapted]) -> None:
         """`before` is what the checkpoint of iteration `start` has, which the run goes on from."""
         assert plan.adapt is not None
         self._plan = plan
@@ -251,6 +230,8 @@ class Adaptation(FixedBatch):
             file.write(json.dumps(line) + "\n")
 
 
-def adaptation_of(plan: Plan, place: Place, engine: AdaptiveRun, start: int, before: Optional[Adapted]) -> FixedBatch:
+def adaptation_of(
+    plan: Plan, place: Place, engine: ReplicaBatches, start: int, before: Optional[Adapted]
+) -> FixedBatch:
     """Returns what a plan asks for; the arguments are those of `Adaptation`."""
     return FixedBatch() if plan.adapt is None else Adaptation(plan, place, engine, start, before)

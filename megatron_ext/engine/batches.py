@@ -11,8 +11,10 @@ from torch import Tensor
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.deal import Division, dealt_to, firsts, samples_of_halves, several
+from megatron_ext.contract.schedule.schedules import Action, schedule
 from megatron_ext.data.ahead import Ahead
 from megatron_ext.data.samples import Position, Samples
+from megatron_ext.engine.results import Stopwatch
 from megatron_ext.tasks.stage import Stage
 from megatron_ext.tasks.task import Micro, Task
 
@@ -92,6 +94,41 @@ class BatchAssignment:
         """Returns where each micro-batch begins and ends among the samples of the iteration."""
         begins = firsts(self.division)
         return list(zip(begins, [*begins[1:], self.division.samples]))
+
+
+class ReplicaBatches:
+    """What an engine and a rehearsal have in common: how replicas share the samples of their iterations."""
+
+    _plan: Plan
+    _place: Place
+    _actions: Sequence[Action]
+    assignment: BatchAssignment
+    stopwatch: Optional[Stopwatch] = None
+    """There is one where anything adapts."""
+
+    @property
+    def division(self) -> Division:
+        """How replicas share the samples of the iterations to come."""
+        return self.assignment.division
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of each of these."""
+        return self.division.samples
+
+    def consumed(self, iteration: int) -> int:
+        """Samples that were taken up to the end of an iteration, the last one or one with this division."""
+        return self.assignment.consumed(iteration)
+
+    def divide(self, iteration: int, division: Division) -> None:
+        """Has the iterations after this one, the last one so far, be divided like this."""
+        self.assignment.divide(iteration, division)
+        self._actions = self._scheduled(len(self.assignment.taken))
+
+    def _scheduled(self, micro_batches: int) -> Sequence[Action]:
+        """Returns what this rank does with so many, by the plan's schedule."""
+        plan = self._plan
+        return schedule(plan.schedule, plan.pipeline, plan.chunks, micro_batches)[self._place.stage]
 
 
 class BatchLoader:

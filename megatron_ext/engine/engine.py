@@ -18,10 +18,10 @@ from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.check import actions_of
 from megatron_ext.contract.schedule.deal import Division
-from megatron_ext.contract.schedule.schedules import Action, Kind, schedule
+from megatron_ext.contract.schedule.schedules import Action, Kind
 from megatron_ext.data.ahead import helpers_of
 from megatron_ext.data.samples import BEGINNING, Position, Samples
-from megatron_ext.engine.batches import BatchAssignment, BatchLoader
+from megatron_ext.engine.batches import BatchAssignment, BatchLoader, ReplicaBatches
 from megatron_ext.engine.executor.executor import Executor, Factor
 from megatron_ext.engine.executor.factory import ExecutorFactory
 from megatron_ext.engine.executor.messages import Channels, channels, warm_up
@@ -45,7 +45,7 @@ from megatron_ext.timeline.recorder import NOTHING, Recorder
 FORWARD = (Kind.RECV_FORWARD, Kind.FORWARD, Kind.SEND_FORWARD)
 
 
-class Engine:
+class Engine(ReplicaBatches):
     """One rank's stage, optimizer and place in the pipeline."""
 
     _executes = Executor
@@ -139,9 +139,7 @@ class Engine:
         """Has weight gradients computed apart from those of inputs: all of them where the schedule splits backward
         passes, else those that are then added to flat memory without a copy."""
         plan = self._plan
-        self._actions: Sequence[Action] = []
-        if plan.stream is None:
-            self._actions = actions_of(plan, self._place.stage, self._place.dp)
+        self._actions = [] if plan.stream is not None else actions_of(plan, self._place.stage, self._place.dp)
         self._later = WeightGradients(self.flat.add, self.flat.add_rows)
         splits = any(action.kind is Kind.BACKWARD_WEIGHT for action in self._actions)
         if splits or not plan.train.compile:
@@ -183,40 +181,19 @@ class Engine:
         """How far the learning rate's policy has come."""
         return self.optimizer.updates
 
-    @property
-    def division(self) -> Division:
-        """How replicas share the samples of the iterations to come."""
-        return self.assignment.division
-
-    @property
-    def global_batch_size(self) -> int:
-        """Samples of each of these."""
-        return self.division.samples
-
-    def consumed(self, iteration: int) -> int:
-        """Samples that were taken up to the end of an iteration, the last one or one with this division."""
-        return self.assignment.consumed(iteration)
-
     def progress(self, iteration: int) -> Progress:
         """Returns where the run stands after the last iteration, with the shares that it had."""
         consumed, size = self.consumed(iteration), self.global_batch_size
         return Progress(consumed, size, self._learning_rate(consumed))
 
     def divide(self, iteration: int, division: Division) -> None:
-        """Has the iterations after this one, the last one so far, be divided like this."""
-        self.assignment.divide(iteration, division)
-        self._actions = self._scheduled(len(self.assignment.taken))
+        super().divide(iteration, division)
         for worker, stages in [
             (self._workers.first, self._stages),
             *((one, [one.stage]) for one in self._workers.copies),
         ]:
             worker.executor.resize(self._factory.chunks_of(stages, self.assignment.size))
         self._workers.resize(self.assignment.streams, self._make_replica_copy)
-
-    def _scheduled(self, micro_batches: int) -> Sequence[Action]:
-        """What this rank does with so many, by the plan's schedule."""
-        plan = self._plan
-        return schedule(plan.schedule, plan.pipeline, plan.chunks, micro_batches)[self._place.stage]
 
     def _learning_rate(self, consumed: int) -> float:
         """Returns the learning rate of the update after so many samples."""

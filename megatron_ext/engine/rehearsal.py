@@ -24,10 +24,10 @@ from megatron_ext.contract.plan_parts import Place, RankTimes
 from megatron_ext.contract.schedule.check import actions_of
 from megatron_ext.contract.schedule.deal import Division
 from megatron_ext.contract.schedule.replay import AnyAction
-from megatron_ext.contract.schedule.schedules import Kind, schedule
+from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.data.samples import BEGINNING
 from megatron_ext.engine.adaptation import adaptation_of
-from megatron_ext.engine.batches import BatchAssignment
+from megatron_ext.engine.batches import BatchAssignment, ReplicaBatches
 from megatron_ext.engine.executor.messages import RECEIVES, actions_by_channel, channels
 from megatron_ext.engine.log import TrainingLog
 from megatron_ext.engine.optimizer.learning_rate import rate_of
@@ -57,14 +57,14 @@ def computing_ns(times: RankTimes, kind: Kind, chunk: int) -> Optional[int]:
     return None
 
 
-class Rehearsal:
+class Rehearsal(ReplicaBatches):
     """One rank of a rehearsal; `step` is what `Engine.step` is to a run."""
 
     def __init__(self, plan: Plan, place: Place, groups: Groups, recorder: Recorder) -> None:
         assert plan.rehearsal is not None
         self._plan = plan
         self._place = place
-        self._assignment = BatchAssignment(plan, place, BEGINNING)
+        self.assignment = BatchAssignment(plan, place, BEGINNING)
         others, in_streams = plan.rehearsal.other_sizes or (), plan.rehearsal.in_streams or ()
         self._times_of = {
             plan.micro_batch_size: plan.rehearsal.ranks[place.rank],
@@ -75,13 +75,12 @@ class Rehearsal:
         points = plan.rehearsal.noise or ()
         self._noise = Noise([point.samples for point in points], [point.scale for point in points])
         """What the gradient's is taken to be, where the batch follows it."""
-        self.stopwatch: Optional[Stopwatch] = None
         if plan.adapt is not None:
             self.stopwatch = Stopwatch(torch.device("cpu"), lambda: (self.now_ns - self._began_ns) / 1e9)
         self._groups = groups
         self._recorder = recorder
         self._stream = None if plan.stream is None else StreamSteps(plan, place, 0)
-        self._actions: Sequence[AnyAction] = [] if plan.stream else actions_of(plan, place.stage, place.dp)
+        self._actions = [] if plan.stream else actions_of(plan, place.stage, place.dp)
         self._stamp = torch.zeros(1, dtype=torch.int64)
         self._inboxes: Dict[Kind, List[List[Inbox]]] = {}
         self._outboxes: Dict[Kind, List[List[Outbox]]] = {}
@@ -95,25 +94,9 @@ class Rehearsal:
         self.clock: str = plan.rehearsal.clock
         self.now_ns = self._began_ns = _common_start()
 
-    @property
-    def division(self) -> Division:
-        """How replicas share the samples of the iterations to come."""
-        return self._assignment.division
-
-    @property
-    def global_batch_size(self) -> int:
-        """Samples of each of these."""
-        return self.division.samples
-
-    def consumed(self, iteration: int) -> int:
-        """Samples that were taken up to the end of an iteration, the last one or one with this division."""
-        return self._assignment.consumed(iteration)
-
     def divide(self, iteration: int, division: Division) -> None:
-        """Has the iterations after this one, the last one so far, be divided like this."""
-        self._assignment.divide(iteration, division)
+        super().divide(iteration, division)
         self._times = self._own_times()
-        self._actions = self._scheduled(len(self._assignment.taken))
 
     def progress(self, iteration: int) -> Progress:
         """Returns where the run stands after the last iteration, with the shares that it had."""
@@ -132,7 +115,7 @@ class Rehearsal:
             if iteration == self._stream.until:
                 self._flush()
         else:
-            self._pass_all(len(self._assignment.taken), self._actions)
+            self._pass_all(len(self.assignment.taken), self._actions)
             self._update_together()
         return NOTHING_LEARNED
 
@@ -141,7 +124,7 @@ class Rehearsal:
         iteration first, and sums a copy of their gradient, too."""
         watch.begin()
         with watch.working():
-            for count in self._of_halves() if halves else [len(self._assignment.taken)]:
+            for count in self._of_halves() if halves else [len(self.assignment.taken)]:
                 self._pass_all(count, self._scheduled(count) if halves else self._actions)
         if halves:
             self._together("grads-all-reduce", self._groups.data, self._times.grads_all_reduce_ns)
@@ -150,21 +133,16 @@ class Rehearsal:
         if not halves:
             return NOTHING_LEARNED
         scale = self._noise.at(self.consumed(iteration))
-        return NOTHING_LEARNED._replace(halves=expected_halves(scale, *self._assignment.samples_of_halves()))
+        return NOTHING_LEARNED._replace(halves=expected_halves(scale, *self.assignment.samples_of_halves()))
 
     def _of_halves(self) -> List[int]:
         """How many even and odd micro-batches this rank has, if it has any."""
-        odd = int((self._assignment.taken % 2).sum())
-        return [count for count in (len(self._assignment.taken) - odd, odd) if count]
-
-    def _scheduled(self, micro_batches: int) -> Sequence[AnyAction]:
-        """Returns this rank's actions for so many micro-batches."""
-        plan = self._plan
-        return schedule(plan.schedule, plan.pipeline, plan.chunks, micro_batches)[self._place.stage]
+        odd = int((self.assignment.taken % 2).sum())
+        return [count for count in (len(self.assignment.taken) - odd, odd) if count]
 
     def _own_times(self) -> RankTimes:
         """Returns this rank's times with the division of the iterations to come."""
-        size = self._assignment.size
+        size = self.assignment.size
         return self._in_streams[size].ranks[self._place.rank] if self.division.streams else self._times_of[size]
 
     def _pass_all(self, count: int, actions: Sequence[AnyAction]) -> None:
@@ -178,7 +156,7 @@ class Rehearsal:
     def _pass_in_rounds(self, count: int) -> None:
         """Takes micro-batches as a rank's streams do, beside each other; the last round may have fewer. Events
         are those of the first stream, as in a run."""
-        known, rank = self._in_streams[self._assignment.size], self._place.rank
+        known, rank = self._in_streams[self.assignment.size], self._place.rank
         streams = self.division.copies[self._place.dp]
         for kind, m, chunk in (action[:3] for action in self._scheduled(-(-count // streams))):
             alone = computing_ns(self._times, kind, chunk)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 import time
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, List, NamedTuple, Sequence
 
 import torch
+
+from megatron_ext.timeline.recorder import CoreWaits
 
 LEAST = 10
 """Measurements for which the interval means something."""
@@ -38,10 +39,6 @@ def median(values: Sequence[float]) -> Median:
     return Median(middle, (ordered[count - 1 - low] - ordered[low]) / 2)
 
 
-_SCHEDSTAT = "/proc/thread-self/schedstat"
-"""Of the calling thread: nanoseconds on a processor, nanoseconds of waiting for one, slices (sched-stats.rst)."""
-
-
 class Lap(NamedTuple):
     ms: float
     waited_ms: float
@@ -63,9 +60,7 @@ class Marks:
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._marks: List[Any] = []
-        self._schedstat: Optional[int] = None
-        if not self._cuda and os.path.exists(_SCHEDSTAT):  # noqa: PTH110
-            self._schedstat = os.open(_SCHEDSTAT, os.O_RDONLY)
+        self._waits = CoreWaits()
 
     def set(self) -> None:
         if self._cuda:
@@ -73,7 +68,7 @@ class Marks:
             event.record()
             self._marks.append(event)
         else:
-            self._marks.append((time.perf_counter(), self._waited_ns()))
+            self._marks.append((time.perf_counter(), self._waits.ns()))
 
     def laps(self) -> List[Lap]:
         """Returns the time from each mark to the next, and forgets the marks."""
@@ -85,12 +80,7 @@ class Marks:
         return [Lap(before.elapsed_time(after), 0.0) for before, after in pairs]
 
     def close(self) -> None:
-        if self._schedstat is not None:
-            os.close(self._schedstat)
-            self._schedstat = None
-
-    def _waited_ns(self) -> int:
-        return 0 if self._schedstat is None else int(os.pread(self._schedstat, 64, 0).split()[1])
+        self._waits.close()
 
 
 def _lap(passed_ms: float, waited_ms: float) -> Lap:

@@ -239,6 +239,12 @@ class CoreWaits:
         """How long it has been ready but waiting for a core, since it began; 0 where the kernel keeps no count."""
         return 0 if self._file is None else int(os.pread(self._file, 80, 0).split()[1])
 
+    def close(self) -> None:
+        """Has `ns` give 0 from now on."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
     @property
     def known(self) -> bool:
         return self._file is not None
