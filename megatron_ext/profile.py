@@ -33,7 +33,7 @@ from megatron_ext.measuring.request import Request
 from megatron_ext.measuring.room import HostMemory, Room, doubled, largest
 from megatron_ext.measuring.steps import Copies
 from megatron_ext.parallel.comm import annotate_errors, meet, new_group
-from megatron_ext.parallel.software import same_software
+from megatron_ext.parallel.meeting import same_software
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.timeline.notes import Note, read
 from megatron_ext.train import device_of

@@ -32,7 +32,7 @@ from megatron_ext.parallel import clock
 from megatron_ext.parallel.comm import Gate, annotate_errors, meet
 from megatron_ext.parallel.groups import Groups, Tied
 from megatron_ext.parallel.interruption import SPENT, Interrupted, Interruption
-from megatron_ext.parallel.software import same_software
+from megatron_ext.parallel.meeting import same_software
 from megatron_ext.tasks.cut import cut, ties
 from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.task import Placement, Task

@@ -60,7 +60,7 @@ FLOORS = {
         *("rank_processes", "train", "worker", "doctor profile hf schedule blocks translate"),
     ],
     "megatron_ext/engine": [
-        *("goal gradients results running", "batches executor optimizer", "workers"),
+        *("goal gradients results", "batches executor optimizer", "workers"),
         *("engine", "evaluation", "log", "streams", "adaptation", "rehearsal"),
     ],
     "megatron_ext/tasks": [

@@ -26,11 +26,10 @@ from megatron_ext.engine.executor.executor import Executor, Factor
 from megatron_ext.engine.executor.factory import ExecutorFactory
 from megatron_ext.engine.executor.messages import Channels, channels, warm_up
 from megatron_ext.engine.gradients.flat import FlatWeights
-from megatron_ext.engine.gradients.gradients import Gradients, late_names
+from megatron_ext.engine.gradients.gradients import Gradients, RunningStatistics, late_names
 from megatron_ext.engine.optimizer.learning_rate import rate_of
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.results import Progress, StepResult, Stopwatch, not_finite
-from megatron_ext.engine.running import RunningStatistics
 from megatron_ext.engine.workers import Worker, Workers, copy_stream
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.groups import Groups

@@ -20,10 +20,10 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.streams import LATEST, TWO, VERTICAL, Stream
 from megatron_ext.data.samples import BEGINNING, Position, Samples
 from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.engine.gradients.gradients import RunningStatistics
 from megatron_ext.engine.optimizer.learning_rate import learning_rate
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.results import not_finite
-from megatron_ext.engine.running import RunningStatistics
 from megatron_ext.engine.streams.steps import last_of_stream
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import Part, cut

@@ -15,11 +15,10 @@ from megatron_ext.contract.adaptive.noise import Halves
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import Position, Samples
 from megatron_ext.engine.gradients.flat import FlatWeights
-from megatron_ext.engine.gradients.halves import HalfGradients
+from megatron_ext.engine.gradients.gradients import HalfGradients, RunningStatistics
 from megatron_ext.engine.optimizer.learning_rate import rate_of
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.results import not_finite
-from megatron_ext.engine.running import RunningStatistics
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between
 from megatron_ext.tasks.stage import Stage

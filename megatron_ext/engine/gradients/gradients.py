@@ -3,39 +3,88 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import AbstractSet, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.engine.gradients.flat import FlatWeights
-from megatron_ext.engine.gradients.halves import HalfGradients
 from megatron_ext.engine.gradients.reduce import GradientReducer
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.groups import Groups, TiedPart
 from megatron_ext.tasks.cut import ties
+from megatron_ext.tasks.running import Running
 from megatron_ext.tasks.stage import Stage
 from megatron_ext.tasks.task import DTYPES, Task
 from megatron_ext.timeline.recorder import Recorder
 
+AT_ONCE = 2**22
+"""Numbers that are summed, or change places, together: few, for they take memory in fp64."""
 
-def late_names(
-    plan: Plan, task: Task, place: Place, named: Sequence[Tuple[str, nn.Parameter]], owned: Mapping[str, nn.Parameter]
-) -> AbstractSet[str]:
-    """Of a rank with a sharded optimizer, the parameters whose gradients are summed over others than replicas, too:
-    those of which other stages have copies and, with sequence parallelism, those that all of a tensor group have.
 
-    `named` and `owned` are all that the rank has, by name, and by the owner's name where they are tied.
-    """
-    layout, late = plan.layout, set()
-    if not plan.sharded_optimizer or layout.replicas[place.stage] == 1:
-        return frozenset()
-    if plan.sequence_parallel and layout.tensors[place.stage] > 1:
-        late = {name for name, _ in named if task.shard(name) is None}
-    tied = {id(owned[owner]) for owner, of in ties(task, plan.partition, plan.pipeline) if place.stage in of}
-    return late | {name for name, parameter in named if id(parameter) in tied}
+class HalfGradients:
+    """Of one rank. It takes as much memory as the gradients, from `keep` to the end of `compared`."""
+
+    def __init__(
+        self, flat: FlatWeights, elsewhere: Sequence[Tensor], model: Optional[dist.ProcessGroup], copies: int
+    ) -> None:
+        """`elsewhere` are parts of the flat gradients that another rank of the `model` group has, too, and counts; each
+        weight is held by `copies` ranks of that group."""
+        self._gradient = flat.grad
+        self._kept = slice(0, flat.share.length)
+        self._counted_elsewhere = [flat.share.of_gradient(part) for part in elsewhere]
+        self._model = model
+        self._copies = copies
+        self._even: Optional[Tensor] = None
+
+    def keep(self) -> None:
+        """When the even micro-batches of this rank have added to the gradient, and no others."""
+        self._even = self._gradient.clone()
+
+    def compared(self, reduce: Callable[[], None]) -> Tuple[float, float, float]:
+        """When the whole gradient was reduced: the squared norms of the even micro-batches' part and of the whole, and
+        their dot product, over the whole model. `reduce` does with that part in the gradient's place what was done with
+        the whole one.
+
+        All ranks call it together; the gradient then is as it was.
+        """
+        assert self._even is not None
+        whole, self._even = self._even, None  # it becomes the whole one's place for a while
+        _swap(self._gradient, whole)
+        reduce()
+        even = self._gradient
+        sums = torch.stack([self._dot(even, even), self._dot(whole, whole), self._dot(even, whole)])
+        all_reduce(sums, self._model, "all-reduce of the products of gradients")
+        _swap(self._gradient, whole)
+        found: List[float] = (sums / self._copies).tolist()
+        return found[0], found[1], found[2]
+
+    def _dot(self, a: Tensor, b: Tensor) -> Tensor:
+        found = _dot(a[self._kept], b[self._kept])
+        for part in self._counted_elsewhere:
+            found = found - _dot(a[part], b[part])
+        return found
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=a.device)
+    for x, y in _pieces(a, b):
+        total += x.double().dot(y.double())
+    return total
+
+
+def _swap(a: Tensor, b: Tensor) -> None:
+    for x, y in _pieces(a, b):
+        kept = x.clone()
+        x.copy_(y)
+        y.copy_(kept)
+
+
+def _pieces(a: Tensor, b: Tensor) -> Iterator[Tuple[Tensor, Tensor]]:
+    yield from zip(torch.split(a, AT_ONCE), torch.split(b, AT_ONCE))
 
 
 class Gradients:
@@ -129,3 +178,39 @@ class Gradients:
         over the whole model and without the loss scale. All ranks call it."""
         even, whole, product = (value / scale**2 for value in self._halves.compared(self.reduce))
         return even, whole, product
+
+
+class RunningStatistics:
+    """Keeps the running statistics of a rank's stages."""
+
+    def __init__(self, stages: Sequence[nn.Module], group: Optional[dist.ProcessGroup]) -> None:
+        """`group` has the replicas."""
+        self._modules = [module for stage in stages for module in stage.modules() if isinstance(module, Running)]
+        self._group = group
+
+    def begin(self) -> None:
+        """Forgets what was gathered: before the first pass of an iteration."""
+        for module in self._modules:
+            module.gathered.zero_()
+
+    def gathered(self) -> Optional[Tensor]:
+        """A copy of what passes have left since `begin`; None without such statistics."""
+        return torch.cat([module.gathered for module in self._modules]) if self._modules else None
+
+    def finish(self, micro_batches: int, skipped: bool) -> None:
+        """An iteration of so many, over all replicas. What a pass that overflowed found counts as little as its
+        gradients do."""
+        found = self.gathered()
+        if found is not None:
+            self.take(found, micro_batches, skipped)
+
+    @torch.no_grad()
+    def take(self, mean: Tensor, micro_batches: int, skipped: bool = False) -> None:
+        """What all replicas gathered, of which `mean` is this one's, from so many micro-batches."""
+        all_reduce(mean, self._group, "all-reduce of running statistics")
+        if skipped:
+            return
+        mean /= micro_batches
+        sizes = [len(module.gathered) for module in self._modules]
+        for module, part in zip(self._modules, torch.split(mean, sizes)):
+            module.update(part)

@@ -14,7 +14,7 @@ from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine import engine
 from megatron_ext.engine.gradients import flat
-from megatron_ext.engine.running import RunningStatistics
+from megatron_ext.engine.gradients.gradients import RunningStatistics
 from megatron_ext.tasks.images.batch_norm import BatchNorm
 from tests.megatron_ext.engine.test_layouts_agree import Layout, options
 from tests.support import cases

@@ -32,7 +32,7 @@ from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.optimizer.precision import LossScaler
 from megatron_ext.engine.optimizer.update_rules import NORM_ROW
 from megatron_ext.parallel.groups import Groups
-from megatron_ext.parallel.software import difference
+from megatron_ext.parallel.meeting import difference
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
 from megatron_ext.timeline.recorder import Recorder

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_ext.contract.errors import EngineError, PeerLost
-from megatron_ext.parallel import software
+from megatron_ext.parallel import meeting
 
 CPU = torch.device("cpu")
 
@@ -18,11 +18,11 @@ CPU = torch.device("cpu")
 def told(store: dist.Store, versions: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What each rank raises."""
     own = iter(versions)
-    monkeypatch.setattr(software, "_versions", lambda device: next(own))
+    monkeypatch.setattr(meeting, "_versions", lambda device: next(own))
 
     def compare(rank: int) -> str:
         try:
-            software.same_software(store, rank, len(versions), CPU)
+            meeting.same_software(store, rank, len(versions), CPU)
         except EngineError as error:
             assert not isinstance(error, PeerLost)
             return str(error)
@@ -43,10 +43,10 @@ def test_every_rank_tells_of_a_difference(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_makes_nccl_send_otherwise_is_a_difference_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 17, 1))
     monkeypatch.setenv("NCCL_IB_HCA", "mlx5_0")
-    plain = software._versions(torch.device("cuda"))
+    plain = meeting._versions(torch.device("cuda"))
     monkeypatch.setenv("NCCL_PROTO", "Simple")
     assert plain.endswith("NCCL 2.17.1")
-    assert software._versions(torch.device("cuda")) == f"{plain}, NCCL_PROTO=Simple"
+    assert meeting._versions(torch.device("cuda")) == f"{plain}, NCCL_PROTO=Simple"
 
 
 def test_equal_ranks_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,10 +57,10 @@ def test_a_rank_that_does_not_come_is_told_as_lost() -> None:
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=0.1))
     with pytest.raises(PeerLost, match=r"^comparing versions failed: "):
-        software.same_software(store, 0, 2, CPU)
+        meeting.same_software(store, 0, 2, CPU)
 
 
 def test_on_gpus_nccl_is_compared_and_on_cpus_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 18, 1))
-    assert software._versions(torch.device("cuda")).endswith(", NCCL 2.18.1")
-    assert software._versions(CPU) == f"torch {torch.__version__}"
+    assert meeting._versions(torch.device("cuda")).endswith(", NCCL 2.18.1")
+    assert meeting._versions(CPU) == f"torch {torch.__version__}"
