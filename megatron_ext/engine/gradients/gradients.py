@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import AbstractSet, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,23 @@ from megatron_ext.timeline.recorder import Recorder
 
 AT_ONCE = 2**22
 """Numbers that are summed, or change places, together: few, for they take memory in fp64."""
+
+
+def late_names(
+    plan: Plan, task: Task, place: Place, named: Sequence[Tuple[str, nn.Parameter]], owned: Mapping[str, nn.Parameter]
+) -> AbstractSet[str]:
+    """Of a rank with a sharded optimizer, the parameters whose gradients are summed over others than replicas, too:
+    those of which other stages have copies and, with sequence parallelism, those that all of a tensor group have.
+
+    `named` and `owned` are all that the rank has, by name, and by the owner's name where they are tied.
+    """
+    layout, late = plan.layout, set()
+    if not plan.sharded_optimizer or layout.replicas[place.stage] == 1:
+        return frozenset()
+    if plan.sequence_parallel and layout.tensors[place.stage] > 1:
+        late = {name for name, _ in named if task.shard(name) is None}
+    tied = {id(owned[owner]) for owner, of in ties(task, plan.partition, plan.pipeline) if place.stage in of}
+    return late | {name for name, parameter in named if id(parameter) in tied}
 
 
 class HalfGradients:
