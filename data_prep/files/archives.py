@@ -86,11 +86,25 @@ def files_below(folder: Path) -> list[Path]:
     Raises:
         DataPrepError: a folder cannot be read.
     """
+    return [path for path in below(folder, is_seen) if path.is_file()]
+
+
+def is_seen(name: str) -> bool:
+    """Whether a file or folder of this name is not hidden."""
+    return not name.startswith(".")
+
+
+def below(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
+    """All files in a folder and those below it, sorted; of wanted names, and only through folders of such names.
+
+    Raises:
+        DataPrepError: a folder cannot be read.
+    """
     found = []
     for above, folders, files in os.walk(folder, onerror=_unreadable):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(above, name) for name in files if not name.startswith(".")]
-    return sorted(path for path in found if path.is_file())
+        folders[:] = filter(wanted, folders)
+        found += [Path(above, name) for name in files if wanted(name)]
+    return sorted(found)
 
 
 def _unreadable(error: OSError) -> NoReturn:

@@ -7,9 +7,10 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
 from typing import Any, TypeVar
 
 from data_prep.errors import DataPrepError
@@ -64,6 +65,13 @@ def in_order(function: Callable[[T], R], items: Iterable[T], workers: int) -> Ge
         pool.shutdown(cancel_futures=True)
     if failure is not None:
         raise failure
+
+
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Lists of so many items, the last one perhaps shorter."""
+    found = iter(items)
+    while batch := list(islice(found, size)):
+        yield batch
 
 
 def _begin(function: Callable[[Any], Any]) -> None:

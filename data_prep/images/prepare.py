@@ -17,7 +17,7 @@ from numpy.lib.format import write_array_header_1_0
 from data_prep.errors import DataPrepError
 from data_prep.files.journal import Journal, Step, publish
 from data_prep.files.progress import hashes, shown
-from data_prep.files.workers import in_order
+from data_prep.files.workers import batched, in_order
 from data_prep.images.image import SPLITS, Content, Item, Made, Raw, Reader, Shape, Wanted, made, packed, splits_of
 from data_prep.kinds import ImagesManifest, ImagesSplit
 from data_prep.making import Request, making
@@ -140,7 +140,7 @@ def _pack(
         named = (
             Raw(item.name, content) for item, content in zip(islice(items, step.items, None), contents, strict=True)
         )
-        with closing(in_order(work, _chunks(named), request.workers)) as results:
+        with closing(in_order(work, batched(named, CHUNK), request.workers)) as results:
             for chunk in results:
                 for image in chunk:
                     place = step.items
@@ -182,8 +182,3 @@ def _statistics(counts: Counter[str], shape: Shape, images: int) -> tuple[tuple[
     squares = [counts[f"squares {channel}"] / pixels for channel in range(shape.channels)]
     variances = [max(0.0, square - mean**2) for square, mean in zip(squares, means, strict=True)]
     return tuple(mean / 255 for mean in means), tuple(max(LEAST_STD, variance**0.5 / 255) for variance in variances)
-
-
-def _chunks(images: Iterator[Raw]) -> Iterator[list[Raw]]:
-    while chunk := list(islice(images, CHUNK)):
-        yield chunk

@@ -8,7 +8,7 @@ from contextlib import closing
 from functools import partial as bound
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from data_prep.errors import DataPrepError
 from data_prep.files.journal import Journal
 from data_prep.files.progress import shown
-from data_prep.files.workers import in_order
+from data_prep.files.workers import batched, in_order
 from data_prep.pairs.cleaning import Cleaner, HeldOut, Rules
 from data_prep.pairs.lines import Finished, lines, side_by_side
 from data_prep.pairs.pair import KEPT, SIDES, SPLITS, Pair, Reader, counted, groups, kept_line, kept_pairs, splits_of
@@ -31,7 +31,6 @@ NEAR = "near-duplicate"
 """Why a pair is left out that is nearly one that is held out."""
 TOKENIZER = ".tokenizer.json"
 UNKNOWN = SPECIAL.index("<unk>")
-T = TypeVar("T")
 
 
 def file_of(split: str, side: str, suffix: str) -> str:
@@ -53,7 +52,7 @@ def read_pairs(journal: Journal, readers: Sequence[Reader], rules: Rules, corpus
     with shown("reading pairs", None) as show, journal.step("read", [KEPT]) as step:
         cleaner = Cleaner(rules, kept_pairs(journal.folder))
         pairs = chain.from_iterable(reader.pairs() for reader in readers)
-        for chunk in _chunks(cleaner.cleaned(islice(pairs, step.items, None))):
+        for chunk in batched(cleaner.cleaned(islice(pairs, step.items, None)), CHUNK):
             for pair, why in chunk:
                 if why is None:
                     step.files[KEPT].write(kept_line(pair))
@@ -81,7 +80,7 @@ def split_pairs(journal: Journal, weights: Sequence[float], seed: int, corpus: s
     placed = _Placed(journal.folder, weights, seed)
     held_out = HeldOut.of(pair for split, pair in placed if split != "train")
     with shown("splitting pairs", None) as show, journal.step("split", TEXTS) as step:
-        parts = _chunks(islice(placed, step.items, None))
+        parts = batched(islice(placed, step.items, None), CHUNK)
         with closing(in_order(bound(_without_near, held_out=held_out), parts, workers)) as results:
             for chunk in results:
                 for split, pair in chunk:
@@ -177,7 +176,7 @@ def _encode(
     ):
         dtype = token_dtype(tokenizer.vocab_size)
         writer = IndexedWriter(step.files[bin_], step.files[idx], dtype, step.items, step.counts["tokens"])
-        with closing(in_order(work, _chunks(islice(texts, step.items, None)), workers)) as results:
+        with closing(in_order(work, batched(islice(texts, step.items, None), CHUNK), workers)) as results:
             for lengths, tokens, text in results:
                 writer.extend(lengths, tokens)
                 if with_text:
@@ -228,12 +227,6 @@ class _Placed:
 def _without_near(chunk: list[tuple[str, Pair]], held_out: HeldOut) -> list[tuple[str, Pair]]:
     """The same, with `NEAR` as the split of training pairs that are nearly held out."""
     return [(NEAR if split == "train" and held_out.nearly_has(pair) else split, pair) for split, pair in chunk]
-
-
-def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
-    found = iter(items)
-    while chunk := list(islice(found, CHUNK)):
-        yield chunk
 
 
 def _noted(texts: Iterable[str], note: Callable[[str], None]) -> Iterator[str]:

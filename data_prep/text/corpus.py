@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import NoReturn
 
 from data_prep.errors import DataPrepError
+from data_prep.files.archives import below, is_seen
 from data_prep.files.compressed import unreadable
 from data_prep.files.progress import shown
 
@@ -65,7 +64,7 @@ def corpus_of(paths: Sequence[Path]) -> Corpus:
     names: list[str] = []
     for path in paths:
         if path.is_dir():
-            found = _below(path, lambda name: not name.startswith("."))
+            found = below(path, is_seen)
             files += found
             names += [str(file.relative_to(path)) for file in found]
         elif path.exists():
@@ -93,7 +92,7 @@ def stdlib_corpus(max_mb: int | None = None, folder: Path | None = None) -> Corp
         DataPrepError: there is none, or a folder cannot be read.
     """
     folder = folder or Path(sysconfig.get_path("stdlib"))
-    files = _below(folder, lambda name: name not in LEFT_OUT, ".py")
+    files = [path for path in below(folder, lambda name: name not in LEFT_OUT) if path.name.endswith(".py")]
     if not files:
         raise DataPrepError(f"{folder}: no Python sources there; this Python came without its standard library")
     description = f"Python {platform.python_version()} standard library"
@@ -104,18 +103,3 @@ def stdlib_corpus(max_mb: int | None = None, folder: Path | None = None) -> Corp
     return Corpus(
         description=description, files=tuple(files), names=tuple(str(file.relative_to(folder)) for file in files)
     )
-
-
-def _below(folder: Path, wanted: Callable[[str], bool], suffix: str = "") -> list[Path]:
-    """The files in a folder and those below it, sorted; of wanted names, and only through folders of such names."""
-    return sorted(_walk(folder, wanted, suffix))
-
-
-def _walk(folder: Path, wanted: Callable[[str], bool], suffix: str) -> Iterator[Path]:
-    for above, folders, names in os.walk(folder, onerror=_unreadable):
-        folders[:] = filter(wanted, folders)
-        yield from (Path(above, name) for name in names if wanted(name) and name.endswith(suffix))
-
-
-def _unreadable(error: OSError) -> NoReturn:
-    raise unreadable(Path(error.filename), error) from error

@@ -214,7 +214,7 @@ def spent(timeline: Timeline, ranks: Sequence[Place], waits: Integers, cell: Int
     of_tensor = holder(events, tensor, passes | loss_apart)
     of_steps = holder(events, reduces | clips, steps)
     backward, forward = named(BACKWARD), named(FORWARD) | loss_apart
-    over_stages = (exchanges | named([EMBEDDING])) | ((named([NORM]) | clips) & (_stages(ranks) > 1))
+    over_stages = (exchanges | named([EMBEDDING])) | ((named([NORM]) | clips) & any(rank.stage for rank in ranks))
     in_backward = tensor & backward[of_tensor] & (of_tensor >= 0)
     in_forward = tensor & forward[of_tensor] & (of_tensor >= 0)
     in_steps = of_steps >= 0
@@ -237,10 +237,6 @@ def spent(timeline: Timeline, ranks: Sequence[Place], waits: Integers, cell: Int
         imbalance=sums((1, within & ~over_stages, waits)),
         optimizer=sums((1, steps, lasted), (-1, reduces & in_steps, lasted), (-1, clips & in_steps, waits)),
     )
-
-
-def _stages(ranks: Sequence[Place]) -> int:
-    return max((rank.stage for rank in ranks), default=0) + 1
 
 
 def holder(events: pd.DataFrame, inner: NDArray[np.bool_], outer: NDArray[np.bool_]) -> Integers:

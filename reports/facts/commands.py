@@ -38,7 +38,7 @@ def ways_on(record: Record, findings: Findings) -> list[Step]:
         return [Step(f"{shlex.join(['tdpp', 'stop', str(path)])} && {again}", means)]
     weights = {"train.load": str(path)} if saved else {}
     from_weights = " from its saved weights" if saved else ""
-    if _not_finite(record, findings):
+    if findings.verdict.state == "not finite" or any(one.type == "NotFinite" for one in record.failures):
         lower = weights | {"train.lr": f"{plan.train.lr / 2:.6g}"}
         return [
             Step(launch_with(record.overrides, lower), f"Start a new run{from_weights} with half the learning rate")
@@ -56,10 +56,6 @@ def ways_on(record: Record, findings: Findings) -> list[Step]:
         means += " once model.code is changed" if plan.resumable else "; this one cannot be resumed"
         steps.append(Step(launch_with(record.overrides, weights), means))
     return steps
-
-
-def _not_finite(record: Record, findings: Findings) -> bool:
-    return findings.verdict.state == "not finite" or any(one.type == "NotFinite" for one in record.failures)
 
 
 def _out_of_memory(record: Record, findings: Findings) -> bool:

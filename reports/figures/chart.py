@@ -182,7 +182,7 @@ def parallel(items: Sequence[Item], axes: Sequence[Axis]) -> go.Figure:
             made.add_annotation(
                 x=number,
                 y=share,
-                text=escape(_short(text)),
+                text=escape(text if len(text) <= LONGEST_MARK else f"{text[: LONGEST_MARK - 1]}…"),
                 showarrow=False,
                 xanchor="left",
                 xshift=6,
@@ -190,10 +190,6 @@ def parallel(items: Sequence[Item], axes: Sequence[Axis]) -> go.Figure:
                 borderpad=1,
             )
     return made
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST_MARK else f"{text[: LONGEST_MARK - 1]}…"
 
 
 def dots(items: Sequence[Item], x: Axis, y: Axis) -> go.Figure:

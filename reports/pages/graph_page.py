@@ -113,7 +113,7 @@ def drawn_graph(division: Division) -> go.Figure:
             mode="markers",
             marker={
                 "size": [LEAST + (MOST - LEAST) * (node.compute_ms / slowest) ** 0.5 for node in nodes],
-                "color": _colour(stage),
+                "color": BORDER if stage is None else SERIES[stage % len(SERIES)],
             },
             name=_named(stage),
             text=[_tip(node) for node in nodes],
@@ -152,10 +152,6 @@ def drawn_times(division: Division) -> go.Figure:
 def _by_stage(division: Division) -> Mapping[int | None, list[Node]]:
     stages = sorted({node.stage for node in division.graph.nodes}, key=lambda one: (one is None, one))
     return {stage: [node for node in division.graph.nodes if node.stage == stage] for stage in stages}
-
-
-def _colour(stage: int | None) -> str:
-    return BORDER if stage is None else SERIES[stage % len(SERIES)]
 
 
 def _named(stage: int | None) -> str:

@@ -232,7 +232,10 @@ def _charts(plans: Sequence[Plan], length: Length) -> str:
     front = len(ahead) == len(plans)
     items = [
         Item(
-            name=f"plan {number + 1}", link=_link(number), tone=_tone(number, ahead), label=_label(number, plan, front)
+            name=f"plan {number + 1}",
+            link=_link(number),
+            tone=_tone(number, ahead),
+            label=(f"{number + 1}: {plan.parallel.node_order}" if front else str(number + 1)),
         )
         for number, plan in enumerate(plans)
     ]
@@ -254,11 +257,6 @@ def _charts(plans: Sequence[Plan], length: Length) -> str:
     label = "A line for each plan across its sizes, time and memory"
     crossing = embedded(parallel(items, [*axes, time, *([cost] if length.priced else [])]), label)
     return f'<section><h2>Charts</h2>{drawn}<div class="scroll">{crossing}</div></section>'
-
-
-def _label(number: int, plan: Plan, front: bool) -> str:
-    """Beside a plan's dot."""
-    return f"{number + 1}: {plan.parallel.node_order}" if front else str(number + 1)
 
 
 def _detail(number: int, plan: Plan, prediction: Prediction, launch: str) -> str:

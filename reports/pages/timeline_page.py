@@ -64,6 +64,7 @@ def render(
         }
     )
     facts = {"layout": packed.layout, "names": names, "predicted_ns": prediction.iteration_s * 1e9 if prediction else 0}
+    path_at = None if why is None else int(np.flatnonzero(figures.iterations == why.iteration)[0])
     culprit = findings.culprit if findings else None
     answer = _answer(record, figures, why)
     if findings and culprit:
@@ -76,7 +77,7 @@ def render(
             notes,
             "</main>",
             looks(),
-            data("run", facts | _facts(record, timeline, figures, names, culprit) | {"path": _index(figures, why)}),
+            data("run", facts | _facts(record, timeline, figures, names, culprit) | {"path": path_at}),
             f'<script type="text/plain" id="columns">{packed.text}</script>',
         ]
     )
@@ -95,11 +96,6 @@ def _end(state: str, culprit: Culprit, figures: Statistics, usual: str) -> str:
     shown += ", and the red band begins where the last event of this rank ends" if len(culprit.ranks) == 1 else ""
     shown += ", and red bands begin where the last events of these ranks end" if len(culprit.ranks) > 1 else ""
     return f"{state.capitalize()}: {_who(culprit)} {culprit.what.rstrip('.')}. {shown}. {usual}"
-
-
-def _index(figures: Statistics, why: Why | None) -> int | None:
-    """Returns the index of the iteration that has a critical path."""
-    return None if why is None else int(np.flatnonzero(figures.iterations == why.iteration)[0])
 
 
 def _answer(record: Record, figures: Statistics, why: Why | None) -> str:

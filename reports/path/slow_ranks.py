@@ -91,7 +91,11 @@ def _beside_peers(graphs: Sequence[Graph], plan: Plan, expected: Expected | None
     for rank in own:
         alike = [other for other in own if other != rank and gpu[other] == gpu[rank]]
         peers, least = (
-            {other: passes[rank] / passes[other] for other in alike if _same(stages, rank, other, passes)},
+            {
+                other: passes[rank] / passes[other]
+                for other in alike
+                if stages[other] == stages[rank] and passes[other] > 0
+            },
             SLOWER,
         )
         if not peers and rank in work:
@@ -99,10 +103,6 @@ def _beside_peers(graphs: Sequence[Graph], plan: Plan, expected: Expected | None
         if peers and own[rank] > least * _usual(own, peers) > least:
             found[rank] = peers
     return found
-
-
-def _same(stages: Mapping[int, int], rank: int, other: int, passes: Mapping[int, int]) -> bool:
-    return stages[other] == stages[rank] and passes[other] > 0
 
 
 def _work(plan: Plan, expected: Expected | None) -> tuple[dict[int, float], float]:

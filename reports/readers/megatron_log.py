@@ -80,7 +80,10 @@ def read(path: Path, given: Sizes) -> tuple[Record, Timeline]:
     left_out = [f"{file.path.name}: {note}" if path.is_dir() else note for file in files for note in file.log.notes]
     notes = [*_few([*map(str, unread), *left_out, *facts.notes])]
     layout = _layout(main.blocks, facts, given, notes)
-    seen = timeline(main.blocks, layout) if layout else _no_times(main.blocks)
+    without_times = Timeline(
+        frame(np.zeros(0, EVENT), ()), hosts={}, uncertainty_ns=None, notes=tuple(main.blocks.notes)
+    )
+    seen = timeline(main.blocks, layout) if layout else without_times
     seen = replace(seen, notes=_few(seen.notes))
     plan = _plan(files, main, facts, layout, seen)
     log = replace(
@@ -201,10 +204,6 @@ def _derived(blocks: Blocks, world: int, sizes: dict[str, int | None]) -> dict[s
         return sizes
     tensor = sizes["tensor"] or (world // pipeline // sizes["data"] if sizes["data"] else 1)
     return {"tensor": tensor, "data": world // pipeline // tensor or None, "pipeline": pipeline}
-
-
-def _no_times(blocks: Blocks) -> Timeline:
-    return Timeline(events=frame(np.zeros(0, EVENT), ()), hosts={}, uncertainty_ns=None, notes=tuple(blocks.notes))
 
 
 def _few(notes: Sequence[str]) -> tuple[str, ...]:

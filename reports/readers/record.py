@@ -7,7 +7,7 @@ also made of runs that are under way or failed. Only `plan.json` is required.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -146,12 +146,18 @@ def read(run: RunDir) -> Record:
     plan = _with_names(run, run.read_plan(), notes)
     upstream = _upstream(run, plan, notes) if plan.engine == MEGATRON_LM else None
     config = _text(run.config, notes)
-    decided, memory = _decisions(run, notes), _memory(run, plan.ranks, notes)
+    # There is no such file before the first decision, as in runs that make none.
+    decided = decisions(_lines(run.decisions, MOST_METRICS_BYTES, notes), notes) if run.decisions.exists() else ()
+    memory = _by_rank(run, plan.ranks, run.rank_memory, _Memory, notes)
     return Record(
         name=run.name,
         diff=run.diff,
         plan=plan,
-        metrics=metrics_frame(upstream.metrics if upstream else _metrics(run, notes)),
+        metrics=metrics_frame(
+            upstream.metrics
+            if upstream
+            else metrics_lines(_lines(run.metrics, MOST_METRICS_BYTES, notes), run.metrics.name, notes)
+        ),
         upstream=upstream,
         config=config,
         experiment=_experiment(run, plan, notes) if config else None,
@@ -164,7 +170,7 @@ def read(run: RunDir) -> Record:
         memory={rank: one.mib for rank, one in memory.items()},
         memory_course={rank: one.course.series for rank, one in memory.items() if one.course},
         profiles=profile_files(run),
-        traffic=_traffic(run, plan.ranks, notes),
+        traffic=_by_rank(run, plan.ranks, run.rank_traffic, Traffic, notes),
         decisions=tuple(one for one in decided if isinstance(one, Decision)),
         regroupings=tuple(one for one in decided if isinstance(one, Regrouping)),
         notes=tuple(notes),
@@ -243,30 +249,18 @@ def _upstream(run: RunDir, plan: Plan, notes: list[str]) -> UpstreamLog:
     return log
 
 
-def _decisions(run: RunDir, notes: list[str]) -> tuple[Decision | Regrouping, ...]:
-    if not run.decisions.exists():  # before the first, as in runs that make none
-        return ()
-    return decisions(_lines(run.decisions, MOST_METRICS_BYTES, notes), notes)
-
-
-def _metrics(run: RunDir, notes: list[str]) -> tuple[Mapping[str, Any], ...]:
-    return metrics_lines(_lines(run.metrics, MOST_METRICS_BYTES, notes), run.metrics.name, notes)
-
-
 def _failures(run: RunDir, plan: Plan, notes: list[str]) -> list[RankFailure]:
     """Failures, causes before symptoms, then by time; in a rehearsal with the nodes that ranks stand for."""
-    read = ((rank, _typed(run, run.rank_error(rank.rank), RankFailure, notes)) for rank in plan.ranks)
-    found = [replace(one, rank=rank.rank, node=plan.node_of(rank.rank)) for rank, one in read if one is not None]
+    read = _by_rank(run, plan.ranks, run.rank_error, RankFailure, notes)
+    found = [replace(one, rank=rank, node=plan.node_of(rank)) for rank, one in read.items()]
     return sorted(found, key=lambda failure: (failure.symptom, failure.unix))
 
 
-def _memory(run: RunDir, ranks: Sequence[Place], notes: list[str]) -> Mapping[int, _Memory]:
-    read = {rank.rank: _typed(run, run.rank_memory(rank.rank), _Memory, notes) for rank in ranks}
-    return {rank: content for rank, content in read.items() if content is not None}
-
-
-def _traffic(run: RunDir, ranks: Sequence[Place], notes: list[str]) -> Mapping[int, Traffic]:
-    read = {rank.rank: _typed(run, run.rank_traffic(rank.rank), Traffic, notes) for rank in ranks}
+def _by_rank(
+    run: RunDir, ranks: Sequence[Place], path: Callable[[int], Path], kind: type[T], notes: list[str]
+) -> dict[int, T]:
+    """Reads a file of each rank, where it is there."""
+    read = {rank.rank: _typed(run, path(rank.rank), kind, notes) for rank in ranks}
     return {rank: content for rank, content in read.items() if content is not None}
 
 

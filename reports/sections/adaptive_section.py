@@ -74,17 +74,17 @@ def _row(one: Decision) -> Row:
         f"{one.consumed_samples:,}",
         f"{one.before} → {one.global_batch_size}" if one.before != one.global_batch_size else str(one.before),
         f"{dashed(one.shares_before)} → {dashed(one.shares)}"
-        + (f" of {_sizes(one)} samples" if one.resizes else "")
+        + (
+            f" of {dashed(one.micro_batch_sizes_before)} → {dashed(one.micro_batch_sizes)} samples"
+            if one.resizes
+            else ""
+        )
         + (f" in {dashed(one.streams_before)} → {dashed(one.streams)} streams" if one.changes_streams else ""),
         number(one.learning_rate_factor, ".4g"),
         number(one.similarity, ".3f"),
         number(one.noise_scale, ",.4g"),
         one.reason,
     )
-
-
-def _sizes(one: Decision) -> str:
-    return f"{dashed(one.micro_batch_sizes_before)} → {dashed(one.micro_batch_sizes)}"
 
 
 NODES_HEAD = ("start", "from iteration", "nodes", "without", "with again", "shares", "reason")

@@ -55,14 +55,13 @@ def quality_section(runs: Sequence[Compared]) -> str:
     if not rows:
         return ""
     shown = [name for name in _FORMS if any(row.at is not None and name in row.at for row in rows)]
-    cells: list[Row] = [(_quality(row), Cell(runs[row.run].link), *_spent(row, shown)) for row in rows]
+    cells: list[Row] = []
+    for row in rows:
+        quality = f"{row.metric} {'≥' if row.larger else '≤'} {row.quality:.6g}"
+        cells.append((quality, Cell(runs[row.run].link), *_spent(row, shown)))
     heads = ("time" if name == HOURS else name for name in shown)
     drawn = table(("quality", "run", *heads), cells, kind="quality")
     return f'<section><h2>Time to quality</h2>{drawn}<p class="note">{escape(_QUALITY_NOTE)}</p></section>'
-
-
-def _quality(row: Reached) -> str:
-    return f"{row.metric} {'≥' if row.larger else '≤'} {row.quality:.6g}"
 
 
 def _spent(row: Reached, shown: Sequence[str]) -> list[str | Cell]:
@@ -117,13 +116,10 @@ def depth_section(runs: Sequence[Compared]) -> str:
     alike: dict[tuple[object, ...], list[Compared]] = {}
     for run in runs:
         if run.facts.depth:
-            alike.setdefault(_stages(run.facts), []).append(run)
+            stages = tuple(stage.holds for stage in run.facts.stages)
+            alike.setdefault((run.facts.model, tuple(run.facts.replicas), stages), []).append(run)
     several = [group for group in alike.values() if len({run.facts.depth for run in group}) > 1]
     return f"<section><h2>Depth</h2>{''.join(map(_group, several))}</section>" if several else ""
-
-
-def _stages(facts: Facts) -> tuple[object, ...]:
-    return facts.model, tuple(facts.replicas), tuple(stage.holds for stage in facts.stages)
 
 
 def _group(runs: Sequence[Compared]) -> str:
