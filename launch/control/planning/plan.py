@@ -45,16 +45,11 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
     """
     parallel, model, train = experiment.parallel, experiment.model, experiment.train
     layout = parallel.layout
-    names = node_names(experiment)
-    counts = experiment.ranks_per_node()
-    first_ranks = [0, *accumulate(counts)]
-    decay = _decay(experiment)
-    gpus = [_gpu(experiment, group) for group in experiment.node_order.groups]
-    environments = _environments(experiment)
     adapt = experiment.adapt.planned(parallel.global_batch_size, *_micro_batch_sizes(experiment))
     if train.in_epochs:
         given = " ".join(f"train.{key}={getattr(train, key)}" for key in train.in_epochs)
         raise ConfigError(f"{given}: only a launch counts the iterations of an epoch; give iterations here")
+    nodes = _run_nodes(experiment)
     plan = Plan(
         run=run_name,
         tensor=parallel.tensor_size,
@@ -79,38 +74,15 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         elastic=elastic_of(experiment, adapt),
         master_port=experiment.executor.master_port,
         meeting_timeout_s=math.ceil(experiment.executor.meet_min * 60),
-        nodes=[
-            RunNode(
-                name=name,
-                group=group,
-                gpu=gpu.name,
-                ranks=list(range(first, first + count)),
-                environment=environment,
-            )
-            for name, group, gpu, environment, first, count in zip(
-                names, experiment.node_order.groups, gpus, environments, first_ranks, counts, strict=False
-            )
-        ],
+        nodes=nodes,
         ranks=[
-            Place(rank, node, rank - first, *layout.stage_dp_tp(rank))
-            for node, (first, count) in enumerate(zip(first_ranks, counts, strict=False))
-            for rank in range(first, first + count)
+            Place(rank, node, local_rank, *layout.stage_dp_tp(rank))
+            for node, ranks in enumerate(node.ranks for node in nodes)
+            for local_rank, rank in enumerate(ranks)
         ],
         model=replace(model.sized(lcm(layout.tensors)), code_digest=code_digest(model)),
         blocks=known_blocks(experiment),
-        train=TrainConfig(
-            **asdict(train)
-            | {
-                "precision": str(train.precision),
-                "optimizer": str(train.optimizer),
-                "lr_policy": str(train.lr_policy),
-                "loss_scaler": str(train.loss_scaler),
-                "overlap_optimizer": experiment.overlaps_optimizer,
-                "lr_decay_iterations": decay,
-                "price_per_hour": experiment.price_per_hour(),
-                "load": train.load and os.path.abspath(train.load),  # noqa: PTH100
-            }
-        ),
+        train=_train_config(experiment),
         data_prefix=os.path.abspath(experiment.data.prefix),  # noqa: PTH100  (resolves '..', follows no link)
         data_blend=[
             Corpus(prefix=os.path.abspath(corpus.prefix), weight=corpus.weight)  # noqa: PTH100
@@ -125,14 +97,52 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         timeline=experiment.profile.timeline and experiment.engine.kind is EngineKind.tdpp,  # Megatron-LM records none
         nsys=experiment.profile.nsys or experiment.profile.ncu,
         trace_iteration=experiment.profile.trace_iteration,
-        device="cpu" if all(gpu.is_cpu for gpu in gpus) else "cuda",
+        device="cpu" if all(_gpu(experiment, node.group).is_cpu for node in nodes) else "cuda",
         rehearsal=None,
         folder=Path(experiment.runs_dir).absolute() / run_name,
         engine=str(experiment.engine.kind),
     )
     if experiment.elastic.start is not None:
+        counts = experiment.ranks_per_node()
         plan = replanned(plan, started_on(experiment.elastic.start, counts, experiment.elastic.min_nodes))
     return plan if experiment.executor.rehearse is Rehearse.none else _rehearsed(plan, experiment)
+
+
+def _run_nodes(experiment: Experiment) -> list[RunNode]:
+    """The nodes in their order, which the ranks fill one after another."""
+    counts = experiment.ranks_per_node()
+    groups = experiment.node_order.groups
+    environments = _environments(experiment)
+    return [
+        RunNode(
+            name=name,
+            group=group,
+            gpu=_gpu(experiment, group).name,
+            ranks=list(range(first, first + count)),
+            environment=environment,
+        )
+        for name, group, environment, first, count in zip(
+            node_names(experiment), groups, environments, accumulate(counts, initial=0), counts, strict=False
+        )
+    ]
+
+
+def _train_config(experiment: Experiment) -> TrainConfig:
+    """The training, with what other parts of the configuration say of it."""
+    train = experiment.train
+    return TrainConfig(
+        **asdict(train)
+        | {
+            "precision": str(train.precision),
+            "optimizer": str(train.optimizer),
+            "lr_policy": str(train.lr_policy),
+            "loss_scaler": str(train.loss_scaler),
+            "overlap_optimizer": experiment.overlaps_optimizer,
+            "lr_decay_iterations": _decay(experiment),
+            "price_per_hour": experiment.price_per_hour(),
+            "load": train.load and os.path.abspath(train.load),  # noqa: PTH100
+        }
+    )
 
 
 def _decay(experiment: Experiment) -> int:
