@@ -24,7 +24,7 @@ from conf.run_folder.rundir import RunDir
 from launch.commands.launching.preflight import with_length
 from launch.commands.simulate import played
 from launch.commands.simulating.arguments import parse
-from launch.control.planning.rehearsal import rehearsal_times
+from launch.control.planning.predictions import rehearsal_times
 
 EPOCH, EPOCHS = 1_281_167, 90
 WORDS = (

@@ -1,4 +1,4 @@
-"""Counts, names and lengths of time in the words of a message."""
+"""What people read on a terminal: counts, names and times in words, tables, views drawn anew, and questions."""
 
 from __future__ import annotations
 

@@ -28,11 +28,10 @@ from launch.commands.run_arguments import add_runs_dir
 from launch.commands.runs import listed
 from launch.control.stop import is_over
 from launch.errors import LaunchError
-from launch.files.launch_lock import launching
+from launch.files.locks import FileLock, is_free, launching
 from launch.judge.state import State
 from launch.judge.verdict import verdict_without_plan
 from launch.machine.container_commands import found_image
-from launch.machine.file_lock import FileLock, is_free
 from launch.node.container_setup import LIMIT_S, private_folder
 from launch.node.image_file import record_of
 from launch.screen import agreed, can_be_asked, print_table, size_text

@@ -24,7 +24,7 @@ from launch.control.notify import settings_of
 from launch.control.planning.checks import check, check_supported, profiler_of, require_exported
 from launch.control.planning.plan import make_plan
 from launch.errors import LaunchError
-from launch.files.launch_lock import launching
+from launch.files.locks import launching
 from launch.files.own_path import own_folder, require_own_file, require_place
 from launch.files.owner import check_may_resume
 from launch.files.records import Origin

@@ -1,4 +1,4 @@
-"""What megatron_ext.doctor wrote down on the nodes (docs/formats.md), typed."""
+"""What megatron_ext.doctor wrote down on the nodes (docs/formats.md), typed, and a line of what `tdpp doctor` says."""
 
 from __future__ import annotations
 

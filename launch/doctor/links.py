@@ -1,4 +1,4 @@
-"""Measured links against those of the cluster's configuration."""
+"""Measured links against the configured ones; whether nodes reach each other, and strangers the ranks."""
 
 from __future__ import annotations
 

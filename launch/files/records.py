@@ -1,4 +1,4 @@
-"""What is read of the files that a run's agents, workers and launcher write (docs/formats.md)."""
+"""What a run's agents, workers and launcher write into files (docs/formats.md), typed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's own files say: whether, and about which jobs, Slurm has to be asked."""
+"""What a run's own files say, what of them cannot be read, and what its agents printed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 from conf.errors import ClosedError, RunFolderError
 from conf.run_folder.run_files import entries, read_tail
 from conf.run_folder.rundir import RunDir
-from launch.files.launch_lock import is_launching
+from launch.files.locks import is_launching
 from launch.files.records import NodeRecord, Start, Submitted
 from megatron_ext.contract.plan import Plan
 

@@ -1,4 +1,4 @@
-"""What is known of the machines, as the files are written from it."""
+"""What is known of the machines, with the prices and the network that only a person or an option can say."""
 
 from __future__ import annotations
 

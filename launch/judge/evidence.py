@@ -1,4 +1,4 @@
-"""What can be said of a run whatever is thought of it: the evidence of a verdict."""
+"""The evidence of a verdict: what can be said of a run whatever is thought of it, among it nodes that are silent."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from conf.visible import loss_text, plural
 from launch.files.records import REQUEUED, Start
 from launch.judge import gpu_health
-from launch.judge.outlook import costs, outlook
-from launch.judge.pace import held_up_by, held_up_words, samples_per_s, time_of
 from launch.judge.plan_line import plan_line
+from launch.judge.progress import costs, held_up_by, held_up_words, outlook, samples_per_s, time_of
 from launch.judge.state import State
 from launch.node.peers import SILENCE_S
 from launch.observe.iterations import Iteration

@@ -1,4 +1,4 @@
-"""All that `tdpp status` says of a run: the verdict, and what else its nodes' files say."""
+"""All that `tdpp status` says of a run: the verdict, who brought the run down, and what its nodes' files say."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conf.visible import shortened
 from launch.files.run_files import Faults, agent_logs, read_submitted
 from launch.judge.causes import causes
 from launch.judge.mismatches import mismatches
-from launch.judge.pace import held_up_by, held_up_words, lost_unix
+from launch.judge.progress import held_up_by, held_up_words, lost_unix
 from launch.judge.state import State
 from launch.judge.stderr_lines import LineGroup, grouped_lines, warnings
 from launch.judge.verdict import Verdict, decide

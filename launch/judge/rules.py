@@ -17,7 +17,7 @@ from conf.visible import plural
 from launch.judge import gpu_health
 from launch.judge.causes import JOB_RULES, LOST, causes, undecided, what
 from launch.judge.evidence import saved, silent_nodes, silent_s
-from launch.judge.pace import began_unix, held_up_by, held_up_words, is_late, lost_unix, usual_s
+from launch.judge.progress import began_unix, held_up_by, held_up_words, is_late, lost_unix, usual_s
 from launch.judge.state import State
 from launch.node.elastic.peer_status import REGROUPS
 from launch.node.peers import SILENCE_S

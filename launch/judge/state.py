@@ -1,4 +1,4 @@
-"""The states that a verdict gives a run, and their exit codes."""
+"""The states of a run, their exit codes, and the command that follows from each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found of a run, as plain lines and as JSON."""
+"""What was found of a run: as plain lines, as JSON, and as the cells of tables of runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from conf.run_folder.rundir import RunDir
 from conf.visible import loss_text, plural, shortened, span
 from launch.judge.evidence import Evidence
 from launch.judge.findings import STDERR_BYTES, Findings
-from launch.judge.outlook import costs, outlook
-from launch.judge.pace import samples_per_s, time_of
 from launch.judge.plan_line import short_plan
+from launch.judge.progress import costs, outlook, samples_per_s, time_of
 from launch.judge.stderr_lines import LineGroup
 from launch.judge.verdict import Verdict, decide
 from launch.machine.job_states import compressed

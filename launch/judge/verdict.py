@@ -1,4 +1,6 @@
-"""What is to be thought of a run: a state, the rule that led to it, a reason, the evidence."""
+"""What is to be thought of a run: a state, the rule that led to it, a reason, the evidence.
+
+A run whose launch did not come as far as a plan has a verdict of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 from conf.errors import RunFolderError
 from conf.run_folder.run_files import entries
 from conf.run_folder.rundir import RunDir
-from launch.files.launch_lock import is_launching, launcher
+from launch.files.locks import is_launching, launcher
 from launch.files.records import Submitted
 from launch.judge.causes import causes
 from launch.judge.evidence import Evidence, evidence_of

@@ -1,4 +1,4 @@
-"""The states of Slurm's jobs, as squeue and sacct print them."""
+"""The states of Slurm's jobs as squeue and sacct print them, and Slurm's way to write many names of nodes."""
 
 from __future__ import annotations
 

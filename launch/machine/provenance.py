@@ -1,4 +1,4 @@
-"""Where a run comes from: source, versions, machine, command."""
+"""Where a run comes from: source, versions, machine, command; and what must be the same on every host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node as sinfo lists it: its partition, what it has, and whether it takes jobs now. Nothing here acts."""
+"""A node as sinfo lists it: its partition, what it has, its GPUs, and whether it takes jobs now. Nothing here acts."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ from conf.schema.containers import ImageReference
 from conf.schema.experiment import ContainerKind
 from conf.visible import span
 from launch.errors import LaunchError
+from launch.files.locks import FileLock
 from launch.machine import docker
 from launch.machine.container_commands import (
     PROGRAM,
@@ -38,7 +39,6 @@ from launch.machine.container_commands import (
     docker_name,
     fetch,
 )
-from launch.machine.file_lock import FileLock
 from launch.node.image_file import check_digest, check_found, expected, write_record
 from megatron_ext.contract.files import write_atomic
 

@@ -21,11 +21,10 @@ from launch.machine.container_commands import Command
 from launch.machine.gpu_sampler import gpu_sampling
 from launch.node.elastic.elastic_node import TOLD_TO_END, ElasticNode
 from launch.node.elastic.peer_status import PARKED
-from launch.node.end_notice import tell_if_last
 from launch.node.own_caches import with_own_caches
 from launch.node.peers import SILENCE_S, Finding, Peers, watched
 from launch.node.rank_failures import failures, only_lost_others
-from launch.node.restart_note import note_restart
+from launch.node.run_notices import note_restart, tell_if_last
 from launch.node.settings import NodeSettings
 from launch.node.slurm_job import SlurmJob
 from launch.node.stop_signals import StopSignals, ask_all_to_save

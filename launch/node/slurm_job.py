@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
-from launch.files.launch_lock import is_launching, launcher
+from launch.files.locks import is_launching, launcher
 from launch.files.owner import owner_of
 from launch.files.records import JobRecord, NodeRecord
 from launch.files.run_files import read_submitted

@@ -1,4 +1,4 @@
-"""A node's worker while it runs: it is asked to save or to end, and cleared away with all that it has started."""
+"""A node's worker: on the host or in a container it is started, asked to save or to end, and cleared away."""
 
 from __future__ import annotations
 

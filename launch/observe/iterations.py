@@ -1,4 +1,4 @@
-"""The last iterations that a run has logged, read from the end of its log."""
+"""The last iterations that a run has logged, and how far the clocks of its nodes differ."""
 
 from __future__ import annotations
 

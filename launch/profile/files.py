@@ -1,4 +1,4 @@
-"""Profiles as files: what is measured anew goes into the place of what is there, or beside it."""
+"""Profiles as files: measured anew they replace or extend what is there; as graphs they are a file for each GPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The job that measures: whatever it finished is kept, and it goes on without sizes that were too large.
-
-Linux kills a process that takes too much memory. Such a size does not fit; another job goes on from what was finished.
-"""
+"""The job that measures, which keeps what it finished and goes on without sizes too large; its times as tables."""
 
 from __future__ import annotations
 

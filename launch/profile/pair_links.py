@@ -1,4 +1,4 @@
-"""What messages between nodes took, as a table of pairs of node groups for `cluster.links`."""
+"""Links between pairs of node groups as a table for `cluster.links`; and layer costs of the public FASOP artifact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Hydra's loader of configurations, for a sweep: what its combinations have in common is read and merged once."""
+"""Hydra for `tdpp launch`: calling its application, and a launcher and loader that compose a sweep's combinations.
+
+What the combinations have in common is read and merged once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `tdpp launch` prints at its end, and the exit code that goes with it."""
+"""What `tdpp launch` prints at its end, its exit code, and the values by which a sweeper chooses what to try next."""
 
 from __future__ import annotations
 

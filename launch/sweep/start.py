@@ -1,4 +1,4 @@
-"""Starting what a sweep has composed, one by one, once that was agreed to."""
+"""What is decided about the experiments of a command line, one or a sweep's, and starting them one by one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from conf.visible import plural
 from launch.control.follow import finishing, follow, give_up
 from launch.control.planning.dry_run import DryRun, dry_run
 from launch.control.planning.plan import code_digest
-from launch.control.planning.rehearsal import doubts
+from launch.control.planning.predictions import doubts
 from launch.control.submit import read_schedule, start
 from launch.errors import LaunchError
 from launch.judge.state import State

@@ -1,4 +1,4 @@
-"""What a tracker is told of a run once: its names, its configuration, where it came from."""
+"""What a tracker is given of a run once, and whether the trackers that a run names can be written to."""
 
 from __future__ import annotations
 

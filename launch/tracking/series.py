@@ -1,4 +1,4 @@
-"""From lines of metrics.jsonl to points of series, by the names under which people look for them."""
+"""From the lines of metrics.jsonl, as it grows and is cut back, to points of series under the names people look for."""
 
 from __future__ import annotations
 

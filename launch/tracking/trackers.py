@@ -1,4 +1,4 @@
-"""TensorBoard's event files: `tensorboard --logdir runs`."""
+"""The trackers: TensorBoard's event files, Weights & Biases, and MLflow. Each imports its library when it is opened."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from launch.machine.file_lock import FileLock
+from launch.files.locks import FileLock
 from launch.tracking.run_info import Subject
 from launch.tracking.series import Point
 

@@ -21,7 +21,7 @@ from conf.run_folder.run_files import appended
 from conf.run_folder.rundir import RunDir
 from conf.schema.notify import Tracker
 from launch.errors import LaunchError
-from launch.machine.file_lock import FileLock
+from launch.files.locks import FileLock
 from launch.tracking.run_info import Subject
 from launch.tracking.series import MetricsFile, Point, Points
 

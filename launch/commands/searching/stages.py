@@ -12,7 +12,7 @@ from conf.pipedream.driver import Kind
 from conf.reading.values import Reader, flag, name_of, parse_key_values, path
 from fasop.errors import SearchError
 from launch.commands.output_files import check_plan_free, check_writable, plan_path, write
-from launch.commands.searching.export import check_free, export, on_cluster, replicas_of
+from launch.commands.searching.graph import check_free, export, on_cluster, replicas_of
 from launch.commands.searching.plans import with_plan
 from launch.judge.state import print_next
 from launch.screen import print_table

@@ -23,8 +23,7 @@ from conf.run_folder.rundir import RunDir
 from launch.commands.run_arguments import Filter
 from launch.commands.runs import Listed, listed
 from launch.judge.findings import all_findings
-from launch.judge.outlook import outlook
-from launch.judge.pace import time_of
+from launch.judge.progress import outlook, time_of
 from launch.judge.state import EXIT_CODES, State
 from launch.judge.status_text import more_cells, run_row
 from launch.screen import SLURM_S

@@ -1,4 +1,4 @@
-"""The text of a submission script. Nothing here is left to submitit's defaults or to the user's environment."""
+"""Which Slurm jobs a plan takes, and the text of their scripts: nothing is left to the user's environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs on a Slurm cluster: one task per node of each job, all of them node agents."""
+"""Runs on a Slurm cluster: one task per node of each job, all of them node agents; and which nodes take jobs now."""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ from conf.schema.adapt import Rule
 from conf.schema.cluster import Gpu
 from conf.schema.experiment import EngineKind, Experiment, ReduceDtype, Rehearse
 from conf.schema.model import Model
-from launch.control.planning.elastic import elastic_of, started_on
-from launch.control.planning.rehearsal import rehearsal_times, times_in_streams
+from launch.control.planning.predictions import elastic_of, rehearsal_times, started_on, times_in_streams
 from launch.node.elastic.replan import replanned
 from megatron_ext.contract.layout import lcm
 from megatron_ext.contract.plan import Plan

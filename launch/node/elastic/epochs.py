@@ -1,4 +1,4 @@
-"""The ends of epochs of an elastic run, at which one of its node agents chooses the nodes of the next epoch."""
+"""The ends of epochs of an elastic run, and which nodes it goes on with: those predicted to take least."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of an elastic run with other nodes: whole replicas on each of them, and the same batch."""
+"""The next plan of an elastic run, by what its replicas were measured to take."""
 
 from __future__ import annotations
 

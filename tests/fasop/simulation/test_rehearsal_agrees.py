@@ -7,7 +7,7 @@ import pytest
 
 from conf.schema.experiment import Experiment
 from fasop.simulation.linear import Linear
-from launch.control.planning.rehearsal import rehearsal_times
+from launch.control.planning.predictions import rehearsal_times
 from tests.support.fasop.plans import built, column, experiment, mixed
 
 LINKS = "+cluster.links={hgx: {gpu2: {gbit_per_s: 10}}, gpu2: {hgx: {gbit_per_s_by_bytes: {1: 1, 9999: 5}}}}"

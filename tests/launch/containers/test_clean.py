@@ -20,8 +20,8 @@ from conf.schema.experiment import ContainerKind
 from launch.commands import clean
 from launch.control.stop import stop
 from launch.errors import LaunchError
+from launch.files.locks import FileLock
 from launch.machine.container_commands import RunContainer
-from launch.machine.file_lock import FileLock
 from launch.node.container_setup import Setup, private_folder
 from tests.launch.containers.conftest import Runtime
 from tests.launch.judge.test_verdict import Case, Node
@@ -80,7 +80,7 @@ def unfinished(runs: Path, name: str = "tiny") -> RunDir:
         sys.executable,
         "-c",
         "import sys; from pathlib import Path; from conf.run_folder.rundir import RunDir; "
-        "from launch.files.launch_lock import launching; import os\n"
+        "from launch.files.locks import launching; import os\n"
         "with launching(RunDir(Path(sys.argv[1]))): os._exit(9)",
     ]
     subprocess.run([*launcher, str(run.path)], check=False, env=live.ENVIRONMENT)
@@ -128,7 +128,7 @@ def test_a_launch_that_goes_on_is_left_alone(
 ) -> None:
     run = unfinished(tmp_path / "runs")
     code = "import sys,time; from pathlib import Path; from conf.run_folder.rundir import RunDir\n"
-    code += "from launch.files.launch_lock import *\n"
+    code += "from launch.files.locks import *\n"
     code += "with launching(RunDir(Path(sys.argv[1]))): print(flush=True); time.sleep(60)"
     words = [sys.executable, "-c", code, str(run.path)]
     with subprocess.Popen(words, env=live.ENVIRONMENT, stdout=subprocess.PIPE) as launcher:

@@ -17,7 +17,7 @@ from conf.run_folder.rundir import RunDir
 from launch import cli
 from launch.control.submit import resume
 from launch.errors import LaunchError
-from launch.files.launch_lock import is_launching, launching
+from launch.files.locks import is_launching, launching
 from launch.judge.state import State
 from launch.judge.verdict import PLANNING_S, judge, verdict_on
 from launch.observe.executors import SUBMISSION_S

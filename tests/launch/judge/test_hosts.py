@@ -13,7 +13,7 @@ from launch.judge.state import State
 from launch.judge.status_text import as_json, as_text, more_cells
 from launch.judge.verdict import decide
 from launch.machine.job_states import JobState, compressed, expanded, parse_starts
-from launch.node.restart_note import why
+from launch.node.run_notices import why
 from launch.observe.look import finish_observation
 from launch.observe.observation import Observation
 from megatron_ext.contract.errors import reason_of

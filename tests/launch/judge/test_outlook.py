@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.judge.outlook import outlook
+from launch.judge.progress import outlook
 from launch.judge.state import State
 from launch.judge.status_text import more_cells
 from launch.judge.verdict import decide

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conf.run_folder.iteration_time import LineTime
-from launch.judge.pace import left_s, samples_per_s, usual_s
+from launch.judge.progress import left_s, samples_per_s, usual_s
 from launch.observe.iterations import Iteration
 from megatron_ext.contract.adaptive.config import AdaptConfig
 

@@ -19,7 +19,7 @@ from conf.run_folder.rundir import RunDir
 from launch.commands.status_display import runs_screen
 from launch.control.planning.plan import make_plan
 from launch.judge.findings import findings
-from launch.judge.pace import time_of
+from launch.judge.progress import time_of
 from launch.judge.state import EXIT_CODES, State
 from launch.judge.status_text import COLUMNS, MORE_COLUMNS, as_json, as_text, more_cells, run_row
 from launch.judge.verdict import decide, judge

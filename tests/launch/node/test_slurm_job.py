@@ -14,7 +14,7 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch.control.planning.plan import make_plan
 from launch.errors import LaunchError
-from launch.files.launch_lock import launching
+from launch.files.locks import launching
 from launch.machine import slurm_commands
 from launch.node import slurm_job
 from launch.node.peers import JobFate

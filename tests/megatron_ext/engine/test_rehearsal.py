@@ -25,7 +25,7 @@ from fasop.simulation.predict import predict
 from fasop.simulation.ranks.replay import simulate
 from fasop.tables.plans import plan_yaml
 from launch.control.planning.plan import make_plan
-from launch.control.planning.rehearsal import doubts
+from launch.control.planning.predictions import doubts
 from launch.files.run_files import Faults
 from launch.observe.iterations import read_log
 from megatron_ext.contract.events import NAMES

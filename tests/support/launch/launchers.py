@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from conf.run_folder.rundir import RunDir
-from launch.files.launch_lock import launching
+from launch.files.locks import launching
 from megatron_ext.contract.worker import die_with_parent
 from tests.support.launch.live import wait_for
 

@@ -9,8 +9,8 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from launch.control.planning.elastic import started_on
 from launch.control.planning.plan import make_plan
+from launch.control.planning.predictions import started_on
 from launch.node.elastic.epochs import Logged, chosen, epoch_of
 from launch.node.elastic.replan import replanned
 from megatron_ext.contract.plan import Plan
