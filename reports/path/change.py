@@ -33,30 +33,33 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
-    """One that a replay shows."""
+class Described:
+    """What a change is, for people."""
 
     cause: Cause
     change: str
-    """In words, such as "no time for the embedding's all-reduce"."""
+    """The change in words, such as "no time for the embedding's all-reduce"."""
     because: str
-    """What the change is about, as a sentence."""
-    lasts_ns: Sequence[Integers]
-    """By graph that is replayed: (edges,) of it."""
-    healthy_ns: Sequence[Integers] | None = None
-    """The same where what the change is about takes what it would on healthy, equal hardware; None if that is the
-    change."""
+    """A sentence on why it was tried."""
     keys: Mapping[str, str] = field(default_factory=dict)
-    """Of the configuration, with the values that make the change, if they can."""
+    """Keys of the configuration with the values that make the change, if they can."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gain:
+class Change(Described):
+    """A change that a replay shows."""
+
+    lasts_ns: Sequence[Integers]
+    """For each graph that is replayed, (edges,) of it."""
+    healthy_ns: Sequence[Integers] | None = None
+    """The same where what the change is about takes what it would on healthy, equal hardware; None if that is the
+    change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain(Described):
     """What a change gains."""
 
-    cause: Cause
-    change: str
-    because: str
     before_ns: int
     """An iteration without it: the median of those replayed, or the mean of all where it is about some of them."""
     shares: Sequence[float]
@@ -66,8 +69,6 @@ class Gain:
     is about that, as a part of the iteration without waits for CPU cores; none where that cannot be told."""
     mean: bool = False
     """Whether it is about iterations that take unequally long, and `before_ns` is a mean."""
-    keys: Mapping[str, str] = field(default_factory=dict)
-    """As of Change."""
 
     @property
     def share(self) -> float:

@@ -72,21 +72,24 @@ def _section(body: str) -> str:
     return f'<section id="why"><h2>Why an iteration takes this long</h2>{body}</section>'
 
 
+def path_frame(path: Sequence[Segment], plan: Plan) -> pd.DataFrame:
+    """A row for each segment of a critical path: its `kind`, its `stage`, what it is `spent_on`, and `ns`."""
+    stages = {place.rank: place.stage for place in plan.ranks}
+    rows = [(one.kind, stages[one.rank], place_of(one, stages), one.lasts_ns) for one in path]
+    return pd.DataFrame(rows, columns=["kind", "stage", "spent_on", "ns"])
+
+
 def path_in_words(why: Why, plan: Plan) -> str:
     """What the critical path is made of, the largest part first."""
-    whole = why.length_ms
-    stages = {place.rank: place.stage for place in plan.ranks}
-    sums: dict[Kind, float] = {}
-    for segment in why.path:
-        kind = Kind.COMPUTE if segment.kind in PIPELINE else segment.kind
-        sums[kind] = sums.get(kind, 0.0) + segment.lasts_ns / 1e6
-    named = {kind: ms for kind, ms in sums.items() if ms >= SMALL * whole}
+    path, whole = path_frame(why.path, plan), why.length_ms
+    sums = path.groupby(path["kind"].replace(list(PIPELINE), Kind.COMPUTE), sort=False)["ns"].sum() / 1e6
+    named = sums[sums >= SMALL * whole].sort_values(ascending=False, kind="stable")
     parts = [
         f"{_ms(ms)} ms {'' if kind == Kind.HOST else 'for '}"
-        + (_pipeline(why.path, stages, plan) if kind == Kind.COMPUTE else _other(kind, plan, why))
-        for kind, ms in sorted(named.items(), key=lambda item: -item[1])
+        + (_pipeline(path, plan) if kind == Kind.COMPUTE else _other(Kind(kind), path, plan))
+        for kind, ms in named.items()
     ]
-    rest = whole - sum(named.values())
+    rest = whole - named.sum()
     parts += [f"{_ms(rest)} ms for everything else"] if rest >= 0.05 else []
     return f"One iteration takes {_ms(whole)} ms: {'; '.join(parts)}."
 
@@ -95,17 +98,12 @@ def _ms(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"
 
 
-def _pipeline(path: Sequence[Segment], stages: Mapping[int, int], plan: Plan) -> str:
+def _pipeline(path: pd.DataFrame, plan: Plan) -> str:
     """The passes and their messages, and what most of that is."""
     if plan.pipeline == 1:
         return "computing"
-    places: dict[str, float] = {}
-    for segment in path:
-        if segment.kind in PIPELINE:
-            where = place_of(segment, stages)
-            places[where] = places.get(where, 0.0) + segment.lasts_ns / 1e6
-    most = max(places, key=lambda where: places[where])
-    return f"the pipeline ({_ms(places[most])} of it {most})"
+    places = path[path["kind"].isin(PIPELINE)].groupby("spent_on", sort=False)["ns"].sum() / 1e6
+    return f"the pipeline ({_ms(places.max())} of it {places.idxmax()})"
 
 
 def place_of(segment: Segment, stages: Mapping[int, int]) -> str:
@@ -123,15 +121,14 @@ def place_of(segment: Segment, stages: Mapping[int, int]) -> str:
     return f"{NAMES[segment.kind]} {'on' if segment.kind == Kind.COMPUTE else 'of'} stage {stage}"
 
 
-def _other(kind: Kind, plan: Plan, why: Why) -> str:
+def _other(kind: Kind, path: pd.DataFrame, plan: Plan) -> str:
     if kind == Kind.EMBEDDING and plan.pipeline > 2:
         inner = range(1, plan.pipeline - 1)
         joined = "and" if len(inner) == 2 else "to"
         waits = f"stage {inner[0]} waits" if len(inner) == 1 else f"stages {inner[0]} {joined} {inner[-1]} wait"
         return f"{NAMES[kind]}, which {waits} for"
     if kind in (Kind.DATA, Kind.GRADIENTS, Kind.OPTIMIZER):
-        stages = {place.rank: place.stage for place in plan.ranks}
-        found = sorted({stages[segment.rank] for segment in why.path if segment.kind == kind})
+        found = sorted(path.loc[path["kind"] == kind, "stage"].unique().tolist())
         return f"{NAMES[kind]} on stage{'s' if len(found) > 1 else ''} {rank_ranges(found)}"
     return NAMES[kind]
 
@@ -271,15 +268,10 @@ def _idle_row(key: str, row: pd.Series) -> Iterator[str]:
 
 
 def _path_table(why: Why, plan: Plan) -> str:
-    stages = {place.rank: place.stage for place in plan.ranks}
-    sums: dict[str, list[float]] = {}
-    for segment in why.path:
-        found = sums.setdefault(place_of(segment, stages), [0.0, 0.0])
-        found[0] += segment.lasts_ns / 1e6
-        found[1] += 1
+    sums = path_frame(why.path, plan).groupby("spent_on", sort=False)["ns"].agg(["sum", "count"])
     rows = [
-        (where, f"{ms:,.1f}", f"{ms / why.length_ms:.1%}", f"{count:.0f}")
-        for where, (ms, count) in sorted(sums.items(), key=lambda item: -item[1][0])
+        (str(where), f"{ns / 1e6:,.1f}", f"{ns / 1e6 / why.length_ms:.1%}", f"{count:.0f}")
+        for where, ns, count in sums.sort_values("sum", ascending=False, kind="stable").itertuples()
     ]
     return table(("spent on", "ms", "of the iteration", "pieces"), rows, kind="gains")
 
