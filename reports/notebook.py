@@ -18,7 +18,7 @@ from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
 from reports.facts.frames import memory_frame, stages_frame, stragglers_frame, waiting_frame
 from reports.facts.statistics import Statistics, statistics
-from reports.facts.usual import time_of
+from reports.facts.usual_iterations import time_of
 from reports.figures.chart import lines
 from reports.figures.embed import figure
 from reports.figures.tasks import COMPUTE, Place, look

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from megatron_ext.contract.plan_parts import Place
 from reports.facts.breakdown import Spent, spent, waiting_ns
 from reports.facts.labels import schedule_name
-from reports.facts.usual import batches, usual_first
+from reports.facts.usual_iterations import batches, usual_first
 from reports.readers.events import Timeline
 from reports.readers.record import Record
 
@@ -56,7 +56,7 @@ class Statistics:
     """(events,) the part of each event that is waiting, or UNKNOWN (reports/facts/breakdown.py)."""
     spent: Spent
     samples: NDArray[np.float64]
-    """(n,) of a run whose batch changes, by which times of iterations are compared; else 1 (reports/facts/usual.py)."""
+    """(n,) samples by which times of iterations are compared where the batch changes; else 1 (usual_iterations.py)."""
     usual: NDArray[np.int64]
     """Indices of the steady iterations, the most usual first: those nearest to the median of the run's log."""
 

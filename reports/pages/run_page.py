@@ -13,7 +13,7 @@ from megatron_ext.contract.plan import Plan
 from reports.facts.course import axes, beside, course
 from reports.facts.frames import measured
 from reports.facts.statistics import Statistics
-from reports.facts.usual import time_of
+from reports.facts.usual_iterations import time_of
 from reports.figures.course import SCRIPTS as COURSE
 from reports.figures.course import course_charts
 from reports.figures.embed import NOTHING, page_with_figures
@@ -25,7 +25,6 @@ from reports.readers.judgement import Findings
 from reports.readers.record import Record
 from reports.readers.upstream_log import UpstreamLog
 from reports.sections.adaptive_section import adaptive_section, elastic_section
-from reports.sections.beside_section import beside_section
 from reports.sections.cause_section import cause_section
 from reports.sections.expected_section import Took, expected_section
 from reports.sections.figures_section import figures_section
@@ -33,6 +32,7 @@ from reports.sections.findings_section import failures_section, nodes_section, v
 from reports.sections.gpu_section import gpu_section
 from reports.sections.memory_section import memory_section
 from reports.sections.plan_section import configuration_section, plan_section, profiles_section, reproduce_section
+from reports.sections.run_before_section import run_before_section
 from reports.sections.stages_section import stages_section, stragglers_section
 
 LIVE = '<aside id="live"><b>Live</b> <span id="live-time"></span> <span id="live-said" role="status"></span></aside>'
@@ -83,7 +83,7 @@ def sections(
     parts = [
         verdict_section(findings.verdict) if findings else "",
         failures,
-        beside_section(record, prediction, beside.record, beside.link) if beside else "",
+        run_before_section(record, prediction, beside.record, beside.link) if beside else "",
         "" if failures else cause_section(why, record.plan, record.overrides),
         figures_section(record, figures),
         missing(notes),

@@ -1,8 +1,8 @@
 """An iteration as a graph: points in time on the ranks, and how long must lie between them.
 
 A rank's points lie between the things that it does, one after another. An edge says that its target comes at least so
-long after its source (`reports/path/making.py` has what edges there are). Waiting has no edge: it follows. A point
-comes when the longest path to it ends, with the lengths that were recorded or with others.
+long after its source (`reports/path/graph_of_events.py` has what edges there are). Waiting has no edge: it follows.
+A point comes when the longest path to it ends, with the lengths that were recorded or with others.
 
 Where nothing is flushed, a message may be taken in a later iteration than it was sent in. Its edge then comes from the
 same point of an earlier iteration, so that many of them, one after another, are one graph.

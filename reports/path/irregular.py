@@ -15,7 +15,7 @@ from reports.errors import ReportError
 from reports.facts.statistics import Statistics
 from reports.path.change import Cause, Gain
 from reports.path.graph import Graph, Integers, Kind, on_own_cores
-from reports.path.making import make_graph
+from reports.path.graph_of_events import make_graph
 from reports.readers.events import Timeline
 
 LONGER = 1.05

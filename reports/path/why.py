@@ -33,13 +33,13 @@ from reports.errors import ReportError
 from reports.facts.statistics import Statistics
 from reports.path.balance import other_shares
 from reports.path.change import MANY, Cause, Gain
-from reports.path.changes import gains, largest
 from reports.path.critical import Segment, critical_path, idle_frame
 from reports.path.graph import on_own_cores
+from reports.path.graph_of_events import make_graph
 from reports.path.irregular import between_iterations, long_iterations
 from reports.path.links import Allowed
-from reports.path.making import make_graph
 from reports.path.slow_ranks import Expected
+from reports.path.what_if import gains, largest
 from reports.readers.events import Timeline
 from reports.readers.gpus import GpuReport
 

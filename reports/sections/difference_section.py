@@ -12,8 +12,8 @@ import pandas as pd
 from conf.run_folder.iteration_time import IterationTime
 from conf.visible import plural
 from megatron_ext.contract.plan import Plan
-from reports.facts.alike import slowest_first
 from reports.facts.difference import SMALL, Change, Usual, changes, in_words, usual
+from reports.facts.representatives import slowest_first
 from reports.facts.statistics import Statistics
 from reports.figures.embed import looks
 from reports.figures.pack import pack

@@ -11,9 +11,9 @@ import pytest
 from conf.run_folder.rundir import RunDir
 from reports.facts.statistics import statistics
 from reports.path.change import Cause
-from reports.path.changes import gains
 from reports.path.critical import IDLE, critical_path, idle_frame
-from reports.path.making import make_graph
+from reports.path.graph_of_events import make_graph
+from reports.path.what_if import gains
 from reports.readers import record
 from reports.readers.events import read_run
 from tests.support.reports.synthetic import Shape, make_run

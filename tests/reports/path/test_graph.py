@@ -9,7 +9,7 @@ from megatron_ext.contract.plan_parts import Place
 from reports.errors import ReportError
 from reports.path.critical import critical_path
 from reports.path.graph import Graph, Kind
-from reports.path.making import GAP, Piece, Span, make_graph, pieces
+from reports.path.graph_of_events import GAP, Piece, Span, make_graph, pieces
 from reports.readers.events import EVENT, Timeline, frame
 
 Row = tuple[int, str, int, int, int]

@@ -47,7 +47,7 @@ def gains(
         *moved_layers(graphs, plan),
         *links(graphs, plan, allowed),
         *vocabulary(graphs, plan),
-        *freed(graphs, plan, allowed),
+        *without_work(graphs, plan, allowed),
         *replayed_plans(graphs, plan, [known for known in layers if known]),
     ]
     found = [_gain(one, graphs, recorded, now) for one in changes]
@@ -89,7 +89,7 @@ def _gain(one: Change, graphs: Sequence[Graph], recorded: Sequence[Graph], now_n
     )
 
 
-FREED = (
+REMOVABLE = (
     (Kind.DATA, Cause.DATA, "no time spent loading data", "Loading data"),
     (
         Kind.TENSOR,
@@ -115,9 +115,9 @@ for the optimizer are the other ranks of its stage."""
 LONGER = 1.5
 
 
-def freed(graphs: Sequence[Graph], plan: Plan, allowed: Allowed | None = None) -> Iterator[Change]:
+def without_work(graphs: Sequence[Graph], plan: Plan, allowed: Allowed | None = None) -> Iterator[Change]:
     """Each kind of work that takes any time. Loading data should take none; a collective takes what its bytes cost."""
-    for kind, cause, change, what in FREED:
+    for kind, cause, change, what in REMOVABLE:
         lasts = median_by_rank([_stood(graph, kind) for graph in graphs])
         if lasts and max(lasts.values()):
             yield Change(

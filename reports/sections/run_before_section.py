@@ -14,7 +14,7 @@ from conf.identity import identity
 from conf.run_folder.iteration_time import IterationTime, Spread, within_spread
 from conf.visible import plural
 from fasop.simulation.predict import Prediction
-from reports.facts.usual import time_of
+from reports.facts.usual_iterations import time_of
 from reports.figures.page import bullets, leaves, number, table
 from reports.readers.record import Record
 
@@ -26,7 +26,7 @@ LINES = 8
 """Of the log, the newest first."""
 
 
-def beside_section(record: Record, prediction: Prediction | None, before: Record | None, link: str | None) -> str:
+def run_before_section(record: Record, prediction: Prediction | None, before: Record | None, link: str | None) -> str:
     """The section, as HTML; `link` is the address of the run before."""
     said = bullets(sentences(record, prediction, before))
     to = f'<p><a href="{escape(link)}">The run before →</a></p>' if link else ""

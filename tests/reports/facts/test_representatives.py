@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from reports.facts.alike import MOST_SHOWN, Alike, alike, slowest_first
+from reports.facts.representatives import MOST_SHOWN, Alike, alike, slowest_first
 from reports.facts.statistics import Statistics, statistics
 from tests.support.reports.constructed import Course, plan_of, timeline_of
 
