@@ -28,14 +28,14 @@ from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.run_files import RunFiles
 from megatron_ext.measuring import link_times
 from megatron_ext.measuring.kinds import Kinds
-from megatron_ext.measuring.passes import Parts, Passes, groups_of, told_medians
+from megatron_ext.measuring.passes import Parts, Passes, groups_of, medians_by_part
 from megatron_ext.measuring.request import Request
 from megatron_ext.measuring.room import HostMemory, Room, doubled, largest
 from megatron_ext.measuring.steps import Copies
 from megatron_ext.parallel.comm import annotate_errors, meet, new_group
-from megatron_ext.parallel.meeting import same_software
+from megatron_ext.parallel.meeting import check_same_software
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.timeline.notes import Note, read
+from megatron_ext.timeline.notes import GrowingNote, read
 from megatron_ext.train import device_of
 
 WARM_UP_S = 0.3
@@ -52,11 +52,11 @@ def measure(plan: Plan, place: Place, store: Store) -> None:
     torch.set_num_threads(1)
     request = Request.read()
     device = device_of(plan, place)
-    same_software(store, place.rank, plan.world_size, device)
+    check_same_software(store, place.rank, plan.world_size, device)
     meet(store, place.rank, plan.world_size, device, timedelta(seconds=plan.train.comm_timeout_s))
     path = plan.files.profile_rank(place.rank)
     path.parent.mkdir(exist_ok=True)
-    note = Note(path, device=_device_name(device), versions=_versions(device))
+    note = GrowingNote(path, device=_device_name(device), versions=_versions(device))
     _Measurements(plan, place, request, device, note).make()
     with annotate_errors("leaving the other ranks"):
         dist.barrier()
@@ -66,7 +66,7 @@ def measure(plan: Plan, place: Place, store: Store) -> None:
 class _Measurements:
     """All that one rank measures, in step with the others."""
 
-    def __init__(self, plan: Plan, place: Place, request: Request, device: torch.device, note: Note) -> None:
+    def __init__(self, plan: Plan, place: Place, request: Request, device: torch.device, note: GrowingNote) -> None:
         self._plan = plan
         self._place = place
         self._request = request
@@ -91,7 +91,7 @@ class _Measurements:
             self._durations.append(now - self._begun)
         self._begun = now
         each = sum(self._durations) / len(self._durations) if self._durations else self._request.seconds
-        self._note.tell(doing=doing, at=at or None, number=of - left + 1, of=of, left_s=round(each * left))
+        self._note.update(doing=doing, at=at or None, number=of - left + 1, of=of, left_s=round(each * left))
 
     def _all_know(self, found: bool) -> bool:
         """Whether every rank has it from an earlier job."""
@@ -106,7 +106,7 @@ class _Measurements:
         sizes, batches = self._request.padded_vocab_sizes, self._request.micro_batch_sizes
         room = None
         if self._request.room_from is not None:
-            self._note.tell(doing="the largest micro-batch")
+            self._note.update(doing="the largest micro-batch")
             room = self._room(self._request.room_from)
             batches = doubled(self._request.room_from, self._most(room))
         of_steps = [batch for batch in batches if room is None or batch <= room] if self._request.streams else []
@@ -132,11 +132,11 @@ class _Measurements:
                     fits = found["too_large"] is None
                     optimizer = found.pop("optimizer_ns", optimizer)
                     self._points.append(found)
-                    self._note.tell(points=self._points, optimizer_ns=optimizer)
+                    self._note.update(points=self._points, optimizer_ns=optimizer)
         self._begin("links", left, of)
         groups = [node.group for node in self._plan.nodes]
-        self._note.tell(p2p=link_times.p2p(self._nodes, groups, self._device))
-        self._note.tell(all_reduces=link_times.all_reduces(self._nodes, self._device), doing=None, done=True)
+        self._note.update(p2p=link_times.p2p(self._nodes, groups, self._device))
+        self._note.update(all_reduces=link_times.all_reduces(self._nodes, self._device), doing=None, done=True)
 
     def _finished(self, group: Optional[TensorGroup], tensor: int, batch: int) -> Optional[Dict[str, Any]]:
         """What an earlier job knows of a tensor size and micro-batch, on all ranks that take part: its measurement, or
@@ -149,29 +149,29 @@ class _Measurements:
         if not self._all_know(known is not None or group is None):
             return None
         if known is not None and "module" in self._known:
-            self._note.tell(module=self._known["module"])
+            self._note.update(module=self._known["module"])
         return known
 
     def _room(self, step: int) -> int:
         """The largest micro-batch for which this rank has room, with the whole model and without tensor groups."""
         found, room = 0, None
         if self._all_know("room" in self._known):
-            self._note.tell(**{key: self._known[key] for key in ROOM if key in self._known})
+            self._note.update(**{key: self._known[key] for key in ROOM if key in self._known})
             return int(self._known["room"])
         least_killed = self._request.least_killed("room")
 
         def fits(batch: int) -> bool:
             if batch >= least_killed:
-                self._note.tell(room_short_of=f"with micro-batches of {least_killed} Linux killed a rank")
+                self._note.update(room_short_of=f"with micro-batches of {least_killed} Linux killed a rank")
                 return False
             at = {"what": "room", "micro_batch_size": batch, "samples": batch}
-            self._note.tell(doing=f"the largest micro-batch, {batch} now", at=at)
+            self._note.update(doing=f"the largest micro-batch, {batch} now", at=at)
             assert room is not None
             return room.fits(batch)
 
-        self._note.tell(at={"what": "room", "micro_batch_size": step, "samples": step})
+        self._note.update(at={"what": "room", "micro_batch_size": step, "samples": step})
         if step >= least_killed:  # nor is the model itself tried
-            self._note.tell(room=found, room_short_of=f"with micro-batches of {step} Linux killed a rank")
+            self._note.update(room=found, room_short_of=f"with micro-batches of {step} Linux killed a rank")
             return found
         try:
             room = Room(self._alone, self._device, self._memory, self._host)
@@ -179,20 +179,20 @@ class _Measurements:
                 room.fits(2)  # of one alone batch normalization may have no deviation
             found = largest(fits, step)
             if room.short_of is not None:
-                self._note.tell(room_short_of=room.short_of)
-            self._note.tell(gradients=room.gradients() if room.fits(step) else [])
+                self._note.update(room_short_of=room.short_of)
+            self._note.update(gradients=room.gradients() if room.fits(step) else [])
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
         room = None
         self._free()
-        self._note.tell(room=found, at=None)
+        self._note.update(room=found, at=None)
         return found
 
     def _steps(self, batches: Sequence[int], of: int) -> None:
         """Tells what steps of the whole model take on this rank, by micro-batch and copies, as far as there is room."""
         if self._all_know("steps_done" in self._known):
-            self._note.tell(**{key: self._known[key] for key in STEPS if key in self._known})
+            self._note.update(**{key: self._known[key] for key in STEPS if key in self._known})
             return
         found: List[Dict[str, Any]] = [*self._known.get("steps", ())]
         finished = [one["micro_batch_size"] for one in found]
@@ -219,19 +219,19 @@ class _Measurements:
                 left = left_after
                 if batch not in finished:
                     found.append({"micro_batch_size": batch, "times": times})
-                    self._note.tell(steps=found, host=platform.node(), memory_bytes=self._has_bytes)
+                    self._note.update(steps=found, host=platform.node(), memory_bytes=self._has_bytes)
             copies.close()
             copies = None
             self._free()
             if self._request.room_from is None and batches:  # with which they were told
                 room = Room(self._alone, self._device, self._memory, self._host)
-                self._note.tell(gradients=room.gradients() if room.fits(batches[0]) else [])
+                self._note.update(gradients=room.gradients() if room.fits(batches[0]) else [])
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
         copies = room = None
         self._free()
-        self._note.tell(steps=found, steps_done=True, host=platform.node(), memory_bytes=self._has_bytes)
+        self._note.update(steps=found, steps_done=True, host=platform.node(), memory_bytes=self._has_bytes)
 
     @property
     def _alone(self) -> Plan:
@@ -300,10 +300,10 @@ class _Measurements:
 
     def _told(self, parts: Passes, with_optimizer: bool) -> Dict[str, Any]:
         known, passes = parts.known(), parts.passes()
-        found: Dict[str, Any] = {"parts": told_medians(parts.medians(), parts.kept_bytes())}
+        found: Dict[str, Any] = {"parts": medians_by_part(parts.medians(), parts.kept_bytes())}
         found.update(known=known, passes=passes, disturbed=parts.disturbed())
         if isinstance(parts, Kinds):
-            self._note.tell(module={"digest": self._plan.model.code_digest, **parts.module()})
+            self._note.update(module={"digest": self._plan.model.code_digest, **parts.module()})
             found["sequence"] = parts.sequence()
         if isinstance(parts, Parts) and self._device.type == "cuda":
             found.update(peak_bytes=parts.peak_bytes(), peak_layers=parts.layers)

@@ -26,13 +26,13 @@ from megatron_ext.engine.executor.pace import messages_timeout
 from megatron_ext.engine.goal import GoalTracker, Spending
 from megatron_ext.engine.log import TrainingLog, Unlogged
 from megatron_ext.engine.rehearsal import rehearse
-from megatron_ext.engine.streams.streaming import engine_of
+from megatron_ext.engine.streams.streaming import make_engine
 from megatron_ext.inference.translations import Translations
 from megatron_ext.parallel import clock
-from megatron_ext.parallel.comm import Gate, annotate_errors, meet
+from megatron_ext.parallel.comm import Barrier, annotate_errors, meet
 from megatron_ext.parallel.groups import Groups, Tied
 from megatron_ext.parallel.interruption import SPENT, Interrupted, Interruption
-from megatron_ext.parallel.meeting import same_software
+from megatron_ext.parallel.meeting import check_same_software
 from megatron_ext.tasks.cut import cut, ties
 from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.task import Placement, Task
@@ -58,7 +58,7 @@ def train(
     torch.set_num_threads(1)
     device = device_of(plan, place)
     if len(plan.used) > 1:  # those of one node are forked from one process
-        same_software(store, place.rank, plan.world_size, device)
+        check_same_software(store, place.rank, plan.world_size, device)
     timeout = messages_timeout(device, plan.train.comm_timeout_s)
     task = _task(plan, place, store)
     meet(store, place.rank, plan.world_size, device, timeout)
@@ -71,7 +71,7 @@ def train(
     try:
         if plan.rehearsal is not None:
             last, reached = rehearse(plan, place, groups, recorder), True
-            Gate(store, plan.world_size).wait("rehearsed", "waiting for the end of the run to be recorded")
+            Barrier(store, plan.world_size).wait("rehearsed", "waiting for the end of the run to be recorded")
         else:
             last, reached = Training(plan, task, place, groups, recorder, device, store, unlogged).run()
     except BaseException:
@@ -99,32 +99,32 @@ class Training:
         """Builds the engine, and loads what the run goes on from."""
         self._plan, self._place, self._recorder = plan, place, recorder
         self._store = store
-        self._gate = gate = Gate(store, plan.world_size)
+        self._barrier = barrier = Barrier(store, plan.world_size)
         found = tensors.find(plan, place, store)
         self._start = start = BEGINNING if found is None else found.position
         # The order may follow from how many there are: where that was asked for, it is the same for every global batch.
         wanted = plan.train.samples or start.consumed(plan.train.iterations, plan.global_batch_size)
-        samples = _samples(task, place, "train", wanted, gate)
-        held_out = _held_out(plan, task, place, gate)
-        self._engine = engine = engine_of(plan, task, place, groups, samples, recorder, start)
-        gate.wait("model", "waiting for the models of all ranks")
+        samples = _samples(task, place, "train", wanted, barrier)
+        held_out = _held_out(plan, task, place, barrier)
+        self._engine = engine = make_engine(plan, task, place, groups, samples, recorder, start)
+        barrier.wait("model", "waiting for the models of all ranks")
         engine.pass_once()
         if found is not None:
             tensors.check_order(found, samples.order)
             tensors.load(found, plan, engine)
         self._evaluator = None if held_out is None else Evaluator(plan, place, engine, *held_out)
         wants_bleu = plan.model.family in TRANSLATION and names_metric(BLEU, plan.train.until, plan.train.best)
-        self._translations = Translations(plan, place, engine, gate) if wants_bleu else None
+        self._translations = Translations(plan, place, engine, barrier) if wants_bleu else None
         # Another run's goal is not this one's.
         own = found.meta if found is not None and found.folder.parent == plan.files.checkpoints else None
         self._goal = GoalTracker(plan, None if own is None else own.evaluation, tensors.find_best(plan, place, store))
-        gate.wait("state", "waiting for the weights of all stages")
+        barrier.wait("state", "waiting for the weights of all stages")
         sizes_of_replicas = None if plan.adapt is None else plan.adapt.micro_batch_sizes
         for size in {size for sizes in sizes_of_replicas or () for size in sizes}:
             task.wires_at(size)  # a module that takes none of that size says so now, and not amid the run
         adapted = None if own is None else own.adaptation
         self._adaptation = adaptation_of(plan, place, engine, start.iteration, adapted)
-        self._saver = Saver(plan, place, engine, samples.order, gate, self._adaptation)
+        self._saver = Saver(plan, place, engine, samples.order, barrier, self._adaptation)
         clock.align(recorder, store, "begin")
         if place.rank == 0 and not self._goal.reached:
             plan.files.goal.unlink(missing_ok=True)  # of an earlier start, which has spent too much
@@ -146,12 +146,14 @@ class Training:
             iteration += 1
             self._iterate(iteration)
         self._end.interruption.finish()
-        self._gate.wait("trained", "waiting for the last messages of the others")  # before any ends its communicators
+        self._barrier.wait(
+            "trained", "waiting for the last messages of the others"
+        )  # before any ends its communicators
         clock.align(self._recorder, self._store, "end")
         self._recorder.close()
         self._report(iteration)
         self._saver.finish()
-        return iteration, self._end.record(iteration, self._gate)
+        return iteration, self._end.record(iteration, self._barrier)
 
     def _iterate(self, iteration: int) -> None:
         """Trains one iteration, and does what is due after it."""
@@ -226,7 +228,7 @@ class RunEnd:
             self._asked, self._until = asked, self._engine.soonest_end(iteration)
         return self.reached(iteration)
 
-    def record(self, iteration: int, gate: Gate) -> bool:
+    def record(self, iteration: int, barrier: Barrier) -> bool:
         """Writes down why the run ended for good, if it did before its last iteration. Returns whether it did."""
         over = self._adaptation.over(iteration)
         done = self._goal.reached or over or iteration == self._iterations
@@ -237,7 +239,7 @@ class RunEnd:
         if self._asked == SPENT and not done and self._spending is not None:
             self._spending.record(iteration)
         if self._goal.reached or over or self._asked == SPENT:
-            gate.wait("recorded", "waiting for the end of the run to be recorded")
+            barrier.wait("recorded", "waiting for the end of the run to be recorded")
         return done or self._asked == SPENT
 
 
@@ -290,16 +292,16 @@ def _recorder(plan: Plan, place: Place, buffers: Mapping[int, EventBuffer]) -> R
     return CudaRecorder(buffer, plan.nsys) if plan.device == "cuda" else Recorder(buffer)
 
 
-def _held_out(plan: Plan, task: Task, place: Place, gate: Gate) -> Optional[Tuple[Samples, int]]:
+def _held_out(plan: Plan, task: Task, place: Place, barrier: Barrier) -> Optional[Tuple[Samples, int]]:
     """The samples to evaluate on, and how many; None where nothing is to be evaluated."""
     if plan.train.eval_interval is None:
         return None
     count = samples_to_evaluate(plan, task)
-    return _samples(task, place, SPLIT, count, gate), count
+    return _samples(task, place, SPLIT, count, barrier), count
 
 
-def _samples(task: Task, place: Place, split: str, count: int, gate: Gate) -> Samples:
+def _samples(task: Task, place: Place, split: str, count: int, barrier: Barrier) -> Samples:
     """Rank 0 builds the maps of samples if they are not there; the others read them afterwards."""
     own = task.samples(split, count) if place.rank == 0 else None
-    gate.wait(f"index maps of {split}", "waiting for the index maps")
+    barrier.wait(f"index maps of {split}", "waiting for the index maps")
     return own if own is not None else task.samples(split, count)

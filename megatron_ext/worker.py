@@ -21,7 +21,7 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.worker import die_with_parent
-from megatron_ext.engine.log import Unlogged, log_the_rest
+from megatron_ext.engine.log import Unlogged, log_unlogged
 from megatron_ext.parallel import interruption, meeting
 from megatron_ext.parallel.meeting import LocalStore, join_store, open_store
 from megatron_ext.rank_processes import Ranks, name_memory_errors, signals_blocked
@@ -93,7 +93,7 @@ def _run_node(plan: Plan, node_rank: int, job: Optional[Job]) -> int:
         ranks.end()
         events.finish()
         try:
-            log_the_rest(plan, unlogged)
+            log_unlogged(plan, unlogged)
         except OSError as error:  # the disk is full, which is not how the run ended
             print(f"error: {error}", file=sys.stderr, flush=True)
     return code

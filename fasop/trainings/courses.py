@@ -16,7 +16,7 @@ from fasop.costs.arrays import Integers
 from fasop.trainings.play import Nodes, Player, State, Training
 from fasop.trainings.played import Course
 from megatron_ext.contract.adaptive.config import AdaptConfig
-from megatron_ext.contract.adaptive.rules import Rungs
+from megatron_ext.contract.adaptive.rules import BatchRange
 from megatron_ext.contract.adaptive.shares import Times
 from megatron_ext.contract.schedule.deal import Division
 
@@ -26,7 +26,7 @@ class Courses:
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._known: dict[tuple[Rungs, int], _Batches] = {}
+        self._known: dict[tuple[BatchRange, int], _Batches] = {}
 
     def on(self, nodes: Nodes) -> Course:
         """What these nodes go through; nothing if the samples are less than a batch.
@@ -35,10 +35,10 @@ class Courses:
         """
         training = self._training
         player = Player(training, nodes, State(0, 0.0, training.global_batch_size))
-        adapt, rungs = training.adapt, player.controller.rungs
-        if adapt is None or rungs is None or adapt.follows_times or not _simple(nodes, adapt):
+        adapt, batches = training.adapt, player.controller.batches
+        if adapt is None or batches is None or adapt.follows_times or not _simple(nodes, adapt):
             return Course.of([*player.play()])
-        key = rungs, sum(player.division.shares)
+        key = batches, sum(player.division.shares)
         if key not in self._known:
             self._known[key] = _batches(training, *key)
         return _taken(self._known[key], player, nodes, adapt)
@@ -79,11 +79,11 @@ class _Anywhere:
         return None
 
 
-def _batches(training: Training, rungs: Rungs, count: int) -> _Batches:
+def _batches(training: Training, batches: BatchRange, count: int) -> _Batches:
     """That follow each other from one of `count` micro-batches on."""
     size = training.micro_batch_size
     assert training.adapt is not None, "a batch that stays is not shared"
-    adapt = replace(training.adapt, lower=rungs.least * size, upper=rungs.most * size)
+    adapt = replace(training.adapt, lower=batches.least * size, upper=batches.most * size)
     player = Player(replace(training, adapt=adapt), _Anywhere(count), State(0, 0.0, count * size))
     course = Course.of([*player.play()])
     counts, place = np.unique(np.rint(course.batches / size).astype(int), return_inverse=True)

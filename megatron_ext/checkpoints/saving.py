@@ -24,7 +24,7 @@ from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.run_files import BEST, LATEST, META, checkpoint_name
 from megatron_ext.engine.adaptation import FixedBatch
 from megatron_ext.engine.engine import Engine
-from megatron_ext.parallel.comm import Gate
+from megatron_ext.parallel.comm import Barrier
 
 Parts = Iterable[Tuple[str, Dict[str, Tensor]]]
 
@@ -42,7 +42,7 @@ class Saver:
         place: Place,
         engine: Engine,
         order: Dict[str, float],
-        gate: Gate,
+        barrier: Barrier,
         adaptation: FixedBatch,
     ) -> None:
         """`order` is that of the run's samples."""
@@ -51,7 +51,7 @@ class Saver:
         self._engine = engine
         self._adaptation = adaptation
         self._order = order
-        self._gate = gate
+        self._barrier = barrier
         self._folder = plan.files.checkpoints
         self._parts = [part_name(block.name) for block in engine.task.blocks]
         """Of the whole model, whichever ranks write them."""
@@ -79,10 +79,10 @@ class Saver:
             return
         self._pending.writer.wait()
         name = self._pending.final.name
-        self._gate.wait(f"{name}/written", "waiting for all parts of the checkpoint")
+        self._barrier.wait(f"{name}/written", "waiting for all parts of the checkpoint")
         if self._place.rank == 0:
             self._publish(self._pending)
-        self._gate.wait(f"{name}/published", "ending the checkpoint")
+        self._barrier.wait(f"{name}/published", "ending the checkpoint")
         self._pending = None
 
     def _save(self, iteration: int, evaluation: Optional[Mapping[str, float]], best: bool) -> None:
@@ -107,7 +107,7 @@ class Saver:
                     for left in self._folder.glob(f".{name}.*"):  # by a start that was killed while it wrote it
                         left.unlink()
                 _partial(final).mkdir(parents=True)
-        self._gate.wait(f"{final.name}/begun", "starting the checkpoint")
+        self._barrier.wait(f"{final.name}/begun", "starting the checkpoint")
         state = optimizer.state()
         own: Parts = checkpoint.parts(self._engine, state) if self._place.dp == 0 else ()
         if self._plan.train.save_async:

@@ -27,7 +27,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.data.map_places import place_to_write
 from megatron_ext.parallel import interface
 from megatron_ext.timeline import notes
-from megatron_ext.timeline.notes import Note
+from megatron_ext.timeline.notes import GrowingNote
 
 ALONE_S = 90.0
 """For what a rank does before it meets others; the first use of a GPU may take long."""
@@ -89,7 +89,7 @@ def main(argv: List[str]) -> int:
     node = plan.nodes[node_rank]
     path = plan.files.doctor_node(node.name)
     path.parent.mkdir(exist_ok=True)
-    note = Note(
+    note = GrowingNote(
         plan.files.doctor_node(node.name),
         host=socket.gethostname(),
         python=platform.python_version(),
@@ -103,7 +103,7 @@ def main(argv: List[str]) -> int:
     return 0 if told.stop is None else 128 + signal.SIGTERM
 
 
-def _examine(plan: Plan, node_rank: int, note: Note, told: _Told) -> None:
+def _examine(plan: Plan, node_rank: int, note: GrowingNote, told: _Told) -> None:
     others = {
         other.name: plan.files.doctor_node(other.name) for rank, other in enumerate(plan.nodes) if rank != node_rank
     }
@@ -111,22 +111,22 @@ def _examine(plan: Plan, node_rank: int, note: Note, told: _Told) -> None:
         try:
             from megatron_ext.doctor.rank import Ranks
         except (ImportError, OSError) as error:  # OSError: a library of torch's that cannot be loaded
-            note.tell(problem=f"torch cannot be used: {error}", **listener.told, ready=True)
+            note.update(problem=f"torch cannot be used: {error}", **listener.told, ready=True)
             _reach(note, others, plan, told)
-            note.tell(exit_codes={})
+            note.update(exit_codes={})
             return
         with Ranks(plan, node_rank) as ranks:
             told.wait(ranks.alone_done, ALONE_S, FINISH_S)
             problem = ranks.problem() or listener.problem
-            note.tell(problem=problem, **listener.told, ready=True)
+            note.update(problem=problem, **listener.told, ready=True)
             _reach(note, others, plan, told)
             if told.stop is None:
                 ranks.go(_hindrance(plan, [plan.files.doctor_node(node.name) for node in plan.nodes]))
                 told.wait(ranks.ended, TOGETHER_S)
-        note.tell(exit_codes=ranks.exit_codes)
+        note.update(exit_codes=ranks.exit_codes)
 
 
-def _reach(note: Note, others: Mapping[str, Path], plan: Plan, told: _Told) -> None:
+def _reach(note: GrowingNote, others: Mapping[str, Path], plan: Plan, told: _Told) -> None:
     """Connects to every other node once all are there, and tells which could not be reached.
 
     Returns when the others have told that, too, or cannot be expected to any more.
@@ -144,7 +144,7 @@ def _reach(note: Note, others: Mapping[str, Path], plan: Plan, told: _Told) -> N
     of = {
         key: {name: why for (name, one), why in unreached.items() if one == key and name not in done} for key in _PLACES
     }
-    note.tell(unreached_messages=of["messages"], unreached=of["address"])
+    note.update(unreached_messages=of["messages"], unreached=of["address"])
     told.wait(lambda: all_have("unreached"), 2 * REACH_S)
 
 

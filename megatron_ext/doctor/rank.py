@@ -21,7 +21,7 @@ from megatron_ext.parallel.comm import annotate_errors, meet
 from megatron_ext.parallel.meeting import LocalStore, join_store, open_store
 from megatron_ext.parallel.store import Server
 from megatron_ext.timeline import notes
-from megatron_ext.timeline.notes import Note
+from megatron_ext.timeline.notes import GrowingNote
 from megatron_ext.timeline.recorder import Recorder
 
 WAIT_S = 20
@@ -93,17 +93,17 @@ class Ranks:
 
     def _rank_main(self, place: Place) -> None:
         """All that a rank does."""
-        note = Note(self._plan.files.doctor_rank(place.rank), stage="alone")
+        note = GrowingNote(self._plan.files.doctor_rank(place.rank), stage="alone")
         try:
-            note.tell(**_alone(self._plan, place))
-            note.tell(alone=True)
+            note.update(**_alone(self._plan, place))
+            note.update(alone=True)
             hindrance = os.fdopen(self._pipes[place.rank][0]).readline().rstrip("\n")
             if hindrance:
-                note.tell(hindrance=hindrance)
+                note.update(hindrance=hindrance)
             else:
                 _together(self._plan, place, note, self._join)
         except (EngineError, RuntimeError) as error:  # torch's errors are RuntimeErrors
-            note.tell(
+            note.update(
                 failed=shortage(error) or str(error).strip().splitlines()[0],
                 symptom=isinstance(error, PeerLost),
                 alone=True,
@@ -144,22 +144,22 @@ def _why_no_gpu() -> str:
     return f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}"
 
 
-def _together(plan: Plan, place: Place, note: Note, join: Callable[[], Store]) -> None:
+def _together(plan: Plan, place: Place, note: GrowingNote, join: Callable[[], Store]) -> None:
     device = torch.device("cpu") if plan.device == "cpu" else torch.device("cuda", place.local_rank)
-    note.tell(stage="meeting")
+    note.update(stage="meeting")
     store = join()
     meet(store, place.rank, plan.world_size, device, timedelta(seconds=WAIT_S))
-    note.tell(stage="all-reduce")
-    note.tell(all_reduce_ms=_all_reduce_ms(device))
-    note.tell(stage="clocks")
-    note.tell(clock=_clock(store, device))
-    note.tell(stage="links")
+    note.update(stage="all-reduce")
+    note.update(all_reduce_ms=_all_reduce_ms(device))
+    note.update(stage="clocks")
+    note.update(clock=_clock(store, device))
+    note.update(stage="links")
     every = links.steps([node.ranks for node in plan.nodes], [node.group for node in plan.nodes])
-    note.tell(links=links.measure(every, device))
+    note.update(links=links.measure(every, device))
     with annotate_errors("leaving the other ranks"):
         dist.barrier()
     dist.destroy_process_group()
-    note.tell(stage="done")
+    note.update(stage="done")
 
 
 def _all_reduce_ms(device: torch.device) -> float:

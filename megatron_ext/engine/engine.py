@@ -154,7 +154,7 @@ class Engine(ReplicaBatches):
         )
         self.stopwatch = None if plan.adapt is None else Stopwatch(self._device)
         self._executor = factory.executor(self._stages, plan.micro_batch_size, self._recorder, self._later)
-        self._executor.watch = self.stopwatch
+        self._executor.stopwatch = self.stopwatch
         first = Worker(self._executor, self.flat, self._stages[0])
         self._workers = Workers(first, self._scheduled, self._device)
         self._workers.resize(self.assignment.streams, self._make_replica_copy)
@@ -204,7 +204,7 @@ class Engine(ReplicaBatches):
         return None
 
     @property
-    def at_once(self) -> int:
+    def max_forward(self) -> int:
         """Micro-batches that `forward` takes at most."""
         return self.assignment.count
 
@@ -324,9 +324,9 @@ class Engine(ReplicaBatches):
     ) -> None:
         """Forward passes of `count` micro-batches of `size` samples from number `first` on, by the plan's schedule.
 
-        `count` is at most `at_once`, those of an iteration: its last micro-batches are left out. A replica takes those
-        that it takes in training, so that a schedule that runs to its end still does: whatever a forward action waits
-        for is one, too. All ranks call it, within `evaluating`; on the last stage `take` is given what leaves it.
+        `count` is at most `max_forward`, those of an iteration: its last micro-batches are left out. A replica takes
+        those that it takes in training, so that a schedule that runs to its end still does: whatever a forward action
+        waits for is one, too. All ranks call it, within `evaluating`; on the last stage `take` is given what leaves it.
         """
         own = self.assignment.taken[self.assignment.taken < count]
         if not len(own):

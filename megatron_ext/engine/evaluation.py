@@ -105,7 +105,7 @@ class Evaluator:
         began = time.monotonic()
         size = self._plan.micro_batch_size
         whole, rest = divmod(self._count, size)
-        at_once = self._engine.at_once
+        at_once = self._engine.max_forward
         tally = Tally(self._engine.task, self._engine.tensor)
         with self._engine.evaluating():
             for first in range(0, whole, at_once):

@@ -89,7 +89,7 @@ def evaluation_line(iteration: int, evaluation: Evaluation) -> str:
     return f" validation at iteration {iteration} |{values} seconds: {evaluation.seconds:.3f} |"
 
 
-def _of_evaluation(evaluation: Optional[Evaluation]) -> Dict[str, Optional[float]]:
+def _evaluation_metrics(evaluation: Optional[Evaluation]) -> Dict[str, Optional[float]]:
     """What metrics.jsonl says of one."""
     if evaluation is None:
         return {}
@@ -97,7 +97,7 @@ def _of_evaluation(evaluation: Optional[Evaluation]) -> Dict[str, Optional[float
     return {**found, "evaluation_s": evaluation.seconds}
 
 
-class _Gathered:
+class _IterationTotals:
     """Iterations of which a line tells."""
 
     def __init__(self, plan: Plan) -> None:
@@ -187,7 +187,7 @@ class TrainingLog:
         self._clock = clock
         self._spending = spending
         self._unlogged = unlogged
-        self._gathered = _Gathered(plan)
+        self._gathered = _IterationTotals(plan)
         self._since = self._before = clock()
 
     def add(
@@ -210,34 +210,34 @@ class TrainingLog:
         now = self._clock() - (0.0 if evaluation is None else evaluation.seconds)
         metrics = {
             **self._gathered.metrics(iteration, now - self._since, result, progress),
-            **_of_evaluation(evaluation),
-            **self._of_run(progress),
+            **_evaluation_metrics(evaluation),
+            **self._run_metrics(progress),
         }
         _write(self._plan, self._path, metrics, progress.global_batch_size, self._gathered.own())
         if evaluation is not None:
             print(evaluation_line(iteration, evaluation), flush=True)
         if self._unlogged is not None:
             self._unlogged.clear()
-        self._gathered = _Gathered(self._plan)
+        self._gathered = _IterationTotals(self._plan)
         self._since = self._before = self._clock()
 
     def _note(self, iteration: int, result: StepResult, progress: Progress) -> None:
         if self._unlogged is None:
             return
-        now, alone = self._clock(), _Gathered(self._plan)
+        now, alone = self._clock(), _IterationTotals(self._plan)
         alone.add(result, progress)
-        metrics = {**alone.metrics(iteration, now - self._before, result, progress), **self._of_run(progress)}
+        metrics = {**alone.metrics(iteration, now - self._before, result, progress), **self._run_metrics(progress)}
         self._unlogged.add(json.dumps([metrics, progress.global_batch_size, alone.own()]))
         self._before = now
 
-    def _of_run(self, progress: Progress) -> Dict[str, float]:
+    def _run_metrics(self, progress: Progress) -> Dict[str, float]:
         return {
             **({} if self._spending is None else {"cost": self._spending.dollars}),
             **({"global_batch_size": progress.global_batch_size} if self._adapts else {}),
         }
 
 
-def log_the_rest(plan: Plan, unlogged: Unlogged) -> None:
+def log_unlogged(plan: Plan, unlogged: Unlogged) -> None:
     """A line for each iteration that was trained but not logged, once the rank that logs is gone. Their loss is a
     single iteration's, so the last ones show how a run diverged."""
     for metrics, batch, own in map(json.loads, unlogged.lines()):

@@ -111,11 +111,11 @@ class Rehearsal(ReplicaBatches):
             return self._timed_step(self.stopwatch, iteration, halves)
         if self._stream is not None:
             self._stream.begins(iteration)
-            self._take(self._stream.of(iteration))
+            self._run_actions(self._stream.of(iteration))
             if iteration == self._stream.until:
                 self._flush()
         else:
-            self._pass_all(len(self.assignment.taken), self._actions)
+            self._run_micro_batches(len(self.assignment.taken), self._actions)
             self._update_together()
         return NOTHING_LEARNED
 
@@ -124,10 +124,10 @@ class Rehearsal(ReplicaBatches):
         iteration first, and sums a copy of their gradient, too."""
         watch.begin()
         with watch.working():
-            for count in self._of_halves() if halves else [len(self.assignment.taken)]:
-                self._pass_all(count, self._scheduled(count) if halves else self._actions)
+            for count in self._counts_of_halves() if halves else [len(self.assignment.taken)]:
+                self._run_micro_batches(count, self._scheduled(count) if halves else self._actions)
         if halves:
-            self._together("grads-all-reduce", self._groups.data, self._times.grads_all_reduce_ns)
+            self._collective("grads-all-reduce", self._groups.data, self._times.grads_all_reduce_ns)
         self._update_together()
         watch.end()
         if not halves:
@@ -135,7 +135,7 @@ class Rehearsal(ReplicaBatches):
         scale = self._noise.at(self.consumed(iteration))
         return NOTHING_LEARNED._replace(halves=expected_halves(scale, *self.assignment.samples_of_halves()))
 
-    def _of_halves(self) -> List[int]:
+    def _counts_of_halves(self) -> List[int]:
         """How many even and odd micro-batches this rank has, if it has any."""
         odd = int((self.assignment.taken % 2).sum())
         return [count for count in (len(self.assignment.taken) - odd, odd) if count]
@@ -145,15 +145,15 @@ class Rehearsal(ReplicaBatches):
         size = self.assignment.size
         return self._in_streams[size].ranks[self._place.rank] if self.division.streams else self._times_of[size]
 
-    def _pass_all(self, count: int, actions: Sequence[AnyAction]) -> None:
+    def _run_micro_batches(self, count: int, actions: Sequence[AnyAction]) -> None:
         """Takes so many micro-batches, for which the actions are, to the end of all messages."""
         if self.division.streams:
-            self._pass_in_rounds(count)
+            self._run_rounds(count)
         else:
-            self._take(actions)
+            self._run_actions(actions)
         self._flush()
 
-    def _pass_in_rounds(self, count: int) -> None:
+    def _run_rounds(self, count: int) -> None:
         """Takes micro-batches as a rank's streams do, beside each other; the last round may have fewer. Events
         are those of the first stream, as in a run."""
         known, rank = self._in_streams[self.assignment.size], self._place.rank
@@ -162,10 +162,10 @@ class Rehearsal(ReplicaBatches):
             alone = computing_ns(self._times, kind, chunk)
             assert alone is not None, "one stage has no messages"
             beside = min(streams, count - m * streams)
-            self._spend(kind.value, round(alone * beside / known.rates[rank][beside - 1]), m, chunk)
-        self._pass((streams - 1) * known.copy_ns[rank])
+            self._compute(kind.value, round(alone * beside / known.rates[rank][beside - 1]), m, chunk)
+        self._advance((streams - 1) * known.copy_ns[rank])
 
-    def _take(self, actions: Sequence[AnyAction]) -> None:
+    def _run_actions(self, actions: Sequence[AnyAction]) -> None:
         for kind, ways in self._inboxes.items():
             for way, own in zip(ways, actions_by_channel(actions, kind, len(ways))):
                 for inbox in way:
@@ -173,12 +173,12 @@ class Rehearsal(ReplicaBatches):
         for kind, m, chunk in (action[:3] for action in actions):
             computes = computing_ns(self._times, kind, chunk)
             if computes is not None:
-                self._spend(kind.value, computes, m, chunk)
+                self._compute(kind.value, computes, m, chunk)
             elif kind in self._inboxes:
                 self._receive(kind, m, chunk)
             elif kind is Kind.UPDATE:
-                self._together("grads-all-reduce", self._groups.data, self._times.grads_all_reduce_ns)
-                self._spend("optimizer", self._times.optimizer_ns, -1, chunk)
+                self._collective("grads-all-reduce", self._groups.data, self._times.grads_all_reduce_ns)
+                self._compute("optimizer", self._times.optimizer_ns, -1, chunk)
             else:
                 self._send(kind, m, chunk)
 
@@ -189,25 +189,25 @@ class Rehearsal(ReplicaBatches):
 
     def _update_together(self) -> None:
         """What ends an iteration of a schedule that flushes."""
-        self._together("grads-all-reduce", self._groups.data, self._times.grads_all_reduce_ns)
+        self._collective("grads-all-reduce", self._groups.data, self._times.grads_all_reduce_ns)
         for parts in self._groups.tied:
             for part in parts:
                 duration = self._times.embedding_all_reduce_ns // len(parts)
-                self._together("embedding-grads-all-reduce", part.group, duration)
+                self._collective("embedding-grads-all-reduce", part.group, duration)
         start = self.now_ns
-        self._together("grad-norm-all-reduce", self._groups.model, 0)
-        self._pass(self._times.optimizer_ns)
+        self._collective("grad-norm-all-reduce", self._groups.model, 0)
+        self._advance(self._times.optimizer_ns)
         if self._times.params_all_gather_ns:
-            self._together("params-all-gather", self._groups.data, self._times.params_all_gather_ns)
+            self._collective("params-all-gather", self._groups.data, self._times.params_all_gather_ns)
         self._recorder.record("optimizer", start, self.now_ns)
 
     def seconds(self) -> float:
         """What the log's clock shows: with `anchored` the time that really passed since the common start."""
         return max(time.monotonic(), self.now_ns / 1e9) if self.clock == "anchored" else self.now_ns / 1e9
 
-    def _spend(self, name: str, duration: int, micro_batch: int, chunk: int) -> None:
+    def _compute(self, name: str, duration: int, micro_batch: int, chunk: int) -> None:
         start = self.now_ns
-        self._pass(duration)
+        self._advance(duration)
         self._recorder.record(name, start, self.now_ns, micro_batch, chunk=chunk)
 
     def _receive(self, kind: Kind, micro_batch: int, chunk: int) -> None:
@@ -215,7 +215,7 @@ class Rehearsal(ReplicaBatches):
         (inbox,) = ways[micro_batch % len(ways)]
         start = self.now_ns
         with NOTHING if self.stopwatch is None else self.stopwatch.waiting():
-            self._reach(int(inbox.take().item()))
+            self._advance_to(int(inbox.take().item()))
         self._recorder.record(kind.value, start, self.now_ns, micro_batch, inbox.peer.rank, chunk)
 
     def _send(self, kind: Kind, micro_batch: int, chunk: int) -> None:
@@ -229,7 +229,7 @@ class Rehearsal(ReplicaBatches):
             outbox.put(torch.tensor([begin + takes]))
             self._recorder.record(kind.value, self.now_ns, self.now_ns, micro_batch, outbox.peer.rank, chunk)
 
-    def _together(self, name: str, group: Optional[dist.ProcessGroup], duration: int) -> None:
+    def _collective(self, name: str, group: Optional[dist.ProcessGroup], duration: int) -> None:
         """A collective: it ends for all ranks of the group when it ends for the last of them. With micro-batches of
         other sizes a rank's passes hide another part of it, so that durations differ."""
         if group is None:
@@ -238,13 +238,13 @@ class Rehearsal(ReplicaBatches):
         latest = torch.tensor([start + duration])
         with annotate_errors(name):
             dist.all_reduce(latest, dist.ReduceOp.MAX, group)
-        self._reach(int(latest.item()))
+        self._advance_to(int(latest.item()))
         self._recorder.record(name, start, self.now_ns)
 
-    def _reach(self, moment: int) -> None:
-        self._pass(max(0, moment - self.now_ns))
+    def _advance_to(self, moment: int) -> None:
+        self._advance(max(0, moment - self.now_ns))
 
-    def _pass(self, duration: int) -> None:
+    def _advance(self, duration: int) -> None:
         self.now_ns += duration
         if self.clock == "anchored":
             time.sleep(max(0, self.now_ns - time.monotonic_ns()) / 1e9)

@@ -99,7 +99,7 @@ class Workers:
     def run(self, micros: Mapping[int, Optional[Micro]], factor: Factor) -> Optional[Tensor]:
         """Does what `Executor.run` does: workers take micro-batches in turn; the first one gets all gradients."""
         total = self.pass_all(micros, factor)
-        self.add_up()
+        self.sum_gradients()
         return total
 
     def pass_all(self, micros: Mapping[int, Optional[Micro]], factor: Factor) -> Optional[Tensor]:
@@ -108,7 +108,7 @@ class Workers:
         self._begin()
         main = torch.cuda.current_stream(self._device) if self._streams else None
         others = [
-            self._pool.submit(self._beside, number, main, held, factor)
+            self._pool.submit(self._run_copy, number, main, held, factor)
             for number, held in enumerate(dealt)
             if number and held  # of the last round of an adapting batch there may be fewer
         ]
@@ -135,7 +135,7 @@ class Workers:
             to.gathered.zero_()
 
     @torch.no_grad()
-    def add_up(self) -> None:
+    def sum_gradients(self) -> None:
         """Gives the first worker the gradients and running statistics of all."""
         total, *rest = (worker.flat.grad for worker in self._workers)
         for grad in rest:
@@ -144,7 +144,7 @@ class Workers:
         for of, to in self._running:
             of.gathered += to.gathered
 
-    def _beside(
+    def _run_copy(
         self, number: int, main: Optional[torch.cuda.Stream], held: List[Optional[Micro]], factor: Factor
     ) -> Optional[Tensor]:
         """Runs a copy in a thread of its own; on a GPU behind what `main` has got so far."""

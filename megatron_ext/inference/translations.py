@@ -26,19 +26,19 @@ from megatron_ext.inference.scoring import GREEDY
 from megatron_ext.inference.sentences import held_out, tokenizer_file
 from megatron_ext.inference.text import tokenizer_of
 from megatron_ext.inference.translator import Translator, together
-from megatron_ext.parallel.comm import Gate, annotate_errors, exchange
+from megatron_ext.parallel.comm import Barrier, annotate_errors, exchange
 
 
 class Translations:
     """All ranks call it together."""
 
-    def __init__(self, plan: Plan, place: Place, engine: Engine, gate: Gate) -> None:
+    def __init__(self, plan: Plan, place: Place, engine: Engine, barrier: Barrier) -> None:
         """It takes the first sentences of the split: as many as an evaluation has samples.
 
         Raises:
             EngineError: their text or the tokenizer cannot be read.
         """
-        self._plan, self._place, self._engine, self._gate = plan, place, engine, gate
+        self._plan, self._place, self._engine, self._barrier = plan, place, engine, barrier
         found = held_out(plan.data_prefix, SPLIT)
         wanted = plan.train.eval_iterations
         count = len(found.source) if wanted is None else wanted * plan.global_batch_size
@@ -58,7 +58,7 @@ class Translations:
         with self._engine.evaluating():
             own = self._counts()
         self._times += 1
-        self._gate.wait(f"translated/{self._times}", "waiting for the translations of all ranks")
+        self._barrier.wait(f"translated/{self._times}", "waiting for the translations of all ranks")
         every = exchange(own, self._plan.world_size, self._device, "putting the translations together")
         metrics = {**evaluation.metrics, BLEU: bleu.score(bleu.added(every))}
         return Evaluation(metrics, evaluation.seconds + time.monotonic() - began)

@@ -11,8 +11,8 @@ from torch import nn
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
-from megatron_ext.measuring.passes import LAYERS, Keeping, Passes
-from megatron_ext.measuring.sequence import LOSS, Ledger, bytes_of, crossing, described, one_of_each_kind, wires_of
+from megatron_ext.measuring.passes import LAYERS, Passes, SavedTensors
+from megatron_ext.measuring.sequence import LOSS, Ledger, bytes_of, crossing, described, first_of_each_kind, wires_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import Part
 from megatron_ext.tasks.families import task_of
@@ -51,7 +51,7 @@ class Kinds(Passes):
         self._compiled = plan.train.compile
         source = torch.Generator().manual_seed(plan.train.seed)
         self._micro = task.example(micro_batch_size, source).to(device)
-        stages = {kind: _alone(task, block) for kind, block in one_of_each_kind(task).items()}
+        stages = {kind: _alone(task, block) for kind, block in first_of_each_kind(task).items()}
         flat = self._placed([*stages.values()], device)
         names = [*stages, LOSS]
         blocks = Counter(block.kind for block in task.blocks)
@@ -100,14 +100,14 @@ class Kinds(Passes):
         last_use.update(dict.fromkeys(task.outputs, len(task.blocks)))
         wires: Tensors = {}
         sizes: Dict[str, int] = {}
-        first = one_of_each_kind(task)
+        first = first_of_each_kind(task)
         for number, block in enumerate(task.blocks):
             stage, weights = stages[block.kind], self._flat
             if first[block.kind] is not block:
                 stage = _alone(task, block)
                 weights = self._placed([stage], self._device)
             taken = {name: wires[name] for name in stage.part.enters}
-            with Keeping() as kept:
+            with SavedTensors() as kept:
                 left = self._through(stage, taken)
             self._leave_out(kept, stage, weights)
             ledger.note(number, {name: self._micro.inputs[name] for name in stage.inputs}, left, kept.sizes)
@@ -118,7 +118,7 @@ class Kinds(Passes):
             wires.update(_all_cut_off(left))
             wires = {name: tensor for name, tensor in wires.items() if last_use.get(name, -1) > number}
             ledger.forget_all_but(wires)
-        with Keeping() as kept:
+        with SavedTensors() as kept:
             loss = self._task.loss(wires, self._micro, TensorGroup())
         self._kinds[LOSS] = _Timed(None, wires, _gradients({"loss": loss}))
         shared = {tensor.untyped_storage().data_ptr() for tensor in wires.values()}
@@ -126,7 +126,7 @@ class Kinds(Passes):
         self._ledger, self._crossing = ledger, crossing(task, sizes)
         self._wires = [sizes[name] for name in wires_of(task)]
 
-    def _leave_out(self, kept: Keeping, stage: Stage, flat: FlatWeights) -> None:
+    def _leave_out(self, kept: SavedTensors, stage: Stage, flat: FlatWeights) -> None:
         """What the stage has anyway."""
         for tensor in (flat.weight, *stage.parameters(), *stage.buffers()):
             kept.sizes.pop(tensor.untyped_storage().data_ptr(), None)

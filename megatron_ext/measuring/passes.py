@@ -123,7 +123,7 @@ class Passes(ABC):
         self._marks.close()
 
 
-class Keeping:
+class SavedTensors:
     """Takes note, while it is entered, of the storages that autograd keeps for a backward pass.
 
     It holds their tensors, so that no other one is at the same address.
@@ -135,7 +135,7 @@ class Keeping:
         self._held: List[Tensor] = []
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
 
-    def __enter__(self) -> Keeping:
+    def __enter__(self) -> SavedTensors:
         self._hooks.__enter__()
         return self
 
@@ -219,7 +219,7 @@ class Parts(Passes):
         found: Dict[str, int] = {}
         entered: Tensors = {}
         for stage, (kind, count) in zip(self._stages, self._counts):
-            with Keeping() as kept:
+            with SavedTensors() as kept:
                 left = self._through(stage, entered)
             kept.sizes.pop(self._flat.weight.untyped_storage().data_ptr(), None)
             found[kind] = round(sum(kept.sizes.values()) / count)
@@ -227,7 +227,7 @@ class Parts(Passes):
         return found
 
 
-def told_medians(found: Dict[str, Median], kept: Dict[str, int]) -> Dict[str, Dict[str, float]]:
+def medians_by_part(found: Dict[str, Median], kept: Dict[str, int]) -> Dict[str, Dict[str, float]]:
     """Returns what a profile says of each part (docs/formats.md)."""
     parts: Dict[str, Dict[str, float]] = {}
     for name, one in found.items():

@@ -19,7 +19,7 @@ from megatron_ext.contract.errors import is_out_of_memory, reason_of
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
-from megatron_ext.measuring.passes import Keeping
+from megatron_ext.measuring.passes import SavedTensors
 from megatron_ext.parallel.comm import annotate_errors
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between
@@ -152,7 +152,7 @@ def doubled(step: int, most: int) -> List[int]:
     return found + [most] * (most > found[-1])
 
 
-def needed_bytes(flat: FlatWeights, kept: Keeping, copies: int = 1) -> int:
+def needed_bytes(flat: FlatWeights, kept: SavedTensors, copies: int = 1) -> int:
     """Returns the bytes of a rank that trains so many copies with these weights, each of which has gradients of its own
     and keeps as much for its backward pass."""
     weight, grad = flat.weight, flat.grad
@@ -228,7 +228,7 @@ class Room:
         if self._memory is None:
             self._pass(micro)
         else:
-            with Keeping() as kept:
+            with SavedTensors() as kept:
                 self._pass(micro, lambda: self._require(kept))
         self._optimizer.step(Recorder(None))
 
@@ -238,7 +238,7 @@ class Room:
         forward_done()
         backward({"loss": loss * 1e-3}, {})
 
-    def _require(self, kept: Keeping) -> None:
+    def _require(self, kept: SavedTensors) -> None:
         """Raises MemoryError where the declared memory is too little."""
         needed = needed_bytes(self._flat, kept)
         assert self._memory is not None

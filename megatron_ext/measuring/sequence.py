@@ -45,7 +45,7 @@ def _described(block: Block, module: nn.Module) -> Dict[str, object]:
     return found if block.placement is Placement.COUNTED else {**found, "held": block.placement.name.lower()}
 
 
-def one_of_each_kind(task: Task) -> Dict[str, Block]:
+def first_of_each_kind(task: Task) -> Dict[str, Block]:
     """Returns the first block of each kind."""
     found: Dict[str, Block] = {}
     for block in task.blocks:

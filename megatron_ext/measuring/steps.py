@@ -24,7 +24,7 @@ from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.workers import Worker, Workers, copy_stream
 from megatron_ext.measuring.laps import LEAST, Lap, Marks, median
-from megatron_ext.measuring.passes import RELATIVE, Keeping
+from megatron_ext.measuring.passes import RELATIVE, SavedTensors
 from megatron_ext.measuring.room import HostMemory, fixed_bytes, needed_bytes
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between
@@ -132,14 +132,14 @@ class Copies:
         self._marks.set()
         workers.pass_all(dict.fromkeys(range(count), micro), FACTOR)  # the first copy's loss sets a mark
         self._marks.set()
-        workers.add_up()
+        workers.sum_gradients()
         self._marks.set()
         self._optimizer.step(Recorder(None))
         self._marks.set()
 
     def _require(self, micro: Micro, count: int) -> None:
         """Raises MemoryError where the declared memory is too little."""
-        with Keeping() as kept:
+        with SavedTensors() as kept:
             values = {name: micro.inputs[name] for name in self._first.inputs}
             self._task.loss(self._first(values), micro, TensorGroup())
         needed = needed_bytes(self._flat, kept, count)

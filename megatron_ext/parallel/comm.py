@@ -198,7 +198,7 @@ def exchange(own: object, ranks: int, device: torch.device, what: str) -> List[A
     return [json.loads(bytes(row)) for row in whole.tolist()]
 
 
-class Gate:
+class Barrier:
     """Makes ranks wait for all others while some of them make their weights, or read or write files, which may take
     longer than any message.
 

@@ -105,7 +105,7 @@ COMMON = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_
 """Environment: how both sides of a message send it. Others name a node's own devices."""
 
 
-def same_software(store: Store, rank: int, ranks: int, device: torch.device) -> None:
+def check_same_software(store: Store, rank: int, ranks: int, device: torch.device) -> None:
     """Compares the versions of all ranks, before any of them sends a message; all call it together.
 
     Raises:

@@ -9,15 +9,15 @@ from typing import Any, Dict, Optional
 from megatron_ext.contract.files import write_json
 
 
-class Note:
+class GrowingNote:
     """One process writes it; any other reads it with `read`."""
 
     def __init__(self, path: Path, **values: Any) -> None:
         self._path = path
         self._values: Dict[str, Any] = {}
-        self.tell(**values)
+        self.update(**values)
 
-    def tell(self, **values: Any) -> None:
+    def update(self, **values: Any) -> None:
         """Adds to what is written, or replaces it."""
         self._values.update(values)
         write_json(self._path, self._values)

@@ -10,7 +10,7 @@ from conf.schema.parallel import Parallel
 from conf.schema.train import Train
 from conf.schema.values.streams import MOST
 from megatron_ext.contract.adaptive.config import ADAPTS
-from megatron_ext.contract.adaptive.rules import Rungs
+from megatron_ext.contract.adaptive.rules import BatchRange
 
 
 def check(adapt: Adapt, parallel: Parallel, train: Train, engine: Engine, executor: Executor) -> None:
@@ -100,7 +100,7 @@ def _check_batch(adapt: Adapt, parallel: Parallel, train: Train) -> None:
             f"compares the gradients of the halves of a batch, so it needs at least two micro-batches; use {smaller}"
         )
     try:
-        Rungs.between(lower, upper, parallel.micro_batch_size, parallel.data)
+        BatchRange.between(lower, upper, parallel.micro_batch_size, parallel.data)
     except ValueError as error:
         raise ConfigError(f"adapt.upper={upper} is too small: {error}; use a larger one") from error
     if train.epochs is None and train.samples is None:

@@ -8,8 +8,8 @@ from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 from megatron_ext.contract.adaptive import sizes as of_sizes
 from megatron_ext.contract.adaptive.config import GOODPUT, NONE, SIMILARITY, AdaptConfig
 from megatron_ext.contract.adaptive.noise import Halves, Measurement, measurement, noise_scale, similarity, sought_batch
-from megatron_ext.contract.adaptive.rules import GAIN, Rungs, by_goodput, by_noise, by_similarity
-from megatron_ext.contract.adaptive.shares import Longest, Times, dealt, fastest, overhead
+from megatron_ext.contract.adaptive.rules import GAIN, BatchRange, by_goodput, by_noise, by_similarity
+from megatron_ext.contract.adaptive.shares import SlowestReplica, Times, dealt, fastest, overhead
 from megatron_ext.contract.adaptive.sizes import Measured, Replica, Way, rounds, ways_of
 from megatron_ext.contract.schedule.deal import Division, several
 
@@ -56,8 +56,10 @@ class Controller:
         self._size = micro_batch_size
         self._reference = reference
         self._seconds: Sequence[float] = [1.0 / weight for weight in weights]
-        self._rungs = (
-            None if config.rule == NONE else Rungs.between(config.lower, config.upper, micro_batch_size, len(weights))
+        self._batches = (
+            None
+            if config.rule == NONE
+            else BatchRange.between(config.lower, config.upper, micro_batch_size, len(weights))
         )
         self._copies = tuple(streams) or (1,) * len(weights)
         ways = ways_of(config, micro_batch_size, self._copies)
@@ -69,7 +71,7 @@ class Controller:
         self.window: List[Measurement] = list(window)
         """The newest measurements, as many as decisions take together."""
         self._timed: Tuple[Sequence[float], Sequence[float]] = (), ()
-        self._longest: Optional[Longest] = None
+        self._longest: Optional[SlowestReplica] = None
         """By the seconds of micro-batches, and beside them, in `_timed`."""
 
     def decide(
@@ -99,14 +101,14 @@ class Controller:
         return Decision(now.shares, reason, sizes=sizes, streams=self._told(now), **known)
 
     @property
-    def rungs(self) -> Optional[Rungs]:
+    def batches(self) -> Optional[BatchRange]:
         """The batches that there are; None where the batch stays."""
-        return self._rungs
+        return self._batches
 
     @property
     def least_samples(self) -> int:
         """The fewest samples of a batch that may be."""
-        count = len(self._seconds) if self._rungs is None else self._rungs.least
+        count = len(self._seconds) if self._batches is None else self._batches.least
         return count * self._size
 
     def fitted(self, samples: int) -> Tuple[int, ...]:
@@ -140,14 +142,14 @@ class Controller:
     def _next(self, now: Division, times: Optional[Times]) -> Tuple[int, str]:
         """Micro-batches of the plan's size that the next global batch has, and why."""
         config, count = self._config, now.samples // self._size
-        if self._rungs is None:
+        if self._batches is None:
             return count, ""
         if len(self.window) < config.smoothing:
             return count, f"{len(self.window)} of {config.smoothing} measurements"
         if config.rule == SIMILARITY:
             found = similarity(self.window)
             return (
-                by_similarity(count, found, config.target, config.rate, self._rungs),
+                by_similarity(count, found, config.target, config.rate, self._batches),
                 f"similarity {found:.3f}, target {config.target:g}",
             )
         scale = noise_scale(self.window)
@@ -157,22 +159,22 @@ class Controller:
                 return count, f"{known}; no times"
             return self._by_goodput(now, scale, times), known
         sought = sought_batch(config.target, scale)
-        return by_noise(count, scale, config.target, self._rungs), f"{known}, wanted batch {sought:.4g}"
+        return by_noise(count, scale, config.target, self._batches), f"{known}, wanted batch {sought:.4g}"
 
     def _by_goodput(self, now: Division, scale: float, times: Times) -> int:
-        assert self._rungs is not None
+        assert self._batches is not None
         rest = overhead(times, now.shares)
         own = [seconds * self._size / size for seconds, size in zip(times.micro_batch_s, now.sizes)]
         if self._longest is None or self._timed != (own, times.fixed_s):  # they are the same throughout a simulation
             self._timed = own, times.fixed_s
             order = dealt(own, times.fixed_s) if self._config.rebalance else dealt(self._seconds)
-            self._longest = Longest(order, own, times.fixed_s)
+            self._longest = SlowestReplica(order, own, times.fixed_s)
         slowest = self._longest
 
         def seconds(counts: Sequence[int]) -> List[float]:
             return [found + rest for found in slowest.of(counts)]
 
-        return by_goodput(now.samples // self._size, scale, self._reference, seconds, self._rungs)
+        return by_goodput(now.samples // self._size, scale, self._reference, seconds, self._batches)
 
     def _replicas(self, now: Division, times: Times) -> List[Replica]:
         """What each takes, by what was measured."""

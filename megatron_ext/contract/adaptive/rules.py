@@ -17,7 +17,7 @@ LOOKED_AT = 1000
 """Batches that a rule compares, about; of more, as many at even distances."""
 
 
-class Rungs(NamedTuple):
+class BatchRange(NamedTuple):
     """The batches that there are: even numbers of micro-batches, so that both halves are alike."""
 
     micro_batch_size: int
@@ -27,7 +27,7 @@ class Rungs(NamedTuple):
     """The same, and no less."""
 
     @classmethod
-    def between(cls, lower: int, upper: int, micro_batch_size: int, replicas: int) -> Rungs:
+    def between(cls, lower: int, upper: int, micro_batch_size: int, replicas: int) -> BatchRange:
         """Makes those from `lower` samples to `upper`, with a micro-batch for every replica at least.
 
         Raises:
@@ -47,46 +47,46 @@ class Rungs(NamedTuple):
         return min(max(_even_below(count), self.least), self.most)
 
 
-def by_similarity(count: int, found: float, target: float, rate: float, rungs: Rungs) -> int:
+def by_similarity(count: int, found: float, target: float, rate: float, batches: BatchRange) -> int:
     """JABAS's rule, after SimiGrad: up or down by a rate, rounded to an even number of micro-batches.
 
     There, a batch that rounding brings back to itself stays for ever; here it goes on to the next rung.
     """
     if math.isnan(found) or found == target:
         return count
-    size = rungs.micro_batch_size
-    samples, lower, upper = count * size, rungs.least * size, rungs.most * size
+    size = batches.micro_batch_size
+    samples, lower, upper = count * size, batches.least * size, batches.most * size
     if found < target:
         wanted = round(min(samples * (1.0 + rate), upper) / size)
-        return rungs.clamped(max(wanted + wanted % 2, _even_below(count) + 2))
+        return batches.clamped(max(wanted + wanted % 2, _even_below(count) + 2))
     wanted = round(max(samples * (1.0 - rate), lower) / size)
-    return rungs.clamped(min(wanted - wanted % 2, _even_above(count) - 2))
+    return batches.clamped(min(wanted - wanted % 2, _even_above(count) - 2))
 
 
-def by_noise(count: int, scale: float, target: float, rungs: Rungs) -> int:
+def by_noise(count: int, scale: float, target: float, batches: BatchRange) -> int:
     """Goes to the batch whose halves are as similar as the target, by the noise scale in samples; at most twice as
     far."""
-    samples = count * rungs.micro_batch_size
+    samples = count * batches.micro_batch_size
     growth = min(max(sought_batch(target, scale) / samples, 1.0 / MOST), MOST)
     if abs(math.log(growth)) <= DEAD_ZONE:
         return count
-    return rungs.clamped(2 * round(count * growth / 2.0))
+    return batches.clamped(2 * round(count * growth / 2.0))
 
 
 def by_goodput(
-    count: int, scale: float, reference: int, seconds: Callable[[Sequence[int]], List[float]], rungs: Rungs
+    count: int, scale: float, reference: int, seconds: Callable[[Sequence[int]], List[float]], batches: BatchRange
 ) -> int:
     """Goes to the batch of the largest goodput (Qiao et al. 2021): samples a second, each worth what it would be in the
     `reference` batch; `seconds` says how long iterations of so many micro-batches take, for ascending numbers."""
 
     def goodput(numbers: Sequence[int]) -> List[float]:
-        samples = [n * rungs.micro_batch_size for n in numbers]
+        samples = [n * batches.micro_batch_size for n in numbers]
         rates = [of / took for of, took in zip(samples, seconds(numbers))]
         if math.isinf(scale):
             return rates
         return [rate * ((scale + reference) / (scale + of)) for rate, of in zip(rates, samples)]
 
-    low, high = rungs.clamped(math.ceil(count / MOST)), rungs.clamped(math.floor(count * MOST))
+    low, high = batches.clamped(math.ceil(count / MOST)), batches.clamped(math.floor(count * MOST))
     compared = range(low, high + 1, 2 * max(1, (high - low) // LOOKED_AT // 2))
     found = goodput(compared)
     best = max(found)

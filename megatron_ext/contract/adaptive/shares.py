@@ -55,7 +55,7 @@ def dealt(seconds: Sequence[float], fixed: Sequence[float] = ()) -> Iterator[int
         yield replica
 
 
-class Longest:
+class SlowestReplica:
     """Says when the slowest replica is ready, by the micro-batches of all replicas, which are dealt in an order."""
 
     def __init__(self, order: Iterator[int], seconds: Sequence[float], fixed: Sequence[float] = ()) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from megatron_ext.contract.adaptive.config import ADAPTS, NONE
-from megatron_ext.contract.adaptive.rules import Rungs
+from megatron_ext.contract.adaptive.rules import BatchRange
 from megatron_ext.contract.rules.rule import GRID, Faults, Rules, Values
 from megatron_ext.contract.schedule.streams import PIPEDREAM
 
@@ -88,7 +88,7 @@ def _adapt(plan: Values) -> Faults:
     if plan["global_batch_size"] < 2 * plan["micro_batch_size"]:
         yield "global_batch_size", plan["global_batch_size"], f"of at least two micro-batches {with_adapt}.rule"
     try:
-        Rungs.between(adapt["lower"], adapt["upper"], plan["micro_batch_size"], plan["data"])
+        BatchRange.between(adapt["lower"], adapt["upper"], plan["micro_batch_size"], plan["data"])
     except ValueError as error:
         yield "adapt.upper", adapt["upper"], f"larger: {error}"
 

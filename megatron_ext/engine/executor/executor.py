@@ -56,9 +56,9 @@ class Executor:
     wherever CUDA makes two of them wait for all that their GPUs have begun: while it frees memory, or loads a kernel.
     """
 
-    _beside_gradients: Sequence[Content] = ()
+    _sent_with_gradients: Sequence[Content] = ()
     """What is sent back with them."""
-    watch: Optional[Stopwatch] = None
+    stopwatch: Optional[Stopwatch] = None
     """What is to know when it waits for other stages."""
 
     def __init__(
@@ -259,7 +259,7 @@ class Executor:
             return message.unpack(received)
 
     def _waiting(self) -> ContextManager[object]:
-        return NOTHING if self.watch is None else self.watch.waiting()
+        return NOTHING if self.stopwatch is None else self.stopwatch.waiting()
 
     def _send(self, kind: Kind, key: Key, tensors: Tensors) -> None:
         m, chunk = key
@@ -280,6 +280,6 @@ class Executor:
         return {
             Kind.RECV_FORWARD: [chunk.entering for chunk in chunks],
             Kind.SEND_FORWARD: [chunk.leaving for chunk in chunks],
-            Kind.RECV_BACKWARD: [chunk.leaving.gradients(self._beside_gradients) for chunk in chunks],
-            Kind.SEND_BACKWARD: [chunk.entering.gradients(self._beside_gradients) for chunk in chunks],
+            Kind.RECV_BACKWARD: [chunk.leaving.gradients(self._sent_with_gradients) for chunk in chunks],
+            Kind.SEND_BACKWARD: [chunk.entering.gradients(self._sent_with_gradients) for chunk in chunks],
         }

@@ -109,7 +109,7 @@ class StreamingExecutor(Executor):
 class ScaledExecutor(StreamingExecutor):
     """Takes steps in fp16, where each stage has a loss scale of its own."""
 
-    _beside_gradients = (SCALE,)
+    _sent_with_gradients = (SCALE,)
     scale: StageScale
 
     def _backward(self, kind: Kind, key: Key) -> None:

@@ -83,8 +83,8 @@ class StreamingEngine(Engine):
         return self.optimizer.updates
 
     @property
-    def at_once(self) -> int:
-        return max(super().at_once, 2 * self._plan.world_size)
+    def max_forward(self) -> int:
+        return max(super().max_forward, 2 * self._plan.world_size)
 
     @property
     def max_iteration_skew(self) -> int:
@@ -250,6 +250,6 @@ def _factor(micro: Optional[Micro]) -> Any:
     return torch.where(weight > 0, 1.0 / weight, 0.0).float()
 
 
-def engine_of(plan: Plan, *others: Any) -> Engine:
+def make_engine(plan: Plan, *others: Any) -> Engine:
     """A rank's, from what `Engine` takes."""
     return (Engine if plan.stream is None else StreamingEngine)(plan, *others)

@@ -20,7 +20,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import Samples
 from megatron_ext.engine.adaptation import FixedBatch
 from megatron_ext.engine.engine import Engine
-from megatron_ext.parallel.comm import Gate
+from megatron_ext.parallel.comm import Barrier
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.tasks.families import task_of
 from megatron_ext.timeline.recorder import Recorder
@@ -39,7 +39,7 @@ def save(plan: Plan, engine: Engine, iteration: int) -> None:
     """What a rank does that has the model to itself; every weight is the number of the iteration."""
     engine.flat.weight.fill_(iteration)
     engine.optimizer.updates = iteration
-    Saver(plan, plan.ranks[0], engine, {}, Gate(HashStore(), 1), FixedBatch()).after(iteration, ending=False)
+    Saver(plan, plan.ranks[0], engine, {}, Barrier(HashStore(), 1), FixedBatch()).after(iteration, ending=False)
 
 
 def newest(folder: Path) -> int:

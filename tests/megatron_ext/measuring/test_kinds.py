@@ -16,7 +16,7 @@ from megatron_ext.contract.models.activations import wires
 from megatron_ext.contract.plan import Plan
 from megatron_ext.measuring import kinds
 from megatron_ext.measuring.kinds import Kinds
-from megatron_ext.measuring.passes import LAYERS, Keeping
+from megatron_ext.measuring.passes import LAYERS, SavedTensors
 from megatron_ext.measuring.sequence import LOSS, crossing, wires_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut
@@ -108,7 +108,7 @@ def test_blocks_keep_together_what_the_whole_module_keeps(tmp_path: Path, name: 
     task = task_of(plan)
     whole = Stage(task, cut(task, [len(task.blocks)])[0], TensorGroup())
     micro = task.example(2, torch.Generator())
-    with Keeping() as kept:
+    with SavedTensors() as kept:
         whole(dict(micro.inputs))
     weights = {one.untyped_storage().data_ptr() for one in (*whole.parameters(), *whole.buffers())}
     inputs = {one.untyped_storage().data_ptr() for one in micro.inputs.values()}

@@ -22,7 +22,7 @@ def told(store: dist.Store, versions: list[str], monkeypatch: pytest.MonkeyPatch
 
     def compare(rank: int) -> str:
         try:
-            meeting.same_software(store, rank, len(versions), CPU)
+            meeting.check_same_software(store, rank, len(versions), CPU)
         except EngineError as error:
             assert not isinstance(error, PeerLost)
             return str(error)
@@ -57,7 +57,7 @@ def test_a_rank_that_does_not_come_is_told_as_lost() -> None:
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=0.1))
     with pytest.raises(PeerLost, match=r"^comparing versions failed: "):
-        meeting.same_software(store, 0, 2, CPU)
+        meeting.check_same_software(store, 0, 2, CPU)
 
 
 def test_on_gpus_nccl_is_compared_and_on_cpus_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

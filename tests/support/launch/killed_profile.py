@@ -14,7 +14,7 @@ from typing import Any
 from megatron_ext import profile, worker
 from megatron_ext.measuring.room import Room
 from megatron_ext.measuring.steps import Copies
-from megatron_ext.timeline.notes import Note
+from megatron_ext.timeline.notes import GrowingNote
 
 AT = {what: int(samples) for what, samples in (one.split(":") for one in os.environ["KILLED_AT"].split(","))}
 
@@ -36,14 +36,14 @@ profile._Measurements._passes = _killing(  # type: ignore[method-assign]
     profile._Measurements._passes, "point", lambda model, group, batch: batch
 )
 if "links" in AT:
-    told = Note.tell
+    original = GrowingNote.update
 
-    def tell(self: Note, **values: Any) -> None:
-        told(self, **values)
+    def update(self: GrowingNote, **values: Any) -> None:
+        original(self, **values)
         if values.get("doing") == "links":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Note.tell = tell  # type: ignore[method-assign]
+    GrowingNote.update = update  # type: ignore[method-assign]
 
 if __name__ == "__main__":
     sys.exit(worker.main(sys.argv[1:], profile.measure))

@@ -10,7 +10,7 @@ import pytest
 from megatron_ext.contract.adaptive.config import GOODPUT, NOISE, NONE, SIMILARITY, AdaptConfig, lr_factor
 from megatron_ext.contract.adaptive.controller import Controller, Decision
 from megatron_ext.contract.adaptive.noise import Halves
-from megatron_ext.contract.adaptive.rules import Rungs, by_goodput, by_noise, by_similarity
+from megatron_ext.contract.adaptive.rules import BatchRange, by_goodput, by_noise, by_similarity
 from megatron_ext.contract.adaptive.shares import Times
 
 CONFIG = AdaptConfig(NOISE, 0.3, 64, 4096, 100, 0.1, 1, "sqrt", rebalance=False)
@@ -35,11 +35,11 @@ def public(batch: int, found: float, target: float, rate: float, size: int, lowe
 @pytest.mark.parametrize("found", [0.1, 0.5], ids=["grows", "shrinks"])
 def test_the_rule_by_similarity_is_the_public_one_wherever_that_moves(size: int, found: float) -> None:
     lower, upper = 2 * size, 400 * size
-    rungs = Rungs.between(lower, upper, size, 2)
+    batches = BatchRange.between(lower, upper, size, 2)
     moves = 0
     for count in range(4, 380, 2):
         wanted = public(count * size, found, 0.3, 0.1, size, lower, upper)
-        ours = by_similarity(count, found, 0.3, 0.1, rungs) * size
+        ours = by_similarity(count, found, 0.3, 0.1, batches) * size
         if wanted == count * size:
             assert ours == (count + (2 if found < 0.3 else -2)) * size, "there it stalls"
         else:
@@ -49,35 +49,35 @@ def test_the_rule_by_similarity_is_the_public_one_wherever_that_moves(size: int,
 
 
 def test_the_first_moves_are_those_of_the_paper() -> None:
-    rungs = Rungs.between(256, 4096, 32, 4)
-    assert [by_similarity(count, 0.1, 0.3, 0.1, rungs) * 32 for count in (8, 10)] == [320, 384]
-    assert by_similarity(2, 0.1, 0.3, 0.1, Rungs.between(64, 4096, 32, 2)) * 32 == 128  # 64 for ever, there
+    batches = BatchRange.between(256, 4096, 32, 4)
+    assert [by_similarity(count, 0.1, 0.3, 0.1, batches) * 32 for count in (8, 10)] == [320, 384]
+    assert by_similarity(2, 0.1, 0.3, 0.1, BatchRange.between(64, 4096, 32, 2)) * 32 == 128  # 64 for ever, there
 
 
 def test_a_rule_stays_within_its_bounds() -> None:
-    rungs = Rungs.between(64, 100, 8, 3)
-    assert rungs == Rungs(8, 8, 12)
-    assert by_similarity(12, 0.1, 0.3, 0.1, rungs) == 12
-    assert by_similarity(8, 0.9, 0.3, 0.1, rungs) == 8
-    assert by_noise(10, math.inf, 0.3, rungs) == 12
-    assert by_noise(10, 1e-9, 0.3, rungs) == 8
+    batches = BatchRange.between(64, 100, 8, 3)
+    assert batches == BatchRange(8, 8, 12)
+    assert by_similarity(12, 0.1, 0.3, 0.1, batches) == 12
+    assert by_similarity(8, 0.9, 0.3, 0.1, batches) == 8
+    assert by_noise(10, math.inf, 0.3, batches) == 12
+    assert by_noise(10, 1e-9, 0.3, batches) == 8
     with pytest.raises(ValueError, match="no even number of micro-batches of 8 samples, at least one for each of 14"):
-        Rungs.between(64, 100, 8, 14)
+        BatchRange.between(64, 100, 8, 14)
 
 
 def test_the_rule_by_noise_goes_where_the_halves_are_alike_enough() -> None:
-    rungs = Rungs.between(64, 4096, 8, 1)
+    batches = BatchRange.between(64, 4096, 8, 1)
     scale = 700.0  # 0.3 is reached with 2 * 0.3 / 0.7 * 700 = 600 samples
     batches = [8]
     for _ in range(6):
-        batches.append(by_noise(batches[-1], scale, 0.3, rungs))
+        batches.append(by_noise(batches[-1], scale, 0.3, batches))
     assert [8 * count for count in batches] == [64, 128, 256, 512, 608, 608, 608]
-    assert by_noise(76, scale * 0.95, 0.3, rungs) == 76, "too little to move for"
-    assert by_noise(128, scale, 0.3, rungs) == 76
+    assert by_noise(76, scale * 0.95, 0.3, batches) == 76, "too little to move for"
+    assert by_noise(128, scale, 0.3, batches) == 76
 
 
 def test_goodput_weighs_speed_against_what_a_sample_is_worth() -> None:
-    rungs = Rungs.between(8, 4096, 8, 1)
+    batches = BatchRange.between(8, 4096, 8, 1)
     busy, launch = 0.001, 0.02
 
     def seconds(count: int) -> float:
@@ -90,10 +90,10 @@ def test_goodput_weighs_speed_against_what_a_sample_is_worth() -> None:
         count, seen = 8, []
         while count not in seen:
             seen.append(count)
-            count = by_goodput(count, scale, 64, lambda counts: [seconds(n) for n in counts], rungs)
+            count = by_goodput(count, scale, 64, lambda counts: [seconds(n) for n in counts], batches)
         best = max(range(2, 514, 2), key=lambda n, scale=scale: goodput(n, scale))
         assert goodput(count, scale) > goodput(best, scale) / 1.031
-    assert by_goodput(8, math.inf, 64, lambda counts: [float(n) for n in counts], rungs) == 8, "nothing is gained"
+    assert by_goodput(8, math.inf, 64, lambda counts: [float(n) for n in counts], batches) == 8, "nothing is gained"
 
 
 def test_decisions_wait_for_as_many_measurements_as_they_take_together() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fasop.partition.exact_shares import Units, least_time
-from megatron_ext.contract.adaptive.shares import Longest, dealt, fastest, longest
+from megatron_ext.contract.adaptive.shares import SlowestReplica, dealt, fastest, longest
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -47,7 +47,7 @@ def test_micro_batches_dealt_one_by_one_are_the_fastest_shares(seed: int) -> Non
     for count in counts:
         assert tuple(shares) == fastest(seconds, count, fixed)
         shares[next(order)] += 1
-    slowest = Longest(dealt(seconds, fixed), others, fixed)
+    slowest = SlowestReplica(dealt(seconds, fixed), others, fixed)
     for some in (counts[100:], counts[:9]):
         assert slowest.of(some) == [longest(others, fastest(seconds, count, fixed), fixed) for count in some]
 

@@ -32,7 +32,7 @@ from megatron_ext.contract.schedule.streams import SEMANTICS
 from megatron_ext.data.samples import Samples
 from megatron_ext.engine import engine
 from megatron_ext.engine.engine import Engine
-from megatron_ext.engine.streams.streaming import engine_of
+from megatron_ext.engine.streams.streaming import make_engine
 from megatron_ext.learning.delayed import DelayedTraining
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.tasks.families import task_of
@@ -129,7 +129,7 @@ def take_part(
         for number, plan in enumerate(plans):
             progress.value = number
             own = samples[plan.global_batch_size]
-            made = engine_of(plan, task_of(plan), plan.ranks[rank], groups_of(plan.layout), own, Recorder(None))
+            made = make_engine(plan, task_of(plan), plan.ranks[rank], groups_of(plan.layout), own, Recorder(None))
             losses = [made.step(iteration).loss for iteration in range(1, plan.train.iterations + 1)]
             judge = number % ranks
             every = [None] * ranks if rank == judge else None
