@@ -31,14 +31,8 @@ from conf.visible import span
 from launch.errors import LaunchError
 from launch.files.locks import FileLock
 from launch.machine import docker
-from launch.machine.container_commands import (
-    PROGRAM,
-    RunContainer,
-    container_name,
-    create,
-    docker_name,
-    fetch,
-)
+from launch.machine.container_commands import RunContainer
+from launch.machine.container_runtimes import RUNTIMES, Docker, Enroot, container_name
 from launch.node.image_file import check_digest, check_found, expected, write_record
 from megatron_ext.contract.files import write_atomic
 
@@ -60,9 +54,10 @@ def private_folder(scratch: Path) -> Path:
 
 def check_program(kind: ContainerKind) -> None:
     """Raises LaunchError if this machine does not have the runtime."""
-    if shutil.which(PROGRAM[kind]) is None:
+    program = RUNTIMES[kind].program
+    if shutil.which(program) is None:
         raise LaunchError(
-            f"container.kind={kind}: {PROGRAM[kind]} is not on the PATH of {socket.gethostname()}; install it, or "
+            f"container.kind={kind}: {program} is not on the PATH of {socket.gethostname()}; install it, or "
             f"choose another container, such as container=none"
         )
 
@@ -110,10 +105,10 @@ class Setup:
         self.close()
 
     def _prepare(self) -> Doing:
-        container = self._container
+        container, runtime = self._container, self._container.runtime
         check_program(container.kind)
-        if container.kind is ContainerKind.docker:
-            self._name = docker_name(container, self._node_rank)
+        if isinstance(runtime, Docker):
+            self._name = runtime.name(container, self._node_rank)
             yield from self._pull(self._name)
             return
         if container.file is None:
@@ -126,8 +121,8 @@ class Setup:
         apart = [str(container.file), state.st_size, state.st_mtime_ns, socket.gethostname()]
         apart += [] if container.digest is None else [container.digest]
         self._name = container_name(container.file.stem, *apart)
-        if container.kind is ContainerKind.enroot:
-            yield from self._create(self._name)
+        if isinstance(runtime, Enroot):
+            yield from self._create(self._name, runtime)
         else:
             yield from self._verify(container.file)
 
@@ -173,7 +168,7 @@ class Setup:
             if file.is_file():
                 return
             try:
-                yield from self._run(fetch(container, partial), lock)
+                yield from self._run(container.runtime.fetch(container, partial), lock)
                 partial.chmod(partial.stat().st_mode & ~0o022)
                 digest = yield from self._digest(partial, lock)
                 if not file.is_file():  # another node's may be in use already
@@ -192,7 +187,7 @@ class Setup:
         output = yield from self._run(["sha256sum", "--", str(file)], lock)
         return output.lstrip("\\").split()[0]  # a backslash says that the name is escaped
 
-    def _create(self, name: str) -> Doing:
+    def _create(self, name: str, runtime: Enroot) -> Doing:
         """Takes a share in the container, which it makes if it must: of a file that holds what it must."""
         assert self._container.file is not None
         folder = self._private_folder()
@@ -210,7 +205,7 @@ class Setup:
             if not (exists and self._is_wanted(mark)):  # which it may be by now: the lock was free in between
                 mark.unlink(missing_ok=True)
                 yield from self._verify(self._container.file, lock)
-                yield from self._run(create(self._container, name, anew=exists), lock)
+                yield from self._run(runtime.create(self._container, name, anew=exists), lock)
                 write_atomic(mark, self._container.run)
                 self._made = True
 

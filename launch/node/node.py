@@ -17,7 +17,7 @@ from typing import TypeVar
 from conf.run_folder.run_files import appended
 from launch.errors import LaunchError
 from launch.files.records import BEAT_S, REQUEUED, NodeState, Start
-from launch.machine.container_commands import Command
+from launch.machine.container_runtimes import Command
 from launch.machine.gpu_sampler import gpu_sampling
 from launch.node.elastic.elastic_node import TOLD_TO_END, ElasticNode
 from launch.node.elastic.peer_status import PARKED

@@ -11,9 +11,9 @@ from enum import Enum
 from types import TracebackType
 from typing import IO, Self
 
-from conf.schema.experiment import ContainerKind
-from launch.machine import processes, slurm_commands
-from launch.machine.container_commands import Command, RunContainer, SlurmStep, inherited_by_runtime, start
+from launch.machine import processes
+from launch.machine.container_commands import RunContainer
+from launch.machine.container_runtimes import Command, SlurmStep
 from launch.machine.docker import remove
 from launch.node.container_setup import Setup
 from launch.node.worker_command import scrubbed
@@ -123,10 +123,8 @@ def process_to_start(
     kept = scrubbed(inherited)
     if container is None:
         return Command(tuple(command), kept | dict(given))
-    kept = inherited_by_runtime(kept)
-    if container.kind is not ContainerKind.pyxis:  # enroot's hook for PyTorch would make of them RANK, MASTER_ADDR, …
-        kept = slurm_commands.environment(kept)
-    started = start(container, name, given, command, step)
+    kept = container.runtime.inherited(kept)
+    started = container.runtime.start(container, name, given, command, step)
     return replace(started, environment=kept | dict(started.environment))
 
 
@@ -159,7 +157,7 @@ class Workplace:
     def process(self, command: Sequence[str], given: Mapping[str, str], inherited: Mapping[str, str]) -> Command:
         """See `process_to_start`; once it is ready."""
         name = "" if self._setup is None else self._setup.name
-        in_step = self._container is not None and self._container.kind is ContainerKind.pyxis
+        in_step = self._container is not None and self._container.runtime.in_step
         step = SlurmStep.own(inherited, self._het_group) if in_step else None
         return process_to_start(self._container, name, command, given, inherited, step)
 

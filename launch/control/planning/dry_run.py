@@ -21,7 +21,8 @@ from launch.control.submit import node_worker, run_environment
 from launch.files.records import Start
 from launch.judge.plan_line import plan_line
 from launch.machine import ssh
-from launch.machine.container_commands import UNKNOWN_NAME, Command, SlurmStep, preparation, run_container
+from launch.machine.container_commands import run_container
+from launch.machine.container_runtimes import UNKNOWN_NAME, Command, SlurmStep
 from launch.machine.provenance import PROJECT
 from launch.node.own_caches import own_caches
 from launch.node.worker_command import SCRUBBED, WORKER, Worker, given_environment
@@ -192,7 +193,7 @@ def _nodes(experiment: Experiment, plan: Plan, run: Path, worker: Worker) -> Ite
         given = {name: f"<{name} of this shell>" for name in experiment.cluster.environment_from}
         given |= own_caches(RunDir(run), node.name) | given_environment(environment, plan, rank, FIRST_START)
         started = process_to_start(container, UNKNOWN_NAME, worker.shown(run, rank), given, {}, steps[rank])
-        prepared = list(preparation(container, rank)) if container else []
+        prepared = container.runtime.preparation(container, rank) if container else []
         if experiment.executor.kind is ExecutorKind.hosts:
             prepared.insert(0, ssh.command(node.name, "start"))
         yield NodeCommands(rank=rank, name=node.name, commands=[*prepared, _command(started)])

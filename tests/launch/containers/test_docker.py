@@ -27,7 +27,8 @@ from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.machine import docker as docker_commands
 from launch.machine import processes
-from launch.machine.container_commands import RunContainer, docker_name, start
+from launch.machine.container_commands import RunContainer
+from launch.machine.container_runtimes import Docker
 from launch.node.worker_command import WORKER as ENGINE
 from megatron_ext.contract.worker import SAVED
 from tests.launch.containers.conftest import DOCKER_IMAGE, IMAGE_ID, Runtime
@@ -68,7 +69,7 @@ def living(docker: Runtime) -> list[str]:
 
 def test_every_word_of_its_command() -> None:
     own = [f"--user={os.getuid()}:{os.getgid()}", *(f"--group-add={group}" for group in sorted(os.getgroups()))]
-    command = start(CPU, "tdpp-box", GIVEN, WORDS, None)
+    command = Docker().start(CPU, "tdpp-box", GIVEN, WORDS, None)
     assert shlex.join(command.argv) == (
         "docker run --rm --pull=never --name=tdpp-box --label=tdpp.run=abc --network=host --ipc=host --pid=host "
         f"--ulimit=memlock=-1 --ulimit=stack=67108864 {shlex.join(own)} --workdir=/tdpp "
@@ -88,14 +89,14 @@ def test_every_word_of_its_command() -> None:
     ids=["all", "by index"],
 )
 def test_its_gpus(given: dict[str, str], word: str) -> None:
-    command = start(replace(CPU, gpus=True), "tdpp-box", given, WORDS, None)
+    command = Docker().start(replace(CPU, gpus=True), "tdpp-box", given, WORDS, None)
     assert word in command.argv
     assert "CUDA_VISIBLE_DEVICES" not in command.environment  # they are numbered anew there
     assert command.environment["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
 
 
 def test_a_group_may_write_what_it_shall() -> None:
-    umask = int(start(replace(CPU, group_writes=True), "x", GIVEN, WORDS, None).argv[-len(WORDS) - 1], 8)
+    umask = int(Docker().start(replace(CPU, group_writes=True), "x", GIVEN, WORDS, None).argv[-len(WORDS) - 1], 8)
     assert umask & 0o070 == 0
 
 
@@ -220,5 +221,5 @@ def test_the_double_takes_no_other_option(docker: Runtime) -> None:
 
 def test_a_name_holds_what_docker_takes() -> None:
     container = replace(CPU, run="a+b@c/1")
-    assert re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+", docker_name(container, 0))
-    assert docker_name(container, 0) != docker_name(container, 1)
+    assert re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+", Docker().name(container, 0))
+    assert Docker().name(container, 0) != Docker().name(container, 1)

@@ -17,7 +17,7 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ContainerKind
 from launch.control.planning.plan import make_plan
-from launch.machine.container_commands import RunContainer, run_container, start
+from launch.machine.container_commands import RunContainer, run_container
 from launch.machine.provenance import PROJECT
 from launch.node.container_setup import Setup
 from megatron_ext.data.indexed_dataset import write_indexed
@@ -58,7 +58,7 @@ def planned(image: Path, corpus: Path, tmp_path: Path) -> tuple[RunDir, RunConta
 def done(container: RunContainer, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     with Setup(container, 0) as setup:
         wait_for(setup.step)
-        command = start(container, setup.name, GIVEN, words, None)
+        command = container.runtime.start(container, setup.name, GIVEN, words, None)
         environment = os.environ | command.environment
         return subprocess.run(
             command.argv, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL

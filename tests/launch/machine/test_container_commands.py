@@ -14,18 +14,8 @@ from conf.errors import ConfigError
 from conf.schema.containers import ImageReference, Mount
 from conf.schema.experiment import ContainerKind
 from launch.control.planning.plan import make_plan
-from launch.machine.container_commands import (
-    Command,
-    RunContainer,
-    SlurmStep,
-    container_name,
-    create,
-    fetch,
-    inherited_by_runtime,
-    preparation,
-    run_container,
-    start,
-)
+from launch.machine.container_commands import RunContainer, run_container
+from launch.machine.container_runtimes import Apptainer, Command, Enroot, SlurmStep, container_name
 
 NGC = ImageReference.parse("nvcr.io/nvidia/pytorch:23.04-py3")
 WORKER = ("python3", "-u", "-m", "megatron_ext.worker", "/runs/xl/1/plan.json", "3")
@@ -55,18 +45,20 @@ def line(words: Sequence[str]) -> str:
 
 
 def started(container: RunContainer, environment: dict[str, str] | None = None) -> Command:
-    return start(container, "tdpp-box", GIVEN if environment is None else environment, WORKER, STEP)
+    return container.runtime.start(container, "tdpp-box", GIVEN if environment is None else environment, WORKER, STEP)
 
 
 def test_enroot_imports_an_image_of_a_registry() -> None:
-    assert line(fetch(CPU, Path("/images/x.sqsh"))) == (
+    assert line(Enroot().fetch(CPU, Path("/images/x.sqsh"))) == (
         "enroot import -o /images/x.sqsh 'docker://nvcr.io#nvidia/pytorch:23.04-py3'"
     )
 
 
 def test_enroot_creates_a_container_of_the_file() -> None:
-    assert line(create(CPU, "tdpp-box")) == ("enroot create -n tdpp-box /images/nvcr.io+nvidia+pytorch+23.04-py3.sqsh")
-    assert line(create(CPU, "tdpp-box", anew=True)) == (
+    assert line(Enroot().create(CPU, "tdpp-box")) == (
+        "enroot create -n tdpp-box /images/nvcr.io+nvidia+pytorch+23.04-py3.sqsh"
+    )
+    assert line(Enroot().create(CPU, "tdpp-box", anew=True)) == (
         "enroot create --force -n tdpp-box /images/nvcr.io+nvidia+pytorch+23.04-py3.sqsh"
     )
 
@@ -100,7 +92,7 @@ def test_what_the_cluster_says_of_gpus_wins() -> None:
 
 
 def test_apptainer_pulls_an_image_of_a_registry() -> None:
-    assert line(fetch(APPTAINER, Path("/images/x.sif"))) == (
+    assert line(Apptainer().fetch(APPTAINER, Path("/images/x.sif"))) == (
         "apptainer pull /images/x.sif docker://nvcr.io/nvidia/pytorch:23.04-py3"
     )
 
@@ -125,7 +117,7 @@ def test_apptainer_shows_no_gpu_to_a_worker_without() -> None:
 
 
 def test_apptainer_hands_in_nothing_that_nobody_gave() -> None:
-    assert inherited_by_runtime({"A": "1", "APPTAINERENV_B": "2", "SINGULARITYENV_C": "3", "APPTAINER_D": "4"}) == {
+    assert Apptainer().inherited({"A": "1", "APPTAINERENV_B": "2", "SINGULARITYENV_C": "3", "APPTAINER_D": "4"}) == {
         "A": "1",
         "APPTAINER_D": "4",
     }
@@ -165,7 +157,7 @@ def test_pyxis_starts_a_worker_as_a_step_on_its_own_node() -> None:
 def test_pyxis_names_the_component_of_a_heterogeneous_job() -> None:
     step = SlurmStep.own({"SLURMD_NODENAME": "n063"}, het_group=1)
     assert step == SlurmStep(node="n063", cpus=None, het_group=1)
-    words = start(PYXIS, "tdpp-box", {}, WORKER, step).argv
+    words = PYXIS.runtime.start(PYXIS, "tdpp-box", {}, WORKER, step).argv
     assert line(words).startswith(
         "srun --overlap --mem=0 --nodes=1 --ntasks=1 --nodelist=n063 --export=ALL --het-group=1 '--container-image="
     )
@@ -194,23 +186,23 @@ def test_a_value_of_the_environment_is_in_no_word_that_others_can_read(container
 @pytest.mark.parametrize("container", [CPU, APPTAINER, PYXIS], ids=["enroot", "apptainer", "pyxis"])
 def test_the_worker_s_own_words_come_last_and_unchanged(container: RunContainer) -> None:
     words = ["python3", "-u", "a b", 'q"', "--mount", ""]
-    assert start(container, "tdpp-box", {}, words, STEP).argv[-len(words) :] == tuple(words)
+    assert container.runtime.start(container, "tdpp-box", {}, words, STEP).argv[-len(words) :] == tuple(words)
 
 
 def test_a_node_is_prepared_by_bringing_the_image_and_creating_the_container() -> None:
     created = "enroot create -n '<container>' /images/nvcr.io+nvidia+pytorch+23.04-py3.sqsh"
-    assert [line(words) for words in preparation(CPU, 0)] == [
+    assert [line(words) for words in CPU.runtime.preparation(CPU, 0)] == [
         "enroot import -o /images/nvcr.io+nvidia+pytorch+23.04-py3.sqsh 'docker://nvcr.io#nvidia/pytorch:23.04-py3'",
         created,
     ]
-    assert [line(words) for words in preparation(CPU, 1)] == [created]
+    assert [line(words) for words in CPU.runtime.preparation(CPU, 1)] == [created]
     own = Path("/images/own.sqsh")
-    assert [line(words) for words in preparation(replace(CPU, image=own, file=own), 0)] == [
+    assert [line(words) for words in CPU.runtime.preparation(replace(CPU, image=own, file=own), 0)] == [
         "enroot create -n '<container>' /images/own.sqsh"
     ]
-    assert [words[0] for words in preparation(APPTAINER, 0)] == ["apptainer"]
-    assert preparation(APPTAINER, 1) == []
-    assert preparation(PYXIS, 0) == []
+    assert [words[0] for words in APPTAINER.runtime.preparation(APPTAINER, 0)] == ["apptainer"]
+    assert APPTAINER.runtime.preparation(APPTAINER, 1) == []
+    assert PYXIS.runtime.preparation(PYXIS, 0) == []
 
 
 def test_a_container_is_named_after_its_image_and_told_apart() -> None:
