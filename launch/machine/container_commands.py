@@ -4,43 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from conf.schema.containers import IMAGE_SUFFIX, ImageReference, Mount, mountable
 from conf.schema.experiment import Container, ContainerKind, Experiment, RunsMode
-from launch.machine.container_runtimes import RUNTIMES, Runtime
+from launch.machine.container_runtimes import RUNTIMES, RunContainer
 from megatron_ext.contract.plan import Plan
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunContainer:
-    """What the workers of a run find in their container; the same on every node."""
-
-    kind: ContainerKind
-    """Not none."""
-    image: ImageReference | Path
-    file: Path | None
-    """The image's file; None where pyxis or docker take it from a registry."""
-    digest: str | None
-    """That the file, or docker's image, must have, sha256:…; None where the configuration does not say."""
-    mounts: tuple[Mount, ...]
-    """Outer targets come before those inside them."""
-    folder: Path
-    """Where the worker starts, as far as the runtime lets us say."""
-    python: str
-    gpus: bool
-    reload: bool
-    scratch: Path
-    """A folder on each node's own disk."""
-    run: str
-    """The run's name: a container is made anew for it once."""
-    group_writes: bool = False
-    """Whether the group of the run's folder may write what the worker writes."""
-
-    @property
-    def runtime(self) -> Runtime:
-        return RUNTIMES[self.kind]
 
 
 def run_container(experiment: Experiment, plan: Plan, run: Path, project: Path) -> RunContainer | None:

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from conf.schema.containers import ImageReference, Mount
 from conf.schema.experiment import ContainerKind
@@ -20,9 +19,6 @@ from launch.machine import docker
 from launch.machine.processes import own_umask
 from launch.machine.slurm_commands import environment as without_slurm
 from megatron_ext.contract.worker import TOKEN
-
-if TYPE_CHECKING:
-    from launch.machine.container_commands import RunContainer
 
 UNKNOWN_NAME = "<container>"
 """In a dry run: the name holds what only the node knows of the image file."""
@@ -35,6 +31,36 @@ _NO_GPU = {"NVIDIA_VISIBLE_DEVICES": "void"}
 _INJECTED = ("APPTAINERENV_", "SINGULARITYENV_")
 _DEAF = ("sh", "-c", 'trap "" USR2; exec "$@"', "sh")
 """A worker that ignores SIGUSR2 until it listens, as an agent's own children do: Slurm sends it to all of a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContainer:
+    """What the workers of a run find in their container; the same on every node."""
+
+    kind: ContainerKind
+    """Not none."""
+    image: ImageReference | Path
+    file: Path | None
+    """The image's file; None where pyxis or docker take it from a registry."""
+    digest: str | None
+    """That the file, or docker's image, must have, sha256:…; None where the configuration does not say."""
+    mounts: tuple[Mount, ...]
+    """Outer targets come before those inside them."""
+    folder: Path
+    """Where the worker starts, as far as the runtime lets us say."""
+    python: str
+    gpus: bool
+    reload: bool
+    scratch: Path
+    """A folder on each node's own disk."""
+    run: str
+    """The run's name: a container is made anew for it once."""
+    group_writes: bool = False
+    """Whether the group of the run's folder may write what the worker writes."""
+
+    @property
+    def runtime(self) -> Runtime:
+        return RUNTIMES[self.kind]
 
 
 @dataclass(frozen=True)

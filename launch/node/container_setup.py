@@ -31,8 +31,7 @@ from conf.visible import span
 from launch.errors import LaunchError
 from launch.files.locks import FileLock
 from launch.machine import docker
-from launch.machine.container_commands import RunContainer
-from launch.machine.container_runtimes import RUNTIMES, Docker, Enroot, container_name
+from launch.machine.container_runtimes import RUNTIMES, Docker, Enroot, RunContainer, container_name
 from launch.node.image_file import check_digest, check_found, expected, write_record
 from megatron_ext.contract.files import write_atomic
 

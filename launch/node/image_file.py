@@ -16,7 +16,7 @@ from pathlib import Path
 
 from launch.errors import LaunchError
 from launch.files.owner import name_of, other_writers
-from launch.machine.container_commands import RunContainer
+from launch.machine.container_runtimes import RunContainer
 from megatron_ext.contract.files import write_atomic
 
 _RECORD = re.compile(r"(?P<digest>[0-9a-f]{64})  \S.*\n?")

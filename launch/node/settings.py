@@ -12,7 +12,7 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.notify import Tracker
 from launch.errors import LaunchError
 from launch.files.own_path import own_folder
-from launch.machine.container_commands import RunContainer
+from launch.machine.container_runtimes import RunContainer
 from launch.node.worker_command import Worker
 
 

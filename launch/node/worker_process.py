@@ -12,8 +12,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from launch.machine import processes
-from launch.machine.container_commands import RunContainer
-from launch.machine.container_runtimes import Command, SlurmStep
+from launch.machine.container_runtimes import Command, RunContainer, SlurmStep
 from launch.machine.docker import remove
 from launch.node.container_setup import Setup
 from launch.node.worker_command import scrubbed

@@ -12,8 +12,7 @@ import pytest
 
 from conf.schema.containers import Mount
 from conf.schema.experiment import ContainerKind
-from launch.machine.container_commands import RunContainer
-from launch.machine.container_runtimes import SlurmStep
+from launch.machine.container_runtimes import RunContainer, SlurmStep
 from tests.support import PATIENCE_S, ROOT
 from tests.support.containers.image import VARIABLE
 from tests.support.slurm.cluster import Cluster

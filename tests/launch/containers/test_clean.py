@@ -21,7 +21,7 @@ from launch.commands import clean
 from launch.control.stop import stop
 from launch.errors import LaunchError
 from launch.files.locks import FileLock
-from launch.machine.container_commands import RunContainer
+from launch.machine.container_runtimes import RunContainer
 from launch.node.container_setup import Setup, private_folder
 from tests.launch.containers.conftest import Runtime
 from tests.launch.judge.test_verdict import Case, Node

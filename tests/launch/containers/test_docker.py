@@ -27,8 +27,7 @@ from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.machine import docker as docker_commands
 from launch.machine import processes
-from launch.machine.container_commands import RunContainer
-from launch.machine.container_runtimes import Docker
+from launch.machine.container_runtimes import Docker, RunContainer
 from launch.node.worker_command import WORKER as ENGINE
 from megatron_ext.contract.worker import SAVED
 from tests.launch.containers.conftest import DOCKER_IMAGE, IMAGE_ID, Runtime

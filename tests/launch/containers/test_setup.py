@@ -18,7 +18,7 @@ import pytest
 from conf.schema.containers import ImageReference
 from conf.schema.experiment import ContainerKind
 from launch.errors import LaunchError
-from launch.machine.container_commands import RunContainer
+from launch.machine.container_runtimes import RunContainer
 from launch.node import container_setup
 from launch.node.container_setup import Setup, check_program
 from launch.node.image_file import record_of

@@ -17,7 +17,8 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ContainerKind
 from launch.control.planning.plan import make_plan
-from launch.machine.container_commands import RunContainer, run_container
+from launch.machine.container_commands import run_container
+from launch.machine.container_runtimes import RunContainer
 from launch.machine.provenance import PROJECT
 from launch.node.container_setup import Setup
 from megatron_ext.data.indexed_dataset import write_indexed

@@ -14,8 +14,8 @@ from conf.errors import ConfigError
 from conf.schema.containers import ImageReference, Mount
 from conf.schema.experiment import ContainerKind
 from launch.control.planning.plan import make_plan
-from launch.machine.container_commands import RunContainer, run_container
-from launch.machine.container_runtimes import Apptainer, Command, Enroot, SlurmStep, container_name
+from launch.machine.container_commands import run_container
+from launch.machine.container_runtimes import Apptainer, Command, Enroot, RunContainer, SlurmStep, container_name
 
 NGC = ImageReference.parse("nvcr.io/nvidia/pytorch:23.04-py3")
 WORKER = ("python3", "-u", "-m", "megatron_ext.worker", "/runs/xl/1/plan.json", "3")

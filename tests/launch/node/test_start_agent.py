@@ -23,7 +23,7 @@ from launch import start_agent
 from launch.control.planning.dry_run import dry_run
 from launch.errors import LaunchError
 from launch.files import own_path
-from launch.machine.container_commands import RunContainer
+from launch.machine.container_runtimes import RunContainer
 from launch.node.settings import NodeSettings
 from launch.node.worker_command import MegatronLM, ModuleWorker, ProfiledWorker, Profiler, Worker
 from megatron_ext.contract.files import write_atomic
