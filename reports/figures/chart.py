@@ -120,6 +120,15 @@ class Axis:
         value = float(self.values[item])
         return value if math.isnan(value) else (value - low) / (high - low) if high > low else 0.5
 
+    def range_around(self, items: Sequence[int]) -> list[float]:
+        """The ends of an axis on which these items, whose numbers are known, their errors and labels have room."""
+        values = [float(self.values[item]) for item in items]
+        ends = [*values, 0.0] if self.from_zero else values
+        room = (max(ends) - min(ends) or abs(max(ends)) or 1.0) * MARGIN
+        halves = [self.halves[item] for item in items] if self.halves else []
+        most = max([0.0, *(half for half in halves if half > 0)])
+        return [0 if self.from_zero else min(values) - room, max(values) + most + room]
+
     def _range(self) -> tuple[float, float]:
         known = [float(value) for value in self.values if not math.isnan(float(value))]
         low = min([0.0, *known]) if self.from_zero else min(known, default=math.nan)
@@ -222,15 +231,9 @@ def dots(items: Sequence[Item], x: Axis, y: Axis) -> go.Figure:
         error_y=_bars([y.halves[at] for at in there] if y.halves else []),
         hovertemplate=f"%{{text}}: %{{x:.6~g}}{escape(x.unit)}, %{{y:.6~g}}{escape(y.unit)}<extra></extra>",
     )
-    for name, axis, values in (("xaxis", x, [a for a, _, _ in known]), ("yaxis", y, [b for _, b, _ in known])):
-        ends = [*values, *([0.0] if axis.from_zero else [])]
-        if values:
-            room = (max(ends) - min(ends) or abs(max(ends)) or 1.0) * MARGIN
-            halves = [axis.halves[one] for one in there] if axis.halves else []
-            most = max([0.0, *(half for half in halves if half > 0)])
-            made.update_layout(
-                {name: {"range": [0 if axis.from_zero else min(values) - room, max(values) + most + room]}}
-            )
+    for name, axis in (("xaxis", x), ("yaxis", y)):
+        if there:
+            made.update_layout({name: {"range": axis.range_around(there)}})
     last = max((a for a, _, _ in known), default=0.0)
     wide = last - min((a for a, _, _ in known), default=0.0)
     for a, b, item in _apart(known):

@@ -243,7 +243,7 @@ def _plan(files: Sequence[_File], main: _File, facts: Facts, layout: Layout | No
         "schedule": "one_f_one_b" if not interleaved else "interleaved" if "chunks" in numbers else UNKNOWN,
         "micro_batch_size": size,
         "global_batch_size": samples,
-        "train": {"iterations": facts.iterations},  # no log says its precision, which then is the default
+        "train": {"iterations": facts.iterations, "precision": UNKNOWN},
         "timeline": len(seen.events) > 0,
         "device": "cuda",
         "model": {key: numbers[key] for key in MODEL if key in numbers},

@@ -142,7 +142,7 @@ def _unusual(plan: Plan) -> list[str]:
         "a sharded optimizer": plan.sharded_optimizer,
         f"gradients summed in {plan.reduce_dtype}": plan.reduce_dtype not in (None, "fp32"),
         "sequence parallelism": plan.sequence_parallel,
-        f"precision {plan.train.precision}": plan.train.precision != "fp32",
+        f"precision {plan.train.precision}": plan.train.precision not in ("fp32", UNKNOWN),
     }
     return [words for words, is_so in chosen.items() if is_so]
 
