@@ -38,6 +38,15 @@ def span(seconds: float, digits: int = 1) -> str:
     return f"{value:,.{decimals}f} {unit}"
 
 
+def size_text(size: float) -> str:
+    """Bytes in the unit that fits: `350 bytes`, `1.5 MiB`, `24.0 GiB`."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}" if unit != "bytes" else f"{size:g} bytes"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
 def loss_text(loss: float) -> str:
     """A loss with four decimals: `5.4770`; one that these do not fit as a power of ten: `8.363e+11`."""
     return f"{loss:.3e}" if 0 < abs(loss) < 0.001 or 1e6 <= abs(loss) < math.inf else f"{loss:.4f}"

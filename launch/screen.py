@@ -59,15 +59,6 @@ def clock(unix: float, now: float) -> str:
     return f"{at:%a %H:%M}" if abs((at.date() - today).days) < 7 else f"{at:%Y-%m-%d %H:%M}"
 
 
-def size_text(size: float) -> str:
-    """Bytes, in the unit that fits."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.3g} {unit}" if unit != "bytes" else f"{size:g} bytes"
-        size /= 1024
-    return f"{size:.1f} GiB"
-
-
 def can_be_asked() -> bool:
     """Whether somebody is there to read a question and to answer it."""
     return sys.stdin.isatty() and sys.stderr.isatty()

@@ -23,7 +23,7 @@ from launch.node.elastic.regroup import newest
 from launch.node.node import Node
 from launch.node.settings import NodeSettings
 from launch.node.slurm_job import SlurmJob
-from launch.node.stop_signals import StopSignals
+from launch.node.worker_process import StopSignals
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import die_with_parent
 

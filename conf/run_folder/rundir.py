@@ -331,3 +331,8 @@ def rank_ranges(ranks: Iterable[int]) -> str:
     numbered = enumerate(sorted(set(ranks)))
     runs = ([rank for _, rank in run] for _, run in groupby(numbered, key=lambda pair: pair[1] - pair[0]))
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def numbered(noun: str, numbers: Collection[int]) -> str:
+    """A noun with the numbers that it stands for: `rank 3`, `ranks 0, 2-5`."""
+    return f"{noun}{'s' * (len(numbers) > 1)} {rank_ranges(numbers)}"

@@ -22,7 +22,7 @@ from conf.run_folder import run_folders
 from conf.run_folder.rundir import RunDir
 from conf.schema.containers import IMAGE_SUFFIX
 from conf.schema.experiment import Cluster
-from conf.visible import span, visible
+from conf.visible import size_text, span, visible
 from launch.commands import doctor, profile
 from launch.commands.run_arguments import add_runs_dir
 from launch.commands.runs import listed
@@ -34,7 +34,7 @@ from launch.judge.verdict import verdict_without_plan
 from launch.machine.container_commands import found_image
 from launch.node.container_setup import LIMIT_S, private_folder
 from launch.node.image_file import record_of
-from launch.screen import agreed, can_be_asked, print_table, size_text
+from launch.screen import agreed, can_be_asked, print_table
 
 DAY_S = 86400.0
 DAYS = 30.0

@@ -32,7 +32,7 @@ from launch.doctor.judge import Case, judge
 from launch.doctor.login import HERE, jobs_check, login_checks
 from launch.errors import LaunchError
 from launch.files.run_files import agent_logs, read_submitted
-from launch.judge.stderr_lines import last_words
+from launch.judge.node_reports import last_words
 from launch.observe.look import observe
 from launch.observe.observation import Job, Node, Observation
 from launch.screen import print_table

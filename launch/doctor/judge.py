@@ -12,12 +12,11 @@ from pathlib import Path
 
 from conf.run_folder.gpu_lines import GpuEntry
 from conf.schema.experiment import ContainerKind, Experiment
-from conf.visible import plural
+from conf.visible import plural, size_text
 from launch.doctor.devices import GIB, devices, gpu_health
 from launch.doctor.findings import ALONE, Check, Fault, Level, NodeFindings, RankFindings, check
 from launch.doctor.links import interfaces, links, open_ports, reached
 from launch.node.missing_run_dir import Unseen
-from launch.screen import size_text
 from megatron_ext.contract.train_config import KINDS
 
 LEAST_PYTHON = (3, 8)

@@ -14,6 +14,7 @@ from conf.errors import TdppError
 from conf.reading.scratch import Scratch
 from conf.schema import containers
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, RunsMode
+from conf.visible import size_text
 from launch.control import megatron_lm
 from launch.control.executors import hosts, slurm
 from launch.control.executors.sbatch import job_requests
@@ -29,7 +30,6 @@ from launch.machine.container_commands import found_image, run_container
 from launch.machine.provenance import PROJECT
 from launch.node.container_setup import check_program
 from launch.node.image_file import check_found
-from launch.screen import size_text
 
 HERE = "here"
 SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "srun")

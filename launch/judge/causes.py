@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from conf.run_folder.rundir import rank_ranges
+from conf.run_folder.rundir import numbered
 from conf.visible import shortened
 from launch.judge.evidence import FULL_DISK, disk_is_full
 from launch.observe.observation import Node, Observation
@@ -89,7 +89,7 @@ def _also(others: Sequence[RankFailure], of: int) -> str:
         return ""
     if len(others) > 1 and len(others) == of - 1:
         return f" (also all {len(others)} other ranks)"
-    return f" (also rank{'s' * (len(others) > 1)} {rank_ranges(error.rank for error in others)})"
+    return f" (also {numbered('rank', [error.rank for error in others])})"
 
 
 def _rank_failure(error: RankFailure, seen: Observation) -> tuple[str, str]:

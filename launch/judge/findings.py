@@ -11,10 +11,9 @@ from conf.run_folder.rundir import RunDir
 from conf.visible import shortened
 from launch.files.run_files import Faults, agent_logs, read_submitted
 from launch.judge.causes import causes
-from launch.judge.mismatches import mismatches
+from launch.judge.node_reports import LineGroup, grouped_lines, mismatches, warnings
 from launch.judge.progress import held_up_by, held_up_words, lost_unix
 from launch.judge.state import State
-from launch.judge.stderr_lines import LineGroup, grouped_lines, warnings
 from launch.judge.verdict import Verdict, decide
 from launch.observe.look import observe
 from launch.observe.observation import Node, Observation

@@ -27,9 +27,8 @@ from launch.node.rank_failures import failures, only_lost_others
 from launch.node.run_notices import note_restart, tell_if_last
 from launch.node.settings import NodeSettings
 from launch.node.slurm_job import SlurmJob
-from launch.node.stop_signals import StopSignals, ask_all_to_save
 from launch.node.worker_command import GRACE_S, given_environment, job_info
-from launch.node.worker_process import Wanted, WorkerProcess, Workplace
+from launch.node.worker_process import StopSignals, Wanted, WorkerProcess, Workplace, ask_all_to_save
 from launch.tracking.writer_processes import Writers, written
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import SAVED

@@ -1,16 +1,21 @@
-"""A node's worker: on the host or in a container it is started, asked to save or to end, and cleared away."""
+"""A node's worker: started on the host or in a container, asked to save or to end, cleared away; and the signals that
+ask its agent for that."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import IO, Self
 
+from conf.errors import RunFolderError
+from conf.run_folder.rundir import RunDir
+from launch.files.records import Start, StopRecord
 from launch.machine import processes
 from launch.machine.container_runtimes import Command, RunContainer, SlurmStep
 from launch.machine.docker import remove
@@ -166,3 +171,50 @@ class Workplace:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._setup is not None:
             self._setup.close()
+
+
+class StopSignals:
+    """Remembers the signals that ask this process to end, or to save first."""
+
+    end: signal.Signals | None = None
+    end_unix: float | None = None
+    save = False
+    stop_saves = False
+    """Whether it is who stops the run that wants it saved first, and says when that takes too long."""
+
+    def __init__(self) -> None:
+        signal.signal(signal.SIGTERM, self._note)
+        signal.signal(signal.SIGINT, self._note)
+        # By it submitit and Slurm announce the end; submitit's own handler would not know of the run's other nodes.
+        signal.signal(signal.SIGUSR2, self._note_save)
+
+    def note_end(self, signum: int) -> None:
+        """Counts only the first time."""
+        if self.end is None:
+            self.end, self.end_unix = signal.Signals(signum), time.time()
+
+    def look_for_stop(self, run: RunDir) -> None:
+        """Takes note of a request to stop the run, which may be to save first."""
+        if not run.stop_request.exists():
+            return
+        try:
+            request = run.read(run.stop_request, StopRecord)
+        except RunFolderError:
+            request = None
+        if request is not None and request.saves:
+            self.save = self.stop_saves = True
+        else:
+            self.note_end(signal.SIGTERM)
+
+    def _note(self, signum: int, _: FrameType | None) -> None:
+        self.note_end(signum)
+
+    def _note_save(self, _signum: int, _: FrameType | None) -> None:
+        self.save = True
+
+
+def ask_all_to_save(run: RunDir, start: Start, node: str) -> None:
+    """Has all nodes save and end, since a signal may have come to this one, or its job, alone."""
+    request = run.save_request(str(start))
+    if not request.exists():
+        run.write_json(request, {"node": node, "unix": time.time()})

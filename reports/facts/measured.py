@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from conf.run_folder.iteration_time import IterationTime
-from conf.run_folder.rundir import RunDir, rank_ranges
+from conf.run_folder.rundir import RunDir, numbered
 from conf.visible import plural
 from fasop.tables.accuracy import Measured, MeasuredStage
 from megatron_ext.contract.plan import Plan
@@ -40,7 +40,7 @@ def measure(run: RunDir) -> Measured:
     if absent or not len(lasted):
         missing = plural(len(figures.iterations), "iteration")
         if absent:
-            missing = f"no events of rank{'s' if len(absent) > 1 else ''} {rank_ranges(absent)}"
+            missing = f"no events of {numbered('rank', absent)}"
         raise ReportError(
             f"{known.name} cannot be measured: {missing}; this needs events of all ranks (profile.timeline=true) and "
             f"2 complete iterations after the first"

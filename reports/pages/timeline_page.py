@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conf.run_folder.rundir import rank_ranges
+from conf.run_folder.rundir import numbered
 from conf.visible import plural
 from fasop.simulation.predict import Prediction
 from megatron_ext.contract.plan import MEGATRON_LM
@@ -87,7 +87,7 @@ def render(
 def _who(culprit: Culprit) -> str:
     if not culprit.ranks:
         return f"node {culprit.node}"
-    return f"rank{'s' * (len(culprit.ranks) > 1)} {rank_ranges(culprit.ranks)}"
+    return numbered("rank", culprit.ranks)
 
 
 def _end(state: str, culprit: Culprit, figures: Statistics, usual: str) -> str:

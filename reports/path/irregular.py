@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from conf.run_folder.rundir import rank_ranges
+from conf.run_folder.rundir import numbered
 from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
 from reports.facts.statistics import Statistics
@@ -110,7 +110,7 @@ def _as_usual(
         if not slow:
             continue
         everyone = len(slow) > 1 and len(slow) == len(now)
-        ranks = "all ranks" if everyone else f"rank{'s' if len(slow) > 1 else ''} {rank_ranges(slow)}"
+        ranks = "all ranks" if everyone else numbered("rank", slow)
         nodes = {plan.node_of(rank) for rank in slow}
         where = f" on {nodes.pop()}" if len(nodes) == 1 and not everyone else ""
         longest = max(slow, key=lambda rank: now[rank] - then.get(rank, 0))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from conf.run_folder.rundir import rank_ranges
+from conf.run_folder.rundir import numbered
 from fasop.search.findings.found_plan import FoundPlan
 from megatron_ext.contract.plan import Plan
 from reports.path.balance import layers_by_stage, moved_layers, replayed_plans, vocabulary
@@ -171,5 +171,5 @@ def _where(lasts: Mapping[int, float], plan: Plan) -> str:
     others = max(ns for rank, ns in lasts.items() if rank not in most)
     nodes = {plan.node_of(rank) for rank in most}
     on = f" on {nodes.pop()}" if len(nodes) == 1 else ""
-    which = f"rank{'s' if len(most) > 1 else ''} {rank_ranges(most)}"
+    which = numbered("rank", most)
     return f" on {which}{on}, at most {others / 1e6:,.1f} ms on the others"

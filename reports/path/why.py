@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 from conf.run_folder.gpu_lines import WAYS_OUT
-from conf.run_folder.rundir import rank_ranges
+from conf.run_folder.rundir import numbered, rank_ranges
 from conf.visible import plural
 from fasop.search.findings.found_plan import FoundPlan
 from megatron_ext.contract.plan import Plan
@@ -234,7 +234,7 @@ def _host(timeline: Timeline, host: str, ranks: list[int], waits: Mapping[int, f
         said += f" with other processes (load average {load:.1f} when they began)"
     if long:
         most = max(long, key=lambda rank: long[rank])
-        which = "ranks" if len(long) == len(ranks) > 1 else f"rank{'s' if len(long) > 1 else ''} {rank_ranges(long)}"
+        which = "ranks" if len(long) == len(ranks) > 1 else numbered("rank", long)
         up_to = "up to " if len(long) > 1 else ""
         said += f"; {which} wait{'s' if len(long) == 1 else ''} for a core for {up_to}{long[most]:.0%} of an iteration"
     return f"{said}."
@@ -253,4 +253,4 @@ def _gpus(gpus: GpuReport) -> Iterator[str]:
         elif limited:
             yield f"GPU {limited[0]} of {node} runs at its power limit."
     for node, numbers in gpus.shared.items():
-        yield f"Other processes compute on GPU{'s' if len(numbers) > 1 else ''} {rank_ranges(numbers)} of {node}."
+        yield f"Other processes compute on {numbered('GPU', numbers)} of {node}."

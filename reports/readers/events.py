@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from conf.errors import RunFolderError
 from conf.run_folder.json_values import Count, Rule, typed
 from conf.run_folder.run_files import parse_json, read_bytes
-from conf.run_folder.rundir import rank_ranges
+from conf.run_folder.rundir import numbered
 from megatron_ext.contract.events import CLOCK, CORE_WAIT, CORE_WAIT_IN_PASSES, FIELDS, MAGIC, VERSION, header_of
 from reports.errors import ReportError
 
@@ -236,7 +236,7 @@ def read_run(paths: Mapping[int, Path]) -> Timeline:
             else:
                 notes.append(f"rank {rank}: {path} belongs to rank {file.rank}; ignored")
     if absent:
-        notes.append(f"no event file for rank{'s' if len(absent) > 1 else ''} {rank_ranges(absent)}")
+        notes.append(f"no event file for {numbered('rank', absent)}")
     return merge(files, notes)
 
 

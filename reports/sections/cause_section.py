@@ -8,7 +8,7 @@ from html import escape
 
 import pandas as pd
 
-from conf.run_folder.rundir import rank_ranges
+from conf.run_folder.rundir import numbered
 from conf.visible import plural
 from megatron_ext.contract.plan import Plan
 from reports.facts.commands import launch_with
@@ -129,7 +129,7 @@ def _other(kind: Kind, path: pd.DataFrame, plan: Plan) -> str:
         return f"{NAMES[kind]}, which {waits} for"
     if kind in (Kind.DATA, Kind.GRADIENTS, Kind.OPTIMIZER):
         found = sorted(path.loc[path["kind"] == kind, "stage"].unique().tolist())
-        return f"{NAMES[kind]} on stage{'s' if len(found) > 1 else ''} {rank_ranges(found)}"
+        return f"{NAMES[kind]} on {numbered('stage', found)}"
     return NAMES[kind]
 
 
@@ -299,5 +299,5 @@ def _note(why: Why) -> str:
         said += " On average: the mean over iterations of different length, including the time between them."
     if why.absent:
         many = len(why.absent) > 1
-        said += f" Rank{'s' if many else ''} {rank_ranges(why.absent)} ha{'ve' if many else 's'} no events in it."
+        said += f" {numbered('Rank', why.absent)} ha{'ve' if many else 's'} no events in it."
     return said

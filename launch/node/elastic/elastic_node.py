@@ -13,7 +13,7 @@ from launch.node.elastic.peer_status import REGROUPS
 from launch.node.elastic.regroup import Company
 from launch.node.peers import Finding
 from launch.node.rank_failures import failures, lost_a_rank
-from launch.node.stop_signals import StopSignals, ask_all_to_save
+from launch.node.worker_process import StopSignals, ask_all_to_save
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import SAVED
 

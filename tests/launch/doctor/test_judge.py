@@ -11,10 +11,10 @@ import pytest
 from conf.compose import compose
 from conf.run_folder.gpu_lines import entries
 from conf.schema.experiment import Engine, EngineKind
+from conf.visible import size_text
 from launch.doctor.devices import devices
 from launch.doctor.findings import Check, Level, Link, NodeFindings, RankFindings, Taken
 from launch.doctor.judge import Case, checkpoint_bytes, judge
-from launch.screen import size_text
 
 SEED = compose(["experiment=seed_a100x1_a10x7", "container=none", "executor=slurm"])
 LOCAL = compose(["experiment=demo"])

@@ -11,7 +11,7 @@ from conf.run_folder.gpu_lines import GpuReading, GpuSample, entry_text
 from conf.run_folder.rundir import RunDir
 from launch.files.run_files import Faults
 from launch.judge.findings import findings
-from launch.judge.mismatches import is_a, mismatches
+from launch.judge.node_reports import is_a, mismatches
 from launch.judge.status_text import as_json, as_text
 from launch.node.worker_command import job_info
 from launch.observe.look import observe

@@ -18,9 +18,8 @@ from launch.judge.verdict import judge
 from launch.machine.provenance import PROJECT
 from launch.node.node import Node
 from launch.node.settings import NodeSettings
-from launch.node.stop_signals import StopSignals
 from launch.node.worker_command import WORKER, ModuleWorker, given_environment, job_info, scrubbed
-from launch.node.worker_process import process_to_start
+from launch.node.worker_process import StopSignals, process_to_start
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import TOKEN
 from tests.launch.judge.test_verdict import OK, Case
