@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import types
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -12,10 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from conf.errors import RunFolderError
+from megatron_ext.contract.plan_check import shown_json
 
 T = TypeVar("T")
-_SHOWN = 80
-"""Characters of a value in a message."""
 CLASS = "class"
 """The key of an object that says which of several dataclasses it is."""
 
@@ -66,7 +64,7 @@ def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
 
 def _object(kind: type[T], content: Any, key: str) -> T:
     if not isinstance(content, dict):
-        raise _Unfit(f": {key}={_shown(content)} must be a JSON object" if key else ": it is not a JSON object")
+        raise _Unfit(f": {key}={shown_json(content)} must be a JSON object" if key else ": it is not a JSON object")
     fields = _fields(kind)  # type: ignore[arg-type]
     if lacking := [name for name, _, must in fields if must and name not in content]:
         raise _Unfit(f", or of another version of tdpp: {key or 'it'} lacks {', '.join(lacking)}")
@@ -137,9 +135,4 @@ def plain(value: Any) -> Any:
 
 
 def _unfit(key: str, value: Any, must: str) -> _Unfit:
-    return _Unfit(f": {key}={_shown(value)} must be {must}")
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return _Unfit(f": {key}={shown_json(value)} must be {must}")

@@ -25,20 +25,7 @@ from conf.schema.model import Model
 from conf.schema.notify import Notify, Tracker
 from conf.schema.parallel import Parallel
 from conf.schema.profile import Profile
-from conf.schema.rules import (
-    adaptation,
-    elasticity,
-    execution,
-    families,
-    gpu_streams,
-    megatron_lm,
-    overlapping,
-    pipedream,
-    placement,
-    sweeps,
-    tensor_groups,
-    training,
-)
+from conf.schema.rules import adaptation, execution, families, megatron_lm, overlapping, pipedream, placement, training
 from conf.schema.train import Precision, Train
 from conf.schema.values import ranges
 from conf.schema.values.partition import NodeOrder, Partition
@@ -129,8 +116,8 @@ class Experiment:
         _check_name(self.name)
         _check_paths(self)
         if self.sweep_metric is not None:
-            sweeps.check_metric(self.sweep_metric, self.dry_run, self.engine, self.train)
-        sweeps.check_jobs(self.max_jobs, self.executor)
+            execution.check_metric(self.sweep_metric, self.dry_run, self.engine, self.train)
+        execution.check_jobs(self.max_jobs, self.executor)
         placement.check_partition(self.partition, self.parallel, self.model)
         order = self.node_order
         placement.check_nodes(order, self.cluster, self.executor)
@@ -140,16 +127,16 @@ class Experiment:
         families.check_recompute(self.model, self.parallel)
         families.check_images(self.model, self.data, self.parallel)
         families.check_bucketing(self.model, self.data)
-        tensor_groups.check(self.parallel, self.model, self.cluster, order.groups, ranks)
+        placement.check_tensor_groups(self.parallel, self.model, self.cluster, order.groups, ranks)
         families.check_compile(self.train, self.parallel)
         overlapping.check(self.parallel, self.train, self.engine, self.adapt)
-        gpu_streams.check(self.parallel, self.adapt, self.train, self.engine)
+        adaptation.check_gpu_streams(self.parallel, self.adapt, self.train, self.engine)
         if self.parallel.stream is not None:
             pipedream.check(self.partition, self.model)
         training.check(self.train, self.model, self.data, self.executor)
         self.price_per_hour()
         if self.sweep_metric == "cost":
-            sweeps.check_cost(self.unpriced)
+            execution.check_cost(self.unpriced)
         containers.check_environment(self.container.kind, self.cluster, order.groups)
         if self.engine.kind is EngineKind.megatron_lm:
             megatron_lm.can_run(
@@ -160,7 +147,7 @@ class Experiment:
         execution.check_time(self.executor, self.cluster, order.groups)
         adaptation.check(self.adapt, self.parallel, self.train, self.engine, self.executor)
         execution.check_notify(self.notify, self.executor)
-        elasticity.check(
+        adaptation.check_elastic(
             self.elastic,
             self.parallel,
             self.train,

@@ -131,7 +131,7 @@ def check_object(kind: Any, value: Any, key: str, whole: bool) -> None:
         if name not in hints:
             near = get_close_matches(name, hints, 1)
             meant = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(hints)}"
-            raise PlanFault(f"{_joined(key, name)}={_shown(value[name])} is not a key of a plan; {meant}")
+            raise PlanFault(f"{_joined(key, name)}={shown_json(value[name])} is not a key of a plan; {meant}")
     if whole:
         without = lacking(str(value.get("family", GPT))) if kind is ModelConfig else ()
         require(value, (name for name in hints if name not in left_out(kind) and name not in without), key)
@@ -230,10 +230,11 @@ def _absent(name: str, hint: Any) -> Any:
 
 def fault(key: str, value: Any, must: str) -> PlanFault:
     """`must` is what the value must be."""
-    return PlanFault(f"{key}={_shown(value)} must be {must}")
+    return PlanFault(f"{key}={shown_json(value)} must be {must}")
 
 
-def _shown(value: Any) -> str:
+def shown_json(value: Any) -> str:
+    """A value as a message shows it: JSON, shortened."""
     text = json.dumps(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
