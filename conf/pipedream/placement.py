@@ -10,8 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from conf.pipedream.driver import Machine
-from conf.pipedream.faults import Keys, content_of
+from conf.pipedream.driver import Keys, Machine, content_of
 
 MODULES, RANKS, DEPTHS = "module_to_stage_map", "stage_to_rank_map", "stage_to_depth_map"
 BLOCKS = "tdpp_partition"

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from conf.errors import ConfigError
+from conf.reading.files import Scratch
 from conf.reading.own_folders import SHIPPED, SUFFIX, groups, is_file, own_folders, require_other_names
-from conf.reading.scratch import Scratch
 from conf.reading.words import quoted
 
 OPTIONS = ("--config-dir", "-cd")

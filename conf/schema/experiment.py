@@ -13,18 +13,16 @@ from omegaconf import MISSING
 
 from conf.errors import ConfigError
 from conf.schema import containers
-from conf.schema.adapt import Adapt
+from conf.schema.adapt import Adapt, Elastic
 from conf.schema.cluster import Cluster, Gpu, NodeGroup
 from conf.schema.config_class import config
 from conf.schema.containers import Container, ContainerKind
 from conf.schema.data import Augment, Corpus, Data
-from conf.schema.elastic import Elastic
 from conf.schema.engine import Engine, EngineKind
 from conf.schema.executor import Executor, ExecutorKind, Het, Rehearse
 from conf.schema.model import Model
-from conf.schema.notify import Notify, Tracker
 from conf.schema.parallel import Parallel
-from conf.schema.profile import Profile
+from conf.schema.profile import Notify, Profile, Tracker
 from conf.schema.rules import adaptation, execution, families, megatron_lm, overlapping, pipedream, placement, training
 from conf.schema.train import Precision, Train
 from conf.schema.values import ranges

@@ -1,11 +1,64 @@
-"""What is recorded of a run while it trains."""
+"""What is recorded of a run while it trains, trackers that receive its metrics, and who hears of its end."""
 
 from __future__ import annotations
+
+import re
+import shlex
+from enum import StrEnum
 
 from conf.errors import ConfigError
 from conf.schema.config_class import config
 from conf.schema.values import ranges
 from megatron_ext.contract.keys import COUNT, Range, option
+
+
+class Tracker(StrEnum):
+    """Each is written by a process of its own, beside the node agent of the last rank (docs/trackers.md)."""
+
+    tensorboard = "tensorboard"
+    wandb = "wandb"
+    mlflow = "mlflow"
+
+
+@config
+class Notify:
+    command: str | None = None
+    """A program with arguments to start when the run has ended; TDPP_STATE and other variables describe the end."""
+    webhook: str | None = None
+    """Name of a shell variable with an address, to which the verdict is sent by POST as JSON."""
+    mail: str | None = None
+    """With Slurm: address for Slurm's mail when the run's first job ends or fails."""
+
+    def __post_init__(self) -> None:
+        if self.command is not None and not _words(self.command):
+            raise ConfigError("notify.command='' is empty; give a program, or null")
+        if self.words and "/" in self.words[0] and not self.words[0].startswith("/"):
+            raise ConfigError(
+                f"notify.command={self.command!r}: {self.words[0]} is a relative path, but the program is started in "
+                f"the run's folder; give its full path"
+            )
+        if self.webhook is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.webhook):
+            raise ConfigError(  # without the value: it would be the secret
+                "notify.webhook takes the name of a variable, because the address is a secret and must not appear in "
+                "the run's files and pages; export it (export TDPP_WEBHOOK=…) and give notify.webhook=TDPP_WEBHOOK"
+            )
+        if self.mail is not None and not re.fullmatch(r"[^\s@,]+@[^\s@,]+(,[^\s@,]+@[^\s@,]+)*", self.mail):
+            raise ConfigError(
+                f"notify.mail={self.mail!r} must be an address, such as me@example.org, or several: "
+                "'notify.mail=\"me@example.org,you@example.org\"'"
+            )
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Of the command; none without one."""
+        return () if self.command is None else _words(self.command)
+
+
+def _words(command: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as error:
+        raise ConfigError(f"notify.command={command!r} cannot be read: {error}; close its quotes") from error
 
 
 @config

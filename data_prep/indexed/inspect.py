@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from conf.reading.scratch import Scratch
+from conf.reading.files import Scratch
 from conf.schema.data import check_split
 from conf.schema.experiment import Experiment
 from data_prep.errors import DataPrepError

@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf.blocks_of_module import Asked, blocks_of, can_look
 from conf.compose import compose_unchecked, to_object
-from conf.defaults_taken import SEARCHED, defaults_taken
 from conf.errors import ConfigError
+from conf.origins import SEARCHED, defaults_taken
 from conf.schema.experiment import Cluster, Engine, Executor, ExecutorKind, Experiment, Model, Parallel, Train
 from conf.schema.values.architectures import Family
 from fasop.costs.hardware import NodeKind, node_kinds

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import gcd
 
 from conf.errors import ConfigError
-from conf.schema.elastic import Elastic
+from conf.schema.adapt import Elastic
 from conf.schema.experiment import Experiment
 from conf.schema.parallel import AUTO, Parallel
 from conf.schema.values.partition import NodeOrder, Shares, in_runs

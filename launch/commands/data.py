@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from conf.reading.files import why_not_writable, write_whole
 from conf.reading.values import Parser, from_0, option, prefix_path, whole
-from conf.reading.writable import why_not_writable, write_whole
 from conf.visible import plural
 from data_prep.errors import DataPrepError
 from data_prep.images import options as images_options

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from conf.compose import compose, compose_unchecked, to_object
+from conf.reading.files import Scratch, why_not_kept, write_whole
 from conf.reading.own_folders import SHIPPED, SUFFIX, path_of
-from conf.reading.scratch import Scratch
 from conf.reading.values import Parser, option, whole
-from conf.reading.writable import why_not_kept, write_whole
 from conf.schema.experiment import Model
 from launch.errors import LaunchError
 from launch.init.hf_models import from_hf

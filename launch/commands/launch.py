@@ -16,12 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 
 import conf
 from conf.compose import command_line, read_experiment, register
-from conf.defaults_taken import TRAINED, defaults_taken
 from conf.errors import TdppError
-from conf.origins import what_counts, with_origins
+from conf.origins import TRAINED, defaults_taken, what_counts, with_origins
 from conf.pipedream import WORD as PIPEDREAM
+from conf.reading.files import Scratch
 from conf.reading.own_folders import SUFFIX
-from conf.reading.scratch import Scratch
 from conf.reading.user_files import config_dirs
 from conf.reading.values import name_of, parse_key_values, path
 from conf.reading.words import FULL, check_options

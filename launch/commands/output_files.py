@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import conf
+from conf.reading.files import why_not_kept, why_not_writable, write_whole
 from conf.reading.own_folders import path_of
-from conf.reading.writable import why_not_kept, why_not_writable, write_whole
 from fasop.errors import SearchError
 
 PLANS = Path(conf.__file__).resolve().parent / "parallel"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from conf.errors import TdppError
 from conf.reading.values import NoValue, Parser, option, port, whole
 from conf.run_folder.run_folders import usual_runs_dir
-from conf.schema.notify import Tracker
+from conf.schema.profile import Tracker
 from conf.visible import visible
 from launch.commands.run_arguments import runs_folder
 from launch.errors import LaunchError

@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf.run_folder.rundir import RunDir
-from conf.schema.adapt import Rule
-from conf.schema.elastic import Elastic
+from conf.schema.adapt import Elastic, Rule
 from conf.schema.experiment import Engine, ExecutorKind, Experiment
 from conf.schema.profile import Profile
 from conf.visible import span

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from conf.errors import TdppError
-from conf.reading.scratch import Scratch
+from conf.reading.files import Scratch
 from conf.schema import containers
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, RunsMode
 from conf.visible import size_text

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from conf.errors import RunFolderError
 from conf.run_folder.json_values import plain, typed
 from conf.run_folder.rundir import RunDir
-from conf.schema.notify import Tracker
+from conf.schema.profile import Tracker
 from launch.errors import LaunchError
 from launch.files.own_path import own_folder
 from launch.machine.container_runtimes import RunContainer

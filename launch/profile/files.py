@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf.errors import ConfigError
-from conf.reading.writable import why_not_writable, write_whole
+from conf.reading.files import why_not_writable, write_whole
 from conf.schema.experiment import Experiment
 from fasop.costs.hardware import NodeKind
 from fasop.costs.known_blocks import with_known_blocks

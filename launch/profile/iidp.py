@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from conf.errors import ConfigError
-from conf.reading.writable import write_whole
+from conf.reading.files import write_whole
 from conf.visible import plural
 from fasop.costs.profiles.files import name_of, profile_path, read_profile
 from fasop.costs.profiles.profile import LayerProfile

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import yaml  # type: ignore[import-untyped]
 
-from conf.reading.writable import why_not_writable, write_whole
+from conf.reading.files import why_not_writable, write_whole
 from conf.schema.experiment import Model
 from conf.schema.values.links import KEY, from_file
 from fasop.costs.profiles.profile import Cost, LayerProfile, ModelCosts, Shape

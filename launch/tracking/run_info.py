@@ -16,7 +16,7 @@ from conf.compose import read_experiment
 from conf.errors import TdppError
 from conf.run_folder.run_files import read_text
 from conf.run_folder.rundir import RunDir
-from conf.schema.notify import Tracker
+from conf.schema.profile import Tracker
 from launch.errors import LaunchError
 from launch.tracking.series import Scale
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from conf.run_folder.run_files import appended
 from conf.run_folder.rundir import RunDir
-from conf.schema.notify import Tracker
+from conf.schema.profile import Tracker
 from launch.errors import LaunchError
 from launch.files.locks import FileLock
 from launch.tracking.run_info import Subject

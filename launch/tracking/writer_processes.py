@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from conf.run_folder.run_files import appended
 from conf.run_folder.rundir import RunDir
-from conf.schema.notify import Tracker
+from conf.schema.profile import Tracker
 from launch.machine.provenance import path_of_agents
 from megatron_ext.contract.worker import NODE_RANK, START, die_with_parent
 

@@ -16,9 +16,12 @@ from typing import (
     Callable,
     Dict,
     Iterable,
+    Iterator,
+    List,
     Mapping,
     NamedTuple,
     Optional,
+    Tuple,
     Union,
     get_args,
     get_origin,
@@ -241,3 +244,12 @@ def shown_json(value: Any) -> str:
 
 def _joined(key: str, name: str) -> str:
     return f"{key}.{name}" if key else name
+
+
+Values = Mapping[str, Any]
+Faults = Iterator[Tuple[str, Any, str]]
+"""Keys, their values and what these must be."""
+Rules = List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]]
+"""By the keys that they need."""
+GRID = ("tensor", "data", "pipeline")
+"""The keys of a layout in which all stages are alike."""

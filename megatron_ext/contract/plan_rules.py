@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from megatron_ext.contract.plan_check import fault
+from megatron_ext.contract.plan_check import Values, fault
 from megatron_ext.contract.rules import batch, layout, rehearsal, training
-from megatron_ext.contract.rules.rule import Values
 
 
 def check_rules(plan: Values) -> None:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from conf.identity import identity
+from conf.identity import identity, of_speed
 from conf.run_folder.iteration_time import IterationTime, Spread, within_spread
 from conf.schema.experiment import Experiment
-from conf.speed import of_speed
 from fasop.simulation.predict import Prediction
 from reports.facts.frames import PEAKS
 from reports.facts.learning import learned

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from conf.identity import of_speed
 from conf.run_folder.iteration_time import Spread
-from conf.speed import of_speed
 from conf.visible import plural
 from reports.pages.comparison import ALL_OF, Front, Outcome, Pool, Ranking, swept
 

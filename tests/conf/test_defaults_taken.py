@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose_unchecked
-from conf.defaults_taken import SEARCHED, TRAINED, defaults_taken
+from conf.origins import SEARCHED, TRAINED, defaults_taken
 from conf.reading.own_folders import SHIPPED
 
 SHIPPED_FILES = {

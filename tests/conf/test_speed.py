@@ -6,8 +6,8 @@ from dataclasses import fields
 
 import pytest
 
+from conf.identity import of_speed
 from conf.schema.train import Train
-from conf.speed import of_speed
 
 CAN = {
     *("optimizer", "nesterov", "overlap_optimizer", "precision", "compile", "loss_scaler"),

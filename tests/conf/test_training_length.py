@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose, compose_unchecked, config_text, read_experiment
-from conf.defaults_taken import TRAINED, defaults_taken
 from conf.errors import ConfigError
+from conf.origins import TRAINED, defaults_taken
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conf.errors import ConfigError
-from conf.schema.adapt import Adapt, Rule
-from conf.schema.elastic import By, Elastic
+from conf.schema.adapt import Adapt, By, Elastic, Rule
 from conf.schema.engine import Engine, EngineKind
 from conf.schema.executor import Executor, ExecutorKind, Het, Rehearse
 from conf.schema.parallel import Parallel, check_data_parallel

@@ -8,7 +8,7 @@ from conf.errors import ConfigError
 from conf.schema.cluster import Cluster
 from conf.schema.engine import Engine, EngineKind
 from conf.schema.executor import Executor
-from conf.schema.notify import Notify
+from conf.schema.profile import Notify
 from conf.schema.train import Train
 
 

@@ -11,8 +11,8 @@ from conf.errors import ConfigError
 from conf.schema.cluster import Cluster
 from conf.schema.executor import Rehearse
 from conf.schema.model import Model
-from conf.schema.notify import Tracker
 from conf.schema.parallel import Parallel
+from conf.schema.profile import Tracker
 from conf.schema.train import Train
 from conf.schema.values.architectures import Family
 from conf.schema.values.schedules import ReduceDtype

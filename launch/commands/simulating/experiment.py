@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.compose import compose_unchecked
-from conf.schema.adapt import Rule
-from conf.schema.elastic import Elastic
+from conf.schema.adapt import Elastic, Rule
 from conf.schema.experiment import Experiment
 from conf.schema.values.partition import NodeOrder
 from conf.visible import plural

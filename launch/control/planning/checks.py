@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse
-from conf.schema.notify import Notify
+from conf.schema.profile import Notify
 from conf.utf8 import require_utf8
 from launch.control import megatron_lm
 from launch.control.executors import local, slurm

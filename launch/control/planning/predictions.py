@@ -60,7 +60,7 @@ def _choosing(experiment: Experiment) -> Choosing | None:
     epoch = elastic.epoch
     if epoch is None:
         assert train.samples is not None, "a launch counts them (launch.commands.launching.preflight)"
-        assert train.epochs is not None, "checked by conf.schema.elastic"
+        assert train.epochs is not None, "checked by conf.schema.adapt"
         epoch = train.samples // train.epochs
     try:
         found, _ = node_sets(experiment, orders(own))

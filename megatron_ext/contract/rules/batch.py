@@ -6,7 +6,7 @@ import json
 
 from megatron_ext.contract.adaptive.config import ADAPTS, NONE
 from megatron_ext.contract.adaptive.rules import BatchRange
-from megatron_ext.contract.rules.rule import GRID, Faults, Rules, Values
+from megatron_ext.contract.plan_check import GRID, Faults, Rules, Values
 from megatron_ext.contract.schedule.streams import PIPEDREAM
 
 

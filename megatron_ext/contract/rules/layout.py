@@ -9,7 +9,7 @@ from megatron_ext.contract.models.model import (
     GPT,
     PAIRED,
 )
-from megatron_ext.contract.rules.rule import GRID, Faults, Rules, Values
+from megatron_ext.contract.plan_check import GRID, Faults, Rules, Values
 
 
 def _partition(plan: Values) -> Faults:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Collection, List
 
 from megatron_ext.contract.adaptive.config import NONE
-from megatron_ext.contract.rules.rule import Faults, Rules, Values
+from megatron_ext.contract.plan_check import Faults, Rules, Values
 
 
 def _rehearsal(plan: Values) -> Faults:

@@ -23,7 +23,7 @@ from megatron_ext.contract.models.model import (
     TRANSLATION,
     needed,
 )
-from megatron_ext.contract.rules.rule import Faults, Rules, Values
+from megatron_ext.contract.plan_check import Faults, Rules, Values
 from megatron_ext.contract.train_config import COSINE, DECAYING, EVALUATING, EXPONENTIAL, NOAM, ONLY_WITH, STEP
 from megatron_ext.contract.train_config import OPTIONS as OPTIONS_OF_TRAINING
 

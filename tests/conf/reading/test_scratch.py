@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from conf.reading import scratch
-from conf.reading.scratch import PREFIX, Scratch
+from conf.reading import files
+from conf.reading.files import PREFIX, Scratch
 from tests.support import ROOT
 from tests.support.ordinary_user import NOBODY, only_root_is_two_users
 
 HELD = """
 import sys, time
-from conf.reading.scratch import Scratch
+from conf.reading.files import Scratch
 with Scratch() as folder:
     print(folder.path, flush=True)
     time.sleep(600)
@@ -28,7 +28,7 @@ with Scratch() as folder:
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(scratch, "YOUNG_S", -1.0)
+    monkeypatch.setattr(files, "YOUNG_S", -1.0)
     return tmp_path
 
 
@@ -60,7 +60,7 @@ def test_what_a_killed_process_left_is_cleared_and_what_another_uses_is_not(temp
 
 
 def test_a_folder_that_was_just_made_is_left_alone(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "YOUNG_S", 60.0)
+    monkeypatch.setattr(files, "YOUNG_S", 60.0)
     young, old = temporary / f"{PREFIX}young", temporary / f"{PREFIX}old"
     for folder in (young, old):
         folder.mkdir()

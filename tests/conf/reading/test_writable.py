@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.reading.writable import why_not_writable, write_whole
+from conf.reading.files import why_not_writable, write_whole
 from data_prep.errors import DataPrepError
 from launch.cli import main
 from launch.commands.data import main as data

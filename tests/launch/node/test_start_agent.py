@@ -18,7 +18,7 @@ import pytest
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from conf.schema.containers import ContainerKind, ImageReference, Mount
-from conf.schema.notify import Tracker
+from conf.schema.profile import Tracker
 from launch import start_agent
 from launch.control.planning.dry_run import dry_run
 from launch.errors import LaunchError

@@ -13,7 +13,7 @@ import pytest
 from conf.compose import compose
 from conf.errors import ConfigError
 from conf.run_folder.rundir import RunDir
-from conf.schema.notify import Tracker
+from conf.schema.profile import Tracker
 from launch.commands import report
 from launch.control.follow import follow
 from launch.control.stop import stop

@@ -16,7 +16,7 @@ import pytest
 
 from conf.compose import compose, config_text
 from conf.run_folder.rundir import RunDir
-from conf.schema.notify import Tracker
+from conf.schema.profile import Tracker
 from launch.control.planning.plan import make_plan
 from launch.errors import LaunchError
 from launch.tracking.run_info import require_ready
