@@ -7,10 +7,10 @@ from pathlib import Path
 
 from conf.errors import TdppError
 from conf.run_folder.rundir import RunDir
-from launch.control.notify import tell_end
+from launch.control.notify import notify_end
 
 if __name__ == "__main__":
     try:
-        tell_end(RunDir(Path(sys.argv[1])))
+        notify_end(RunDir(Path(sys.argv[1])))
     except TdppError as error:
         sys.exit(f"the run's end could not be reported: {error}")

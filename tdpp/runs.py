@@ -15,7 +15,7 @@ from launch.commands.launching.preflight import Preflight, preflight
 from launch.commands.launching.resolve_auto import resolve_auto
 from launch.control import follow
 from launch.control import stop as control
-from launch.control.notify import tell_end_if_possible
+from launch.control.notify import notify_end_if_possible
 from launch.control.submit import start
 from launch.errors import LaunchError
 from launch.judge.verdict import Verdict, judge
@@ -77,7 +77,7 @@ class Run(notebook.Run):
         """
         if not control.is_over(self._run):
             control.stop(self._run)
-        tell_end_if_possible(self._run)
+        notify_end_if_possible(self._run)
         return self.reload()
 
 

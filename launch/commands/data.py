@@ -65,8 +65,8 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     made = Parser(prog="tdpp data", description="Turn text, sentence pairs, images and videos into training data.")
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (maker, said) in MAKERS.items():
-        maker.add_options(commands.add_parser(name, help=said))
+    for name, (maker, purpose) in MAKERS.items():
+        maker.add_options(commands.add_parser(name, help=purpose))
     look = commands.add_parser("inspect", help="describe a data set")
     look.add_argument("prefix", type=Path, help=PREFIX)
     one = look.add_mutually_exclusive_group()

@@ -246,10 +246,10 @@ def _require_memory(small: Sequence[Experiment]) -> None:
     if not largest:
         return
     has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    said = f"weights, their versions, gradients and the optimizer's state take at most {_size(largest)}"
+    message = f"weights, their versions, gradients and the optimizer's state take at most {_size(largest)}"
     if largest > has:
-        raise LaunchError(f"{said}, but this machine has {_size(has)}; choose a smaller model (small.model=…)")
-    print(f"({said})", file=sys.stderr)
+        raise LaunchError(f"{message}, but this machine has {_size(has)}; choose a smaller model (small.model=…)")
+    print(f"({message})", file=sys.stderr)
 
 
 def _weight_bytes(small: Experiment) -> int:

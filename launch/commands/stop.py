@@ -13,7 +13,7 @@ from conf.reading.values import Parser
 from conf.run_folder.rundir import RunDir
 from conf.visible import visible
 from launch.commands.run_arguments import add_run, chosen_run
-from launch.control.notify import tell_end_if_possible
+from launch.control.notify import notify_end_if_possible
 from launch.control.stop import SAVE_S, is_at_work, is_over, save_first, stop
 from launch.errors import LaunchError
 from launch.files.locks import is_launching, launcher
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         print(visible(f"{run.name}: {stop(run)}; {damage}"))
         return 0
     if over:
-        tell_end_if_possible(run)
+        notify_end_if_possible(run)
         verdict = verdict_on(run)
         print(visible(f"{run.name} has already ended: {verdict.state}, {verdict.reason}; nothing to stop"))
         if RunDir.is_one(run.path):
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"saving first, for at most {SAVE_S:.0f} s; Ctrl-C ends the run without it", file=sys.stderr, flush=True)
         print(visible(_saved_first(run)), end="", file=sys.stderr, flush=True)
     ended = stop(run)
-    tell_end_if_possible(run)
+    notify_end_if_possible(run)
     verdict = verdict_on(run)
     print(visible(f"{run.name}: {verdict.state}, {verdict.reason}; {ended}"))
     if not is_over(run):

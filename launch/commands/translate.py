@@ -43,9 +43,9 @@ def main(argv: Sequence[str]) -> int:
         if arguments.bleu:
             print_bleu(run, arguments, lambda one: model_of(run, one.folder.name, arguments.weights))
             return 0
-        model, said = model_of(run, arguments.checkpoint, arguments.weights)
-        if arguments.weights is None and said is not None:
-            print(f"({said})", file=sys.stderr)
+        model, message = model_of(run, arguments.checkpoint, arguments.weights)
+        if arguments.weights is None and message is not None:
+            print(f"({message})", file=sys.stderr)
         if arguments.export is not None:
             exported.write(arguments.export, model)
             print(arguments.export)

@@ -16,7 +16,7 @@ from conf.run_folder.log_lines import for_people, is_evaluation_line, is_iterati
 from conf.run_folder.run_files import opened
 from conf.run_folder.rundir import RunDir
 from conf.visible import visible
-from launch.control.notify import tell_end_if_possible
+from launch.control.notify import notify_end_if_possible
 from launch.control.stop import stop
 from launch.errors import LaunchError
 from launch.files.records import Submitted
@@ -85,7 +85,7 @@ def follow(run: RunDir) -> None:
     with stopped_if_interrupted(run):
         _watch(run)
         tidy(run)
-    tell_end_if_possible(run)
+    notify_end_if_possible(run)
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def give_up(run: RunDir) -> None:
         signal.signal(signum, signal.SIG_IGN)
     _say(f"stopping {run.name} …")
     stop(run)
-    tell_end_if_possible(run)
+    notify_end_if_possible(run)
     _say(f"stopped {run.name}; none of its processes is left")
 
 
@@ -150,7 +150,7 @@ def wait(run: RunDir, timeout_s: float | None = None) -> bool:
             return False
         time.sleep(SLURM_S if seen.jobs else LOCAL_S)
     tidy(run)
-    tell_end_if_possible(run)
+    notify_end_if_possible(run)
     return True
 
 

@@ -61,7 +61,7 @@ def settings_of(experiment: Experiment) -> dict[str, Any] | None:
     return {"command": list(notify.words), "webhook": notify.webhook}
 
 
-def tell_end(run: RunDir, environment: Mapping[str, str] = os.environ) -> None:
+def notify_end(run: RunDir, environment: Mapping[str, str] = os.environ) -> None:
     """Tells that a run has ended, if it has, somebody is to be told, and nobody has done so. What goes wrong is said on
     stderr, and in the file `notified-<start>.json`; it changes no verdict.
 
@@ -78,13 +78,13 @@ def tell_end(run: RunDir, environment: Mapping[str, str] = os.environ) -> None:
     verdict = decide(seen)
     if not seen.over or verdict.state in _UNDECIDED:
         return
-    told = run.notified(str(seen.start))
+    notice = run.notified(str(seen.start))
     try:
-        os.close(os.open(told, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+        os.close(os.open(notice, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
     except FileExistsError:
         return
     failures = [*_commanded(settings, run, verdict, environment), *_posted(settings, run, verdict, environment)]
-    run.write_json(told, {"unix": time.time(), "state": verdict.state, "failures": failures})
+    run.write_json(notice, {"unix": time.time(), "state": verdict.state, "failures": failures})
     for failure in failures:
         print(visible(f"{run.name}: {failure}"), file=sys.stderr, flush=True)
 
@@ -120,8 +120,8 @@ def _commanded(settings: Settings, run: RunDir, verdict: Verdict, environment: M
         except OSError as error:
             return [f"{what} could not be started: {error.strerror}"]
         stderr.seek(0)
-        said = stderr.read().decode(errors="replace").strip().splitlines()
-    return [f"{what} exited with {done.returncode}: {said[-1] if said else 'no message'}"] if done.returncode else []
+        lines = stderr.read().decode(errors="replace").strip().splitlines()
+    return [f"{what} exited with {done.returncode}: {lines[-1] if lines else 'no message'}"] if done.returncode else []
 
 
 def _posted(settings: Settings, run: RunDir, verdict: Verdict, environment: Mapping[str, str]) -> list[str]:
@@ -178,9 +178,9 @@ def _opener() -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(_NoRedirection)
 
 
-def tell_end_if_possible(run: RunDir) -> None:
+def notify_end_if_possible(run: RunDir) -> None:
     """The same at the end of a command, whose own answer does not depend on it."""
     try:
-        tell_end(run)
+        notify_end(run)
     except (TdppError, OSError) as error:
         print(visible(f"{run.name}: its end could not be reported: {error}"), file=sys.stderr, flush=True)

@@ -245,8 +245,8 @@ def _start(
 ) -> None:
     with _report_unwritable(run):
         run.keep_secret()
-        if (told := settings_of(experiment)) is not None and not for_itself:
-            run.write_json(run.notify, told)
+        if (recipients := settings_of(experiment)) is not None and not for_itself:
+            run.write_json(run.notify, recipients)
     jobs = run.read_json(run.jobs)
     token, executor = jobs["token"], experiment.executor
     on_slurm = executor.kind is ExecutorKind.slurm

@@ -72,8 +72,8 @@ def _answer(group: Group, wait_s: int, charged: Mapping[str, str]) -> NodeFigure
     """What a node of the group says of itself, or why none did."""
     options = [*group.options, *(f"--{key}={value}" for key, value in charged.items())]
     try:
-        said = slurm_commands.on_one_node(options, [sys.executable, "-m", MODULE], wait_s, RUN_MIN)
-        return NodeFigures.parse(said)
+        printed = slurm_commands.on_one_node(options, [sys.executable, "-m", MODULE], wait_s, RUN_MIN)
+        return NodeFigures.parse(printed)
     except JobRefused as refusal:
         return refusal
     except LaunchError as error:
@@ -167,11 +167,11 @@ def on_hosts(texts: Sequence[str]) -> Found:
 
 def here() -> Found:
     """This machine alone."""
-    said = node_figures()
-    if not said.gpus:
+    figures = node_figures()
+    if not figures.gpus:
         group = FoundGroup(name="local", count=1, ranks=None, gpu=gpu_kinds.ON_CPU)
     else:
-        kind = gpu_kinds.of_figures(said.gpus)
-        within = gpu_kinds.within_gbit_per_s(said.gpus)
-        group = FoundGroup(name="local", count=1, ranks=len(said.gpus), gpu=kind, within_gbit_per_s=within)
+        kind = gpu_kinds.of_figures(figures.gpus)
+        within = gpu_kinds.within_gbit_per_s(figures.gpus)
+        group = FoundGroup(name="local", count=1, ranks=len(figures.gpus), gpu=kind, within_gbit_per_s=within)
     return Found(groups=(group,), executor="local", source="this machine says")

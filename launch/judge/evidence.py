@@ -104,8 +104,8 @@ def _speed(seen: Observation) -> str:
     """The time of an iteration or sample; of a batch that adapts also the samples a second at its newest size."""
     time, rate = time_of(seen), samples_per_s(seen)
     assert time is not None, "the log has a line"
-    said = f"{time.figure} ms {time.unit} ({'median' if not time.alone else time.basis})"
-    return f"{said}, {rate:,.1f} samples/s at the newest batch" if seen.adapts and rate is not None else said
+    text = f"{time.figure} ms {time.unit} ({'median' if not time.alone else time.basis})"
+    return f"{text}, {rate:,.1f} samples/s at the newest batch" if seen.adapts and rate is not None else text
 
 
 def _evaluation(line: Iteration) -> str:

@@ -200,9 +200,9 @@ def _of_ranks(text: str, ranks: Sequence[int]) -> Iterator[str]:
     for line in text.splitlines():
         if not line.strip():
             continue
-        if said := _RANK.match(line):
-            others = bool(ranks) and int(said[1]) not in ranks
+        if found := _RANK.match(line):
+            others = bool(ranks) and int(found[1]) not in ranks
         if not others:
             yield line.rstrip()
-        if said and said[2]:
+        if found and found[2]:
             others = False

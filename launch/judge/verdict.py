@@ -130,8 +130,8 @@ class HostNames:
 
     def _named(self, found: re.Match[str]) -> str:
         """What says the host next anyway stays as it is."""
-        said = found.string.startswith(f": {self._hosts[found[1]]} ", found.end())
-        return found[0] if said else f"node {self.of(found[1])}"
+        follows = found.string.startswith(f": {self._hosts[found[1]]} ", found.end())
+        return found[0] if follows else f"node {self.of(found[1])}"
 
     def of(self, node: str) -> str:
         """`gpu2-1 on gpu2-002`, or the node's name alone."""

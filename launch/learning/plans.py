@@ -83,8 +83,8 @@ def combinations(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         ways = [_values(override) for override in overrides]
         given = [[known.as_given(one) for one in way] for way in ways]
     for choice in product(*given):
-        told = [_short(word) for word, way in zip(choice, given, strict=True) if len(way) > 1]
-        yield " ".join(told), list(choice)
+        varied = [_short(word) for word, way in zip(choice, given, strict=True) if len(way) > 1]
+        yield " ".join(varied), list(choice)
 
 
 def _values(override: Override) -> list[str]:

@@ -211,12 +211,12 @@ def test(script: str) -> None:
     """
     done = _run(["sbatch", "--test-only", script])
     if done.returncode != 0:
-        said = [re.sub(r"^((sbatch|error|allocation failure): )*", "", line) for line in done.stderr.splitlines()]
-        if any(NODES_UNAVAILABLE in line for line in said):
-            said.append("nodes that are down do not count; see sinfo")
-        elif any("nvalid partition" in line for line in said):
-            said.append("sinfo lists the partitions")
-        message = "; ".join(dict.fromkeys(line for line in said if line))
+        lines = [re.sub(r"^((sbatch|error|allocation failure): )*", "", line) for line in done.stderr.splitlines()]
+        if any(NODES_UNAVAILABLE in line for line in lines):
+            lines.append("nodes that are down do not count; see sinfo")
+        elif any("nvalid partition" in line for line in lines):
+            lines.append("sinfo lists the partitions")
+        message = "; ".join(dict.fromkeys(line for line in lines if line))
         raise SlurmSilent(message) if _SILENT.search(message) else LaunchError(message)
 
 

@@ -70,9 +70,9 @@ def call(host: str, verb: str, given: Mapping[str, Any], timeout_s: float = ANSW
     return answer
 
 
-def fault(host: str, code: int, said: str) -> str:
+def fault(host: str, code: int, stderr: str) -> str:
     """What went wrong, and the way out, behind the host's name. `said` is what came on stderr."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     last = lines[-1] if lines else "no message"
     if code == NO_PROJECT:
         return f" has no tdpp in {PROJECT}; every host needs it at the same path as this machine (docs/hosts.md)"
@@ -80,17 +80,17 @@ def fault(host: str, code: int, said: str) -> str:
         return f" has no Python {sys.executable}; every host needs it at the same path as this machine (docs/hosts.md)"
     if code != _OF_SSH:
         return f": tdpp exited with {code} there: {last}"
-    if "IDENTIFICATION HAS CHANGED" in said:
+    if "IDENTIFICATION HAS CHANGED" in stderr:
         return (
             " presents another host key than the known one: the host was reinstalled, or somebody impersonates it. "
             f"Find out which, then remove the old key (ssh-keygen -R {host}) and accept the new one (ssh {host})"
         )
-    if "Host key verification failed" in said or "host key is known" in said:
+    if "Host key verification failed" in stderr or "host key is known" in stderr:
         return (
             f" has a host key that ssh does not know yet: connect once (ssh {host}), compare the fingerprint and "
             f"accept it"
         )
-    if "Permission denied" in said or "Too many authentication failures" in said:
+    if "Permission denied" in stderr or "Too many authentication failures" in stderr:
         return (
             f" asks for a password, which tdpp never enters: install your key (ssh-copy-id {host}), with an agent or "
             f"without a passphrase, until 'ssh -o BatchMode=yes {host} true' works ({last})"

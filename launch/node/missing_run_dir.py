@@ -45,13 +45,13 @@ def not_started(
 ) -> dict[str, Unseen]:
     """The nodes of a job whose agent could not open its output; `nodes` are node ranks, and like `hosts` by task."""
     try:
-        said = read_text(run.submitit / f"{job}_batch.out", errors="replace")
+        log = read_text(run.submitit / f"{job}_batch.out", errors="replace")
     except (FileNotFoundError, RunFolderError):
         return {}
     components = len({plan.nodes[rank].group for rank in nodes})  # each of which may have an id of its own
     found = {}
     for number, task, why in re.findall(
-        rf"{re.escape(str(run.submitit))}/(\d{{1,18}})_(\d{{1,9}})_log\.out: (.+)", said
+        rf"{re.escape(str(run.submitit))}/(\d{{1,18}})_(\d{{1,9}})_log\.out: (.+)", log
     ):
         if int(task) < len(nodes) and 0 <= int(number) - int(job) < components:
             host = hosts[int(task)] if len(hosts) == len(nodes) else ""

@@ -24,7 +24,7 @@ from launch.node.elastic.peer_status import PARKED
 from launch.node.own_caches import with_own_caches
 from launch.node.peers import SILENCE_S, Finding, Peers, watched
 from launch.node.rank_failures import failures, only_lost_others
-from launch.node.run_notices import note_restart, tell_if_last
+from launch.node.run_notices import note_restart, notify_if_last
 from launch.node.settings import NodeSettings
 from launch.node.slurm_job import SlurmJob
 from launch.node.worker_command import GRACE_S, given_environment, job_info
@@ -156,7 +156,7 @@ class Node:
         )
         if self._slurm is not None and for_good:
             self._slurm.cancel_waiting()
-        tell_if_last(self._run, self._name, self._start, code)
+        notify_if_last(self._run, self._name, self._start, code)
         if self._slurm is not None and self._elastic is not None:
             self._slurm.end_without_script()
 

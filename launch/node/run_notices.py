@@ -29,7 +29,7 @@ _OWN = (TOKEN, NODE_RANK, START)
 """Whoever ends the run's processes by these is not to end what tells of it."""
 
 
-def tell_if_last(run: RunDir, node: str, start: Start, code: int) -> None:
+def notify_if_last(run: RunDir, node: str, start: Start, code: int) -> None:
     """Is called when the node has written its end. Where two nodes end at the same moment both may be the last, and
     `launch.on_end` tells once."""
     if not run.notify.is_file() or _others_at_work(run, node, start, code):

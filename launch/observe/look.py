@@ -237,11 +237,11 @@ def _with_stderr(run: RunDir, node: Node, errors: Iterable[RankFailure], faults:
 def _saved(run: RunDir, faults: Faults) -> int | None:
     latest = run.latest_checkpoint
     try:
-        said = faults.tried(lambda: read_text(latest).strip(), None)
+        name = faults.tried(lambda: read_text(latest).strip(), None)
     except FileNotFoundError:
         return None
-    saved = None if said is None else checkpoint_iteration(said)
-    if said is not None and saved is None:
+    saved = None if name is None else checkpoint_iteration(name)
+    if name is not None and saved is None:
         faults.add(f"{latest} is damaged: it names no checkpoint, such as iter_0000050")
     return saved
 
@@ -273,5 +273,5 @@ def first_error(stderr: str) -> str | None:
     """The first error of ours; else the last line that says why, such as that of a traceback; None without any."""
     lines = [line.rstrip() for line in stderr.splitlines() if line.strip()]
     ours = next((match[1] for line in lines if (match := _OURS.match(line))), None)
-    said = ours or next((line for line in reversed(lines) if not _NO_ERROR.search(line)), None)
-    return None if said is None else shortened(said)
+    line = ours or next((line for line in reversed(lines) if not _NO_ERROR.search(line)), None)
+    return None if line is None else shortened(line)

@@ -67,14 +67,14 @@ def resolve_auto(cfg: DictConfig, words: Sequence[str] | None = None) -> tuple[E
     in_streams = "streams" in undecided.undecided
     cluster = measured_cluster(experiment, in_streams or max(undecided.streams_of) > 1)
     if cluster is not None:
-        division, told = _of_steps(cluster, experiment, undecided), "; times are those of IIDP's performance model"
+        division, remark = _of_steps(cluster, experiment, undecided), "; times are those of IIDP's performance model"
     else:
         division = best_division(experiment, undecided)
-        division, told = _with_streams(experiment, undecided, division) if in_streams else (division, "")
-        told += _estimated(experiment)
+        division, remark = _with_streams(experiment, undecided, division) if in_streams else (division, "")
+        remark += _estimated(experiment)
     for key, value in division.values.items():
         known.parallel[key] = value
-    return to_experiment(known), f"{keys}: {division}{told}"
+    return to_experiment(known), f"{keys}: {division}{remark}"
 
 
 def _estimated(experiment: Experiment) -> str:
@@ -98,9 +98,9 @@ def _with_streams(experiment: Experiment, undecided: Parallel, alone: Division) 
     found = best_in_streams(planned(experiment), undecided, lambda parallel: replace(experiment, parallel=parallel))
     if found is None:
         return replace(alone, values={**alone.values, "streams": None}), "; streams gain nothing by the measurements"
-    told = f"{found.seconds * 1e3:.1f} ms with parallel.streams={found.streams}"
+    time = f"{found.seconds * 1e3:.1f} ms with parallel.streams={found.streams}"
     if found.seconds >= alone.seconds:
-        return replace(alone, values={**alone.values, "streams": None}), f"; with streams it would take {told} at best"
+        return replace(alone, values={**alone.values, "streams": None}), f"; with streams it would take {time} at best"
     chosen = {"micro_batch_size": found.micro_batch_size, "shares": found.shares, "streams": found.streams}
     division = replace(
         alone,

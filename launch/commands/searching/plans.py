@@ -85,8 +85,8 @@ def rank(args: Arguments, command: str) -> int:
     if args.page is not None:
         from reports.pages.search_page import render  # few ask for a page, and it is slow to import
 
-        said = [*outcome.notes, *outcome.summary, *notes]
-        write(args.page, render(command, plans, inputs.run, said, _launches(args, plans, inputs.run)))
+        shown = [*outcome.notes, *outcome.summary, *notes]
+        write(args.page, render(command, plans, inputs.run, shown, _launches(args, plans, inputs.run)))
         print(args.page)
     if args.plan is not None:
         path = plan_path(args.plan)

@@ -48,21 +48,21 @@ class Reply:
 def reply(library: Library, token: str, host: str | None, target: str) -> Reply:
     """What a GET of `target` gets, such as `/<token>/runs/tiny/20260131-120000-0123abcd/`. `host` is its header."""
     if not is_here(host):
-        return _told(
+        return _message_page(
             HTTPStatus.FORBIDDEN,
             f"{host or 'no name'} does not name this machine; open http://{HOST}, or forward a port of your own",
         )
     try:
         split = urlsplit(target)
     except ValueError:  # such as http://[x
-        return _told(HTTPStatus.BAD_REQUEST, "This is not an address.")
+        return _message_page(HTTPStatus.BAD_REQUEST, "This is not an address.")
     given, *parts = split.path.removeprefix("/").split("/")
     if not hmac.compare_digest(given.encode(errors="replace"), token.encode()):
-        return _told(HTTPStatus.NOT_FOUND, "Open the complete address that 'tdpp report --serve' printed.")
+        return _message_page(HTTPStatus.NOT_FOUND, "Open the complete address that 'tdpp report --serve' printed.")
     try:
         return _found(library, token, [unquote(part) for part in parts], split.query)
     except (TdppError, OSError) as error:
-        return _told(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+        return _message_page(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
 
 def is_here(host: str | None) -> bool:
@@ -91,14 +91,14 @@ def _found(library: Library, token: str, parts: list[str], query: str) -> Reply:
                     return Reply(status=HTTPStatus.OK, body=library.now(run, known), headers=json_type)
                 case ["timeline.html"]:
                     return Reply(status=HTTPStatus.OK, body=library.timeline(run))
-    return _told(HTTPStatus.NOT_FOUND, "No such page. The run may have been deleted.")
+    return _message_page(HTTPStatus.NOT_FOUND, "No such page. The run may have been deleted.")
 
 
 def _compared(library: Library, token: str, query: str) -> Reply:
     try:
         names = parse_qs(query, max_num_fields=MOST_COMPARED).get("run", [])
     except ValueError:
-        return _told(HTTPStatus.BAD_REQUEST, f"A comparison has at most {MOST_COMPARED} runs.")
+        return _message_page(HTTPStatus.BAD_REQUEST, f"A comparison has at most {MOST_COMPARED} runs.")
     runs = [run for name in dict.fromkeys(names) if (run := library.named(name)) is not None]
     if not runs:
         return _moved(f"/{token}/")
@@ -109,7 +109,7 @@ def _moved(where: str) -> Reply:
     return Reply(status=HTTPStatus.MOVED_PERMANENTLY, headers={"Location": where})
 
 
-def _told(status: HTTPStatus, message: str) -> Reply:
+def _message_page(status: HTTPStatus, message: str) -> Reply:
     body = f"<header><h1>{status.phrase}</h1></header><main><section><p>{escape(message)}</p></section></main>"
     return Reply(status=status, body=page(f"{status.phrase} – tdpp", body))
 
@@ -151,8 +151,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(self._reply(), with_body=False)
 
     def _refuse(self) -> None:
-        said = _told(HTTPStatus.METHOD_NOT_ALLOWED, "This server only shows pages; it accepts GET and HEAD.")
-        self._send(Reply(status=said.status, body=said.body, headers={"Allow": "GET, HEAD"}), with_body=True)
+        refusal = _message_page(HTTPStatus.METHOD_NOT_ALLOWED, "This server only shows pages; it accepts GET and HEAD.")
+        self._send(Reply(status=refusal.status, body=refusal.body, headers={"Allow": "GET, HEAD"}), with_body=True)
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse
 

@@ -87,10 +87,10 @@ def start_agents(
             return str(self._submit_command(shlex.join(words)).job_id)
 
     run = settings.run
-    told = run.agent(settings.submission, role)
-    words = [sys.executable, "-P", "-u", "-m", "launch.start_agent", str(run.submitit), told.name]
+    file = run.agent(settings.submission, role)
+    words = [sys.executable, "-P", "-u", "-m", "launch.start_agent", str(run.submitit), file.name]
     words += ["group"] if settings.group_writes else []
-    write_atomic(told, settings.to_json())
+    write_atomic(file, settings.to_json())
 
     def submit() -> None:
         os.environ[TOKEN] = token

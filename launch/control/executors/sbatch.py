@@ -106,8 +106,8 @@ def _srun(submission: Submission, request: JobRequest) -> str:
 
     Their output goes to files by the task's rank in the whole job; srun's own patterns count within a component.
     """
-    told = RunDir(submission.folder.parent).agent(submission.number, request.role).name
-    words = [told, "group"] if submission.group else [told]
+    settings = RunDir(submission.folder.parent).agent(submission.number, request.role).name
+    words = [settings, "group"] if submission.group else [settings]
     agent = f'{shlex.quote(submission.python)} -P -u -m launch.start_agent "$FOLDER" {shlex.join(words)}'
     inner = f'exec {agent} >>"$FOLDER/${{SLURM_JOB_ID}}_${{SLURM_PROCID}}_log.out" 2>&1'
     # Some sites have srun end all tasks when one ends badly, or some time after it (KillOnBadExit, WaitTime).

@@ -20,7 +20,7 @@ from conf.errors import ConfigError
 from conf.run_folder.rundir import RunDir
 from launch.commands import stop as stop_command
 from launch.control import notify
-from launch.control.notify import tell_end
+from launch.control.notify import notify_end
 from launch.control.planning.checks import check, require_exported
 from launch.errors import LaunchError
 from launch.judge.state import State
@@ -111,7 +111,7 @@ def test_every_end_is_told_once_although_nobody_follows(
         wait_until_running(run)
         assert stop_command.main([str(run.path)]) == 0
     assert told(run) | {"unix": 0} == {"unix": 0, "state": state, "failures": []}
-    tell_end(run)
+    notify_end(run)
     verdict = judge(run)
     assert verdict.state is state
     (sent,) = hook.got
@@ -157,7 +157,7 @@ def ended(runs: Path, command: list[str], webhook: str | None) -> RunDir:
 
 
 def failures(run: RunDir) -> list[str]:
-    tell_end(run)
+    notify_end(run)
     (path,) = run.path.glob("notified-*.json")
     return json.loads(path.read_text())["failures"]
 
@@ -201,7 +201,7 @@ def test_nobody_else_than_its_owner_runs_a_command(tmp_path: Path, runs: Path, h
     run.submitit.chmod(0o777)
     run.write_json(run.notify, {"command": ["touch", str(tmp_path / "ran")], "webhook": None})
     with pytest.raises(LaunchError, match="others"):
-        tell_end(run)
+        notify_end(run)
     assert not (tmp_path / "ran").exists()
 
 
