@@ -70,7 +70,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         replicas=None if layout.even else list(layout.replicas),
         streaming=_streaming(parallel.stream),
         adapt=adapt,
-        elastic=elastic_of(experiment, adapt),
+        elastic=elastic_of(experiment, adapt) if experiment.elastic.enabled else None,
         master_port=experiment.executor.master_port,
         meeting_timeout_s=math.ceil(experiment.executor.meet_min * 60),
         nodes=nodes,

@@ -27,14 +27,12 @@ if TYPE_CHECKING:
     from fasop.simulation.ranks.rank_times import RankDurations
 
 
-def elastic_of(experiment: Experiment, adapt: AdaptConfig | None) -> Elastic | None:
-    """None where only these nodes train. `adapt` is what the plan of all nodes says.
+def elastic_of(experiment: Experiment, adapt: AdaptConfig | None) -> Elastic:
+    """What the plan of an elastic run says of its nodes. `adapt` is what the plan of all nodes says.
 
     Raises:
         TdppError: with `elastic.by`, what an iteration takes is not known.
     """
-    if not experiment.elastic.enabled:
-        return None
     parallel, counts = experiment.parallel, experiment.ranks_per_node()
     prices = [experiment.cluster.groups[name].price_per_hour for name in experiment.node_order.groups]
     return Elastic(
