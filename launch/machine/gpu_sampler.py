@@ -144,10 +144,6 @@ def append(path: Path, entry: GpuEntry) -> None:
         os.write(file.fileno(), (b"\n" if cut_off else b"") + entry_text(entry).encode())
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 KERNEL_LOG = Path("/dev/kmsg")
 _RECORD_BYTES = 8192
 """The bytes of a record of the kernel's log, at most (printk's CONSOLE_EXT_LOG_MAX)."""
@@ -273,3 +269,7 @@ def _of_log(gpu: GpuHealth, numbers: Iterable[int]) -> Iterator[str]:
 def _place(bus: str) -> tuple[int, ...]:
     """Domain, bus and device: NVML writes 00000000:3B:00.0 where the kernel writes 0000:3b:00."""
     return tuple(int(part, 16) for part in bus.partition(".")[0].split(":") if part)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

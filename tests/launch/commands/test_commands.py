@@ -181,7 +181,7 @@ def test_a_run_that_is_deleted_meanwhile_is_not_listed(
             shutil.rmtree(look.run.path)
         return finish_observation(look, answers)
 
-    monkeypatch.setattr("launch.commands.runs.complete", delayed)
+    monkeypatch.setattr("launch.commands.runs.finish_observation", delayed)
     assert cli.main(["runs", "--runs-dir", str(tmp_path)]) == 0
     _, *rows = capsys.readouterr().out.splitlines()
     assert [row.split()[:2] for row in rows] == [["tiny/kept", "succeeded"]]
