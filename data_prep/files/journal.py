@@ -14,7 +14,7 @@ import shutil
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -85,7 +85,7 @@ def _locked(prefix: Path, recipe: str) -> Iterator[Path]:
                 shutil.rmtree(folder)
 
 
-def publish(folder: Path, prefix: Path, files: Mapping[str, str], manifest: str) -> None:
+def publish(folder: Path, prefix: Path, files: Mapping[str, str], manifest: str, older: Iterable[Path] = ()) -> None:
     """Gives the files of a work folder their names, `<prefix><suffix>`, the manifest `<prefix>.json` last.
 
     An older manifest goes away first, so that it never lies beside new data.
@@ -95,11 +95,13 @@ def publish(folder: Path, prefix: Path, files: Mapping[str, str], manifest: str)
         prefix: of the data.
         files: names in the folder by suffix; all are on the disk.
         manifest: its text.
+        older: files of older data that must not lie beside new ones; they go away after the older manifest.
     """
     described, new = data_file(prefix, ".json"), folder / "manifest.json"
     write_atomic(new, manifest)
     (folder / JOURNAL).unlink(missing_ok=True)
-    described.unlink(missing_ok=True)
+    for path in (described, *older):
+        path.unlink(missing_ok=True)
     for suffix, name in files.items():
         (folder / name).replace(data_file(prefix, suffix))
     new.replace(described)

@@ -9,8 +9,8 @@ from pathlib import Path
 from conf.reading.values import option, prefix_path, whole
 from conf.visible import plural
 from data_prep.errors import DataPrepError, of_option
+from data_prep.files.journal import work_folder_of
 from data_prep.indexed.manifest import text_prefix
-from data_prep.preparation.partial import Partial
 from data_prep.preparation.prepare import Request, is_prepared, prepare
 from data_prep.text.corpus import Corpus, corpus_of, stdlib_corpus
 from data_prep.text.encode import Options
@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{prefix}: exists already, unchanged; --force makes it again", file=sys.stderr)
     else:
         unknown = data_file(prefix, ".bin").exists() and not data_file(prefix, ".json").exists()
-        if unknown and not force and not Partial(prefix).begun:
+        if unknown and not force and not work_folder_of(prefix).is_dir():
             raise DataPrepError(
                 f"--output {output}: {data_file(prefix, '.bin')} is there, and no manifest beside it says that it came "
                 "from here; choose another --output, or replace it with --force"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,21 +17,31 @@ from numpy.typing import NDArray
 
 from data_prep.errors import BadDocument, DataPrepError
 from data_prep.files.compressed import Decompressed
-from data_prep.files.progress import shown
+from data_prep.files.journal import Journal, publish, work_folder
+from data_prep.files.progress import hashes, shown
 from data_prep.files.workers import in_order
 from data_prep.indexed.manifest import Manifest, is_true, read_manifest
-from data_prep.preparation.partial import Partial, Progress, partial
 from data_prep.text.corpus import Corpus
 from data_prep.text.encode import Chunk, Options, Seen, encode, texts, without
 from data_prep.text.formats import Documents, Format, Raw, format_of, raw_documents
 from data_prep.tokenizers.special import AT_FIRST, AT_LAST, SEPARATOR, vocabulary_of, with_special
 from data_prep.tokenizers.tokenizer import END_OF_TEXT, JsonTokenizer, Tokenizer, train_bpe, train_wordpiece
-from data_prep.tokenizers.vocabulary import count_id, doubt, unknown_id, warn
+from data_prep.tokenizers.vocabulary import TOKENIZER, count_id, doubt, unknown_id, warn
 from megatron_ext.contract.files import write_atomic
-from megatron_ext.data.indexed_dataset import OFFSET, IndexedWriter, token_dtype
+from megatron_ext.data.index_maps import saved_maps
+from megatron_ext.data.indexed_dataset import OFFSET, IndexedWriter, data_file, token_dtype
+from megatron_ext.data.masked.sentence_maps import saved_sentence_maps
+from megatron_ext.data.masked.vocabulary import VOCABULARY
 
-SAVE_EVERY_S = 15.0
-"""At most so much work is lost when a preparation is interrupted."""
+TOKENIZER_FILE, VOCABULARY_FILE = "tokenizer.json", "vocabulary.json"
+"""In the work folder: the tokeniser, if it has a file; what will be `.vocabulary.json`, for data of sentences."""
+TOKENS, INDEX, DIGESTS, BOUNDARIES = "tokens", "index", "digests", "boundaries"
+"""In the work folder: what will be `.bin` and `.idx`, whose header comes last; digests of the texts so far, where
+duplicates are left out; boundaries of the documents so far, where they have several sequences."""
+STEP = "tokenize"
+DOCUMENTS_MADE, SEQUENCES, FILE, NUMBER = "documents", "sequences", "file", "number"
+COUNTED = (DOCUMENTS_MADE, SEQUENCES, TOKENS, FILE, NUMBER)
+"""What the journal counts besides texts that were left out; the last two are the place of the next raw document."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,41 +97,47 @@ def prepare(request: Request, prefix: Path, recipe: dict[str, Any] | None = None
     """
     recipe = recipe or request.recipe()
     try:
-        with partial(prefix, recipe) as folder:
+        with work_folder(prefix, recipe) as folder:
+            journal = Journal(folder)
             tokenizer = _tokenizer(request, folder)
-            end = _write(request, tokenizer, folder)
-            _require_known(request, tokenizer, folder)
-            return folder.publish(
-                Manifest(
-                    source=request.corpus.description,
-                    recipe=recipe,
-                    tokenizer=tokenizer.name,
-                    vocab_size=tokenizer.vocab_size,
-                    end_of_document=tokenizer.end_of_document,
-                    end_token=tokenizer.end_token if isinstance(tokenizer, JsonTokenizer) else None,
-                    documents=end.documents,
-                    tokens=end.tokens,
-                    left_out=end.left_out,
-                    sha256={},
-                )
+            counts = _write(request, tokenizer, journal)
+            _require_known(request, tokenizer, journal)
+            made = {".bin": folder / TOKENS, TOKENIZER: folder / TOKENIZER_FILE, VOCABULARY: folder / VOCABULARY_FILE}
+            made = {suffix: path for suffix, path in (made | {".idx": folder / INDEX}).items() if path.exists()}
+            manifest = Manifest(
+                source=request.corpus.description,
+                recipe=recipe,
+                tokenizer=tokenizer.name,
+                vocab_size=tokenizer.vocab_size,
+                end_of_document=tokenizer.end_of_document,
+                end_token=tokenizer.end_token if isinstance(tokenizer, JsonTokenizer) else None,
+                documents=counts[DOCUMENTS_MADE],
+                tokens=counts[TOKENS],
+                left_out={reason: count for reason, count in counts.items() if reason not in COUNTED},
+                sha256=hashes(made),
             )
+            # Index maps of older data would keep a run from beginning.
+            older = [data_file(prefix, suffix) for suffix in (".idx", TOKENIZER, VOCABULARY)]
+            older += [*saved_maps(prefix), *saved_sentence_maps(prefix)]
+            publish(folder, prefix, {suffix: path.name for suffix, path in made.items()}, manifest.to_json(), older)
+            return manifest
     except BadDocument as error:
         raise error.in_file(request.corpus.files[error.file]) from error
 
 
-def _tokenizer(request: Request, folder: Partial) -> Tokenizer:
+def _tokenizer(request: Request, folder: Path) -> Tokenizer:
     """The tokeniser, its file in the folder if it has one; learned only once."""
     tokenizer = request.tokenizer
     if isinstance(tokenizer, int):
         end = SEPARATOR if request.options.split_sentences or request.wordpiece else END_OF_TEXT
-        there = folder.tokenizer.exists()
-        tokenizer = JsonTokenizer.from_file(folder.tokenizer, end) if there else _learned(request, tokenizer)
+        there = (folder / TOKENIZER_FILE).exists()
+        tokenizer = JsonTokenizer.from_file(folder / TOKENIZER_FILE, end) if there else _learned(request, tokenizer)
     if request.options.split_sentences:
         assert isinstance(tokenizer, JsonTokenizer)
         tokenizer = with_special(tokenizer.content, request.sentinels)
-        write_atomic(folder.vocabulary, vocabulary_of(tokenizer).to_json())
+        write_atomic(folder / VOCABULARY_FILE, vocabulary_of(tokenizer).to_json())
     if tokenizer.content is not None:
-        write_atomic(folder.tokenizer, tokenizer.content)
+        write_atomic(folder / TOKENIZER_FILE, tokenizer.content)
     return tokenizer
 
 
@@ -145,46 +160,48 @@ def _texts(chunk: Chunk, options: Options) -> list[str]:
     return list(texts(chunk, options, Counter()))
 
 
-def _write(request: Request, tokenizer: Tokenizer, folder: Partial) -> Progress:
-    """Writes tokens and index to their end; returns the counts.
+def _write(request: Request, tokenizer: Tokenizer, journal: Journal) -> Counter[str]:
+    """Writes tokens and index to their end; returns COUNTED, and how many texts were left out by reason.
 
     Raises:
         DataPrepError: there is no text.
     """
+    if (found := journal.finished(STEP)) is not None:
+        return found
     corpus, options, dtype = request.corpus, request.options, token_dtype(tokenizer.vocab_size)
     bar = shown(f"tokenizing {corpus.description}", corpus.bytes)
-    with folder.open(dtype.itemsize, options.unique, options.split_sentences) as (progress, files), bar as show:
-        writer = IndexedWriter(files.tokens, files.idx, dtype, progress.sequences, progress.tokens)
-        if progress.documents:
-            show.say(f"continuing after {progress.documents:,} documents")
-        seen = Seen(files.digests)
-        saved = time.monotonic()
-        read = show.reading(chunks(corpus, options.documents, progress.file, progress.number))
+    with bar as show, journal.step(STEP, (TOKENS, INDEX, DIGESTS, BOUNDARIES)) as step:
+        counts, files = step.counts, step.files
+        writer = IndexedWriter(files[TOKENS], files[INDEX], dtype, counts[SEQUENCES], counts[TOKENS])
+        if counts[DOCUMENTS_MADE]:
+            show.say(f"continuing after {counts[DOCUMENTS_MADE]:,} documents")
+        seen = Seen(files[DIGESTS])
+        read = show.reading(chunks(corpus, options.documents, counts[FILE], counts[NUMBER]))
         work = bound(encode, tokenizer=tokenizer, options=options)
         try:
             with closing(in_order(work, read, request.workers)) as results:
                 for encoded in results:
                     left = without(encoded, seen.duplicates(encoded.digests))
                     if options.split_sentences:
-                        files.boundaries.write((writer.documents + np.cumsum(left.sequences)).astype(OFFSET).data)
+                        files[BOUNDARIES].write((writer.documents + np.cumsum(left.sequences)).astype(OFFSET).data)
                     writer.extend(left.lengths, left.tokens)
-                    progress = progress.after(left, writer.documents, writer.tokens)
+                    counts.update(left.left_out)
+                    counts[DOCUMENTS_MADE] += len(left.sequences)
+                    counts[SEQUENCES], counts[TOKENS] = writer.documents, writer.tokens
+                    counts[FILE], counts[NUMBER] = left.file, left.number + 1
+                    step.done(len(left.sequences))
                     show.tokens(writer.tokens)
-                    if time.monotonic() - saved >= SAVE_EVERY_S:
-                        folder.save(progress, files)
-                        saved = time.monotonic()
         except KeyboardInterrupt:
-            folder.save(progress, files)
-            show.say(f"interrupted after {progress.documents:,} documents; the same command continues from there")
+            show.say(f"interrupted after {counts[DOCUMENTS_MADE]:,} documents; the same command continues from there")
             raise
         if not writer.documents:
-            why = ", ".join(f"{count} {reason}" for reason, count in progress.left_out.items())
+            why = ", ".join(f"{count} {reason}" for reason, count in counts.items() if reason not in COUNTED)
             raise DataPrepError(f"{corpus.description}: no text in its files{why and f' ({why})'}")
-        writer.finish(_boundaries(files.boundaries) if options.split_sentences else None)
-    return progress
+        writer.finish(_boundaries(files[BOUNDARIES]) if options.split_sentences else None)
+    return counts
 
 
-def _require_known(request: Request, tokenizer: Tokenizer, folder: Partial) -> None:
+def _require_known(request: Request, tokenizer: Tokenizer, journal: Journal) -> None:
     """Warns on stderr where the vocabulary lacks more than a few per cent of the text.
 
     Raises:
@@ -193,12 +210,12 @@ def _require_known(request: Request, tokenizer: Tokenizer, folder: Partial) -> N
     unknown = None if tokenizer.content is None else unknown_id(tokenizer.content)
     if unknown is None:
         return
-    tokens = np.memmap(folder.folder / "tokens", token_dtype(tokenizer.vocab_size), "r")
+    tokens = np.memmap(journal.folder / TOKENS, token_dtype(tokenizer.vocab_size), "r")
     way_out = f"give the {tokenizer.name} vocabulary of this text, or learn one with --train-bpe N"
     try:
         warn(doubt(count_id(tokens, unknown), len(tokens), request.corpus.description, way_out))
     except DataPrepError:
-        folder.give_up()
+        journal.delete()  # the same command would fail again
         raise
 
 

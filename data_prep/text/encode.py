@@ -149,6 +149,7 @@ class Seen:
     def __init__(self, file: BinaryIO) -> None:
         """Takes up what the file holds."""
         self._file = file
+        file.seek(0)
         self._digests = set(iter(lambda: file.read(DIGEST), b""))
 
     def duplicates(self, digests: Sequence[bytes]) -> list[int]:

@@ -18,8 +18,9 @@ import pytest
 from numpy.typing import NDArray
 
 from data_prep.errors import DataPrepError
+from data_prep.files import journal as journal_module
+from data_prep.files.journal import work_folder
 from data_prep.preparation import prepare as module
-from data_prep.preparation.partial import partial
 from data_prep.preparation.prepare import Request, prepare
 from data_prep.text.corpus import Corpus, corpus_of
 from data_prep.text.encode import Options
@@ -50,7 +51,7 @@ class CutOff(ByteTokenizer):
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
     """Two files of many chunks, with texts that come more than once; every chunk is followed by a save."""
     monkeypatch.setattr(module, "DOCUMENTS", 7)
-    monkeypatch.setattr(module, "SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr(journal_module, "SAVE_EVERY_S", 0.0)
     folder = tmp_path / "source"
     folder.mkdir()
     for name, first in (("a.jsonl", 0), ("b.jsonl.gz", 50)):
@@ -83,7 +84,7 @@ def test_data_that_were_cut_off_at_every_chunk_are_the_same(corpus: Corpus, tmp_
 def test_an_interrupted_preparation_loses_no_chunk(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(module, "SAVE_EVERY_S", 1e9)
+    monkeypatch.setattr(journal_module, "SAVE_EVERY_S", 1e9)
     with pytest.raises(KeyboardInterrupt):
         prepare(Request(corpus=corpus, tokenizer=CutOff(5, KeyboardInterrupt)), tmp_path / "x")
     assert "interrupted after 35 documents; the same command continues from there" in capsys.readouterr().err
@@ -109,7 +110,7 @@ def test_a_disk_without_room_for_the_manifest_leaves_no_data_without_one(tmp_pat
         data_file(prefix, suffix).unlink()
     with largest_file(len(made["data.json"]) - 1), pytest.raises(DataPrepError, match="File too large"):
         prepare(request, prefix)
-    assert {path.name for path in tmp_path.iterdir()} == {"one.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == {"one.txt", ".data.partial"}
     prepare(request, prefix)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == made
 
@@ -126,7 +127,7 @@ def test_on_a_disk_that_was_full_the_same_command_goes_on(corpus: Corpus, tmp_pa
 
 def test_two_processes_do_not_prepare_the_same_data(corpus: Corpus, tmp_path: Path) -> None:
     with (
-        partial(tmp_path / "x", {}),
+        work_folder(tmp_path / "x", {}),
         pytest.raises(DataPrepError, match=r"x: another process is preparing these data .*choose another --output"),
     ):
         prepare(Request(corpus=corpus, tokenizer=ByteTokenizer()), tmp_path / "x")
@@ -141,7 +142,7 @@ def test_files_shorter_than_noted_are_told(corpus: Corpus, tmp_path: Path) -> No
 
 
 def started(source: Path, output: Path) -> subprocess.Popen[bytes]:
-    no_pause = "from data_prep.preparation import prepare; prepare.SAVE_EVERY_S = 0"
+    no_pause = "from data_prep.files import journal; journal.SAVE_EVERY_S = 0"
     code = f"{no_pause}; import launch.commands.data, sys; launch.commands.data.main(sys.argv[1:])"
     arguments = ["prepare", "--source", str(source), "--output", str(output), "--workers", "2"]
     return subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.DEVNULL)

@@ -131,7 +131,7 @@ def test_what_is_interrupted_goes_on_with_the_same_bytes(source: Path, monkeypat
     whole, cut = source.parent / "whole", source.parent / "cut"
     prepare(request, whole)
     monkeypatch.setattr("data_prep.preparation.prepare.DOCUMENTS", 7)
-    monkeypatch.setattr(preparation, "SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr("data_prep.files.journal.SAVE_EVERY_S", 0.0)
     encode, calls = preparation.encode, []
 
     def interrupted(*given: object, **named: object) -> object:
