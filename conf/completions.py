@@ -37,7 +37,7 @@ def candidates(word: str, others: Sequence[str]) -> list[str]:
 
 
 def _values(key: str, others: Sequence[str]) -> list[str]:
-    """Of a group or key; none of one that takes any number or text."""
+    """The values of a group or key; none of one that takes any number or text."""
     group = key.partition("@")[0]
     if group in groups():
         return choices(group, others)

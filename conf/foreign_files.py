@@ -45,4 +45,4 @@ def _pipedream(path: Path, given: tuple[str, ...], model_of: ModelOf) -> tuple[l
 
 
 READERS: dict[str, Reader] = {"openseq2seq=": _openseq2seq, PIPEDREAM: _pipedream}
-"""By the beginning of their word."""
+"""The readers by the beginning of their word."""

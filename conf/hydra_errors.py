@@ -49,7 +49,7 @@ _SEVERAL = re.compile(r"Ambiguous value for argument '(?P<word>.*)'\n|Sweep para
 
 
 def message(error: Exception, words: Words) -> str:
-    """Of an error of `COMPOSING`.
+    """What an error of `COMPOSING` says to a user.
 
     Raises:
         Exception: the error, if no word and no file is the cause.
@@ -196,7 +196,7 @@ def _refused(reported: str, cause: BaseException | None, words: Words) -> str:
 
 
 def _no_key(word: str, error: OmegaConfBaseException) -> str:
-    """Of a word that leads to no key; a dictionary may have others than it has."""
+    """Says of a word that it leads to no key; a dictionary may have others than it has."""
     full_key = str(error.full_key)
     if error.object_type is not dict:
         is_start = word == full_key or word.startswith(f"{full_key}.")
@@ -240,13 +240,13 @@ def _every_group() -> str:
 
 
 def _raised_by_hydra(error: Exception) -> bool:
-    """Of options that do not go together, for example."""
+    """Whether Hydra raised it, for example for options that do not go together."""
     *_, (frame, _) = walk_tb(error.__traceback__)
     return str(frame.f_globals["__name__"]).startswith(("hydra.", "omegaconf."))
 
 
 def _file(config: str, words: Words) -> str:
-    """As `file_of`, to be shown; of a config without a file, its name."""
+    """What `file_of` finds, to be shown; for a config without a file, its name."""
     file = file_of(config, words)
     return config if file is None else shown(file)
 

@@ -86,7 +86,7 @@ def with_origins(error: TdppError, words: Sequence[str]) -> str:
 
 
 def what_counts(words: Sequence[str]) -> tuple[str, ...]:
-    """Of words, what the origins of an error depend on: equal of those that differ in values alone."""
+    """What the origins of an error depend on: equal for words that differ in values alone."""
     return tuple(word if _chooses(word) or word.startswith("-") else _key(word) for word in words)
 
 

@@ -98,14 +98,14 @@ class Keys:
 
 
 class Kind(StrEnum):
-    """Of a model, `model_type`."""
+    """What a model learns, `model_type`."""
 
     images = "image_classification"
     translation = "translation"
 
 
 class Policy(StrEnum):
-    """Of the learning rate, `learning_rate_policy`."""
+    """How the learning rate falls, `learning_rate_policy`."""
 
     step = "step"
     """A tenth after each 30 epochs."""
@@ -136,17 +136,17 @@ class Driver:
 
     log_directory: str
     module: str
-    """Of Python, with the stages: models.vgg16.gpus=4."""
+    """The Python package with the stages: models.vgg16.gpus=4."""
     data_dir: str
     container: str
     machines: tuple[Machine, ...]
-    """By rank."""
+    """The GPU of each rank."""
     kind: Kind
     distributed_backend: str
     config_file: str | None
     """Stages and ranks, `conf.pipedream.placement`; None: the whole model on one machine."""
     batch_size: int
-    """Of a worker."""
+    """Samples of a worker."""
     learning_rate: float
     learning_rate_policy: Policy
     weight_decay: float

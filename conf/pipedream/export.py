@@ -19,7 +19,7 @@ PACKAGES, DRIVERS = "models", "driver_configs"
 
 
 def name_in_python(name: str) -> str:
-    """Of a model, as a part of a module's name; of some, that of PipeDream."""
+    """A model's name as a part of a module's name; some have PipeDream's."""
     known = {ours: theirs for theirs, ours in MODELS.items()}
     return known.get(name, re.sub(r"\W", "_", name, flags=re.ASCII))
 
@@ -38,7 +38,7 @@ def files_of(
     model: ModelConfig | None = None,
     partition: Sequence[int] | None = None,
 ) -> dict[Path, str]:
-    """By path in the folder of a model's type.
+    """The files to write, by path in the folder of a model's type.
 
     Args:
         graph: the annotated graph, `gpus=N.txt`.

@@ -24,9 +24,9 @@ class Placement:
     modules: tuple[int, ...]
     """The stage of each module, the last of which is the loss."""
     ranks: tuple[tuple[int, ...], ...]
-    """By stage."""
+    """The ranks of each stage."""
     depth: tuple[int, ...] | None = None
-    """By stage: forward passes before the first backward pass; None: as many as keep all ranks busy."""
+    """Each stage's forward passes before the first backward pass; None: as many as keep all ranks busy."""
     partition: tuple[int, ...] | None = None
     """Blocks of tdpp's model by stage, where tdpp wrote the file."""
 
@@ -117,7 +117,7 @@ CLUSTER, GROUP = "v100x2", "v100"
 
 
 def ordered(machines: Sequence[Machine], placement: Placement) -> tuple[list[Machine], list[str]]:
-    """By rank of tdpp, whose stages take ranks one behind another; and what is to be said of that."""
+    """Machines by rank of tdpp, whose stages take ranks one behind another; and what is to be said of that."""
     wanted = [machines[rank] for ranks in placement.ranks for rank in ranks]
     used = sorted({rank for ranks in placement.ranks for rank in ranks})
     notes = []

@@ -61,7 +61,7 @@ class _Part:
         return value
 
     def name(self, key: str) -> str | None:
-        """Of what the value stands for, such as tf.float32."""
+        """The name of what the value stands for, such as tf.float32."""
         value = self.take(key)
         return None if value is None else str(value)
 
@@ -83,7 +83,7 @@ class _Part:
 
 
 def words_of(path: Path, given: tuple[str, ...] = ()) -> tuple[list[str], list[str]]:
-    """As a `Reader` of conf/foreign_files.py."""
+    """The words that a file stands for, and notes: a `Reader` of conf/foreign_files.py."""
     try:
         known = values(read_regular_text(path, MOST_BYTES))
     except OSError as error:

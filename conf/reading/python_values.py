@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MOST_ITEMS = 100_000
-"""Of a list or text that is repeated."""
+"""The longest list or text that a repetition may make."""
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

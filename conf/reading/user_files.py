@@ -21,7 +21,7 @@ from conf.reading.words import quoted
 
 OPTIONS = ("--config-dir", "-cd")
 SCHEME = "tdpp"
-"""Of folders in Hydra's search path (conf/hydra_files.py)."""
+"""The scheme of folders in Hydra's search path (conf/hydra_files.py)."""
 PARTS = "parts"
 
 COMPARED = ("train.until",)
@@ -67,7 +67,7 @@ class Words:
 
 
 def choices(group: str, command: Sequence[str]) -> list[str]:
-    """As `names_in`, in tdpp's folder, your own, and those that a command line adds."""
+    """Names of a group's files (`names_in`) in tdpp's folder, your own, and those that a command line adds."""
     return names_in(group, (SHIPPED, *config_dirs(command)[0], *own_folders()))
 
 

@@ -89,7 +89,7 @@ class Parser(argparse.ArgumentParser):
     """One whose messages a terminal can show, whatever words they quote."""
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
-        """As argparse does, which drops what finds no room."""
+        """Prints argparse's help, which drops what finds no room."""
         (file or sys.stdout).write(self.format_help())
 
     def error(self, message: str) -> NoReturn:
@@ -105,7 +105,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Of a parser and of the commands below it."""
+    """The options of a parser and of the commands below it."""
     for action in parser._actions:
         yield from action.option_strings
         if isinstance(action, argparse._SubParsersAction):

@@ -32,7 +32,7 @@ def in_word(value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """As Hydra's grammar takes a text with any character."""
+    """A text with any character, quoted for Hydra's grammar."""
     escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
     return f"'{escaped}'"
 
@@ -40,7 +40,7 @@ def quoted(text: str) -> str:
 MOST_DEEP = 50
 """Lists and dictionaries within each other: Hydra's grammar calls itself for each."""
 MOST_VALUES = 10_000
-"""Of a range in a sweep."""
+"""The most values of a range in a sweep."""
 _PACKAGE, _PRINTED = re.compile(r"-p|--p"), re.compile(r"(-c|--cfg)(=|$)")
 _OF_HYDRA = re.compile(r"(?:[+~]*hydra(?:[./@][^=]*)?=|~hydra(?:[./@]|$))")
 _OF_SWEEPER = re.compile(r"[+~]*hydra(?:/sweeper(?:/\w+)?|\.sweeper(?:\.\w+)+)=")
@@ -124,7 +124,7 @@ def check_options(words: Sequence[str]) -> None:
 
 
 def refuse_options(words: Sequence[str]) -> None:
-    """Of a command that takes words alone.
+    """Refuses options of a command that takes words alone.
 
     Raises:
         UsageError: an option is among them.

@@ -70,7 +70,7 @@ def holds_text(kind: Any) -> bool:
 
 
 def load(file: IO[str], kind: Any) -> DictConfig | ListConfig:
-    """As `OmegaConf.load`, of a file that is to be merged into a `kind`.
+    """Loads as `OmegaConf.load` does a file that is to be merged into a `kind`.
 
     Raises:
         OSError: it holds a lone word or number.
@@ -168,7 +168,7 @@ def quote_texts(word: str, kind: Any, groups: Collection[str]) -> tuple[str, dic
 
 
 def _tree(word: str) -> ParserRuleContext:
-    """As Hydra's grammar has it.
+    """Parses a word by Hydra's grammar.
 
     Raises:
         HydraException: it cannot be read.

@@ -23,7 +23,8 @@ NO_KEYS = "the file has no keys"
 NO_VALUE = "a value cannot be read"
 MOST_BYTES = 2**24
 MOST_VALUES = 200_000
-"""Of a file whose aliases (`*name`) are written out: a few lines of them may stand for more than a machine holds."""
+"""The most values of a file whose aliases (`*name`) are written out: a few lines of them may stand for more than a
+machine holds."""
 MOST_DEEP = 50
 """Mappings and lists within each other."""
 TOO_DEEP = f"mappings and lists are nested more than {MOST_DEEP} deep"

@@ -37,7 +37,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Lines:
-    """Of one file."""
+    """The lines of one file."""
 
     root: yaml.Node | None
     """None where the file cannot be read."""

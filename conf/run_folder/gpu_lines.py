@@ -36,8 +36,8 @@ WAYS_OUT = {
     POWER_BRAKE: "check the node's power supply",
     HARDWARE_SLOWDOWN: "check its cooling and the node's power supply",
 }
-"""By reasons for lower clocks that no GPU at ordinary work has. Hardware slowdown comes beside the heat or power brake
-that it follows from."""
+"""Words for reasons for lower clocks that no GPU at ordinary work has. Hardware slowdown comes beside the heat or power
+brake that it follows from."""
 
 
 @dataclass(frozen=True, kw_only=True)

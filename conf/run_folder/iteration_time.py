@@ -42,7 +42,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value. Raises ValueError for none."""
+        """The spread of at least one value. Raises ValueError for none."""
         if not values:
             raise ValueError("there are no values")
         ordered = sorted(values)
@@ -62,7 +62,8 @@ def within_spread(a: Spread, b: Spread) -> bool:
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """By Weibull's positions, which make no spread of few values too small: of up to five it is their whole range."""
+    """Interpolates at Weibull's positions, which make no spread of few values too small: of up to five it is their
+    whole range."""
     at = min(max(share * (len(ordered) + 1) - 1, 0.0), len(ordered) - 1.0)
     below = math.floor(at)
     above = min(below + 1, len(ordered) - 1)
@@ -71,10 +72,10 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class IterationTime:
-    """Of a run that has logged something."""
+    """The iteration time of a run that has logged something."""
 
     each_ms: tuple[float, ...]
-    """Of each line that counts, by iteration; at least one."""
+    """The time of each line that counts, by iteration; at least one."""
     per_sample: bool
     """Whether they are milliseconds per sample, because the batch changed; else they are per iteration."""
     alone: bool
@@ -116,8 +117,8 @@ class IterationTime:
 
 
 def iteration_time(lines: Iterable[LineTime]) -> IterationTime | None:
-    """Of the lines of a run, in the order of the log; None without any. Of an iteration that was run twice the later
-    line counts."""
+    """The time from a run's lines in the order of the log; None without any. Of an iteration that was run twice the
+    later line counts."""
     known = {line.iteration: line for line in lines}
     ordered = [known[iteration] for iteration in sorted(known)]
     counted = (ordered[1:] or ordered)[-MOST_LINES:]

@@ -114,13 +114,13 @@ class _WithoutNul(io.RawIOBase):
 
 
 _TASK = r"(?:P\d{1,4} )? {0,7}\d{1,7}: (?!\d+\.\d\d\s*$)"
-"""Of `srun --label`. A number and a time alone are the second half of `     rank  0: 957.35`, into which another
-process printed (reports/readers/cut_lines.py)."""
+"""The prefix of `srun --label`. A number and a time alone are the second half of `     rank  0: 957.35`, into which
+another process printed (reports/readers/cut_lines.py)."""
 _RANK = r"\[[A-Za-z_][\w-]{0,31}\d{1,7}\]:"
-"""Of torchrun: `[default7]:`, `[rank15]:`."""
+"""The prefix of torchrun: `[default7]:`, `[rank15]:`."""
 _LOGGER = r"(?:DEBUG|INFO|WARNING):[\w.]{1,100}:"
 _MPI = r"\[\d{1,7},\d{1,7}\]<std(?:out|err)>:"
-"""Of `mpirun --tag-output`."""
+"""The prefix of `mpirun --tag-output`."""
 _LABELS = rf"(?:{_TASK}|{_RANK}|{_LOGGER}|{_MPI})*"
 """What may stand before a line."""
 _LABEL = re.compile(_LABELS)
@@ -160,7 +160,7 @@ class IterationLine:
     grad_norm: float | None
     tflops_per_rank: float | None
     energy_j_per_rank: float | None
-    """Of an iteration, where Megatron-LM was asked for it (`--log-energy`)."""
+    """Energy of an iteration, where Megatron-LM was asked for it (`--log-energy`)."""
     power_w_per_rank: float | None
     skipped: int
     nan: int
@@ -277,7 +277,7 @@ def _seconds(text: str | None) -> float:
 
 
 def _joined(parts: list[str], width: int) -> str:
-    """As many of the parts as there is room for."""
+    """Joins as many of the parts as there is room for."""
     while len(text := "  ".join(parts)) > width and len(parts) > 1:
         parts.pop()
     return text

@@ -18,7 +18,7 @@ from conf.errors import ClosedError, RunFolderError
 from megatron_ext.contract import files
 
 MOST_BYTES = 1 << 28
-"""Of a file that is read as a whole, but for events: a plan of 10,000 ranks takes some 2 MB."""
+"""The size of a file that is read as a whole, but for events: a plan of 10,000 ranks takes some 2 MB."""
 MOST_DEEP = 50
 """Lists and objects of JSON within each other."""
 

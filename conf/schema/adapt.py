@@ -24,7 +24,7 @@ _USED_BY = {
     "smoothing": ("similarity", "noise", "goodput"),
     "lr_scaling": ("similarity", "noise", "goodput"),
 }
-"""By key, the rules that look at it."""
+"""The rules that look at each key."""
 
 
 @config

@@ -50,7 +50,7 @@ def check(of_all: Variables, of_groups: Mapping[str, Variables], names_of_shell:
 
 
 def _given(of_all: Variables, of_groups: Mapping[str, Variables]) -> Iterator[tuple[str, str, str]]:
-    """Of every variable its key, name and value."""
+    """Yields each variable's key, name and value."""
     owners = {"cluster": of_all, **{f"cluster.groups.{name}": given for name, given in of_groups.items()}}
     for owner, variables in owners.items():
         for name, value in variables.items():

@@ -17,7 +17,7 @@ from conf.schema.cluster import Cluster
 from conf.schema.config_class import config
 
 IMAGE_SUFFIX = {"enroot": ".sqsh", "pyxis": ".sqsh", "apptainer": ".sif"}
-"""Of an image file, by container kind; docker takes none."""
+"""The ending of an image file, by container kind; docker takes none."""
 
 _EXAMPLE = "nvcr.io/nvidia/pytorch:23.04-py3"
 _COMPONENT = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"

@@ -13,7 +13,7 @@ from conf.schema.values import ranges
 from megatron_ext.contract.keys import Range, between, option, positive
 
 MOST_RANKS = 1024
-"""Of a host, as of a node of a cluster."""
+"""The most ranks of a host, as of a node of a cluster."""
 _HOST = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*):(?:(?P<ranks>[0-9]{1,6})|gpu(?P<gpus>[0-9]{1,4}(?:\+[0-9]{1,4})*))"
 )
@@ -24,7 +24,7 @@ class Host:
     """A node of the plan."""
 
     name: str
-    """By which ssh reaches it."""
+    """The name by which ssh reaches it."""
     ranks: int
     gpus: tuple[int, ...] | None = None
     """Numbers of the GPUs that its ranks use, in their order; None for the first ones."""

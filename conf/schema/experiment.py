@@ -192,7 +192,7 @@ class Experiment:
         return [name for name in names if self.cluster.groups[name].price_per_hour is None]
 
     def price_per_hour(self) -> float | None:
-        """Of all its nodes together, in dollars; None where the price of one is not known.
+        """The price of all its nodes together, in dollars; None where the price of one is not known.
 
         Raises:
             ConfigError: `train.max_cost` needs it.
@@ -239,7 +239,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_paths(experiment: Experiment) -> None:
-    """Of what an empty one would mean, nobody can be sure: the current folder, or nothing."""
+    """Refuses empty paths: nobody can be sure whether one means the current folder, or nothing."""
     container, data, engine = experiment.container, experiment.data, experiment.engine
     given = {
         "runs_dir": experiment.runs_dir,

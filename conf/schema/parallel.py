@@ -151,7 +151,7 @@ class Parallel:
 
     @property
     def micro_batches_of(self) -> tuple[int, ...]:
-        """By replica, where all stages have as many."""
+        """Micro-batches of each replica, where all stages have as many replicas."""
         shares = Shares.parse(self.shares) if self.shares else Shares((1,) * self.layout.replicas[0])
         return shares.of(self.global_batch_size // self.micro_batch_size)
 

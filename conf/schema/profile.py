@@ -50,7 +50,7 @@ class Notify:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Of the command; none without one."""
+        """The words of the command; none without one."""
         return () if self.command is None else _words(self.command)
 
 

@@ -13,7 +13,7 @@ _OWN = Path("/proc/self/cgroup")
 
 
 def usable_cores(cgroups: Path = _CGROUPS, own: Path = _OWN) -> int:
-    """By the affinity of this process, and by the CPU quotas of its container or job, rounded up.
+    """Counts the cores by the affinity of this process, and by the CPU quotas of its container or job, rounded up.
 
     Args:
         cgroups: where the hierarchies of cgroups are mounted.

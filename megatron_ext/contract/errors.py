@@ -26,7 +26,7 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory",
 _NO_THREAD = ("Resource temporarily unavailable", "can't start new thread")
 """How the C++ library and Python say, with no other word, that the system gave them no thread."""
 _THREAD_BYTES = 64 * 2**20
-"""Of address space, which a thread's stack and its heap take."""
+"""Bytes of address space, which a thread's stack and its heap take."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -78,7 +78,7 @@ _REFUSALS = {
         "GPUs behind NVSwitch need NVIDIA's fabric manager; have the service nvidia-fabricmanager started"
     ),
 }
-"""By words of CUDA's message (cudaGetErrorString)."""
+"""What to do, by words of CUDA's message (cudaGetErrorString)."""
 
 
 def _is_without_thread(error: BaseException) -> bool:

@@ -17,7 +17,7 @@ FIELDS = (
     ("start_ns", "<i8"),
     ("end_ns", "<i8"),
 )
-"""Of a record, with their types as numpy writes them."""
+"""The fields of a record, with their types as numpy writes them."""
 RECORD = struct.Struct("<" + "".join({"<u2": "H", "<u4": "I", "<i4": "i", "<i8": "q"}[kind] for _, kind in FIELDS))
 CLOCK = "clock"
 """Name of records that compare clocks: the rank's own time is their start, that of rank 0 their end."""
@@ -49,7 +49,7 @@ NAMES = (
     CORE_WAIT,
     CORE_WAIT_IN_PASSES,
 )
-"""Of the events that this engine records. A file lists its own in its header."""
+"""Names of the events that this engine records. A file lists its own in its header."""
 _LENGTH = struct.Struct("<I")
 
 

@@ -17,7 +17,7 @@ class RankPlace:
 
     @property
     def place(self) -> str:
-        """As messages name it."""
+        """The rank as messages name it."""
         return f"rank {self.rank} (stage {self.stage}, dp {self.dp}, tp {self.tp}, node {self.node})"
 
 

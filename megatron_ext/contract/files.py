@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Dict, Iterator, Optional, Tuple, Union
 
 MOST_BYTES = 1 << 26
-"""Of a file that is read whole: some two million actions of a schedule."""
+"""The size of a file that is read whole: some two million actions of a schedule."""
 
 CHUNK_BYTES = 1 << 20
 """Read at once: Python takes memory for what it is asked for, however small the file is."""
@@ -76,7 +76,8 @@ def opened(path: Path) -> BinaryIO:
 
 
 def _handle(path: Path) -> int:
-    """Of a file that may be replaced at any time: over NFS (version 3) its reader may then find the old one stale."""
+    """Opens a file that may be replaced at any time: over NFS (version 3) its reader may then find the old one
+    stale."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         return os.open(str(path), flags)

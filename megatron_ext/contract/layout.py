@@ -17,9 +17,9 @@ class Summed(NamedTuple):
 
     ranks: List[int]
     givers: List[int]
-    """Of whose gradients it is the sum: one of each stage; the others have the same as one of these."""
+    """The ranks whose gradients it sums: one of each stage; the others have the same as one of these."""
     part: int
-    """Of so many `parts` of the parameter's rows, the first one being 0."""
+    """Which of the `parts` of the parameter's rows, counted from 0."""
     parts: int
 
 
@@ -30,7 +30,7 @@ class Layout:
     tensors: Tuple[int, ...]
     """Ranks of a tensor group, by stage."""
     replicas: Tuple[int, ...]
-    """By stage."""
+    """Replicas by stage."""
 
     @classmethod
     def grid(cls, tensor: int, data: int, pipeline: int) -> Layout:

@@ -71,8 +71,8 @@ TDPP, MEGATRON_LM = "tdpp", "megatron_lm"
 """What trains."""
 _SINCE_VERSION_2 = ("shares", "streams", "tensors", "replicas", "streaming", "adapt", "elastic")
 BUCKET_BYTES = 16 * 2**20
-"""Of gradients, summed at least in one message: large enough for bandwidth, small enough to overlap. A larger matrix is
-a message of its own."""
+"""Bytes of gradients that one message sums at least: large enough for bandwidth, small enough to overlap. A larger
+matrix is a message of its own."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Content:
     recompute: str
     sharded_optimizer: bool
     reduce_dtype: Optional[str] = field(metadata=about(written=False))
-    """Of the gradients that replicas send each other to sum; null: fp32."""
+    """The type of the gradients that replicas send each other to sum; null: fp32."""
     schedule: str
     schedule_file: Optional[str]
     """In the plan's folder."""
@@ -115,7 +115,7 @@ class Content:
     meeting_timeout_s: int = field(metadata=about(COUNT))
     """How long ranks wait for all the others before they begin."""
     nodes: List[RunNode]
-    """Of an elastic run also those that take no part, which have no ranks."""
+    """The nodes; an elastic run also has those that take no part, without ranks."""
     ranks: List[Place]
     model: ModelConfig
     blocks: Optional[List[str]] = field(metadata=about(written=False))
@@ -129,15 +129,15 @@ class Content:
     data_cache: Optional[str]
     """The folder for index maps; null: beside the data, or in the user's cache."""
     data_masking: Optional[Masking] = field(metadata=about(written=False))
-    """Of bert and t5."""
+    """For bert and t5: which tokens are hidden."""
     data_augment: Optional[Augment] = field(metadata=about(written=False))
-    """Of images, where training changes any."""
+    """How training changes images, where it does."""
     data_bucketing: Optional[int] = field(metadata=about(COUNT, written=False))
-    """Of translation, where samples of alike length go together: how many global batches are sorted at a time."""
+    """For translation, where samples of alike length go together: how many global batches are sorted at a time."""
     timeline: bool
     nsys: bool
     trace_iteration: Optional[int] = field(metadata=about(COUNT, written=False))
-    """Of which the first rank of each stage writes torch's own trace."""
+    """The iteration of which the first rank of each stage writes torch's own trace."""
     device: str
     rehearsal: Optional[RehearsalConfig]
 
@@ -202,7 +202,7 @@ class Plan(Content):
 
     @property
     def files(self) -> RunFiles:
-        """Of the run."""
+        """The files of the run."""
         return RunFiles(self.folder)
 
     @cached_property
@@ -225,7 +225,7 @@ class Plan(Content):
 
     @property
     def micro_batches(self) -> Sequence[int]:
-        """Of each replica in one iteration, of a stage that has the most; 0 where a log does not say."""
+        """Micro-batches of each replica in one iteration, in a stage that has the most; 0 where a log does not say."""
         if self.shares is not None:
             return self.shares
         if self.replicas is not None or self.streaming is not None:
@@ -258,7 +258,7 @@ class Plan(Content):
 
     @property
     def node_names(self) -> List[str]:
-        """Of the nodes that the run has, by node rank."""
+        """Names of the nodes that the run has, by node rank."""
         return [node.name for node in self.nodes]
 
     @property
@@ -306,7 +306,7 @@ KEYS = (
 )
 """What plans of all versions have."""
 _NEEDED = {"nodes": ("name", "group", "gpu", "ranks"), "ranks": ("rank", "node", "stage", "dp", "tp")}
-"""By key, what each entry has."""
+"""What each entry of a list has."""
 
 
 def _check(content: Any, whole: bool) -> None:

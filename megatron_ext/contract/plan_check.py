@@ -250,6 +250,6 @@ Values = Mapping[str, Any]
 Faults = Iterator[Tuple[str, Any, str]]
 """Keys, their values and what these must be."""
 Rules = List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]]
-"""By the keys that they need."""
+"""Rules with the keys that they need."""
 GRID = ("tensor", "data", "pipeline")
 """The keys of a layout in which all stages are alike."""

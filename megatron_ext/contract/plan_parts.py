@@ -102,7 +102,7 @@ class Streaming:
     update_every: int = field(metadata=about(COUNT))
     """Rounds of a stage's replicas between two updates."""
     depth: Optional[List[int]] = field(metadata=about(NOT_NEGATIVE))
-    """By stage, forward passes before the first backward pass; None: as many as keep all ranks busy."""
+    """Each stage's forward passes before the first backward pass; None: as many as keep all ranks busy."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class NodeCounts:
     """Nodes that an elastic run may choose."""
 
     counts: Dict[str, int]
-    """By group."""
+    """Nodes of each group."""
     rest_s: float = field(metadata=about(from_0()))
     """Seconds of an iteration beside the micro-batches of its slowest replica, in which gradients are summed."""
 
@@ -128,7 +128,7 @@ class Choosing:
     release: bool
     """Whether nodes that are not chosen end, so that they are free for others."""
     micro_batch_s: List[float] = field(metadata=about(positive()))
-    """By node rank, predicted seconds of a micro-batch on one of its replicas."""
+    """Predicted seconds, by node rank, of a micro-batch on one of its replicas."""
     candidates: List[NodeCounts]
 
 
@@ -149,21 +149,21 @@ class Elastic:
     min_nodes: int = field(metadata=about(COUNT))
     """With fewer it ends."""
     ranks: List[int] = field(metadata=about(COUNT))
-    """By node rank, of a node that takes part."""
+    """The ranks of each node when it takes part."""
     weights: List[float] = field(metadata=about(positive()))
-    """By replica, how fast it is, in proportion."""
+    """How fast each replica is, in proportion."""
     prices: Optional[List[float]] = field(metadata=about(from_0()))
-    """By node rank, US dollars an hour, where all are known."""
+    """US dollars an hour of each node, where all are known."""
     choosing: Optional[Choosing]
     """None: only a loss changes the nodes."""
     streams: Optional[List[int]] = option(None, COUNT)
-    """By replica, copies of the model on its GPU, where there are several."""
+    """Copies of the model on each replica's GPU, where there are several."""
     micro_batch_sizes: Optional[List[List[int]]] = option(None, COUNT)
-    """By replica, `AdaptConfig.micro_batch_sizes`."""
+    """`AdaptConfig.micro_batch_sizes` of all replicas."""
     numbers_of_streams: Optional[List[List[List[int]]]] = option(None, COUNT)
-    """By replica, `AdaptConfig.streams`."""
+    """`AdaptConfig.streams` of all replicas."""
     times: Optional[List[List[RoundTime]]] = None
-    """By replica, what earlier starts measured, where shares follow measured times."""
+    """What earlier starts measured of each replica, where shares follow measured times."""
 
     def replicas_on(self, nodes: Iterable[int], tensor: int) -> List[int]:
         """The replicas of these nodes; each has `tensor` ranks."""
@@ -211,7 +211,7 @@ class TimesInStreams:
     rates: List[List[float]] = field(metadata=about(positive()))
     """Micro-batches in a time, over those of one at a time, with 1, 2, … of them beside each other."""
     copy_ns: List[int] = field(metadata=about(NOT_NEGATIVE))
-    """Of adding up the gradients of a further stream."""
+    """Time that adding up the gradients of a further stream takes."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ GRADIENTS = "gradients"
 ALL_REDUCE = "all_reduce"
 """Gradients of weights, summed over replicas and over ranks that share a parameter."""
 WEIGHTS = "weights"
-"""Of a sharded optimizer."""
+"""Weights that a sharded optimizer hands out."""
 TENSOR = "tensor"
 """Within tensor groups, in the passes."""
 KINDS = (ACTIVATIONS, GRADIENTS, ALL_REDUCE, WEIGHTS, TENSOR)

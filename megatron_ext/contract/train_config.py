@@ -80,7 +80,7 @@ KINDS: Mapping[str, Tuple[str, ...]] = {
     SGD: ("momentum",),
     LAMB: ("lamb_m", "lamb_v"),
 }
-"""By optimizer, what it keeps of each weight, under the names that checkpoints have for it."""
+"""What each optimizer keeps of a weight, under the names that checkpoints have for it."""
 ONLY_WITH = {
     "loss_scaler": ("precision", ("fp16",)),
     "momentum": ("optimizer", (SGD,)),
@@ -195,7 +195,7 @@ class TrainConfig(Train):
 
     @property
     def length_key(self) -> str:
-        """By which of its keys the length was given."""
+        """The key by which the length was given."""
         return "iterations" if self.samples is None else "samples" if self.epochs is None else "epochs"
 
     def progress(self, consumed: int) -> str:

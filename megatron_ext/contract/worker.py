@@ -8,12 +8,13 @@ import os
 import signal
 
 TOKEN = "TDPP_RUN_TOKEN"
-"""By which a run's processes are found."""
+"""The variable by which a run's processes are found."""
 START = "TDPP_START"
 """Which start of the run this is. What an earlier one left is not for this one."""
 NODE_RANK = "NODE_RANK"
 PROFILE = "TDPP_PROFILE"
-"""Of `tdpp profile`: JSON with `padded_vocab_sizes` (by tensor size, as text), `micro_batch_sizes` and `seconds`."""
+"""The variable of `tdpp profile`: JSON with `padded_vocab_sizes` (by tensor size, as text), `micro_batch_sizes` and
+`seconds`."""
 
 SAVED = 75
 """Exit code of a rank, and of its worker, that ended before the last iteration because it was asked to (SIGUSR2), and
@@ -23,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def start_of_run() -> str:
-    """Of which this process is; empty for a worker that was started by hand."""
+    """The start of the run that this process belongs to; empty for a worker that was started by hand."""
     return os.environ.get(START, "")
 
 

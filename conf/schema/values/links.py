@@ -23,7 +23,7 @@ from megatron_ext.contract.keys import Range, from_0, positive
 
 KEY, FILE = "cluster.links", "cluster.links_file"
 MOST_BYTES = 2**40
-"""Of a message."""
+"""The most bytes of a message."""
 EXAMPLE = "gbit_per_s: 10"
 
 

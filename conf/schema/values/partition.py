@@ -34,7 +34,7 @@ class Partition:
 
     @classmethod
     def even(cls, layers: int, stages: int) -> Partition:
-        """As even as possible; the first stages take what is left over, for the last one has the head."""
+        """The most even partition; the first stages take what is left over, for the last one has the head."""
         share, rest = divmod(layers, stages)
         return cls(tuple(share + (stage < rest) for stage in range(stages)))
 
@@ -68,7 +68,7 @@ class Shares:
 
     @classmethod
     def even(cls, micro_batches: int, replicas: int) -> Shares:
-        """As even as possible; the first replicas take what is left over."""
+        """The most even shares; the first replicas take what is left over."""
         share, rest = divmod(micro_batches, replicas)
         return cls(tuple(share + (replica < rest) for replica in range(replicas)))
 

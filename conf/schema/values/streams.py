@@ -19,7 +19,7 @@ MOST = 64
 
 
 def by_replica(text: str | None, replicas: int) -> tuple[int, ...]:
-    """By replica; where they are still to be chosen, 1 each.
+    """The streams of each replica; where they are still to be chosen, 1 each.
 
     Raises:
         ConfigError: the text does not say that.

@@ -35,7 +35,7 @@ class LrScaling(Word):
 
 NONE, SIMILARITY, NOISE, GOODPUT = RULES = tuple(Rule)
 EXPONENTS = {LrScaling.none: 0.0, LrScaling.sqrt: 0.5, LrScaling.linear: 1.0}
-"""By how the learning rate follows the batch: it grows with this power of it."""
+"""The power of the batch with which the learning rate grows."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ class AdaptConfig(Adapt):
     upper: int = 1
     smoothing: int = 1
     micro_batch_sizes: Optional[List[List[int]]] = option(None, COUNT)
-    """By replica, the sizes that its micro-batches may have where these follow measured times, too: the plan's, and
-    multiples of it that fit into memory."""
+    """For each replica, the sizes that its micro-batches may have where these follow measured times, too: the plan's,
+    and multiples of it that fit into memory."""
     streams: Optional[List[List[List[int]]]] = option(None, COUNT)
-    """By replica and each of these sizes (of the plan's size alone, if there are none), the numbers of streams that it
-    may have where these follow measured times, too."""
+    """For each replica and each of these sizes (of the plan's size alone, if there are none), the numbers of streams
+    that it may have where these follow measured times, too."""
 
     @property
     def measures(self) -> bool:
@@ -95,7 +95,7 @@ class Adapted:
 
     micro_batch_size: int
     shares: List[int]
-    """Of the iterations to come, by replica."""
+    """Micro-batches of each replica in the iterations to come."""
     window: List[List[float]]
     """The newest measurements (`noise.Measurement`)."""
     sizes: Optional[List[int]] = None
@@ -103,7 +103,7 @@ class Adapted:
     streams: Optional[List[int]] = None
     """Copies of the model, by replica; None where all have one."""
     nodes: Optional[List[str]] = None
-    """Of an elastic run, the node of each replica."""
+    """The node of each replica in an elastic run."""
 
 
 def lr_factor(config: Optional[AdaptConfig], samples: int, reference: int) -> float:

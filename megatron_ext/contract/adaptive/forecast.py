@@ -12,7 +12,7 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 TIME, DOLLARS = GOALS = ("time", "dollars")
 """What is to be least."""
 GAIN = 0.02
-"""Of time or dollars: a change that gains less, its restart counted, is not made."""
+"""Part of the time or the dollars: a change that gains less, its restart counted, is not made."""
 PARTS = 8
 """Stretches of a forecast, in each of which the batch is taken to be constant."""
 HOUR = 3600.0
@@ -29,7 +29,7 @@ class Candidate(NamedTuple):
     """A set of nodes that a training can go on with."""
 
     seconds: Callable[[float], float]
-    """Of one iteration with a global batch of so many samples; infinite where these nodes cannot take it."""
+    """How long an iteration takes with a global batch of so many samples; infinite where these nodes cannot take it."""
     price_per_hour: Optional[float]
     """US dollars, of all its nodes; None: not known."""
 

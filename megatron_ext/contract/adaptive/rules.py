@@ -8,11 +8,11 @@ from typing import Callable, List, NamedTuple, Sequence
 from megatron_ext.contract.adaptive.noise import sought_batch
 
 MOST = 2.0
-"""By how much a batch grows or shrinks at a time at most."""
+"""The largest factor by which a batch grows or shrinks at a time."""
 DEAD_ZONE = 0.1
-"""Of the logarithm of a batch's growth: less is no reason to change it."""
+"""Logarithm of a batch's growth below which there is no reason to change it."""
 GAIN = 0.03
-"""Of goodput or time: less is none, either."""
+"""Part of goodput or time below which there is no reason either."""
 LOOKED_AT = 1000
 """Batches that a rule compares, about; of more, as many at even distances."""
 

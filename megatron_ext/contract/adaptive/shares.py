@@ -10,11 +10,11 @@ class Times(NamedTuple):
     """What was measured."""
 
     micro_batch_s: Sequence[float]
-    """Of each replica, seconds that one micro-batch takes: in a pipeline, its slowest stage."""
+    """Seconds that one micro-batch takes on each replica: in a pipeline, its slowest stage."""
     iteration_s: float
-    """Of a whole iteration."""
+    """Seconds of a whole iteration."""
     fixed_s: Sequence[float] = ()
-    """Of each replica, seconds beside these until its last pass: in a pipeline, until it is full and while it empties.
+    """Seconds of each replica beside these until its last pass: in a pipeline, until it is full and while it empties.
     Empty: none."""
 
 

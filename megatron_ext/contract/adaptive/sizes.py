@@ -12,7 +12,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.deal import Division, several
 
 TRIAL = 0.1
-"""By which part of itself a sample is taken to be faster in the next way that was not tried."""
+"""The part by which a sample is taken to be faster in the next way that was not tried."""
 NEAR = 1e-4
 """How near to the least possible time a division comes, relative to it."""
 
@@ -34,9 +34,9 @@ class Replica(NamedTuple):
     """What a replica takes."""
 
     seconds: Mapping[Way, float]
-    """Of a round, by the way; the last one may have fewer micro-batches, and is taken to last as long."""
+    """Seconds of a round, by the way; the last one may have fewer micro-batches, and is taken to last as long."""
     fixed: float = 0.0
-    """Of an iteration, beside its micro-batches."""
+    """Seconds of an iteration beside its micro-batches."""
 
     def ready(self, count: int, way: Way) -> float:
         """Seconds until it has taken so many micro-batches."""

@@ -46,7 +46,7 @@ def _rehearsed_streams(plan: Values, timed: List[Values], sizes: Collection[int]
 
 
 def _times(key: str, times: List[Values], plan: Values) -> Faults:
-    """By rank."""
+    """Faults of the ranks' times."""
     count, chunks = len(plan["ranks"]), plan["chunks"]
     if len(times) != count:
         yield key, len(times), f"of {count} ranks"
