@@ -16,15 +16,16 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import content_of, open_regular, why
 
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-"""Of a number, by its format."""
+"""Bytes of a number, by its format."""
 CRC32 = "crc32"
-"""Of the bytes after the header, 8 hexadecimal digits under `__metadata__`; files by others do not have it."""
+"""The checksum of the bytes after the header, 8 hexadecimal digits under `__metadata__`; files by others do not have
+it."""
 PART, ITERATION = "part", "iteration"
 """Under `__metadata__`: which part of a checkpoint the file is, and of which iteration."""
 LENGTH = struct.Struct("<Q")
 _METADATA = "__metadata__"
 _MOST_BYTES = 100 << 20
-"""Of a header, as in the library of the format's authors."""
+"""The most bytes of a header, as in the library of the format's authors."""
 
 
 class Entry(NamedTuple):
@@ -44,11 +45,11 @@ class Header(NamedTuple):
     entries: Dict[str, Entry]
     metadata: Dict[str, str]
     start: int
-    """Of the tensors, in bytes."""
+    """The length of the tensors, in bytes."""
     bytes: int
     """That the file must have."""
     digest: str
-    """Of the header and its length, by which meta.json knows it: BLAKE2b, 16 bytes."""
+    """The digest of the header and its length, by which meta.json knows it: BLAKE2b, 16 bytes."""
 
 
 def digest_of(content: Union[bytes, bytearray]) -> str:

@@ -13,7 +13,7 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.model import OPTIONS, ModelConfig
 
 PREFIX = "transformer."
-"""Of the names in a model with a head; the published files are without it."""
+"""How names begin in a model with a head; the published files are without it."""
 END_OF_TEXT = 50256
 
 _EMBEDDING = {"word": Twin(("wte.weight",)), "position": Twin(("wpe.weight",))}

@@ -28,7 +28,7 @@ _LAYER = {
     },
 }
 _SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Of Llama 3's rotary embedding, as the engine computes it."""
+"""The scaling of Llama 3's rotary embedding, as the engine computes it."""
 
 
 def fits(model: ModelConfig) -> bool:

@@ -12,7 +12,7 @@ from megatron_ext.contract.run_files import EMA, WEIGHTS
 
 TRAINED = "trained"
 CHOICES = (EMA, TRAINED)
-"""Of `--weights`."""
+"""The values of `--weights`."""
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:

@@ -38,7 +38,7 @@ class Meta:
     updates: int
     """Updates of the weights; without any there need not be Adam's moments."""
     scaler: Optional[Dict[str, float]]
-    """Of fp16's loss scale."""
+    """The state of fp16's loss scale."""
     order: Optional[Dict[str, float]]
     """`Samples.order` of the run; None if no sample was consumed."""
     model: Dict[str, object]
@@ -48,7 +48,7 @@ class Meta:
     evaluation: Optional[Dict[str, float]] = None
     """What an evaluation of these weights gave, as far as it is finite; not written without one."""
     adaptation: Optional[Adapted] = None
-    """Of a batch that adapts, or shares that do; not written without."""
+    """The state of a batch that adapts, or of shares that do; not written without."""
     parts: Optional[Dict[str, str]] = None
     """By the name of a part, the digest of its file's header, which has the checksum of the tensors. None until they
     are written, and of a checkpoint without checksums."""

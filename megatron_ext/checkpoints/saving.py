@@ -54,7 +54,7 @@ class Saver:
         self._barrier = barrier
         self._folder = plan.files.checkpoints
         self._parts = [part_name(block.name) for block in engine.task.blocks]
-        """Of the whole model, whichever ranks write them."""
+        """All parts of the whole model, whichever ranks write them."""
         self._pending: Optional[_Pending] = None
 
     def after(
@@ -194,7 +194,7 @@ class _Pending(NamedTuple):
     final: Path
     meta: Meta
     best: bool
-    """Of those evaluated so far."""
+    """Whether it is the best of those evaluated so far."""
     writer: _Writer
 
 

@@ -126,7 +126,7 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> None:
     steps: Dict[str, int] = {}
     """By block, how often its weights were updated, where the stages that saved them counted that by themselves."""
     scalers: List[Dict[str, float]] = []
-    """Of the stages that saved the blocks."""
+    """The state of the loss scalers of the stages that saved the blocks."""
     for name, (block, _) in engine.places.items():
         names.setdefault(block, []).append(name)
     for block, _, _ in engine.state:

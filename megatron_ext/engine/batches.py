@@ -33,7 +33,7 @@ class BatchAssignment:
         self.start = start
         shares = tuple(plan.micro_batches)
         self.division = Division(shares, (plan.micro_batch_size,) * len(shares), several(plan.streams or ()))
-        """Of the iterations to come."""
+        """How replicas share the samples of the iterations to come."""
         self.taken: NDArray[np.int64] = np.array(plan.taken_by(place.stage, place.dp))
         """The numbers of this replica's micro-batches among those of the iteration."""
         self._replica = place.dp

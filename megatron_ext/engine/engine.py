@@ -80,7 +80,7 @@ class Engine(ReplicaBatches):
         self._running = RunningStatistics(self._stages, groups.data)
         self._has_metrics = getattr(task.metrics, "__func__", None) is not Task.metrics
         self._metrics: List[Tuple[int, Tensors]] = []
-        """Of the iteration's micro-batches, each with the number of its first sample."""
+        """The metrics of the iteration's micro-batches, each with the number of its first sample."""
 
     def _build_stages(self) -> None:
         """Builds this rank's virtual stages with their first weights, on its device."""

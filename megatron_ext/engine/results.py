@@ -26,9 +26,9 @@ class StepResult(NamedTuple):
     metrics: Mapping[str, float] = {}
     """Over the global batch, as the loss; on the last stage."""
     sizes: Sequence[Mapping[str, int]] = ()
-    """Of all micro-batches of the global batch, where each has its own; on the last stage."""
+    """The sizes of all micro-batches of the global batch, where each has its own; on the last stage."""
     halves: Optional[Halves] = None
-    """Of the gradient, where they were asked for; their weights are known on the last stage alone."""
+    """Both halves of the gradient, where they were asked for; their weights are known on the last stage alone."""
 
 
 class Progress(NamedTuple):
@@ -36,9 +36,9 @@ class Progress(NamedTuple):
 
     consumed_samples: int
     global_batch_size: int
-    """Of that iteration."""
+    """The one of that iteration."""
     learning_rate: float
-    """Of the next update."""
+    """The one of the next update."""
 
 
 class NotFinite(EngineError):

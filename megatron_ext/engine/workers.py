@@ -35,7 +35,7 @@ class Worker(NamedTuple):
     """Its gradients; the weights are those of the first copy."""
     stage: Stage
     stream: Optional[torch.cuda.Stream] = None
-    """Of a copy beside the first one, on a GPU."""
+    """Where a copy beside the first one runs, on a GPU."""
 
 
 @contextmanager

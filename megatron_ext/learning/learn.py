@@ -28,13 +28,13 @@ class Learned(NamedTuple):
 
     iteration: int
     loss: float
-    """Of the iteration's global batch, in training."""
+    """The mean over the iteration's global batch, in training."""
     metrics: Mapping[str, float]
-    """Of the evaluation after it; empty where there was none."""
+    """What the evaluation after it gave; empty where there was none."""
     samples: int
     """Consumed up to its end."""
     micro_batches: int
-    """Of its global batch."""
+    """How many its global batch has."""
     measured: bool
     """Whether the noise of its gradient was looked at."""
 

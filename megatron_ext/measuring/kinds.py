@@ -21,7 +21,8 @@ from megatron_ext.tasks.stage import Stage, backward
 from megatron_ext.tasks.task import DTYPES, Block, Task, Tensors
 
 GRADIENT = 1e-3
-"""Of each number that leaves a block: small enough that no sum of gradients becomes infinite, and no denormal."""
+"""The gradient of each number that leaves a block: small enough that no sum of gradients becomes infinite, and no
+denormal."""
 
 
 class _Timed(NamedTuple):
@@ -32,7 +33,7 @@ class _Timed(NamedTuple):
     wires: Tensors
     """That it takes."""
     gradients: Tensors
-    """Of what it gives."""
+    """The gradients of what it gives."""
 
 
 class Kinds(Passes):

@@ -13,7 +13,7 @@ from megatron_ext.timeline.recorder import CoreWaits
 LEAST = 10
 """Measurements for which the interval means something."""
 _Z = 1.96
-"""Of the normal distribution, for 95 %."""
+"""The quantile of the normal distribution for 95 %."""
 
 
 class Median(NamedTuple):

@@ -16,7 +16,8 @@ SMALLEST = 1024
 """Bytes; each next size is four times as large."""
 WARM_UP = 3
 REPEATS = 25
-"""Of small messages, of which the fastest counts: the others waited for a processor, not for the link."""
+"""How many small messages are timed, of which the fastest counts: the others waited for a processor, not for the
+link."""
 LARGE = 2**20
 """Bytes from which on messages are few, and their first quartile counts: what shares the link is a part of it."""
 FEW = 7
@@ -86,8 +87,8 @@ def _there_and_back(peer: int, first: bool, device: torch.device) -> Dict[str, f
 
 
 def _one_way(peer: int, sends: bool, device: torch.device) -> Dict[str, float]:
-    """By size, as the sender times it: until a single byte is back, less what that byte takes, at most half of any
-    message there and that byte back."""
+    """Times each size as the sender sees it: until a single byte is back, less what that byte takes, at most half of
+    any message there and that byte back."""
     payload = torch.zeros(sizes(device)[-1], dtype=torch.uint8, device=device)
     answer = torch.zeros(1, dtype=torch.uint8, device=device)
     with annotate_errors(f"messages {'to' if sends else 'from'} rank {peer}"):
@@ -148,6 +149,6 @@ def _together(device: torch.device, group: Optional[dist.ProcessGroup]) -> None:
 
 
 def _finish(device: torch.device) -> None:
-    """Until then a GPU's messages are only queued."""
+    """Waits for the GPU, where messages are only queued until then."""
     if device.type == "cuda":
         torch.cuda.synchronize()

@@ -45,7 +45,7 @@ class Passes(ABC):
         self._marks = Marks(device)
         self._laps = list(laps)
         self.laps: Dict[str, List[Lap]] = {name: [] for name, _ in self._timed}
-        """Of every pass so far, a block's share."""
+        """A block's share of every pass so far."""
 
     @property
     def _timed(self) -> List[Tuple[str, int]]:

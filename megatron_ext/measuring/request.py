@@ -17,11 +17,11 @@ class Request(NamedTuple):
     """By tensor size."""
     micro_batch_sizes: List[int]
     seconds: float
-    """Of passes for a tensor size and micro-batch, at most, if their times do not become known before."""
+    """How long passes last for a tensor size and micro-batch, at most, if their times do not become known before."""
     room_from: Optional[int] = None
     """The micro-batch from which on larger ones are tried, until there is no room for the whole model's."""
     memory_bytes: Optional[Dict[str, int]] = None
-    """Of a rank, by group of nodes, where no allocator says when there is no more."""
+    """What a rank has, by group of nodes, where no allocator says when there is no more."""
     streams: Sequence[int] = ()
     """Numbers of copies of the whole model beside each other on a rank, upwards; none: that is not measured."""
     earlier: Optional[str] = None

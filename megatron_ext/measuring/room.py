@@ -29,7 +29,7 @@ from megatron_ext.tasks.task import DTYPES, Micro
 from megatron_ext.timeline.recorder import Recorder
 
 USED = 0.9
-"""Of what is available when measuring begins; the rest is left to other processes."""
+"""The part of what is available when measuring begins that is used; the rest is left to other processes."""
 MEMINFO = Path("/proc/meminfo")
 STATUS = Path("/proc/self/status")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

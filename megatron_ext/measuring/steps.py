@@ -35,7 +35,7 @@ from megatron_ext.tasks.task import DTYPES, Micro, Tensors
 from megatron_ext.timeline.recorder import Recorder
 
 FACTOR = 1e-3
-"""Of the loss: small, so that nothing overflows."""
+"""What the loss is multiplied by: small, so that nothing overflows."""
 FORWARD, BACKWARD, COPY, UPDATE = "forward", "backward", "copy", "update"
 """Parts of a step, by the names of a profile's `steps`. The forward pass is the first copy's, COPY adds up gradients,
 and the backward pass is the rest until all copies are done."""
@@ -43,7 +43,7 @@ PARTS = (FORWARD, BACKWARD, COPY, UPDATE)
 WARM_UP = 2
 """Steps that do not count; the first one makes the optimizer's values."""
 Copy = Tuple[Stage, FlatWeights, Optional[torch.cuda.Stream]]
-"""Of the model, with its stream where it runs beside the first one on a GPU."""
+"""A copy of the model, with its stream where it runs beside the first one on a GPU."""
 
 
 class Copies:

@@ -67,8 +67,8 @@ def new_group(ranks: Sequence[int], timeout: Optional[timedelta] = None) -> dist
 
 
 def _options(timeout: Optional[timedelta]) -> Any:
-    """Of one group with nccl: its kernels begin before those of a computation that are queued already, so that the rank
-    which waits for a message does not wait for them as well."""
+    """Returns the options of one group with nccl: its kernels begin before those of a computation that are queued
+    already, so that the rank which waits for a message does not wait for them as well."""
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     if timeout is not None:
         options._timeout = timeout

@@ -22,7 +22,7 @@ SMALLEST = 64 * 2**10
 LARGEST = {"cpu": 16 * 2**20, "cuda": 64 * 2**20}
 """Bytes."""
 TRIES = 3
-"""Of them the fastest counts, as one may have waited for a processor."""
+"""How many are timed; the fastest counts, as one may have waited for a processor."""
 ENOUGH_S = 0.02
 
 Step = List[Tuple[int, int]]

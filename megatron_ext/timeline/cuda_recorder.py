@@ -24,7 +24,7 @@ from megatron_ext.timeline.progress import Wait
 from megatron_ext.timeline.recorder import Recorder, UnderWay
 
 READINGS = 5
-"""Of both clocks at an anchor, of which the most precise counts."""
+"""Readings of both clocks at an anchor, of which the most precise counts."""
 ASKING_NS = 1_000_000
 """So long the host asks whether the GPU has passed an anchor's event; usually it takes some 20 us."""
 ANCHOR_S = 1.0

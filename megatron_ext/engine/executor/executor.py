@@ -82,7 +82,7 @@ class Executor:
         self._pace = pace
         self.resize(chunks_of)
         self._sizes: Dict[int, Sizes] = {}
-        """Of the micro-batches that have their own."""
+        """The sizes of micro-batches that have their own, by number."""
         self._inboxes = {
             kind: [[Inbox(peer, what, ahead and len(ways) == 1) for peer in way] for way in ways]
             for kind, what, ahead in (
@@ -100,9 +100,9 @@ class Executor:
         self._entered: Dict[Key, Tensors] = {}
         self._left: Dict[Key, Tensors] = {}
         self._gradients_left: Dict[Key, Tensors] = {}
-        """Of what left the chunk, as received."""
+        """The gradients of what left the chunk, as received."""
         self._gradients_entered: Dict[Key, Tensors] = {}
-        """Of what entered it, to be sent."""
+        """The gradients of what entered it, to be sent."""
         self._losses: List[Tensor] = []
 
     def resize(self, chunks_of: ChunksOf) -> None:

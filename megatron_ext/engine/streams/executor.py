@@ -32,7 +32,7 @@ class StageScale:
         self._groups = groups
         self._device = device
         self._blamed = torch.zeros((), device=device)
-        """Of the gradients since the last update that were not finite when they arrived, the largest scale with which a
+        """The largest scale of the gradients since the last update that were not finite when they arrived, with which a
         stage overflowed; 0 without any."""
 
     def entering(self, left: Tensors, received: Tensors) -> Tuple[Tensors, Tensor]:

@@ -65,9 +65,9 @@ class StreamingEngine(Engine):
         self._next = place.dp
         """The micro-batch whose forward pass comes next."""
         self._values: Dict[int, Tensor] = {}
-        """Of the last stage's micro-batches: loss and metrics."""
+        """Loss and metrics of the last stage's micro-batches."""
         self._factors: Dict[int, Any] = {}
-        """Of losses and metrics, of the micro-batches that an iteration has begun."""
+        """The factors of losses and metrics, by micro-batch that the iteration has begun."""
         self._names: List[str] = []
         self._logged: Dict[int, List[float]] = {}
         self._gathered: Dict[int, Tensor] = {}
