@@ -39,8 +39,7 @@ from megatron_ext.tasks.task import Placement, Task
 from megatron_ext.timeline import usage
 from megatron_ext.timeline.cuda_recorder import CudaRecorder
 from megatron_ext.timeline.event_files import EventBuffer
-from megatron_ext.timeline.recorder import Recorder, begin_events
-from megatron_ext.timeline.trace import traced
+from megatron_ext.timeline.recorder import Recorder, begin_events, traced
 from megatron_ext.timeline.usage import MemoryReport
 
 

@@ -136,7 +136,7 @@ class Profiler(StrEnum):
         """The command under the profiler, which writes `<report>.nsys-rep` or `<report>.ncu-rep`.
 
         Args:
-            one_iteration: whether nsys captures only what the ranks mark (`megatron_ext.timeline.trace`).
+            one_iteration: whether nsys captures only what the ranks mark (`megatron_ext.timeline.recorder`).
         """
         output = str(report).replace("%", "%%")  # both replace %h, %p and others
         if self is Profiler.nsys:

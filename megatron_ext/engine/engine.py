@@ -36,7 +36,7 @@ from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut
 from megatron_ext.tasks.linear import WeightGradients
-from megatron_ext.tasks.stage import Stage, threads_for
+from megatron_ext.tasks.stage import Stage, evaluation_mode, threads_for
 from megatron_ext.tasks.task import DTYPES, Micro, Task, Tensors
 from megatron_ext.timeline.progress import Wait, iterates
 from megatron_ext.timeline.recorder import NOTHING, Recorder
@@ -341,19 +341,14 @@ class Engine(ReplicaBatches):
     def evaluating(self) -> Iterator[None]:
         """Without gradients, dropout, events or traffic, with the average of the weights where there is one; then
         training goes on as if nothing had been in between."""
-        modes = [(module, module.training) for stage in self._stages for module in stage.modules()]
         iteration, self._recorder.iteration = self._recorder.iteration, 0
         devices = [self._place.local_rank] if self._device.type == "cuda" else []
         try:
-            for stage in self._stages:
-                stage.eval()
-            uncounted = self._recorder.traffic.paused()
-            with uncounted, torch.random.fork_rng(devices), torch.no_grad(), self.optimizer.averaged():
+            uncounted, modes = self._recorder.traffic.paused(), evaluation_mode(self._stages)
+            with modes, uncounted, torch.random.fork_rng(devices), torch.no_grad(), self.optimizer.averaged():
                 yield
         finally:
             self._recorder.iteration = iteration
-            for module, mode in modes:
-                module.training = mode
 
     def _loss(self, left: Tensors, micro: Micro) -> Tensor:
         if self._has_metrics:

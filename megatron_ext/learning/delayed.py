@@ -27,7 +27,7 @@ from megatron_ext.engine.results import not_finite
 from megatron_ext.engine.streams.steps import last_of_stream
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import Part, cut
-from megatron_ext.tasks.stage import Stage
+from megatron_ext.tasks.stage import Stage, evaluation_mode
 from megatron_ext.tasks.task import DTYPES, Micro, Task, Tensors
 from megatron_ext.timeline.recorder import Recorder
 
@@ -104,15 +104,9 @@ class DelayedStage:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Shows the newest weights, or the average of them where there is one, as after training."""
-        modes = [(module, module.training) for module in self.module.modules()]
-        self.module.eval()
-        try:
-            with self.optimizer.averaged():
-                self._shown.copy_(self._flat.weight)
-                yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        with evaluation_mode([self.module]), self.optimizer.averaged():
+            self._shown.copy_(self._flat.weight)
+            yield
 
     def state(self) -> Dict[Tuple[str, str, str], Tensor]:
         """What a checkpoint has, by kind, block and name there."""

@@ -21,7 +21,7 @@ from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.results import not_finite
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between
-from megatron_ext.tasks.stage import Stage
+from megatron_ext.tasks.stage import Stage, evaluation_mode
 from megatron_ext.tasks.task import DTYPES, Micro, Task, Tensors
 from megatron_ext.timeline.recorder import Recorder
 
@@ -152,14 +152,8 @@ class FlushedTraining:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Has `forward` give what an evaluation of the run takes, between two iterations."""
-        modes = [(module, module.training) for module in self._model.modules()]
-        self._model.eval()
-        try:
-            with torch.random.fork_rng([]), torch.no_grad(), self._optimizer.averaged():
-                yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        with evaluation_mode([self._model]), torch.random.fork_rng([]), torch.no_grad(), self._optimizer.averaged():
+            yield
 
     def forward(self, micro: Micro) -> Tensors:
         """What leaves the model, while evaluating."""

@@ -25,11 +25,11 @@ TRIES = 3
 """How many are timed; the fastest counts, as one may have waited for a processor."""
 ENOUGH_S = 0.02
 
-Step = List[Tuple[int, int]]
+Round = List[Tuple[int, int]]
 """Pairs of ranks that measure at the same time."""
 
 
-def steps(nodes: Sequence[Sequence[int]], groups: Sequence[str] = ()) -> List[Step]:
+def steps(nodes: Sequence[Sequence[int]], groups: Sequence[str] = ()) -> List[Round]:
     """Which ranks measure with which, one step after another. `nodes` are the ranks of each node, by node rank.
 
     First neighbours within each node. Then each node with the next one in the plan's order, the last with the first:
@@ -60,7 +60,7 @@ def _first_of_other_pairs(groups: Sequence[str], known: Sequence[Tuple[int, int]
     return found
 
 
-def measure(every: Sequence[Step], device: torch.device) -> List[Dict[str, Any]]:
+def measure(every: Sequence[Round], device: torch.device) -> List[Dict[str, Any]]:
     """All ranks call it together. Returns what pairs measured whose first rank is this one (docs/formats.md)."""
     rank, found = dist.get_rank(), []
     for step in every:

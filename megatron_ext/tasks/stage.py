@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -165,6 +166,19 @@ class Stage(nn.Module):
 def threads_for(plan: Plan) -> int:
     """Cores that a rank may use while it draws its weights."""
     return usable_cores() // max(len(node.ranks) for node in plan.nodes)
+
+
+@contextmanager
+def evaluation_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Has modules be as in an evaluation while the block lasts; then each has the mode that it had."""
+    modes = [(inner, inner.training) for module in modules for inner in module.modules()]
+    try:
+        for module in modules:
+            module.eval()
+        yield
+    finally:
+        for inner, mode in modes:
+            inner.training = mode
 
 
 def backward(left: Tensors, gradients: Mapping[str, Optional[Tensor]]) -> None:

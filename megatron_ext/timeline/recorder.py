@@ -13,6 +13,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ContextManager, Iterator, Optional
 
+import torch
+from torch.profiler import ProfilerActivity, profile
+
 from megatron_ext.contract import events
 from megatron_ext.contract.cores import usable_cores
 from megatron_ext.contract.files import write_atomic
@@ -248,3 +251,39 @@ class CoreWaits:
     @property
     def known(self) -> bool:
         return self._file is not None
+
+
+def traced(plan: Plan, place: Place, iteration: int) -> ContextManager[None]:
+    """Around an iteration: traces the one that the plan names, on the first rank of each stage.
+
+    Under Nsight Systems, which a GPU can report to while torch does not, the first rank of each node marks it instead:
+    the profiler captures all ranks of the node from its first mark to the next.
+    """
+    if iteration != plan.trace_iteration:
+        return nullcontext()
+    if plan.nsys and plan.device == "cuda":
+        return _captured() if place.local_rank == 0 else nullcontext()
+    return nullcontext() if place.dp or place.tp else _traced(plan, place, iteration)
+
+
+@contextmanager
+def _captured() -> Iterator[None]:
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+    yield
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _traced(plan: Plan, place: Place, iteration: int) -> Iterator[None]:
+    kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (plan.device == "cuda")
+    with profile(activities=kinds) as found:
+        yield
+        if plan.device == "cuda":
+            torch.cuda.synchronize()  # what the host has begun belongs to the iteration
+    path = plan.files.rank_trace(place.rank, iteration)
+    path.parent.mkdir(exist_ok=True)
+    partial = path.with_name(f".{path.name}")  # the ending says that it is compressed
+    found.export_chrome_trace(str(partial))
+    partial.replace(path)

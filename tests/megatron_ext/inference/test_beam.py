@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from megatron_ext.data.pairs import BEGIN, END, PAD
-from megatron_ext.inference.beam import search
 from megatron_ext.inference.scoring import Scoring
+from megatron_ext.inference.translator import search
 
 VOCABULARY, LIMIT, SOURCE = 7, 4, 5
 WORDS = [token for token in range(VOCABULARY) if token not in (PAD, BEGIN, END)]

@@ -14,9 +14,8 @@ from megatron_ext.contract.models.model import GNMT
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.pairs import BEGIN, END, PAD
 from megatron_ext.inference import exported
-from megatron_ext.inference.beam import search
 from megatron_ext.inference.scoring import Scoring
-from megatron_ext.inference.translator import Translator, weights_of
+from megatron_ext.inference.translator import Translator, search, weights_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
 from tests.megatron_ext.engine.test_translation_agrees import LAYOUTS, MODELS, overrides

@@ -7,7 +7,7 @@ import torch
 
 from conf.compose import compose
 from launch.control.planning.plan import make_plan
-from megatron_ext.timeline.trace import traced
+from megatron_ext.timeline.recorder import traced
 
 
 def test_the_first_rank_of_each_node_marks_the_iteration_that_nsys_captures(monkeypatch: pytest.MonkeyPatch) -> None:
