@@ -263,7 +263,7 @@ def _plain(ranks: int) -> list[str]:
 
 
 def _tensor_sizes(arguments: Arguments, cluster: Cluster, model: Model) -> tuple[int, ...]:
-    """Those asked for, or all powers of two that every node can have; each divides the model's heads."""
+    """Returns the sizes asked for, or all powers of two that every node can have; each divides the model's heads."""
     if model.measured:
         if arguments.tensor_sizes not in ((), (1,)):
             asked = ",".join(map(str, arguments.tensor_sizes))

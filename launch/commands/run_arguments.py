@@ -94,7 +94,7 @@ class Filter:
     """Only so many, the latest."""
 
     def chosen(self, runs_dir: Path, everything: Sequence[RunDir]) -> list[RunDir]:
-        """Those of all runs that can pass, as far as they need not be looked into for that.
+        """Returns those of all runs that can pass, as far as they need not be looked into for that.
 
         Raises:
             RunFolderError: there is no run of a word.

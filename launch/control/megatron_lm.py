@@ -83,7 +83,7 @@ def _model(experiment: Experiment) -> Options:
 
 
 def _model_options(model: Model) -> Options:
-    """Those that are not GPT-2's, which are Megatron-LM's own defaults."""
+    """Returns the options that differ from GPT-2's, which are Megatron-LM's own defaults."""
     sizes = model.sized(1)
     own = sizes.own_options()
     rotary = model.rotary_base  # a whole number there

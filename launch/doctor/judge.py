@@ -76,7 +76,7 @@ def _nodes(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Check:
 
 
 def _runs_dir(case: Case, group: str) -> Iterator[Check]:
-    """Only of what is wrong: what a node writes is in that folder, and `disk` says how much room it has there."""
+    """Reports only what is wrong: what a node writes is in that folder, and `disk` says how much room it has there."""
     faults = [
         Fault(level=Level.error, node=node, text=unseen.message(case.experiment.runs_dir))
         for of, node, unseen in case.unseen
@@ -146,7 +146,7 @@ def _data(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Check:
 
 
 def _maps(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Iterator[Check]:
-    """Only of what is wrong: that index maps lie beside the data, or where data.cache says, needs no word."""
+    """Reports only what is wrong: that index maps lie beside the data, or where data.cache says, needs no word."""
     faults = []
     for node in nodes:
         for prefix, place in node.maps.items():

@@ -70,7 +70,7 @@ class _Config:
         return value
 
     def must(self, key: str, allowed: object, why: str) -> None:
-        """Also absent, which stands for what is allowed. `allowed` may be a tuple of values."""
+        """Requires a value that may be absent, which stands for what is allowed. `allowed` may be a tuple of values."""
         values = allowed if isinstance(allowed, tuple) else (allowed,)
         value = self.content.get(key, values[0])
         if value not in values or isinstance(value, bool) != isinstance(values[0], bool):
@@ -316,7 +316,7 @@ def _dropouts(hidden: float, attention: float) -> dict[str, object]:
 
 
 def _unless(values: dict[str, object], **usual: object) -> dict[str, object]:
-    """Without what the schema has by itself."""
+    """Leaves out what the schema has by itself."""
     return {key: value for key, value in values.items() if value != usual[key]}
 
 

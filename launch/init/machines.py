@@ -83,7 +83,7 @@ def usable(found: Found) -> Found:
 
 
 def without(found: Found, excluded: Callable[[FoundGroup], bool], why: str) -> Found:
-    """Without some groups, unless there are no others; a note says why."""
+    """Leaves out some groups, unless there are no others; a note says why."""
     kept = tuple(group for group in found.groups if not excluded(group))
     if not kept:
         return found

@@ -93,7 +93,7 @@ def _also(others: Sequence[RankFailure], of: int) -> str:
 
 
 def _rank_failure(error: RankFailure, seen: Observation) -> tuple[str, str]:
-    """Without the rank's place."""
+    """Words a rank's failure without its place."""
     node = next(node for node in seen.nodes if node.name == error.node)
     if error.type == "Killed" and not error.message.startswith(_ENDING):
         return _with_memory("rank-failed", what(error), node, seen)

@@ -116,7 +116,7 @@ def _is_settled(node: NodeGpus, logged_unix: float | None) -> bool:
 
 
 def _places(gpus: Sequence[tuple[str, GpuSample]]) -> str:
-    """Such as `GPU 2 of a-0 and 6 others`."""
+    """Names places, such as `GPU 2 of a-0 and 6 others`."""
     (node, gpu), *others = gpus
     more = f" and {plural(len(others), 'other')}" if others else ""
     return f"GPU {gpu.index} of {node}{more}"

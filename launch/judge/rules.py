@@ -55,7 +55,7 @@ def _regroups(seen: Observation) -> Finding | None:
 
 
 def _failure(seen: Observation) -> Finding | None:
-    """Not while a rank's death may turn out to be the end of its node, and came before the other causes."""
+    """Finds no failure while a rank's death may turn out to be its node's end, and came before the other causes."""
     found = causes(seen)
     if not found or any(error.unix < found[0].unix for error in undecided(seen)):
         return None
@@ -247,7 +247,7 @@ def _failing(seen: Observation) -> Finding | None:
 
 
 def _hung(seen: Observation) -> Finding | None:
-    """Only of a run all of whose nodes are at work: ranks that wait for others to start do not hang."""
+    """Judges only a run all of whose nodes are at work: ranks that wait for others to start do not hang."""
     if (seen.log and not is_late(seen)) or len(seen.gpus) < len(seen.nodes):
         return None
     found = gpu_health.hang(seen.gpus, seen.now_unix, seen.log[-1].unix if seen.log else None)

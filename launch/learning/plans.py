@@ -97,13 +97,13 @@ def _values(override: Override) -> list[str]:
 
 
 def _short(word: str) -> str:
-    """Without what goes without saying: `parallel=plans/15-1.yaml` is 15-1."""
+    """Leaves out what goes without saying: `parallel=plans/15-1.yaml` is 15-1."""
     key, _, value = word.partition("=")
     return Path(value).stem if key == "parallel" else word.removeprefix("parallel.")
 
 
 def layout_of(parallel: Parallel) -> str:
-    """Such as `3-1 stashing`, or `tensor 1 x data 4 x pipeline 1`."""
+    """Describes a layout, such as `3-1 stashing`, or `tensor 1 x data 4 x pipeline 1`."""
     stream = parallel.stream
     if stream is None:
         sizes = f"tensor {parallel.tensor} x data {parallel.replicas or parallel.data} x pipeline {parallel.pipeline}"

@@ -272,7 +272,7 @@ class Gpus:
         return None
 
     def _memory(self, handle: Any) -> Any:
-        """Without what the driver keeps for itself, as nvidia-smi shows it; drivers before 510 count that as used."""
+        """Leaves out what the driver keeps for itself, as nvidia-smi does; drivers before 510 count that as used."""
         memory = self._ask(self._lib.nvmlDeviceGetMemoryInfo, handle, self._lib.nvmlMemory_v2)
         return self._ask(self._lib.nvmlDeviceGetMemoryInfo, handle) if memory is None else memory
 

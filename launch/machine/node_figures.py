@@ -84,7 +84,7 @@ def _infiniband(sys_class: Path) -> Iterator[float]:
 
 
 def _cards(sys_class: Path) -> Iterator[float]:
-    """Those of hardware, which are connected."""
+    """Lists the network cards that are hardware and connected."""
     for card in sys_class.glob("net/*"):
         speed = _text(card / "speed")
         if (card / "device").exists() and speed.isdigit() and int(speed) > 0:

@@ -237,7 +237,7 @@ def submit(script: str) -> str:
 
 
 def version() -> str:
-    """Such as `slurm-wlm 22.05.8`."""
+    """Returns Slurm's version, such as `slurm-wlm 22.05.8`."""
     return _ask(["sbatch", "--version"]).strip()
 
 

@@ -189,7 +189,7 @@ class ProfiledWorker:
         return self.profiler.wrap(command, report, one_iteration=self.iteration is not None)
 
     def _report(self, run: Path, node_rank: int) -> Path:
-        """Without the ending, which the profiler adds."""
+        """Returns the report's path without the ending, which the profiler adds."""
         folder = RunDir(run).nsys if self.profiler is Profiler.nsys else RunDir(run).ncu
         node = self.nodes[node_rank]
         return folder / (node if self.iteration is None else f"{node}.iteration-{self.iteration}")

@@ -157,7 +157,7 @@ def _jobs(files: RunFiles, answers: Answers) -> Iterator[Job]:
 
 
 def _with_unseen(node: Node, unseen: Unseen | None, submitted_unix: float) -> Node:
-    """Such a node never comes, and was the first thing that went wrong."""
+    """Marks a node that does not see the folder: it never comes, and was the first thing that went wrong."""
     if unseen is None or node.state != "absent":
         return node
     return replace(node, alive=False, seen_unix=submitted_unix, unseen=unseen)

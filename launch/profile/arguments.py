@@ -114,7 +114,7 @@ def check_free(name: str, arguments: Arguments) -> None:
 
 
 def _folders(given: Mapping[str, Any]) -> tuple[Path, ...]:
-    """Those of profiles of IIDP or JABAS; none where files of the public FASOP are meant."""
+    """Returns the folders of profiles of IIDP or JABAS; none where files of the public FASOP are meant."""
     if [*given] != ["import"]:
         return ()
     parts = tuple(Path(part.strip()) for part in given["import"].split(","))

@@ -150,7 +150,7 @@ def buckets(gradients: Sequence[tuple[str, int]]) -> list[float]:
 
 
 def _hosts(ranks: Sequence[Mapping[str, Any]], tflops: float) -> dict[str, Host]:
-    """Those of which steps were measured; the ranks of one are its GPUs."""
+    """Lists the hosts of which steps were measured; the ranks of one are its GPUs."""
     counts = Counter(rank["host"] for rank in ranks if rank.get("steps"))
     return {name: Host(gpus=count, tflops=tflops) for name, count in counts.items()}
 

@@ -74,7 +74,7 @@ def counts_as_done(seen: Observation) -> bool:
 
 
 def lane(started: Sequence[T], max_jobs: int | None) -> Sequence[T]:
-    """Those of the runs started so far, all of which must have ended before the next one may start.
+    """Returns those of the runs started so far that must have ended before the next one may start.
 
     Runs take turns in `max_jobs` lanes, and in a lane one follows the other. It waits for all before it, not only for
     the last: that one may be taken out of the queue while an earlier one is still running.

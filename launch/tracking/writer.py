@@ -37,7 +37,7 @@ class Series(Protocol):
     """Where to look."""
 
     def write(self, points: Iterable[Point]) -> None:
-        """Those that the tracker has already are left out."""
+        """Writes the points that the tracker does not have yet."""
 
     def close(self, *, finished: bool) -> None:
         """`finished`: whether the run has reached its last iteration or its goal."""

@@ -93,7 +93,7 @@ def _length(experiment: Experiment, epoch: int | None) -> tuple[float, float | N
 
 
 def _orders(experiment: Experiment, given: Sequence[NodeOrder]) -> Sequence[NodeOrder]:
-    """Those given, or all numbers of nodes; of machines that are named one by one, no others than all."""
+    """Returns the orders given, or all numbers of nodes; of machines that are named one by one only all."""
     own = experiment.node_order
     if experiment.executor.reached:
         return [own]

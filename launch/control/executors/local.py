@@ -83,7 +83,7 @@ def start_agents(
 
     class Controller(submitit.LocalExecutor):
         def submit_words(self, words: Sequence[str]) -> str:
-            """Not a pickled function, as submitit's own `submit`."""
+            """Submits a command line, and no pickled function as submitit's own `submit`."""
             return str(self._submit_command(shlex.join(words)).job_id)
 
     run = settings.run
