@@ -11,7 +11,7 @@ from torch import nn
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
-from megatron_ext.measuring.passes import LAYERS, Passes, SavedTensors
+from megatron_ext.measuring.passes import LAYERS, Passes, SavedTensors, cut_off
 from megatron_ext.measuring.sequence import LOSS, Ledger, bytes_of, crossing, described, first_of_each_kind, wires_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import Part
@@ -116,7 +116,7 @@ class Kinds(Passes):
                 self._kinds[block.kind] = _Timed(stage, taken, _gradients(left))
                 self._kept[block.kind] = sum(kept.sizes.values())
             sizes.update(bytes_of(left))
-            wires.update(_all_cut_off(left))
+            wires.update(cut_off(left))
             wires = {name: tensor for name, tensor in wires.items() if last_use.get(name, -1) > number}
             ledger.forget_all_but(wires)
         with SavedTensors() as kept:
@@ -141,7 +141,7 @@ class Kinds(Passes):
     def _pass(self) -> None:
         marks = self._marks
         rows = [(one, self._rows[kind]) for kind, one in self._kinds.items()]
-        taken = [[_all_cut_off(one.wires) for _ in range(count)] for one, count in rows]
+        taken = [[cut_off(one.wires) for _ in range(count)] for one, count in rows]
         passed: List[Tensors] = []
         marks.set()
         for (one, _), each in zip(rows, taken):
@@ -160,10 +160,6 @@ def _alone(task: Task, block: Block) -> Stage:
     owned: Dict[str, nn.Parameter] = {}
     part = Part(number=0, blocks=(block,), inputs=inputs, enters=enters, leaves=block.gives, last=False)
     return Stage(task, part, TensorGroup(), owned)
-
-
-def _all_cut_off(tensors: Tensors) -> Tensors:
-    return {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in tensors.items()}
 
 
 def _gradients(left: Tensors) -> Tensors:

@@ -123,6 +123,11 @@ class Passes(ABC):
         self._marks.close()
 
 
+def cut_off(tensors: Tensors) -> Tensors:
+    """Returns the same tensors, in which a backward pass ends."""
+    return {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in tensors.items()}
+
+
 class SavedTensors:
     """Takes note, while it is entered, of the storages that autograd keeps for a backward pass.
 
@@ -203,7 +208,7 @@ class Parts(Passes):
             left = self._through(stage, entered)
             marks.set()
             passed.append((entered, left))
-            entered = {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in left.items()}
+            entered = cut_off(left)
         gradients: Dict[str, Optional[Tensor]] = {}
         for entered, left in reversed(passed):
             backward(left, gradients)
@@ -223,7 +228,7 @@ class Parts(Passes):
                 left = self._through(stage, entered)
             kept.sizes.pop(self._flat.weight.untyped_storage().data_ptr(), None)
             found[kind] = round(sum(kept.sizes.values()) / count)
-            entered = {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in left.items()}
+            entered = cut_off(left)
         return found
 
 
