@@ -33,8 +33,8 @@ def add_output(make: argparse.ArgumentParser, first: str) -> None:
 
 def add_split(make: argparse.ArgumentParser, default: str, of_what: str) -> None:
     """Gives `make` the option for the weights of training, validation and test."""
-    said = f"weights of training, validation and test, {of_what} (default: %(default)s)"
-    make.add_argument("--split", default=default, metavar="W,W,W", help=said)
+    message = f"weights of training, validation and test, {of_what} (default: %(default)s)"
+    make.add_argument("--split", default=default, metavar="W,W,W", help=message)
 
 
 def add_common_options(make: argparse.ArgumentParser, what: str, *, workers: bool = True) -> None:

@@ -295,6 +295,6 @@ def take(command: str, page: Path) -> bytes:
         except subprocess.TimeoutExpired as error:
             raise ReportError(f"{command} did not finish a picture of {page} within {LIMIT_S} s") from error
         if done.returncode or not picture.exists():
-            said = done.stderr.strip().splitlines()[-1:] or ["no message"]
-            raise ReportError(f"{command} made no picture of {page} (exit code {done.returncode}): {said[0]}")
+            message = done.stderr.strip().splitlines()[-1:] or ["no message"]
+            raise ReportError(f"{command} made no picture of {page} (exit code {done.returncode}): {message[0]}")
         return picture.read_bytes()

@@ -206,13 +206,13 @@ def _usual_in_words(before: Usual, after: Usual, logged: tuple[IterationTime, It
     if abs(b - a) < SMALL * a:
         return f"B is as fast as A: {both} {unit}."
     sign, word = (1, "slower") if b > a else (-1, "faster")
-    said = f"B is {apart} ms {word} {unit} ({both}, {b / a - 1:+.0%})"
+    message = f"B is {apart} ms {word} {unit} ({both}, {b / a - 1:+.0%})"
     moved, least = changes(before, after), NAMED * abs(after.iteration_ms - before.iteration_ms)
     work = [one for one in moved if one.kind not in ("idle", "other") and sign * one.more >= least]
     named = work[:MOST_NAMED] or [one for one in moved if sign * one.more >= least][:1]
     how = "more" if sign > 0 else "less"
     parts = [f"{abs(one.more):,.1f} ms {how} in {_where(one)}" for one in named]
-    return f"{said}: {', '.join(parts)}." if parts else f"{said}."
+    return f"{message}: {', '.join(parts)}." if parts else f"{message}."
 
 
 def _where(one: Change) -> str:

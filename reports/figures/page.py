@@ -88,15 +88,15 @@ SHORT, LONG = 24, 80
 
 def copyable(text: str) -> str:
     """A command, or several lines of them, with a button that copies it."""
-    return f'<div class="next"><pre class="command">{escape(text)}</pre>{_COPY.format(value="", said="Copy")}</div>'
+    return f'<div class="next"><pre class="command">{escape(text)}</pre>{_COPY.format(value="", label="Copy")}</div>'
 
 
-def copy_button(text: str, said: str = "Copy command") -> str:
+def copy_button(text: str, label: str = "Copy command") -> str:
     """A button that copies a command for which there is no room, as in a cell of a table."""
-    return _COPY.format(value=f' value="{escape(text)}" title="{escape(text)}"', said=escape(said))
+    return _COPY.format(value=f' value="{escape(text)}" title="{escape(text)}"', label=escape(label))
 
 
-_COPY = '<button type="button" class="copy" aria-live="polite"{value}>{said}</button>'
+_COPY = '<button type="button" class="copy" aria-live="polite"{value}>{label}</button>'
 
 
 def table(

@@ -50,11 +50,11 @@ def _shares(division: Division) -> str:
     if not rows:
         return ""
     how = "the longer of the two" if division.sync is Sync.max else "compute and all-reduce"
-    said = (
+    message = (
         f"Milliseconds of a stage per mini-batch, over all its replicas. &ldquo;Both&rdquo; is {how}; in and out are "
         "the busiest links before and after it, forward and back."
     )
-    return f"<p>{said}</p>{html_table(head, rows)}"
+    return f"<p>{message}</p>{html_table(head, rows)}"
 
 
 def _operators(division: Division) -> str:

@@ -131,15 +131,14 @@ def _answer(command: str, plans: Sequence[Plan], run: Run, length: Length, searc
 def _trained_on(plan: Plan, run: Run) -> str:
     """Batch, tokens and precision, for which all plans are."""
     batch, tokens = plan.parallel.global_batch_size, plan.training.model.sequence_length
-    said = f"All plans: global batch {batch:,}"
-    said += f" samples of {tokens:,} tokens ({batch * tokens:,} tokens an iteration)" if tokens else " samples"
-    said += f", {plan.training.precision}"
+    message = f"All plans: global batch {batch:,}"
+    message += f" samples of {tokens:,} tokens ({batch * tokens:,} tokens an iteration)" if tokens else " samples"
+    message += f", {plan.training.precision}"
     if not run.known:
-        return f"{said}; the length of the training is not given."
+        return f"{message}; the length of the training is not given."
     seen = run.iterations * batch
-    return (
-        f"{said}; {run.iterations:,} iterations process {seen * (tokens or 1):,} {'tokens' if tokens else 'samples'}."
-    )
+    unit = "tokens" if tokens else "samples"
+    return f"{message}; {run.iterations:,} iterations process {seen * (tokens or 1):,} {unit}."
 
 
 def _rate(plan: Plan) -> tuple[float, str]:

@@ -88,7 +88,8 @@ def answer(ranked: Ranking | None, pareto: Front | None, outcomes: Sequence[Outc
         last = ranked.pools[-1]
         gain = ranked.speed(ranked.best).median / ranked.speed(last).median
         title, tone = f"Best: {_named(ranked.best, differ)}", "good"
-        said = f"{_figures(ranked, ranked.best)}, {gain:.2f} times as fast as the slowest ({_figures(ranked, last)})."
+        best, slowest = _figures(ranked, ranked.best), _figures(ranked, last)
+        message = f"{best}, {gain:.2f} times as fast as the slowest ({slowest})."
     elif len(ranked.pools) > 1:
         near = ranked.contenders
         title, tone = "No clear best", "open"
@@ -96,12 +97,12 @@ def answer(ranked: Ranking | None, pareto: Front | None, outcomes: Sequence[Outc
         listed = "<br>".join(f"{escape(_named(pool, differ))}: {_figures(ranked, pool)}" for pool in near[:MOST_NAMED])
         more = f"<br>and {len(near) - MOST_NAMED} more" if len(near) > MOST_NAMED else ""
         slower = f"<br>{plural(others, 'other')} {'are' if others > 1 else 'is'} slower." if others else ""
-        said = f"{len(near)} configurations are within the spread of their iterations:<br>{listed}{more}{slower}"
+        message = f"{len(near)} configurations are within the spread of their iterations:<br>{listed}{more}{slower}"
     else:
         title, tone = "One configuration", "good"
-        said = f"{_figures(ranked, ranked.pools[0])}."
+        message = f"{_figures(ranked, ranked.pools[0])}."
     return (
-        f'<section class="verdict {tone}"><h2>{escape(title)}</h2><p class="reason">{said}</p>'
+        f'<section class="verdict {tone}"><h2>{escape(title)}</h2><p class="reason">{message}</p>'
         f'<p class="note">{escape(counted)} {escape(DOUBT)}</p></section>'
     )
 

@@ -110,25 +110,25 @@ def _answer(record: Record, figures: Statistics, why: Why | None) -> str:
     every = ""
     if f"{period_ms:.1f}" != f"{length_ms:.1f}":
         every = f"; iterations overlap, so one finishes every {period_ms:,.1f} ms"
-    said = f"{length_ms:,.1f} ms from its first to its last event (median of {steady}){every}. "
+    message = f"{length_ms:,.1f} ms from its first to its last event (median of {steady}){every}. "
     if time is None or time.alone:
-        said = f"An iteration takes {said}"
+        message = f"An iteration takes {message}"
     elif time.per_sample:
-        said = f"A sample takes {time.figure} ms ({time.basis}). By events, an iteration takes {said}"
+        message = f"A sample takes {time.figure} ms ({time.basis}). By events, an iteration takes {message}"
     else:
-        said = f"An iteration takes {time.figure} ms ({time.basis}); by events, {said}"
-    said += f"The bubble fraction is {figures.bubble:.1%}"
+        message = f"An iteration takes {time.figure} ms ({time.basis}); by events, {message}"
+    message += f"The bubble fraction is {figures.bubble:.1%}"
     known = ideal(plan)
-    said += f" ({known.schedule} with equal stages: {known.fraction:.1%}); " if known else "; "
-    said += f"{figures.communication:.1%} of an iteration is exposed communication."
+    message += f" ({known.schedule} with equal stages: {known.fraction:.1%}); " if known else "; "
+    message += f"{figures.communication:.1%} of an iteration is exposed communication."
     if why and why.gains:
-        return f"{said} {cause_in_words(why)}"
+        return f"{message} {cause_in_words(why)}"
     compute = {stage: terms.compute for stage, terms in measured(figures, plan, period_ms).items()}
     if len(compute) == 1:
-        return said
+        return message
     longest, least = max(compute, key=lambda stage: compute[stage]), min(compute, key=lambda stage: compute[stage])
     return (
-        f"{said} Stage {longest} computes the longest, {compute[longest]:,.1f} ms; stage {least} the shortest, "
+        f"{message} Stage {longest} computes the longest, {compute[longest]:,.1f} ms; stage {least} the shortest, "
         f"{compute[least]:,.1f} ms."
     )
 

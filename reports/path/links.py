@@ -154,19 +154,19 @@ def _between(graphs: Sequence[Graph], one: int, other: int, every: Sequence[_Way
     """Returns the change of the link between two stages."""
     ways = [way for way in every if tuple(sorted(way.stages)) == (one, other)]
     slowest = max(ways, key=lambda way: way.usual_ns)
-    said = f"from stage {slowest.stages[0]} to stage {slowest.stages[1]}"
+    message = f"from stage {slowest.stages[0]} to stage {slowest.stages[1]}"
     alike = [way.usual_ns for way in ways if way.stages == slowest.stages and way != slowest]
     if alike and slowest.usual_ns > SLOWER * (usual := float(np.median(alike))):
         nodes = {slowest.sender, slowest.receiver}
         ways = [way for way in ways if {way.sender, way.receiver} == nodes]
         where = f" between {' and '.join(sorted(nodes))}" if len(nodes) > 1 else f" on {slowest.sender}"
         because = (
-            f"A message {said} takes {_ms(slowest.usual_ns)} from {slowest.sender} to {slowest.receiver}, but "
+            f"A message {message} takes {_ms(slowest.usual_ns)} from {slowest.sender} to {slowest.receiver}, but "
             f"{_ms(usual)} in other replicas."
         )
         change = f"the link between stages {one} and {other}{where} twice as fast"
     else:
-        because = f"A message {said} takes {_ms(slowest.usual_ns)}."
+        because = f"A message {message} takes {_ms(slowest.usual_ns)}."
         change = f"the link between stages {one} and {other} twice as fast"
     return Change(
         cause=Cause.LINK,

@@ -204,7 +204,7 @@ def conditions(timeline: Timeline, plan: Plan, figures: Statistics, gpus: GpuRep
     hosts: dict[str, list[int]] = {}
     for rank, host in timeline.hosts.items():
         hosts.setdefault(host, []).append(rank)
-    return [said for host, ranks in hosts.items() if (said := _host(timeline, host, ranks, waits))] + [
+    return [message for host, ranks in hosts.items() if (message := _host(timeline, host, ranks, waits))] + [
         *(_gpus(gpus) if gpus is not None else ())
     ]
 
@@ -227,25 +227,27 @@ def _host(timeline: Timeline, host: str, ranks: list[int], waits: Mapping[int, f
     shared = cores is not None and len(ranks) > cores
     if not shared and not long:
         return ""
-    said = f"Other processes compute on the CPU cores of {host}"
+    message = f"Other processes compute on the CPU cores of {host}"
     if cores is not None and shared:
-        said = f"{plural(len(ranks), 'rank')} share {plural(cores, 'CPU core')} of {host}"
+        message = f"{plural(len(ranks), 'rank')} share {plural(cores, 'CPU core')} of {host}"
     if cores is not None and load is not None and shared and load > cores:
-        said += f" with other processes (load average {load:.1f} when they began)"
+        message += f" with other processes (load average {load:.1f} when they began)"
     if long:
         most = max(long, key=lambda rank: long[rank])
         which = "ranks" if len(long) == len(ranks) > 1 else numbered("rank", long)
         up_to = "up to " if len(long) > 1 else ""
-        said += f"; {which} wait{'s' if len(long) == 1 else ''} for a core for {up_to}{long[most]:.0%} of an iteration"
-    return f"{said}."
+        message += (
+            f"; {which} wait{'s' if len(long) == 1 else ''} for a core for {up_to}{long[most]:.0%} of an iteration"
+        )
+    return f"{message}."
 
 
 def _gpus(gpus: GpuReport) -> Iterator[str]:
     for (node, index), reasons in gpus.throttled.items():
         reason, share = next(((reason, share) for reason, share in reasons.items() if share >= OFTEN), (None, 0.0))
         if reason is not None:
-            said = f"GPU {index} of {node} lowers its clocks in {share:.0%} of its readings: {reason}"
-            yield f"{said}; {WAYS_OUT[reason]}."
+            message = f"GPU {index} of {node} lowers its clocks in {share:.0%} of its readings: {reason}"
+            yield f"{message}; {WAYS_OUT[reason]}."
     for node, own in gpus.uses.groupby("node", sort=False):
         limited = own["index"][own["power_w"] >= AT_LIMIT * own["power_limit_w"]].tolist()
         if len(limited) > 1:

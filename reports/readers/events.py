@@ -242,7 +242,7 @@ def read_run(paths: Mapping[int, Path]) -> Timeline:
 
 def merge(files: Sequence[RankEvents], notes: Sequence[str] = ()) -> Timeline:
     """Joins the events of all ranks on rank 0's clock; a rank that cannot be placed there becomes a note."""
-    said = list(notes)
+    message = list(notes)
     found = {file.names[index] for file in files for index in np.unique(file.records["name"])}
     names = legend_order(found)
     first = next((file for file in files if file.rank == 0), None)
@@ -254,9 +254,9 @@ def merge(files: Sequence[RankEvents], notes: Sequence[str] = ()) -> Timeline:
             moved = file.records.copy()
             for key in ("start_ns", "end_ns"):
                 moved[key] += file.wall_offset_ns - first.wall_offset_ns
-            said.append(f"rank {file.rank}: no clock record; placed by the system clocks, with unknown error")
+            message.append(f"rank {file.rank}: no clock record; placed by the system clocks, with unknown error")
         else:
-            said.append(f"rank {file.rank}: no clock record, and no file of rank 0 to align it with; left out")
+            message.append(f"rank {file.rank}: no clock record, and no file of rank 0 to align it with; left out")
             continue
         part = np.zeros(len(moved), EVENT)
         part["rank"] = file.rank
@@ -264,12 +264,12 @@ def merge(files: Sequence[RankEvents], notes: Sequence[str] = ()) -> Timeline:
         for key in ("iteration", "chunk", "micro_batch", "peer", "start_ns", "end_ns"):
             part[key] = moved[key]
         parts.append(part[np.argsort(part["start_ns"], kind="stable")])
-    events = _near(np.concatenate(parts), said) if parts else np.zeros(0, EVENT)
+    events = _near(np.concatenate(parts), message) if parts else np.zeros(0, EVENT)
     return Timeline(
         events=frame(events, names),
         hosts={file.rank: file.host for file in files},
         uncertainty_ns=max((int(file.clock["peer"].max()) for file in files if len(file.clock)), default=0),
-        notes=tuple(said),
+        notes=tuple(message),
         core_waits=_core_waits(files),
         cores={file.host: file.cores for file in files if file.cores is not None},
         load={file.host: file.load for file in files if file.load is not None},

@@ -80,12 +80,12 @@ class Facts:
                 self.iterations = reached[1]
                 if (batch := _ITERATION_BATCH.search(line)) is not None:
                     self._note("global_batch_size", batch[1])
-            elif (said := _ECHO.fullmatch(line)) is not None:
-                self._note(said[1], said[2])
-            elif (said := _ARGUMENT.fullmatch(line)) is not None:
+            elif (match := _ECHO.fullmatch(line)) is not None:
+                self._note(match[1], match[2])
+            elif (match := _ARGUMENT.fullmatch(line)) is not None:
                 self.listed = True
-                self.uneven = self.uneven or (said[1] in _UNEVEN and said[2] not in ("None", "False"))
-                self._note(said[1], said[2])
+                self.uneven = self.uneven or (match[1] in _UNEVEN and match[2] not in ("None", "False"))
+                self._note(match[1], match[2])
             elif (world := _WORLD.fullmatch(line)) is not None:
                 for name, size in _SIZE.findall(world[1]):
                     self._note(name, size)

@@ -164,8 +164,8 @@ def _merged(files: Sequence[_File]) -> Facts:
 
 def _layout(blocks: Blocks, facts: Facts, given: Sizes, notes: list[str]) -> Layout | None:
     """How the ranks lie: as given, else as the log says, else as follows from which ranks send and receive."""
-    said = {key: facts.numbers.get(key) for key in ("tensor", "data", "pipeline")}
-    sizes = said | {key: value for key, value in vars(given).items() if value is not None}
+    message = {key: facts.numbers.get(key) for key in ("tensor", "data", "pipeline")}
+    sizes = message | {key: value for key, value in vars(given).items() if value is not None}
     seen = {call.rank for call in blocks.calls}
     world = facts.numbers.get("world") or next(count for count in range(len(seen) + 1) if count not in seen)
     known = math.prod(size for size in sizes.values() if size is not None)

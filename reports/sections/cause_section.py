@@ -137,23 +137,23 @@ def cause_in_words(why: Why) -> str:
     """What makes times uncertain, then the cause that stands out and what its change gains, or that there is none."""
     best = why.cause
     if best is None:
-        said = f"No single cause stands out: {_none_in_words(why)}"
+        message = f"No single cause stands out: {_none_in_words(why)}"
     else:
         mean = "on average " if best.mean else ""
         both = f"{_ms(best.before_ns / 1e6)} → {_ms(best.period_ns / 1e6)} ms"
-        said = f"{best.because} Largest gain: {best.change}, {mean}{both} ({best.share:.1%} less{_range(best)})."
+        message = f"{best.because} Largest gain: {best.change}, {mean}{both} ({best.share:.1%} less{_range(best)})."
         if best.usually_beyond > best.share + SMALL:
-            said += (
+            message += (
                 f" Beyond what the plan would take on healthy, equal hardware: {best.usually_beyond:.1%} of an "
                 "iteration without waits for CPU cores."
             )
     plan = next((one for one in why.gains if one.cause == Cause.PLAN and one.share >= SMALL), None)
     if plan is not None and (best is None or plan.share > best.share):
-        said += (
+        message += (
             f" tdpp search predicts {'a' if best is None else 'a larger'} gain: {_ms(plan.period_ns / 1e6)} ms "
             f"({plan.share:.1%} less)."
         )
-    return " ".join([*why.conditions, said])
+    return " ".join([*why.conditions, message])
 
 
 def _none_in_words(why: Why) -> str:
@@ -168,14 +168,14 @@ def _none_in_words(why: Why) -> str:
         return f"{looked}, and none gains {SMALL:.0%} or more{plans}."
     first = why.tried[0]
     other = next((one for one in why.tried if one.cause != first.cause and one.beyond), None)
-    said = f"{looked}. The largest gain, {first.change}, is {first.share:.1%}{_range(first)}"
+    message = f"{looked}. The largest gain, {first.change}, is {first.share:.1%}{_range(first)}"
     if first.least <= 0:
-        return f"{said}: not in every iteration."
+        return f"{message}: not in every iteration."
     if first.share >= CLEAR and first.usually_beyond < CLEAR:
-        return f"{said}; the plan itself takes {'all' if first.usually_beyond < SMALL else 'most'} of that time."
+        return f"{message}; the plan itself takes {'all' if first.usually_beyond < SMALL else 'most'} of that time."
     if first.least_beyond < CLEAR:
-        return f"{said}."
-    return f"{said}; {other.change}: {other.share:.1%}{_range(other)}." if other is not None else f"{said}."
+        return f"{message}."
+    return f"{message}; {other.change}: {other.share:.1%}{_range(other)}." if other is not None else f"{message}."
 
 
 def _iterations(why: Why) -> str:
@@ -282,7 +282,7 @@ def _off(why: Why) -> str:
 
 def _note(why: Why) -> str:
     back = "which leads back from the end, at each step to what it waited for last"
-    said = (
+    message = (
         f"The path and the idle times are those of iteration {why.iteration}, which took about as long as the median "
         f"of the log. The path's parts are those of the critical path, {back}"
         f"{', for as long as an iteration takes' if why.streams else ''}. Changes are replayed in {_iterations(why)}: "
@@ -294,10 +294,10 @@ def _note(why: Why) -> str:
         f"the optimizer, checkpoints. The median of the steady iterations is {why.recorded_ms:,.1f} ms. "
         f"Replayed without a change, iterations take {_off(why)}"
     )
-    said += "." if why.off <= CLOSE else "; gains are uncertain."
+    message += "." if why.off <= CLOSE else "; gains are uncertain."
     if any(one.mean for one in why.gains):
-        said += " On average: the mean over iterations of different length, including the time between them."
+        message += " On average: the mean over iterations of different length, including the time between them."
     if why.absent:
         many = len(why.absent) > 1
-        said += f" {numbered('Rank', why.absent)} ha{'ve' if many else 's'} no events in it."
-    return said
+        message += f" {numbered('Rank', why.absent)} ha{'ve' if many else 's'} no events in it."
+    return message

@@ -69,9 +69,9 @@ def difference_section(runs: Sequence[Timed]) -> str:
         "layout": packed.layout,
         "runs": [_facts(run, len(frame)) for run, frame in zip(runs, columns, strict=True)],
     }
-    said = escape(in_words(before, after, _logged(runs)))
+    message = escape(in_words(before, after, _logged(runs)))
     return (
-        f'<section id="difference"><h2>What differs</h2><p class="reason">{said}</p>'
+        f'<section id="difference"><h2>What differs</h2><p class="reason">{message}</p>'
         f"<p>{named}</p>{_table(before, after)}"
         f'<p class="note">{escape(_NOTE)}</p></section><section><h2>A typical iteration of each</h2>'
         f'<div id="legend"></div>{timelines}<p class="note">A steady iteration near the median of each log, for the '

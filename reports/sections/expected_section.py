@@ -78,12 +78,14 @@ def _answer(
     predicted_ms = prediction.iteration_s * 1e3
     share = took.ms / predicted_ms - 1
     than = "as long as" if abs(share) < 5e-4 else f"{abs(share):.1%} {'longer' if share > 0 else 'shorter'} than"
-    said = f"An iteration took {took.ms:,.1f} ms{took.basis}, {than} the predicted {predicted_ms:,.1f} ms."
+    message = f"An iteration took {took.ms:,.1f} ms{took.basis}, {than} the predicted {predicted_ms:,.1f} ms."
     if worst is None:
-        return said
+        return message
     stage, key = worst
     difference = getattr(measured[stage], key) - getattr(predicted[stage], key)
-    return f"{said} Largest difference apart from the bubble: {COLUMNS[key]} of stage {stage}, {signed(difference)} ms."
+    return (
+        f"{message} Largest difference apart from the bubble: {COLUMNS[key]} of stage {stage}, {signed(difference)} ms."
+    )
 
 
 def _as_predicted(measured: Mapping[int, Terms], predicted: Sequence[Terms]) -> bool:

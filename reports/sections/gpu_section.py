@@ -22,12 +22,12 @@ def gpu_section(report: GpuReport) -> str:
     known = uses["utilisation"].dropna()
     if len(known):
         lowest = uses.loc[known.idxmin()]
-        said = (
+        message = (
             f"{plural(len(uses), 'GPU')}, {known.mean():.0f}% utilised on average; the least utilised was GPU "
             f"{lowest['index']} of {lowest['node']}, at {lowest['utilisation']:.0f}%."
         )
     else:
-        said = "No GPU reported its utilisation."
+        message = "No GPU reported its utilisation."
     troubles = f'<div class="bad">{bullets(report.troubles)}</div>' if report.troubles else ""
     head = ("node", "GPU", "name", "utilisation %", "power W", "most memory MiB", "hottest °C", "fault")
     shown = f'<p class="note">The {MOST} least utilised of {len(uses)} GPUs.</p>' if len(uses) > MOST else ""
@@ -42,7 +42,7 @@ def gpu_section(report: GpuReport) -> str:
     ordered = uses.assign(sound=uses["fault"].isna()).sort_values(["sound", "utilisation"], kind="stable")
     rows = [_row(use) for _, use in ordered.head(MOST).iterrows()]
     return (
-        f'<section><h2>GPUs</h2><p>{escape(said)}</p>{troubles}<div class="charts">{charts}</div>{shown}'
+        f'<section><h2>GPUs</h2><p>{escape(message)}</p>{troubles}<div class="charts">{charts}</div>{shown}'
         f'{table(head, rows)}<p class="note">{escape(note)}</p></section>'
     )
 

@@ -78,7 +78,7 @@ def stage_memory(memory: pd.DataFrame) -> go.Figure:
     peak = {"size": 10, "color": RAISED, "line": {"width": 2, "color": TEXT}}
     marks = [("limit", "limit", limit)]
     marks += [("measured", "measured peak", peak)] if memory["measured"].notna().any() else []
-    for name, said, marker in marks:
-        tip = f"%{{y}}, {said}: %{{x:.2f}} GiB<extra></extra>"
+    for name, message, marker in marks:
+        tip = f"%{{y}}, {message}: %{{x:.2f}} GiB<extra></extra>"
         made.add_scatter(name=name, y=stages, x=memory[name].tolist(), mode="markers", marker=marker, hovertemplate=tip)
     return made

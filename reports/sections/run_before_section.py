@@ -28,11 +28,11 @@ LINES = 8
 
 def run_before_section(record: Record, prediction: Prediction | None, before: Record | None, link: str | None) -> str:
     """The section, as HTML; `link` is the address of the run before."""
-    said = bullets(sentences(record, prediction, before))
+    message = bullets(sentences(record, prediction, before))
     to = f'<p><a href="{escape(link)}">The run before →</a></p>' if link else ""
     return (
         '<section id="beside"><h2>Now, beside the prediction and the run before</h2>'
-        f"{said}{to}{_newest(record, prediction, before)}</section>"
+        f"{message}{to}{_newest(record, prediction, before)}</section>"
     )
 
 
@@ -96,10 +96,10 @@ def _times(record: Record, prediction: Prediction | None, before: Record | None)
 
 def _beside(newest: Spread, time: IterationTime, name: str, other: IterationTime) -> str:
     spread = other.spread
-    said = f"The run before, {name}: {other.text(spread.median)} ms {spread.doubt(other.text)}"
+    message = f"The run before, {name}: {other.text(spread.median)} ms {spread.doubt(other.text)}"
     if within_spread(newest, spread):
-        return f"{said}; the difference is within the spread of the iterations."
-    return f"{said}, so this run takes {_than(newest.median, spread.median)} the run before."
+        return f"{message}; the difference is within the spread of the iterations."
+    return f"{message}, so this run takes {_than(newest.median, spread.median)} the run before."
 
 
 def _than(ms: float, other: float) -> str:

@@ -45,11 +45,11 @@ def stages_section(
     )
     if kind:
         notes.append(f"Peak memory: {PEAKS[kind]}, on the stage's fullest rank.")
-    said = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
+    message = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
     if timed:
         meaning = escape(" ".join([MEANING, BUBBLE, *([NO_FLUSH] if plan.stream else [])]))
-        said += f'<details><summary>What the columns mean</summary><p class="note">{meaning}</p></details>'
-    return f"<section><h2>Stages</h2>{table(head, rows, kind='numeric')}{said}</section>"
+        message += f'<details><summary>What the columns mean</summary><p class="note">{meaning}</p></details>'
+    return f"<section><h2>Stages</h2>{table(head, rows, kind='numeric')}{message}</section>"
 
 
 def ideal(plan: Plan) -> IdealBubble | None:
@@ -97,11 +97,11 @@ def stragglers_section(figures: Statistics, plan: Plan) -> str:
     found = stragglers_frame(figures, plan)
     longer = f"over {SLOW_RANK - 1:.0%} longer than the others of {'their' if len(found) > 1 else 'its'} stage"
     if plan.data * plan.tensor == 1:
-        said = "Every stage has one rank, so there is no peer to compare with."
+        message = "Every stage has one rank, so there is no peer to compare with."
     elif len(found):
-        said = f"{plural(len(found), 'rank')} of {len(plan.ranks)} computed {longer}."
+        message = f"{plural(len(found), 'rank')} of {len(plan.ranks)} computed {longer}."
     else:
-        said = f"No rank computed {longer}."
+        message = f"No rank computed {longer}."
     rows = [
         (
             str(one.rank),
@@ -114,7 +114,7 @@ def stragglers_section(figures: Statistics, plan: Plan) -> str:
         for one in found.head(MOST).itertuples()
     ]
     ranks = table(("rank", "node", "stage", "compute ms", "others ms", "more"), rows) if rows else ""
-    return f"<section><h2>Stragglers</h2><p>{escape(said)}</p>{ranks}<p>{escape(_iterations(figures))}</p></section>"
+    return f"<section><h2>Stragglers</h2><p>{escape(message)}</p>{ranks}<p>{escape(_iterations(figures))}</p></section>"
 
 
 def _iterations(figures: Statistics) -> str:
