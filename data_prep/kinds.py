@@ -27,7 +27,7 @@ MADE_BY = {
     VIDEOS: "tdpp data videos",
 }
 VERSION = 1
-"""Of the manifests of pairs, images and videos."""
+"""The version of the manifests of pairs, images and videos."""
 
 
 def kind_of(prefix: Path) -> str | None:
@@ -116,14 +116,14 @@ class ImagesManifest(Described):
     width: Count
     channels: Count
     mean: tuple[float, ...]
-    """Of the training pixels, from 0 to 1, by channel."""
+    """Means of the training pixels, from 0 to 1, by channel."""
     std: tuple[float, ...]
     splits: dict[str, ImagesSplit]
     made_by: str = MADE_BY[IMAGES]
     corpus: str
     """Where the images came from, for people."""
     sha256: dict[str, str]
-    """Of the files beside this one, by suffix."""
+    """Hashes of the files beside this one, by suffix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ class VideosManifest(Described):
     corpus: str
     """Where the videos came from, for people."""
     sha256: dict[str, str]
-    """Of the files beside this one, by suffix."""
+    """Hashes of the files beside this one, by suffix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,4 +184,4 @@ class PairsManifest(Described):
     unknown: Count = 0
     """Tokens that the vocabulary lacks."""
     sha256: dict[str, str]
-    """Of the files beside this one, by suffix."""
+    """Hashes of the files beside this one, by suffix."""

@@ -33,7 +33,7 @@ class Found:
     prediction: Prediction | None = None
     gpus: GpuReport | None = None
     busy: Mapping[str, float] = field(default_factory=dict)
-    """By type of GPU, the part of an iteration in which its ranks compute."""
+    """The part of an iteration in which ranks compute, by type of GPU."""
     searched: Sequence[FoundPlan] | None = None
     """Plans of a search for its GPUs, if there was one."""
 

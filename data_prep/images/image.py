@@ -24,7 +24,7 @@ NAMED = {"train": "train", "training": "train", "valid": "valid", "val": "valid"
 NAMED |= {"test": "test", "testing": "test"}
 """What folders and arrays are called that hold one split."""
 Content = bytes | NDArray[Any]
-"""Of one image: a PNG or JPEG file, or pixels [height, width] or [height, width, channels], from 0 to 255."""
+"""One image: a PNG or JPEG file, or pixels [height, width] or [height, width, channels], from 0 to 255."""
 
 
 class Item(NamedTuple):
@@ -126,7 +126,7 @@ class Made(NamedTuple):
     pixels: NDArray[np.uint8]
     """[height, width, channels]"""
     sums: list[int]
-    """Of the pixels, by channel."""
+    """Sums of the pixels, by channel."""
     squares: list[int]
 
 

@@ -26,7 +26,7 @@ CHUNK = 64
 """Images that are decoded, and noted, together."""
 PIXEL, LABEL = np.dtype("|u1"), np.dtype("<i8")
 LEAST_STD = 1 / 255
-"""Of a channel that is the same everywhere: images are divided by it."""
+"""The deviation of a channel that is the same everywhere: images are divided by it."""
 
 
 @dataclass(frozen=True, kw_only=True)

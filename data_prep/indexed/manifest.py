@@ -37,7 +37,7 @@ class Manifest:
     left_out: dict[str, int]
     """How many texts of the source are not in the data, by reason."""
     sha256: dict[str, str]
-    """Of the files beside this one, by suffix."""
+    """Hashes of the files beside this one, by suffix."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"

@@ -20,7 +20,7 @@ class Rules:
     min_words: int = 1
     max_words: int = 80
     max_ratio: float = 3.0
-    """Of the longer side's words to the shorter side's."""
+    """The most words of the longer side for each word of the shorter side."""
 
 
 def fault(pair: Pair, rules: Rules) -> str | None:

@@ -99,7 +99,7 @@ class _Parser(HTMLParser):
         self._open: list[str] = []
         """Elements within the paragraph."""
         self._switches: list[tuple[int, int]] = []
-        """Of the switches around: how many elements were open before, and pieces of text."""
+        """How many elements and pieces of text each switch around had before it."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)

@@ -132,7 +132,7 @@ class Finished:
 
     vocabulary: Path
     tokens: dict[tuple[str, str], Path]
-    """By split and language; a split may be missing, but for training."""
+    """Files by split and language; a split may be missing, but for training."""
     plain: dict[tuple[str, str], Path]
 
     @property

@@ -87,7 +87,7 @@ def _prepare(request: PairsRequest, journal: Journal, prefix: Path, recipe: dict
 
 
 Counts = dict[tuple[str, str], Counter[str]]
-"""By split and side."""
+"""Counts by split and side."""
 
 
 def _cleaned(

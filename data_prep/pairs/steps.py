@@ -194,7 +194,7 @@ def _encode(
 class _Encoded(NamedTuple):
     lengths: NDArray[np.int32]
     tokens: NDArray[Any]
-    """Of all sentences, laid end to end."""
+    """Tokens of all sentences, laid end to end."""
     text: bytes
     """Their lines."""
 

@@ -27,7 +27,7 @@ class Corpus:
     """What the manifest says of the source, for people."""
     files: tuple[Path, ...]
     names: tuple[str, ...]
-    """Of the files, without the folders above what was asked for."""
+    """Names of the files, without the folders above what was asked for."""
 
     @property
     def bytes(self) -> int:

@@ -23,7 +23,7 @@ class Options:
     """What decides, beside the corpus and the tokeniser, on the data."""
 
     key: str = "text"
-    """Of the text in a JSON object."""
+    """The key of the text in a JSON object."""
     documents: Documents = Documents.file
     min_chars: int = 1
     max_chars: int | None = None
@@ -46,19 +46,19 @@ class Encoded(NamedTuple):
     """A chunk's documents that are left, tokenised; each with its end, or in sentences."""
 
     lengths: NDArray[np.int32]
-    """Of their sequences."""
+    """Lengths of their sequences."""
     sequences: NDArray[np.int64]
     """How many each document has: one, or its sentences."""
     tokens: NDArray[Any]
-    """Of all documents, laid end to end."""
+    """Tokens of all documents, laid end to end."""
     digests: list[bytes]
-    """Of the texts, where duplicates are to be left out; else none."""
+    """Digests of the texts, where duplicates are to be left out; else none."""
     left_out: Counter[str]
     """How many texts were `empty`, `short`, `long` or `duplicate`."""
     file: int
-    """Of the chunk's last raw document."""
+    """The file of the chunk's last raw document."""
     number: int
-    """Of that document in its file."""
+    """The number of that document in its file."""
 
 
 def texts(chunk: Chunk, options: Options, left_out: Counter[str]) -> Iterator[str]:

@@ -42,7 +42,7 @@ class Raw(NamedTuple):
     """A document as it stands in its file."""
 
     file: int
-    """Of the source's files."""
+    """The number of the file in the source."""
     number: int
     """In its file, from 0."""
     line: int

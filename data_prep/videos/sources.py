@@ -128,7 +128,7 @@ SIDE = 12
 LENGTHS = (8, 16)
 """The fewest and the most frames."""
 HALF = {"small": 1.5, "large": 2.5}
-"""Of a shape's width, in pixels."""
+"""Half of a shape's width, in pixels."""
 SHAPES = ("square", "circle", "cross")
 MOVES = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
 """Rows and columns."""

@@ -36,7 +36,7 @@ TITLES = {
     "skipped": "Skipped iterations",
     "nan": "Iterations with NaN",
 }
-"""Of the keys that every engine logs; a task's own keep their names."""
+"""Titles of the keys that every engine logs; a task's own keep their names."""
 LATE = ("learning_rate", "grad_norm", "loss_scale", "elapsed_ms", *[key for key in TITLES if key.endswith("_per_s")])
 LAST = (
     *("tflops_per_rank", "power_w_per_rank", "energy_j_per_rank", "evaluation_s", "global_batch_size", "cost"),
@@ -51,7 +51,7 @@ class Line:
 
     name: str
     values: pd.Series
-    """By iteration; where one is not finite, the line is broken."""
+    """Values by iteration; where one is not finite, the line is broken."""
     kind: str = ""
     """`dots` without a line; `faint` for a prediction, `before` for an earlier run; nothing else."""
 
@@ -61,7 +61,7 @@ class Chart:
     """Quantities of one unit."""
 
     key: str
-    """Of metrics.jsonl, or what else names it."""
+    """A key of metrics.jsonl, or what else names it."""
     title: str
     lines: Sequence[Line]
     from_zero: bool = False

@@ -20,14 +20,14 @@ KINDS = ("forward", "backward", "messages", "all-reduce", "tensor group", "optim
 """Idle is waiting for another rank, of whatever stage; other is what no event fills. Together they are an iteration."""
 DATA = "batch-generator"
 SMALL = 0.005
-"""Of an iteration: runs that are closer than this are called as fast as each other."""
+"""Runs that differ by less than this part of an iteration are called as fast as each other."""
 NAMED = 0.05
-"""Of the whole difference: from here a change is named as one of its causes."""
+"""A change is named as a cause from this part of the whole difference on."""
 MOST_NAMED = 3
 ALONE = 1.9
 """Times the change of its stage, from which a rank has one of its own. Of two ranks the stage has their mean."""
 LIKE = 0.5
-"""Of the change of a rank, from which others of its stage share it."""
+"""Others of a stage share a rank's change from this part of it on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +36,15 @@ class Usual:
 
     iteration_ms: float
     longer_ms: float
-    """By how much the mean of the iterations is above that."""
+    """How much the mean of the iterations is above that."""
     between_ms: float
     """What passes between two iterations: the mean."""
     stages: Mapping[int, Mapping[str, float]]
-    """By stage and kind (KINDS), ms; of a stage they add up to the iteration."""
+    """Milliseconds by stage and kind (KINDS); those of a stage add up to the iteration."""
     ranks: Mapping[int, Mapping[str, float]]
     """The same by rank."""
     stage_of: Mapping[int, int]
-    """Of each of these ranks."""
+    """The stage of each of these ranks."""
 
     @property
     def mean_ms(self) -> float:

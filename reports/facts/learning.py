@@ -52,7 +52,7 @@ class Learned:
     evaluations: pd.DataFrame = field(default_factory=pd.DataFrame)
     """A row each: `iteration`, what `spent` gives, and the values of the metrics."""
     larger: Mapping[str, bool] = field(default_factory=dict)
-    """Of its metrics, whether more is better, where that is known."""
+    """Whether more is better, for each metric where that is known."""
     target: Target | None = None
     """What the run was to reach."""
 

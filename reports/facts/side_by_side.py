@@ -25,9 +25,9 @@ class Sent:
     """What the ranks of a run sent, in bytes for a sample."""
 
     by_kind: Mapping[str, float]
-    """Of all ranks together, by kind (`megatron_ext.contract.traffic`)."""
+    """Bytes of all ranks together, by kind (`megatron_ext.contract.traffic`)."""
     most: float
-    """Of the rank that sent most."""
+    """Bytes of the rank that sent most."""
 
     @property
     def total(self) -> float:
@@ -43,7 +43,7 @@ class StageUse:
     ahead: int | None
     """Forward passes that it takes before its first backward pass, without a flush; else None."""
     versions: int
-    """Of its weights, at most."""
+    """The most versions of its weights that are alive at once."""
     predicted_gib: float
     measured_gib: float
     """The most that a rank of it took."""
@@ -65,7 +65,7 @@ class Facts:
     speed: Spread | None = None
     """The same with its spread over the lines of the log; None of a batch that adapts, which has a mean."""
     busy: Mapping[str, float] = field(default_factory=dict)
-    """By type of GPU, the part of an iteration in which its ranks compute; empty without a timeline."""
+    """The part of an iteration in which ranks compute, by type of GPU; empty without a timeline."""
     predicted_samples_per_s: float = math.nan
     sent: Sent | None = None
     stages: Sequence[StageUse] = ()

@@ -192,10 +192,10 @@ class IdealBubble:
 
     schedule: str
     formula: str
-    """Of p stages, v chunks on each, m micro-batches."""
+    """In p stages, v chunks on each, and m micro-batches."""
     idle: int
     length: int
-    """Of an iteration, in the unit of `idle`."""
+    """How long an iteration is, in the unit of `idle`."""
 
     @property
     def fraction(self) -> float:

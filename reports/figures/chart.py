@@ -85,7 +85,7 @@ class Axis:
     values: Sequence[str | float]
     unit: str = ""
     halves: Sequence[float] = ()
-    """Of numbers, how far each may be off to both sides; empty where that is not said."""
+    """How far each number may be off to both sides; empty where that is not known."""
     from_zero: bool = False
     """Whether it begins at 0, so that what differs little looks like that; else at the least value."""
 
@@ -250,13 +250,13 @@ def _bars(halves: Sequence[float]) -> dict[str, object]:
 
 
 LETTER_SHARE = 0.0125
-"""Of the width of a chart, a letter's."""
+"""A letter's part of the width of a chart."""
 MARGIN = 0.08
-"""Of the width and height of the data, what is left free around them."""
+"""What is left free around the data, as a part of their width and height."""
 LABEL_ROOM = (0.05, 0.07)
-"""Of the width and height of a chart: within these of a label there is no other."""
+"""Within these parts of a chart's width and height around a label there is no other."""
 LETTER = 0.6
-"""Of the width in LABEL_ROOM, what a letter of a label takes."""
+"""What a letter of a label takes of the width in LABEL_ROOM."""
 
 
 def _apart(points: Sequence[tuple[float, float, Item]]) -> list[tuple[float, float, Item]]:

@@ -19,7 +19,7 @@ from reports.figures.page import data
 DIGITS = 7
 """Significant ones of a number in the page."""
 SPANS = 600
-"""Of a line with more than MOST points, whose means are smoothed instead of the points themselves."""
+"""Spans whose means are smoothed, instead of the points of a line that has more than MOST."""
 SCRIPTS = ("course.js", "cursor.js")
 CONTROLS = """<div class="controls" id="course-controls">
 <label>x axis <select id="course-x"></select></label>
@@ -35,7 +35,7 @@ or press + and − there, to zoom; 0 shows everything.</p>"""
 
 
 Axes = Mapping[str, pd.Series]
-"""By iteration, what may be the x axis instead of the iterations."""
+"""What may be the x axis instead of the iterations, by iteration."""
 
 
 def course_charts(charts: Sequence[Chart], axes: Axes, before: Axes | None = None) -> str:

@@ -26,7 +26,7 @@ COLOURS = {
     "series3": "#7fb8de",
     "series4": "#00875f",
 }
-"""By the name of the variable in `static/page.css` that has the same by day, and its counterpart by night."""
+"""Colours by the name of the variable in `static/page.css` that has the same by day, and its counterpart by night."""
 TEXT, SOFT, LINE, BORDER, RAISED = (COLOURS[name] for name in ("text", "soft", "line", "border", "raised"))
 SERIES = tuple(COLOURS[f"series{number}"] for number in (1, 2, 3, 4))
 CLEAR = "rgba(0,0,0,0)"

@@ -29,7 +29,7 @@ class Packed:
     """Columns for a page."""
 
     layout: list[tuple[str, int, int]]
-    """Of each column, in the order of the stream: name, number of values, bytes per value."""
+    """Name, number of values and bytes per value of each column, in the order of the stream."""
     text: str
     """The stream in base64."""
 

@@ -21,7 +21,7 @@ class Part:
 
     name: str
     values: Sequence[float]
-    """By bar."""
+    """A value for each bar."""
     colour: str
     hatched: bool = False
 

@@ -42,7 +42,7 @@ class Outcome:
     """NaN where the batch changed."""
     tokens_per_s: float
     utilisation: float
-    """Of the GPUs' peaks, in model operations."""
+    """The part of the GPUs' peaks that model operations take."""
     dollars: float
     """For a million tokens, if the prices of all its nodes are known."""
     memory_gib: float
@@ -53,7 +53,7 @@ class Outcome:
     """Where the batch changed."""
     samples_per_s: float = math.nan
     lines: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """By name of a field that is a median over the lines of the log: the value of each line that counts."""
+    """The value of each line that counts, by name of a field that is a median over the lines of the log."""
     emulated: bool = False
     """A rehearsal: its times were given, and nothing was computed."""
     facts: Facts = field(default_factory=Facts)

@@ -106,7 +106,7 @@ class Length:
 
 
 UNITS = (("days", 1.0, 0.1), ("hours", 24.0, 1 / 24), ("minutes", 1440.0, 0.0))
-"""Of a training, how many there are in a day, and from how many days on it is used."""
+"""Units of a training's length: how many there are in a day, and from how many days on each is used."""
 
 
 def _answer(command: str, plans: Sequence[Plan], run: Run, length: Length, searched: Sequence[str]) -> str:

@@ -53,7 +53,7 @@ QUANTITIES = (
 )
 AGAINST = {"dollars": "cost", "memory_gib": "memory"}
 MOST_KEYS = 6
-"""Of more keys that differ, so many are shown beside the runs; the others are in a table of their own."""
+"""So many keys that differ are shown beside the runs; the others are in a table of their own."""
 MOST_NAMED = 4
 """Configurations of which none is clearly the best that are named."""
 ALL_NAMES = tuple(f"{part}.name" for part in ALL_OF)

@@ -59,7 +59,7 @@ class Comparison:
     sound: Sequence[Pool]
     """Repeats together; the fastest first."""
     keys: Sequence[str]
-    """Of the configuration, which differ; at most MOST_KEYS."""
+    """Keys of the configuration that differ, at most MOST_KEYS."""
     others: Sequence[str]
     """More of them."""
     shown: Sequence[Quantity]
@@ -95,9 +95,9 @@ class Comparison:
 MOST_AXES, MOST_UPRIGHT = 8, 5
 """Beside each other in a chart, and on upright paper, where their labels do not lie over each other."""
 MOST_COLUMNS = 5
-"""Of runs in a table of their keys."""
+"""The most runs in a table of their keys."""
 SCRIPTS = (*TIMELINE, "iteration.js", "difference.js")
-"""Of the section on what differs."""
+"""Scripts of the section on what differs."""
 
 
 def render(outcomes: Sequence[Outcome], timed: Sequence[Timed] = ()) -> str:

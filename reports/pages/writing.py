@@ -136,7 +136,7 @@ class Rendered:
     found: Found
     figures: statistics.Statistics
     sections: Sequence[str]
-    """Of the run's page."""
+    """Sections of the run's page."""
     timeline: str
     findings: Findings | None
     over: bool

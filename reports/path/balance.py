@@ -190,7 +190,7 @@ def _divided(
 
 MS = 1e6
 MOST_CHARACTERS = 40
-"""Of shares that are spelled out."""
+"""The longest text of shares that is spelled out."""
 
 
 def other_shares(timeline: Timeline, graphs: Sequence[Graph], recorded: Sequence[Graph], plan: Plan) -> Iterator[Gain]:

@@ -19,9 +19,9 @@ class Segment:
     start_ns: int
     end_ns: int
     rank: int
-    """Of a message the receiver."""
+    """The receiver of a message, else the rank whose time it is."""
     sender: int
-    """Of a message, else -1."""
+    """The sender of a message, else -1."""
     kind: Kind
     event: int
     """Its number in the timeline's table, or -1."""

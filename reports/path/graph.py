@@ -69,17 +69,17 @@ class Graph:
     rank: Sequence[int]
     """(points,)."""
     first: Mapping[int, int]
-    """By rank that has events, the point at which it begins."""
+    """The point at which each rank that has events begins."""
     last: Mapping[int, int]
-    """By rank, the point at which it is done."""
+    """The point at which each rank is done."""
     ready_ns: Mapping[int, int]
-    """By rank, when it began, as recorded."""
+    """When each rank began, as recorded."""
     ended_ns: Mapping[int, int]
-    """By rank, when it was done, as recorded."""
+    """When each rank was done, as recorded."""
     edges: Sequence[Edge]
     """Those to a point come before those from it in the same iteration."""
     in_passes_ns: Mapping[int, int]
-    """By rank, how long it waited for a CPU core in its passes, as far as that is known."""
+    """How long each rank waited for a CPU core in its passes, as far as that is known."""
     outside_ns: Mapping[int, int]
     """The same of the waits that were not in its passes."""
 
@@ -194,7 +194,7 @@ def median_by_rank(graphs: Sequence[Mapping[int, int]]) -> dict[int, float]:
 
 
 MUCH = 0.02
-"""Of its passes: a rank that waits longer in them, in any iteration, has waits in some of them and not in others."""
+"""A rank that waits longer than this part of its passes, in any iteration, has waits in some of them alone."""
 
 
 def on_own_cores(graphs: Sequence[Graph]) -> list[Graph]:

@@ -109,9 +109,9 @@ KINDS = {
 
 
 WAITED = 0.25
-"""Of what a message took: a receive that lasts longer waited for it."""
+"""A receive that lasts longer than this part of what its message took waited for it."""
 Way = tuple[str, int, int]
-"""Of messages: the name of the receive, the sender, the receiver."""
+"""The name of a message's receive, its sender, its receiver."""
 
 
 @cache
@@ -246,13 +246,13 @@ class _Maker:
         self._usual = self._usual_transfers()
         self._meeting = met
         self._together: dict[int, int] = {}
-        """By meeting, when the last rank came to it."""
+        """When the last rank came to each meeting."""
         for start, meeting in zip(self._start, self._meeting, strict=True):
             self._together[meeting] = max(self._together.get(meeting, start), start)
         self._begins: dict[int, int] = {}
-        """By event, the point at which it begins."""
+        """The point at which each event begins."""
         self._hubs: dict[int, int] = {}
-        """By meeting, its point."""
+        """The point of each meeting."""
         self._receives: list[tuple[int, int, int]] = []
         """Events, and the points between which they lie."""
         origin = min(self._start)

@@ -32,9 +32,9 @@ PROBE = 1 << 20
 @dataclass(frozen=True, kw_only=True)
 class Allowed:
     sent: Mapping[int, Mapping[str, float]]
-    """By rank that counted them, bytes of an iteration by kind (`megatron_ext.contract.traffic`)."""
+    """Bytes of an iteration by rank that counted them and by kind (`megatron_ext.contract.traffic`)."""
     links: Mapping[int, Link[float]]
-    """By rank, the slowest that it may have used, shared by the ranks of its node."""
+    """The slowest link that each rank may have used, shared by the ranks of its node."""
 
     @classmethod
     def of(cls, plan: Plan, cluster: Cluster | None, traffic: Mapping[int, Traffic]) -> Allowed | None:
@@ -103,7 +103,7 @@ class _Way:
     receiver: str
     stages: tuple[int, int]
     edges: Sequence[Sequence[int]]
-    """By graph."""
+    """Numbers of the edges in each graph."""
     usual_ns: float
     allowed_ns: float | None
     """What one of its messages may take by its bytes, if that is known."""

@@ -23,9 +23,9 @@ SLOWER_STAGE = 1.2
 SLOWER_ROOFLINE = 1.5
 """The same where the prediction rests on peak rates."""
 AS_SLOW = 0.5
-"""Of what the slowest rank of a node loses: ranks that lose as much are named together with it."""
+"""Ranks of a node that lose this part of what its slowest rank loses are named together with it."""
 Peers = Mapping[int, float]
-"""By rank that has as fast a GPU, how many times as much work as it another rank has."""
+"""How many times as much work a rank has as each rank with as fast a GPU."""
 ALIKE = (GPT, BERT)
 """Families whose counted blocks all take equally long."""
 

@@ -20,7 +20,7 @@ from reports.path.links import Allowed, links
 from reports.path.slow_ranks import Expected, slow_ranks
 
 LEAST = 0.01
-"""Of an iteration: a change that gains less is not named."""
+"""A change that gains a smaller part of an iteration is not named."""
 
 
 def gains(
@@ -104,9 +104,9 @@ REMOVABLE = (
     (Kind.HOST, Cause.HOST, "no time between the recorded events", "Time between the recorded events"),
 )
 FEW = 0.5
-"""Of the ranks that do a thing: if no more take most of its time, they are named."""
+"""If no more than this part of the ranks that do a thing take most of its time, they are named."""
 MUCH_LESS = 0.5
-"""Of the longest time: what the others take at most."""
+"""What the others take at most, as a part of the longest time."""
 
 
 PEERS = (Kind.OPTIMIZER, Kind.HOST)

@@ -46,12 +46,12 @@ from reports.readers.gpus import GpuReport
 ITERATIONS = MANY
 """That changes are replayed in; where a run has fewer, all of them."""
 CLOSE = 0.02
-"""By which part the replay of iterations as they were may miss what they took."""
+"""The part by which the replay of iterations as they were may miss what they took."""
 REMEDIES = {Cause.RANK: (Cause.PARTITION, Cause.SHARES), Cause.EMBEDDING: (Cause.PARTITION,)}
 """What a slow rank, or the embedding of a large vocabulary, makes look uneven: with fewer layers there, the rest waits
 less."""
 CLEAR = 0.05
-"""Of an iteration without waits for CPU cores: what the cause takes, in each, beyond what the plan would."""
+"""What a cause takes in each iteration beyond what the plan would, as a part of one without waits for CPU cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Why:
     recorded_ms: float
     """Median over the steady iterations."""
     ratio: float
-    """Of what iterations take as replayed without a change to what they took: the median of `iterations`."""
+    """What iterations take as replayed without a change, relative to what they took: the median of `iterations`."""
     conditions: Sequence[str]
     """What on its hosts makes times uncertain: shared cores, other processes, throttled GPUs; a sentence each."""
     looked: int
@@ -189,11 +189,11 @@ def _alike(figures: Statistics) -> list[int]:
 
 
 WAITS = 0.02
-"""Of an iteration, from which a rank's wait for a core is reported."""
+"""The part of an iteration from which a rank's wait for a core is reported."""
 AT_LIMIT = 0.97
-"""Of its power limit, from which a GPU is slowed by it."""
+"""The part of its power limit from which a GPU is slowed by it."""
 OFTEN = 0.05
-"""Of a GPU's readings, from which a reason for lower clocks is reported."""
+"""The part of a GPU's readings from which a reason for lower clocks is reported."""
 
 
 def conditions(timeline: Timeline, plan: Plan, figures: Statistics, gpus: GpuReport | None) -> list[str]:

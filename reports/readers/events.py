@@ -74,7 +74,7 @@ NAMES = (
 inside another comes after it."""
 WAITS = ["rank", "iteration", "ns", "in_passes_ns"]
 MOST_BYTES = 1 << 30
-"""Of a file: 33 million events."""
+"""The largest file: 33 million events."""
 Nanoseconds = Annotated[int, Rule("nanoseconds", lambda value: abs(value) < 1 << 62)]
 REACH_NS = 1 << 51
 """26 days. Events further from the middle of a run are no times of it, and a page could not hold them exactly."""
@@ -122,9 +122,9 @@ class Timeline:
     """How long a rank waited for a CPU core in an iteration, and in its passes, ns; a row each, none where that is not
     known."""
     cores: Mapping[str, int] = field(default_factory=dict)
-    """By host, the CPU cores that each of its ranks could use, as far as known."""
+    """The CPU cores that each rank of a host could use, as far as known."""
     load: Mapping[str, float] = field(default_factory=dict)
-    """By host, its load average when the ranks began, over a minute."""
+    """Each host's load average when the ranks began, over a minute."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -34,12 +34,12 @@ class GpuReport:
     readings in which a process of the run computed on it, else over all; memory and temperature are the most. A figure
     that it never reported is missing."""
     course: pd.DataFrame
-    """By hours since the first reading that was looked at: `utilisation`, percent, the mean over all GPUs, and
+    """Over hours since the first reading that was looked at: `utilisation`, percent, the mean over all GPUs, and
     `power_w`, their sum. Empty where readings have no times."""
     shared: Mapping[str, Sequence[int]]
-    """By node, the GPUs on which processes that are not of the run computed beside those of the run."""
+    """The GPUs of each node on which other processes computed beside those of the run."""
     throttled: Mapping[tuple[str, int], Mapping[str, float]]
-    """By node and index of a GPU that heat, its power supply or its hardware slowed (`WAYS_OUT`): the part of its
+    """For each GPU, by node and index, that heat, its power supply or its hardware slowed (`WAYS_OUT`): the part of its
     readings with each such reason, of those in which a process of the run computed on it, else of all."""
     troubles: Sequence[str]
     """What was written in the place of readings, each once, with its nodes."""

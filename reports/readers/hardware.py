@@ -33,7 +33,7 @@ class Price:
     """What a run's nodes cost, US dollars."""
 
     per_hour: float
-    """Of those whose price is known."""
+    """The price of the nodes whose price is known."""
     unknown: tuple[str, ...]
     """Node groups whose price is not known."""
 

@@ -38,10 +38,10 @@ class Decision:
     noise_scale: float | None = None
     """In samples."""
     micro_batch_sizes_before: tuple[Count, ...] = ()
-    """By replica, in samples; empty in runs of earlier versions, where all are alike."""
+    """Samples by replica; empty in runs of earlier versions, where all are alike."""
     micro_batch_sizes: tuple[Count, ...] = ()
     streams_before: tuple[Count, ...] = ()
-    """By replica; empty in runs of earlier versions, where they stay."""
+    """Streams by replica; empty in runs of earlier versions, where they stay."""
     streams: tuple[Count, ...] = ()
 
     @property
@@ -67,7 +67,7 @@ class Regrouping:
     """A start of an elastic run with another plan."""
 
     iteration: Count
-    """Of the checkpoint that it goes on from; 0 without one."""
+    """The iteration of the checkpoint that it goes on from; 0 without one."""
     start: str
     nodes_before: tuple[str, ...]
     nodes: tuple[str, ...]

@@ -29,7 +29,7 @@ _TIMER = re.compile(r"  (\S+):")
 _START = re.compile(r" (\S+) start time lst: ")
 _RANK = re.compile(r" {5}rank +(\d{1,6}): (\d+\.\d\d)")
 _TIMES = r"(?: \d{10}\.\d{1,7})+"
-"""As Python prints seconds since 1970; only asked of what was put together."""
+"""Seconds since 1970 as Python prints them; only asked of what was put together."""
 _BODY = " .0123456789"
 
 
@@ -46,7 +46,7 @@ class Calls:
     at: int
     count: int
     line: int
-    """Of the file, where the block says so."""
+    """The line of the file where the block says so."""
 
 
 @dataclass(kw_only=True)
@@ -58,7 +58,7 @@ class Blocks:
     """Seconds since 1970, of one element of `calls` after the other."""
     ends: array[float] = field(default_factory=lambda: array("d"))
     spent: list[dict[str, list[float]]] = field(default_factory=list)
-    """Of each block by timer, ms per iteration of each rank that has any."""
+    """Milliseconds per iteration of each rank that has any, by block and timer."""
     notes: list[str] = field(default_factory=list)
     lines: int = 0
     """Read so far."""

@@ -58,7 +58,7 @@ class Facts:
     """What one file says. `watch` fills it."""
 
     numbers: dict[str, int] = field(default_factory=dict)
-    """By a name of KEYS, what was said last."""
+    """What was said last, by a name of KEYS."""
     partition: tuple[int, ...] = ()
     listed: bool = False
     """Whether Megatron-LM lists its arguments."""

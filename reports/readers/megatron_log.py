@@ -29,7 +29,7 @@ STRANGE_LIMIT = 1 << 26
 """Characters before the first line that is known, from which a file is not a log: nobody waits for data of many GB."""
 RANK_LIMIT = 1 << 14
 MOST_NOTES = 20
-"""Of what was left out of the times; a badly damaged log has thousands."""
+"""The most notes on what was left out of the times; a badly damaged log has thousands."""
 MODEL = ("layers", "hidden", "heads", "sequence_length", "padded_vocab_size")
 
 

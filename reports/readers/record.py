@@ -35,9 +35,9 @@ from reports.readers.upstream_log import UpstreamLog
 UNKNOWN = "unknown"
 """What a log does not tell."""
 MOST_METRICS_BYTES = 1 << 30
-"""Of metrics.jsonl: some 3 million logged iterations."""
+"""The largest metrics.jsonl: some 3 million logged iterations."""
 MOST_LOG_BYTES = 1 << 36
-"""Of what a node printed."""
+"""The most that a node printed."""
 T = TypeVar("T")
 Bytes = Annotated[float, Rule("0 or more", lambda value: 0 <= value < math.inf)]
 Mib = Annotated[float, Rule("from 0 to 1e12 MiB", lambda value: 0 <= value <= 1e12)]
@@ -87,19 +87,19 @@ class Record:
     node_states: Mapping[str, Mapping[str, Any]]
     failures: tuple[RankFailure, ...]
     memory: Mapping[int, Mapping[str, float]]
-    """By rank that reported it: MiB by kind, as in `memory/rank-*.json`."""
+    """MiB by rank that reported it and by kind, as in `memory/rank-*.json`."""
     notes: tuple[str, ...]
     """What is missing, one sentence each."""
     memory_course: Mapping[int, pd.Series] = field(default_factory=dict)
-    """By rank that noted it: MiB over iterations."""
+    """MiB over iterations, by rank that noted it."""
     profiles: Sequence[ProfileFile] = ()
     """What profilers left in its folder."""
     traffic: Mapping[int, Traffic] = field(default_factory=dict)
-    """By rank that counted it."""
+    """What each rank that counted it sent."""
     decisions: tuple[Decision, ...] = ()
     """About the batch, of a run whose batch or shares adapt."""
     regroupings: tuple[Regrouping, ...] = ()
-    """Of an elastic run, its starts with other plans."""
+    """The starts of an elastic run with other plans."""
     log: Path | None = None
     """Where it was read from, if not from a run folder: then there is no configuration, provenance or state."""
 

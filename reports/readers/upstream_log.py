@@ -50,14 +50,14 @@ class Evaluation:
 @dataclass(frozen=True)
 class UpstreamLog:
     metrics: tuple[Mapping[str, Any], ...]
-    """As lines of metrics.jsonl, by iteration; of an iteration that was run twice, the later line."""
+    """Lines like those of metrics.jsonl, by iteration; of an iteration that was run twice, the later line."""
     timers: Mapping[str, tuple[float | None, float]]
     """Least and largest time of all ranks in ms, medians of what was logged; the first block, which warms up, only
     if it is alone. The least is None where only the largest is logged."""
     memory: Mapping[int, Memory]
-    """By rank, what it reported last; Megatron-LM asks one replica only."""
+    """What each rank reported last; Megatron-LM asks one replica only."""
     evaluations: tuple[Evaluation, ...] = ()
-    """By iteration."""
+    """Sorted by iteration."""
     notes: tuple[str, ...] = ()
     """What could not be read of iterations, a sentence each."""
 

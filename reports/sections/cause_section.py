@@ -21,11 +21,11 @@ from reports.path.graph import Kind
 from reports.path.why import CLEAR, CLOSE, ITERATIONS, Unexplained, Why
 
 SMALL = 0.01
-"""Of an iteration; what is less is summed up as the rest."""
+"""A smaller part of an iteration is summed up as the rest."""
 MOST_RANKS = 64
-"""Of more, the table of ranks has those that are idle longest."""
+"""The most rows of the table of ranks, which are those that are idle longest."""
 MOST_BARS = 16
-"""Of the chart, where a run has one stage."""
+"""The most bars of the chart, where a run has one stage."""
 PIPELINE = (Kind.COMPUTE, Kind.MESSAGE, Kind.TENSOR)
 NAMES = {
     Kind.COMPUTE: "computing",

@@ -21,7 +21,7 @@ from reports.figures.page import Cell, Row, data, table
 from reports.readers.events import Timeline, legend_order
 
 MOST_ROWS = 12
-"""Of the table; a pipeline of many stages has as many changes of a kind, and the others are folded."""
+"""The most rows of the table; a pipeline of many stages has as many changes of a kind, and others are folded."""
 _NOTE = (
     "Medians by events, over steady iterations and the ranks of a stage. The rows of a stage add up to the iteration: "
     "extra time on one stage is idle time on the others. A rank has its own row if most of its stage do not change "

@@ -15,7 +15,7 @@ from reports.readers.judgement import Complaint, Culprit, Findings, Verdict
 from reports.readers.record import Record
 
 NODES_NAMED = 3
-"""Of more nodes, their number is shown."""
+"""The number of more nodes is shown."""
 
 
 def verdict_section(verdict: Verdict) -> str:

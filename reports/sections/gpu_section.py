@@ -13,7 +13,7 @@ from reports.figures.page import bullets, number, table
 from reports.readers.gpus import GpuReport
 
 MOST = 16
-"""Of more GPUs, so many are listed, those with the lowest utilisation first."""
+"""So many GPUs are listed, those with the lowest utilisation first."""
 
 
 def gpu_section(report: GpuReport) -> str:

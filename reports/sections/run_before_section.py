@@ -21,9 +21,9 @@ from reports.readers.record import Record
 NEWEST = 20
 """Log lines whose median says how quick a run is now."""
 KEYS = 6
-"""Of a configuration, that are named where two differ."""
+"""The most keys of a configuration that are named where two differ."""
 LINES = 8
-"""Of the log, the newest first."""
+"""The most lines of the log, the newest first."""
 
 
 def run_before_section(record: Record, prediction: Prediction | None, before: Record | None, link: str | None) -> str:
