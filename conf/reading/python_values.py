@@ -66,16 +66,12 @@ def values(text: str) -> dict[str, Any]:
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                 known[name] = _or_unread(value, known)
             case ast.Assign(targets=[ast.Subscript() as place], value=value):
-                _item(place, known)[_value(place.slice, known)] = _or_unread(value, known)
+                _dict(place.value, known)[_value(place.slice, known)] = _or_unread(value, known)
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=of, attr="update"), args=[given], keywords=[])):
                 _dict(of, known).update(_dict(given, known))
             case _:
                 raise Unread(statement, f"{ast.unparse(statement)[:60]!r} is not an assignment of a value to a name")
     return known
-
-
-def _item(place: ast.Subscript, known: Mapping[str, Any]) -> dict[Any, Any]:
-    return _dict(place.value, known)
 
 
 def _dict(node: ast.expr, known: Mapping[str, Any]) -> dict[Any, Any]:

@@ -154,7 +154,7 @@ def find(runs: Path, wanted: str | None) -> Path:
         )
     exact = [path for path in known if wanted in (path.name, _name(path))]
     if len(exact) > 1:
-        raise RunFolderError(f"{wanted!r} matches several runs: {_names(exact)}; give one of them")
+        raise RunFolderError(f"{wanted!r} matches several runs: {', '.join(map(_name, exact))}; give one of them")
     found = exact or [path for path in known if path.parent.name == wanted]
     if not found and job.isdecimal():  # its launch may have been cut off before it made the link
         found = [path for path in known if job in _jobs(path)]
@@ -209,7 +209,3 @@ def owner(path: Path) -> str:
 
 def _name(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
-
-
-def _names(paths: Iterable[Path]) -> str:
-    return ", ".join(map(_name, paths))

@@ -132,10 +132,6 @@ def _train_config(experiment: Experiment) -> TrainConfig:
     return TrainConfig(
         **asdict(train)
         | {
-            "precision": str(train.precision),
-            "optimizer": str(train.optimizer),
-            "lr_policy": str(train.lr_policy),
-            "loss_scaler": str(train.loss_scaler),
             "overlap_optimizer": experiment.overlaps_optimizer,
             "lr_decay_iterations": _decay(experiment),
             "price_per_hour": experiment.price_per_hour(),
