@@ -13,9 +13,10 @@ from conf.pipedream import WORD as PIPEDREAM
 from conf.pipedream import ModelOf
 
 Reader = Callable[[Path, tuple[str, ...], ModelOf], tuple[list[str], list[str]]]
-"""Of a file, the other words of the command line, which take precedence, and what finds the model that words of its
-group choose: the words that the file stands for, and what it says that has no place here, a sentence each. Raises a
-`ConfigError` where the file cannot be read, or says what cannot be expressed, with a line for each such key."""
+"""Takes a file, the other words of the command line, which take precedence, and what finds the model that words of its
+group choose. Returns the words that the file stands for, and what it says that has no place here, a sentence each.
+Raises a `ConfigError` where the file cannot be read, or says what cannot be expressed, with a line
+for each such key."""
 
 
 def expanded(words: Sequence[str], model_of: ModelOf) -> tuple[list[str], list[str]]:

@@ -9,7 +9,7 @@ from omegaconf import MISSING
 from conf.errors import ConfigError
 from conf.schema.config_class import config
 from conf.schema.values import ranges, streams
-from conf.schema.values.partition import Shares, in_runs, numbers_in
+from conf.schema.values.partition import Shares, numbers_in, run_length_text
 from conf.schema.values.schedules import Recompute, ReduceDtype, Schedule, Semantics
 from conf.schema.values.streams import check_depth, depth_in
 from conf.visible import plural
@@ -200,7 +200,7 @@ def _check_by_stage(parallel: Parallel) -> None:
             fitted = (*numbers, *[numbers[-1]] * stages)[:stages]
             raise ConfigError(
                 f"{wrong} is for {plural(len(numbers), 'stage')}, but parallel.pipeline={stages}; use "
-                f"parallel.pipeline={len(numbers)}, or parallel.{key}={in_runs(fitted, '-')}"
+                f"parallel.pipeline={len(numbers)}, or parallel.{key}={run_length_text(fitted, '-')}"
             )
     if not parallel.layout.even:
         _check_unequal_replicas(parallel)
@@ -234,7 +234,7 @@ def _check_unequal_replicas(parallel: Parallel) -> None:
         raise ConfigError(
             f"{wrong} has a stage of {largest} replicas, but parallel.global_batch_size={batch} gives it only "
             f"{plural(batch // size, 'micro-batch', 'es')} of {size}, so some replicas would get none; use "
-            f"parallel.global_batch_size={largest * size}, or parallel.replicas={in_runs(fitted, '-')}"
+            f"parallel.global_batch_size={largest * size}, or parallel.replicas={run_length_text(fitted, '-')}"
         )
 
 

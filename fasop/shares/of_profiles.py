@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 
 from conf.schema.experiment import Experiment
-from conf.schema.values.partition import in_runs
+from conf.schema.values.partition import run_length_text
 from fasop.costs.arrays import Floats
 from fasop.costs.profiles.files import read_profile
 from fasop.costs.profiles.profile import LayerProfile
@@ -204,8 +204,8 @@ def _with_streams(
             f"{min(counts)} to {max(counts)} with micro-batches of {size}" for size, counts in most.items()
         )
         raise SearchError(
-            f"parallel.streams={in_runs(streams_of, '-')}: parallel.global_batch_size={batch} has no shares of which "
-            f"each replica's are a multiple of its streams; the GPUs were measured with up to {rooms}"
+            f"parallel.streams={run_length_text(streams_of, '-')}: parallel.global_batch_size={batch} has no shares of "
+            f"which each replica's are a multiple of its streams; the GPUs were measured with up to {rooms}"
         )
     seconds, size, ordered = min(found)
     return Solved(

@@ -16,7 +16,7 @@ import numpy as np
 
 from conf.errors import ConfigError
 from conf.schema.parallel import AUTO, Parallel
-from conf.schema.values.partition import Shares, in_runs
+from conf.schema.values.partition import Shares, run_length_text
 from fasop.costs.arrays import Floats
 from fasop.costs.layers import Basis
 from fasop.costs.stream_rates import stream_rates
@@ -149,4 +149,4 @@ def _shares(counts: Sequence[int]) -> str | None:
 
 
 def _streams(streams: Sequence[int]) -> str:
-    return str(streams[0]) if len({*streams}) == 1 else in_runs(streams, "-")
+    return str(streams[0]) if len({*streams}) == 1 else run_length_text(streams, "-")

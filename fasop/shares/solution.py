@@ -8,7 +8,7 @@ from math import gcd, inf
 
 import numpy as np
 
-from conf.schema.values.partition import in_runs
+from conf.schema.values.partition import run_length_text
 from conf.visible import plural
 from fasop.errors import SearchError
 from fasop.partition.exact_shares import Units, least_time
@@ -83,7 +83,7 @@ class Solution:
             return [in_turn]
         of_replicas = [share.workers for share in self.shares for _ in range(share.gpus)]
         seconds = self._seconds(cluster, WeightSync.sequential, in_turn=False)
-        streams = f"parallel.streams={in_runs(of_replicas, '-')}"
+        streams = f"parallel.streams={run_length_text(of_replicas, '-')}"
         return [Run(seconds=seconds, words=[*self._words(WeightSync.sequential), streams]), in_turn]
 
     def _seconds(self, cluster: Cluster, sync: WeightSync, in_turn: bool) -> float:
@@ -98,7 +98,7 @@ class Solution:
     def _words(self, sync: WeightSync) -> list[str]:
         """Of a run whose replicas take these shares, and update their weights in this way."""
         of_replicas = [share.micro_batches for share in self.shares for _ in range(share.gpus)]
-        shares = [f"parallel.shares={in_runs(of_replicas, '-')}"] if len({*of_replicas}) > 1 else []
+        shares = [f"parallel.shares={run_length_text(of_replicas, '-')}"] if len({*of_replicas}) > 1 else []
         overlap = ["train.overlap_optimizer=true", "train.clip_grad=0"]
         return [
             f"parallel.data={len(of_replicas)}",

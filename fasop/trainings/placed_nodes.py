@@ -10,7 +10,7 @@ from conf.errors import ConfigError
 from conf.schema.adapt import Elastic
 from conf.schema.experiment import Experiment
 from conf.schema.parallel import AUTO, Parallel
-from conf.schema.values.partition import NodeOrder, Shares, in_runs
+from conf.schema.values.partition import NodeOrder, Shares, run_length_text
 from conf.visible import plural
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
@@ -80,7 +80,7 @@ def _elsewhere(
     replace(experiment, parallel=parallel)  # keeps all rules
     streams = _streams_on(experiment, nodes)
     if max(streams) > 1:
-        parallel = _shared(replace(parallel, shares=AUTO, streams=in_runs(streams, "-")))
+        parallel = _shared(replace(parallel, shares=AUTO, streams=run_length_text(streams, "-")))
     there = replace(experiment, parallel=parallel)
     counts = times.best_counts(there, nodes)
     if max(streams) > 1:

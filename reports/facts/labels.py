@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conf.schema.values.partition import in_runs
+from conf.schema.values.partition import run_length_text
 from conf.schema.values.schedules import Schedule
 
 FEW = 4
@@ -13,7 +13,7 @@ FEW = 4
 
 def dashed(numbers: Sequence[int]) -> str:
     """3-1, or 16*8-11*4 of many."""
-    return "-".join(map(str, numbers)) if len(numbers) <= FEW else in_runs(numbers, "-")
+    return "-".join(map(str, numbers)) if len(numbers) <= FEW else run_length_text(numbers, "-")
 
 
 def schedule_name(key: str) -> str:

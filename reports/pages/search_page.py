@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from conf.schema.values.partition import in_runs
+from conf.schema.values.partition import run_length_text
 from conf.visible import plural
 from fasop.costs.profiles.doubts import doubts
 from fasop.search.findings.idle_gpus import marked
@@ -212,7 +212,7 @@ def _table(plans: Sequence[Plan], length: Length, launches: Sequence[str]) -> st
 
 def folded(plan: Plan) -> str:
     """Layers by stage, equal ones that follow each other once: `4*3 3*12 1`."""
-    return in_runs([str(layers) for layers in plan.partition.layers], " ")
+    return run_length_text([str(layers) for layers in plan.partition.layers], " ")
 
 
 def _broken(text: str, after: str) -> Cell:

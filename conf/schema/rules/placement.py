@@ -15,7 +15,7 @@ from conf.schema.executor import Executor
 from conf.schema.model import Model
 from conf.schema.parallel import Parallel
 from conf.schema.values import ranges
-from conf.schema.values.partition import NodeOrder, Partition, in_runs
+from conf.schema.values.partition import NodeOrder, Partition, run_length_text
 from conf.schema.values.ranges import divides, nearest_divisors
 from conf.visible import plural
 
@@ -172,8 +172,8 @@ def _check_groups_in_nodes(parallel: Parallel, groups: Sequence[str], ranks_per_
             for number, wanted in enumerate(layout.tensors)
         ]
         ranks = [one * count for one, count in zip(layout.tensors, layout.replicas, strict=True)]
-        nearest = f"parallel.tensor={in_runs(fits, '-')}"
-        nearest += f" parallel.replicas={in_runs([r // t for r, t in zip(ranks, fits, strict=True)], '-')}"
+        nearest = f"parallel.tensor={run_length_text(fits, '-')}"
+        nearest += f" parallel.replicas={run_length_text([r // t for r, t in zip(ranks, fits, strict=True)], '-')}"
         node = bisect_right(ends, first)
         raise ConfigError(
             f"parallel.tensor={parallel.tensor} puts a tensor group of stage {stage}, ranks {first} to "

@@ -111,7 +111,7 @@ class Shares:
         return Shares(tuple(counts))
 
     def __str__(self) -> str:
-        return in_runs(self.numbers, "-")
+        return run_length_text(self.numbers, "-")
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class NodeOrder:
         return cls(tuple(name for name, count in counts.items() for _ in range(count)))
 
     def __str__(self) -> str:
-        return in_runs(self.groups, "+")
+        return run_length_text(self.groups, "+")
 
 
 def numbers_in(text: str) -> tuple[int, ...]:
@@ -162,7 +162,7 @@ def numbers_in(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def in_runs(items: Iterable[object], join: str) -> str:
+def run_length_text(items: Iterable[object], join: str) -> str:
     """The same item several times in a row as `item*N`."""
     runs = ((item, sum(1 for _ in same)) for item, same in groupby(items))
     return join.join(str(item) if count == 1 else f"{item}*{count}" for item, count in runs)

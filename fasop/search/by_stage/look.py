@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.schema.parallel import Parallel
-from conf.schema.values.partition import NodeOrder, Shares, in_runs
+from conf.schema.values.partition import NodeOrder, Shares, run_length_text
 from conf.schema.values.schedules import Recompute
 from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind, gpus_of
@@ -201,9 +201,9 @@ class _Nodes:
         shares = str(Shares.even(count, layout.replicas[0])) if layout.even and count % layout.replicas[0] else None
         staged = replace(
             parallel,
-            tensor=layout.tensors[0] if alike else in_runs(layout.tensors, "-"),
+            tensor=layout.tensors[0] if alike else run_length_text(layout.tensors, "-"),
             data=max(layout.replicas),
-            replicas=None if layout.even else in_runs(layout.replicas, "-"),
+            replicas=None if layout.even else run_length_text(layout.replicas, "-"),
             pipeline=layout.stages,
             shares=shares,
         )

@@ -15,7 +15,7 @@ from conf.reading.own_folders import SUFFIX, own_folders
 from conf.reading.user_files import config_dirs
 from conf.schema.experiment import Experiment
 from conf.schema.parallel import AUTO, Parallel
-from conf.schema.values.partition import Shares, in_runs
+from conf.schema.values.partition import Shares, run_length_text
 
 if TYPE_CHECKING:
     from fasop.search.shares.batch_division import Division
@@ -130,7 +130,7 @@ def _of_steps(cluster: Cluster, experiment: Experiment, undecided: Parallel) -> 
     chosen: dict[str, int | str | None] = {
         "micro_batch_size": found.size,
         "shares": None if len({*counts.numbers}) == 1 else str(counts),
-        "streams": None if max(found.streams) == 1 else in_runs(found.streams, "-"),
+        "streams": None if max(found.streams) == 1 else run_length_text(found.streams, "-"),
     }
     return Division(
         values={key: chosen[key] for key in keys},

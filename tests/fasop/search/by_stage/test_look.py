@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from conf.compose import compose
-from conf.schema.values.partition import NodeOrder, Partition, Shares, in_runs
+from conf.schema.values.partition import NodeOrder, Partition, Shares, run_length_text
 from conf.schema.values.schedules import Schedule
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
@@ -82,9 +82,9 @@ def every_plan(training: Training, kinds: list[NodeKind], choices: Choices) -> I
             ):
                 parallel = replace(
                     training.parallel,
-                    tensor=in_runs([tensor for tensor, _ in stages], "-"),
+                    tensor=run_length_text([tensor for tensor, _ in stages], "-"),
                     data=most,
-                    replicas=in_runs(of_stages, "-"),
+                    replicas=run_length_text(of_stages, "-"),
                     pipeline=len(stages),
                     micro_batch_size=size,
                     schedule=schedule,
