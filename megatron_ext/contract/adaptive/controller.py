@@ -98,7 +98,8 @@ class Controller:
             now, balance = self._rebalanced(now, replicas, times)
             reason = "; ".join(part for part in (reason, balance) if part)
         sizes = () if {*now.sizes} == {self._size} else now.sizes
-        return Decision(now.shares, reason, sizes=sizes, streams=self._told(now), **known)
+        streams = () if now.copies == self._copies else now.copies
+        return Decision(now.shares, reason, sizes=sizes, streams=streams, **known)
 
     @property
     def batches(self) -> Optional[BatchRange]:
@@ -215,9 +216,6 @@ class Controller:
         if better.streams != now.streams:
             what = "other streams" if better.sizes == now.sizes else f"{what} and streams"
         return better, f"{what}: {before * 1e3:.4g} -> {after * 1e3:.4g} ms expected"
-
-    def _told(self, division: Division) -> Tuple[int, ...]:
-        return () if division.copies == self._copies else division.copies
 
 
 def _finite(value: float) -> Optional[float]:

@@ -66,14 +66,14 @@ def test_a_rule_stays_within_its_bounds() -> None:
 
 
 def test_the_rule_by_noise_goes_where_the_halves_are_alike_enough() -> None:
-    batches = BatchRange.between(64, 4096, 8, 1)
+    allowed = BatchRange.between(64, 4096, 8, 1)
     scale = 700.0  # 0.3 is reached with 2 * 0.3 / 0.7 * 700 = 600 samples
     batches = [8]
     for _ in range(6):
-        batches.append(by_noise(batches[-1], scale, 0.3, batches))
+        batches.append(by_noise(batches[-1], scale, 0.3, allowed))
     assert [8 * count for count in batches] == [64, 128, 256, 512, 608, 608, 608]
-    assert by_noise(76, scale * 0.95, 0.3, batches) == 76, "too little to move for"
-    assert by_noise(128, scale, 0.3, batches) == 76
+    assert by_noise(76, scale * 0.95, 0.3, allowed) == 76, "too little to move for"
+    assert by_noise(128, scale, 0.3, allowed) == 76
 
 
 def test_goodput_weighs_speed_against_what_a_sample_is_worth() -> None:
