@@ -47,19 +47,17 @@ class Range:
 
     def broken_by(self, value: float) -> str:
         """What a user's value must be where it lies outside, such as `at least 1`; empty where it lies inside."""
-        low, high = _plain(self.low), _plain(self.high)
         over_low = value > self.low if self.above else value >= self.low
-        if self.below or self.ends_matter:
-            if over_low and (value < self.high if self.below else value <= self.high):
-                return ""
-            if self.ends_matter:
-                return f"between {low} and {high}"
+        if over_low and (value < self.high if self.below else value <= self.high):
+            return ""
+        low, high = _plain(self.low), _plain(self.high)
+        if self.ends_matter:
+            return f"between {low} and {high}"
+        if self.below:
             return f"above {low} and below {high}" if self.above else f"at least {low} and less than {high}"
-        if isinstance(self.low, float) and not (math.isfinite(value) and over_low):
+        if isinstance(self.low, float) and not (over_low and math.isfinite(value)):
             return f"a number above {low}" if self.above else f"a number, at least {low}"
-        if not over_low:  # nor is what is not a number at all
-            return f"at least {low}"
-        return f"at most {high}" if value > self.high else ""
+        return f"at most {high}" if over_low else f"at least {low}"
 
     @property
     def in_plan(self) -> str:
