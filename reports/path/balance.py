@@ -230,7 +230,7 @@ def other_shares(timeline: Timeline, graphs: Sequence[Graph], recorded: Sequence
         ),
         before_ns=round(float(np.median([graph.now_ns for graph in recorded]))),
         shares=[ns / graph.now_ns for ns, graph in zip(gained, recorded, strict=True)],
-        beyond=[ns / graph.now_ns for ns, graph in zip(gained, graphs, strict=True)],
+        excess=[ns / graph.now_ns for ns, graph in zip(gained, graphs, strict=True)],
         keys={"parallel.shares": dashed(shares)},
     )
 

@@ -64,7 +64,7 @@ class Gain(Described):
     """An iteration without it: the median of those replayed, or the mean of all where it is about some of them."""
     shares: Sequence[float]
     """What it gains in each of some iterations, as a part of the iteration; negative where it loses."""
-    beyond: Sequence[float] = ()
+    excess: Sequence[float] = ()
     """What each of these iterations takes beyond what its plan would on healthy, equal hardware, as far as the change
     is about that, as a part of the iteration without waits for CPU cores; none where that cannot be told."""
     mean: bool = False
@@ -91,14 +91,14 @@ class Gain(Described):
         return sorted(self.shares)[-1 - _left_out(self.shares)]
 
     @property
-    def usually_beyond(self) -> float:
-        """The median of `beyond`."""
-        return float(np.median(self.beyond)) if len(self.beyond) else 0.0
+    def usual_excess(self) -> float:
+        """The median of `excess`."""
+        return float(np.median(self.excess)) if len(self.excess) else 0.0
 
     @property
-    def least_beyond(self) -> float:
-        """The smallest of `beyond`, without one outlier where MANY or more are known."""
-        return sorted(self.beyond)[_left_out(self.beyond)] if len(self.beyond) else 0.0
+    def least_excess(self) -> float:
+        """The smallest of `excess`, without one outlier where MANY or more are known."""
+        return sorted(self.excess)[_left_out(self.excess)] if len(self.excess) else 0.0
 
 
 def _left_out(shares: Sequence[float]) -> int:

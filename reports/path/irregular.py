@@ -79,7 +79,7 @@ def long_iterations(timeline: Timeline, plan: Plan, figures: Statistics, usual: 
             because=f"{takes}: {because}.",
             before_ns=round(mean),
             shares=shares,
-            beyond=shares if len(longer) >= RECURS and not machine else (),
+            excess=shares if len(longer) >= RECURS and not machine else (),
             mean=True,
         )
 
@@ -165,7 +165,7 @@ def between_iterations(plan: Plan, figures: Statistics, most: int) -> Iterator[G
         because=f"{because}{f' ({_keys(known)})' if known else ''}.",
         before_ns=round(period + mean),
         shares=shares,
-        beyond=() if known or len(long) < RECURS else shares,
+        excess=() if known or len(long) < RECURS else shares,
         mean=True,
     )
 

@@ -75,16 +75,16 @@ def largest(found: Sequence[Gain]) -> list[Gain]:
 
 def _gain(one: Change, graphs: Sequence[Graph], recorded: Sequence[Graph], now_ns: int) -> Gain:
     saved = [graph.now_ns - graph.period_ns(lasts) for graph, lasts in zip(graphs, one.lasts_ns, strict=True)]
-    beyond = saved
+    excess = saved
     if one.healthy_ns is not None:
-        beyond = [graph.now_ns - graph.period_ns(lasts) for graph, lasts in zip(graphs, one.healthy_ns, strict=True)]
+        excess = [graph.now_ns - graph.period_ns(lasts) for graph, lasts in zip(graphs, one.healthy_ns, strict=True)]
     return Gain(
         cause=one.cause,
         change=one.change,
         because=one.because,
         before_ns=now_ns,
         shares=[ns / max(graph.now_ns, 1) for ns, graph in zip(saved, recorded, strict=True)],
-        beyond=[ns / max(graph.now_ns, 1) for ns, graph in zip(beyond, graphs, strict=True)],
+        excess=[ns / max(graph.now_ns, 1) for ns, graph in zip(excess, graphs, strict=True)],
         keys=one.keys,
     )
 

@@ -75,7 +75,7 @@ class Why:
     """What iterations take as replayed without a change, relative to what they took: the median of `iterations`."""
     conditions: Sequence[str]
     """What on its hosts makes times uncertain: shared cores, other processes, throttled GPUs; a sentence each."""
-    looked: int
+    replayed: int
     """Changes that were replayed."""
     absent: Sequence[int]
     """Ranks without events in it."""
@@ -90,7 +90,7 @@ class Why:
         return sum(segment.lasts_ns for segment in self.path) / 1e6
 
     @property
-    def off(self) -> float:
+    def replay_error(self) -> float:
         """The part by which the replay of iterations as they were misses what they took."""
         return abs(self.ratio - 1)
 
@@ -103,16 +103,16 @@ class Why:
     def cause(self) -> Gain | None:
         """The gain that stands out: in each iteration at least CLEAR is beyond what its plan would take, and as much as
         of any other cause usually is."""
-        faults = sorted((one for one in self.tried if one.beyond), key=lambda one: -one.usually_beyond)
-        if self.off > CLOSE or not faults:
+        faults = sorted((one for one in self.tried if one.excess), key=lambda one: -one.usual_excess)
+        if self.replay_error > CLOSE or not faults:
             return None
         best = faults[0]
-        behind = (one for one in faults if best.cause in REMEDIES.get(one.cause, ()) and one.least_beyond > 0)
+        behind = (one for one in faults if best.cause in REMEDIES.get(one.cause, ()) and one.least_excess > 0)
         behind_it = next(behind, best)
-        best = behind_it if behind_it.usually_beyond > best.usually_beyond / 2 else best
+        best = behind_it if behind_it.usual_excess > best.usual_excess / 2 else best
         same = (best.cause, *REMEDIES.get(best.cause, ()))
-        others = [one.usually_beyond for one in faults if one.cause not in same]
-        return best if best.least_beyond >= max([CLEAR, *others]) else None
+        others = [one.usual_excess for one in faults if one.cause not in same]
+        return best if best.least_excess >= max([CLEAR, *others]) else None
 
     @property
     def listed(self) -> Sequence[Gain]:
@@ -166,7 +166,7 @@ def explain(
         iterations=numbers,
         path=critical_path(graph),
         gains=largest([one if one.mean else replace(one, before_ns=round(recorded_ms * 1e6)) for one in found]),
-        looked=len(found),
+        replayed=len(found),
         conditions=conditions(timeline, plan, figures, gpus),
         idle=idle_frame(graph, plan),
         replayed_ms=graph.now_ns / 1e6,

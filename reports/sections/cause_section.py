@@ -64,7 +64,7 @@ def cause_section(why: Why | Unexplained | None, plan: Plan, overrides: Sequence
         return _section(f'<p class="none">{escape(why.reason)}</p>')
     answer = f'<p class="reason">{escape(cause_in_words(why))}</p><p>{escape(path_in_words(why, plan))}</p>'
     drawn = "" if why.streams else ' <a href="timeline.html#path">The critical path over the timeline →</a>'
-    note = f'<p class="note{"" if why.off <= CLOSE else " open"}">{escape(_note(why))}{drawn}</p>'
+    note = f'<p class="note{"" if why.replay_error <= CLOSE else " open"}">{escape(_note(why))}{drawn}</p>'
     return _section(f"{answer}{_changes(why, plan, overrides)}{_chart(why.idle)}{note}{_tables(why, plan)}")
 
 
@@ -142,9 +142,9 @@ def cause_in_words(why: Why) -> str:
         mean = "on average " if best.mean else ""
         both = f"{_ms(best.before_ns / 1e6)} → {_ms(best.period_ns / 1e6)} ms"
         message = f"{best.because} Largest gain: {best.change}, {mean}{both} ({best.share:.1%} less{_range(best)})."
-        if best.usually_beyond > best.share + SMALL:
+        if best.usual_excess > best.share + SMALL:
             message += (
-                f" Beyond what the plan would take on healthy, equal hardware: {best.usually_beyond:.1%} of an "
+                f" Beyond what the plan would take on healthy, equal hardware: {best.usual_excess:.1%} of an "
                 "iteration without waits for CPU cores."
             )
     plan = next((one for one in why.gains if one.cause == Cause.PLAN and one.share >= SMALL), None)
@@ -158,22 +158,20 @@ def cause_in_words(why: Why) -> str:
 
 def _none_in_words(why: Why) -> str:
     """Why none stands out, and what was looked at."""
-    looked = f"{plural(why.looked, 'change')} {'was' if why.looked == 1 else 'were'} replayed in {_iterations(why)}"
-    if why.off > CLOSE:
-        return (
-            f"{looked}, but replayed without a change the iterations take {_off(why)}, so the gains are not reliable."
-        )
+    looked = f"{plural(why.replayed, 'change')} {'was' if why.replayed == 1 else 'were'} replayed in {_iterations(why)}"
+    if why.replay_error > CLOSE:
+        return f"{looked}, but replayed without a change the iterations take {_replay_error(why)}, so the gains are not reliable."
     if not why.tried:
         plans = ", nor would a plan from tdpp search" if why.searched and why.gains[0].share < SMALL else ""
         return f"{looked}, and none gains {SMALL:.0%} or more{plans}."
     first = why.tried[0]
-    other = next((one for one in why.tried if one.cause != first.cause and one.beyond), None)
+    other = next((one for one in why.tried if one.cause != first.cause and one.excess), None)
     message = f"{looked}. The largest gain, {first.change}, is {first.share:.1%}{_range(first)}"
     if first.least <= 0:
         return f"{message}: not in every iteration."
-    if first.share >= CLEAR and first.usually_beyond < CLEAR:
-        return f"{message}; the plan itself takes {'all' if first.usually_beyond < SMALL else 'most'} of that time."
-    if first.least_beyond < CLEAR:
+    if first.share >= CLEAR and first.usual_excess < CLEAR:
+        return f"{message}; the plan itself takes {'all' if first.usual_excess < SMALL else 'most'} of that time."
+    if first.least_excess < CLEAR:
         return f"{message}."
     return f"{message}; {other.change}: {other.share:.1%}{_range(other)}." if other is not None else f"{message}."
 
@@ -276,8 +274,8 @@ def _path_table(why: Why, plan: Plan) -> str:
     return table(("spent on", "ms", "of the iteration", "pieces"), rows, kind="gains")
 
 
-def _off(why: Why) -> str:
-    return f"{why.off:.1%} {'less' if why.ratio < 1 else 'more'} than they took (median)"
+def _replay_error(why: Why) -> str:
+    return f"{why.replay_error:.1%} {'less' if why.ratio < 1 else 'more'} than they took (median)"
 
 
 def _note(why: Why) -> str:
@@ -292,9 +290,9 @@ def _note(why: Why) -> str:
         f"least {CLEAR:.0%} of an iteration without waits for CPU cores, and at least what any other cause usually "
         "takes. What the plan itself takes is listed, but is no cause: collectives that take what their bytes cost, "
         f"the optimizer, checkpoints. The median of the steady iterations is {why.recorded_ms:,.1f} ms. "
-        f"Replayed without a change, iterations take {_off(why)}"
+        f"Replayed without a change, iterations take {_replay_error(why)}"
     )
-    message += "." if why.off <= CLOSE else "; gains are uncertain."
+    message += "." if why.replay_error <= CLOSE else "; gains are uncertain."
     if any(one.mean for one in why.gains):
         message += " On average: the mean over iterations of different length, including the time between them."
     if why.absent:

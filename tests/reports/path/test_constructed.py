@@ -400,7 +400,7 @@ def test_what_is_wrong_is_named_beneath_waits_for_cores(name: str):
     _, why = explained(on_shared_cores(case.wrong), case.expected, case.allowed, waits_for_cores(shared))
     assert alone is not None and why.cause is not None, cause_in_words(why)
     assert (why.cause.cause, why.listed[0]) == (case.cause, why.cause)
-    assert why.cause.usually_beyond == pytest.approx(alone.usually_beyond, rel=0.15)
+    assert why.cause.usual_excess == pytest.approx(alone.usual_excess, rel=0.15)
 
 
 @pytest.mark.parametrize("course", [ALONE, PAIRS, ZB_H1, INTERLEAVED, TENSOR, STREAM], ids=range(6))
