@@ -160,7 +160,8 @@ def _none_in_words(why: Why) -> str:
     """Why none stands out, and what was looked at."""
     looked = f"{plural(why.replayed, 'change')} {'was' if why.replayed == 1 else 'were'} replayed in {_iterations(why)}"
     if why.replay_error > CLOSE:
-        return f"{looked}, but replayed without a change the iterations take {_replay_error(why)}, so the gains are not reliable."
+        error = _replay_error(why)
+        return f"{looked}, but replayed without a change the iterations take {error}, so the gains are not reliable."
     if not why.tried:
         plans = ", nor would a plan from tdpp search" if why.searched and why.gains[0].share < SMALL else ""
         return f"{looked}, and none gains {SMALL:.0%} or more{plans}."
