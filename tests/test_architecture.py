@@ -267,7 +267,7 @@ def test_nothing_that_a_rank_sends_or_reads_is_pickled() -> None:
 
 
 def test_nothing_that_starts_or_looks_at_a_run_is_unpickled() -> None:
-    """submitit submits, and its own way to start a job, which loads a pickle, is not used."""
+    """submitit starts agents on a machine, and its own way to start a job, which loads a pickle, is not used."""
     loads = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "process_job"}
     loads |= {"DelayedSubmission", "torch.load"}
     rooms = ("conf/", "launch/", "tdpp/", "reports/")
