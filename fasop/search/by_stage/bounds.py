@@ -286,7 +286,8 @@ class Many:
         apart = of_gpu[np.minimum(self.begins, last)] < of_gpu[np.maximum(self.ends - 1, 0)]
         each = np.zeros(max(work.sizes) + 1)
         each[[*work.sizes]] = [tensor * work.gradients[number] for tensor, number in work.sizes.items()]
-        bytes_sent = each[self.tensors] * 2 * (self.replicas - 1) / self.replicas
+        rounds = 1 if one.parallel.sharded_optimizer else 2  # a reduce-scatter, or an all-reduce
+        bytes_sent = each[self.tensors] * rounds * (self.replicas - 1) / self.replicas
         slowest = np.zeros(self.tensors.shape)
         kinds = {node.name: node for node in nodes}
         for kind, present in zip(names, here, strict=True):

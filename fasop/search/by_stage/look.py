@@ -170,7 +170,9 @@ class _Nodes:
             groups.setdefault(_Costs.of(one.parallel), []).append(option)
         known: dict[tuple[object, ...], Floats] = {}
         for costs, options in sorted(groups.items(), key=lambda row: row[0].recompute is not Recompute.none):
-            one, count = self.options[options[0]], batch // costs.micro_batch_size
+            # With a sharded optimizer sums take least, so that its bounds hold for all of the group.
+            one = max((self.options[option] for option in options), key=lambda one: one.parallel.sharded_optimizer)
+            count = batch // costs.micro_batch_size
             self.works[costs[:2]] = self.works.get(costs[:2]) or Work(one, self.kinds, self.tensors)
             fine = self.many.replicas.max(axis=1) <= min(count, MOST_REPLICAS)
             for (order, whole), (low, high) in product(enumerate(inside), pairwise(STAGES)):
