@@ -131,7 +131,7 @@ class Graph:
         return np.asarray(np.rint(sums[1:]), np.int64)
 
     def sums(self, kind: Kind) -> dict[int, int]:
-        """By rank that has events, how long the edges of a kind last together, ns."""
+        """Returns for each rank that has events how long its edges of a kind last together, ns."""
         sums = self.by_rank(np.where(self.kind == kind, self.lasts_ns, 0))
         return {rank: int(sums[rank]) for rank in self.last}
 
