@@ -90,8 +90,10 @@ class _Row(NamedTuple):
     """Number of the set of nodes."""
     order: int
     options: tuple[int, ...]
-    """Their numbers: all have this bound."""
+    """Their numbers: all have this bound, but for those with a sharded optimizer."""
     layout: int
+    of_sharded: float
+    """The bound of these, whose sums take half the time."""
 
 
 class _Rows(NamedTuple):
@@ -170,28 +172,35 @@ class _Nodes:
             groups.setdefault(_Costs.of(one.parallel), []).append(option)
         known: dict[tuple[object, ...], Floats] = {}
         for costs, options in sorted(groups.items(), key=lambda row: row[0].recompute is not Recompute.none):
-            # With a sharded optimizer sums take least, so that its bounds hold for all of the group.
-            one = max((self.options[option] for option in options), key=lambda one: one.parallel.sharded_optimizer)
             count = batch // costs.micro_batch_size
+            first = {one.parallel.sharded_optimizer: one for one in map(self.options.__getitem__, reversed(options))}
+            one = first.get(False) or first[True]
             self.works[costs[:2]] = self.works.get(costs[:2]) or Work(one, self.kinds, self.tensors)
             fine = self.many.replicas.max(axis=1) <= min(count, MOST_REPLICAS)
             for (order, whole), (low, high) in product(enumerate(inside), pairwise(STAGES)):
                 some = np.nonzero(fine & whole & (self.many.last >= low) & (self.many.last < high))[0]
-                work, key = self.works[costs[:2]], (costs.micro_batch_size, costs.halves, order, low)
-                bounds = known.get(key, np.zeros(len(some))).copy()
-                for bound in (Many.least_seconds, Many.through):
-                    if len(near := np.nonzero(worth(bounds))[0]):
-                        closer = bound(self.many.take(some[near]), self.orders[order], one, work, self.names)
-                        bounds[near] = np.maximum(bounds[near], closer)
-                if costs.recompute is Recompute.none:
-                    known[key] = bounds  # to compute again takes no less
-                kept = worth(bounds)
-                least = float(bounds[~kept].min(initial=math.inf))
+                work, found = self.works[costs[:2]], dict[bool, Floats]()
+                for sharded, one in first.items():
+                    key = (costs.micro_batch_size, costs.halves, sharded, order, low)
+                    bounds = known.get(key, np.zeros(len(some))).copy()
+                    for bound in (Many.least_seconds, Many.through):
+                        if len(near := np.nonzero(worth(bounds))[0]):
+                            closer = bound(self.many.take(some[near]), self.orders[order], one, work, self.names)
+                            bounds[near] = np.maximum(bounds[near], closer)
+                    if costs.recompute is Recompute.none:
+                        known[key] = bounds  # to compute again takes no less
+                    found[sharded] = bounds
+                bounds, of_sharded = found.get(False, bounds), found.get(True, bounds)
+                lower = np.minimum(bounds, of_sharded)
+                kept = worth(lower)
+                least = float(lower[~kept].min(initial=math.inf))
                 yield _Rows(
                     least,
                     [
-                        _Row(bound, number, order, tuple(options), place)
-                        for bound, place in zip(bounds[kept].tolist(), some[kept].tolist(), strict=True)
+                        _Row(bound, number, order, tuple(options), place, other)
+                        for bound, place, other in zip(
+                            bounds[kept].tolist(), some[kept].tolist(), of_sharded[kept].tolist(), strict=True
+                        )
                     ],
                 )
 
@@ -279,12 +288,13 @@ def explore_stages(
     for row in rows:
         some = nodes[row.kinds]
         for option in row.options:
-            if not _worth(keep, some.kinds, row.bound):
-                least = min(least, row.bound)
-                break
+            bound = row.of_sharded if some.options[option].parallel.sharded_optimizer else row.bound
+            if not _worth(keep, some.kinds, bound):
+                least = min(least, bound)
+                continue
             if work > effort.work or time.process_time() > until:
                 left += 1
-                least = min(least, row.bound)
+                least = min(least, bound)
                 continue
             one = some.candidate(row, option)
             work += BUILT
