@@ -287,8 +287,9 @@ def explore_stages(
     work, left = 0, 0
     for row in rows:
         some = nodes[row.kinds]
-        for option in row.options:
-            bound = row.of_sharded if some.options[option].parallel.sharded_optimizer else row.bound
+        shares = {option: some.options[option].parallel.sharded_optimizer for option in row.options}
+        for option in sorted(row.options, key=lambda option: not shares[option]):  # in less time, and less memory
+            bound = row.of_sharded if shares[option] else row.bound
             if not _worth(keep, some.kinds, bound):
                 least = min(least, bound)
                 continue
