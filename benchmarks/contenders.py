@@ -20,11 +20,11 @@ from megatron_ext.data.samples import BEGINNING, Samples
 from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
+from megatron_ext.families.tasks import stage_of, task_of
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.cross_entropy import vocab_cross_entropy
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import stage_of, task_of
 from megatron_ext.tasks.stage import Stage
 from megatron_ext.tasks.task import Tensors
 from megatron_ext.timeline.event_files import EventBuffer

@@ -51,9 +51,9 @@ from megatron_ext.contract.models.model import LAYER_NORM
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.data.indexed_dataset import write_indexed
+from megatron_ext.families.tasks import task_of
 from megatron_ext.parallel.groups import Groups, Tied
 from megatron_ext.tasks.cut import ties
-from megatron_ext.tasks.families import task_of
 from megatron_ext.timeline.event_files import EventBuffer, EventFile
 from megatron_ext.timeline.recorder import begin_events
 

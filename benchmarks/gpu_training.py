@@ -3,7 +3,7 @@
 FOLDER is what `python -m benchmarks.gpu.prepare` wrote on a machine with tdpp; here torch and numpy suffice. A day with
 a GPU goes through `--call 1`, 2 and 3, of ten minutes each; CASE:CONTENDER… are measured before what the call has.
 Every measurement is a file of its own as soon as it is done. One that fails does not end the others, and what there was
-no time for is printed. MFU counts model operations (`contract.schedule.operations`) against the GPU's dense bf16 peak.
+no time for is printed. MFU counts model operations (`contract.models.counts`) against the GPU's dense bf16 peak.
 `--device cpu` only shows that everything works.
 """
 
@@ -23,8 +23,8 @@ from typing import Any
 
 from benchmarks.gpu.profiled import Counts, Result
 from benchmarks.gpu.run import ours, profile, python
+from megatron_ext.contract.models.counts import flops_per_sample
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.schedule.operations import flops_per_sample
 
 PEAK_TFLOPS = {
     "NVIDIA H200": 989.0,

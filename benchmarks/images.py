@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from megatron_ext.contract.models.model import VIT, ModelConfig
+from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan_parts import Augment
 from megatron_ext.data.ahead import Ahead
 from megatron_ext.data.samples import Split
@@ -34,7 +34,7 @@ ROUNDS = 3
 PICTURES = 64
 CHANGES = Augment(padding=0, flip=True, rand_augment=2, rand_augment_magnitude=9.0, erasing=0.25, mixup=0.8, cutmix=1.0)
 MODEL = ModelConfig(
-    layers=1, hidden=8, heads=1, sequence_length=0, vocab_size=0, padded_vocab_size=0, family=VIT, image_size=SIZE,
+    layers=1, hidden=8, heads=1, sequence_length=0, vocab_size=0, padded_vocab_size=0, family="vit", image_size=SIZE,
     channels=3, classes=2, patch_size=16,
 )  # fmt: skip
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.contenders import Yardstick
+from megatron_ext.families.tasks import stage_of
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import stage_of
 from megatron_ext.tasks.stage import Stage
 from megatron_ext.timeline.recorder import NOTHING
 

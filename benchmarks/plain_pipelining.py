@@ -21,9 +21,9 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.data.samples import BEGINNING, Samples
 from megatron_ext.engine.optimizer.learning_rate import learning_rate
+from megatron_ext.families.tasks import stage_of
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import stage_of
 
 NAMES = {"embedding.word": "word.weight", "embedding.position": "position.weight", "head.word": "head.weight"}
 """Where a stage of ours keeps the weights that are called otherwise here."""

@@ -15,7 +15,7 @@ def dropped(x: torch.Tensor, rate: float) -> torch.Tensor:
 
 
 class Block(nn.Module):
-    """A transformer layer; its parts are called as in `megatron_ext.tasks.language.gpt`."""
+    """A transformer layer; its parts are called as in `megatron_ext.families.gpt.task`."""
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ import numpy as np
 
 from conf.compose import compose
 from launch.control.planning.plan import make_plan
-from megatron_ext.tasks.families import task_of
+from megatron_ext.families.tasks import task_of
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -18,9 +18,8 @@ from conf.errors import ConfigError
 from conf.schema.experiment import Experiment
 from conf.schema.model import Model, check_code
 from conf.schema.parallel import AUTO
-from conf.schema.values.architectures import Family
 from megatron_ext.contract.files import read_regular, why
-from megatron_ext.contract.models.model import ALL_COUNTED, IMAGES, MODULE
+from megatron_ext.contract.models.model import defined_by_user
 
 PROJECT = Path(__file__).resolve().parents[1]
 LOOK = "megatron_ext.blocks"
@@ -87,10 +86,11 @@ _seen: dict[Asked, tuple[str, ...]] = {}
 def known_blocks(experiment: Experiment) -> list[str] | None:
     """The names of the counted blocks, where their family has no rule for them; of a module, if this process has looked
     at it."""
-    if experiment.model.family in IMAGES and experiment.model.family in ALL_COUNTED:
-        return experiment.model.block_names()
-    if experiment.model.family is not Family.module:
+    family = experiment.model.traits
+    if not family.counts_all:
         return None
+    if not family.user_code:
+        return experiment.model.block_names()
     names = _seen.get(asked_of(experiment))
     return list(names) if names is not None and len(names) == experiment.model.layers else None
 
@@ -149,6 +149,11 @@ def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+def is_user_code(model: DictConfig) -> bool:
+    """Whether a user's file defines the model of a configuration that nothing has checked."""
+    return defined_by_user(str(model.get("family")).removeprefix("Family."))
+
+
 def count_blocks(cfg: DictConfig) -> None:
     """Sets `model.layers` of a module to the number of its blocks, unless it is given.
 
@@ -160,7 +165,7 @@ def count_blocks(cfg: DictConfig) -> None:
     model, parallel, train = cfg.model, cfg.parallel, cfg.train
     if not OmegaConf.is_missing(model, "layers"):
         return
-    if str(model.get("family")) not in (MODULE, f"Family.{MODULE}"):
+    if not is_user_code(model):
         return
     check_code(model.code)
     if can_look() and str(cfg.container.kind) == "none":

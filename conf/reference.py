@@ -164,7 +164,14 @@ def _values(kind: Any) -> str:
 
 def _options(kind: Any) -> tuple[tuple[str, str], ...]:
     kinds = get_args(kind) if get_origin(kind) in (UnionType, Union) else (kind,)
-    return tuple((str(one.value), _attribute_docs(of).get(one.name, "")) for of in kinds if _is_words(of) for one in of)
+    words = [one for of in kinds if _is_words(of) for one in of]
+    return tuple((str(one.value), _about(one)) for one in words)
+
+
+def _about(word: Any) -> str:
+    """What a member of an enumeration means: the text below it, or what it says of itself."""
+    kind: Any = type(word)
+    return _attribute_docs(kind).get(word.name, getattr(word, "summary", ""))
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

@@ -11,15 +11,10 @@ from conf.errors import RunFolderError
 from conf.run_folder.json_values import Count, typed
 from data_prep.errors import DataPrepError
 from megatron_ext.contract.files import read_regular, why
-from megatron_ext.contract.models.model import CAPTIONS, TRANSLATION
-from megatron_ext.contract.models.model import IMAGES as CLASSIFIERS
+from megatron_ext.contract.models.model import IMAGES, PAIRS, TEXT, VIDEOS, family_named
 from megatron_ext.data.indexed_dataset import data_file
 
 T = TypeVar("T")
-TEXT = "text"
-PAIRS = "pairs"
-IMAGES = "images"
-VIDEOS = "videos"
 MADE_BY = {
     TEXT: "tdpp data prepare",
     PAIRS: "tdpp data pairs",
@@ -47,8 +42,7 @@ def kind_of(prefix: Path) -> str | None:
 
 def kind_for(family: str) -> str:
     """What a model of this family learns from."""
-    kinds = ((TRANSLATION, PAIRS), (CLASSIFIERS, IMAGES), (CAPTIONS, VIDEOS))
-    return next((kind for families, kind in kinds if family in families), TEXT)
+    return family_named(family).learns
 
 
 def require_kind(prefix: Path, family: str, key: str) -> None:

@@ -8,10 +8,11 @@ from conf.schema.experiment import Experiment
 from data_prep.errors import DataPrepError
 from data_prep.images.check import check_images
 from data_prep.indexed.check import check_text, samples_of_split
-from data_prep.kinds import IMAGES, PAIRS, TEXT, VIDEOS, kind_for, require_kind
+from data_prep.kinds import kind_for, require_kind
 from data_prep.pairs.check import check_pairs
 from data_prep.videos.check import check_videos
 from megatron_ext.contract.errors import DataError
+from megatron_ext.contract.models.model import IMAGES, PAIRS, TEXT, VIDEOS
 from megatron_ext.data.pairs import Pairs
 from megatron_ext.data.vision.images import open_images
 from megatron_ext.data.vision.videos import fitting, open_videos

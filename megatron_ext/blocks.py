@@ -16,12 +16,12 @@ from typing import Any, Dict, List
 import torch
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.models.model import MODULE
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import SPLITS
+from megatron_ext.families.module import FAMILY
+from megatron_ext.families.tasks import task_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import check
-from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.task import DTYPES, Placement, Task
 
 
@@ -69,7 +69,7 @@ def plan_of(
     recompute: str = "none",
 ) -> Plan:
     """What a task needs of a plan."""
-    model = {"family": MODULE, "code": _absolute(code), "capture": capture}
+    model = {"family": FAMILY.name, "code": _absolute(code), "capture": capture}
     content: Dict[str, Any] = {"model": model, "train": {"seed": seed, "precision": precision}}
     return Plan.of({**content, "recompute": recompute, "micro_batch_size": micro_batch_size}, Path())
 

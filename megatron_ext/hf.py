@@ -26,8 +26,8 @@ from megatron_ext.checkpoints.kept_weights import add_weights, kind_of, note
 from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_file, part_names, written
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular
+from megatron_ext.contract.models.counts import checkpoint_parameter
 from megatron_ext.contract.models.model import OPTIONS, ModelConfig
-from megatron_ext.contract.models.parameters import checkpoint_parameter
 from megatron_ext.contract.run_files import META, WEIGHTS
 from megatron_ext.data.indexed_dataset import replacing
 

@@ -22,7 +22,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext import worker
 from megatron_ext.contract.errors import is_out_of_memory, reason_of
-from megatron_ext.contract.models.model import MEASURED, ModelConfig
+from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.run_files import RunFiles
@@ -294,7 +294,7 @@ class _Measurements:
         return found
 
     def _passes(self, model: ModelConfig, group: TensorGroup, batch: int) -> Passes:
-        if model.family in MEASURED:
+        if model.traits.measured:
             return Kinds(self._plan, batch, self._device)
         return Parts(self._plan, model, group, batch, self._device)
 

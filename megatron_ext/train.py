@@ -15,7 +15,6 @@ from megatron_ext.checkpoints.saving import Saver
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.goal import BLEU, SPLIT, names_metric
-from megatron_ext.contract.models.model import MODULE, TRANSLATION
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.data.samples import BEGINNING, Samples
@@ -27,6 +26,7 @@ from megatron_ext.engine.goal import GoalTracker, Spending
 from megatron_ext.engine.log import TrainingLog, Unlogged
 from megatron_ext.engine.rehearsal import rehearse
 from megatron_ext.engine.streams.streaming import make_engine
+from megatron_ext.families.tasks import task_of
 from megatron_ext.inference.translations import Translations
 from megatron_ext.parallel import clock
 from megatron_ext.parallel.comm import Barrier, annotate_errors, meet
@@ -34,7 +34,6 @@ from megatron_ext.parallel.groups import Groups, Tied
 from megatron_ext.parallel.interruption import SPENT, Interrupted, Interruption
 from megatron_ext.parallel.meeting import check_same_software
 from megatron_ext.tasks.cut import cut, ties
-from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.task import Placement, Task
 from megatron_ext.timeline import usage
 from megatron_ext.timeline.cuda_recorder import CudaRecorder
@@ -112,7 +111,7 @@ class Training:
             tensors.check_order(found, samples.order)
             tensors.load(found, plan, engine)
         self._evaluator = None if held_out is None else Evaluator(plan, place, engine, *held_out)
-        wants_bleu = plan.model.family in TRANSLATION and names_metric(BLEU, plan.train.until, plan.train.best)
+        wants_bleu = plan.model.traits.translates and names_metric(BLEU, plan.train.until, plan.train.best)
         self._translations = Translations(plan, place, engine, barrier) if wants_bleu else None
         # Another run's goal is not this one's.
         own = found.meta if found is not None and found.folder.parent == plan.files.checkpoints else None
@@ -247,7 +246,7 @@ def _task(plan: Plan, place: Place, store: Store) -> Task:
 
     It also notes the blocks' names, where the launch could not look at the module: a container may have what it needs.
     """
-    if plan.model.family != MODULE:
+    if not plan.model.traits.user_code:
         return task_of(plan)
     if place.rank == 0:
         task = task_of(plan)

@@ -20,6 +20,9 @@ from tests.support import ROOT
 CONTRACT = "megatron_ext.contract"
 """What crosses rooms, for all of them."""
 
+FAMILIES = "megatron_ext.families"
+"""The folders of model families, which are found by their names: descriptions by the contract, tasks by `tasks.py`."""
+
 ROOMS = {
     "conf": [CONTRACT],
     "megatron_ext": [],
@@ -56,8 +59,9 @@ FLOORS = {
         "experiment",
     ],
     "megatron_ext": [
-        *("contract", "timeline", "data", "parallel", "tasks", "engine", "checkpoints", "inference measuring learning"),
-        *("rank_processes", "train", "worker", "doctor profile hf schedule blocks translate"),
+        *("contract", "timeline", "data", "parallel", "tasks", "families", "engine", "checkpoints"),
+        *("inference measuring learning", "rank_processes", "train", "worker"),
+        "doctor profile hf schedule blocks translate",
     ],
     "megatron_ext/engine": [
         *("goal gradients results", "batches executor optimizer", "workers"),
@@ -65,7 +69,7 @@ FLOORS = {
     ],
     "megatron_ext/tasks": [
         *("task", "cut linear dropout initial_weights repeatable running", "stage", "language"),
-        *("images translation user", "families"),
+        "images translation",
     ],
     "data_prep": [
         "errors",
@@ -125,6 +129,8 @@ def imports(tree: ast.Module) -> Iterator[str]:
                 yield from (f"{module}.{name.name}" for name in names)
             case ast.Call(func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module")):
                 argument = node.args[0]
+                if isinstance(argument, ast.JoinedStr) and ast.unparse(argument.values[0]) == repr(f"{FAMILIES}."):
+                    continue
                 assert isinstance(argument, ast.Constant), f"line {node.lineno}: an import nobody can check"
                 yield str(argument.value)
 
@@ -174,6 +180,19 @@ def test_imports_lead_downwards(folder: str) -> None:
         if name != part_of(file.removesuffix(".py")) and floors[name] >= floors[part_of(file.removesuffix(".py"))]
     }
     assert upwards == set()
+
+
+def test_a_family_is_described_by_what_the_contract_has() -> None:
+    """A description is part of the contract: it imports that and the standard library."""
+    described = [file for file in FILES if file.startswith("megatron_ext/families/") and file.endswith("/__init__.py")]
+    other = {
+        (file, name)
+        for file in described
+        for name in imported(file)
+        if not name.startswith(f"{CONTRACT}.") and name.split(".")[0] not in sys.stdlib_module_names
+    }
+    assert described
+    assert other == set()
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -369,6 +388,7 @@ def test_a_login_node_loads_no_heavy_package_for(room: str) -> None:
 @pytest.mark.parametrize("room", ["data_prep", "fasop"])
 def test_what_others_use_of_the_engine_needs_no_torch(room: str) -> None:
     modules = [module for module in ROOMS[room] if module.startswith("megatron_ext.")]
+    modules += ["megatron_ext.contract.plan_check"]  # which asks every family's description
     assert loaded_after("\n".join(f"import {module}" for module in modules)) == set()
 
 

@@ -153,7 +153,7 @@ def _write(folder: Path, plan: Plan) -> None:
 def write_data(prefix: Path, plans: Sequence[Plan]) -> None:
     """Enough for each of these plans of one model."""
     model = plans[0].model
-    if model.family in IMAGES:
+    if model.traits.learns == IMAGES:
         assert model.image_size is not None
         photographs(prefix, PICTURES, model.image_size)
         return

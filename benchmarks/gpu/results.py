@@ -25,7 +25,7 @@ TEXT = """# {device}
 
 Measured on {days} by `python -m benchmarks.gpu_training`, with torch {torch} and CUDA {cuda}; every call's own figures
 are in [{json}]({json}). Rates are medians of ten iterations. MFU is operations of forward and backward pass without
-recomputation (`megatron_ext.contract.schedule.operations`), divided by the dense bf16 peak of the GPU's data sheet.
+recomputation (`megatron_ext.contract.models.counts`), divided by the dense bf16 peak of the GPU's data sheet.
 "Beside ours" is the rate divided by the mean of `ours` of the same case in the same call. Kernels, host waits and idle
 time are those of one iteration under torch's profiler; "outside" is what nvidia-smi says is used more than before,
 less what torch has reserved.

@@ -5,16 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatron_ext.contract.models.images import (
-    ALEXNET_LAYERS,
-    MOST_OF_ALEXNET,
-    MOST_OF_VGG,
-    ImageBlock,
-    image_blocks,
-)
-from megatron_ext.contract.models.model import ALEXNET, RESNET, VGG, ModelConfig
+from conf.pipedream.stages import KNOWN
+from megatron_ext.contract.models.images import ImageFamily, StackedFamily, image_blocks
+from megatron_ext.contract.models.model import ModelConfig, family_named
+from megatron_ext.contract.models.pieces import ImageBlock
 
-WRITTEN = (VGG, ALEXNET, RESNET)
+WRITTEN = tuple(name for name in KNOWN if isinstance(family_named(name), ImageFamily))
 _INITIAL = """
     def _initialize_weights(self):
         for module in self.modules():
@@ -81,40 +77,38 @@ def _wire(number: int) -> str:
 
 def _add(source: _Source, model: ModelConfig, blocks: Sequence[ImageBlock], place: int) -> None:
     block = blocks[place]
-    if model.family == RESNET:
+    family = model.traits
+    if not isinstance(family, StackedFamily):
         _add_of_resnet(source, model, block)
     elif "conv.weight" in block.parameters:
         outputs, inputs, kernel, _ = block.parameters["conv.weight"]
-        pooled = block.kind.endswith("-pool")
-        if model.family == ALEXNET:
-            _, _, stride, padding, _ = ALEXNET_LAYERS[place]
-            pool = 3
-        else:
-            stride, padding, pool = 1, 1, 2
+        stride, padding, pool = family.window(model, place)
         _convolution(source, inputs, outputs, kernel, stride, padding, bias=True)
         source.layer("ReLU(inplace=True)")
-        if pooled:
+        if pool:
             source.layer(f"MaxPool2d(kernel_size={pool}, stride=2)")
     else:
-        _add_linear(source, model, blocks, place)
+        _add_linear(source, family, model, blocks, place)
 
 
-def _add_linear(source: _Source, model: ModelConfig, blocks: Sequence[ImageBlock], place: int) -> None:
+def _add_linear(
+    source: _Source, family: StackedFamily, model: ModelConfig, blocks: Sequence[ImageBlock], place: int
+) -> None:
     outputs, inputs = blocks[place].parameters["linear.weight"]
     linear = f"Linear(in_features={inputs}, out_features={outputs}, bias=True)"
     if blocks[place].name == "linear.0":
-        most = MOST_OF_VGG if model.family == VGG else MOST_OF_ALEXNET
+        most = family.most_places
         if place and blocks[place - 1].gives[1] > most:
             source.layer(f"AdaptiveAvgPool2d(({most}, {most}))")
         source.line("out = torch.flatten(out, 1)")
     last = place == len(blocks) - 1
     dropout = f"Dropout(p={model.hidden_dropout})"
-    if model.family == ALEXNET and not last:
+    if family.drops_first and not last:
         source.layer(dropout)
     source.layer(linear)
     if not last:
         source.layer("ReLU(inplace=True)")
-    if model.family == VGG and not last:
+    if not family.drops_first and not last:
         source.layer(dropout)
 
 

@@ -12,9 +12,9 @@ from conf.pipedream.placement import MODULES, Placement
 from conf.schema.model import Model
 from conf.visible import plural
 from megatron_ext.contract.files import read_regular_text
+from megatron_ext.contract.models.counts import block_numel
 from megatron_ext.contract.models.images import image_blocks
-from megatron_ext.contract.models.model import ALEXNET, GNMT, IMAGES, MEASURED, RESNET, VGG
-from megatron_ext.contract.models.parameters import block_numel
+from megatron_ext.contract.models.model import Family, family_named, family_names
 
 MODEL = "model"
 """The function of a package that lists its modules and, last, the loss."""
@@ -99,8 +99,7 @@ def _parsed(path: Path) -> ast.Module:
         raise ConfigError(f"{path}: this is not a Python file ({error})") from error
 
 
-RECURRENT = ("LSTM", "EmuBidirLSTM", "RecurrentAttention")
-KNOWN = (VGG, ALEXNET, RESNET, GNMT)
+KNOWN = tuple(name for name in family_names() if family_named(name).pipedream_layers)
 
 
 def from_modules(package: Path, placement: Placement, family: str) -> list[int]:
@@ -116,17 +115,14 @@ def from_modules(package: Path, placement: Placement, family: str) -> list[int]:
         )
     counts = [0] * len(placement.ranks)
     for stage, layers in zip(placement.modules, modules, strict=False):
-        counts[stage] += sum(_begins(family, layer) for layer in layers)
+        counts[stage] += sum(_begins(family_named(family), layer) for layer in layers)
     return counts
 
 
-def _begins(family: str, layer: Layer) -> bool:
+def _begins(family: Family, layer: Layer) -> bool:
     """Whether it is the one layer of a block that makes it one: of a bottleneck its 3 x 3 convolution."""
-    if family == GNMT:
-        return layer.kind in RECURRENT
-    if family == RESNET and layer.kind == "Conv2d":
-        return layer.kernel > 1
-    return layer.kind in ("Conv2d", "Linear")
+    smallest = family.pipedream_kernel if layer.kind == "Conv2d" else 0
+    return layer.kind in family.pipedream_layers and layer.kernel >= smallest
 
 
 def by_operations(model: Model, replicas: Sequence[int]) -> list[int]:
@@ -156,13 +152,12 @@ def by_operations(model: Model, replicas: Sequence[int]) -> list[int]:
 def _costs(model: Model) -> list[float]:
     """Multiplications of each counted block, with what the last stage has besides in the last one."""
     sized = model.sized(1)
-    if sized.family in IMAGES:
-        blocks = image_blocks(sized)
+    if blocks := image_blocks(sized):
         costs = [float(block.products) for block in blocks if block.counted]
         costs[-1] += sum(block.products for block in blocks[1:] if not block.counted)
         costs[0] += 0 if blocks[0].counted else blocks[0].products
         return costs
-    if sized.family in MEASURED:
+    if sized.traits.measured:
         return [1.0] * model.counted
     costs = [float(block_numel(sized, stack.kind, 1)) for stack in sized.stacks() for _ in range(stack.layers)]
     costs[-1] += block_numel(sized, "head", 1)

@@ -16,8 +16,7 @@ from conf.reading.user_files import choices
 from conf.reading.words import in_word
 from conf.schema.model import Model
 from conf.schema.train import LENGTHS
-from conf.schema.values.architectures import Family
-from megatron_ext.contract.models.model import IMAGES, TRANSLATION
+from megatron_ext.contract.models.model import IMAGES, PAIRS
 
 MODELS = {"vgg16": "vgg16", "resnet50": "resnet50", "alexnet": "alexnet", "gnmt": "gnmt", "gnmt_large": "gnmt-16"}
 """tdpp's configuration, by the name that a module has in PipeDream."""
@@ -77,8 +76,8 @@ def _model(path: Path, reading: Reading, model_of: ModelOf) -> Model:
             words |= {"model.sequence_length": MOST_TOKENS, "model.decoder_sequence_length": MOST_TOKENS}
         chosen = [f"{key}={in_word(value)}" for key, value in words.items() if key.startswith("model")] + chosen
     model = model_of(chosen)
-    families = IMAGES if driver.kind is Kind.images else TRANSLATION
-    if model.family not in (*families, Family.module):
+    wanted = IMAGES if driver.kind is Kind.images else PAIRS
+    if model.traits.learns != wanted and not model.traits.user_code:
         reading.refused.append(f"model_type={driver.kind}: model={model.name} is of model.family={model.family}")
     return model
 
@@ -174,7 +173,7 @@ def _blocks(path: Path, placed: Placement, model: Model, reading: Reading) -> li
                     f"{WORD}{path}: module={driver.module} has {sum(counts)} layers that are blocks in tdpp, but "
                     f"{model.blocks}; give the right model, or parallel.partition=…"
                 )
-            if model.family is Family.resnet:
+            if model.traits.pipedream_kernel > 1:
                 reading.notes.append(
                     "PipeDream cuts bottlenecks in two; tdpp puts each on the stage of its 3 x 3 convolution"
                 )

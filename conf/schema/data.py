@@ -14,7 +14,7 @@ from conf.schema.config_class import config
 from conf.schema.values import ranges
 from megatron_ext.contract import plan_parts
 from megatron_ext.contract.keys import PART, Range, between, option, positive
-from megatron_ext.contract.models.model import BERT, IMAGES, T5
+from megatron_ext.contract.models.model import IMAGES, family_named
 
 
 @config
@@ -71,22 +71,24 @@ class Data:
 
     def augmented(self, family: str) -> plan_parts.Augment | None:
         """What a rank is given for a model of this family; None: training changes no images."""
-        if family not in IMAGES or self.augment == Augment(rand_augment_magnitude=self.augment.rand_augment_magnitude):
+        unchanged = Augment(rand_augment_magnitude=self.augment.rand_augment_magnitude)
+        if family_named(family).learns != IMAGES or self.augment == unchanged:
             return None
         return plan_parts.Augment(**asdict(self.augment))
 
     def masking(self, family: str) -> plan_parts.Masking | None:
         """What a rank is given for a model of this family, with Megatron's defaults."""
-        if family not in (BERT, T5):
+        traits = family_named(family)
+        if traits.masking_ngram is None:
             return None
         ngram, geometric = self.masking_max_ngram, self.masking_use_geometric_distribution
         return plan_parts.Masking(
             mask_prob=self.mask_prob,
             short_seq_prob=self.short_seq_prob,
-            max_ngram=ngram if ngram is not None else 3 if family == BERT else 10,
+            max_ngram=ngram if ngram is not None else traits.masking_ngram,
             full_word=self.masking_do_full_word,
             longer_ngrams=self.masking_use_longer_ngrams,
-            geometric=geometric if geometric is not None else family == T5,
+            geometric=geometric if geometric is not None else traits.masking_geometric,
         )
 
 

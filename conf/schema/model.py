@@ -16,26 +16,19 @@ from conf.schema.values.architectures import Family, Normalization, PositionEmbe
 from conf.schema.values.ranges import divides
 from conf.visible import plural
 from megatron_ext.contract.keys import FRACTION, Range, option, positive
-from megatron_ext.contract.models.images import counted_blocks, depths_of, smallest_image
+from megatron_ext.contract.models.counts import parameter_count
+from megatron_ext.contract.models.images import ImageFamily, counted_blocks, depths_of
 from megatron_ext.contract.models.model import (
-    ALL_COUNTED,
+    DEFAULT,
     DEPTHS,
-    IMAGES,
-    MEASURED,
     OF_TRANSFORMERS,
-    ONLY_OF,
     OPTIONS,
-    PAIRED,
-    POSITIONS,
-    POSITIONS_OF,
-    RECURRENT,
     SIZES,
-    WITHOUT_ATTENTION,
     ModelConfig,
-    lacking,
-    needed,
+    families_with,
+    family_named,
 )
-from megatron_ext.contract.models.parameters import parameter_count
+from megatron_ext.contract.models.model import Family as Traits
 
 MOST_BLOCKS = 10_000
 """Of a module."""
@@ -47,7 +40,7 @@ class Model:
 
     name: str = MISSING
     """The name of the model on pages and in messages."""
-    family: Family = Family.gpt
+    family: Family = Family(DEFAULT)
     layers: int = option(MISSING, Range(1, 10_000))
     """Number of layers. With a decoder (t5, transformer, gnmt, s2vt): the encoder's. For module, resnet, vgg and
     alexnet: the number of blocks, counted if you leave it out."""
@@ -129,23 +122,29 @@ class Model:
     """For s2vt: numbers that describe a frame, such as 4096."""
 
     def __post_init__(self) -> None:
-        if self.family is Family.module:
+        family = self.traits
+        if family.user_code:
             _check_module(self)
             _check_family(self)
             return
-        ranges.check("model", self, without=lacking(self.family))
+        ranges.check("model", self, without=family.lacks)
         _check_family(self)
-        if self.family in IMAGES:
-            _check_images(self)
-        if self.family in ALL_COUNTED:
+        if isinstance(family, ImageFamily):
+            _check_images(self, family)
+        if family.counts_all:
             return
-        if self.family in RECURRENT:
-            _check_recurrent(self)
+        if family.recurrent:
+            _check_recurrent(self, family)
         if self.kv_channels is None:
             divides("model.heads", self.heads, "model.hidden", self.hidden)
         if self.num_query_groups is not None:
             divides("model.num_query_groups", self.num_query_groups, "model.heads", self.heads)
         _check_positions(self)
+
+    @property
+    def traits(self) -> Traits:
+        """The description of its family."""
+        return family_named(self.family)
 
     def padded_vocab(self, tensor: int) -> int:
         multiple = self.vocab_multiple * tensor
@@ -186,12 +185,12 @@ class Model:
     @property
     def measured(self) -> bool:
         """Whether what a block takes is known from profiles alone."""
-        return self.family in MEASURED
+        return self.traits.measured
 
     @property
     def attends(self) -> bool:
         """Whether anything is known of attention in it, of which a part could be computed again."""
-        return not self.measured and self.family not in WITHOUT_ATTENTION
+        return self.traits.attends
 
     @property
     def said(self) -> str:
@@ -206,11 +205,11 @@ class Model:
     @property
     def blocks(self) -> str:
         """The keys whose values add up to `counted`, in words."""
-        if self.family is Family.module:
+        if self.traits.user_code:
             return f"model.code={self.code} has {plural(self.layers, 'block')}"
-        if self.family in ALL_COUNTED:
+        if self.traits.counts_all:
             return f"model={self.name} has {self.layers} blocks"
-        if self.family not in PAIRED:
+        if not self.traits.decoder:
             return f"model.layers={self.layers}"
         decoder = self.counted - self.layers
         return f"model.layers={self.layers} + model.decoder_layers={decoder} = {self.counted}"
@@ -245,18 +244,20 @@ def _check_module(model: Model) -> None:
 
 
 def _check_family(model: Model) -> None:
-    for key, families in ONLY_OF.items():
-        if model.family not in families and getattr(model, key, OPTIONS[key]) != OPTIONS[key]:
+    for key, default in OPTIONS.items():
+        if key in model.traits.options or getattr(model, key, default) == default:
+            continue
+        if families := families_with(key):
             *others, last = families
             whose = f"model.family={', '.join(others)} or {last}" if others else f"model.family={last}"
-            value = "null" if OPTIONS[key] is None else str(OPTIONS[key]).lower()
+            value = "null" if default is None else str(default).lower()
             raise ConfigError(
                 f"model.{key}={str(getattr(model, key)).lower()} is only for {whose}, not for "
                 f"model.family={model.family}; leave it out, or use model.{key}={value}"
             )
 
 
-def _check_recurrent(model: Model) -> None:
+def _check_recurrent(model: Model, family: Traits) -> None:
     """Rules for LSTMs, which have nothing of a transformer's layers."""
     for key in OF_TRANSFORMERS:
         if getattr(model, key) != OPTIONS[key]:
@@ -265,30 +266,19 @@ def _check_recurrent(model: Model) -> None:
                 f"model.family={model.family}; leave it out"
             )
     if model.heads != 1:
-        heads = "the attention of model.family=gnmt has a single head"
-        if model.family is not Family.gnmt:
-            heads = f"model.family={model.family} has no attention"
-        raise ConfigError(f"model.heads={model.heads}: {heads}; use 1")
-    for key in needed(model.family):
+        raise ConfigError(f"model.heads={model.heads}: {family.one_head}; use 1")
+    for key in family.needs:
         if getattr(model, key) is None:
             raise ConfigError(f"model.{key} is not set, but model.family={model.family} needs it; give model.{key}=…")
-    if model.layers < 2 and model.family is Family.awd_lm:
-        raise ConfigError(
-            f"model.layers={model.layers}: model.family=awd_lm needs a first and a last layer, which have their own "
-            f"widths; use 2 or more"
-        )
-    if model.layers < 2 and model.family is Family.gnmt:
-        raise ConfigError(
-            f"model.layers={model.layers}: the encoder of model.family=gnmt has a bidirectional layer and at least "
-            f"one more; use 2 or more"
-        )
+    if model.layers < family.fewest_layers:
+        raise ConfigError(f"model.layers={model.layers}: {family.why_layers}; use {family.fewest_layers} or more")
 
 
-def _check_images(model: Model) -> None:
-    for key in needed(model.family):
+def _check_images(model: Model, family: ImageFamily) -> None:
+    for key in family.needs:
         if getattr(model, key) is None:
             raise ConfigError(f"model.{key} is not set, but model.family={model.family} needs it; give model.{key}=…")
-    for key in lacking(model.family):
+    for key in family.lacks:
         if getattr(model, key, 0):
             raise ConfigError(
                 f"model.{key}={getattr(model, key)} does not apply to model.family={model.family}; leave it out"
@@ -297,14 +287,14 @@ def _check_images(model: Model) -> None:
         _check_depths(model, model.depths)
     if model.patch_size is not None and model.image_size is not None:
         divides("model.patch_size", model.patch_size, "model.image_size", model.image_size)
-    least = smallest_image(model.sized(1))
+    least = family.smallest_image(model.sized(1))
     if model.image_size is not None and model.image_size < least:
         raise ConfigError(
             f"model.image_size={model.image_size} is too small for model.family={model.family}: its "
-            f"{'splits' if model.family is Family.t2t_vit else 'pools'} would leave nothing of the image; use at "
+            f"{family.what_shrinks} would leave nothing of the image; use at "
             f"least {least}"
         )
-    if model.family in ALL_COUNTED and model.layers != (count := len(model.block_names())):
+    if family.counts_all and model.layers != (count := len(model.block_names())):
         raise ConfigError(
             f"model.layers={model.layers} must be the number of blocks of model.family={model.family}, {count}; leave "
             f"it out to have them counted"
@@ -320,7 +310,7 @@ def _check_depths(model: Model, depths: str) -> None:
 
 
 def _check_positions(model: Model) -> None:
-    allowed = POSITIONS_OF.get(model.family, POSITIONS)
+    allowed = model.traits.positions
     if model.position_embedding_type not in allowed:
         raise ConfigError(
             f"model.position_embedding_type={model.position_embedding_type} cannot be combined with "

@@ -12,7 +12,8 @@ from conf.errors import ConfigError
 from conf.schema.config_class import config
 from conf.schema.values import ranges
 from megatron_ext.contract import train_config
-from megatron_ext.contract.goal import METRICS, Best, Target
+from megatron_ext.contract.goal import Best, Target
+from megatron_ext.contract.models.model import family_named
 from megatron_ext.contract.train_config import (
     DECAYING,
     EVALUATING,
@@ -191,12 +192,13 @@ def _check_goal(train: Train) -> None:
 
 def check_metrics(train: Train, family: str) -> None:
     """Raises ConfigError for a metric that no evaluation of such a model gives, as far as that is known."""
+    measured = family_named(family).metrics
     for key, wanted in (
         ("until", train.until and Target.parse(train.until)),
         ("best", train.best and Best.parse(train.best)),
     ):
-        if wanted and family in METRICS and wanted.metric not in METRICS[family]:
+        if wanted and measured is not None and wanted.metric not in measured:
             raise ConfigError(
                 f"train.{key}={getattr(train, key)}: an evaluation with model.family={family} measures "
-                f"{' and '.join(METRICS[family])}; use one of these"
+                f"{' and '.join(measured)}; use one of these"
             )

@@ -8,12 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from conf.schema.experiment import EngineKind, Experiment
-from conf.schema.values.architectures import Family
 from data_prep.errors import DataPrepError
 from data_prep.indexed.manifest import Manifest, is_true, read_manifest, same_vocabulary
 from data_prep.tokenizers.vocabulary import TOKENIZER, unknown_doubt
 from megatron_ext.contract.errors import DataError
-from megatron_ext.contract.models.model import NEXT_TOKEN
 from megatron_ext.data.blend import normalized, samples_of
 from megatron_ext.data.gpt_samples import samples_in_epoch
 from megatron_ext.data.index_maps import check_saved, require_one_sample, split_documents
@@ -42,7 +40,7 @@ def samples_of_split(experiment: Experiment, split: str) -> int | None:
     for number, corpus in enumerate(corpora):
         key, prefix = f"data.blend[{number - 1}].prefix" if number else "data.prefix", Path(corpus.prefix)
         try:
-            if model.family in NEXT_TOKEN:
+            if model.traits.running_text:
                 count = samples_in_epoch(prefix, weights, split, model.sequence_length)
             else:
                 data, (cut, _) = IndexedDataset(prefix), _cut_of(experiment, 1)
@@ -126,7 +124,7 @@ def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) 
         doubts.append(lacking)
     weights = [float(weight) for weight in experiment.data.split.split(",")]
     try:
-        if model.family in (Family.bert, Family.t5):
+        if model.traits.masks:
             return doubts + _check_sentences(experiment, prefix, data, samples, f"{key}={prefix}")
         train = split_documents(weights, len(data))[0]
         require_one_sample(data, train, "train", model.sequence_length)
@@ -143,7 +141,7 @@ def _cut_of(experiment: Experiment, samples: int) -> tuple[sentence_maps.Cut, Se
     model, split = experiment.model, Split(samples, experiment.train.seed)
     masking = experiment.data.masking(str(model.family))
     assert masking is not None, "of bert and t5 alone"
-    if model.family is Family.bert:
+    if not model.traits.decoder:
         cut = bert_samples.cut_of(split, model.sequence_length, masking, model.bert_binary_head)
         return cut, bert_samples.SPECIAL
     return t5_samples.cut_of(split, model.sequence_length, masking), t5_samples.SPECIAL

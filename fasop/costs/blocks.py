@@ -16,7 +16,7 @@ import numpy as np
 from conf.schema.experiment import Model
 from fasop.costs.arrays import Integers
 from fasop.costs.measured_module import MeasuredModule
-from megatron_ext.contract.models.activations import crossing
+from megatron_ext.contract.models.counts import crossing
 
 Kinds = tuple[str, ...]
 """Of the blocks that lie together. In the place of its kind, a block of a user's module has the name of the first one

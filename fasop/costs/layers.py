@@ -20,7 +20,7 @@ from fasop.costs.profiles.profile import OTHER_16_BIT, LayerProfile, ModelCosts
 from fasop.costs.roofline import Time, roofline
 from fasop.costs.training import Training
 from fasop.errors import SearchError
-from megatron_ext.contract.schedule.operations import core_operations, operations
+from megatron_ext.contract.models.counts import core_operations, operations
 
 
 class Basis(IntEnum):

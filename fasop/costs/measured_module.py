@@ -32,7 +32,7 @@ class MeasuredBlock:
 @dataclass(frozen=True, kw_only=True)
 class MeasuredWire:
     giver: int
-    """Where it lies, as in `megatron_ext.contract.models.activations.Wire`."""
+    """Where it lies, as in `megatron_ext.contract.models.pieces.Wire`."""
     takers: tuple[int, ...]
     bytes: tuple[int, ...]
     """Of a micro-batch, by `MeasuredModule.sizes`."""

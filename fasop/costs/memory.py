@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.schema.experiment import Precision, Recompute
-from conf.schema.values.architectures import Family
 from fasop.costs.blocks import blocks_of
 from fasop.costs.measured_module import MeasuredBlock, MeasuredModule
 from fasop.costs.network.links import Number
 from fasop.costs.schedules import in_flight
 from fasop.costs.sizes import activation_bytes, embedding_parameters, head_parameters, kind_parameters, word_parameters
 from fasop.costs.training import Training
-from megatron_ext.contract.models.activations import inside_activations, kept_of_weights, outside_activations
+from megatron_ext.contract.models.counts import inside_activations, kept_of_weights, outside_activations
 from megatron_ext.contract.models.model import ModelConfig
 
 GIB = 2**30
@@ -142,14 +141,14 @@ def layer_activations(training: Training, kind: int = 0, *, fused: bool = False)
 
     Counted in tensors of [micro-batch, sequence, hidden]. tdpp's engine: the inputs of both norms and of the linear
     layers after them; and, shared by the tensor group, what attention and MLP keep inside
-    (`megatron_ext.contract.models.activations`). Its attention keeps no scores, so recomputing it saves nothing.
+    (`megatron_ext.contract.models.counts`). Its attention keeps no scores, so recomputing it saves nothing.
     `fused`: on a GPU.
     Megatron-LM: Korthikanti et al. 2022, equations 2 and 4, where the scores are kept unless they are recomputed.
     """
     model, parallel = training.model, training.parallel
     tensor = parallel.tensor_size
     size = parallel.micro_batch_size * model.sequence_length * model.hidden * training.width
-    if training.megatron_lm and model.family is not Family.t5:
+    if training.megatron_lm and not model.traits.decoder:
         scores = (
             0.0
             if parallel.recompute is Recompute.selective

@@ -10,11 +10,8 @@ from math import hypot
 from conf.schema.experiment import Gpu, Model, Precision
 from fasop.costs.network.links import Link
 from fasop.costs.sizes import BYTES
-from megatron_ext.contract.models.activations import inside_activations, outside_activations
-from megatron_ext.contract.models.model import GNMT, RECURRENT
-from megatron_ext.contract.models.parameters import block_numel
-from megatron_ext.contract.models.stacks import Stack
-from megatron_ext.contract.schedule.operations import operations
+from megatron_ext.contract.models.counts import block_numel, inside_activations, operations, outside_activations
+from megatron_ext.contract.models.pieces import Stack
 
 START_S = 10e-6
 """Until a kernel works, whatever the size of the micro-batch: Python and PyTorch call it, the one before it ends."""
@@ -90,8 +87,7 @@ def roofline(
 
 def starts_s(model: Model, stack: Stack) -> float:
     """Seconds of a layer's forward pass in which its kernels start."""
-    if model.family not in RECURRENT:
+    if not model.traits.recurrent:
         return (LAYER + (CROSS if stack.context else 0)) * START_S
-    directions = 2 if model.family == GNMT and stack.kind == "encoder_first" else 1
     kernels = LAYER / 2 + (ATTENTION if stack.context else 0)
-    return kernels * START_S + directions * stack.tokens * STEP_S
+    return kernels * START_S + model.traits.directions(stack.kind) * stack.tokens * STEP_S

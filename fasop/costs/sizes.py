@@ -1,4 +1,4 @@
-"""How many weights a rank holds of a model's parts (megatron_ext/tasks/language/gpt.py), and what a message weighs."""
+"""How many weights a rank holds of a model's parts (megatron_ext/families/gpt/task.py), and what a message weighs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 from conf.schema.experiment import Model, Precision
 from fasop.costs.blocks import Kinds, blocks_of
 from fasop.costs.measured_module import MeasuredModule
-from megatron_ext.contract.models.parameters import block_numel, block_parameters, tied_parameters
+from megatron_ext.contract.models.counts import block_numel, block_parameters, tied_parameters
 
 BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp16: 2}
 """Of a weight or an activation."""

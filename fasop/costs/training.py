@@ -11,7 +11,8 @@ from fasop.costs.blocks import Blocks, blocks_of
 from fasop.costs.hardware import NodeKind
 from fasop.costs.measured_module import MeasuredModule, between
 from fasop.costs.sizes import BYTES
-from megatron_ext.contract.models.activations import Wire, wires
+from megatron_ext.contract.models.counts import wires
+from megatron_ext.contract.models.pieces import Wire
 
 
 @dataclass(frozen=True, kw_only=True)

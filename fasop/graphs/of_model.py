@@ -19,7 +19,7 @@ from fasop.errors import SearchError
 from fasop.graphs.division import Division
 from fasop.graphs.graph import PART, Graph, Node
 from fasop.graphs.own.held import Beside, Held
-from megatron_ext.contract.models.activations import Wire
+from megatron_ext.contract.models.pieces import Wire
 
 FIRST, LAST = "first stage", "last stage"
 """Nodes of what these have beside their layers; no block is named with a blank."""
@@ -27,7 +27,7 @@ FIRST, LAST = "first stage", "last stage"
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """What lies at one place (`megatron_ext.contract.models.activations.Wire`)."""
+    """What lies at one place (`megatron_ext.contract.models.pieces.Wire`)."""
 
     name: str
     description: str

@@ -14,12 +14,11 @@ from itertools import zip_longest
 
 from omegaconf import DictConfig, OmegaConf
 
-from conf.blocks_of_module import Asked, blocks_of, can_look
+from conf.blocks_of_module import Asked, blocks_of, can_look, is_user_code
 from conf.compose import compose_unchecked, to_object
 from conf.errors import ConfigError
 from conf.origins import SEARCHED, defaults_taken
 from conf.schema.experiment import Cluster, Engine, Executor, ExecutorKind, Experiment, Model, Parallel, Train
-from conf.schema.values.architectures import Family
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
 from fasop.costs.profiles.by_name import with_profile
@@ -70,7 +69,7 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         raise SearchError("\n".join([str(error), *_meant(others)])) from error
     if profile is not None:
         cfg, _ = with_profile(cfg, profile, others)
-    of_module = cfg.model.family == Family.module
+    of_module = is_user_code(cfg.model)
     counted = cfg.model.get("layers") if of_module and not OmegaConf.is_missing(cfg.model, "layers") else None
     if of_module:
         cfg.model.layers = 1  # its profile knows how many

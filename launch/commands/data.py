@@ -29,10 +29,10 @@ from data_prep.videos import prepare as videos_options
 from data_prep.videos.check import check_in_full as check_videos
 from data_prep.videos.check import described as described_videos
 from data_prep.videos.check import video_text
-from megatron_ext.contract.models.model import BERT, GPT, T5
+from megatron_ext.contract.models.model import DEFAULT, family_named, family_names
 
 PREFIX = "path without .bin or .idx"
-FAMILIES = (GPT, BERT, T5)
+FAMILIES = (DEFAULT, *(name for name in family_names() if family_named(name).masks))
 MAKERS = {
     "prepare": (options, "write indexed data from a source of text"),
     "pairs": (pairs_options, "write aligned sentences in two languages"),
@@ -92,7 +92,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="the number of samples of the whole run, if it takes several epochs",
     )
-    look.add_argument("--family", choices=FAMILIES, default=GPT, help="the family of the run's model (default: gpt)")
+    of_family = "the family of the run's model (default: gpt)"
+    look.add_argument("--family", choices=FAMILIES, default=DEFAULT, help=of_family)
     look.add_argument(
         "--set",
         action="append",
@@ -181,7 +182,7 @@ def _require_text(prefix: Path, command: str) -> None:
 def _inspect_other(arguments: argparse.Namespace, kind: str) -> None:
     """Shows pairs, images or videos."""
     prefix: Path = arguments.prefix
-    of_text = {"--page": arguments.page, "--set": arguments.set, "--family": arguments.family != GPT}
+    of_text = {"--page": arguments.page, "--set": arguments.set, "--family": arguments.family != DEFAULT}
     if kind != PAIRS:
         of_text["--sample"] = arguments.sample is not None
     for name, given in of_text.items():
@@ -219,9 +220,10 @@ def _inspect(arguments: argparse.Namespace) -> None:
             seed=arguments.seed,
             split=arguments.split,
         )
-        if arguments.family == GPT and arguments.set:
+        masks = family_named(arguments.family).masks
+        if arguments.set and not masks:
             raise DataPrepError(f"--set {arguments.set[0]}: applies only to --family bert and t5; leave it out")
-        if arguments.family == GPT:
+        if not masks:
             print(sample_text(data, prefix, sample))
             return
         from data_prep.indexed.inspect import masked_text  # it composes a run's configuration

@@ -16,7 +16,6 @@ from launch.commands.run_arguments import add_run, chosen_run
 from launch.commands.translate import add_checkpoint, model_of, require_torch
 from launch.errors import LaunchError
 from megatron_ext.checkpoints.kept_weights import TRAINED, kind_of
-from megatron_ext.contract.models.model import TRANSLATION
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import EMA
 from megatron_ext.data.samples import SPLITS
@@ -103,7 +102,7 @@ def _bleu(
     run: RunDir, plan: Plan, checkpoint: str | None, arguments: Any, scoring: Scoring
 ) -> tuple[Bleu | None, str | None]:
     """Returns the BLEU of a model that translates; else, or where there is no such text, the reason, if any."""
-    if plan.model.family not in TRANSLATION:
+    if not plan.model.traits.translates:
         return None, None
     if find_spec("sacrebleu") is None:
         return None, f"not computed: {LACKING}"

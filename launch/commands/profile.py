@@ -15,10 +15,9 @@ from datetime import datetime
 
 from omegaconf import DictConfig, OmegaConf
 
-from conf.blocks_of_module import can_look, count_blocks
+from conf.blocks_of_module import can_look, count_blocks, is_user_code
 from conf.compose import compose, compose_unchecked, to_object
 from conf.schema.experiment import Cluster, Executor, Experiment, Model, Rehearse
-from conf.schema.values.architectures import Family
 from conf.schema.values.links import FILE
 from fasop.costs.profiles.doubts import profile_doubts
 from fasop.costs.profiles.files import name_of, profile_path
@@ -181,7 +180,7 @@ def prepare(arguments: Arguments) -> Job:
         TdppError: the configuration cannot be composed, or a tensor size fits no node or not the model.
     """
     cfg = compose_unchecked(arguments.overrides)
-    of_module = cfg.model.family == Family.module
+    of_module = is_user_code(cfg.model)
     if of_module:
         _count(cfg)
     cluster, model = to_object(cfg, Cluster, "cluster"), to_object(cfg, Model, "model")

@@ -15,7 +15,7 @@ from torch import Tensor
 from megatron_ext.checkpoints import safetensors
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular
-from megatron_ext.contract.models.parameters import Parameter
+from megatron_ext.contract.models.pieces import Parameter
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

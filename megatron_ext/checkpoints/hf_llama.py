@@ -9,8 +9,8 @@ from torch import Tensor
 
 from megatron_ext.checkpoints.hf_files import Twin
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.models.model import GPT, RMS_NORM, ROTARY, ModelConfig
-from megatron_ext.contract.models.parameters import block_parameters
+from megatron_ext.contract.models.counts import block_parameters
+from megatron_ext.contract.models.model import RMS_NORM, ROTARY, ModelConfig
 from megatron_ext.contract.plan_check import PlanFault, check_object
 
 _LAYER = {
@@ -34,7 +34,7 @@ _SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_posit
 def fits(model: ModelConfig) -> bool:
     """Whether Llama's layout can hold it."""
     return (
-        model.family == GPT
+        model.traits.megatron_lm
         and model.normalization == RMS_NORM
         and model.position_embedding_type == ROTARY
         and model.swiglu

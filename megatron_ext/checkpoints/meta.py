@@ -14,7 +14,7 @@ from megatron_ext.contract.adaptive.config import Adapted
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.models.images import image_blocks
-from megatron_ext.contract.models.model import IMAGES, MODULE, ModelConfig
+from megatron_ext.contract.models.model import ModelConfig, defined_by_user
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
 from megatron_ext.contract.run_files import BEST, CHECKPOINTS, LATEST, META, checkpoint_iteration
@@ -97,7 +97,7 @@ class Meta:
         """Returns the names of all parts; without checksums those that the model has, where its family decides that."""
         if self.parts is not None:
             return list(self.parts)
-        return [] if self.model.get("family") == MODULE else _parts_of(self.config())
+        return [] if defined_by_user(str(self.model.get("family"))) else _parts_of(self.config())
 
 
 @dataclass(frozen=True)
@@ -246,8 +246,8 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 def _parts_of(model: ModelConfig) -> List[str]:
     """All parts of a checkpoint of a model whose family decides them."""
-    if model.family in IMAGES:
-        return [part_name(block.name) for block in image_blocks(model)]
+    if blocks := image_blocks(model):
+        return [part_name(block.name) for block in blocks]
     counted, names = [kind for kind, _ in model.kinds()], []
     for kind, count in model.all_kinds():
         names += [None if kind in counted else kind] * count

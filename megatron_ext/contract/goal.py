@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Mapping, NamedTuple, Optional, Tuple
-
-from megatron_ext.contract.models.model import BERT, CAPTIONS, NEXT_TOKEN, T5, TRANSLATION
+from typing import Mapping, NamedTuple, Optional
 
 SPLIT = "valid"
 """That is evaluated while a run trains."""
@@ -19,13 +17,8 @@ LARGER = {
 """Of a metric by its name, whether more is better."""
 BLEU = "bleu"
 """Of models that translate, by greedy translation of text: measured where a goal names it."""
-METRICS: Mapping[str, Tuple[str, ...]] = {
-    **{BERT: ("loss",), T5: ("loss", "perplexity")},
-    **dict.fromkeys(NEXT_TOKEN, ("loss", "perplexity")),
-    **dict.fromkeys(TRANSLATION, ("loss", "nll", "accuracy", "perplexity", BLEU)),
-    **dict.fromkeys(CAPTIONS, ("loss", "nll", "accuracy", "perplexity")),
-}
-"""What an evaluation gives, by family, where it is known without a look at the model."""
+OF_TRANSLATION = ("loss", "nll", "accuracy", "perplexity", BLEU)
+"""What an evaluation of a model that translates gives."""
 _TARGET = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(<=|>=)\s*(\S+)\s*")
 _BEST = re.compile(r"(?:(min|max):)?([A-Za-z_][\w-]*)")
 

@@ -14,7 +14,7 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, about, between, left_out
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.models.model import ModelConfig, lacking
+from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
 from megatron_ext.contract.plan_parts import (
     Augment,
@@ -196,7 +196,7 @@ class Plan(Content):
         even = all(getattr(self, key) is None for key in _SINCE_VERSION_2)
         content = {"version": EVEN if even else VERSION, **_written(self)}
         del content["folder"]
-        for key in lacking(self.model.family):
+        for key in self.model.traits.lacks:
             del content["model"][key]
         return content
 

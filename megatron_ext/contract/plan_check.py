@@ -33,22 +33,16 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.goal import Best, Target
 from megatron_ext.contract.keys import COUNT, FRACTION, NOT_NEGATIVE, Range, Word, left_out, positive, ranges_of
 from megatron_ext.contract.models.model import (
-    AWD_LM,
-    BERT,
+    DEFAULT,
     DEPTHS,
-    GPT,
-    IMAGES,
     LAYER_NORM,
-    MODULE,
     OF_TRAINING,
     POSITIONS,
     RMS_NORM,
-    S2VT,
     SINUSOIDAL,
-    T5,
-    TRANSLATION,
     ModelConfig,
-    lacking,
+    family_names,
+    sizes_lacked,
 )
 from megatron_ext.contract.schedule.schedules import NAMES
 from megatron_ext.contract.schedule.streams import PIPEDREAM, SEMANTICS
@@ -103,7 +97,7 @@ _TEXTS: Dict[str, Allowed] = {
     "schedule_file": _FILE_NAME,
     "elastic.choosing.by": _one_of(GOALS),
     "nodes.name": _FILE_NAME,
-    "model.family": _one_of((GPT, BERT, T5, *TRANSLATION, AWD_LM, S2VT, MODULE, *IMAGES)),
+    "model.family": _one_of(family_names()),
     "model.normalization": _one_of((LAYER_NORM, RMS_NORM)),
     "model.position_embedding_type": _one_of((*POSITIONS, SINUSOIDAL)),
     "model.depths": Allowed("numbers of blocks, such as 3-4-6-3", lambda text: bool(re.fullmatch(DEPTHS, text))),
@@ -136,7 +130,7 @@ def check_object(kind: Any, value: Any, key: str, whole: bool) -> None:
             meant = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(hints)}"
             raise PlanFault(f"{_joined(key, name)}={shown_json(value[name])} is not a key of a plan; {meant}")
     if whole:
-        without = lacking(str(value.get("family", GPT))) if kind is ModelConfig else ()
+        without = sizes_lacked(str(value.get("family", DEFAULT))) if kind is ModelConfig else ()
         require(value, (name for name in hints if name not in left_out(kind) and name not in without), key)
     ranges = _OF_MODEL if kind is ModelConfig else ranges_of(kind)
     for name, hint in hints.items():

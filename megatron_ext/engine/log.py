@@ -15,8 +15,8 @@ from typing import Counter as CounterOf
 
 from megatron_ext.contract.files import json_line, write_atomic
 from megatron_ext.contract.goal import SPLIT
+from megatron_ext.contract.models.counts import flops_per_sample
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.schedule.operations import flops_per_sample
 from megatron_ext.engine.evaluation import Evaluation
 from megatron_ext.engine.goal import Spending
 from megatron_ext.engine.results import Progress, StepResult

@@ -17,9 +17,9 @@ from megatron_ext.checkpoints.tensors import STATE
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import BEST, CHECKPOINTS, LATEST, WEIGHTS
+from megatron_ext.families.tasks import task_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import check, cut_between
-from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.stage import Stage
 from megatron_ext.tasks.task import Task
 

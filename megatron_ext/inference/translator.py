@@ -13,14 +13,14 @@ from torch.nn import functional as F
 from megatron_ext.checkpoints.meta import Checkpoint, part_name
 from megatron_ext.checkpoints.safetensors import read_part
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.models.model import TRANSLATION, ModelConfig
+from megatron_ext.contract.models.model import ModelConfig, family_named, family_names
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import WEIGHTS
 from megatron_ext.data.pairs import BEGIN, END, PAD
+from megatron_ext.families.tasks import task_of
 from megatron_ext.inference.scoring import Scoring
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between
-from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.stage import Stage
 from megatron_ext.tasks.task import Block, Task
 
@@ -129,9 +129,10 @@ TOGETHER = 32
 
 def require_translation(family: str) -> None:
     """Raises EngineError for a family that does not translate."""
-    if family not in TRANSLATION:
+    translating = [name for name in family_names() if family_named(name).translates]
+    if family not in translating:
         raise EngineError(
-            f"the model is of model.family={family}, which does not translate; {' and '.join(TRANSLATION)} do"
+            f"the model is of model.family={family}, which does not translate; {' and '.join(translating)} do"
         )
 
 

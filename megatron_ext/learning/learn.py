@@ -15,11 +15,11 @@ from megatron_ext.contract.schedule.streams import LATEST
 from megatron_ext.data.samples import Samples
 from megatron_ext.engine.evaluation import Tally, means, samples_to_evaluate
 from megatron_ext.engine.streams.streaming import require_untied
+from megatron_ext.families.tasks import task_of
 from megatron_ext.learning.delayed import DelayedTraining
 from megatron_ext.learning.flushed import Batches, FlushedTraining
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import check
-from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.task import Task
 
 

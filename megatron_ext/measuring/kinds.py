@@ -11,11 +11,11 @@ from torch import nn
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.families.tasks import task_of
 from megatron_ext.measuring.passes import LAYERS, Passes, SavedTensors, cut_off
 from megatron_ext.measuring.sequence import LOSS, Ledger, bytes_of, crossing, described, first_of_each_kind, wires_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import Part
-from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.tasks.stage import Stage, backward
 from megatron_ext.tasks.task import DTYPES, Block, Task, Tensors

@@ -16,10 +16,10 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
+from megatron_ext.families.tasks import task_of
 from megatron_ext.measuring.laps import LEAST, Lap, Marks, Median, median
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between
-from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.tasks.stage import Stage, backward
 from megatron_ext.tasks.task import DTYPES, Tensors

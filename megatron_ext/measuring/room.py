@@ -19,11 +19,11 @@ from megatron_ext.contract.errors import is_out_of_memory, reason_of
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
+from megatron_ext.families.tasks import task_of
 from megatron_ext.measuring.passes import SavedTensors
 from megatron_ext.parallel.comm import annotate_errors
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between
-from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.stage import Stage, backward
 from megatron_ext.tasks.task import DTYPES, Micro
 from megatron_ext.timeline.recorder import Recorder

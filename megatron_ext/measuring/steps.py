@@ -23,12 +23,12 @@ from megatron_ext.engine.executor.pace import Pace
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.workers import Worker, Workers, copy_stream
+from megatron_ext.families.tasks import task_of
 from megatron_ext.measuring.laps import LEAST, Lap, Marks, median
 from megatron_ext.measuring.passes import RELATIVE, SavedTensors
 from megatron_ext.measuring.room import HostMemory, fixed_bytes, needed_bytes
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between
-from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.tasks.stage import Stage
 from megatron_ext.tasks.task import DTYPES, Micro, Tensors

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from megatron_ext.contract.models.model import MODULE
 from reports.readers.judgement import Findings
 from reports.readers.record import Record
 
@@ -51,7 +50,7 @@ def ways_on(record: Record, findings: Findings) -> list[Step]:
     if plan.resumable:
         means = "Resume from its newest checkpoint" if saved else "Start it again; it saved no checkpoint"
         steps.append(Step(resume, means))
-    if not plan.resumable or plan.model.family == MODULE:
+    if not plan.resumable or plan.model.traits.user_code:
         means = f"Start a new run{from_weights}"
         means += " once model.code is changed" if plan.resumable else "; this one cannot be resumed"
         steps.append(Step(launch_with(record.overrides, weights), means))

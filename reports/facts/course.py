@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from fasop.simulation.predict import Prediction
-from megatron_ext.contract.models.model import TRANSLATION
 from reports.facts.learning import DOLLARS, EPOCHS, EVALUATED, HOURS, SAMPLES, spent
 from reports.facts.statistics import Statistics
 from reports.readers.record import Record
@@ -193,7 +192,7 @@ def _tokens(record: Record) -> pd.Series | None:
     if "tokens_per_s" not in metrics or not {"consumed_samples", "elapsed_ms"} <= set(metrics):
         return None
     model = record.plan.model
-    if model.family not in TRANSLATION and model.tokens:
+    if not model.traits.translates and model.tokens:
         return metrics["consumed_samples"].astype("float64") * model.tokens
     hours = spent(record)[HOURS].to_numpy()
     evaluated = metrics["evaluation_s"].astype("float64").fillna(0) / 3600 if "evaluation_s" in metrics else 0.0

@@ -10,7 +10,7 @@ import pandas as pd
 from fasop.errors import SearchError
 from fasop.search.findings.found_plan import FoundPlan
 from fasop.simulation.ranks.replay import StageTimes, simulate
-from megatron_ext.contract.models.parameters import block_numel
+from megatron_ext.contract.models.counts import block_numel
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.schedules import as_json, schedule
 from reports.facts.breakdown import BACKWARD, FORWARD, LOSS

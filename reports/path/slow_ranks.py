@@ -11,7 +11,7 @@ import numpy as np
 from conf.run_folder.rundir import rank_ranges
 from fasop.costs.layers import Basis
 from fasop.simulation.predict import Prediction
-from megatron_ext.contract.models.model import BERT, GPT
+from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
 from reports.path.change import Cause, Change
 from reports.path.graph import Graph, Kind, median_by_rank
@@ -26,8 +26,6 @@ AS_SLOW = 0.5
 """Ranks of a node that lose this part of what its slowest rank loses are named together with it."""
 Peers = Mapping[int, float]
 """How many times as much work a rank has as each rank with as fast a GPU."""
-ALIKE = (GPT, BERT)
-"""Families whose counted blocks all take equally long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +119,7 @@ def _work(plan: Plan, expected: Expected | None) -> tuple[dict[int, float], floa
         each = {stage: amount for stage, amount in enumerate(expected.stages) if stage not in mixed and amount > 0}
         least = SLOWER_STAGE if expected.measured else SLOWER_ROOFLINE
     else:
-        inner = range(1, plan.pipeline - 1) if layers and plan.model.family in ALIKE else range(0)
+        inner = range(1, plan.pipeline - 1) if layers and all_alike(plan.model) else range(0)
         each, least = {stage: float(layers[stage]) for stage in inner if layers[stage]}, SLOWER_STAGE
     found = {
         place.rank: each[place.stage] * len(plan.taken_by(place.stage, place.dp))
@@ -142,3 +140,8 @@ def gpus(plan: Plan) -> dict[int, str]:
     """Returns by rank the kind of GPU that it runs on or stands for."""
     kinds = {node.name: node.gpu for node in (*plan.nodes, *(plan.rehearsal.nodes if plan.rehearsal else ()))}
     return {place.rank: kinds.get(plan.node_of(place.rank), "") for place in plan.ranks}
+
+
+def all_alike(model: ModelConfig) -> bool:
+    """Whether all blocks that a partition counts take equally long."""
+    return model.traits.attends and len(model.stacks()) == 1

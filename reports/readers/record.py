@@ -22,7 +22,6 @@ from conf.run_folder.run_files import opened, read_text
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from megatron_ext.contract.failure import RankFailure
-from megatron_ext.contract.models.model import MODULE
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from megatron_ext.contract.plan_check import PlanFault
 from megatron_ext.contract.plan_parts import Place
@@ -179,7 +178,7 @@ def read(run: RunDir) -> Record:
 
 def _with_names(run: RunDir, plan: Plan, notes: list[str]) -> Plan:
     """With the names of a module's blocks, where rank 0 has found them out."""
-    if plan.blocks is not None or plan.model.family != MODULE or not run.blocks.exists():
+    if plan.blocks is not None or not plan.model.traits.user_code or not run.blocks.exists():
         return plan
     try:
         return Plan.parse({**plan.as_json(), "blocks": _json(run, run.blocks, notes).get("blocks")}, run.path)

@@ -13,7 +13,7 @@ from typing import Any
 
 from conf.schema.values.partition import Partition
 from conf.visible import plural
-from megatron_ext.contract.models.model import GPT, RECURRENT
+from megatron_ext.contract.models.model import DEFAULT
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from reports.facts.labels import dashed, schedule_name
 from reports.figures.page import Cell, Row, bullets, copyable, leaves, table
@@ -79,7 +79,7 @@ def _model(plan: Plan) -> list[str]:
     heads = [f"{model.heads} heads"] if model.heads else []
     layers = [plural(model.counted, "layer")] if model.layers and not plan.partition else []
     code = f" {os.path.basename(model.code)}" if model.code else ""  # noqa: PTH119  (a path with a name after it)
-    family = [f"{model.family}{code}"] if model.family != GPT else []
+    family = [f"{model.family}{code}"] if model.family != DEFAULT else []
     known = [*family, *layers, *hidden, *heads, *vocabulary]
     return [f"Model: {', '.join(known)}."] if known else []
 
@@ -119,7 +119,7 @@ def _beside(plan: Plan, first: str, last: str) -> str:
     for stack in model.stacks()[1:]:
         if kinds := " and ".join(f"the {kind.replace('_', ' ')}" for kind in model.before(stack.kind)):
             between.append(f"the stage of {stack.name}.{stack.first} {kinds}")
-    head = "the head" if model.family in RECURRENT else "the final norm and the head"
+    head = "the head" if not model.traits.has_norms else "the final norm and the head"
     return ", ".join([f"{first} also has the embedding", *between, f"{last} {head}"])
 
 

@@ -19,8 +19,8 @@ from benchmarks.gpu_training import CALLS, CONTENDERS, PROFILE, in_time
 from conf.compose import compose
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan
+from megatron_ext.families.tasks import stage_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import stage_of
 from tests.support import ROOT
 
 WITHOUT_TDPP = """

@@ -15,8 +15,7 @@ from conf.schema.model import Model
 from conf.schema.parallel import Parallel
 from conf.schema.train import Train
 from conf.schema.values.schedules import Recompute
-from megatron_ext.contract.models.images import values_of_norm
-from megatron_ext.contract.models.model import IMAGES, TRANSLATION
+from megatron_ext.contract.models.images import ImageFamily
 
 
 def check_measured(model: Model, parallel: Parallel, engine: Engine, executor: Executor) -> None:
@@ -43,7 +42,7 @@ def check_recompute(model: Model, parallel: Parallel) -> None:
 
 def check_bucketing(model: Model, data: Data) -> None:
     """Whether the samples have lengths to be sorted by."""
-    if data.bucketing is not None and model.family not in TRANSLATION:
+    if data.bucketing is not None and not model.traits.translates:
         raise ConfigError(
             f"data.bucketing={data.bucketing} is for translation, where samples have different lengths, not for "
             f"model.family={model.family}; leave it out"
@@ -52,7 +51,8 @@ def check_bucketing(model: Model, data: Data) -> None:
 
 def check_images(model: Model, data: Data, parallel: Parallel) -> None:
     """Rules for images, and for what is theirs alone."""
-    if model.family not in IMAGES:
+    family = model.traits
+    if not isinstance(family, ImageFamily):
         for key, value in asdict(data.augment).items():
             if value != getattr(Augment(), key):
                 raise ConfigError(
@@ -65,7 +65,7 @@ def check_images(model: Model, data: Data, parallel: Parallel) -> None:
             f"data.blend has {len(data.blend)} corpora, but model.family={model.family} reads only the images of "
             f"data.prefix; join them into one data set, and leave data.blend out"
         )
-    values = parallel.micro_batch_size * values_of_norm(model.sized(1))
+    values = parallel.micro_batch_size * family.values_of_norm(model.sized(1))
     if values == 1:
         raise ConfigError(
             f"parallel.micro_batch_size=1 leaves the last batch norms of model.family={model.family} a single value "

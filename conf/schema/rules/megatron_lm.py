@@ -14,7 +14,6 @@ from conf.schema.model import Model
 from conf.schema.parallel import Parallel
 from conf.schema.profile import Tracker
 from conf.schema.train import Train
-from conf.schema.values.architectures import Family
 from conf.schema.values.schedules import ReduceDtype
 from conf.visible import plural
 
@@ -25,7 +24,7 @@ def can_run(
     model: Model, parallel: Parallel, train: Train, cluster: Cluster, groups: Iterable[str], rehearse: Rehearse
 ) -> None:
     """Whether Megatron-LM can do what the rest of the configuration says; `groups` are those of its nodes."""
-    if model.family is not Family.gpt:
+    if not model.traits.megatron_lm:
         raise ConfigError(
             f"model.family={model.family}: Megatron-LM trains only model.family=gpt here, with its pretrain_gpt.py; "
             f"use engine=tdpp"

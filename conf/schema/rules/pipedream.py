@@ -5,7 +5,7 @@ from __future__ import annotations
 from conf.errors import ConfigError
 from conf.schema.model import Model
 from conf.schema.values.partition import Partition
-from megatron_ext.contract.models.parameters import tied_parameters
+from megatron_ext.contract.models.counts import tied_parameters
 from megatron_ext.contract.schedule.streams import PIPEDREAM
 
 SCHEDULE = f"parallel.schedule={PIPEDREAM}"

@@ -7,15 +7,10 @@ from conf.schema.data import Data
 from conf.schema.executor import Executor, Rehearse
 from conf.schema.model import Model
 from conf.schema.train import Train, check_metrics
-from megatron_ext.contract.models.model import BERT, NEXT_TOKEN, T5
-
-SPLIT_BY_WEIGHT = (*NEXT_TOKEN, BERT, T5)
-"""Whose data are documents that `data.split` shares out."""
 
 
 def check(train: Train, model: Model, data: Data, executor: Executor) -> None:
     """Whether a run trains, where keys are for training, and has data to evaluate on, where it evaluates."""
-    family = model.family
     for key in ("eval_interval", "max_cost"):
         value = getattr(train, key)
         if value is not None and executor.rehearse is not Rehearse.none:
@@ -30,8 +25,8 @@ def check(train: Train, model: Model, data: Data, executor: Executor) -> None:
         )
     if train.eval_interval is None:
         return
-    check_metrics(train, str(family))
-    if family in SPLIT_BY_WEIGHT and not float(data.split.split(",")[1]):
+    check_metrics(train, str(model.family))
+    if model.traits.splits_documents and not float(data.split.split(",")[1]):
         raise ConfigError(
             f"train.eval_interval={train.eval_interval} evaluates on the valid split, but data.split="
             f"{data.split} gives that split no documents; give it some, such as data.split=969,30,1"

@@ -16,7 +16,6 @@ from conf.schema.parallel import AUTO
 from conf.schema.rules.megatron_lm import SCHEDULES
 from fasop.costs.blocks import blocks_of
 from fasop.errors import SearchError
-from megatron_ext.contract.models.model import RECURRENT
 
 SIZES = ("tensor", "data", "pipeline", "micro_batch_size")
 FOUND = ("partition", "node_order", "shares", "replicas")
@@ -93,7 +92,7 @@ def runnable(engine: Engine, train: Train, model: Model) -> Choices:
     """All that can be run with these parts of a configuration (conf/schema/rules/), and that is predicted."""
     megatron_lm = engine.kind is EngineKind.megatron_lm
     # Compiled layers, LSTMs and a user's blocks compute the gradients of weights and inputs together.
-    whole = train.compile or model.family in RECURRENT or model.measured
+    whole = train.compile or model.traits.recurrent or model.measured
     schedules = tuple(
         schedule
         for schedule in SEARCHED

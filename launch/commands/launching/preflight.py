@@ -13,12 +13,10 @@ from conf.errors import TdppError
 from conf.schema.adapt import Rule
 from conf.schema.experiment import ContainerKind, ExecutorKind, Experiment, Rehearse
 from conf.schema.train import LrPolicy, Train
-from conf.schema.values.architectures import Family
 from conf.visible import plural
 from launch.errors import LaunchError
 from megatron_ext.contract.cores import usable_cores
 from megatron_ext.contract.goal import BLEU, SPLIT, names_metric
-from megatron_ext.contract.models.model import TRANSLATION
 from megatron_ext.contract.plan import Plan
 
 Preflight = Callable[[Experiment], Sequence[str]]
@@ -53,14 +51,14 @@ def _check_evaluation(experiment: Experiment) -> None:
         raise LaunchError(
             f"train.eval_interval={train.eval_interval} evaluates on the {SPLIT} split, which is unusable: {error}"
         ) from error
-    if model.family in TRANSLATION and names_metric(BLEU, train.until, train.best):
+    if model.traits.translates and names_metric(BLEU, train.until, train.best):
         try:
             held_out(os.path.abspath(experiment.data.prefix), SPLIT)  # noqa: PTH100  (as in the plan)
         except EngineError as error:
             raise LaunchError(f"train.{'until' if train.until else 'best'}: {error}") from error
     if count is None and train.eval_iterations is None:
-        data = f"of model.code={model.code}" if model.family is Family.module else "of a blend"
-        data = f"of model.family={model.family}" if model.family in (Family.bert, Family.t5) else data
+        data = f"of model.code={model.code}" if model.traits.user_code else "of a blend"
+        data = f"of model.family={model.family}" if model.traits.masks else data
         raise LaunchError(
             f"train.eval_iterations=null evaluates the whole {SPLIT} split, but the data {data} do not say how many "
             f"samples it has; set train.eval_iterations to a number of global batches"
@@ -83,7 +81,7 @@ def preflight(experiment: Experiment) -> Sequence[str]:
 
     if experiment.executor.rehearse is not Rehearse.none:
         return ()
-    doubts = _check_module(experiment) if experiment.model.family is Family.module else check_for_training(experiment)
+    doubts = _check_module(experiment) if experiment.model.traits.user_code else check_for_training(experiment)
     train = experiment.train
     if train.lr_policy is LrPolicy.constant and train.min_lr not in (0.0, Train.min_lr):
         text = f"train.min_lr={train.min_lr:g} has no effect: train.lr_policy=constant never lowers the rate"
@@ -221,7 +219,7 @@ def samples_in_split(experiment: Experiment, split: str) -> int | None:
     Raises:
         TdppError: the split cannot be used, or has no sample.
     """
-    if experiment.model.family is Family.module:
+    if experiment.model.traits.user_code:
         return samples_of_module(asked_of(experiment), split)
     from data_prep import training
 
@@ -230,9 +228,7 @@ def samples_in_split(experiment: Experiment, split: str) -> int | None:
 
 def readable(experiment: Experiment) -> bool:
     """Whether this machine can look at the data: those of a module may be in its container alone."""
-    return experiment.model.family is not Family.module or (
-        can_look() and experiment.container.kind is ContainerKind.none
-    )
+    return not experiment.model.traits.user_code or (can_look() and experiment.container.kind is ContainerKind.none)
 
 
 def _in_epoch(experiment: Experiment, given: str, instead: str) -> int:
@@ -245,9 +241,9 @@ def _in_epoch(experiment: Experiment, given: str, instead: str) -> int:
     count = samples_in_split(experiment, "train")
     if count is not None:
         return count
-    if experiment.data.blend and model.family is not Family.module:
+    if experiment.data.blend and not model.traits.user_code:
         why = f"the {len(experiment.data.corpora())} corpora of data.blend end at different times"
-    elif model.family is Family.module:
+    elif model.traits.user_code:
         why = f"the data of model.code={model.code} have no end"
     else:
         why = f"with model.family={model.family} every epoch cuts the text into other samples"

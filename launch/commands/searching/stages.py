@@ -16,7 +16,7 @@ from launch.commands.searching.graph import check_free, export, on_cluster, repl
 from launch.commands.searching.plans import with_plan
 from launch.judge.state import print_next
 from launch.screen import print_table
-from megatron_ext.contract.models.model import IMAGES, TRANSLATION
+from megatron_ext.contract.models.model import IMAGES, PAIRS
 
 ASKED = "parallel.schedule=pipedream"
 WORDS: Mapping[str, Reader[Any]] = {
@@ -108,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
     if "export" in own:
         model, partition = training.model, partition_of(division).layers
         machines = on_cluster(inputs.cluster, division.node_order, sum(replicas_of(division)))
-        kind = {**dict.fromkeys(IMAGES, Kind.images), **dict.fromkeys(TRANSLATION, Kind.translation)}.get(model.family)
+        kind = {IMAGES: Kind.images, PAIRS: Kind.translation}.get(model.traits.learns)
         size = training.parallel.micro_batch_size
         export(own["export"], model.name, division, machines, kind, size, model.sized(1), partition)
     if plan is not None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from conf.run_folder.rundir import RunDir, rank_ranges
 from conf.schema.experiment import ExecutorKind, Experiment
-from conf.schema.values.architectures import Family
 from conf.visible import plural
 from launch.control.executors.sbatch import job_requests, sbatch_text
 from launch.control.executors.slurm import submission_of
@@ -174,7 +173,7 @@ def _training(experiment: Experiment) -> str:
     train, model = experiment.train, experiment.model
     return (
         f"model {model.name} in {train.precision}, {plural(train.iterations or 0, 'iteration')}"
-        f"{f', data {experiment.data.prefix}' if model.family is not Family.module else ''}"
+        f"{f', data {experiment.data.prefix}' if not model.traits.user_code else ''}"
     )
 
 

@@ -1,111 +1,48 @@
-"""A model's sizes and options, and the rows of layers that follow from them."""
+"""A model's sizes and options, and the description of its family, which says what follows from them.
+
+Every folder of `megatron_ext/families` is a family. Its `__init__.py` describes it without torch, as the variable
+`FAMILY`; its `task.py` trains it. Nothing else names a family: whoever needs to know something of one asks its
+description here.
+"""
 
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
-from megatron_ext.contract.models.stacks import Stack, awd_lm_stacks, gnmt_stacks, s2vt_stacks
+from megatron_ext.contract.models.pieces import ImageBlock, Parameters, Stack, Wire
 
-GPT, BERT, T5, MODULE = "gpt", "bert", "t5", "module"
-TRANSFORMER, GNMT = "transformer", "gnmt"
-TRANSLATION = (TRANSFORMER, GNMT)
-"""Families that learn from pairs of sentences."""
-S2VT = "s2vt"
-PAIRED = (T5, *TRANSLATION, S2VT)
-"""Those of an encoder, and of a decoder that takes its result."""
-AWD_LM = "awd_lm"
-RECURRENT = (GNMT, AWD_LM, S2VT)
-"""Families of LSTMs."""
-WITHOUT_ATTENTION = (AWD_LM, S2VT)
-CAPTIONS = (S2VT,)
-"""Families that learn to describe videos."""
-NEXT_TOKEN = (GPT, AWD_LM)
-"""Families that learn the next token of running text."""
-VIT, T2T_VIT, RESNET, VGG, ALEXNET = "vit", "t2t_vit", "resnet", "vgg", "alexnet"
-IMAGES = (VIT, T2T_VIT, RESNET, VGG, ALEXNET)
-"""Families that learn the classes of images."""
-ALL_COUNTED = (MODULE, RESNET, VGG, ALEXNET)
-"""Families of whose blocks a partition counts every one."""
-MEASURED = (MODULE, *IMAGES)
-"""Families of which no formula says what a block takes: a profile has its blocks. Nothing cuts these over a tensor
-group."""
+DEFAULT = "gpt"
+"""The family of a model that names none."""
+TEXT, PAIRS, IMAGES, VIDEOS = "text", "pairs", "images", "videos"
+"""What a family learns from."""
 LAYER_NORM, RMS_NORM = "LayerNorm", "RMSNorm"
 LEARNED, ROTARY, NO_POSITIONS, SINUSOIDAL = "learned_absolute", "rope", "none", "sinusoidal"
-
-ONLY_OF = {
-    "bert_binary_head": (BERT,),
-    **dict.fromkeys(("decoder_layers", "decoder_sequence_length"), PAIRED),
-    "label_smoothing": (*TRANSLATION, S2VT, *IMAGES),
-    **dict.fromkeys(("code", "code_digest", "capture"), (MODULE,)),
-    **dict.fromkeys(("image_size", "channels", "classes"), IMAGES),
-    **dict.fromkeys(("patch_size", "class_token"), (VIT,)),
-    "drop_path": (VIT, T2T_VIT),
-    "width": (T2T_VIT, RESNET, VGG, ALEXNET),
-    "depths": (RESNET, VGG),
-    **dict.fromkeys(
-        (
-            *("num_query_groups", "kv_channels", "normalization", "rotary_base"),
-            *("rope_scaling_factor", "swiglu", "add_bias_linear"),
-        ),
-        (GPT, BERT, T5, *TRANSLATION),
-    ),
-    "position_embedding_type": (GPT, BERT, T5, *TRANSLATION, AWD_LM, S2VT),
-    "untie_embeddings_and_output_weights": (GPT, BERT, T5, *TRANSLATION, AWD_LM),
-    "attention_dropout": (GPT, BERT, T5, *TRANSLATION, VIT, T2T_VIT),
-    "ffn_hidden": (GPT, BERT, T5, *TRANSLATION, VIT, T2T_VIT, VGG, ALEXNET),
-    "hidden_dropout": (GPT, BERT, T5, *TRANSLATION, AWD_LM, S2VT, VIT, T2T_VIT, VGG, ALEXNET),
-    "embedding_width": (AWD_LM, S2VT),
-    **dict.fromkeys(("embedding_dropout", "input_dropout", "output_dropout", "weight_dropout"), (AWD_LM,)),
-    "features": (S2VT,),
-}
-"""Options that other families do not have, and those that do."""
+POSITIONS = (LEARNED, ROTARY, NO_POSITIONS)
 OF_TRANSFORMERS = (
     *("ffn_hidden", "num_query_groups", "kv_channels", "normalization", "norm_epsilon", "swiglu", "add_bias_linear"),
     "attention_dropout",
 )
 """Options that families of LSTMs do not have."""
-POSITIONS_OF = {TRANSFORMER: (SINUSOIDAL,), **dict.fromkeys(RECURRENT, (NO_POSITIONS,))}
-"""The position embeddings of a family; of others `POSITIONS`."""
-POSITIONS = (LEARNED, ROTARY, NO_POSITIONS)
 OF_TRAINING = (
     *("hidden_dropout", "attention_dropout", "drop_path", "label_smoothing"),
     *("embedding_dropout", "input_dropout", "output_dropout", "weight_dropout"),
 )
 """Options that training may change on the way."""
 SIZES = ("hidden", "heads", "sequence_length", "vocab_size", "padded_vocab_size")
-"""Of a transformer over tokens. A family that lacks some of them (`lacking`) has 0 there, and none in a plan."""
+"""Sizes of a transformer over tokens. A family that lacks some of them has 0 there, and none in a plan."""
 DEPTHS = r"[1-9][0-9]{0,3}(-[1-9][0-9]{0,3}){0,4}"
 """A regular expression for `depths`: of one to five stages."""
 TOKEN_TYPES = 2
 """Of BERT with a binary head: which of two sentences a token belongs to."""
 
 
-def lacking(family: str) -> Tuple[str, ...]:
-    """The sizes that a family does not have."""
-    if family in ALL_COUNTED:
-        return SIZES
-    return ("sequence_length", "vocab_size", "padded_vocab_size") if family in IMAGES else ()
-
-
-def needed(family: str) -> Tuple[str, ...]:
-    """The options that a family cannot do without."""
-    found = ["image_size", "classes"] if family in IMAGES else ["features"] if family == S2VT else []
-    found += ["patch_size"] if family == VIT else []
-    found += ["depths"] if family in (RESNET, VGG) else []
-    return (*found, "ffn_hidden") if family in (VGG, ALEXNET) else tuple(found)
-
-
 @dataclass(frozen=True)
 class ModelConfig:
-    """A transformer of one of the families. The options are Megatron-LM's, and begin as GPT-2's.
-
-    gpt: a decoder that predicts the next token. bert: an encoder that predicts masked tokens and, with a binary head,
-    whether two sentences follow each other. t5: an encoder, and a decoder that attends to its result. transformer and
-    gnmt: the same for translation, of attention or of LSTMs. awd_lm: LSTMs that predict the next token. s2vt: LSTMs
-    that describe videos. vit, t2t_vit, resnet, vgg, alexnet: classes of images (`megatron_ext.contract.models.images`).
-    module: what a user's file defines, of which only the number of blocks is known here.
-    """
+    """A model of one of the families. The options are Megatron-LM's, and begin as GPT-2's."""
 
     layers: int
     """With a decoder, the encoder's; where all blocks are counted, their number."""
@@ -116,7 +53,7 @@ class ModelConfig:
     """With a decoder, the encoder's. Of s2vt, the frames of a video that it sees."""
     vocab_size: int
     padded_vocab_size: int
-    family: str = GPT
+    family: str = DEFAULT
     ffn_hidden: Optional[int] = None
     """Inner width of the MLP; None: 4 times the hidden size."""
     num_query_groups: Optional[int] = None
@@ -181,15 +118,19 @@ class ModelConfig:
     """Of s2vt: numbers that describe a frame."""
 
     @property
+    def traits(self) -> Family:
+        """The description of its family."""
+        return family_named(self.family)
+
+    @property
     def word_width(self) -> int:
-        """Of a word's vector."""
+        """Width of a word's vector."""
         return self.hidden if self.embedding_width is None else self.embedding_width
 
     @property
     def head_inputs(self) -> int:
-        """Width of what the head takes: where its matrix is the embedding, that of a word's vector."""
-        tied = self.family == AWD_LM and not self.untie_embeddings_and_output_weights
-        return self.word_width if tied else self.hidden
+        """Width of what the head takes."""
+        return self.traits.head_inputs(self)
 
     @property
     def head_width(self) -> int:
@@ -206,34 +147,34 @@ class ModelConfig:
 
     @property
     def attention_bias(self) -> bool:
-        """Whether the linear layers of an attention have biases; those of a transformer have none."""
-        return self.add_bias_linear and self.family != TRANSFORMER
+        """Whether the linear layers of an attention have biases."""
+        return self.add_bias_linear and self.traits.attention_bias
 
     @property
     def decoder_tokens(self) -> int:
-        """Of a sample, that the decoder takes; 0 for families without one."""
-        if self.family not in PAIRED:
+        """Tokens of a sample that the decoder takes; 0 for families without one."""
+        if not self.traits.decoder:
             return 0
         return self.sequence_length if self.decoder_sequence_length is None else self.decoder_sequence_length
 
     @property
     def decoder_count(self) -> int:
         """Layers of the decoder; 0 for families without one."""
-        return sum(stack.layers for stack in self.stacks() if stack.causal) if self.family in PAIRED else 0
+        return sum(stack.layers for stack in self.stacks() if stack.causal) if self.traits.decoder else 0
 
     @property
     def tokens(self) -> int:
-        """Of a sample, that the model takes."""
+        """Tokens of a sample that the model takes."""
         return self.sequence_length + self.decoder_tokens
 
     @property
     def predicting(self) -> int:
         """Tokens of a sample for which the head gives logits."""
-        return self.decoder_tokens if self.family in PAIRED else self.sequence_length
+        return self.decoder_tokens if self.traits.decoder else self.sequence_length
 
     @property
     def positions(self) -> int:
-        """That the model knows; a decoder shares the encoder's."""
+        """Positions that the model knows; a decoder shares the encoder's."""
         return max(self.sequence_length, self.decoder_tokens)
 
     @property
@@ -243,21 +184,7 @@ class ModelConfig:
 
     def stacks(self) -> Tuple[Stack, ...]:
         """The rows of layers, in order."""
-        if self.family in ALL_COUNTED:
-            return (Stack("block", "blocks", self.layers, 0),)
-        if self.family == AWD_LM:
-            return awd_lm_stacks(self.layers, self.sequence_length)
-        if self.family not in PAIRED:
-            return (Stack("layer", "layers", self.layers, self.sequence_length, causal=self.family == GPT),)
-        layers = self.layers if self.decoder_layers is None else self.decoder_layers
-        if self.family == S2VT:
-            return s2vt_stacks(self.layers, layers, self.tokens)
-        if self.family == GNMT:
-            return gnmt_stacks(self.layers, layers, self.sequence_length, self.decoder_tokens)
-        return (
-            Stack("encoder", "encoder", self.layers, self.sequence_length),
-            Stack("decoder", "decoder", layers, self.decoder_tokens, self.sequence_length, causal=True),
-        )
+        return self.traits.stacks(self)
 
     def kinds(self) -> Tuple[Tuple[str, int], ...]:
         """The blocks that a partition counts, in order: their kinds, and how many."""
@@ -265,16 +192,7 @@ class ModelConfig:
 
     def all_kinds(self) -> Tuple[Tuple[str, int], ...]:
         """The kinds of all blocks in order, also of those that no partition counts, and how many."""
-        if self.family in ALL_COUNTED:
-            return self.kinds()
-        if self.family not in PAIRED:
-            return (("embedding", 1), *self.kinds(), ("head", 1))
-        encoder, decoder = (
-            tuple((stack.kind, stack.layers) for stack in self.stacks() if stack.causal is causal)
-            for causal in (False, True)
-        )
-        normed = () if self.family in RECURRENT else (("encoder_norm", 1),)
-        return (("embedding", 1), *encoder, *normed, ("decoder_embedding", 1), *decoder, ("head", 1))
+        return self.traits.all_kinds(self)
 
     def block_name(self, number: int) -> str:
         """Of a counted block, which are numbered over the whole model: `layers.7`, `decoder.3`."""
@@ -311,27 +229,186 @@ class ModelConfig:
 
         Not `OF_TRAINING`, in which training may go on differently. Of a user's module, the number of its blocks.
         """
-        if self.family == MODULE:
-            return {"family": MODULE, "layers": self.layers}
+        if self.traits.user_code:
+            return {"family": self.family, "layers": self.layers}
         sizes = {
             key: getattr(self, key)
             for key in ("layers", "hidden", "heads", "sequence_length", "vocab_size")
-            if key not in lacking(self.family)
+            if key not in self.traits.lacks
         }
         return {**sizes, **{key: value for key, value in self.own_options().items() if key not in OF_TRAINING}}
 
     def own_options(self) -> Dict[str, object]:
         """Options other than GPT-2's."""
         options = {key: getattr(self, key) for key in OPTIONS}
-        if self.family in ALL_COUNTED:
+        if self.traits.counts_all:
             return {key: value for key, value in options.items() if value != OPTIONS[key]}
         options["num_query_groups"] = self.query_groups if self.query_groups != self.heads else None
         options["ffn_hidden"] = self.inner if self.inner != 4 * self.hidden else None
         options["kv_channels"] = self.head_width if self.head_width * self.heads != self.hidden else None
-        if self.family in PAIRED:
+        if self.traits.decoder:
             options.update(decoder_layers=self.decoder_count, decoder_sequence_length=self.decoder_tokens)
         return {key: value for key, value in options.items() if value != OPTIONS[key]}
 
 
 OPTIONS = {field.name: field.default for field in fields(ModelConfig) if field.default is not MISSING}
 """As they are for GPT-2."""
+
+
+class Family:
+    """What the rooms ask of a family without torch. What stands here is true of a module that nobody has looked into.
+
+    `megatron_ext.contract.models.tokens` describes transformers over tokens, `lstms` LSTMs, `images` models of images.
+    """
+
+    name: str
+    summary: str
+    """What it is made of and what it learns, in a sentence of docs/reference.md."""
+    order = 100
+    """Its place in lists of families."""
+
+    learns = TEXT
+    running_text = False
+    """Whether it learns the next token of running text."""
+    masking_ngram: Optional[int] = None
+    """The most words masked in a row, unless data.masking_max_ngram says so; None: it has no masked tokens."""
+    masking_geometric = False
+    """Whether the lengths of masked runs are drawn from a geometric distribution, unless the data say so."""
+    metrics: Optional[Tuple[str, ...]] = None
+    """What an evaluation gives, where it is known without a look at the model."""
+
+    options: Tuple[str, ...] = ()
+    """Options that it has and other families lack."""
+    needs: Tuple[str, ...] = ()
+    """Options that it cannot do without."""
+    lacks: Tuple[str, ...] = ()
+    """Those of `SIZES` that it does not have."""
+    positions: Tuple[str, ...] = POSITIONS
+    """The position embeddings that it may have."""
+    fewest_layers = 1
+    why_layers = ""
+    """Why it cannot have fewer."""
+    one_head = ""
+    """Why it has no more than one attention head; empty: it may."""
+
+    user_code = False
+    """Whether a user's file defines it."""
+    decoder = False
+    """Whether it has an encoder, and a decoder that takes its result."""
+    recurrent = False
+    """Whether it is made of LSTMs."""
+    attends = False
+    """Whether anything is known of attention in it, of which a part could be computed again."""
+    measured = False
+    """Whether no formula says what a block takes: a profile has its blocks. Nothing cuts these over a tensor group."""
+    counts_all = False
+    """Whether a partition counts every one of its blocks."""
+    has_norms = True
+    """Whether a norm stands before the head and behind an encoder."""
+    attention_bias = True
+    """Whether the linear layers of its attention may have biases."""
+    relu = False
+    """Whether its MLP has ReLU instead of GELU."""
+    megatron_lm = False
+    """Whether Megatron-LM's pretrain_gpt.py trains it, and Hugging Face's layouts of GPT-2 and Llama can hold it."""
+
+    pipedream_layers: Tuple[str, ...] = ()
+    """The kinds of layers in PipeDream's stage modules of which every block has exactly one."""
+    pipedream_kernel = 1
+    """The smallest kernel of such a convolution."""
+
+    @property
+    def masks(self) -> bool:
+        """Whether it learns tokens that are masked in its samples."""
+        return self.masking_ngram is not None
+
+    @property
+    def splits_documents(self) -> bool:
+        """Whether its data are documents that `data.split` shares out."""
+        return self.running_text or self.masks
+
+    @property
+    def translates(self) -> bool:
+        return self.learns == PAIRS
+
+    def stacks(self, model: ModelConfig) -> Tuple[Stack, ...]:
+        """The rows of layers, in order."""
+        return (Stack("block", "blocks", model.layers, 0),)
+
+    def all_kinds(self, model: ModelConfig) -> Tuple[Tuple[str, int], ...]:
+        """The kinds of all blocks in order, also of those that no partition counts, and how many."""
+        return model.kinds()
+
+    def image_blocks(self, model: ModelConfig) -> Tuple[ImageBlock, ...]:
+        """All blocks in order, where each is known by itself."""
+        return ()
+
+    def parameters(self, model: ModelConfig, kind: str) -> Parameters:
+        """The parameters of a block of one of `all_kinds`; none where blocks are measured."""
+        return {}
+
+    def tied(self, model: ModelConfig) -> Dict[str, str]:
+        """Parameters that are equal to others: by the copy's name in the whole model, that of the owner."""
+        return {}
+
+    def head_inputs(self, model: ModelConfig) -> int:
+        """Width of what the head takes: where its matrix is the embedding, that of a word's vector."""
+        return model.hidden
+
+    def inside_activations(self, model: ModelConfig, kind: str, fused: bool = False) -> int:
+        """Numbers of a sample that a layer keeps until the backward pass, and that a tensor group shares out."""
+        return 0
+
+    def outside_activations(self, model: ModelConfig, kind: str) -> int:
+        """Numbers of a sample that a layer keeps and that every rank of a tensor group has whole."""
+        return 0
+
+    def weights_kept(self, model: ModelConfig, kind: str) -> int:
+        """Numbers that a layer keeps of a micro-batch, whatever its size: weights of which a part is dropped."""
+        return 0
+
+    def wires(self, model: ModelConfig) -> List[Wire]:
+        """What passes between blocks that a formula describes, in the order of their givers."""
+        return []
+
+    def directions(self, kind: str) -> int:
+        """In how many directions a layer reads its tokens."""
+        return 1
+
+    def operations(self, model: ModelConfig, kind: str) -> int:
+        """Floating-point operations of a block's forward pass for one sample; lookups and norms count nothing."""
+        return 0
+
+    def attention_operations(self, model: ModelConfig, kind: str) -> int:
+        """Of these, those of attention's scores and of their product with the values."""
+        return 0
+
+
+@lru_cache(maxsize=None)
+def family_names() -> Tuple[str, ...]:
+    """The names of all families, which are those of their folders."""
+    found = [path.parent.name for path in (Path(__file__).parents[2] / "families").glob("*/task.py")]
+    return tuple(sorted(found, key=lambda name: (family_named(name).order, name)))
+
+
+@lru_cache(maxsize=None)
+def family_named(name: str) -> Family:
+    """The description of a family; its folder is imported here, and no other one."""
+    family: Family = import_module(f"megatron_ext.families.{name}").FAMILY
+    return family
+
+
+def sizes_lacked(name: str) -> Tuple[str, ...]:
+    """Those of `SIZES` that a family does not have; none of what is no family."""
+    return family_named(name).lacks if name in family_names() else ()
+
+
+def defined_by_user(name: str) -> bool:
+    """Whether a user's file defines the models of a family; not of what is no family."""
+    return name in family_names() and family_named(name).user_code
+
+
+@lru_cache(maxsize=None)
+def families_with(option: str) -> Tuple[str, ...]:
+    """The families that have an option which others lack; none where all have it."""
+    return tuple(name for name in family_names() if option in family_named(name).options)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.models.model import (
-    GPT,
-    PAIRED,
-)
+from megatron_ext.contract.models.model import DEFAULT, family_named
 from megatron_ext.contract.plan_check import GRID, Faults, Rules, Values
 
 
@@ -19,7 +16,7 @@ def _partition(plan: Values) -> Faults:
     model = plan["model"]
     layers = model.get("layers", sum(parts))
     words = f"model.layers={layers}"
-    if model.get("family", GPT) in PAIRED and "layers" in model:
+    if family_named(model.get("family", DEFAULT)).decoder and "layers" in model:
         decoder = layers if model.get("decoder_layers") is None else model["decoder_layers"]
         words = f"{words} + model.decoder_layers={decoder} = {layers + decoder}"
         layers += decoder

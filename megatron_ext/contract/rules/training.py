@@ -7,21 +7,13 @@ import math
 
 from megatron_ext.contract.layout import lcm
 from megatron_ext.contract.models.model import (
-    BERT,
-    GPT,
+    DEFAULT,
     IMAGES,
-    MEASURED,
-    MODULE,
     OF_TRANSFORMERS,
-    ONLY_OF,
     OPTIONS,
-    POSITIONS,
-    POSITIONS_OF,
-    RECURRENT,
-    S2VT,
-    T5,
-    TRANSLATION,
-    needed,
+    Family,
+    families_with,
+    family_named,
 )
 from megatron_ext.contract.plan_check import Faults, Rules, Values
 from megatron_ext.contract.train_config import COSINE, DECAYING, EVALUATING, EXPONENTIAL, NOAM, ONLY_WITH, STEP
@@ -30,22 +22,23 @@ from megatron_ext.contract.train_config import OPTIONS as OPTIONS_OF_TRAINING
 
 def _model(plan: Values) -> Faults:
     model, tensor = plan["model"], lcm(plan.get("tensors") or [plan["tensor"]])
-    family = model.get("family", GPT)
-    for key, families in ONLY_OF.items():
-        if family not in families and model.get(key, OPTIONS[key]) != OPTIONS[key]:
-            yield f"model.{key}", model[key], f"{json.dumps(OPTIONS[key])} with model.family={family}"
-    if family in RECURRENT:
+    family = _family_of(plan)
+    with_family = f"with model.family={family.name}"
+    for key, default in OPTIONS.items():
+        if key not in family.options and model.get(key, default) != default and families_with(key):
+            yield f"model.{key}", model[key], f"{json.dumps(default)} {with_family}"
+    if family.recurrent:
         yield from _recurrent(family, model)
     positions = model.get("position_embedding_type", OPTIONS["position_embedding_type"])
-    if positions not in (allowed := POSITIONS_OF.get(family, POSITIONS)):
-        yield "model.position_embedding_type", positions, f"{' or '.join(allowed)} with model.family={family}"
-    if family == MODULE and not model.get("code"):
-        yield "model.code", model.get("code"), "FILE.py:NAME with model.family=module"
-    for key in needed(family):
+    if positions not in family.positions:
+        yield "model.position_embedding_type", positions, f"{' or '.join(family.positions)} {with_family}"
+    if family.user_code and not model.get("code"):
+        yield "model.code", model.get("code"), f"FILE.py:NAME {with_family}"
+    for key in family.needs:
         if model.get(key) is None:
-            yield f"model.{key}", None, f"given with model.family={family}"
-    if family in MEASURED and tensor > 1:
-        yield "tensor", tensor, f"1 with model.family={family}"
+            yield f"model.{key}", None, f"given {with_family}"
+    if family.measured and tensor > 1:
+        yield "tensor", tensor, f"1 {with_family}"
     if "heads" in model and model.get("kv_channels") is None and model.get("hidden", 0) % model["heads"]:
         yield "model.heads", model["heads"], f"a divisor of model.hidden={model['hidden']}"
     if model.get("heads", 0) % tensor:
@@ -64,15 +57,15 @@ def _model(plan: Values) -> Faults:
         yield "model.padded_vocab_size", padded, f"a multiple of tensor={tensor}, and no less than model.vocab_size"
 
 
-def _recurrent(family: str, model: Values) -> Faults:
-    of_family = f"with model.family={family}"
+def _recurrent(family: Family, model: Values) -> Faults:
+    of_family = f"with model.family={family.name}"
     for key in OF_TRANSFORMERS:
         if model.get(key, OPTIONS[key]) != OPTIONS[key]:
             yield f"model.{key}", model[key], f"{json.dumps(OPTIONS[key])} {of_family}"
     if model.get("heads", 1) != 1:
         yield "model.heads", model["heads"], f"1 {of_family}"
-    if model.get("layers", 2) < 2 and family != S2VT:
-        yield "model.layers", model["layers"], f"at least 2 {of_family}"
+    if model.get("layers", family.fewest_layers) < family.fewest_layers:
+        yield "model.layers", model["layers"], f"at least {family.fewest_layers} {of_family}"
 
 
 def _train(plan: Values) -> Faults:
@@ -114,21 +107,25 @@ def _data(plan: Values) -> Faults:
 
 
 def _masking(plan: Values) -> Faults:
-    family, masking = plan["model"].get("family", GPT), plan.get("data_masking")
-    if (family in (BERT, T5)) != (masking is not None):
-        yield "data_masking", masking, f"{'given' if masking is None else 'null'} with model.family={family}"
+    family, masking = _family_of(plan), plan.get("data_masking")
+    if family.masks != (masking is not None):
+        yield "data_masking", masking, f"{'given' if masking is None else 'null'} with model.family={family.name}"
 
 
 def _augment(plan: Values) -> Faults:
-    family, augment = plan["model"].get("family", GPT), plan.get("data_augment")
-    if family not in IMAGES and augment is not None:
-        yield "data_augment", augment, f"null with model.family={family}"
+    family, augment = _family_of(plan), plan.get("data_augment")
+    if family.learns != IMAGES and augment is not None:
+        yield "data_augment", augment, f"null with model.family={family.name}"
 
 
 def _bucketing(plan: Values) -> Faults:
-    family, bucketing = plan["model"].get("family", GPT), plan.get("data_bucketing")
-    if family not in TRANSLATION and bucketing is not None:
-        yield "data_bucketing", bucketing, f"null with model.family={family}"
+    family, bucketing = _family_of(plan), plan.get("data_bucketing")
+    if not family.translates and bucketing is not None:
+        yield "data_bucketing", bucketing, f"null with model.family={family.name}"
+
+
+def _family_of(plan: Values) -> Family:
+    return family_named(plan["model"].get("family", DEFAULT))
 
 
 RULES: Rules = [

@@ -1,16 +1,49 @@
-"""The blocks of AlexNet, VGG and ResNet."""
+"""Convolutions in a row with three linear layers behind them: AlexNet and VGG."""
 
 from __future__ import annotations
 
-from typing import Optional
+import math
+from functools import partial
+from typing import Callable, List, Optional
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from megatron_ext.contract.models.images import EXPANSION
-from megatron_ext.tasks.images.batch_norm import BatchNorm
-from megatron_ext.tasks.images.empty import empty_convolution, empty_linear
+from megatron_ext.contract.models.images import StackedFamily, image_blocks
+from megatron_ext.tasks.images.image_task import ImageTask, empty_convolution, empty_linear
 from megatron_ext.tasks.linear import WeightGradients, linear
+
+
+class ConvolutionalTask(ImageTask):
+    """Blocks with ReLU, whose weights begin as such blocks need."""
+
+    def std_of_weight(self, weight: Tensor) -> float:
+        """As He et al. 2015; the logits have no ReLU behind them."""
+        outputs, inputs = weight.shape[0], weight[0].numel()
+        if weight.dim() == 4:
+            return math.sqrt(2.0 / (outputs * weight[0, 0].numel()))
+        return math.sqrt((1.0 if outputs == self._model.classes else 2.0) / inputs)
+
+
+class StackedTask(ConvolutionalTask):
+    """AlexNet and VGG, whose descriptions say how they differ."""
+
+    def makers(self) -> List[Callable[[], nn.Module]]:
+        model, family, blocks = self._model, self._model.traits, image_blocks(self._model)
+        assert isinstance(family, StackedFamily)
+        found: List[Callable[[], nn.Module]] = []
+        first = next(number for number, block in enumerate(blocks) if block.name == "linear.0")
+        for number, block in enumerate(blocks[:first]):
+            outputs, inputs, kernel, _ = block.parameters["conv.weight"]
+            found.append(partial(Convolution, inputs, outputs, kernel, *family.window(model, number)))
+        for number, block in enumerate(blocks[first:]):
+            outputs, inputs = block.parameters["linear.weight"]
+            places = 0 if number else family.most_places
+            last, dropout = number == 2, model.hidden_dropout
+            found.append(
+                partial(Linear, inputs, outputs, dropout, places=places, drops_first=family.drops_first, last=last)
+            )
+        return found
 
 
 class Convolution(nn.Module):
@@ -55,53 +88,3 @@ class Linear(nn.Module):
 
     def _linear(self, x: Tensor) -> Tensor:
         return linear(x, self.linear.weight, self.linear.bias, self.later)
-
-
-class Stem(nn.Module):
-    """The beginning of a ResNet."""
-
-    def __init__(self, inputs: int, outputs: int, epsilon: float) -> None:
-        super().__init__()
-        self.conv = empty_convolution(inputs, outputs, 7, 2, 3, bias=False)
-        self.norm = BatchNorm(outputs, epsilon)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return F.max_pool2d(F.relu(self.norm(self.conv(images))), 3, 2, 1)
-
-
-class Bottleneck(nn.Module):
-    """Three convolutions beside a shortcut; a stride is the second one's."""
-
-    def __init__(self, inputs: int, inner: int, stride: int, epsilon: float) -> None:
-        super().__init__()
-        outputs = inner * EXPANSION
-        self.conv_0 = empty_convolution(inputs, inner, 1, bias=False)
-        self.norm_0 = BatchNorm(inner, epsilon)
-        self.conv_1 = empty_convolution(inner, inner, 3, stride, 1, bias=False)
-        self.norm_1 = BatchNorm(inner, epsilon)
-        self.conv_2 = empty_convolution(inner, outputs, 1, bias=False)
-        self.norm_2 = BatchNorm(outputs, epsilon)
-        self.conv_shortcut: Optional[nn.Conv2d] = None
-        if inputs != outputs or stride > 1:
-            self.conv_shortcut = empty_convolution(inputs, outputs, 1, stride, bias=False)
-            self.norm_shortcut = BatchNorm(outputs, epsilon)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.norm_0(self.conv_0(x)))
-        y = F.relu(self.norm_1(self.conv_1(y)))
-        y = self.norm_2(self.conv_2(y))
-        if self.conv_shortcut is not None:
-            x = self.norm_shortcut(self.conv_shortcut(x))
-        return F.relu(x + y)
-
-
-class Pooled(nn.Module):
-    """The end of a ResNet: a linear layer over the mean of all places."""
-
-    def __init__(self, inputs: int, classes: int) -> None:
-        super().__init__()
-        self.linear = empty_linear(inputs, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.linear(x.mean((2, 3)))
-        return y

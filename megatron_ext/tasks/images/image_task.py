@@ -1,34 +1,45 @@
-"""Models that say what is on an image: ViT, T2T-ViT, ResNet, VGG and AlexNet, in blocks that lie one behind another."""
+"""Models that say what is on an image, in blocks that lie one behind another."""
 
 from __future__ import annotations
 
 import math
 import zlib
+from abc import abstractmethod
 from functools import partial
-from itertools import accumulate
-from typing import Callable, Dict, List, Optional, Sequence
+from typing import Callable, Dict, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import skip_init
 
-from megatron_ext.contract.models.images import (
-    ALEXNET_LAYERS,
-    MOST_OF_ALEXNET,
-    MOST_OF_VGG,
-    ImageBlock,
-    depths_of,
-    image_blocks,
-)
-from megatron_ext.contract.models.model import ALEXNET, RESNET, T2T_VIT, VGG, ModelConfig
+from megatron_ext.contract.models.images import image_blocks
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import Samples, Split
 from megatron_ext.data.vision.images import ImageSamples, open_images
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.images.convolutional import Bottleneck, Convolution, Linear, Pooled, Stem
-from megatron_ext.tasks.images.vision_transformer import ClassHead, Layer, PatchEmbedding, TokensToToken
 from megatron_ext.tasks.repeatable import repeatable
 from megatron_ext.tasks.task import DTYPES, Block, Micro, Placement, Task, Tensors, Wire
+
+
+def empty_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+    layer: nn.Linear = skip_init(nn.Linear, inputs, outputs, bias=bias, device=_device())  # type: ignore[no-untyped-call]
+    return layer
+
+
+def empty_convolution(
+    inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0, bias: bool = True
+) -> nn.Conv2d:
+    layer: nn.Conv2d = skip_init(  # type: ignore[no-untyped-call]
+        nn.Conv2d, inputs, outputs, kernel, stride, padding, bias=bias, device=_device()
+    )
+    return layer
+
+
+def _device() -> torch.device:
+    """The one that tensors are made on."""
+    return torch.empty(0).device
+
 
 LOGITS = "logits"
 TOP = 5
@@ -46,7 +57,7 @@ class ImageTask(Task):
         self.outputs = (LOGITS,)
         described = image_blocks(model)
         wires = ["images", *(f"hidden.{number}" for number in range(len(described) - 1)), LOGITS]
-        makers = _makers(model, plan.train.seed)
+        makers = self.makers()
         self.blocks = [
             Block(
                 one.name,
@@ -127,12 +138,15 @@ class ImageTask(Task):
             return 0.02
         if parameter.dim() == 1:
             return None
-        outputs, inputs = parameter.shape[0], parameter[0].numel()
-        if self._model.family in (RESNET, VGG, ALEXNET):
-            if parameter.dim() == 4:
-                return math.sqrt(2.0 / (outputs * parameter[0, 0].numel()))
-            return math.sqrt((1.0 if outputs == self._model.classes else 2.0) / inputs)
-        return math.sqrt(2.0 / (inputs + outputs))
+        return self.std_of_weight(parameter)
+
+    def std_of_weight(self, weight: Tensor) -> float:
+        """Of a matrix or a convolution's kernel: as Glorot and Bengio 2010 for transformers."""
+        return math.sqrt(2.0 / (weight.shape[0] + weight[0].numel()))
+
+    @abstractmethod
+    def makers(self) -> Sequence[Callable[[], nn.Module]]:
+        """What makes the module of each of the model's blocks."""
 
 
 def _made(maker: Callable[[], nn.Module], name: str, seed: int, recompute: bool, tensor: TensorGroup) -> nn.Module:
@@ -142,66 +156,4 @@ def _made(maker: Callable[[], nn.Module], name: str, seed: int, recompute: bool,
 
 
 def _draws(module: nn.Module) -> bool:
-    if isinstance(module, Layer):
-        return bool(module.drop_path or module.attention_dropout)
-    return isinstance(module, nn.Dropout) and module.p > 0
-
-
-def _makers(model: ModelConfig, seed: int) -> List[Callable[[], nn.Module]]:
-    """One for each of the model's blocks."""
-    blocks = image_blocks(model)
-    if model.family == RESNET:
-        return _resnet(model, blocks)
-    if model.family in (VGG, ALEXNET):
-        return _stacked(model, blocks)
-    tokens = model.family == T2T_VIT
-    first: Callable[[], nn.Module] = partial(_tokens, model, seed) if tokens else partial(PatchEmbedding, model)
-    layers = [
-        partial(Layer, model, not tokens, model.drop_path * number / max(1, model.layers - 1))
-        for number in range(model.layers)
-    ]
-    return [first, *layers, partial(ClassHead, model)]
-
-
-def _tokens(model: ModelConfig, seed: int) -> nn.Module:
-    return TokensToToken(model, torch.Generator().manual_seed(zlib.crc32(b"features", seed)))
-
-
-def _stacked(model: ModelConfig, blocks: Sequence[ImageBlock]) -> List[Callable[[], nn.Module]]:
-    found: List[Callable[[], nn.Module]] = []
-    first = next(number for number, block in enumerate(blocks) if block.name == "linear.0")
-    pooling = {end - 1 for end in accumulate(depths_of(model))} if model.family == VGG else set()
-    for number, block in enumerate(blocks[:first]):
-        outputs, inputs, kernel, _ = block.parameters["conv.weight"]
-        if model.family == VGG:
-            stride, padding, pool = 1, 1, 2 if number in pooling else 0
-        else:
-            _, _, stride, padding, pools = ALEXNET_LAYERS[number]
-            pool = 3 if pools else 0
-        found.append(partial(Convolution, inputs, outputs, kernel, stride, padding, pool))
-    for number, block in enumerate(blocks[first:]):
-        outputs, inputs = block.parameters["linear.weight"]
-        places = (MOST_OF_VGG if model.family == VGG else MOST_OF_ALEXNET) if number == 0 else 0
-        found.append(
-            partial(
-                Linear,
-                inputs,
-                outputs,
-                model.hidden_dropout,
-                places=places,
-                drops_first=model.family == ALEXNET,
-                last=number == 2,
-            )
-        )
-    return found
-
-
-def _resnet(model: ModelConfig, blocks: Sequence[ImageBlock]) -> List[Callable[[], nn.Module]]:
-    epsilon = model.norm_epsilon
-    found: List[Callable[[], nn.Module]] = [partial(Stem, model.channels, model.width, epsilon)]
-    for block in blocks[1:-1]:
-        inner, inputs = block.parameters["conv_0.weight"][:2]
-        halves = block.name.split(".")[1] != "0" and block.name.endswith(".0")
-        found.append(partial(Bottleneck, inputs, inner, 2 if halves else 1, epsilon))
-    classes, inputs = blocks[-1].parameters["linear.weight"]
-    return [*found, partial(Pooled, inputs, classes)]
+    return bool(getattr(module, "draws", isinstance(module, nn.Dropout) and module.p > 0))

@@ -10,8 +10,8 @@ from typing import Dict, List, Mapping, Optional, Tuple
 import torch
 from torch import Tensor
 
-from megatron_ext.contract.models.parameters import Parameter, block_parameters, tied_parameters
-from megatron_ext.contract.models.stacks import Stack
+from megatron_ext.contract.models.counts import block_parameters, tied_parameters
+from megatron_ext.contract.models.pieces import Parameter, Stack
 from megatron_ext.contract.plan import Plan
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
 from megatron_ext.tasks.cut import block_of

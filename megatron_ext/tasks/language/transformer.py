@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint
 
-from megatron_ext.contract.models.model import ROTARY, SINUSOIDAL, TRANSFORMER, ModelConfig
-from megatron_ext.contract.models.parameters import block_parameters
-from megatron_ext.contract.models.stacks import Stack
+from megatron_ext.contract.models.counts import block_parameters
+from megatron_ext.contract.models.model import ROTARY, SINUSOIDAL, ModelConfig
+from megatron_ext.contract.models.pieces import Stack
 from megatron_ext.parallel.fused import Fused
 from megatron_ext.parallel.tensor_parallel import TensorGroup, numbers, vocab_embedding
 from megatron_ext.tasks.dropout import dropout, key_of, rows_of
@@ -103,7 +103,7 @@ class TransformerLayer(nn.Module):
         """Of queries, keys and values."""
         width, inner = self.heads * config.head_width, config.inner // tensor.size
         bias, attention_bias = config.add_bias_linear, config.attention_bias
-        self.relu = config.family == TRANSFORMER
+        self.relu = config.traits.relu
         """Instead of GELU, and dropped in training, as Vaswani et al. 2017's successors do."""
         self.angles: Optional[Tuple[Tensor, Tensor]] = None
         """Of rotary positions, once the layer is where it stays."""

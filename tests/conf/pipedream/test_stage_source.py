@@ -14,8 +14,8 @@ from conf.compose import compose
 from conf.pipedream import stage_source, stages
 from conf.pipedream.placement import placed
 from launch.control.planning.plan import make_plan
+from megatron_ext.families.tasks import stage_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import stage_of
 
 CASES = {
     "vgg": (["model=vgg-tiny"], [2, 1, 3]),

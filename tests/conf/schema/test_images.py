@@ -8,7 +8,7 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from megatron_ext.contract.models.images import patches, t2t_sides
+from megatron_ext.families.t2t_vit import FAMILY, sides
 
 PLAN = ("parallel=single", "parallel.micro_batch_size=2")
 FAULTS = [
@@ -58,8 +58,8 @@ def test_what_cannot_be_is_one_message(words: list[str], message: str) -> None:
 
 def test_the_smallest_image_of_t2t_vit_leaves_a_token() -> None:
     model = compose([*PLAN, "model=t2t-vit-tiny", "model.image_size=3"]).model.sized(1)
-    assert patches(model) == 1
-    assert all(side > 0 for side in t2t_sides(model))
+    assert FAMILY.patches(model) == 1
+    assert all(side > 0 for side in sides(model))
 
 
 def test_a_file_need_not_name_what_its_family_does_not_have(tmp_path: Path) -> None:

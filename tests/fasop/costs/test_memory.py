@@ -38,10 +38,10 @@ from launch.control.planning.plan import make_plan
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.schedules import Kind, schedule
+from megatron_ext.families.tasks import stage_of
 from megatron_ext.parallel import cross_entropy
 from megatron_ext.parallel.cross_entropy import vocab_cross_entropy
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import stage_of
 from megatron_ext.tasks.language import attention
 from megatron_ext.tasks.language.transformer import TransformerLayer
 from megatron_ext.tasks.linear import WeightGradients

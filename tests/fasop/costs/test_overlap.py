@@ -22,8 +22,8 @@ from fasop.simulation.ranks.replicas import Replicas
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.families.tasks import stage_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import stage_of
 from tests.support.cases import each
 from tests.support.fasop.plans import MEGATRON, built, column, experiment
 

@@ -15,7 +15,7 @@ from launch.commands.launching.preflight import preflight, samples_in_split, wit
 from launch.control.planning.plan import make_plan
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.plan import Plan
-from megatron_ext.tasks.families import task_of
+from megatron_ext.families.tasks import task_of
 from tests.support.megatron_ext.engine_run import TINY, EngineRun, make_corpus, make_run
 from tests.support.megatron_ext.images import write_images
 from tests.support.megatron_ext.pairs import write_pairs

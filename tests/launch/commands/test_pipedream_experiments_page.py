@@ -10,7 +10,7 @@ import pytest
 
 from conf.compose import compose
 from launch.cli import main
-from megatron_ext.contract.models.parameters import parameter_count
+from megatron_ext.contract.models.counts import parameter_count
 from tests.support import ROOT
 
 PAGE = (ROOT / "docs" / "pipedream-experiments.md").read_text(encoding="utf-8")

@@ -19,13 +19,12 @@ import torch
 from data_prep.tokenizers.special import train_both
 from launch import cli
 from megatron_ext import translate as of_file
-from megatron_ext.contract.models.model import GPT
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.data.pairs import side_prefix
+from megatron_ext.families.tasks import task_of
 from megatron_ext.inference.held_out import SAMPLES
 from megatron_ext.inference.text import tokenizer_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import task_of
 from tests.support import ROOT
 from tests.support.megatron_ext.engine_run import EngineRun, make_corpus, make_run
 from tests.support.megatron_ext.sentences import write_sentences
@@ -197,10 +196,10 @@ def test_the_loss_of_any_family_is_that_of_all_samples_of_the_split_with_nothing
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prefix = make_corpus(tmp_path)
-    if family != GPT:
+    if family != "gpt":
         prefix = tmp_path / "sentences"
         write_sentences(prefix, 0, vocab_size=120, documents=30)
-    vocabulary = ["model.vocab_size=120"] if family != GPT else []
+    vocabulary = ["model.vocab_size=120"] if family != "gpt" else []
     options = [*OTHERS[family], *vocabulary, "model.hidden_dropout=0.5", "data.split='70,30,0'", "train.iterations=2"]
     folder = tmp_path / "runs" / family / "20260101-000000-00000000"
     run = make_run(folder, prefix, "parallel.tensor=2", "parallel=single", *options)

@@ -20,9 +20,9 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import Samples
 from megatron_ext.engine.adaptation import FixedBatch
 from megatron_ext.engine.engine import Engine
+from megatron_ext.families.tasks import task_of
 from megatron_ext.parallel.comm import Barrier
 from megatron_ext.parallel.groups import Groups
-from megatron_ext.tasks.families import task_of
 from megatron_ext.timeline.recorder import Recorder
 from tests.support.megatron_ext.engine_run import EngineRun
 

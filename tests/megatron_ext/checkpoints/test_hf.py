@@ -15,8 +15,8 @@ from megatron_ext import hf
 from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.families.tasks import stage_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import stage_of
 from megatron_ext.tasks.stage import Stage
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 

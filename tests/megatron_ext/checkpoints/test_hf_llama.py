@@ -15,9 +15,9 @@ import transformers
 
 from megatron_ext import hf
 from megatron_ext.checkpoints import safetensors
-from megatron_ext.contract.models.parameters import parameter_count
+from megatron_ext.contract.models.counts import parameter_count
+from megatron_ext.families.tasks import stage_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import stage_of
 from megatron_ext.tasks.stage import Stage
 from tests.support import cases
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run

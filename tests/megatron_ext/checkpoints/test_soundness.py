@@ -19,7 +19,7 @@ from megatron_ext.checkpoints.kept_weights import kind_of
 from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_name
 from megatron_ext.checkpoints.safetensors import read_part
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.tasks.families import task_of
+from megatron_ext.families.tasks import task_of
 from tests.support import ROOT
 from tests.support.megatron_ext.checkpoints import save, save_run, without_checksums
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from megatron_ext.contract.schedule.operations import flops_per_sample
+from megatron_ext.contract.models.counts import flops_per_sample
 from tests.megatron_ext.engine.test_layouts_agree import Layout, options
 from tests.megatron_ext.engine.test_translation_agrees import Found, assert_equal, overrides
 from tests.support import cases

@@ -11,9 +11,9 @@ import torch
 
 from megatron_ext.engine import engine
 from megatron_ext.engine.gradients import flat
+from megatron_ext.families.bert.task import BertTask
+from megatron_ext.families.t5.task import T5Task
 from megatron_ext.parallel import cross_entropy
-from megatron_ext.tasks.language.bert import BertTask
-from megatron_ext.tasks.language.t5 import T5Task
 from tests.megatron_ext.engine.test_layouts_agree import Layout, options
 from tests.support import cases
 from tests.support.megatron_ext.engine_run import EngineRun, make_run

@@ -15,7 +15,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.engine import engine
 from megatron_ext.engine.gradients import flat
 from megatron_ext.engine.gradients.gradients import RunningStatistics
-from megatron_ext.tasks.images.batch_norm import BatchNorm
+from megatron_ext.families.resnet.task import BatchNorm
 from tests.megatron_ext.engine.test_layouts_agree import Layout, options
 from tests.support import cases
 from tests.support.megatron_ext.engine_run import EngineRun, make_run

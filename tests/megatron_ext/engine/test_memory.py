@@ -23,9 +23,9 @@ from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.gradients import flat
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.gradients.reduce import GradientReducer
+from megatron_ext.families.tasks import stage_of, task_of
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import stage_of, task_of
 from megatron_ext.tasks.language.transformer import TransformerLayer
 from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.tasks.stage import Stage

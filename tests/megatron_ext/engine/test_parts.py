@@ -20,8 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.models.counts import flops_per_token
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.schedule.operations import flops_per_token
 from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.engine.executor.messages import channels
@@ -31,10 +31,10 @@ from megatron_ext.engine.optimizer.learning_rate import learning_rate
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.optimizer.precision import LossScaler
 from megatron_ext.engine.optimizer.update_rules import NORM_ROW
+from megatron_ext.families.tasks import stage_of
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.meeting import difference
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import stage_of
 from megatron_ext.timeline.recorder import Recorder
 from tests.support.megatron_ext.engine_run import make_run
 from tests.support.reports.raw_events import NO_EVENTS

@@ -14,9 +14,9 @@ from megatron_ext.checkpoints.meta import part_name
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import Split
 from megatron_ext.data.vision.videos import VideoSamples
+from megatron_ext.families.tasks import stage_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.dropout import dropout, key_of, rows_of
-from megatron_ext.tasks.families import stage_of
 from tests.megatron_ext.engine.streams.test_streams_agree import ADAM, SGD, assert_as_delayed, stream_words
 from tests.megatron_ext.engine.test_layouts_agree import Layout, options
 from tests.megatron_ext.engine.test_translation_agrees import Found, assert_equal

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from megatron_ext.contract.models.parameters import parameter_count
+from megatron_ext.contract.models.counts import parameter_count
 from megatron_ext.contract.traffic import ACTIVATIONS, ALL_REDUCE, GRADIENTS, KINDS, TENSOR, WEIGHTS
 from megatron_ext.engine import engine
 from tests.support.megatron_ext.engine_run import EngineRun

@@ -12,15 +12,15 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch.control.planning.plan import make_plan
 from megatron_ext.blocks import plan_of
-from megatron_ext.contract.models.activations import wires
+from megatron_ext.contract.models.counts import wires
 from megatron_ext.contract.plan import Plan
+from megatron_ext.families.tasks import task_of
 from megatron_ext.measuring import kinds
 from megatron_ext.measuring.kinds import Kinds
 from megatron_ext.measuring.passes import LAYERS, SavedTensors
 from megatron_ext.measuring.sequence import LOSS, crossing, wires_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut
-from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.stage import Stage, backward
 from megatron_ext.tasks.task import Tensors
 from tests.support.megatron_ext.users_files import MODELS, users_file

@@ -8,8 +8,8 @@ from torch._dynamo.testing import CompileCounter
 
 from conf.compose import compose
 from launch.control.planning.plan import make_plan
+from megatron_ext.families.tasks import stage_of, task_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import stage_of, task_of
 
 DROPOUT = ("model.hidden_dropout=0.1", "model.attention_dropout=0.1")
 MORE_LAYERS_THAN_GRAPHS = "model.layers=10"

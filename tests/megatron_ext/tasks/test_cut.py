@@ -14,9 +14,9 @@ from torch import nn
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.engine.executor.messages import message_of
+from megatron_ext.families.tasks import task_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import check, cut, ties
-from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.task import SEQUENCE, Block, Placement, Wire
 from tests.support.megatron_ext.engine_run import EngineRun
 from tests.support.megatron_ext.tasks import GraphTask

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatron_ext.families.tasks import stage_of
 from megatron_ext.parallel import fused
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks import dropout as module
 from megatron_ext.tasks.dropout import dropout, key_of, rows_of
-from megatron_ext.tasks.families import stage_of
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun
 
 SAMPLES, TOKENS, HIDDEN = 64, 96, 131

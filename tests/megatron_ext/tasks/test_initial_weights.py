@@ -14,12 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron_ext.families.gpt.task import GptTask
+from megatron_ext.families.tasks import stage_of
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
 from megatron_ext.tasks import initial_weights
-from megatron_ext.tasks.families import stage_of
 from megatron_ext.tasks.initial_weights import draw
 from megatron_ext.tasks.language import language_task
-from megatron_ext.tasks.language.gpt import GptTask
 from megatron_ext.tasks.stage import Stage
 from tests.megatron_ext.test_worker import ended
 from tests.support.megatron_ext.engine_run import EngineRun

@@ -15,14 +15,13 @@ from conf.compose import compose
 from conf.schema.experiment import Recompute, Schedule
 from fasop.search.space.choices import runnable
 from megatron_ext.contract.errors import DataError
-from megatron_ext.contract.models.parameters import parameter_count
+from megatron_ext.contract.models.counts import flops_per_sample, parameter_count
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.schedule.operations import flops_per_sample
 from megatron_ext.data.samples import Split
 from megatron_ext.data.vision.videos import VideoSamples, open_videos
+from megatron_ext.families.tasks import stage_of, task_of
 from megatron_ext.measuring.passes import Parts
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import stage_of, task_of
 from tests.megatron_ext.engine.test_s2vt_agrees import MODELS
 from tests.support.megatron_ext.engine_run import VOCAB, make_run
 from tests.support.megatron_ext.known_sizes import assert_sizes_known

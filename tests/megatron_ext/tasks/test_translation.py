@@ -12,12 +12,12 @@ from torch.nn import functional as F
 from conf.compose import compose
 from conf.schema.experiment import Schedule
 from fasop.search.space.choices import runnable
-from megatron_ext.contract.models.activations import wires
+from megatron_ext.contract.models.counts import wires
 from megatron_ext.contract.plan import Plan
+from megatron_ext.families.tasks import stage_of, task_of
 from megatron_ext.measuring.passes import Parts
 from megatron_ext.measuring.sequence import wires_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import stage_of, task_of
 from megatron_ext.tasks.language.sinusoids import sinusoids
 from tests.megatron_ext.engine.test_translation_agrees import MODELS
 from tests.support.megatron_ext.engine_run import make_run

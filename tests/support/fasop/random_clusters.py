@@ -67,7 +67,7 @@ def random_case(
     if not alike:
         model_class = (Model, Shuffled)[rng.integers(2)]
         own = {
-            "family": Family.t5,
+            "family": Family("t5"),
             "decoder_layers": int(rng.integers(1, 4)),
             "decoder_sequence_length": int(rng.choice([16, 256])),
         }

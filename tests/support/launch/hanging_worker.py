@@ -17,7 +17,7 @@ from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.engine import engine
 from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.optimizer import optimizer
-from megatron_ext.tasks.language.gpt import GptTask
+from megatron_ext.families.gpt.task import GptTask
 from megatron_ext.tasks.stage import Stage
 
 RANK, AT = int(os.environ["HANG_RANK"]), os.environ["HANG_AT"]

@@ -15,7 +15,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.deal import Division, dealt
 from megatron_ext.data.samples import Split
 from megatron_ext.data.vision.images import ImageSamples
-from megatron_ext.tasks.images.batch_norm import BatchNorm
+from megatron_ext.families.resnet.task import BatchNorm
 from tests.support.megatron_ext.textbook import Ours, trained
 
 CLASSES = 10

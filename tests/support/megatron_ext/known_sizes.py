@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from megatron_ext.contract.models.activations import crossing
+from megatron_ext.contract.models.counts import block_parameters, crossing
 from megatron_ext.contract.models.model import ModelConfig
-from megatron_ext.contract.models.parameters import block_parameters
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut
 from megatron_ext.tasks.task import Task

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from megatron_ext.contract.models.model import BERT, ModelConfig
+from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import Samples
 from megatron_ext.tasks.language.language_task import LanguageTask
@@ -28,7 +28,7 @@ class MaskedSamples(Samples):
         random = np.random.default_rng(number)
         model = self._model
         text, mask = self._padded(random, model.sequence_length)
-        if model.family == BERT:
+        if model.family == "bert":
             asked = mask * (random.random(len(mask)) < 0.3)
             asked[0] = 0
             asked[1] = 1

@@ -18,8 +18,8 @@ from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.samples import Split
 from megatron_ext.engine.optimizer.learning_rate import learning_rate
 from megatron_ext.engine.optimizer.update_rules import KINDS
+from megatron_ext.families.tasks import stage_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import stage_of
 
 
 def textbook(

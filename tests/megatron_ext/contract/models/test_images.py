@@ -11,10 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from conf.compose import compose
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.models.images import image_blocks, image_operations, image_parameters
-from megatron_ext.contract.models.model import IMAGES
+from megatron_ext.contract.models.model import IMAGES, family_named, family_names
 from megatron_ext.contract.plan import Plan
+from megatron_ext.families.tasks import task_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import task_of
 from tests.support import ROOT
 
 PUBLISHED = {
@@ -29,7 +29,9 @@ MULTIPLIED = {"vit-b16": 17.56, "resnet50": 4.09, "vgg16": 15.47, "alexnet": 0.7
 SHIPPED = [
     path.stem
     for path in sorted((ROOT / "conf" / "model").glob("*.yaml"))
-    if any(f"family: {family}\n" in path.read_text() for family in IMAGES)
+    if any(
+        f"family: {family}\n" in path.read_text() for family in family_names() if family_named(family).learns == IMAGES
+    )
 ]
 
 

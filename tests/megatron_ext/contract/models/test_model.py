@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conf.compose import compose
-from megatron_ext.contract.models.activations import crossing
+from megatron_ext.contract.models.counts import core_operations, crossing, operations, parameter_count
 from megatron_ext.contract.models.model import ModelConfig
-from megatron_ext.contract.models.parameters import parameter_count
-from megatron_ext.contract.schedule.operations import core_operations, operations
 
 
 def model(name: str) -> ModelConfig:

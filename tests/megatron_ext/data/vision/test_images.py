@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from megatron_ext.contract.errors import DataError
-from megatron_ext.contract.models.model import VIT, ModelConfig
+from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan_parts import Augment
 from megatron_ext.data.samples import Split
 from megatron_ext.data.vision import augment, mixing
@@ -19,7 +19,7 @@ from tests.support.megatron_ext.images import make_images
 
 SIZE, COUNT = 8, 24
 MODEL = ModelConfig(
-    layers=1, hidden=8, heads=1, sequence_length=0, vocab_size=0, padded_vocab_size=0, family=VIT, image_size=SIZE,
+    layers=1, hidden=8, heads=1, sequence_length=0, vocab_size=0, padded_vocab_size=0, family="vit", image_size=SIZE,
     channels=3, classes=10, patch_size=2,
 )  # fmt: skip
 NOTHING = Augment(padding=0, flip=False, rand_augment=0, rand_augment_magnitude=9.0, erasing=0.0, mixup=0.0, cutmix=0.0)

@@ -33,9 +33,9 @@ from megatron_ext.data.samples import Samples
 from megatron_ext.engine import engine
 from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.streams.streaming import make_engine
+from megatron_ext.families.tasks import task_of
 from megatron_ext.learning.delayed import DelayedTraining
 from megatron_ext.parallel.groups import Groups
-from megatron_ext.tasks.families import task_of
 from megatron_ext.timeline.recorder import Recorder
 from tests.megatron_ext.contract.schedule.test_streams import compositions
 from tests.megatron_ext.engine.streams.test_streams_agree import ADAM, FULL, SGD, Case

@@ -17,8 +17,8 @@ from megatron_ext.contract.schedule.streams import SEMANTICS
 from megatron_ext.data.samples import BEGINNING
 from megatron_ext.engine import engine
 from megatron_ext.engine.streams.steps import last_of_stream
+from megatron_ext.families.tasks import task_of
 from megatron_ext.learning.delayed import DelayedTraining
-from megatron_ext.tasks.families import task_of
 from tests.megatron_ext.contract.schedule.test_streams import compositions, stream_of
 from tests.megatron_ext.engine.test_layouts_agree import DROPOUT
 from tests.megatron_ext.engine.test_rehearsal import events

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conf.compose import compose
-from megatron_ext.contract.models.stacks import Stack
+from megatron_ext.contract.models.pieces import Stack
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.language import attention, transformer
 

@@ -13,13 +13,12 @@ from torch import nn
 from conf.compose import compose
 from conf.schema.experiment import Recompute, Schedule
 from fasop.search.space.choices import runnable
-from megatron_ext.contract.models.parameters import parameter_count
+from megatron_ext.contract.models.counts import flops_per_sample, parameter_count
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.schedule.operations import flops_per_sample
+from megatron_ext.families.awd_lm.task import DroppedEmbedding, DroppedLayer
+from megatron_ext.families.tasks import stage_of, task_of
 from megatron_ext.measuring.passes import Parts
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import stage_of, task_of
-from megatron_ext.tasks.language.dropped_lstm import DroppedEmbedding, DroppedLayer
 from megatron_ext.tasks.stage import Stage
 from tests.megatron_ext.engine.test_awd_lm_agrees import MODELS, SIZES
 from tests.support.megatron_ext.engine_run import make_run

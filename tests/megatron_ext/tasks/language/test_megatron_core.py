@@ -21,14 +21,14 @@ from torch.nn import functional as F
 
 from conf.compose import compose
 from megatron_ext.checkpoints.meta import part_name
-from megatron_ext.contract.models.model import BERT, ModelConfig
-from megatron_ext.contract.models.parameters import parameter_count
+from megatron_ext.contract.models.counts import parameter_count
+from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
+from megatron_ext.families.bert.task import BertTask
+from megatron_ext.families.t5.task import T5Task
+from megatron_ext.families.tasks import stage_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import stage_of
 from megatron_ext.tasks.language import language_task
-from megatron_ext.tasks.language.bert import BertTask
-from megatron_ext.tasks.language.t5 import T5Task
 from tests.megatron_ext.engine.test_layouts_agree import Layout
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 from tests.support.megatron_ext.masked import MaskedLoss, masked_samples
@@ -152,7 +152,7 @@ def megatrons(sizes: ModelConfig) -> nn.Module:
             use_cpu_initialization=True,
         )
 
-    if sizes.family == BERT:
+    if sizes.family == "bert":
         return BertModel(
             config(sizes.layers),
             num_tokentypes=2 if sizes.bert_binary_head else 0,
@@ -185,7 +185,7 @@ class Theirs(nn.Module):
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
         mask = batch["loss_mask"].float()
-        if self.sizes.family == BERT:
+        if self.sizes.family == "bert":
             types = batch["types"] if self.sizes.bert_binary_head else None
             losses, pairs = self.model(batch["text"], batch["padding_mask"], types, lm_labels=batch["labels"])
             loss = (losses * mask).sum() / mask.sum()
@@ -230,7 +230,7 @@ class Theirs(nn.Module):
     def our_name(self, theirs: str) -> str:
         for begin, ours in NAMES.items():
             theirs = theirs.replace(begin, ours)
-        if self.sizes.family == BERT:
+        if self.sizes.family == "bert":
             return theirs.replace("encoder.layers.", "layers.").replace("encoder.final_layernorm.", "head.norm.")
         theirs = theirs.replace("coder.layers.", "coder.").replace("decoder.final_layernorm.", "head.norm.")
         return theirs.replace("encoder.final_layernorm.", "encoder_norm.norm.")

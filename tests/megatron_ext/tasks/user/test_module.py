@@ -14,7 +14,7 @@ from torch import nn
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.optimizer.learning_rate import learning_rate
-from megatron_ext.tasks.families import task_of
+from megatron_ext.families.tasks import task_of
 from reports.readers.record import read, stage_contents
 from tests.support import cases
 from tests.support.megatron_ext import user_models

@@ -12,9 +12,9 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from megatron_ext import blocks
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.families.module.code import digest, load
+from megatron_ext.families.tasks import task_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import task_of
-from megatron_ext.tasks.user.code import digest, load
 from tests.support import ROOT
 from tests.support.megatron_ext.pages import blocks_of_page, logged_losses, printed
 

@@ -1,0 +1,7 @@
+"""AlexNet: its description says all that is its own."""
+
+from __future__ import annotations
+
+from megatron_ext.tasks.images.convolutional import StackedTask
+
+TASK = StackedTask

@@ -1,0 +1,32 @@
+"""Decoders that predict the next token: the GPT-2 family, and with other options Llama's."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from megatron_ext.contract.plan import Plan
+from megatron_ext.tasks.language.next_token import NextTokenTask
+from megatron_ext.tasks.language.transformer import Embedding, Head
+from megatron_ext.tasks.task import SEQUENCE, Block, Placement, Wire
+
+
+class GptTask(NextTokenTask):
+    """Predicts the next token. Unless untied, the head's matrix is the word embedding."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        model = plan.model
+        number = ("number",) if model.hidden_dropout or model.attention_dropout else ()
+        layers, wires = self.layers(model.stacks()[0], "hidden", SEQUENCE, number)
+        first, last = wires[0].name, wires[-1].name
+        embedding = partial(Embedding, model, seed=self._seed)
+        self.blocks = [
+            Block("embedding", "embedding", ("tokens", *number), (first,), embedding, Placement.FIRST),
+            *layers,
+            Block("head", "head", (last,), self.outputs, partial(Head, model), Placement.LAST),
+        ]
+        logits = Wire("logits", ("batch", model.sequence_length, model.padded_vocab_size))
+        self.wires = {wire.name: wire for wire in (*wires, logits)}
+
+
+TASK = GptTask

@@ -1,0 +1,177 @@
+"""From a module to pieces that can lie on different stages, by the graph of its forward pass.
+
+Every call of a leaf becomes a piece. What the forward pass does between leaves goes to the piece that gives the last of
+what it takes, so that a skip connection is added, and an activation taken, where the tensor is made.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List, Sequence, Set, Tuple, Type
+
+import torch
+from torch import Tensor, fx, nn
+
+from megatron_ext.families.module import tree
+from megatron_ext.families.module.in_place import not_in_place, take_results
+from megatron_ext.families.module.pieces import Piece, Pieces, Value
+from megatron_ext.families.module.tracing import LINE, trace
+
+_OF_SHAPES = {"size", "dim", "numel", "ndimension", "element_size", "is_floating_point", "stride"}
+"""Methods of a tensor whose result follows from its shape and number format, the same for all micro-batches."""
+_ATTRIBUTES = {"shape", "ndim", "dtype"}
+DEVICE = "device"
+
+
+def capture(
+    model: nn.Module,
+    inputs: Sequence[str],
+    defaults: Dict[str, Any],
+    path: Path,
+    through: Tuple[Type[nn.Module], ...] = (),
+) -> Pieces:
+    """The pieces of a model; the arguments are those of `tracing.trace`.
+
+    Raises:
+        EngineError: torch.fx cannot follow the forward pass; the message has the line of the user's code.
+    """
+    graph = trace(model, inputs, defaults, path, through)
+    take_results(graph, model)
+    return _Cutter(model, graph, tuple(inputs), path).pieces()
+
+
+class _Cutter:
+    """Cuts a graph into pieces."""
+
+    def __init__(self, model: nn.Module, graph: fx.Graph, inputs: Tuple[str, ...], path: Path) -> None:
+        self._model = model
+        self._graph = graph
+        self._inputs = inputs
+        self._path = path
+        self._piece_of: Dict[fx.Node, int] = {}
+        """Of a node that comes after a leaf."""
+        self._leaves: List[fx.Node] = []
+        self._called: Dict[str, int] = {}
+
+    def pieces(self) -> Pieces:
+        self._place()
+        pieces = []
+        used: Set[str] = set()
+        for number in range(max(1, len(self._leaves))):
+            pieces.append(self._piece(number, used))
+            used.add(pieces[-1].name)
+        (output,) = (node for node in self._graph.nodes if node.op == "output")
+        returned = tree.mapped(output.args[0], lambda one: Value(one.name) if isinstance(one, fx.Node) else one)
+        return Pieces(tuple(pieces), self._inputs, returned)
+
+    def _place(self) -> None:
+        """Each node to a piece: to that of the last leaf it depends on, or of the first that takes it."""
+        for node in self._graph.nodes:
+            if node.op in ("placeholder", "get_attr", "output"):
+                continue
+            before = [self._piece_of[one] for one in node.all_input_nodes if one in self._piece_of]
+            if node.op == "call_module":
+                self._leaves.append(node)
+                self._piece_of[node] = len(self._leaves) - 1
+            elif before:
+                self._piece_of[node] = max(before)
+        last = max(0, len(self._leaves) - 1)
+        for node in reversed(list(self._graph.nodes)):  # what depends on no leaf
+            if node.op not in ("placeholder", "get_attr", "output") and node not in self._piece_of:
+                self._piece_of[node] = min((self._piece_of.get(user, last) for user in node.users), default=0)
+
+    def _piece(self, number: int, used: Set[str]) -> Piece:
+        own = [node for node in self._graph.nodes if self._piece_of.get(node) == number]
+        (output,) = (node for node in self._graph.nodes if node.op == "output")
+        returned = [node for node in output.all_input_nodes if node.op == "get_attr"]
+        if number == max(0, len(self._leaves) - 1):
+            own += returned
+        graph = fx.Graph()
+        content: Dict[str, Any] = {}
+        made: Dict[fx.Node, fx.Node] = {}
+        taken = self._taken(own, number)
+        for node in taken:
+            made[node] = graph.placeholder(node.name)
+        for node in own:
+            for needed in (*node.all_input_nodes, *([node] if node.op == "get_attr" else [])):
+                if needed in made:
+                    continue
+                if needed.op == "get_attr":
+                    content[str(needed.target)] = _attribute(self._model, str(needed.target))
+                    made[needed] = graph.get_attr(str(needed.target))
+                elif needed not in taken:
+                    made[needed] = graph.call_function(_device_of, tuple(made[one] for one in taken))
+            if node.op == "call_module":
+                content[str(node.target)] = not_in_place(self._model.get_submodule(str(node.target)))
+                made[node] = graph.node_copy(node, made.__getitem__)
+            elif node.op != "get_attr":
+                made[node] = graph.node_copy(node, made.__getitem__)
+        given = [node for node in own if self._is_taken_elsewhere(node, number) or node in output.all_input_nodes]
+        results = tuple(made[node] for node in given)
+        graph.output(results[0] if len(results) == 1 else results)
+        return Piece(
+            self._name(number, used),
+            fx.GraphModule(content, graph),
+            tuple(node.name for node in taken),
+            tuple(node.name for node in given),
+            where=self._where(own),
+            unforeseen=tuple(node.name for node in given if node.op != "call_module" and not _foreseen(node)),
+        )
+
+    def _taken(self, own: Sequence[fx.Node], number: int) -> List[fx.Node]:
+        found: Dict[fx.Node, None] = {}
+        for node in own:
+            for needed in node.all_input_nodes:
+                outside = needed.op == "placeholder" or self._piece_of.get(needed, number) != number
+                if outside and not _is_device(needed):
+                    found[needed] = None
+        return list(found)
+
+    def _is_taken_elsewhere(self, node: fx.Node, number: int) -> bool:
+        return not _is_device(node) and any(self._piece_of.get(user, number) != number for user in node.users)
+
+    def _name(self, number: int, used: Set[str]) -> str:
+        """That of the leaf; of its second call and so on, with a number."""
+        if not self._leaves:
+            return type(self._model).__name__
+        name = str(self._leaves[number].target)
+        again = 2
+        while (name if again == 2 else f"{name}_{again - 1}") in used:
+            again += 1
+        return name if again == 2 else f"{name}_{again - 1}"
+
+    def _where(self, own: Sequence[fx.Node]) -> str:
+        lines = list(dict.fromkeys(node.meta[LINE] for node in own if LINE in node.meta))
+        return lines[0] if lines else str(self._path)
+
+
+def _foreseen(node: fx.Node) -> bool:
+    """Whether a value follows from shapes and number formats alone."""
+    if node.op == "call_method" and node.target in _OF_SHAPES:
+        return True
+    if node.op == "call_function" and node.target is getattr and node.args[1] in _ATTRIBUTES:
+        return True
+    if node.op == "call_function" and node.target is len:
+        return True
+    return node.op in ("call_function", "call_method") and all(_foreseen(one) for one in node.all_input_nodes)
+
+
+def _is_device(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is getattr and node.args[1] == DEVICE
+
+
+def _device_of(*values: Any) -> torch.device:
+    """Of the first tensor among values."""
+    for value in values:
+        if isinstance(value, Tensor):
+            return value.device
+        if isinstance(value, (tuple, list)) and value:
+            return _device_of(*value)
+    return torch.empty(0).device
+
+
+def _attribute(model: nn.Module, target: str) -> Tensor:
+    owner, _, name = target.rpartition(".")
+    found = getattr(model.get_submodule(owner), name)
+    assert isinstance(found, Tensor)
+    return found
