@@ -14,7 +14,7 @@ from data_prep.files.archives import TARS
 from data_prep.images.image import Reader, Shape, Wanted
 from data_prep.images.prepare import ImagesRequest, prepare
 from data_prep.images.sources import PACKAGED, Arrays, ImageFiles, packaged
-from data_prep.kinds import IMAGES, ImagesManifest
+from data_prep.kinds import ImagesManifest
 from data_prep.making import (
     BYTES_A_WORKER,
     add_common_options,
@@ -25,6 +25,7 @@ from data_prep.making import (
 )
 from data_prep.text.corpus import Corpus
 from megatron_ext.contract.cores import usable_cores
+from megatron_ext.contract.models.model import IMAGES
 
 SPLIT = "80,10,10"
 LARGEST_SIDE = 1 << 14

@@ -9,7 +9,7 @@ from pathlib import Path
 from conf.reading.values import above_0, option, whole
 from data_prep.errors import DataPrepError, of_option
 from data_prep.files.archives import files_below
-from data_prep.kinds import PAIRS, PairsManifest
+from data_prep.kinds import PairsManifest
 from data_prep.making import (
     BYTES_A_WORKER,
     add_common_options,
@@ -27,6 +27,7 @@ from data_prep.text.corpus import Corpus
 from data_prep.tokenizers.special import SMALLEST, given_for_both
 from data_prep.tokenizers.tokenizer import LARGEST_BPE, JsonTokenizer
 from megatron_ext.contract.cores import usable_cores
+from megatron_ext.contract.models.model import PAIRS
 
 VOCABULARY = 8000
 """Ids of the tokenizer where nobody says how many; fewer if the pairs do not give as many."""

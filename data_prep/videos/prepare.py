@@ -19,13 +19,14 @@ from data_prep.errors import DataPrepError
 from data_prep.files.journal import publish
 from data_prep.files.progress import hashes, shown
 from data_prep.images.image import held_out
-from data_prep.kinds import VIDEOS, VideosManifest, VideosSplit
+from data_prep.kinds import VideosManifest, VideosSplit
 from data_prep.making import Request, add_common_options, add_output, add_split, make_unless_there, making, weights_of
 from data_prep.text.corpus import Corpus
 from data_prep.tokenizers.special import SPECIAL, finished_words
 from data_prep.tokenizers.vocabulary import doubt, warn
 from data_prep.videos.sources import CAPTIONS, SPLITS, OwnFolder, Reader, Shapes, Video
 from megatron_ext.contract.files import write_atomic
+from megatron_ext.contract.models.model import VIDEOS
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.data.pairs import UNKNOWN
 

@@ -17,7 +17,7 @@ from data_prep.images.check import image_text
 from data_prep.indexed.check import check, open_checked
 from data_prep.indexed.inspect import Sample, described, document_text, figures, sample_text
 from data_prep.indexed.reshape import merge, split
-from data_prep.kinds import IMAGES, MADE_BY, PAIRS, TEXT, VIDEOS, kind_of
+from data_prep.kinds import MADE_BY, kind_of
 from data_prep.pairs import options as pairs_options
 from data_prep.pairs.check import check_in_full as check_pairs
 from data_prep.pairs.check import described as described_pairs
@@ -29,7 +29,7 @@ from data_prep.videos import prepare as videos_options
 from data_prep.videos.check import check_in_full as check_videos
 from data_prep.videos.check import described as described_videos
 from data_prep.videos.check import video_text
-from megatron_ext.contract.models.model import DEFAULT, family_named, family_names
+from megatron_ext.contract.models.model import DEFAULT, IMAGES, PAIRS, TEXT, VIDEOS, family_named, family_names
 
 PREFIX = "path without .bin or .idx"
 FAMILIES = (DEFAULT, *(name for name in family_names() if family_named(name).masks))

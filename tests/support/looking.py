@@ -1,6 +1,6 @@
 """Looking at a user's module in a forked process instead of a fresh one, which takes three CPU seconds to import torch.
 
-For tests whose subject is another one; `tests/megatron_ext/families/module/test_looking.py` compares both ways.
+For tests whose subject is another one; `tests/megatron_ext/tasks/user/test_looking.py` compares both ways.
 """
 
 from __future__ import annotations
