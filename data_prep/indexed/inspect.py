@@ -19,7 +19,6 @@ from data_prep.errors import DataPrepError
 from data_prep.indexed.manifest import read_manifest, tokenizer_of
 from data_prep.tokenizers.tokenizer import Tokenizer
 from megatron_ext.contract.errors import DataError
-from megatron_ext.contract.models.model import BERT
 from megatron_ext.data.index_maps import compute, require_one_sample, sample_tokens, split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset
 from megatron_ext.data.masked.bert_samples import BertSamples
@@ -217,7 +216,7 @@ def masked_text(prefix: Path, sample: Sample, family: str, settings: Sequence[st
             content = _samples(prefix, sample, run, vocabulary, str(cache.path)).sample(sample.number)
     except (ConfigError, DataError, DataPrepError) as error:
         raise DataPrepError(f"--sample {sample.number}: {error}") from error
-    return _bert(text, content) if family == BERT else _t5(text, content)
+    return _t5(text, content) if run.model.traits.decoder else _bert(text, content)
 
 
 def _samples(prefix: Path, sample: Sample, run: Experiment, vocabulary: Vocabulary, cache: str) -> Samples:
@@ -225,7 +224,7 @@ def _samples(prefix: Path, sample: Sample, run: Experiment, vocabulary: Vocabula
     split = Split(sample.samples, sample.seed, (weights[0], weights[1], weights[2]), "train", cache)
     model, masking = run.model, run.data.masking(str(run.model.family))
     assert masking is not None
-    if str(model.family) == BERT:
+    if not model.traits.decoder:
         return BertSamples(prefix, split, model.sequence_length, vocabulary.size, masking, model.bert_binary_head)
     decoder = model.sized(1).decoder_tokens
     return T5Samples(prefix, split, model.sequence_length, decoder, vocabulary.size, masking)

@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from megatron_ext.contract.cores import usable_cores
 from megatron_ext.contract.errors import DataError, EngineError
-from megatron_ext.contract.models.model import CAPTIONS, IMAGES, TRANSLATION
+from megatron_ext.contract.models.model import IMAGES, PAIRS, VIDEOS
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.map_places import place_to_write
 from megatron_ext.parallel import interface
@@ -47,9 +47,9 @@ _OF_VIDEOS = (
     *("-train.captions.bin", "-train.captions.idx"),
 )
 _SUFFIXES_OF = {
-    **dict.fromkeys(TRANSLATION, _OF_PAIRS),
-    **dict.fromkeys(IMAGES, _OF_IMAGES),
-    **dict.fromkeys(CAPTIONS, _OF_VIDEOS),
+    PAIRS: _OF_PAIRS,
+    IMAGES: _OF_IMAGES,
+    VIDEOS: _OF_VIDEOS,
 }
 """What ranks read of data that have no index maps, by the model's family."""
 
@@ -195,7 +195,7 @@ def _hindrance(plan: Plan, paths: List[Path]) -> str:
 
 def _files(plan: Plan) -> Iterator[Tuple[str, Dict[str, Any]]]:
     """What training reads: the bytes of each file, a folder counting as 0, or why it cannot be read."""
-    suffixes = _SUFFIXES_OF.get(plan.model.family, _OF_TEXT)
+    suffixes = _SUFFIXES_OF.get(plan.model.traits.learns, _OF_TEXT)
     files = [f"{prefix}{suffix}" for prefix in _prefixes(plan) for suffix in suffixes]
     for name in [*files, *filter(None, [plan.train.load])]:
         try:
@@ -206,7 +206,7 @@ def _files(plan: Plan) -> Iterator[Tuple[str, Dict[str, Any]]]:
 
 def _maps(plan: Plan) -> Iterator[Tuple[str, Dict[str, Any]]]:
     """Returns by the prefix of a corpus the folder where its index maps would be written, or why there is none."""
-    for prefix in _prefixes(plan) if plan.model.family not in _SUFFIXES_OF else ():
+    for prefix in _prefixes(plan) if plan.model.traits.learns not in _SUFFIXES_OF else ():
         try:
             yield prefix, {"folder": str(place_to_write(prefix, plan.data_cache).parent)}
         except DataError as error:

@@ -17,7 +17,7 @@ from reports.facts.breakdown import BACKWARD, FORWARD, LOSS
 from reports.facts.labels import dashed
 from reports.path.change import Cause, Change, Gain
 from reports.path.graph import Graph, Integers, Kind, median_by_rank
-from reports.path.slow_ranks import ALIKE, gpus, layers_of
+from reports.path.slow_ranks import all_alike, gpus, layers_of
 from reports.readers.events import Timeline
 
 MOST_LAYERS = 64
@@ -113,7 +113,7 @@ def layer_ns(plan: Plan, computing: Mapping[int, float], layers: Sequence[int]) 
     GPUs, its layers tell; else that stage with such GPUs where a layer and its share of the rest take least."""
     gpu = gpus(plan)
     of_stage = {place.stage: gpu[place.rank] for place in plan.ranks}
-    if plan.model.family not in ALIKE:
+    if not all_alike(plan.model):
         with_gpu = {stage: [other for other in computing if of_stage[other] == of_stage[stage]] for stage in computing}
         return {
             stage: sum(computing[other] for other in same) / max(sum(layers[other] for other in same), 1)
@@ -141,7 +141,7 @@ def vocabulary(graphs: Sequence[Graph], plan: Plan) -> Iterator[Change]:
     takes as long as that of a layer.
     """
     model, layers = plan.model, layers_of(plan)
-    if model.family not in ALIKE or plan.pipeline < 2 or not layers:
+    if not all_alike(model) or plan.pipeline < 2 or not layers:
         return
     layer, word = block_numel(model, "layer", 1), model.padded_vocab_size * model.hidden
     if word <= layer:
