@@ -37,6 +37,12 @@ LAYOUTS: dict[str, tuple[int, str]] = {
         "parallel.data=2 parallel.pipeline=1 parallel.partition=3 parallel.sharded_optimizer=true train.precision=bf16",
     ),
     "tensor": (2, f"parallel.data=1 parallel.pipeline=1 parallel.partition=3 {TENSOR}"),
+    "data-in-bf16": (2, "parallel.data=2 parallel.pipeline=1 parallel.partition=3 parallel.reduce_dtype=bf16"),
+    "sharded-in-bf16": (
+        2,
+        "parallel.data=2 parallel.pipeline=1 parallel.partition=3 parallel.sharded_optimizer=true "
+        "parallel.reduce_dtype=bf16 train.precision=bf16",
+    ),
     "1f1b": (2, f"parallel.data=1 {TWO}"),
     "interleaved": (
         2,
