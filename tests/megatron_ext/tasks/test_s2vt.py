@@ -53,7 +53,7 @@ def test_sizes_known_without_torch_are_those_of_the_blocks(planned: Callable[...
     plan = planned(*MODELS[model])
     task, sized = task_of(plan), plan.model
     assert_sizes_known(task, sized)
-    assert [block.name for block in task.blocks if block.held.name == "COUNTED"] == [
+    assert [block.name for block in task.blocks if block.placement.name == "COUNTED"] == [
         sized.block_name(number) for number in range(sized.counted)
     ]
 

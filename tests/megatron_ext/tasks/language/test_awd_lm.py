@@ -60,7 +60,7 @@ def test_sizes_known_without_torch_are_those_of_the_blocks(planned: Planned, mod
     numbers = assert_sizes_known(task, sized)
     left = stage(plan)(task.example(3, torch.Generator().manual_seed(0)).inputs)["logits"]
     assert left.numel() == 3 * numbers["logits"]
-    assert [block.name for block in task.blocks if block.held.name == "COUNTED"] == [
+    assert [block.name for block in task.blocks if block.placement.name == "COUNTED"] == [
         sized.block_name(number) for number in range(sized.counted)
     ]
 
