@@ -77,6 +77,12 @@ def read_described(prefix: Path, manifest: type[T]) -> T:
         raise DataPrepError(f"{error}; prepare the data again") from error
 
 
+def require_training_document(prefix: Path, kind: str, number: int, count: int) -> None:
+    """Raises DataPrepError where the data have no training pair, image or video of this number."""
+    if not 0 <= number < count:
+        raise DataPrepError(f"--document {number}: {prefix} has the training {kind} 0 to {count - 1}")
+
+
 class Described:
     """The manifest of pairs, images or videos, a dataclass: `<prefix>.json` (docs/formats.md)."""
 

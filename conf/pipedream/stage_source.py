@@ -1,5 +1,5 @@
 """Stage modules of VGG, AlexNet and ResNet as PipeDream's runtime loads them: plain torch, with the model's layers in
-their order. What `stage_modules` reads."""
+their order. `conf.pipedream.stages` reads them back."""
 
 from __future__ import annotations
 

@@ -12,8 +12,9 @@ from conf.visible import plural
 from data_prep.errors import DataPrepError
 from data_prep.files.progress import require_unchanged
 from data_prep.images.image import SPLITS, Shape
-from data_prep.kinds import ImagesManifest, read_described
+from data_prep.kinds import ImagesManifest, read_described, require_training_document
 from megatron_ext.contract.errors import DataError
+from megatron_ext.contract.models.model import IMAGES
 from megatron_ext.data.vision.images import open_images, require_fitting
 
 
@@ -81,8 +82,7 @@ def image_text(prefix: Path, number: int) -> str:
     """
     manifest = read_described(prefix, ImagesManifest)
     count = manifest.splits["train"].images
-    if not 0 <= number < count:
-        raise DataPrepError(f"--document {number}: {prefix} has the training images 0 to {count - 1}")
+    require_training_document(prefix, IMAGES, number, count)
     images, labels = _opened(prefix, "train")
     return "\n".join([f"class: {manifest.classes[int(labels[number])]}", *drawn(images[number])])
 

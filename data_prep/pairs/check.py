@@ -10,13 +10,14 @@ from conf.visible import plural
 from data_prep.errors import DataPrepError
 from data_prep.files.progress import require_unchanged
 from data_prep.indexed.check import check, highest_id
-from data_prep.kinds import PairsManifest, read_described
+from data_prep.kinds import PairsManifest, read_described, require_training_document
 from data_prep.pairs.lines import lines
 from data_prep.pairs.pair import SIDES, SPLITS
 from data_prep.tokenizers.special import SPECIAL
 from data_prep.tokenizers.tokenizer import JsonTokenizer
 from data_prep.tokenizers.vocabulary import unknown_doubt, warn
 from megatron_ext.contract.errors import DataError
+from megatron_ext.contract.models.model import PAIRS
 from megatron_ext.data import pairs
 from megatron_ext.data.indexed_dataset import data_file
 from megatron_ext.data.pairs import PairSamples, side_prefix
@@ -113,8 +114,7 @@ def pair_text(prefix: Path, number: int) -> str:
     """
     manifest = read_described(prefix, PairsManifest)
     count = manifest.splits["train"].pairs
-    if not 0 <= number < count:
-        raise DataPrepError(f"--document {number}: {prefix} has the training pairs 0 to {count - 1}")
+    require_training_document(prefix, PAIRS, number, count)
     texts = [next(islice(lines(data_file(side_prefix(prefix, "train", side), ".txt")), number, None)) for side in SIDES]
     return _shown(manifest, texts)
 

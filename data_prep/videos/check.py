@@ -10,10 +10,11 @@ from conf.schema.model import Model
 from data_prep.errors import DataPrepError
 from data_prep.files.progress import require_unchanged
 from data_prep.indexed.check import highest_id
-from data_prep.kinds import VideosManifest, read_described
+from data_prep.kinds import VideosManifest, read_described, require_training_document
 from data_prep.tokenizers.vocabulary import unknown_doubt, warn
 from data_prep.videos.sources import SPLITS
 from megatron_ext.contract.errors import DataError
+from megatron_ext.contract.models.model import VIDEOS
 from megatron_ext.data.indexed_dataset import data_file
 from megatron_ext.data.vision.videos import Videos, fitting, open_videos
 
@@ -95,8 +96,7 @@ def video_text(prefix: Path, number: int) -> str:
     """
     found = _open(prefix, "train")
     count = len(found.starts) - 1
-    if not 0 <= number < count:
-        raise DataPrepError(f"--document {number}: {prefix} has the training videos 0 to {count - 1}")
+    require_training_document(prefix, VIDEOS, number, count)
     lines = data_file(Path(f"{prefix}-train.captions"), ".txt").read_text(encoding="utf-8").splitlines()
     frames = found.starts[number + 1] - found.starts[number]
     return "\n".join([f"frames: {frames}", *(lines[one] for one in np.flatnonzero(found.videos == number))])

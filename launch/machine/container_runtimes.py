@@ -112,8 +112,9 @@ class Runtime(ABC):
 
     def preparation(self, container: RunContainer, node_rank: int) -> list[list[str]]:
         """What makes a node ready that has neither the image file nor the container; node 0 brings the file."""
-        brings = node_rank == 0 and container.file is not None and isinstance(container.image, ImageReference)
-        return [self.fetch(container, container.file)] if brings and container.file is not None else []
+        if node_rank == 0 and container.file is not None and isinstance(container.image, ImageReference):
+            return [self.fetch(container, container.file)]
+        return []
 
     def fetch(self, container: RunContainer, file: Path) -> list[str]:
         """Makes an image file of an image in a registry."""
@@ -246,9 +247,6 @@ class Pyxis(Runtime):
     program = "srun"
     has_file = False
     in_step = True
-
-    def preparation(self, container: RunContainer, node_rank: int) -> list[list[str]]:
-        return []
 
     def start(
         self,

@@ -70,8 +70,8 @@ class LossScaler(Word):
 
 
 ADAMW, ADAM, SGD, LAMB = OPTIMIZERS = tuple(Optimizer)
-COSINE, CONSTANT, STEP, POLYNOMIAL, EXPONENTIAL, NOAM, LINEAR = LR_POLICIES = tuple(LrPolicy)
-BACKOFF, LOGMAX = LOSS_SCALERS = tuple(LossScaler)
+COSINE, CONSTANT, STEP, POLYNOMIAL, EXPONENTIAL, NOAM, LINEAR = LrPolicy
+BACKOFF, LOGMAX = LossScaler
 DECAYING = (COSINE, POLYNOMIAL, LINEAR)
 """Policies that come to `min_lr` after `lr_decay_iterations`."""
 KINDS: Mapping[str, Tuple[str, ...]] = {

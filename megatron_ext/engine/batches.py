@@ -21,9 +21,6 @@ from megatron_ext.tasks.task import Micro, Task
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 class BatchAssignment:
     """Says which samples a rank's replica takes. All ranks of a replica have the same."""

@@ -103,7 +103,7 @@ class Workers:
         return total
 
     def pass_all(self, micros: Mapping[int, Optional[Micro]], factor: Factor) -> Optional[Tensor]:
-        """Does what `run` does, but each worker keeps its gradients until `add_up`."""
+        """Does what `run` does, but each worker keeps its gradients until `sum_gradients`."""
         dealt = [list(micros.values())[number :: len(self._workers)] for number in range(len(self._workers))]
         self._begin()
         main = torch.cuda.current_stream(self._device) if self._streams else None

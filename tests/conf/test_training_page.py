@@ -9,14 +9,14 @@ import pytest
 
 from conf.compose import compose
 from launch.control.planning.plan import make_plan
-from megatron_ext.contract.train_config import LR_POLICIES, OPTIMIZERS
+from megatron_ext.contract.train_config import OPTIMIZERS, LrPolicy
 from tests.support import ROOT
 
 PAGE = (ROOT / "docs" / "training.md").read_text()
 COMMANDS = re.findall(r"^tdpp launch (.*)$", PAGE, re.MULTILINE)
 
 
-@pytest.mark.parametrize("names", [OPTIMIZERS, LR_POLICIES], ids=["optimizers", "policies"])
+@pytest.mark.parametrize("names", [OPTIMIZERS, tuple(LrPolicy)], ids=["optimizers", "policies"])
 def test_each_has_a_row(names: tuple[str, ...]) -> None:
     rows = re.findall(r"^\| `(\w+)`", PAGE, re.MULTILINE)
     assert set(names) <= set(rows)

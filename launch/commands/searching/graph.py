@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from fasop.graphs.division import Division
     from fasop.graphs.graph import Graph
 
-if TYPE_CHECKING:
-    from fasop.graphs.division import Division
-
 
 USAGE = """usage: tdpp search graph=FILE levels=N[,N...] bandwidths=B[,B...] [memory_gb=N] [reference=true] ...
        tdpp search graph=FILE|GPU:FILE,GPU:FILE [cluster=CHOICE] [KEY=VALUE ...] ...

@@ -20,11 +20,9 @@ from megatron_ext.contract.plan_parts import Choosing, Elastic, NodeCounts, Rank
 from megatron_ext.contract.schedule.deal import Division, several
 
 if TYPE_CHECKING:
-    from fasop.trainings.play import Nodes
-
-if TYPE_CHECKING:
     from fasop.costs.training import PlacedTraining
     from fasop.simulation.ranks.rank_times import RankDurations
+    from fasop.trainings.play import Nodes
 
 
 def elastic_of(experiment: Experiment, adapt: AdaptConfig | None) -> Elastic:

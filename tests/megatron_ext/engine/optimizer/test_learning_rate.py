@@ -10,7 +10,7 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from megatron_ext.contract.train_config import LR_POLICIES, TrainConfig
+from megatron_ext.contract.train_config import LrPolicy, TrainConfig
 from megatron_ext.engine.optimizer.learning_rate import learning_rate
 from tests.megatron_ext.engine.test_parts import SEED_TRAIN
 
@@ -36,7 +36,7 @@ TORCH: dict[str, tuple[dict[str, object], Callable[[torch.optim.Optimizer], LRSc
 
 
 def test_every_policy_is_compared_with_something() -> None:
-    assert {*TORCH, "noam"} == set(LR_POLICIES)
+    assert {*TORCH, "noam"} == set(LrPolicy)
 
 
 @pytest.mark.parametrize("policy", TORCH)
@@ -58,7 +58,7 @@ def test_noam_is_the_papers_formula() -> None:
         assert learning_rate(step, train) == pytest.approx(width**-0.5 * min(step**-0.5, step * warmup**-1.5))
 
 
-@pytest.mark.parametrize("policy", LR_POLICIES)
+@pytest.mark.parametrize("policy", list(LrPolicy))
 def test_it_warms_up_linearly_and_keeps_between_its_bounds(policy: str) -> None:
     options = TORCH.get(policy, ({}, None))[0] | {"min_lr": MIN_LR}
     train: TrainConfig = replace(TRAIN, lr_policy=policy, **options)
