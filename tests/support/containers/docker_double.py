@@ -83,6 +83,13 @@ def pull(image: str) -> int:
     return 0
 
 
+def write_at_once(path: Path, text: str) -> None:
+    """Nobody reads a part of it: clients of several nodes look at these files while others write them."""
+    whole = folder("writing") / f"{path.name}.{os.getpid()}"
+    whole.write_text(text)
+    whole.replace(path)
+
+
 def wait_while_held() -> None:
     while (folder(".") / "hold").exists():
         time.sleep(TICK_S)
@@ -215,14 +222,16 @@ def daemon(
     if not file_of("images", image).is_file():
         refuse(f"No such image: {image}")
     path = folder("containers") / given["--name"][0]
-    try:
-        handle = path.open("x")
-    except FileExistsError:
-        refuse(f'Conflict. The container name "/{path.name}" is already in use by container')
     content = {"id": os.urandom(32).hex(), "labels": given.get("--label", []), "pid": 0}
     content |= {"options": given, "image": image, "command": command}
-    with handle:
-        json.dump(content, handle)
+    whole = folder("writing") / f"{path.name}.{os.getpid()}"
+    whole.write_text(json.dumps(content))
+    try:
+        path.hardlink_to(whole)
+    except FileExistsError:
+        refuse(f'Conflict. The container name "/{path.name}" is already in use by container')
+    finally:
+        whole.unlink()
     with (folder(".") / "runs").open("a") as log:
         log.write(json.dumps(content) + "\n")
     begun_read, begun_write = os.pipe()
@@ -260,7 +269,7 @@ def shim(begun: int) -> NoReturn:
             os.execvpe(content["command"][0], content["command"], told["environment"])
         finally:
             os._exit(127)
-    path.write_text(json.dumps(content | {"pid": pid}))
+    write_at_once(path, json.dumps(content | {"pid": pid}))
     os.write(begun, b"x")
     os.close(begun)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -270,7 +279,7 @@ def shim(begun: int) -> NoReturn:
         except ProcessLookupError:
             continue
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    (folder_of(path) / f"{path.name}.ended").write_text(str(code if code >= 0 else 128 - code))
+    write_at_once(folder_of(path) / f"{path.name}.ended", str(code if code >= 0 else 128 - code))
     if told["remove"]:
         path.unlink(missing_ok=True)
     os._exit(0)
