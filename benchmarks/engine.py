@@ -168,7 +168,7 @@ def _rank(kind: Callable[..., Contender], plan: Plan, place: Place, orders: Conn
     dist.init_process_group("gloo", store, rank=place.rank, world_size=plan.world_size, timeout=timeout)
     task = task_of(plan)
     tied = [Tied(stages, sharded=True) for _, stages in ties(task, plan.partition, plan.pipeline)]
-    groups = Groups.make(plan.layout, plan.chunks, tied, timeout, plan.sharded_optimizer)
+    groups = Groups.make(plan.layout, plan.chunks, tied, timeout, plan.sharded_optimizer, plan.by_node)
     count = plan.train.iterations * plan.global_batch_size
     samples = task.samples("train", count)
     events = plan.folder / "events" / f"{kind.__name__}-{place.rank}.bin"

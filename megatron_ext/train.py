@@ -64,7 +64,7 @@ def train(
         tied = [
             Tied(stages, task.shard(owner) is not None) for owner, stages in ties(task, plan.partition, plan.pipeline)
         ]
-        groups = Groups.make(plan.layout, plan.chunks, tied, timeout, plan.sharded_optimizer)
+        groups = Groups.make(plan.layout, plan.chunks, tied, timeout, plan.sharded_optimizer, plan.by_node)
     recorder = _recorder(plan, place, buffers)
     try:
         if plan.rehearsal is not None:

@@ -50,6 +50,9 @@ class Parallel:
     sharded_optimizer: bool = False
     """Each replica keeps only its share of the optimizer state (ZeRO stage 1)."""
     reduce_dtype: ReduceDtype = ReduceDtype.fp32
+    hierarchical_reduce: bool = False
+    """Sum a stage's gradients within each node first, and across nodes after, wherever its replicas lie evenly on
+    several nodes, as many on each, and the links make that faster."""
     micro_batch_size: Chosen = option(1, Range(1, 2**20))
     """Samples that pass through the stages together; auto: a launch chooses the size with the fastest predicted
     iteration."""

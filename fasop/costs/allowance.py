@@ -87,11 +87,14 @@ def channels(kind: NodeKind) -> int:
 
 
 def communicators(training: Training) -> int:
-    """Of a rank, at most (megatron_ext/parallel/groups.py): its tensor and its data group, the one of the gradient's
-    norm, one each way between stages, twice with chunks, and one for copies of a tied parameter."""
+    """Of a rank, at most (megatron_ext/parallel/groups.py): its tensor and its data group, two more for sums within
+    nodes and across, the one of the gradient's norm, one each way between stages, twice with chunks, and one for copies
+    of a tied parameter."""
     parallel = training.parallel
     stages = parallel.pipeline
     found = (parallel.tensor_size > 1) + (parallel.data > 1) + (stages * parallel.tensor_size > 1)
+    if training.reduces_by_node and parallel.data > 1:
+        found += 2
     if stages > 1:
         found += (4 if parallel.chunks > 1 else 2) + (shared_parameters(training.model, 1)[0] > 0)
     return found

@@ -65,6 +65,12 @@ class Training:
         return self.megatron_lm and self.parallel.schedule is Schedule.one_f_one_b
 
     @property
+    def reduces_by_node(self) -> bool:
+        """Whether gradients are summed within nodes first, wherever that is faster."""
+        parallel = self.parallel
+        return parallel.hierarchical_reduce and parallel.alike and parallel.stream is None and not self.megatron_lm
+
+    @property
     def reduced_bytes(self) -> int:
         """Of a parameter's gradient, as the replicas send it to each other to sum."""
         half = not self.megatron_lm and self.parallel.reduce_dtype is ReduceDtype.bf16

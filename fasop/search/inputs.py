@@ -143,6 +143,7 @@ def of_experiment(experiment: Experiment) -> Inputs:
     plain = Parallel(
         global_batch_size=own.global_batch_size,
         reduce_dtype=own.reduce_dtype,
+        hierarchical_reduce=own.hierarchical_reduce,
         recompute=choices.recompute[0],
         sharded_optimizer=choices.sharded_optimizer[0],
         sequence_parallel=choices.sequence_parallel[0],

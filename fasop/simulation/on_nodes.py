@@ -21,7 +21,7 @@ from fasop.costs.network.links import Link
 from fasop.costs.network.placement import Uses, place
 from fasop.costs.profiles.profile import optimizer_s_per_parameter
 from fasop.costs.schedules import filling
-from fasop.costs.training import Training
+from fasop.costs.training import PlacedTraining, Training
 from fasop.simulation.layer_order import LayerOrder
 from fasop.simulation.linear import Hidden, Linear
 from fasop.simulation.messages_back import Back
@@ -203,21 +203,26 @@ class Nodes:
         """That of the last sizes is kept, since plans that differ in something else come one after another."""
         parallel = training.parallel
         sizes = (parallel.tensor_size, parallel.data, parallel.pipeline)
-        key = (*sizes, *Messages.of(training)) if self._by_size else sizes
+        by_node = training.reduces_by_node and parallel.data > 1
+        key = (*sizes, by_node, *(Messages.of(training) if self._by_size else ()))
         if self._last is None or self._last[0] != key:
             where = place(tuple(self.kinds[kind].gpus for kind in self.orders[0]), *sizes)
             if self._has_pairs:
                 placed = on_pairs(self.kinds, self.orders, training, where, least=self._least)
             else:
                 hops = self._slowest_link(where.hops, [kind.factors.messages for kind in self.kinds])
+                of_sums = [kind.factors.gradients for kind in self.kinds]
                 placed = PlacedLinks(
                     stages=where.stages,
                     hops=Hops(hops, hops.s_per_byte),
                     back=None,
                     one_way_out=where.one_way_out,
-                    sums=self._slowest_link(where.sums, [kind.factors.gradients for kind in self.kinds]),
+                    sums=self._slowest_link(where.sums, of_sums),
                     embedding=self._slowest_link(where.embedding, [kind.factors.embedding for kind in self.kinds]),
                 )
+                if by_node:
+                    within, across = (self._slowest_link(where.sums, of_sums, between=way) for way in (0, 1))
+                    placed = placed.with_sums_by_node(within, across, where, parallel.data, least=self._least)
             self._last = (key, placed)
         return self._last[1]
 
@@ -239,16 +244,29 @@ class Nodes:
             rows.append([*(part.forward for part in parts), *(part.backward for part in parts), step])
         return np.array(rows).T
 
-    def _slowest_link(self, uses: Uses, factors: Sequence[float]) -> Link[Floats]:
+    def _slowest_link(self, uses: Uses, factors: Sequence[float], between: int | None = None) -> Link[Floats]:
         """[items, pipelines]: the largest latency, and the lowest share of a bandwidth, of an item's links.
 
-        `factors`, by kind, are what both are multiplied with.
+        `factors`, by kind, are what both are multiplied with. `between`: as in `Use`, of such links alone; 0 of none.
         """
         times = self._of_links * np.array(factors)[:, np.newaxis, np.newaxis]
         used = times[self.orders.T[uses.nodes], uses.between[:, np.newaxis]]
         used[..., 1] *= uses.sharing[:, np.newaxis]
+        if between is not None:
+            used = used * (uses.between == between)[:, np.newaxis, np.newaxis]
         reduced: Floats = np.maximum.reduceat(used, uses.starts, axis=0)
         return Link(latency_s=reduced[..., 0], s_per_byte=reduced[..., 1])
+
+
+def stages_summing_by_node(placed: PlacedTraining) -> list[int]:
+    """Returns the stages that sum gradients within nodes first; none if that is not asked for."""
+    kinds = placed.kinds
+    if not placed.training.reduces_by_node:
+        return []
+    names = [kind.name for kind in kinds]
+    order = np.array([[names.index(node.name) for node in placed.nodes]])
+    better = Nodes(kinds, order).links_of(placed.training).by_node
+    return [] if better is None else np.flatnonzero(better[:, 0]).tolist()
 
 
 def pass_times(training: Training, times: Floats) -> Linear:

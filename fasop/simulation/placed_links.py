@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -68,7 +68,35 @@ class PlacedLinks:
     one_way_out: NDArray[np.bool_]
     """[stages]"""
     sums: Link[Floats]
+    """Links of a ring of all replicas, or of a ring that takes as long as sums within nodes first."""
     embedding: Link[Floats]
+    by_node: NDArray[np.bool_] | None = None
+    """[stages, pipelines]: whether sums within nodes first are no slower; None: they are not asked for."""
+
+    def with_sums_by_node(
+        self, within: Link[Floats], across: Link[Floats], where: Placement, replicas: int, *, least: bool
+    ) -> PlacedLinks:
+        """Returns these links with sums within nodes first, wherever that is no slower; with `least`, with the better
+        latency and the better rate of both ways.
+
+        Of n ranks on each of m nodes a step within takes (n - 1) / n of the bytes, one across (m - 1) / m of an n-th,
+        while n rings share the link that one has else (megatron_ext/parallel/summing.py).
+        """
+        nodes, ranks = where.spread.T[..., np.newaxis]
+        steps = replicas - 1
+        latency = ((ranks - 1) * within.latency_s + (nodes - 1) * across.latency_s) / steps
+        rate = (ranks - 1) / ranks * within.s_per_byte + (nodes - 1) / nodes * across.s_per_byte
+        rate = rate * replicas / steps
+        even = nodes * ranks == replicas
+        better = even & (latency <= self.sums.latency_s) & (rate <= self.sums.s_per_byte)
+        if least:
+            latency, rate = np.minimum(latency, self.sums.latency_s), np.minimum(rate, self.sums.s_per_byte)
+        taken = np.broadcast_to(even, better.shape) if least else better
+        sums = Link(
+            latency_s=np.where(taken, latency, self.sums.latency_s),
+            s_per_byte=np.where(taken, rate, self.sums.s_per_byte),
+        )
+        return replace(self, sums=sums, by_node=better)
 
 
 def on_pairs(
@@ -101,11 +129,16 @@ def on_pairs(
         most = messages.longest * long.slowest(uses, orders).s_per_byte
         return Hops(link, (most - messages.shortest * link.s_per_byte) / bytes_longer)
 
-    return PlacedLinks(
+    of_sums = table("gradients", messages.sums)
+    placed = PlacedLinks(
         stages=where.stages,
         hops=hops(pairs.hops),
         back=hops(pairs.hops.back) if short.one_way or long.one_way else None,
         one_way_out=where.one_way_out,
-        sums=table("gradients", messages.sums).slowest(pairs.sums, orders),
+        sums=of_sums.slowest(pairs.sums, orders),
         embedding=table("embedding", messages.embedding).slowest(pairs.embedding, orders),
     )
+    if not training.reduces_by_node or isinstance(where, UnlikePlacement) or parallel.data == 1:
+        return placed
+    within, across = (of_sums.slowest(pairs.sums, orders, inside=inside) for inside in (True, False))
+    return placed.with_sums_by_node(within, across, where, parallel.data, least=least)

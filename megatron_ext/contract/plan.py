@@ -92,6 +92,8 @@ class Content:
     sharded_optimizer: bool
     reduce_dtype: Optional[str] = field(metadata=about(written=False))
     """The type of the gradients that replicas send each other to sum; null: fp32."""
+    hierarchical_stages: Optional[List[int]] = field(metadata=about(NOT_NEGATIVE, written=False))
+    """Stages whose replicas sum gradients within each node first, and then across nodes; null: none."""
     schedule: str
     schedule_file: Optional[str]
     """In the plan's folder."""
@@ -222,6 +224,22 @@ class Plan(Content):
     @property
     def world_size(self) -> int:
         return self.layout.world_size
+
+    @property
+    def by_node(self) -> List[List[List[int]]]:
+        """The data groups of `hierarchical_stages`, each by node: those that lie evenly on several nodes."""
+        found: List[List[List[int]]] = []
+        for group in self.layout.data_groups() if self.hierarchical_stages else ():
+            stage, _, _ = self.layout.stage_dp_tp(group[0])
+            if stage not in (self.hierarchical_stages or ()):
+                continue
+            of_nodes: Dict[int, List[int]] = {}
+            for rank in group:
+                of_nodes.setdefault(self.ranks[rank].node, []).append(rank)
+            counts = {len(ranks) for ranks in of_nodes.values()}
+            if len(of_nodes) > 1 and len(counts) == 1 and counts != {1}:
+                found.append(list(of_nodes.values()))
+        return found
 
     @property
     def micro_batches(self) -> Sequence[int]:

@@ -11,6 +11,7 @@ from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, 
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron_ext.contract.adaptive.noise import Halves
@@ -113,9 +114,10 @@ class Engine(ReplicaBatches):
             DTYPES[plan.train.precision],
             self._device,
             shares,
-            rank=place.dp if shares > 1 else 0,
+            rank=0 if shares == 1 else place.dp if groups.by_node is None else groups.by_node.number,
             bucket_bytes=BUCKET_BYTES,
             late=late_names(plan, self.task, place, self._named, self._owned),
+            parts=1 if groups.by_node is None else dist.get_world_size(groups.by_node.within),
         )
         self._gradients = Gradients(
             plan, self.task, place, groups, self._stages, self._owned, self.flat, self._recorder
@@ -125,7 +127,7 @@ class Engine(ReplicaBatches):
             self.flat,
             plan.train,
             groups.tensor if streams else groups.model,
-            DataGroup(replicas, place.dp, groups.data),
+            DataGroup(replicas, place.dp, groups.data, groups.by_node),
             plan.sharded_optimizer,
             self._gradients.elsewhere,
             groups.tensor,

@@ -31,12 +31,28 @@ class TiedPart(NamedTuple):
     """Whether this rank's gradient is one of those that are added up."""
 
 
+class ByNode(NamedTuple):
+    """A group whose ranks lie on several nodes, as many on each."""
+
+    within: dist.ProcessGroup
+    """Those on this rank's node."""
+    across: dist.ProcessGroup
+    """One on each node: those with this rank's number there."""
+
+    @property
+    def number(self) -> int:
+        """This rank's, such that those of a share of `within` follow each other."""
+        return dist.get_rank(self.within) * dist.get_world_size(self.across) + dist.get_rank(self.across)
+
+
 @dataclass(frozen=True)
 class Groups:
     """This rank's process groups; None where it is alone or not a member."""
 
     tensor: Optional[dist.ProcessGroup] = None
     data: Optional[dist.ProcessGroup] = None
+    by_node: Optional[ByNode] = None
+    """The data group's parts, where gradients are summed within nodes first."""
     model: Optional[dist.ProcessGroup] = None
     forward: Optional[dist.ProcessGroup] = None
     """Activations, from a stage to the next one."""
@@ -51,10 +67,17 @@ class Groups:
 
     @classmethod
     def make(
-        cls, layout: Layout, chunks: int, ties: Sequence[Tied], timeout: timedelta, sharded: bool = False
+        cls,
+        layout: Layout,
+        chunks: int,
+        ties: Sequence[Tied],
+        timeout: timedelta,
+        sharded: bool = False,
+        by_node: Sequence[Sequence[Sequence[int]]] = (),
     ) -> Groups:
         """Makes all groups of the layout; every rank must call it, for each group needs all ranks' consent. `sharded`
-        is whether replicas share the optimizer."""
+        is whether replicas share the optimizer; `by_node` are data groups whose gradients are summed within nodes
+        first, by node (`megatron_ext.contract.plan.Plan.by_node`)."""
         rank = dist.get_rank()
 
         def mine(rank_lists: Iterable[Sequence[int]]) -> Optional[dist.ProcessGroup]:
@@ -77,11 +100,14 @@ class Groups:
                     found.append(TiedPart(group, part - first, own, rank in givers))
             return found
 
+        within = mine(ranks for group in by_node for ranks in group)
+        across = mine(ranks for group in by_node for ranks in zip(*group))
         every = range(layout.stages)
         ends = layout.channel_groups((0, layout.stages - 1)) if chunks > 1 else []
         return cls(
             tensor=mine(layout.tensor_groups()),
             data=mine(layout.data_groups()),
+            by_node=None if within is None or across is None else ByNode(within, across),
             model=mine(layout.model_groups(sharded)),
             tied=[parts(tie) for tie in ties],
             forward=mine(layout.channel_groups(every)),

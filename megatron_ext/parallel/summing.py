@@ -6,11 +6,17 @@ order of the ranks, which sends as few bytes.
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Optional
+from collections import deque
+from typing import Callable, Deque, Iterator, NamedTuple, Optional, Union
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from megatron_ext.contract.traffic import ALL_REDUCE
+from megatron_ext.parallel.comm import all_gather
+from megatron_ext.parallel.groups import ByNode
+from megatron_ext.timeline.usage import Traffic
 
 
 class Summing(NamedTuple):
@@ -53,3 +59,104 @@ def begin_reduce_scatter(
 
 def _offset(whole: Tensor, part: Tensor) -> int:
     return int(part.storage_offset() - whole.storage_offset())
+
+
+class SumsByNode:
+    """Sums over a group whose ranks lie on several nodes: within each node first, so that a rank has a part of the
+    node's sum, then of that part across nodes, and within nodes again, where all ranks are to have all.
+
+    Of n ranks on each of m nodes, 2 (m - 1) / m of the gradients leave a node, in a ring of all 2 (n m - 1) / (n m).
+    On a GPU the second step waits for the first on a stream of its own, so that nothing else does. On a CPU `go_on`
+    begins it.
+    """
+
+    def __init__(self, groups: ByNode, device: torch.device) -> None:
+        self._groups = groups
+        self._ranks, self._number = dist.get_world_size(groups.within), dist.get_rank(groups.within)
+        self._inside: Deque[NodeSum] = deque()
+        """Sums on a CPU whose first step is under way, in the order in which all ranks began them."""
+        self._stream: Optional[torch.cuda.Stream] = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+
+    def begin(
+        self, gradients: Tensor, own: Optional[Tensor], dtype: torch.dtype, traffic: Traffic
+    ) -> Union[OnStream, NodeSum]:
+        """Begins to sum `gradients`, fp32, in place or, if `own` is given, this rank's share of them alone."""
+        part = gradients.view(self._ranks, -1)[self._number]
+        first = begin_reduce_scatter(gradients, part, self._groups.within, dtype)
+        traffic.reduce_scattered(first.sent, self._groups.within, ALL_REDUCE)
+        later = self._later(gradients, part, own, dtype, traffic)
+        if self._stream is None:
+            self._inside.append(NodeSum(self, first, later))
+            return self._inside[-1]
+        with torch.cuda.stream(self._stream):
+            first.wait()
+            for step in later:
+                step.wait()
+            return OnStream(first.sent)
+
+    def _later(
+        self, gradients: Tensor, part: Tensor, own: Optional[Tensor], dtype: torch.dtype, traffic: Traffic
+    ) -> Iterator[Summing]:
+        """Begins the step across nodes; after it, the last one is made at once."""
+        if own is not None:
+            step = begin_reduce_scatter(part, own, self._groups.across, dtype)
+            traffic.reduce_scattered(step.sent, self._groups.across, ALL_REDUCE)
+            yield step
+            return
+        step = begin_all_reduce(part, self._groups.across, dtype)
+        traffic.all_reduced(step.sent, self._groups.across)
+        yield step
+        whole = gradients if step.sent is part else torch.empty_like(gradients, dtype=dtype)
+        all_gather(step.sent, whole.view(self._ranks, -1), self._groups.within, "all-gather of the gradients")
+        traffic.all_gathered(step.sent, self._groups.within, ALL_REDUCE)
+        if whole is not gradients:
+            gradients.copy_(whole)
+
+    def go_on(self) -> None:
+        """Begins the steps across nodes of sums that have ended within them."""
+        while self._inside and self._inside[0].ended_within:
+            self._inside.popleft().cross()
+
+    def go_on_until(self, wanted: NodeSum) -> None:
+        """Begins those of all sums up to this one, for ranks must send across nodes in the same order."""
+        while wanted in self._inside:
+            self._inside.popleft().cross()
+
+
+class OnStream:
+    """A sum under way on a GPU, for which the current stream had to do the rest."""
+
+    def __init__(self, sent: Tensor) -> None:
+        self._sent = sent  # another stream's, which may have its memory again when it has waited
+        self._ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._ended.record()
+
+    def wait(self) -> None:
+        """Has the current stream wait until the sum is in its place."""
+        torch.cuda.current_stream().wait_event(self._ended)
+
+
+class NodeSum:
+    """A sum under way on a CPU, within nodes or across them."""
+
+    def __init__(self, sums: SumsByNode, first: Summing, later: Iterator[Summing]) -> None:
+        self._sums = sums
+        self._step = first
+        self._later = later
+
+    @property
+    def ended_within(self) -> bool:
+        return bool(self._step.work.is_completed())
+
+    def cross(self) -> None:
+        """Waits for the step within nodes, and begins the one across."""
+        self._step.wait()
+        self._step = next(self._later)
+
+    def wait(self) -> None:
+        """Returns when the sum is in its place."""
+        self._sums.go_on_until(self)
+        self._step.wait()
+        assert next(self._later, None) is None

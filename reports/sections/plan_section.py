@@ -141,6 +141,7 @@ def _unusual(plan: Plan) -> list[str]:
         f"{plan.recompute} recomputation of activations": plan.recompute != "none",
         "a sharded optimizer": plan.sharded_optimizer,
         f"gradients summed in {plan.reduce_dtype}": plan.reduce_dtype not in (None, "fp32"),
+        "gradients summed within nodes first": bool(plan.hierarchical_stages),
         "sequence parallelism": plan.sequence_parallel,
         f"precision {plan.train.precision}": plan.train.precision not in ("fp32", UNKNOWN),
     }

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
+from megatron_ext.contract.models.counts import parameter_count
 from tests.megatron_ext.engine import test_images_agree as images
 from tests.megatron_ext.engine import test_translation_agrees as translation
 from tests.megatron_ext.tasks.user.test_module import module_run
@@ -84,8 +87,14 @@ def trained(tmp_path: Path) -> Callable[[EngineRun, int], list[Path]]:
         assert run.plan.device == "cuda"
         assert run.plan.world_size == gpus
         machine = Machine(gpus, tmp_path / "machine")
-        ended = machine.run(WORKER, run.run.plan, "0")
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+
+        def of_node(number: int) -> CompletedProcess[str]:
+            log = {"STANDIN_LOG": str(tmp_path / "machine" / f"log.{number}")}
+            return machine.run(WORKER, run.run.plan, str(number), environment=log)
+
+        with ThreadPoolExecutor() as nodes:
+            for ended in nodes.map(of_node, range(len(run.plan.nodes))):
+                assert ended.returncode == 0, ended.stdout + ended.stderr
         assert len(run.metrics()) == run.plan.train.iterations
         logs = machine.logs()
         assert len(logs) == gpus
@@ -138,11 +147,58 @@ def test_a_layout_trains_on_gpus(
         third = assert_steady(run, logs)
         assert all(one.stream == DEFAULT or rank.priorities[one.stream] < 0 for rank in third for one in rank.messages)
         assert_apart(third[0], copies="streams" in words)
+    assert_counted(run, logs)
+
+
+def assert_counted(run: EngineRun, logs: list[Path]) -> None:
+    """What a rank says that it has sent is what it has given NCCL."""
     for rank, log in enumerate(logs):
         told = json.loads((run.run.path / "traffic" / f"rank-{rank:05d}.json").read_text())["bytes"]
-        iterations = [counts(log, iteration) for iteration in range(1, plan.train.iterations + 1)]
+        iterations = [counts(log, iteration) for iteration in range(1, run.plan.train.iterations + 1)]
         sent = sum(volume(one) for each in iterations for one in each.messages if one.bytes > SMALL)
         assert sent == sum(told.values()), (rank, told, Counter(one.call for one in iterations[2].messages))
+
+
+BY_NODE: dict[str, tuple[str, dict[str, tuple[float, ...]]]] = {
+    "whole": ("", {"reduce_scatter": (2,), "all_reduce": (2,), "all_gather": (2,)}),
+    "whole-in-bf16": (
+        "parallel.reduce_dtype=bf16",
+        {"reduce_scatter": (1,), "all_reduce": (1,), "all_gather": (1,)},
+    ),
+    "sharded": (
+        "parallel.sharded_optimizer=true train.precision=bf16",
+        {"reduce_scatter": (2, 1), "all_reduce": (), "all_gather": (0.5, 1)},
+    ),
+    "sharded-in-bf16": (
+        "parallel.sharded_optimizer=true parallel.reduce_dtype=bf16 train.precision=bf16",
+        {"reduce_scatter": (1, 0.5), "all_reduce": (), "all_gather": (0.5, 1)},
+    ),
+}
+"""Of options, the bytes a parameter of each call's messages: of an all-gather or reduce-scatter what one rank gives or
+gets."""
+
+
+@pytest.mark.parametrize(("words", "messages"), BY_NODE.values(), ids=BY_NODE)
+def test_two_nodes_of_two_gpus_sum_within_each_first(
+    words: str,
+    messages: dict[str, tuple[float, ...]],
+    tmp_path: Path,
+    corpus: Path,
+    trained: Callable[[EngineRun, int], list[Path]],
+) -> None:
+    """What changes the format between the steps runs on a stream of its own."""
+    of_four = "parallel.data=4 parallel.pipeline=1 parallel.partition=3 parallel.micro_batch_size=1"
+    run = make_run(tmp_path / "run", corpus, GPU, *of_four.split(), *words.split()).on_nodes((0, 0, 1, 1), [0])
+    logs = trained(run, 4)
+    size = parameter_count(run.plan.model)
+    for rank in assert_steady(run, logs):
+        large = [one for one in rank.messages if one.bytes > SMALL]
+        assert {one.ranks for one in large} == {2}
+        assert all(one.stream == DEFAULT or rank.priorities[one.stream] < 0 for one in large)
+        assert len({*rank.streams} - {DEFAULT}) == ("reduce_dtype=bf16" in words)
+        for call, widths in messages.items():
+            assert [one.bytes / size for one in large if one.call == call] == [*widths]
+    assert_counted(run, logs)
 
 
 TASKS: dict[str, tuple[int, Callable[[Path], EngineRun]]] = {

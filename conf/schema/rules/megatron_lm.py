@@ -74,6 +74,11 @@ def _schedule(parallel: Parallel) -> None:
             f"parallel.reduce_dtype={parallel.reduce_dtype}: Megatron-LM has arguments of its own for that; use "
             "parallel.reduce_dtype=fp32 and engine.arguments=[--grad-reduce-in-bf16], or engine=tdpp"
         )
+    if parallel.hierarchical_reduce:
+        raise ConfigError(
+            "parallel.hierarchical_reduce=true: Megatron-LM leaves that to NCCL; use "
+            "parallel.hierarchical_reduce=false, or engine=tdpp"
+        )
     if parallel.schedule_file is not None:
         raise ConfigError(
             f"parallel.schedule_file={parallel.schedule_file}: Megatron-LM cannot read a schedule; use "

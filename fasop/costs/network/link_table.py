@@ -81,9 +81,9 @@ class LinkTable:
         """Whether any pair's directions differ."""
         return not (np.array_equal(self.latency_s, self.latency_s.T) and np.array_equal(self.leaving, self.entering.T))
 
-    def slowest(self, uses: PairUses, orders: Integers) -> Link[Floats]:
+    def slowest(self, uses: PairUses, orders: Integers, *, inside: bool | None = None) -> Link[Floats]:
         """[items, pipelines]: the largest latency, and the lowest share of a bandwidth, of an item's links. `orders`
-        [pipelines, nodes] are kinds."""
+        [pipelines, nodes] are kinds. With `inside`, only of links inside nodes, or between them; 0 of none."""
         here, there = orders.T[uses.sources], orders.T[uses.targets]
         stays = (uses.sources == uses.targets)[:, np.newaxis]
         outside = np.maximum(
@@ -92,6 +92,8 @@ class LinkTable:
         )
         latency = np.where(stays, self.inside.latency_s[here], self.latency_s[here, there])
         rate = np.where(stays, self.inside.s_per_byte[here], outside)
+        if inside is not None:
+            latency, rate = latency * (stays == inside), rate * (stays == inside)
         return Link(
             latency_s=np.maximum.reduceat(latency, uses.starts, axis=0),
             s_per_byte=np.maximum.reduceat(rate, uses.starts, axis=0),

@@ -57,6 +57,9 @@ class Placement:
     """[stages]: whether messages to both neighbours leave one node, or go to the only other stage."""
     sums: Uses
     """Gradients of each stage, over its replicas."""
+    spread: Integers
+    """[stages, 2]: on how many nodes a stage's replicas lie, and how many on each; 1 and 1 where nodes have unlike
+    numbers of them, or one each."""
     embedding: Uses
     """One item: between the first and the last stage."""
 
@@ -71,6 +74,7 @@ def place(gpus_per_node: tuple[int, ...], tensor: int, data: int, pipeline: int)
         hops=Uses.of(hops),
         one_way_out=np.array([pipeline == 2 or _one_way_out(nodes, stage) for stage in range(pipeline)]),
         sums=Uses.of(rings(nodes, [tensor] * pipeline)),
+        spread=np.array([_spread(of_stage, tensor) for of_stage in nodes]),
         embedding=Uses.of([transfers(zip(nodes[0], nodes[-1], strict=True), both_ways=True)]),
     )
 
@@ -81,6 +85,14 @@ def stage_nodes(gpus_per_node: Sequence[int], tensor: int, data: int, pipeline: 
     width = tensor * data
     assert len(node_of) == width * pipeline, f"{len(node_of)} GPUs for {width} * {pipeline} ranks"
     return [node_of[s * width : (s + 1) * width] for s in range(pipeline)]
+
+
+def _spread(nodes: Sequence[int], tensor: int) -> tuple[int, int]:
+    """Returns `Placement.spread` of a stage."""
+    rings = [Counter(nodes[ring::tensor]) for ring in range(tensor)]
+    alike = {(len(ring), count) for ring in rings for count in ring.values()}
+    on, each = alike.pop() if len(alike) == 1 else (1, 1)
+    return (on, each) if on > 1 and each > 1 else (1, 1)
 
 
 def _one_way_out(stage_nodes: Sequence[Sequence[int]], stage: int) -> bool:

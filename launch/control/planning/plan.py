@@ -60,6 +60,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         recompute=str(parallel.recompute),
         sharded_optimizer=parallel.sharded_optimizer,
         reduce_dtype=None if parallel.reduce_dtype is ReduceDtype.fp32 else str(parallel.reduce_dtype),
+        hierarchical_stages=_hierarchical_stages(experiment),
         schedule=str(parallel.schedule),
         schedule_file=parallel.schedule_file and SCHEDULE,
         micro_batch_size=parallel.micro_batch_size,
@@ -163,6 +164,16 @@ def _micro_batch_sizes(experiment: Experiment) -> tuple[list[list[int]] | None, 
         experiment = replace(experiment, parallel=replace(experiment.parallel, sharded_optimizer=False))
     found = that_fit(experiment, sorted({*sizes}), sorted({*streams}))
     return [[*one] for one in found] if sizes else None, [[*one.values()] for one in found] if streams else None
+
+
+def _hierarchical_stages(experiment: Experiment) -> list[int] | None:
+    """Returns the stages whose replicas sum gradients within nodes first; None if there are none."""
+    if not experiment.parallel.hierarchical_reduce:
+        return None
+    from fasop.simulation.on_nodes import stages_summing_by_node  # numpy is slow to import
+    from fasop.simulation.predict import planned
+
+    return stages_summing_by_node(planned(experiment)) or None
 
 
 def _streaming(stream: Stream | None) -> Streaming | None:

@@ -74,9 +74,11 @@ def warm_up(groups: Groups, peers: Channels, place: Place, stages: int, device: 
         dist.all_reduce(message)
     for what in ("tensor", "data", "model"):
         all_reduce(message, getattr(groups, what), f"connecting the {what} group")
+    for part in groups.by_node or ():
+        all_reduce(message, part, "connecting the data group's nodes")
     for parts in groups.tied:
-        for part in parts:
-            all_reduce(message, part.group, "connecting the ranks that share a parameter")
+        for copy in parts:
+            all_reduce(message, copy.group, "connecting the ranks that share a parameter")
     before = (Kind.RECV_FORWARD, Kind.SEND_BACKWARD)
     forward = (Kind.RECV_FORWARD, Kind.SEND_FORWARD)
 

@@ -9,6 +9,7 @@ from typing import AbstractSet, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
+from megatron_ext.contract.layout import lcm
 from megatron_ext.engine.gradients.share import Bucket, Share
 
 GRADIENT_BYTES = 4
@@ -39,19 +40,22 @@ class FlatWeights:
         rank: int = 0,
         bucket_bytes: float = math.inf,
         late: AbstractSet[str] = frozenset(),
+        parts: int = 1,
     ) -> None:
         """`named` are fp32 parameters, first to last layer, which go to `device` in the format `dtype`.
 
         `initial` keeps their values in fp32, where they were: a GPU need not have room for what a sharded optimizer
         does not keep. Gradients are summed in buckets of at least `bucket_bytes`; those of the parameters in `late`,
         which wait for more than the backward pass, have the last one to themselves. Zeros at the end of each make its
-        length a multiple of `shares`, of which replica `rank` has one. With `of`, whose parameters these are copies of,
-        the weights are the same memory, and the gradients are not.
+        length a multiple of `shares`, of which replica `rank` has one, and of `parts`. With `of`, whose parameters
+        these are copies of, the weights are the same memory, and the gradients are not.
         """
         ordered = [pair for pair in reversed(named) if pair[0] not in late]
         ordered += [pair for pair in reversed(named) if pair[0] in late]
         self.parameters = dict(ordered)
-        self.buckets: List[Bucket] = _buckets(ordered, bucket_bytes, late, shares) if of is None else of.buckets
+        self.buckets: List[Bucket] = (
+            _buckets(ordered, bucket_bytes, late, lcm([shares, parts])) if of is None else of.buckets
+        )
         """Neighbouring parameters, and where they lie."""
         self.slices: Dict[str, slice] = {}
         for here, names in self.buckets:
@@ -169,7 +173,7 @@ class FlatWeights:
 
 
 def _buckets(
-    ordered: Sequence[Tuple[str, nn.Parameter]], least_bytes: float, late: AbstractSet[str], shares: int
+    ordered: Sequence[Tuple[str, nn.Parameter]], least_bytes: float, late: AbstractSet[str], multiple: int
 ) -> List[Bucket]:
     found: List[Bucket] = []
     names: List[str] = []
@@ -179,7 +183,7 @@ def _buckets(
         stop += parameter.numel()
         ends = number == len(ordered) or (ordered[number][0] in late and name not in late)
         if ends or ((stop - start) * GRADIENT_BYTES >= least_bytes and name not in late):
-            stop += -stop % shares
+            stop += -stop % multiple
             found.append((slice(start, stop), names))
             start, names = stop, []
     return found

@@ -129,7 +129,9 @@ class Gradients:
         """Whether late gradients are summed over other groups before they are over the replicas, as they are where a
         sharded optimizer leaves a rank its share alone; not where a rank stands for several of another stage."""
         dtype = DTYPES[plan.reduce_dtype or "fp32"]
-        self._reducer = GradientReducer(flat, groups.data, recorder, uses, dtype, late_whole=not self._first)
+        self._reducer = GradientReducer(
+            flat, groups.data, recorder, uses, dtype, late_whole=not self._first, by_node=groups.by_node
+        )
         common = [parameter for name, parameter in named if task.shard(name) is None]
         self._common = [flat.gradient(parameter) for parameter in common] if plan.sequence_parallel else []
         """Those of the weights that every rank of the tensor group has, where each computes a part of them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -11,8 +11,18 @@ from torch import Tensor
 from megatron_ext.contract.traffic import ALL_REDUCE
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.parallel.comm import annotate_errors
-from megatron_ext.parallel.summing import Summing, begin_all_reduce, begin_reduce_scatter
+from megatron_ext.parallel.groups import ByNode
+from megatron_ext.parallel.summing import (
+    NodeSum,
+    OnStream,
+    Summing,
+    SumsByNode,
+    begin_all_reduce,
+    begin_reduce_scatter,
+)
 from megatron_ext.timeline.recorder import Recorder, UnderWay
+
+UnderWaySum = Union[Summing, OnStream, NodeSum]
 
 
 class GradientReducer:
@@ -30,14 +40,17 @@ class GradientReducer:
         uses: Mapping[str, int],
         dtype: torch.dtype = torch.float32,
         late_whole: bool = False,
+        by_node: Optional[ByNode] = None,
     ) -> None:
         """`uses` says, by parameter, how many chunks use it, each of which gives a gradient for every micro-batch.
 
-        Gradients travel in the format `dtype`. With `late_whole` every rank gets all sums of a late bucket.
+        Gradients travel in the format `dtype`. With `late_whole` every rank gets all sums of a late bucket. Where the
+        group's ranks are known `by_node`, gradients are summed within nodes first.
         """
         self._flat = flat
         self._uses = uses
         self._group = group
+        self._by_node = None if by_node is None else SumsByNode(by_node, flat.grad.device)
         self._recorder = recorder
         self._dtype = dtype
         self._bucket_of = {name: number for number, (_, names) in enumerate(flat.buckets) for name in names}
@@ -45,7 +58,7 @@ class GradientReducer:
         self._whole = self._late if late_whole else None
         self._left: Dict[str, int] = {}
         self._missing: List[int] = []
-        self._begun: List[Tuple[int, Summing, UnderWay]] = []
+        self._begun: List[Tuple[int, UnderWaySum, UnderWay]] = []
         """By bucket."""
         self._early = group is not None and len(flat.buckets) - flat.has_late > 1
         """Whether there is something to overlap; to be told of every gradient costs a small model some percent."""
@@ -105,6 +118,8 @@ class GradientReducer:
     def _arrived(self, name: str) -> None:
         if self._at_once:
             return
+        if self._by_node is not None:
+            self._by_node.go_on()
         self._left[name] -= 1
         if self._left[name]:
             return
@@ -113,10 +128,11 @@ class GradientReducer:
         if self._missing[bucket] == 0 and bucket != self._late:
             event = self._recorder.begin("overlapped-grads-all-reduce")
             summing = self._sum(bucket)
-            event.follow(summing.work)
+            if isinstance(summing, Summing):  # the others have several steps
+                event.follow(summing.work)
             self._begun.append((bucket, summing, event))
 
-    def _sum(self, bucket: int) -> Summing:
+    def _sum(self, bucket: int) -> UnderWaySum:
         """Begins the sum of a bucket."""
         here, share = self._flat.buckets[bucket][0], self._flat.share
         gradients = self._flat.grad[here]
@@ -124,18 +140,22 @@ class GradientReducer:
             return self._all_reduce(gradients)
         with annotate_errors("all-reduce of the gradients"):
             own = self._flat.grad[share.parts[bucket][0]]
+            if self._by_node is not None:
+                return self._by_node.begin(gradients, own, self._dtype, self._recorder.traffic)
             summing = begin_reduce_scatter(gradients, own, self._group, self._dtype)
         self._recorder.traffic.reduce_scattered(summing.sent, self._group, ALL_REDUCE)
         return summing
 
-    def _all_reduce(self, gradients: Tensor) -> Summing:
+    def _all_reduce(self, gradients: Tensor) -> UnderWaySum:
         with annotate_errors("all-reduce of the gradients"):
+            if self._by_node is not None:
+                return self._by_node.begin(gradients, None, self._dtype, self._recorder.traffic)
             summing = begin_all_reduce(gradients, self._group, self._dtype)
         self._recorder.traffic.all_reduced(summing.sent, self._group)
         return summing
 
 
-def _wait(summing: Summing, event: UnderWay) -> None:
+def _wait(summing: UnderWaySum, event: UnderWay) -> None:
     with annotate_errors("all-reduce of the gradients"):
         summing.wait()
     event.end()

@@ -25,6 +25,7 @@ from megatron_ext.engine.optimizer.update_rules import (
     update_rule,
 )
 from megatron_ext.parallel.comm import all_gather, all_reduce, annotate_errors
+from megatron_ext.parallel.groups import ByNode
 from megatron_ext.timeline.progress import Wait
 from megatron_ext.timeline.recorder import Recorder
 from megatron_ext.timeline.usage import Traffic
@@ -36,6 +37,8 @@ class DataGroup(NamedTuple):
     size: int
     rank: int
     group: Optional[dist.ProcessGroup]
+    by_node: Optional[ByNode] = None
+    """Its parts, where what it shares is handed out across nodes first."""
 
 
 class Optimizer:
@@ -230,10 +233,21 @@ class Optimizer:
     def _gather(self, flat: Tensor, traffic: Optional[Traffic] = None) -> None:
         """Gives all replicas each other's shares of `flat`, laid out as the flat weights, bucket by bucket."""
         for bucket, (here, _) in zip(self._share.buckets, self._share.parts):
-            whole, own = flat[bucket].view(self._data.size, -1), flat[here]
-            all_gather(own, whole, self._data.group, "all-gather of the sharded optimizer")
-            if traffic is not None:
-                traffic.all_gathered(own, self._data.group)
+            whole, own, by_node = flat[bucket], flat[here], self._data.by_node
+            if by_node is not None:  # each node's replicas then have a part of the bucket, one after another
+                across, number = dist.get_world_size(by_node.across), dist.get_rank(by_node.within)
+                part = whole[number * across * len(own) :][: across * len(own)]
+                self._gather_over(by_node.across, own, part, traffic)
+                own = part
+            self._gather_over(self._data.group if by_node is None else by_node.within, own, whole, traffic)
+
+    @staticmethod
+    def _gather_over(
+        group: Optional[dist.ProcessGroup], own: Tensor, whole: Tensor, traffic: Optional[Traffic]
+    ) -> None:
+        all_gather(own, whole.view(-1, len(own)), group, "all-gather of the sharded optimizer")
+        if traffic is not None:
+            traffic.all_gathered(own, group)
 
     def _measured(self, recorder: Recorder) -> Tensor:
         """Of the whole model's gradient, with the loss scale: its norm, and how far from 0 any of it lies where the

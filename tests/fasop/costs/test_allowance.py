@@ -61,11 +61,12 @@ def test_a_communicator_has_channels_for_its_fastest_link(gbit_per_s: float, gpu
         ((), {"pipeline": 1, "data": 1}, 0),
         ((), {"pipeline": 1, "data": 4}, 1),
         ((), {"pipeline": 1, "data": 1, "tensor": 4}, 2),  # its own, and the norm's
+        (("parallel.hierarchical_reduce=true",), {"pipeline": 1, "data": 4}, 3),  # a node's, and one across
         ((), {"pipeline": 8, "data": 1}, 4),  # the norm, two ways, the tied words
         (("model.untie_embeddings_and_output_weights=true",), {"pipeline": 8, "data": 4}, 4),
         ((), {"pipeline": 4, "data": 4, "tensor": 2, "chunks": 2, "schedule": Schedule.interleaved}, 8),
     ],
-    ids=["one", "replicas", "tensor", "stages", "untied", "all"],
+    ids=["one", "replicas", "tensor", "by-node", "stages", "untied", "all"],
 )
 def test_a_rank_is_in_as_many_communicators_as_it_has_groups(
     words: tuple[str, ...], sizes: dict[str, Any], found: int

@@ -145,6 +145,24 @@ def test_training_on_gpus_gives_a_cpus_losses_and_waits_only_to_know_loss_and_no
         assert (passes["start_ns"] <= passes["end_ns"]).all()
 
 
+@pytest.mark.parametrize("sharded", ["true", "false"])
+def test_sums_by_node_on_a_stream_of_their_own_give_a_cpus_losses(
+    engine_run: Callable[..., EngineRun],
+    tmp_path: Path,
+    losses_of_a_cpu: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+    sharded: str,
+) -> None:
+    monkeypatch.setattr(engine_module, "BUCKET_BYTES", 4096)
+    words = ("parallel.data=4", "parallel.pipeline=1", "parallel.partition=3", "parallel.micro_batch_size=2")
+    run = engine_run(GPU, *words, f"parallel.sharded_optimizer={sharded}").on_nodes((0, 0, 1, 1), [0])
+    waits = tmp_path / "waits"
+    assert run.go(pretended_gpus(waits)) == 0, run.stderr()
+    np.testing.assert_allclose(run.losses(), losses_of_a_cpu, rtol=0, atol=1e-5)
+    in_one = Counter(wait.where for wait in read_waits(waits) if wait.iteration == 3)
+    assert in_one == {"optimizer.py:values": 4, "engine.py:step": 4}
+
+
 def test_fp32_values_wait_on_the_host_for_an_optimizer_that_takes_its_share_of_them(gpus: Gpus) -> None:
     layer = torch.nn.Linear(3, 5)
     flat = FlatWeights(list(layer.named_parameters()), torch.bfloat16, torch.device("cuda"), shares=3)

@@ -17,7 +17,7 @@ from megatron_ext.parallel.groups import Groups, Tied
 
 EVEN = [
     (Layout.grid(tensor, data, pipeline), chunks)
-    for tensor, data, pipeline, chunks in product((1, 2), (1, 2, 3), (1, 2, 3, 4, 5, 8), (1, 2))
+    for tensor, data, pipeline, chunks in product((1, 2), (1, 2, 3, 4), (1, 2, 3, 4, 5, 8), (1, 2))
     if chunks == 1 or pipeline > 1
 ]
 UNLIKE = [
@@ -83,16 +83,22 @@ def test_every_group_and_channel_is_connected_and_nobody_waits_for_ever(
     monkeypatch: pytest.MonkeyPatch, layout: Layout, chunks: int
 ) -> None:
     meetings = []
+    by_node = [
+        [group[: len(group) // 2], group[len(group) // 2 :]]
+        for group in layout.data_groups()
+        if len(group) in (4, 6) and layout.stage_dp_tp(group[0])[0] != 1  # one stage has none
+    ]
     ties = [Tied((0, layout.stages - 1), sharded) for sharded in (True, False) if layout.stages > 1]
     for rank in range(layout.world_size):
         fake = Fake(rank, layout.world_size)
         fake.patch(monkeypatch)
-        groups = Groups.make(layout, chunks, ties, timedelta(seconds=1))
+        groups = Groups.make(layout, chunks, ties, timedelta(seconds=1), by_node=by_node)
         place = Place(rank, 0, rank, *layout.stage_dp_tp(rank))
         peers = channels(layout, place, chunks, groups)
         warm_up(groups, peers, place, layout.stages, torch.device("cpu"))
         tied = [part.group for parts in groups.tied for part in parts]
-        used = [group for group in (groups.tensor, groups.data, groups.model, *tied) if group is not None]
+        data = (groups.data, *(groups.by_node or ()))
+        used = [group for group in (groups.tensor, *data, groups.model, *tied) if group is not None]
         assert set(used) < set(fake.meetings)
         ways = sum(len(way) for ways in peers.values() for way in ways)
         assert len(fake.meetings) == 1 + len(used) + ways == len(set(fake.meetings))

@@ -42,8 +42,8 @@ class EngineRun:
     run: RunDir
     plan: Plan
 
-    def start(self, within: AbstractContextManager[object] = NOTHING) -> int:
-        """Forks the worker of node 0, with its output in nodes/; returns its pid. It runs in the block `within`."""
+    def start(self, within: AbstractContextManager[object] = NOTHING, node: int = 0) -> int:
+        """Forks the worker of a node, with its output in nodes/; returns its pid. It runs in the block `within`."""
         sys.stdout.flush()
         pid = os.fork()
         if pid == 0:
@@ -53,14 +53,16 @@ class EngineRun:
             code = 1
             try:
                 with within:
-                    code = worker.main([str(self.run.plan), "0"])
+                    code = worker.main([str(self.run.plan), str(node)])
             finally:
                 os._exit(code)
         return pid
 
     def go(self, within: AbstractContextManager[object] = NOTHING) -> int:
-        """Runs to the end; the worker's exit code."""
-        return os.waitstatus_to_exitcode(os.waitpid(self.start(within), 0)[1])
+        """Runs all nodes to the end; the first worker's exit code that is not 0, or 0."""
+        pids = [self.start(within, node) for node in range(len(self.plan.nodes))]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        return next(filter(None, codes), 0)
 
     def stderr(self) -> str:
         return self.run.node_err("local-0").read_text()
@@ -92,6 +94,18 @@ class EngineRun:
         prefix = self.plan.data_prefix
         plan = make_plan(with_length(compose([*TINY, f"data.prefix={prefix}", *overrides])), self.plan.run)
         self.run.write_json(self.run.plan, plan.as_json())
+        return EngineRun(self.run, Plan.read(self.run.plan))
+
+    def on_nodes(self, nodes: Sequence[int], hierarchical_stages: Sequence[int]) -> EngineRun:
+        """The same run on several nodes, by rank the node it lies on, and the stages that sum by node."""
+        content = self.plan.as_json()
+        held = [[rank for rank, node in enumerate(nodes) if node == number] for number in range(max(nodes) + 1)]
+        content["nodes"] = [
+            {**content["nodes"][0], "name": f"local-{number}", "ranks": ranks} for number, ranks in enumerate(held)
+        ]
+        for rank, node in zip(content["ranks"], nodes, strict=True):
+            rank.update(node=node, local_rank=held[node].index(rank["rank"]))
+        self.run.write_json(self.run.plan, {**content, "hierarchical_stages": [*hierarchical_stages]})
         return EngineRun(self.run, Plan.read(self.run.plan))
 
 

@@ -18,6 +18,8 @@ MEMORY = {"memory_allocated": 3, "max_memory_allocated": 5, "memory_reserved": 7
 class Stream:
     def __init__(self, device: Any = None, priority: int = 0) -> None: ...
 
+    def wait_event(self, event: Any) -> None: ...
+
 
 class Cuda:
     """The doubles by their names below `torch.cuda`."""
@@ -40,6 +42,7 @@ class Cuda:
             "set_device": self.set_device,
             "reset_peak_memory_stats": self.reset_peak_memory_stats,
             **{name: self._memory(mib) for name, mib in MEMORY.items()},
+            "nccl.version": lambda: (2, 21, 5),
             "nvtx.range_push": self.range_push,
             "nvtx.range_pop": self.range_pop,
             "profiler.start": self.start,
