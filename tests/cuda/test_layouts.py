@@ -284,3 +284,19 @@ def test_no_option_makes_the_host_wait_longer(
     gpus, words = option
     run = make_run(tmp_path / "run", corpus, GPU, "parallel.micro_batch_size=1", *words.split())
     assert_steady(run, trained(run, gpus))
+
+
+LLAMA = "model.position_embedding_type=rope model.normalization=RMSNorm model.swiglu=true"
+
+
+@pytest.mark.parametrize("model", ["", LLAMA], ids=["gpt", "llama"])
+def test_layers_of_one_kind_are_compiled_to_one_graph_with_dropout_too(
+    model: str, tmp_path: Path, corpus: Path, trained: Callable[[EngineRun, int], list[Path]]
+) -> None:
+    dropped = "model.layers=10 parallel.partition=10 model.hidden_dropout=0.1 model.attention_dropout=0.1"
+    words = f"{ONE} {dropped} {model} train.compile=true train.precision=bf16 parallel.micro_batch_size=1"
+    run = make_run(tmp_path / "run", corpus, GPU, *words.split())
+    (log,) = trained(run, 1)
+    with log.open(errors="replace") as lines:
+        graphs = Counter(line.split()[-1] for line in lines if line.startswith("# graph "))
+    assert graphs["TransformerLayer"] == 1

@@ -12,10 +12,11 @@ import importlib
 import math
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
+from torch._dynamo.backends.registry import lookup_backend
 
 from megatron_ext import worker
 from megatron_ext.engine import engine
@@ -52,6 +53,22 @@ def marked_pass(name: str) -> None:
     setattr(Executor, name, between_marks)
 
 
+@cache
+def marking(kind: str) -> Callable[..., Any]:
+    """A backend of torch.compile's that makes the same graphs as others, at once, and a mark for each."""
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        MACHINE.standin_mark(f"graph {kind}".encode())
+        return lookup_backend("aot_eager")(graph, inputs)
+
+    return backend
+
+
+def compiled(compile_: Callable[..., Any], function: Callable[..., Any]) -> Any:
+    """What is compiled of a module is named by its class."""
+    return compile_(function, backend=marking(type(getattr(function, "__self__", function)).__name__))
+
+
 def on_host(of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda tensor: of_tensor(tensor.cpu())
 
@@ -78,7 +95,7 @@ def main(plan: str, node: str, job: str | None = None) -> int:
     if job == "fused":
         job = None
     else:
-        torch.compile = partial(torch.compile, backend="aot_eager")  # the same graphs, at once
+        torch.compile = partial(compiled, torch.compile)
     # Whether a GPU has the product that adds to fp32 is found out by its result, and no product computes here.
     flat.fuses = lambda dtype, device: device.type == "cuda"
     if job == "doctor":  # it looks at what an all-reduce gave, and no kernel does
