@@ -233,7 +233,6 @@ def test_if_all_processes_are_killed_only_the_last_moment_is_lost(
 def test_a_gpus_events_are_kept_as_far_as_it_has_come(
     engine_run: Callable[..., EngineRun],
     ends: Callable[[Callable[[], object]], None],
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     end: str,
 ) -> None:
@@ -241,7 +240,7 @@ def test_a_gpus_events_are_kept_as_far_as_it_has_come(
     monkeypatch.setattr(cuda_recorder, "ANCHOR_S", 0.02)
     ends(ENDS[end])
     run = engine_run(GPU, *LAYOUT)
-    worker = run.start(pretended_gpus(tmp_path / "waits"))
+    worker = run.start(pretended_gpus())
     if end != "exception":
         events = run.run.rank_events(1)
         wait_for(lambda: events.exists() and recorded(run, 1, LAST) == expected(run), 120)

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -91,14 +90,13 @@ def events(run: RunDir, rank: int, iteration: int) -> list[tuple[str, int, int, 
 )
 def test_each_message_of_a_tensor_group_lies_in_its_pass(
     engine_run: Callable[..., EngineRun],
-    tmp_path: Path,
     layout: str,
     device: str,
 ) -> None:
     gpu = device == "gpu"
     override, counts = TENSOR_LAYOUTS[layout]
     run = engine_run(*TENSOR, *override.split(), *([GPU] if gpu else []))
-    assert run.go(pretended_gpus(tmp_path / "waits") if gpu else nullcontext()) == 0, run.stderr()
+    assert run.go(pretended_gpus() if gpu else nullcontext()) == 0, run.stderr()
     for rank in (0, 1):
         read = read_rank(run.run.rank_events(rank))
         assert set(read.records["iteration"]) == {1, 2}, "what warms up is not an event"
@@ -132,13 +130,13 @@ def _around(records: np.ndarray, inner: np.void, names: Sequence[str]) -> np.voi
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_what_is_summed_while_a_backward_pass_goes_on_leaves_events_of_its_own(
-    engine_run: Callable[..., EngineRun], tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+    engine_run: Callable[..., EngineRun], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "BUCKET_BYTES", 2**14)
     gpu = device == "gpu"
     layout = ("parallel.data=2", *ONE[1:], "parallel.sharded_optimizer=true", "train.precision=bf16")
     run = engine_run(*layout, "train.iterations=2", "train.checkpoint=false", *([GPU] if gpu else []))
-    assert run.go(pretended_gpus(tmp_path / "waits") if gpu else nullcontext()) == 0, run.stderr()
+    assert run.go(pretended_gpus() if gpu else nullcontext()) == 0, run.stderr()
     for rank in (0, 1):
         read = read_rank(run.run.rank_events(rank))
         for iteration in (1, 2):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from unittest.mock import patch
 
 import torch._dynamo  # both modes need it: once here, not in every process that is forked
@@ -19,13 +18,12 @@ COUNT = 4
 
 
 @contextmanager
-def pretended_gpus(waits: Path, forks: bool = True) -> Iterator[Gpus]:
-    """In the block torch has some GPUs and NCCL; `waits` becomes a file of the moments in which a host waited.
+def pretended_gpus(forks: bool = True) -> Iterator[Gpus]:
+    """In the block torch has some GPUs and NCCL.
 
     With `forks` only processes that are forked in it may use the GPUs.
     """
-    waits.touch()
-    gpus = Gpus(COUNT, waits)
+    gpus = Gpus(COUNT)
     cuda = Cuda(gpus, os.getpid() if forks else None)
     with ExitStack() as stack:
         for name in cuda.doubles:

@@ -3,18 +3,14 @@
 torch's own stand-in, FakeTensorMode, cannot serve: a torch built without CUDA has no autograd for its tensors, and they
 have no numbers, so that nothing which depends on one could run. Here every storage is marked with the device that it
 would lie on. As on a GPU, an operation refuses tensors of different devices, and NumPy one that is not the CPU's.
-Beyond what a GPU does, it is refused to touch what a message under way still reads or writes, and every moment in which
-the host would wait for the device is noted.
+Beyond what a GPU does, it is refused to touch what a message under way still reads or writes.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,24 +18,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support import ROOT
-
 CPU = torch.device("cpu")
-_WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "bincount")
-"""Operations whose result, or its size, the host must know."""
 _EQUAL = ("aten::cat", "aten::stack", "aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_")
 """Operations that take no number from the CPU either."""
-_PACKAGE = f"{ROOT / 'megatron_ext'}{os.sep}"
-
-
-class Wait(NamedTuple):
-    """A moment in which the host waits until the GPU has done all that it was given."""
-
-    iteration: int
-    """0 outside of training."""
-    where: str
-    """The engine's file and function."""
-    why: str
 
 
 class Message(NamedTuple):
@@ -57,8 +38,6 @@ class Gpus:
     """What one process knows of its pretended GPUs."""
 
     count: int
-    waits: Path
-    """Where waits are noted, a line each; processes that are forked from this one append to it too."""
     current: int = 0
     under_way: list[Message] = field(default_factory=list)
     aside: list[Any] | None = None
@@ -76,20 +55,6 @@ class Gpus:
             raise RuntimeError("CUDA error: invalid device ordinal")
         return torch.device("cuda", index)
 
-    def wait(self, why: str) -> None:
-        """Notes that the host waits here; what waits on a stream of its own has nothing else to wait for."""
-        if self.aside is not None:
-            return
-        iteration, where, frame = 0, "", sys._getframe()
-        while frame is not None:
-            code = frame.f_code
-            if code.co_filename.startswith(_PACKAGE):
-                where = where or f"{Path(code.co_filename).name}:{code.co_name}"
-                iteration = iteration or frame.f_locals.get("iteration", 0)
-            frame = frame.f_back
-        with self.waits.open("a") as file:
-            file.write(f"{iteration}\t{where}\t{why}\n")
-
     @contextmanager
     def trust(self) -> Iterator[None]:
         self.trusted += 1
@@ -98,11 +63,6 @@ class Gpus:
                 yield
         finally:
             self.trusted -= 1
-
-
-def read_waits(path: Path) -> list[Wait]:
-    lines = (line.split("\t") for line in path.read_text().splitlines())
-    return [Wait(int(iteration), where, why) for iteration, where, why in lines]
 
 
 def device_of(tensor: Tensor) -> torch.device | None:
@@ -158,9 +118,6 @@ class Operations(TorchDispatchMode):
                 self._refuse_under_way(func, args, kwargs)
             if gpus.aside is not None and any(tensor.untyped_storage() not in gpus.aside for tensor in given):
                 raise RuntimeError(f"{func} on a stream that has not waited for what it uses")
-            name = func._schema.name.split("::")[1]
-            if device is not None and device.type == "cuda" and (name in _WAITS or _indexed_by_bool(name, args)):
-                gpus.wait(name)
             out = func(*args, **kwargs)
             for tensor in tensors_in(out) if device is not None else ():
                 if device_of(tensor) is None:
@@ -176,12 +133,9 @@ class Operations(TorchDispatchMode):
             for index, (tensor, device) in enumerate(known)
             if tensor.dim() or device != CPU or name in _EQUAL or (index == 0 and name.endswith("_"))
         ] or [device for _, device in known]
-        if len(set(counting)) > 1:
-            if name != "aten::copy_":
-                shapes = ", ".join(f"{list(tensor.shape)} on {device}" for tensor, device in known)
-                raise RuntimeError(f"Expected all tensors to be on the same device, but {func} was given {shapes}")
-            if not any(map(is_pinned, given)):
-                self._gpus.wait("copy_ between CPU and GPU")
+        if len(set(counting)) > 1 and name != "aten::copy_":
+            shapes = ", ".join(f"{list(tensor.shape)} on {device}" for tensor, device in known)
+            raise RuntimeError(f"Expected all tensors to be on the same device, but {func} was given {shapes}")
         device = counting[0] if counting else None
         for tensor in given:
             if device is not None and device_of(tensor) is None:
@@ -204,10 +158,6 @@ class Operations(TorchDispatchMode):
                     if start < message.stop and message.start < stop and (writes or message.written):
                         verb = "writes to" if writes else "reads"
                         raise RuntimeError(f"{func} {verb} what {message.what} still uses: nobody has waited for it")
-
-
-def _indexed_by_bool(name: str, args: Any) -> bool:
-    return name in ("index", "index_put_") and any(t.dtype in (torch.bool, torch.uint8) for t in tensors_in(args[1]))
 
 
 def is_pinned(tensor: Tensor) -> bool:
@@ -273,8 +223,6 @@ class Calls(TorchFunctionMode):
         device = self._gpus.device(kwargs["device"])
         with self._gpus.trust():
             out = func(*args, **{**kwargs, "device": CPU})
-        if func in (torch.tensor, torch.as_tensor) and device.type == "cuda":
-            self._gpus.wait(f"{func.__name__} from the host")
         put(out, device)
         return out
 
@@ -290,8 +238,6 @@ class Calls(TorchFunctionMode):
             return tensor.to(dtype or tensor.dtype, copy=copy)
         if target == CPU and non_blocking:
             raise RuntimeError("a copy to the CPU that nobody waits for")
-        if not (non_blocking and is_pinned(tensor)):
-            self._gpus.wait(f"copy from {source.type} to {target.type}")
         with self._gpus.trust():
             moved = tensor.to(dtype or tensor.dtype, copy=True)
         put(moved, target)
@@ -312,8 +258,6 @@ class Calls(TorchFunctionMode):
         return tensor.numpy(*args, **kwargs)
 
     def _tolist(self, tensor: Tensor) -> Any:
-        if (device_of(tensor) or CPU) != CPU:
-            self._gpus.wait("tolist")
         with self._gpus.trust():
             return tensor.tolist()
 
