@@ -74,14 +74,29 @@ class ExecutorFactory:
 
     def pass_once(self, stages: Sequence[Stage], size: int, *, with_gradients: bool) -> None:
         """Passes an example through each chunk, with zeros in the place of messages: what works at its first call does
-        it here. `with_gradients`, backward as well, from gradients that are zero; else as an evaluation does."""
+        it here. `with_gradients`, backward as well, from gradients that are zero; else as an evaluation does.
+
+        torch tunes a kernel of the loss at its first call, in a buffer as large as the GPU's cache. So the loss is
+        first taken when nothing is kept for a backward pass: no memory is needed here that training does not need.
+        """
         micro = self._task.example(size, torch.Generator()).to(self._device)
         for chunk in self._chunks(stages, size):
             entered = chunk.entering.unpack([torch.zeros_like(like) for like in chunk.entering.likes])
             if with_gradients:
                 for content in chunk.entering.contents:
                     entered[content.name].requires_grad_(content.gradient)
-            left: Tensors = chunk.stage({**entered, **{name: micro.inputs[name] for name in chunk.stage.inputs}})
-            if with_gradients:
-                left = {LOSS: self._loss(left, micro)} if chunk.stage.last else left
-                backward(left, {name: torch.zeros_like(tensor) for name, tensor in left.items()})
+            values = {**entered, **{name: micro.inputs[name] for name in chunk.stage.inputs}}
+            if with_gradients and chunk.stage.last and self._device.type == "cuda":
+                self._pass(chunk, values, micro, with_gradients, alone=True)
+                torch.cuda.empty_cache()  # for the same blocks as in training
+            self._pass(chunk, values, micro, with_gradients)
+
+    def _pass(self, chunk: Chunk, values: Tensors, micro: Micro, with_gradients: bool, alone: bool = False) -> None:
+        """`alone`: gradients go back through the loss only, for which nothing else is kept."""
+        left: Tensors = chunk.stage(values)
+        if alone:
+            left = {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in left.items()}
+            torch.cuda.empty_cache()  # what was kept cannot serve what torch takes to tune
+        if with_gradients:
+            left = {LOSS: self._loss(left, micro)} if chunk.stage.last else left
+            backward(left, {name: torch.zeros_like(tensor) for name, tensor in left.items()})

@@ -57,6 +57,8 @@ class Counts:
     """A stream that waits for an event, and the stream that the event was last recorded on."""
     priorities: dict[str, int] = field(default_factory=dict)
     """Of streams that were made until the span's end; high ones are below 0."""
+    peaks: list[int] = field(default_factory=list)
+    """Bytes that torch had given out at most, before and after each iteration until the span's end."""
     mallocs: int = 0
     unmade: Counter[str] = field(default_factory=Counter)
     """Calls without a body in the stand-in."""
@@ -113,6 +115,8 @@ def counts(log: Path, iteration: int | None = None) -> Counts:
                     inside, micro_batch = True, ""
                 elif rest == f"end {iteration}":
                     break
+                elif rest.startswith("peak "):
+                    found.peaks.append(int(rest.partition(" ")[2]))
                 elif rest.startswith(("micro ", "rest")):
                     micro_batch = rest.partition(" ")[2]
             elif kind == "T":

@@ -31,10 +31,12 @@ def marked(of: type) -> None:
     step = of.step
 
     def between_marks(self: Any, iteration: int, *args: Any, **kwargs: Any) -> Any:
+        MACHINE.standin_mark(f"peak {torch.cuda.max_memory_allocated()}".encode())
         MACHINE.standin_mark(f"begin {iteration}".encode())
         try:
             return step(self, iteration, *args, **kwargs)
         finally:
+            MACHINE.standin_mark(f"peak {torch.cuda.max_memory_allocated()}".encode())
             MACHINE.standin_mark(f"end {iteration}".encode())
 
     of.step = between_marks
