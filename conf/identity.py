@@ -41,6 +41,9 @@ NOT_OF_THE_RUN = (
     "cluster.groups.*.qos",
     "cluster.groups.*.time_min",
     "cluster.groups.*.price_per_hour",
+    "cluster.groups.*.sbatch",
+    "cluster.sbatch",
+    "cluster.exclude",
     "container.image_dir",
     "container.reload",
     "data.cache",
@@ -50,6 +53,7 @@ NOT_OF_THE_RUN = (
     "executor.meet_min",
     "executor.save_s",
     "executor.max_requeues",
+    "executor.after",
     "train.comm_timeout_s",
 )
 """Where a run is written, how it is submitted, who pays, and how long it may take; `*` is any key."""

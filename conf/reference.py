@@ -156,7 +156,8 @@ def _values(kind: Any) -> str:
     if get_origin(kind) is list:
         return f"list of {_PLURALS.get(get_args(kind)[0], 'groups of keys')}"
     if get_origin(kind) is dict:
-        return f"{_PLURALS.get(get_args(kind)[1], 'groups of keys')} by name"
+        value = get_args(kind)[1]
+        return f"{'texts or null' if value == str | None else _PLURALS.get(value, 'groups of keys')} by name"
     if _is_words(kind):
         return ", ".join(str(one.value) for one in kind)
     return _NAMES[kind]

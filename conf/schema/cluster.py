@@ -13,7 +13,7 @@ from omegaconf import MISSING
 from conf.errors import ConfigError
 from conf.reading.own_folders import is_file
 from conf.schema.config_class import config
-from conf.schema.values import links, ranges
+from conf.schema.values import links, ranges, sbatch
 from megatron_ext.contract.keys import Range, from_0, option, positive
 from megatron_ext.contract.worker import NODE_RANK, START, TOKEN
 
@@ -134,6 +134,8 @@ class NodeGroup:
     """Latency of a message to another node."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables for the ranks of these nodes; they override `cluster.environment`. For example NCCL_IB_HCA."""
+    sbatch: dict[str, str | None] = field(default_factory=dict)
+    """More options of sbatch for these nodes; they override `cluster.sbatch`. Null takes one of those back."""
     price_per_hour: float | None = option(None, from_0())
     """Price of one node per hour, in US dollars."""
 
@@ -155,6 +157,11 @@ class Cluster:
     """Variables for every rank, for example NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME."""
     environment_from: list[str] = field(default_factory=list)
     """Names of variables that every rank gets with their values in the launching shell. No file stores the values."""
+    sbatch: dict[str, str | None] = field(default_factory=dict)
+    """More options of sbatch for all jobs, by their long names, such as {reservation: summer, licenses: 'matlab:1'}. An
+    option without a value has an empty one: {exclusive: ''}."""
+    exclude: list[str] = field(default_factory=list)
+    """Nodes of Slurm that no job is to get, such as gpu07 or "gpu[03-05]"."""
     scratch: str = "/tmp"
     """A folder on each node's own disk."""
 
@@ -164,6 +171,8 @@ class Cluster:
         _read_links(self)
         groups = {name: group.environment for name, group in self.groups.items()}
         check(self.environment, groups, self.environment_from)
+        sbatch.check("cluster.sbatch", self.sbatch)
+        sbatch.check_hosts("cluster.exclude", self.exclude)
 
 
 def _read_links(cluster: Cluster) -> None:
@@ -203,15 +212,7 @@ def _check_groups(cluster: Cluster) -> None:
                 f"{group_key}.gpus_per_node=null (as many ranks as the plan asks for) needs a cluster of one node; "
                 "give the number of GPUs per node"
             )
-        for slurm_key in ("partition", "gres", "mem", "account", "qos", "constraint"):
-            if (value := getattr(group, slurm_key)) is not None:
-                _check_slurm_option(f"{group_key}.{slurm_key}", value)
-
-
-def _check_slurm_option(key: str, value: str) -> None:
-    """Slurm reads a submission script line by line: what follows a line break would be a command of the shell."""
-    if not (value.strip() and value.isprintable()):
-        raise ConfigError(
-            f"{key}={value!r} cannot be an option of Slurm: it is empty or contains a line break or another control "
-            f"character; use null to leave the option out"
-        )
+        for slurm_key in sbatch.KEYS.values():
+            if isinstance(value := getattr(group, slurm_key), str):
+                sbatch.check_text(f"{group_key}.{slurm_key}", value)
+        sbatch.check(f"{group_key}.sbatch", group.sbatch)

@@ -113,6 +113,8 @@ class Executor:
     """Seconds before its time limit at which a run saves a checkpoint and ends; on Slurm it is then started again."""
     max_requeues: int = option(3, Range(0, 10**6))
     """With Slurm: how often a job is started again after its time limit, a preemption or a node failure."""
+    after: str | None = None
+    """With Slurm: a run that must have succeeded before this one starts, by its name or folder."""
 
     def __post_init__(self) -> None:
         ranges.check("executor", self)
@@ -120,6 +122,12 @@ class Executor:
             raise ConfigError(
                 "executor.kind=hosts needs executor.hosts: the names of the machines for ssh, each with its number of "
                 "ranks, such as executor.hosts=[a:2,b:2]"
+            )
+
+        if self.after is not None and self.kind is not ExecutorKind.slurm:
+            raise ConfigError(
+                f"executor.after={self.after}: only Slurm's queue waits for another run, and executor.kind={self.kind} "
+                "has none; start this one when the other has ended, or use executor=slurm"
             )
 
     @property

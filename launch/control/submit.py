@@ -28,6 +28,7 @@ from launch.files.locks import launching
 from launch.files.own_path import own_folder, require_own_file, require_place
 from launch.files.owner import check_may_resume
 from launch.files.records import Origin
+from launch.files.run_files import read_submitted
 from launch.judge.state import State
 from launch.judge.verdict import decide, verdict_without_plan
 from launch.machine.container_commands import run_container
@@ -88,6 +89,8 @@ def start(
                 write_atomic(run.diff, source.diff)
                 run.write_json(run.provenance, provenance(source))
                 kinds = {"executor": str(experiment.executor.kind), "container": str(experiment.container.kind)}
+                if (after := experiment.executor.after) is not None:
+                    kinds["after"] = after
                 run.write_json(run.jobs, {"token": token, **kinds, "submission": 0, "jobs": []})
                 run.write_json(run.plan, plan.as_json())  # last: what has no plan was never started
             _start(experiment, run, plan, worker, behind, for_itself=for_itself)
@@ -278,11 +281,41 @@ def _start(
     if executor.kind is ExecutorKind.hosts:
         hosts.start(experiment, run, token, lambda node: settings((node,), (None,)))
     elif on_slurm:
-        submission = slurm.submission_of(experiment, run.path, token, plan.resumable, behind, jobs["submission"])
+        submission = slurm.submission_of(
+            experiment, run.path, token, plan.resumable, behind, _jobs_before(experiment), jobs["submission"]
+        )
         slurm.start(experiment, run, submission, lambda request: settings(request.nodes, request.het_groups))
     else:
         count = len(plan.nodes)
         local.start(settings(tuple(range(count)), (None,) * count), token, executor.time_min)
+
+
+def _jobs_before(experiment: Experiment) -> tuple[str, ...]:
+    """The jobs of `executor.after` that have not ended yet.
+
+    Raises:
+        TdppError: there is no such run, it is not Slurm's, or it has ended badly.
+    """
+    if (name := experiment.executor.after) is None:
+        return ()
+    before = RunDir.find(Path(experiment.runs_dir), name)
+    seen = observe(before)
+    verdict = decide(seen)
+    if verdict.state is State.succeeded:
+        return ()
+    if seen.over:
+        raise LaunchError(
+            f"executor.after={name}: {before.name} has ended: {verdict.state}, {verdict.reason}; resume it "
+            f"('tdpp launch resume={name}') and launch this run then, or leave executor.after out"
+        )
+    submitted = read_submitted(before, len(before.read_plan().nodes))
+    ids = tuple(submitted.by_id)
+    if not (submitted.on_slurm and ids):
+        raise LaunchError(
+            f"executor.after={name}: {before.name} has no jobs in Slurm's queue that could be waited for "
+            f"({verdict.state}, {verdict.reason}); launch this run when it has ended"
+        )
+    return ids
 
 
 def node_worker(experiment: Experiment, plan: Plan, run: RunDir, module: str) -> Worker:

@@ -67,6 +67,8 @@ class Submitted:
     jobs: tuple[JobRecord, ...]
     container: str = "none"
     """The kind that the workers are in."""
+    after: str | None = None
+    """The run that must succeed before the jobs start."""
 
     @property
     def on_slurm(self) -> bool:

@@ -150,7 +150,9 @@ def _node_failure(node: Node, seen: Observation, ranks_told: bool) -> tuple[str,
         return None
     if job is not None and job.state is not None and job.over:
         when = "before it started" if node.state == "absent" else "without a result"
-        return JOB_RULES.get(job.state.state, "job-ended"), f"node {node.name} is gone {when}: {job}"
+        by_slurm = seen.after is not None and node.state == "absent" and not job.state.detail
+        why = f"; the run that it waits for (executor.after={seen.after}) has not succeeded" if by_slurm else ""
+        return JOB_RULES.get(job.state.state, "job-ended"), f"node {node.name} is gone {when}: {job}{why}"
     if node.state == "absent" and job is None and seen.cut_off:
         reason = f"node {node.name} was never started: the launch was interrupted before it had submitted everything"
         return "launch-cut-off", reason

@@ -95,6 +95,7 @@ UNUSABLE = {
 power (idle~), or powers up or down, does take jobs: Slurm wakes it."""
 UNUSABLE_MARKS = {"*": "not answering Slurm", "$": "under maintenance"}
 """How such states end."""
+EXCLUDED = "excluded"
 RESERVED = frozenset({"reserved", "under maintenance"})
 """Among the meanings, those of reservations, which end by themselves."""
 
@@ -117,6 +118,8 @@ class Membership:
     """Whether jobs of this partition give way to those of others."""
     gres: tuple[Gres, ...]
     features: frozenset[str]
+    excluded: bool = False
+    """Whether the user does not want it."""
 
     @property
     def usable(self) -> bool:
@@ -129,6 +132,8 @@ class Membership:
     @property
     def hindrance(self) -> str | None:
         """What the node is that keeps it from taking jobs now, such as `down`; None: it takes some."""
+        if self.excluded:
+            return EXCLUDED
         for begin, meaning in UNUSABLE.items():
             if self.state.startswith(begin):
                 return meaning

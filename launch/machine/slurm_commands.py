@@ -116,13 +116,13 @@ def submitted(comment: str, owner: int) -> list[str]:
 
 
 def by_comment(owners: Collection[int]) -> dict[str, list[str]]:
-    """Ids of the jobs in the queue of some users, by the comments that they carry."""
+    """Ids of the jobs in the queue of some users, by the comments that tdpp gave them, behind those of the user."""
     whose = "--me" if set(owners) == {os.geteuid()} else f"--user={','.join(map(str, owners))}"  # ids that have names
     # A comment may hold anything, also line breaks.
     pairs = (line.strip().partition("|") for line in _ask(["squeue", whose, "--noheader", QUEUED_FORMAT]).splitlines())
     found: dict[str, dict[str, None]] = {}
     for job, _, comment in pairs:
-        found.setdefault(comment, {})[job.partition("+")[0]] = None
+        found.setdefault(comment[max(comment.rfind(f"{COMMENT} "), 0) :], {})[job.partition("+")[0]] = None
     return {comment: list(ids) for comment, ids in found.items()}
 
 

@@ -97,6 +97,7 @@ def finish_observation(before: RunFiles, answers: Answers, now: float | None = N
         read_only=any(not node.ended and not node.alive for node in nodes) and _is_read_only(run),
         clocks=clocks.words,
         jobs=jobs,
+        after=submitted.after,
         job_ids=tuple(submitted.by_id) if submitted.on_slurm else (),
         silence=str(answers) if jobs and isinstance(answers, LaunchError) else None,
         cut_off=launch.cut_off(nodes),

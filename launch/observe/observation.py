@@ -149,6 +149,8 @@ class Observation:
     """Slurm's, where it was asked."""
     job_ids: tuple[str, ...] = ()
     """Slurm's, of all its jobs, also where it was not asked."""
+    after: str | None = None
+    """The run that must succeed before its jobs start."""
     silence: str | None
     """Why Slurm, which was asked, gave no answer."""
     cut_off: bool

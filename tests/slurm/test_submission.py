@@ -20,6 +20,7 @@ from launch.control.submit import resume
 from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge
+from launch.machine.slurm_commands import hosts_of
 from launch.observe.look import observe
 from tests.support.cases import each
 from tests.support.launch.live import FOREVER, WORKER, no_data_needed
@@ -67,6 +68,45 @@ def test_the_end_of_a_run_is_told_by_its_nodes_and_by_slurms_mail(slurm: Cluster
     assert stop_command.main([str(run.path)]) == 0
     wait_for(lambda: told.exists() and told.read_text())
     assert told.read_text() == "stopped\n"
+
+
+def test_more_options_reach_slurm_and_jobs_with_a_comment_are_still_found(slurm: Cluster, tmp_path: Path) -> None:
+    run = submitted(
+        *(tmp_path / "runs", *FOREVER, "+cluster.sbatch={comment: for the lab, nice: '7'}"),
+        *("cluster.exclude=['gpu2-[001-002]',gpu2-004]", "+cluster.groups.hgx.sbatch={nice: null, exclusive: ''}"),
+    )
+    hgx, gpu2 = (slurm.run("scontrol", "show", "job", job).stdout for job in ids(run))
+    assert "Comment=for the lab tdpp" in hgx
+    assert "Nice=0" in hgx and "Nice=7" in gpu2
+    wait_for(lambda: at_work(run))
+    assert not {"gpu2-001", "gpu2-002", "gpu2-004"} & set(hosts_of(ids(run)[1]))
+    run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": []})
+    assert stop_command.main([str(run.path)]) == 0
+    assert not slurm.jobs()
+
+
+def test_a_run_after_another_starts_when_that_has_succeeded_or_not_at_all(slurm: Cluster, tmp_path: Path) -> None:
+    runs, paused = tmp_path / "runs", ["train.iterations=3", "train.log_interval=1"]
+    first = submitted(runs, *FOREVER, "name=first")
+    second = submitted(runs, *paused, "name=second", "executor.after=first")
+    third = submitted(runs, *paused, "name=third", "executor.after=second")
+    assert f"--dependency=afterok:{':'.join(ids(first))}\n" in (second.sbatch / "master.sh").read_text()
+    wait_for(lambda: at_work(first))
+    assert judge(third).state is State.starting
+    assert stop_command.main([str(first.path)]) == 0
+    for run in (second, third):
+        assert verdict_of(run).state is State.failed
+        assert "executor.after" in verdict_of(run).reason
+    with pytest.raises(LaunchError, match=r"executor\.after=second: second/.* has ended: failed, .*resume it"):
+        submitted(runs, *paused, "name=fourth", "executor.after=second")
+    good = submitted(runs, *paused, "name=good")
+    last = submitted(runs, *paused, "name=last", "executor.after=good")
+    assert verdict_of(good).state is State.succeeded
+    assert verdict_of(last).state is State.succeeded
+    started = slurm.run("sacct", "-X", "-n", "-o", "start,end", "-j", ",".join([*ids(good), *ids(last)])).stdout
+    ends_before, starts = started.split()[1:4:2], started.split()[4::2]
+    assert max(ends_before) <= min(starts)
+    assert verdict_of(submitted(runs, *paused, "name=again", "executor.after=good")).state is State.succeeded
 
 
 REFUSED = {

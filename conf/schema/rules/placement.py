@@ -59,6 +59,10 @@ def check_nodes(order: NodeOrder, cluster: Cluster, executor: Executor) -> None:
                 f"cluster.groups.{name}.count={count}; use at most {count}"
             )
     hosts = executor.reached
+    if excluded := [host.name for host in hosts if host.name in cluster.exclude]:
+        raise ConfigError(
+            f"executor.hosts names {excluded[0]}, which cluster.exclude leaves out; take it out of one of them"
+        )
     if hosts and len(hosts) != len(order.groups):
         raise ConfigError(
             f"executor.hosts={executor.hosts} has {plural(len(hosts), 'host')}, but "

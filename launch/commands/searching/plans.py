@@ -167,6 +167,6 @@ def nodes_now(cluster: Cluster) -> Iterator[str]:
         return
     except LaunchError:  # of a site where sinfo says nothing to this user
         return
-    for found in shortages([(component(name, group, ()), group.count) for name, group in cluster.groups.items()], rows):
+    for found in shortages([(component(name, cluster), group.count) for name, group in cluster.groups.items()], rows):
         how = f"cluster.groups.{found.group}.count={found.usable} leaves out the others"
         yield f"{found}; the plans count {found.wanted}" + (f": {how}" if found.usable else "")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from conf.run_folder.rundir import RunDir
-from conf.schema.cluster import NodeGroup
+from conf.schema.cluster import Cluster, NodeGroup
 from conf.schema.experiment import Experiment, Het
+from conf.schema.values.sbatch import KEYS, merged
 from launch.errors import LaunchError
 
 
@@ -40,6 +41,8 @@ class Submission:
     """Who gets Slurm's mail about the first job."""
     behind: tuple[str, ...] = ()
     """Ids of jobs that must have ended, however, before the run's first job starts."""
+    after: tuple[str, ...] = ()
+    """Ids of jobs that must have ended well before it."""
 
 
 def sbatch_text(submission: Submission, request: JobRequest, after: str | None) -> str:
@@ -54,27 +57,19 @@ def sbatch_text(submission: Submission, request: JobRequest, after: str | None) 
 
 
 def _options(submission: Submission, component: Component) -> dict[str, str | None]:
-    given = {
-        "partition": component.partition,
-        "gres": component.gres,
-        "cpus-per-task": component.cpus_per_task,
-        "mem": component.mem,
-        "account": component.account,
-        "qos": component.qos,
-        "constraint": component.constraint,
-        "time": component.time_min,
-    }
     always: dict[str, str | None] = {
         "nodes": str(len(component.nodes)),
         "ntasks-per-node": "1",
-        "comment": submission.comment,
+        "comment": " ".join(filter(None, [component.sbatch.get("comment"), submission.comment])),
         "job-name": submission.name,
         "signal": f"USR2@{submission.save_s}",
         "requeue" if submission.requeue else "no-requeue": None,
     }
     if submission.keep:
         always["no-kill"] = None
-    return always | {name: str(value) for name, value in given.items() if value is not None}
+    given = {name: getattr(component.asked, key) for name, key in KEYS.items()}
+    more = {name: value or None for name, value in component.sbatch.items() if name != "comment"}
+    return always | more | {name: str(value) for name, value in given.items() if value is not None}
 
 
 def _whole_job(submission: Submission, after: str | None) -> dict[str, str | None]:
@@ -84,8 +79,11 @@ def _whole_job(submission: Submission, after: str | None) -> dict[str, str | Non
         return options | {"dependency": f"after:{after}", "kill-on-invalid-dep": "yes"}
     if submission.mail is not None:
         options |= {"mail-user": submission.mail, "mail-type": "END,FAIL"}
-    if submission.behind:
-        options |= {"dependency": f"afterany:{':'.join(submission.behind)}"}
+    waits = {"afterany": submission.behind, "afterok": submission.after}
+    if found := [":".join((kind, *jobs)) for kind, jobs in waits.items() if jobs]:
+        options |= {"dependency": ",".join(found)}
+    if submission.after:
+        options |= {"kill-on-invalid-dep": "yes"}
     return options
 
 
@@ -123,8 +121,8 @@ def _srun_words(request: JobRequest, task: Sequence[str]) -> Iterator[str]:
             yield ":"
         if several:
             yield f"--het-group={number}"
-        if component.cpus_per_task is not None:
-            yield f"--cpus-per-task={component.cpus_per_task}"  # srun stopped taking it from the job in Slurm 22.05
+        if (cpus := component.asked.cpus_per_task) is not None:
+            yield f"--cpus-per-task={cpus}"  # srun stopped taking it from the job in Slurm 22.05
         yield from task
 
 
@@ -135,14 +133,9 @@ class Component:
     group: str
     nodes: tuple[int, ...]
     """Node ranks, by task."""
-    partition: str | None
-    gres: str | None
-    cpus_per_task: int | None
-    mem: str | None
-    account: str | None
-    qos: str | None
-    constraint: str | None
-    time_min: int | None
+    asked: NodeGroup
+    sbatch: Mapping[str, str]
+    """The options that have no keys of their own; without a value where that is empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,14 +161,14 @@ class JobRequest:
     @property
     def cpus_per_task(self) -> tuple[int | None, ...]:
         """The CPUs of each task."""
-        return tuple(component.cpus_per_task for component in self.components for _ in component.nodes)
+        return tuple(component.asked.cpus_per_task for component in self.components for _ in component.nodes)
 
 
 def job_requests(experiment: Experiment) -> tuple[JobRequest, ...]:
     """The jobs in the order of their submission: the first has node rank 0, and the others wait for its start."""
     groups = experiment.node_order.groups
     components = tuple(
-        component(name, experiment.cluster.groups[name], tuple(rank for rank, of in enumerate(groups) if of == name))
+        component(name, experiment.cluster, tuple(rank for rank, of in enumerate(groups) if of == name))
         for name in dict.fromkeys(groups)
     )
     if len(components) == 1 or experiment.executor.het is Het.hetjob:
@@ -191,16 +184,7 @@ def job_requests(experiment: Experiment) -> tuple[JobRequest, ...]:
     )
 
 
-def component(name: str, group: NodeGroup, nodes: tuple[int, ...]) -> Component:
-    return Component(
-        group=name,
-        nodes=nodes,
-        partition=group.partition,
-        gres=group.gres,
-        cpus_per_task=group.cpus_per_task,
-        mem=group.mem,
-        account=group.account,
-        qos=group.qos,
-        constraint=group.constraint,
-        time_min=group.time_min,
-    )
+def component(name: str, cluster: Cluster, nodes: tuple[int, ...] = ()) -> Component:
+    """Nodes of the group of this name."""
+    group = cluster.groups[name]
+    return Component(group=name, nodes=nodes, asked=group, sbatch=merged(cluster.sbatch, group.sbatch, cluster.exclude))

@@ -7,20 +7,22 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment, RunsMode
+from conf.schema.values.sbatch import EXCLUDE, KEYS
 from conf.visible import plural
 from launch.control.executors.sbatch import Component, JobRequest, Submission, job_requests, sbatch_text
 from launch.errors import LaunchError
 from launch.files.owner import owner_of
 from launch.machine import slurm_commands
+from launch.machine.job_states import expanded
 from launch.machine.provenance import path_of_agents
-from launch.machine.sinfo import RESERVED, Gres, Membership, parse, parse_gres
+from launch.machine.sinfo import EXCLUDED, RESERVED, Gres, Membership, parse, parse_gres
 from launch.machine.slurm_commands import SlurmSilent
 from launch.node.settings import NodeSettings
 from launch.screen import some
@@ -52,9 +54,25 @@ def check(experiment: Experiment, environment: Mapping[str, str]) -> None:
 
 
 def submission_of(
-    experiment: Experiment, run: Path, token: str, resumable: bool, behind: Sequence[str] = (), number: int = 0
+    experiment: Experiment,
+    run: Path,
+    token: str,
+    resumable: bool,
+    behind: Sequence[str] = (),
+    after: Sequence[str] = (),
+    number: int = 0,
 ) -> Submission:
-    """`number`: how often the run was submitted before."""
+    """What the jobs of a run have in common.
+
+    Args:
+        experiment: the run's.
+        run: its folder.
+        token: what tells it from all others.
+        resumable: whether it saves what a later start goes on from.
+        behind: ids of jobs that must have ended before it starts.
+        after: ids of those that must have ended well.
+        number: how often the run was submitted before.
+    """
     return Submission(
         name=experiment.name,
         comment=slurm_commands.comment_of(token),
@@ -68,6 +86,7 @@ def submission_of(
         group=experiment.runs_mode is RunsMode.group,
         mail=experiment.notify.mail,
         behind=tuple(behind),
+        after=tuple(after),
     )
 
 
@@ -154,11 +173,8 @@ def requested(request: JobRequest) -> str:
     """The keys that an answer of Slurm may be about."""
     return "; ".join(
         f"cluster.groups.{part.group}: {plural(len(part.nodes), 'node')}"
-        + "".join(
-            f", {key}={value}"
-            for key in ("partition", "gres", "cpus_per_task", "mem", "account", "qos", "constraint", "time_min")
-            if (value := getattr(part, key)) is not None
-        )
+        + "".join(f", {key}={value}" for key in KEYS.values() if (value := getattr(part.asked, key)) is not None)
+        + "".join(f", sbatch.{name}={value}" for name, value in part.sbatch.items())
         for part in request.components
     )
 
@@ -190,8 +206,8 @@ class Shortage:
     """Nodes that sinfo lists and that a job of the group could have, in whatever state."""
     absent: str
     """The others, such as `gpu2-002 is down`; empty where there never were enough."""
-    reserved: bool
-    """Whether a reservation is all that keeps them."""
+    states: frozenset[str]
+    """What the absent ones are, such as `down`."""
 
     def __str__(self) -> str:
         return f"{self.group}: {self.usable} of {self.fitting} usable" + (f", {self.absent}" if self.absent else "")
@@ -206,7 +222,9 @@ class Shortage:
             fewer = f"go on with {count} (a launch needs a plan for it: 'tdpp search … {count} plan=NAME' writes one)"
         if not self.absent:
             return f"there are no more such nodes; {fewer}"
-        asked = "scontrol show reservation" if self.reserved else "sinfo -R"
+        if self.states == {EXCLUDED}:
+            return f"exclude fewer nodes, or {fewer}"
+        asked = "scontrol show reservation" if self.states <= RESERVED else "sinfo -R"
         return f"wait for them ('{asked}' says more), or {fewer}"
 
 
@@ -215,10 +233,10 @@ def shortages(wanted: Iterable[tuple[Component, int]], rows: Sequence[Membership
     listed node fits is not among them: what is wrong with it, Slurm knows better."""
     found = []
     for component, count in wanted:
-        fitting = [row for row in rows if _fits(row, component)]
+        excluded = expanded(component.sbatch.get(EXCLUDE, ""))
+        fitting = [replace(row, excluded=row.node in excluded) for row in rows if _fits(row, component)]
         usable = sum(row.usable for row in fitting)
         if fitting and usable < count:
-            states = {row.hindrance for row in fitting if not row.usable}
             found.append(
                 Shortage(
                     group=component.group,
@@ -226,7 +244,7 @@ def shortages(wanted: Iterable[tuple[Component, int]], rows: Sequence[Membership
                     usable=usable,
                     fitting=len(fitting),
                     absent=_absent(fitting),
-                    reserved=states <= RESERVED,
+                    states=frozenset(row.hindrance for row in fitting if row.hindrance is not None),
                 )
             )
     return found
@@ -244,12 +262,13 @@ def _absent(rows: Sequence[Membership]) -> str:
 
 def _fits(row: Membership, component: Component) -> bool:
     """Whether a job of the component may run on the node once it is up."""
-    in_partition = row.default if component.partition is None else row.partition in component.partition.split(",")
+    asked = component.asked
+    in_partition = row.default if asked.partition is None else row.partition in asked.partition.split(",")
     return (
         in_partition
-        and row.cpus >= (component.cpus_per_task or 0)
-        and all(_has(row.gres, asked) for asked in parse_gres(component.gres or ""))
-        and _satisfies(row.features, component.constraint)
+        and row.cpus >= (asked.cpus_per_task or 0)
+        and all(_has(row.gres, gres) for gres in parse_gres(asked.gres or ""))
+        and _satisfies(row.features, asked.constraint)
     )
 
 

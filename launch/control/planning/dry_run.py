@@ -178,7 +178,9 @@ def _training(experiment: Experiment) -> str:
 
 
 def _scripts(experiment: Experiment, plan: Plan, run: Path, behind: Sequence[str]) -> Iterator[tuple[str, str]]:
-    submission = submission_of(experiment, run, TOKEN, plan.resumable, behind)
+    before = experiment.executor.after
+    after = () if before is None else (f"<jobs of {before}>",)
+    submission = submission_of(experiment, run, TOKEN, plan.resumable, behind, after)
     for number, request in enumerate(job_requests(experiment)):
         yield f"sbatch/{request.role}.sh", sbatch_text(submission, request, after=MASTER_JOB if number else None)
 

@@ -6,15 +6,33 @@ from dataclasses import replace
 
 import pytest
 
-from conf.schema.cluster import NodeGroup
+from conf.compose import compose
+from conf.schema.cluster import Cluster, NodeGroup
 from launch.control.executors.sbatch import Component, component
 from launch.control.executors.slurm import Shortage, shortages
 from launch.machine.sinfo import parse
 
 LINE = "gpu2-{n:03d}|gpu2|gpu2*|{up}|{state}|64|UNLIMITED|256000|infinite|10|OFF|{gres}|a10,ib"
-GPU2 = component(
-    "gpu2", NodeGroup(gpu="a10", gpus_per_node=4, partition="gpu2", gres="gpu:a10:4", cpus_per_task=64), ()
+GROUP = NodeGroup(
+    gpu="a10",
+    gpus_per_node=4,
+    partition="gpu2",
+    gres="gpu:a10:4",
+    cpus_per_task=64,
+    intra_gbit_per_s=100,
+    intra_latency_us=5,
+    inter_gbit_per_s=10,
+    inter_latency_us=5,
 )
+
+
+def gpu2(exclude: list[str] | None = None, **changes: object) -> Component:
+    shipped = compose(["experiment=seed_a100x1_a10x7"]).cluster
+    group = replace(GROUP, **changes)  # type: ignore[arg-type]
+    return component("gpu2", Cluster(name="c", gpus=shipped.gpus, groups={"gpu2": group}, exclude=exclude or []))
+
+
+GPU2 = gpu2()
 
 
 def of_states(*states: str, gres: str = "gpu:a10:4", up: str = "up") -> str:
@@ -79,8 +97,14 @@ def test_the_way_out_fits_what_is_left() -> None:
     ids=str,
 )
 def test_only_nodes_that_a_job_of_the_group_could_have_count(change: dict[str, object], fitting: int) -> None:
-    shortage = found(of_states("down", "down"), 1, replace(GPU2, **change))  # type: ignore[arg-type]
+    shortage = found(of_states("down", "down"), 1, gpu2(**change))  # type: ignore[arg-type]
     assert (shortage.fitting if shortage else 0) == fitting
+
+
+def test_nodes_that_the_user_excludes_do_not_count() -> None:
+    shortage = found(of_states("idle", "idle", "idle"), 3, gpu2(exclude=["gpu2-[002-003]", "elsewhere"]))
+    assert str(shortage) == "gpu2: 1 of 3 usable, gpu2-002, gpu2-003 are excluded"
+    assert shortage is not None and shortage.way_out.startswith("exclude fewer nodes, or go on with ")
 
 
 def test_a_closed_partition_has_no_usable_node() -> None:

@@ -96,6 +96,20 @@ def test_percent_signs_of_a_path_are_not_slurms() -> None:
     assert "#SBATCH --output=/a%%x/submitit/%j_batch.out\n" in text
 
 
+def test_more_options_stand_in_the_script_and_a_comment_before_tdpps_own() -> None:
+    given = "+cluster.sbatch={exclusive: '', comment: 'for the lab', reservation: a b}"
+    text = sbatch_text(SUBMISSION, requests("executor=slurm", given, "cluster.exclude=[n1,n2]")["job"], None)
+    assert "#SBATCH --comment='for the lab tdpp 0123'\n" in text
+    assert "#SBATCH --exclude=n1,n2\n#SBATCH --exclusive\n" in text
+    assert "#SBATCH --reservation='a b'\n" in text
+
+
+def test_a_job_waits_for_those_of_its_lane_and_of_the_run_before() -> None:
+    text = sbatch_text(replace(SUBMISSION, behind=("7", "8"), after=("3",)), requests("executor=slurm")["job"], None)
+    assert "#SBATCH --dependency=afterany:7:8,afterok:3\n" in text
+    assert "#SBATCH --kill-on-invalid-dep=yes\n" in text
+
+
 def test_each_group_of_nodes_is_a_job_and_the_master_has_node_0() -> None:
     found = job_requests(compose([*MIXED, "parallel.node_order=gpu2*3+hgx+gpu2*4"]))
     assert [(request.role, request.nodes) for request in found] == [("master", (0, 1, 2, 4, 5, 6, 7)), ("slave", (3,))]
