@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,10 @@ from tests.support.slurm.login_node import OF_A_JOB
 # A shell without job control has what it starts in the background ignore Ctrl-C, and with it all that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Hundreds of processes import what stands here: each would compile it again where none may keep what it compiled.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # The tests may run in somebody's Slurm job, which is none of theirs.
 for variable in [name for name in os.environ if name.startswith(OF_A_JOB)]:
