@@ -27,13 +27,16 @@ define tested
   && echo "PASSED ALONE, failed beside others above: what do these tests race with?"; code=$$?; }; (exit $$code); }
 endef
 
-# Tests on Slurm wait more than they compute, and so run beside all others: three at a time, each on its own cluster.
+# These wait for jobs, hosts and time limits more than they compute, and so run beside all others: four at a time, each
+# on its own cluster.
+WAITING := tests/launch/node/elastic/test_runs.py tests/hosts tests/slurm tests/launch/judge/test_hung_rank.py \
+  tests/benchmarks/test_rebalancing.py tests/launch/containers/test_docker.py tests/launch/control/test_cut_off.py
 test: .venv/dev.installed browser slurm hosts shells corpora
 	@mkdir -p build
-	@echo "the tests on Slurm write to build/slurm-tests.txt, and are shown when the others are done"
-	@$(call tested,slurm,3 tests/slurm) > build/slurm-tests.txt 2>&1 & on_slurm=$$!; \
-	$(call tested,others,auto --maxprocesses=8 --ignore=tests/slurm); others=$$?; \
-	wait $$on_slurm; on_slurm=$$?; cat build/slurm-tests.txt; exit $$((others | on_slurm))
+	@echo "the tests that wait, on Slurm among others, write to build/waiting-tests.txt, and are shown when the others are done"
+	@$(call tested,waiting,4 $(WAITING)) > build/waiting-tests.txt 2>&1 & waiting=$$!; \
+	$(call tested,others,auto --maxprocesses=8 $(addprefix --ignore=,$(WAITING))); others=$$?; \
+	wait $$waiting; waiting=$$?; cat build/waiting-tests.txt; exit $$((others | waiting))
 
 test-thorough: THOROUGH = --thorough
 test-thorough: test

@@ -72,6 +72,17 @@ def test_without_packages_of_text_their_tests_are_skipped_with_a_word(path: Path
     assert said.startswith("the tests of pairs on Debian's packages are skipped; to run them, put libreoffice-help-de")
 
 
+def test_every_test_runs_once_among_those_that_wait_or_among_the_others() -> None:
+    assert MAKE is not None
+    command = [MAKE, "-n", "-C", str(ROOT), "test"]
+    planned = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    waiting, others = re.findall(r"--numprocesses=(.*?) -o cache_dir", planned)
+    paths = waiting.split()[1:]
+    assert paths and all((ROOT / path).exists() for path in paths)
+    assert re.findall(r"--ignore=(\S+)", others) == paths
+    assert not re.search(r" tests\S*", re.sub(r"--ignore=\S+", "", others))
+
+
 def pinned() -> dict[str, list[str]]:
     """By normalised name, the hashes in constraints.txt."""
     entries = re.findall(r"^([\w.-]+)==[^\n]+\\\n((?: +--hash=.*\n)+)", PINNED, re.MULTILINE)

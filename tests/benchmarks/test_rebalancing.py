@@ -13,6 +13,7 @@ LONGER = 1.5
 """How many times as long as nothing but sleep an iteration may take on a busy machine."""
 
 
+@pytest.mark.slow
 def test_replicas_of_speeds_one_to_three_share_the_batch_as_they_can_and_again_when_one_slows_down(
     tmp_path: Path,
 ) -> None:
@@ -32,6 +33,7 @@ def test_replicas_of_speeds_one_to_three_share_the_batch_as_they_can_and_again_w
     assert min(again.took_ms) < LONGER * again.ideal_ms
 
 
+@pytest.mark.slow
 def test_replicas_that_are_pipelines_are_as_fast_as_their_slowest_stages(tmp_path: Path) -> None:
     """What a rank waits for its neighbours is not its work: replica 0 of both is three times as fast."""
     ran = measured(tmp_path / "followed", *FOLLOWING, stages=2, iterations=EVERY + 2)
@@ -45,6 +47,7 @@ def test_replicas_that_are_pipelines_are_as_fast_as_their_slowest_stages(tmp_pat
     assert min(shared.took_ms) < 0.8 * min(even.took_ms)
 
 
+@pytest.mark.slow
 def test_micro_batches_grow_where_larger_ones_are_faster(tmp_path: Path) -> None:
     """Each takes as long as the other, whatever its size; no loss knows of it."""
     quick = resized(tmp_path / "fixed", each=Pass(forward=0.0, backward=0.0))

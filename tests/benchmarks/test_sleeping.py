@@ -17,6 +17,7 @@ PLAN = ("parallel=single", "parallel.pipeline=2", "parallel.micro_batch_size=1",
 TIMES = (Pass(forward=0.02, backward=0.06), Pass(forward=0.01, backward=0.1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "parts"),
     [

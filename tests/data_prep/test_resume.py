@@ -152,6 +152,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.slow
 def test_a_killed_preparation_leaves_no_process_and_goes_on(tmp_path: Path) -> None:
     source, text = tmp_path / "a.jsonl", "text " * 200
     source.write_text((json.dumps({"text": text}) + "\n") * 15_000)

@@ -110,6 +110,7 @@ def test_ranks_measure_what_lies_between_them(tmp_path: Path) -> None:
     assert node["problem"] is None
 
 
+@pytest.mark.slow
 def test_ranks_that_hang_are_ended_and_how_far_they_came_is_kept(tmp_path: Path) -> None:
     assert start(tmp_path, "parallel.data=3", HANG_RANK="1").wait(PATIENCE_S) == 0
     assert told(tmp_path, "local-0")["exit_codes"]["1"] == -signal.SIGKILL

@@ -12,6 +12,8 @@ import random
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
+import pytest
+
 Case = TypeVar("Case")
 
 thorough = False
@@ -61,6 +63,11 @@ def covering(
 def fewer(quick: int, all_of_them: int) -> int:
     """How many of a row of random cases are tried."""
     return all_of_them if thorough else quick
+
+
+def fast_first(number: int, cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """All of them, of which `make test-fast` tries the first."""
+    return [pytest.param(*case, marks=[pytest.mark.slow] * (at >= number)) for at, case in enumerate(cases)]
 
 
 def _covering(together: int, axes: Sequence[Sequence[Any]], always: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

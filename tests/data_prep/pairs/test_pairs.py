@@ -102,6 +102,7 @@ def test_pairs_that_are_there_are_left_alone_and_others_made_anew(
     assert Path(f"{prefix}-train.source.bin").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_workers_do_not_change_a_byte(tmp_path: Path) -> None:
     source = write(tmp_path / "in", numbered(5000))
     for workers in ("1", "3"):

@@ -55,6 +55,7 @@ def test_zones_decide_the_order_of_nodes() -> None:
     assert middles == {"a", "b"}
 
 
+@pytest.mark.slow
 def test_the_best_order_is_that_of_brute_force_with_links_of_pairs() -> None:
     """Of all sizes, orders and partitions; and in some cases another order than without the table."""
     tried, changed = 0, 0

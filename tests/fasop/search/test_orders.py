@@ -97,6 +97,7 @@ def best(words: Sequence[str], *counts: int) -> Plan:
     return keep.plans[0]
 
 
+@pytest.mark.slow
 def test_moving_nodes_finds_what_all_orders_have(monkeypatch: pytest.MonkeyPatch) -> None:
     words = [*MANY, "parallel.schedule=one_f_one_b", "parallel.recompute=none"]
     moved = best(words, 5, 5).total
@@ -104,6 +105,7 @@ def test_moving_nodes_finds_what_all_orders_have(monkeypatch: pytest.MonkeyPatch
     assert moved == best(words, 5, 5).total
 
 
+@pytest.mark.slow
 def test_a_group_that_is_split_in_two_is_found_among_thousands_of_orders() -> None:
     """Two nodes of one group at the ends: a fast link for the embedding's gradients, and a fast GPU for the head."""
     plan = best([*MANY, "parallel.schedule=one_f_one_b"], 8, 8)
@@ -120,6 +122,7 @@ def test_a_group_that_is_split_in_two_is_found_among_thousands_of_orders() -> No
     assert plan.total < 0.9 * min(times)
 
 
+@pytest.mark.slow
 def test_moving_nodes_mostly_ends_at_the_best_of_all_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if even few orders were too many: how far the plans are from the best of all sizes, orders and partitions."""
     monkeypatch.setattr("fasop.search.space.node_orders.MOST", 3)

@@ -64,6 +64,7 @@ def test_a_front_is_what_looking_at_every_plan_finds() -> None:
     assert told(list(front(inputs, Arguments(pareto=First.cost)).plans)) == found[::-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("most", "layers"), [(node_orders.MOST, node_orders.OF_LAYERS), (2, 0)], ids=["all-orders", "moved-nodes"]
 )
@@ -91,6 +92,7 @@ def test_no_search_on_any_of_its_sets_of_nodes_beats_a_front(
     assert compared > fewer(30, 100)
 
 
+@pytest.mark.slow
 def test_a_front_has_all_schedules_and_options_unless_told() -> None:
     inputs = read(WORDS)
     fastest = front(inputs, Arguments(pareto=First.time)).plans[0]
@@ -169,6 +171,7 @@ def test_a_front_is_a_table_a_file_and_a_plan(
     assert str(taken.node_order) == rows[0]["node placement"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [[], ["tokens=1e6"], ["train.iterations=31"]], ids=["unknown", "tokens", "steps"])
 def test_days_and_dollars_are_told_of_a_training_whose_length_was_given(
     length: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

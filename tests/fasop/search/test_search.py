@@ -403,7 +403,7 @@ def test_the_best_plan_of_the_mixed_cluster_is_proved_to_have_the_best_partition
             0,
             always=[((1000, 0), 8000, "the one node order")],
         ),
-        ((1024, 1024), 2**14, "of about 10^614"),
+        pytest.param((1024, 1024), 2**14, "of about 10^614", marks=pytest.mark.slow),
     ],
 )
 def test_any_number_of_nodes_gets_an_answer(counts: tuple[int, int], batch: int, told: str) -> None:

@@ -35,6 +35,7 @@ def cases(
             yield training, kinds, choices, best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FLUSHING)
 def test_no_plan_is_faster_than_the_lower_bound_of_its_sizes(name: Schedule) -> None:
     """In any node order, with any partition; the bounds are of some use, too."""

@@ -35,6 +35,7 @@ def scores(text: str) -> list[tuple[str, str, str, float, bool]]:
     return [(name, iteration, epoch, float(score), bool(best)) for name, iteration, epoch, score, best in found]
 
 
+@pytest.mark.slow
 def test_every_checkpoint_has_its_bleu_and_the_best_one_is_marked(
     streamed: EngineRun, capsys: pytest.CaptureFixture[str]
 ) -> None:

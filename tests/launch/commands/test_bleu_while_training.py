@@ -47,6 +47,7 @@ def bleus(run: EngineRun) -> list[float]:
     return [line["valid_bleu"] for line in run.metrics() if "valid_loss" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "layout"),
     cases.drawn(
@@ -90,6 +91,7 @@ def test_a_run_ends_where_it_reaches_its_bleu(tmp_path: Path, text: tuple[Path, 
     assert run.metrics()[-1]["iteration"] == goal["iteration"] < 40
 
 
+@pytest.mark.slow
 def test_training_does_not_notice_it(tmp_path: Path, text: tuple[Path, int]) -> None:
     with_it = trained(tmp_path / "with", text, "transformer", "model.hidden_dropout=0.1")
     without = trained(tmp_path / "without", text, "transformer", "model.hidden_dropout=0.1", "train.best=loss")

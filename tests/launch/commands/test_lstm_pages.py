@@ -23,6 +23,7 @@ def commands(page: str, model: str) -> list[list[str]]:
     return [[SHORTER.get(word, word) for word in line] for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "model"), [("videos.md", "s2vt-tiny"), ("models.md", "awd-lm-tiny")])
 def test_the_commands_of_the_page_run(
     page: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

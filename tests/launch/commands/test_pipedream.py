@@ -44,6 +44,7 @@ def test_a_dry_run_does_not_wait_for_data_that_are_still_to_be_made(
     assert not [*driver.parent.glob("**/*.npy")]
 
 
+@pytest.mark.slow
 def test_it_is_trained_as_it_is(driver: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert data(["images", "--source", "digits", "--output", "data/imagenet"]) == 0
@@ -55,6 +56,7 @@ def test_it_is_trained_as_it_is(driver: Path, monkeypatch: pytest.MonkeyPatch, t
     assert (plan.partition, plan.replicas, plan.schedule, plan.train.optimizer) == ([2, 4], [2, 1], "pipedream", "sgd")
 
 
+@pytest.mark.slow
 def test_a_division_of_a_model_is_exported_and_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ def test_the_page_shows_the_plans_of_the_files(model: str) -> None:
         assert cell == f"{replicas}, cut `{found.partition}`"
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run_and_their_runs_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -197,6 +197,7 @@ def test_what_is_left_open_is_chosen_as_for_a_launch(words: list[str], capsys: p
     assert "parallel.micro_batch_size=auto: " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -246,6 +246,7 @@ def test_what_cannot_be_done_is_one_message(
     assert of_file.main([str(tmp_path / "none.safetensors")]) == 1
 
 
+@pytest.mark.slow
 def test_the_pages_commands_do_what_they_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

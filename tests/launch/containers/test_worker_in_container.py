@@ -66,6 +66,7 @@ def done(container: RunContainer, words: Sequence[str]) -> subprocess.CompletedP
         )
 
 
+@pytest.mark.slow
 def test_it_trains(enroot: Runtime, planned: tuple[RunDir, RunContainer]) -> None:
     run, container = planned
     ended = done(container, [container.python, "-u", "-m", "megatron_ext.worker", str(run.plan), "0"])

@@ -36,6 +36,7 @@ def fill(disk: Path) -> None:
             file.write(bytes(4096))
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_is_told(small_disk: Path) -> None:
     run = start(small_disk / "runs", *FOREVER, *TWO_NODES)
     wait_until_running(run)

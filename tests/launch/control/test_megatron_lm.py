@@ -204,6 +204,7 @@ def test_a_dry_run_shows_the_command_of_every_node(tmp_path: Path) -> None:
     assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in shown.stdout
 
 
+@pytest.mark.slow
 def test_launch_status_and_report_serve_a_run_of_megatron_lm(tmp_path: Path) -> None:
     launched = done("launch", *STAND_IN, *SHORT, cwd=tmp_path)
     run = RunDir.find(tmp_path / "runs", None)

@@ -54,6 +54,7 @@ def examined(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[
     return code, {(check["where"], check["what"]): (check["level"], check["text"]) for check in told}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [(), TWO_NODES], ids=["one-node", "two-nodes"])
 def test_this_machine_is_examined_with_real_ranks(
     here: list[str], nodes: tuple[str, ...], capsys: pytest.CaptureFixture[str]

@@ -129,7 +129,6 @@ def test_a_killed_helper_process_ends_the_run(
     assert verdict.exit_code in (1, 4)
 
 
-@pytest.mark.fast
 def test_a_failed_node_takes_the_others_along(runs: Path) -> None:
     run = start(runs, *FOREVER, *TWO_NODES)
     wait_until_running(run)

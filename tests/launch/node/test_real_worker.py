@@ -43,7 +43,6 @@ def test_it_trains_to_the_end(runs: Path, corpus: Path) -> None:
     assert judge(run).state == State.succeeded
 
 
-@pytest.mark.fast
 def test_it_is_asked_to_save_until_it_has_ended(runs: Path, corpus: Path) -> None:
     """Also while its Python ends, when no handler is there any more."""
     run = start(runs, corpus, 100_000)

@@ -28,6 +28,7 @@ MODELS: dict[str, Callable[[Path], list[str]]] = {"awd-lm-tiny": language, "s2vt
 QUICK = ("micro_batches=1,2", "seconds=0.02", "profile=mine")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_it_is_measured_and_its_plans_are_ones_that_launch_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: str

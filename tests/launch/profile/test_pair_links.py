@@ -121,6 +121,7 @@ def test_a_file_that_is_no_table_is_one_message(
     assert message in str(error.value)
 
 
+@pytest.mark.slow
 def test_two_groups_are_measured_in_both_directions_and_a_search_reads_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,6 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_this_machine_is_measured_and_a_search_reads_what_was_written(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +89,7 @@ def test_this_machine_is_measured_and_a_search_reads_what_was_written(
     assert "not measured" not in table.out + table.err
 
 
+@pytest.mark.slow
 def test_a_module_is_measured_by_kind_of_block_and_its_plan_is_one_that_launch_takes(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,6 +119,7 @@ def test_a_module_is_measured_by_kind_of_block_and_its_plan_is_one_that_launch_t
     assert "have no tokens; give the training's length with train.iterations=N" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_model_of_images_is_measured_by_kind_of_block_and_its_plan_is_one_that_launch_takes(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -461,6 +464,7 @@ def test_the_request_reaches_the_ranks_as_it_was_made(folder: Path) -> None:
     assert job.names == {"cpu": "cpu"}
 
 
+@pytest.mark.slow
 def test_larger_micro_batches_are_tried_until_there_is_no_room(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

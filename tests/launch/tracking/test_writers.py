@@ -101,6 +101,7 @@ def killed() -> Iterator[list[Writer]]:
             one.process.wait()
 
 
+@pytest.mark.slow
 @KINDS
 def test_a_run_that_is_over_is_written_whole_and_once(kind: Tracker, run: RunDir) -> None:
     lines = [line(10, 4.5), line(20, 3.5, valid_bleu=11.25, evaluation_s=2.0), line(40, 2.5, grad_norm=0.5)]
@@ -176,6 +177,7 @@ def test_what_is_written_anew_has_the_values_of_the_last_start(kind: Tracker, ru
     assert found_loss(kind, run) == [(10, 4.5), (20, 3.25), (30, 2.5)]
 
 
+@pytest.mark.slow
 def test_the_configuration_is_there_and_runs_of_a_sweep_are_told_apart(tmp_path: Path) -> None:
     runs = [made(tmp_path, f"20261123-12000{second}-abcdef01") for second in (0, 1)]
     for run in runs:
@@ -205,6 +207,7 @@ def test_hparams_of_tensorboard_have_the_configuration(run: RunDir) -> None:
     assert hparams["parallel.partition"].string_value == "1-3"
 
 
+@pytest.mark.slow
 def test_a_run_cut_short_is_not_called_finished(run: RunDir) -> None:
     write(Tracker.mlflow, run, [line(10, 4.5)])
     assert [one.info.status for one in mlflow_runs(run)] == ["KILLED"]

@@ -186,7 +186,6 @@ def test_asked_during_the_last_iteration_a_run_just_ends(
     assert Checkpoint.at(run.run.path).meta.iteration == ITERATIONS
 
 
-@pytest.mark.fast
 def test_fp16_goes_on_with_its_loss_scale(
     engine_run: Callable[..., EngineRun],
     monkeypatch: pytest.MonkeyPatch,

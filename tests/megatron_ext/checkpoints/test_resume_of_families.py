@@ -62,6 +62,7 @@ def assert_same(found: EngineRun, expected: EngineRun) -> None:
     assert metas[0].evaluation is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "fatal"), cases.covering(product(KINDS, (5, 8)), set))
 def test_killed_and_started_again_it_trains_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, fatal: int
@@ -78,6 +79,7 @@ def test_killed_and_started_again_it_trains_the_same(
     assert_same(run, expected)
 
 
+@pytest.mark.slow
 def test_the_best_by_bleu_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = write_text(tmp_path)
     words = ("train.ema=0.8", "train.iterations=24", "train.eval_interval=8", "train.save_interval=8")

@@ -147,7 +147,7 @@ def overrides(model: str, layout: Layout, shares: str) -> list[str]:
 @pytest.mark.parametrize(
     ("model", "layout", "shares"),
     [
-        pytest.param(*each, marks=[pytest.mark.fast] * (each in FIRST))
+        pytest.param(*each, marks=pytest.mark.fast if each in FIRST else pytest.mark.slow)
         for each in cases.covering(
             LAYOUTS, lambda each: {*options(each[1]), each[0], ("shares", each[2])}, always=FIRST
         )

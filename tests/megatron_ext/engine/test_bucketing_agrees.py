@@ -96,9 +96,12 @@ def made(folder: Path, pairs: Path, model: str, layout: Layout, shares: str, *wo
 
 @pytest.mark.parametrize(
     ("model", "layout", "shares"),
-    cases.covering(
-        [(model, *one) for model, layouts in LAYOUTS.items() for one in layouts],
-        lambda case: {*options(case[1]), (case[0], case[1].pipeline)},
+    cases.fast_first(
+        2,
+        cases.covering(
+            [(model, *one) for model, layouts in LAYOUTS.items() for one in layouts],
+            lambda case: {*options(case[1]), (case[0], case[1].pipeline)},
+        ),
     ),
     ids=str,
 )
@@ -110,6 +113,7 @@ def test_losses_and_weights_equal_the_single_process(
     assert_equal(run, reference(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["transformer", "gnmt"])
 def test_a_run_goes_on_in_the_middle_of_a_window_under_another_layout(
     tmp_path: Path, pairs: Path, reference: Callable[[str], Found], model: str

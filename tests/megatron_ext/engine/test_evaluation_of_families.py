@@ -77,7 +77,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], EngineRun
     return of
 
 
-@pytest.mark.parametrize(("layout", "family"), TRIED)
+@pytest.mark.parametrize(("layout", "family"), cases.fast_first(3, TRIED))
 def test_every_layout_gives_the_same(
     alone: Callable[[str], EngineRun], tmp_path: Path, family: str, layout: str
 ) -> None:

@@ -107,7 +107,7 @@ def assert_equal(run: EngineRun, expected: Found) -> None:
 @pytest.mark.parametrize(
     ("model", "layout", "shares"),
     [
-        pytest.param(*case, marks=[pytest.mark.fast] * (case in FIRST))
+        pytest.param(*case, marks=pytest.mark.fast if case in FIRST else pytest.mark.slow)
         for case in cases.covering(
             ALL, lambda case: {*options(case[1]), (case[0], case[1].pipeline), ("shares", case[2])}, always=FIRST
         )

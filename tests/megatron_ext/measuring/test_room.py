@@ -41,6 +41,7 @@ def planned(folder: Path, words: tuple[str, ...]) -> Plan:
     return make_plan(compose([*words, f"runs_dir={folder}"]), "room")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [GPT, IMAGES], ids=["gpt", "vit"])
 def test_more_memory_has_room_for_more(tmp_path: Path, words: tuple[str, ...]) -> None:
     """The memory beyond weights, gradients and optimizer is the micro-batches': twice of it, twice as many."""

@@ -174,6 +174,7 @@ NEAR_AND_FAR = (
 """Four A100 and four A10 for few micro-batches: each stage of A100 takes as many layers, those of A10 fewer."""
 
 
+@pytest.mark.slow
 def test_a_search_finds_replicas_by_stage_and_launch_takes_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,6 +58,7 @@ def words_of(nodes: int, partition: str, *own: str) -> list[str]:
 MOST_OF_IT = ("both", "replicas-4-1-3-zb-h1", "tensor-4-1-4", "tensor-2-4-shares-chunks")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", drawn(CASES, 0, always=MOST_OF_IT))
 def test_a_rehearsal_takes_what_is_predicted(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And `validate` says so."""

@@ -31,6 +31,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_rehearsal_takes_what_is_predicted(rehearse: Callable[..., EngineRun], case: str) -> None:
     stages = CASES[case][0].count("-") + 1 if "replicas" in CASES[case][0] else 16

@@ -154,6 +154,7 @@ def test_a_file_that_changed_since_the_launch_is_refused(tmp_path: Path) -> None
         load(f"{file}:Net", before)
 
 
+@pytest.mark.slow
 def test_the_page_about_your_model_shows_what_its_code_and_commands_give(tmp_path: Path) -> None:
     page = ROOT / "docs" / "your-model.md"
     (code,) = blocks_of_page(page, "python")

@@ -123,6 +123,7 @@ def test_an_own_task_trains_as_in_one_plain_process(tmp_path: Path, layout: str)
         torch.testing.assert_close(tensor, weights[name], rtol=1e-5, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
 
 
+@pytest.mark.slow
 def test_an_own_task_goes_on_under_another_layout_with_the_same_dropout(tmp_path: Path) -> None:
     whole = own_run(tmp_path / "whole", *LAYOUTS["one"], dropout=0.2)
     begun = own_run(tmp_path / "begun", *LAYOUTS["pp3-zb"], "train.iterations=2", dropout=0.2)
@@ -271,6 +272,7 @@ def test_a_fault_of_an_own_task_is_one_message(
     assert re.search(message, line), line
 
 
+@pytest.mark.slow
 def test_the_page_about_a_task_shows_what_its_code_and_commands_give(tmp_path: Path) -> None:
     (tmp_path / "my.py").write_text(code())
     look, launch = blocks_of_page(PAGE, "bash")
