@@ -59,7 +59,7 @@ def test_zones_decide_the_order_of_nodes() -> None:
 def test_the_best_order_is_that_of_brute_force_with_links_of_pairs() -> None:
     """Of all sizes, orders and partitions; and in some cases another order than without the table."""
     tried, changed = 0, 0
-    for seed in seeds(fewer(25, 40)):
+    for seed in seeds(fewer(14, 40)):
         rng = np.random.default_rng(seed)
         training, nodes, choices = random_case(rng)
         linked = with_links(rng, nodes)
@@ -73,8 +73,8 @@ def test_the_best_order_is_that_of_brute_force_with_links_of_pairs() -> None:
         assert all(floor(sized, linked) <= seconds * (1 + 1e-9) for sized, seconds in best)
         changed += keep.plans[0].parallel.node_order != plain.plans[0].parallel.node_order
         tried += 1
-    assert tried > 10
-    assert changed > 1
+    assert tried > 5
+    assert changed > 0
 
 
 def test_the_replay_and_the_search_agree_on_links_of_pairs() -> None:
