@@ -1,5 +1,5 @@
 # make demo: train a small GPT over four ranks on this machine and write its report
-# make test: everything the project promises, in about 30 minutes on two cores; make test-fast: most of it, in 12;
+# make test: everything the project promises, in about 30 minutes on two cores; make test-fast: most of it, in 5;
 # make test-thorough: every case of the products from which make test draws some
 # make test-megatron: BERT, T5 and their samples beside megatron-core's own, which it installs
 # make test-cuda: what ranks do on GPUs, on a machine without one; installs the CUDA build of torch, 3 GB to download

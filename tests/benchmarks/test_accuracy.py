@@ -34,6 +34,7 @@ def test_the_plans_are_of_2_to_16_stages_and_have_both_orders() -> None:
     assert {"`fast+slow`", "`slow+fast`"} <= {nodes for _, _, nodes, *_ in cells}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["engine", "rehearsed", "published"])
 def test_the_page_is_of_the_model_as_it_is_now(part: str) -> None:
     """Or it is to be made anew: python -m benchmarks.accuracy."""

@@ -40,12 +40,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     return losses(Tdpp, tmp_path_factory.mktemp("llama") / "run", LLAMA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Pipelining, PlainPipelining])
 def test_a_contender_trains_the_same_llama(kind: Callable[..., Contender], llama: np.ndarray, tmp_path: Path) -> None:
     np.testing.assert_allclose(losses(kind, tmp_path / "theirs", LLAMA), llama, rtol=TOLERANCE)
     assert llama[-1] < llama[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

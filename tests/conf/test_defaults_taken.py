@@ -77,6 +77,7 @@ def test_what_nobody_chose_is_named(words: list[str], searched: str, also_traine
         assert defaults_taken(words, composed, keys) == (f"defaults in use: {expected}" if expected else None)
 
 
+@pytest.mark.slow
 def test_every_shipped_experiment_chooses_all_but_the_number_format() -> None:
     for file in (SHIPPED / "experiment").glob("*.yaml"):
         words = [f"experiment={file.stem}", "train.precision=bf16"]

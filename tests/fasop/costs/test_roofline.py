@@ -68,6 +68,7 @@ def test_as_many_kernels_start_as_the_engine_calls(tmp_path: Path, name: str) ->
         assert by_kind[kind] / 3 <= kernels.count / layers <= 3 * by_kind[kind], kind
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(["tiny", "xl", "llama-tiny", "t5-tiny", "gnmt-tiny", "awd-lm-tiny", "s2vt-tiny"]),
     st.integers(1, 16),

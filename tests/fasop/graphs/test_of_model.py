@@ -79,6 +79,7 @@ def replica_lists(stages: int, ranks: int) -> list[list[int]]:
     return [[one, *rest] for one in range(1, ranks) for rest in replica_lists(stages - 1, ranks - one)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_no_partition_with_any_replicas_is_faster(
     seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

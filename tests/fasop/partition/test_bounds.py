@@ -40,6 +40,7 @@ def test_no_partition_is_faster_than_the_bounds() -> None:
     assert tried > 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boxes", [0, 3, 10_000])
 def test_no_partition_is_faster_than_what_is_proved(boxes: int) -> None:
     """However early the proof is broken off."""

@@ -166,6 +166,7 @@ def test_no_partition_is_faster_than_the_bounds() -> None:
     assert tried > 500
 
 
+@pytest.mark.slow
 def test_no_partition_is_faster_than_what_is_proved() -> None:
     near = []
     for _, lines, layers in cases(fewer(24, 60)):

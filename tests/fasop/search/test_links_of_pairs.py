@@ -77,6 +77,7 @@ def test_the_best_order_is_that_of_brute_force_with_links_of_pairs() -> None:
     assert changed > 0
 
 
+@pytest.mark.slow
 def test_the_replay_and_the_search_agree_on_links_of_pairs() -> None:
     tried = 0
     for seed in seeds(fewer(10, 25)):

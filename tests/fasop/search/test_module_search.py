@@ -72,6 +72,7 @@ def iteration_s(profile: LayerProfile, partition: list[int], name: str, size: in
     return pipeline_time(simulate(as_json(lists, 1, BATCH // size), times, steps))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [Schedule.one_f_one_b, Schedule.gpipe], ids=str)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_a_search_finds_the_best_of_all_partitions_or_says_how_far_off_it_may_be(

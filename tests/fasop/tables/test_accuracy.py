@@ -130,6 +130,7 @@ def run(tmp_path: Path) -> Callable[..., Experiment]:
     return go
 
 
+@pytest.mark.slow
 def test_a_run_says_which_term_is_off_and_calibrates_the_next_search(
     tmp_path: Path, run: Callable[..., Experiment], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -124,6 +124,7 @@ def test_a_metric_that_a_translation_does_not_have_is_one_message() -> None:
         compose(words)
 
 
+@pytest.mark.slow
 def test_weights_are_those_asked_for(
     tmp_path: Path, text: tuple[Path, int], capsys: pytest.CaptureFixture[str]
 ) -> None:

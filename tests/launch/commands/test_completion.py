@@ -81,6 +81,7 @@ def run_of(folder: Path) -> str:
     return f"mine/{path.name}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", START)
 def test_tab_completes_in_a_shell_that_runs(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:

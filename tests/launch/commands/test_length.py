@@ -148,6 +148,7 @@ def run_of(folder: Path, corpus: Path, experiment: Experiment) -> EngineRun:
     return EngineRun(made.run, Plan.read(made.run.plan))
 
 
+@pytest.mark.slow
 def test_a_training_of_epochs_goes_on_with_another_global_batch_and_layout(tmp_path: Path, corpus: Path) -> None:
     """The samples are the same, in the same order, up to the end: also where no batch divides an epoch, or so
     large a part of the last one is left out that Megatron would shuffle what is needed of it apart."""

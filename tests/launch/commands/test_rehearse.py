@@ -48,6 +48,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     return shown.out if code == 0 else shown.err
 
 
+@pytest.mark.slow
 def test_three_plans_of_which_two_learn_the_same(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

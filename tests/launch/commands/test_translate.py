@@ -99,6 +99,7 @@ def lines_of(run: EngineRun) -> list[str]:
     return [*Path(f"{run.plan.data_prefix}-test.source.txt").read_text().splitlines(), "", "Hund?"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_line_is_translated_alike_from_stdin_from_a_file_and_by_the_exported_model(
     trained: dict[str, EngineRun],
@@ -130,6 +131,7 @@ def test_every_line_is_translated_alike_from_stdin_from_a_file_and_by_the_export
     assert done.stdout == found
 
 
+@pytest.mark.slow
 def test_the_exported_file_needs_torch_numpy_and_nothing_else_of_ours(
     trained: dict[str, EngineRun], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,6 +193,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", OTHERS)
 def test_the_loss_of_any_family_is_that_of_all_samples_of_the_split_with_nothing_dropped(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -68,6 +68,7 @@ def test_this_machine_is_examined_with_real_ranks(
     assert not list(RunDir.all(Path("runs")))
 
 
+@pytest.mark.slow
 def test_gpus_that_are_not_there_are_told_and_the_rest_all_the_same(
     here: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -248,6 +248,7 @@ def test_a_script_says_that_the_runs_folder_may_be_its_groups() -> None:
     assert text.count("launch.start_agent") == text.count(".json group >>") > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [0o775, 0o757])
 def test_a_run_that_others_could_have_changed_is_not_resumed(tmp_path: Path, mode: int) -> None:
     assert done("launch", "train.iterations=6", cwd=tmp_path).returncode == 0

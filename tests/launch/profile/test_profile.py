@@ -391,6 +391,7 @@ def test_published_costs_are_imported_with_the_ratio_that_was_given(folder: Path
     assert one.layer.forward_spread is None
 
 
+@pytest.mark.slow
 def test_a_doubt_about_a_figure_is_a_warning_and_the_profile_is_written(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

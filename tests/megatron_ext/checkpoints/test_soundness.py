@@ -44,6 +44,7 @@ def flipped(path: Path, first: int, last: int) -> Iterator[str]:
     path.write_bytes(sound)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [{}, pytest.param(EVERYTHING, marks=pytest.mark.slow)], ids=["least", "most"])
 def test_each_flipped_bit_of_meta_json_is_refused_or_changes_nothing_that_is_read(tmp_path: Path, known: dict) -> None:
     expected = save(tmp_path / "one", 5, {"layers": 1, "hidden": 8, "heads": 1, "vocab_size": 9}, **known)
@@ -59,6 +60,7 @@ def test_each_flipped_bit_of_meta_json_is_refused_or_changes_nothing_that_is_rea
     assert Checkpoint.read(expected.folder) == expected
 
 
+@pytest.mark.slow
 def test_each_flipped_bit_of_a_part_s_header_is_refused(tmp_path: Path) -> None:
     checkpoint = save(tmp_path / "one", 5)
     path = checkpoint.part("layer-00001")
@@ -68,6 +70,7 @@ def test_each_flipped_bit_of_a_part_s_header_is_refused(tmp_path: Path) -> None:
                 pytest.fail(f"{where}: {reading()}")
 
 
+@pytest.mark.slow
 def test_each_flipped_bit_of_the_tensors_is_refused_by_who_reads_them(tmp_path: Path) -> None:
     checkpoint = save(tmp_path / "one", 5)
     path = checkpoint.part("layer-00001")

@@ -143,6 +143,7 @@ def test_a_run_goes_on_with_its_batch_on_other_replicas(engine_run: Callable[...
     assert_equal(then, textbook(whole, corpus, sizes))
 
 
+@pytest.mark.slow
 def test_token_weights_count_in_the_halves(tmp_path: Path) -> None:
     pairs = write_pairs(tmp_path, 61)
     model = [

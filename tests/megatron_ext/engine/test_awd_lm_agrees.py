@@ -167,6 +167,7 @@ def test_losses_weights_and_moments_equal_the_definition(
     assert_equal(run, reference(model, bool(shares)))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_under_another_layout(
     tmp_path: Path, corpus: Path, reference: Callable[[str, bool], Found]
 ) -> None:
@@ -181,6 +182,7 @@ def test_a_run_goes_on_under_another_layout(
     assert_equal(rest, reference("tied", False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "partition", "semantics", "others"),
     [

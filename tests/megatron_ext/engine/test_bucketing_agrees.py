@@ -130,6 +130,7 @@ def test_a_run_goes_on_in_the_middle_of_a_window_under_another_layout(
     assert_equal(rest, reference(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["transformer", "gnmt"])
 def test_evaluations_give_the_same_as_without(tmp_path: Path, pairs: Path, model: str) -> None:
     """Of weights that hardly move."""

@@ -89,6 +89,7 @@ def test_every_layout_gives_the_same(
     assert found == pytest.approx(one, rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", cases.drawn(FAMILIES, 1, always=["resnet", "transformer", "awd_lm"]))
 def test_training_does_not_notice_it(alone: Callable[[str], EngineRun], tmp_path: Path, family: str) -> None:
     run = made(family, tmp_path / family, *ONE, "train.eval_interval=null")

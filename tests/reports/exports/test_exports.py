@@ -184,6 +184,7 @@ def test_watching_a_run_writes_its_pages_until_it_is_over_and_they_load_themselv
     assert capsys.readouterr().out.splitlines() == [str(run / "report" / name) for name in names]
 
 
+@pytest.mark.slow
 def test_watching_several_runs_writes_their_comparison_as_often(tmp_path: Path, monkeypatch, capsys):
     runs = [tmp_path / "runs/tiny" / stamp for stamp in ("20260101-000000-aaaa", "20260101-000001-bbbb")]
     for run in runs:

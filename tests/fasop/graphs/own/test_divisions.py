@@ -131,6 +131,7 @@ def kind(name: str, count: int, gpus: int, intra: float, inter: float, memory: f
     return NodeKind(name=name, group=group, gpu=gpu, gpus=gpus, profile=None)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=30, deadline=None)
 def test_no_division_that_is_tried_by_hand_is_better(seed: int) -> None:

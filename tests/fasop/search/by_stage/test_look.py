@@ -138,6 +138,7 @@ def small_case(seed: int, *, alike: bool = True) -> tuple[Training, list[NodeKin
             return training, kinds, only, plans
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(fewer(10, 24)))
 def test_the_best_of_all_layouts_and_partitions_is_found(seed: int) -> None:
     training, kinds, choices, plans = small_case(seed, alike=seed % 3 != 0)

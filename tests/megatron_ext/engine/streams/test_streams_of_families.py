@@ -21,6 +21,7 @@ SLOW = (*SGD, "train.lr=0.01")
 THREE = ("parallel.pipeline=3", "parallel.replicas=2-1-1", "parallel.global_batch_size=5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "partition", "semantics"),
     [("untied-gnmt", "2-3-1", "stashing"), ("untied-transformer", "1-2-1", "vertical")],
@@ -43,6 +44,7 @@ def test_micro_batches_with_lengths_of_their_own(tmp_path: Path, model: str, par
     assert_as_delayed(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "pixels", "others"),
     [
