@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 
@@ -15,7 +13,7 @@ from megatron_ext.contract.models.counts import parameter_count
 from tests.megatron_ext.engine import test_images_agree as images
 from tests.megatron_ext.engine import test_translation_agrees as translation
 from tests.megatron_ext.tasks.user.test_module import module_run
-from tests.support.cuda.machine import DEFAULT, WORKER, Counts, Machine, Message, counts
+from tests.support.cuda.machine import DEFAULT, Counts, Machine, Message, counts
 from tests.support.megatron_ext.engine_run import EngineRun, make_corpus, make_run
 from tests.support.megatron_ext.images import make_images
 from tests.support.megatron_ext.pairs import write_pairs
@@ -87,14 +85,7 @@ def trained(tmp_path: Path) -> Callable[[EngineRun, int], list[Path]]:
         assert run.plan.device == "cuda"
         assert run.plan.world_size == gpus
         machine = Machine(gpus, tmp_path / "machine")
-
-        def of_node(number: int) -> CompletedProcess[str]:
-            log = {"STANDIN_LOG": str(tmp_path / "machine" / f"log.{number}")}
-            return machine.run(WORKER, run.run.plan, str(number), environment=log)
-
-        with ThreadPoolExecutor() as nodes:
-            for ended in nodes.map(of_node, range(len(run.plan.nodes))):
-                assert ended.returncode == 0, ended.stdout + ended.stderr
+        machine.train(run.run.plan, len(run.plan.nodes))
         assert len(run.metrics()) == run.plan.train.iterations
         logs = machine.logs()
         assert len(logs) == gpus
@@ -131,6 +122,7 @@ def assert_apart(rank: Counts, copies: bool) -> None:
     """Its kernels run on the default stream or, of a copy, on its own; these two wait once for each other."""
     other = {*rank.streams} - {DEFAULT}
     assert len(other) == int(copies)
+    assert all(rank.priorities[stream] == 0 for stream in other), "a copy is to have no more of the GPU than another"
     between = [wait for wait in rank.stream_waits if wait[0] != wait[1] and {*wait} <= {DEFAULT, *other}]
     assert sorted(between) == sorted(pair for own in other for pair in ((own, DEFAULT), (DEFAULT, own)))
 
@@ -195,7 +187,9 @@ def test_two_nodes_of_two_gpus_sum_within_each_first(
         large = [one for one in rank.messages if one.bytes > SMALL]
         assert {one.ranks for one in large} == {2}
         assert all(one.stream == DEFAULT or rank.priorities[one.stream] < 0 for one in large)
-        assert len({*rank.streams} - {DEFAULT}) == ("reduce_dtype=bf16" in words)
+        between = {*rank.streams} - {DEFAULT}
+        assert len(between) == ("reduce_dtype=bf16" in words)
+        assert all(rank.priorities[stream] < 0 for stream in between)
         for call, widths in messages.items():
             assert [one.bytes / size for one in large if one.call == call] == [*widths]
     assert_counted(run, logs)

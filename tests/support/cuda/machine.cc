@@ -392,7 +392,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   return own->passed == own->recorded ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  machine::log("S %d cudaEventSynchronize", current);
+  machine::log("S %d cudaEventSynchronize %p", current, event);
   Event* own = reinterpret_cast<Event*>(event);
   wait_until([=] { return own->passed == own->recorded; });
   return cudaSuccess;

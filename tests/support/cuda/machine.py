@@ -11,6 +11,7 @@ import os
 import subprocess
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -59,6 +60,8 @@ class Counts:
     """Of streams that were made until the span's end; high ones are below 0."""
     peaks: list[int] = field(default_factory=list)
     """Bytes that torch had given out at most, before and after each iteration until the span's end."""
+    traffic: int = 0
+    """Bytes that kernels read and wrote, where the log has it (`tests.support.cuda.accesses`)."""
     mallocs: int = 0
     unmade: Counter[str] = field(default_factory=Counter)
     """Calls without a body in the stand-in."""
@@ -96,6 +99,16 @@ class Machine:
         env = {**os.environ, **own, **(environment or {})}
         return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
+    def train(self, plan: Path, nodes: int, *job: str) -> None:
+        """Starts what the agents of a plan's nodes start; all must end well."""
+
+        def of_node(number: int) -> subprocess.CompletedProcess[str]:
+            return self.run(WORKER, plan, str(number), *job, environment={"STANDIN_LOG": f"{self.folder}/log.{number}"})
+
+        with ThreadPoolExecutor() as together:
+            for ended in together.map(of_node, range(nodes)):
+                assert ended.returncode == 0, ended.stdout + ended.stderr
+
     def logs(self) -> list[Path]:
         """Of processes that used a GPU."""
         return [path for path in sorted(self.folder.glob("log.*")) if path.stat().st_size]
@@ -115,6 +128,8 @@ def counts(log: Path, iteration: int | None = None) -> Counts:
                     inside, micro_batch = True, ""
                 elif rest == f"end {iteration}":
                     break
+                elif rest.startswith(("r ", "w ")):
+                    found.traffic += int(rest.split()[3]) if inside else 0
                 elif rest.startswith("peak "):
                     found.peaks.append(int(rest.partition(" ")[2]))
                 elif rest.startswith(("micro ", "rest")):

@@ -29,7 +29,7 @@ constexpr size_t SIZES[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
 struct Communicator {
   std::string id;
   int ranks, rank;
-  uint64_t collectives = 0;
+  uint64_t collectives = 0, ended = 0;  // as NCCL's they run one after another, whatever streams they are on
   std::map<std::pair<int, int>, uint64_t> messages;  // by sender and receiver
 };
 
@@ -141,21 +141,29 @@ void begin(cudaStream_t stream, machine::Step step) {
     machine::submit(stream, std::move(step));
 }
 
-void log(const char* call, Communicator* own, uint64_t count, int type, int peer, cudaStream_t stream) {
-  machine::log("N %d %p %s %zu %zu ranks %d rank %d peer %d comm %s", machine::device(), stream, call, size_t(count),
-               size_t(count * SIZES[type]), own->ranks, own->rank, peer, own->id.c_str());
+struct Buffer {
+  const void* start;
+  uint64_t count;  // of numbers
+};
+
+void log(const char* call, Communicator* own, uint64_t count, int type, int peer, cudaStream_t stream, Buffer reads,
+         Buffer writes) {
+  machine::log("N %d %p %s %zu %zu ranks %d rank %d peer %d comm %s reads %p %zu writes %p %zu", machine::device(), stream,
+               call, size_t(count), size_t(count * SIZES[type]), own->ranks, own->rank, peer, own->id.c_str(), reads.start,
+               size_t(reads.count * SIZES[type]), writes.start, size_t(writes.count * SIZES[type]));
 }
 
-// What this rank gives, `count` numbers of it, and what it does with what all have given.
-int collective(const char* call, void* communicator, const void* given, uint64_t count, int type, int op,
+// What this rank gives, `count` numbers of it, where it gets some, and what it does with what all have given.
+int collective(const char* call, void* communicator, const void* given, uint64_t count, Buffer gets, int type, int op,
                cudaStream_t stream, Combine combine) {
   auto* own = static_cast<Communicator*>(communicator);
-  log(call, own, strcmp(call, "reduce_scatter") ? count : count / own->ranks, type, -1, stream);
+  log(call, own, strcmp(call, "reduce_scatter") ? count : count / own->ranks, type, -1, stream, {given, count}, gets);
   uint64_t turn = own->collectives++;
   Note note = {{}, count, type, op};
   strncpy(note.call, call, sizeof note.call - 1);
   auto sent = std::make_shared<bool>(false);
   begin(stream, [=] {
+    if (own->ended != turn) return false;
     std::string name = own->id + "." + std::to_string(turn) + ".";
     if (!*sent) put(name + std::to_string(own->rank), note, given, count * SIZES[type]), *sent = true;
     for (int rank = 0; rank < own->ranks; rank++)
@@ -165,7 +173,7 @@ int collective(const char* call, void* communicator, const void* given, uint64_t
     if (all[0].size() == count * SIZES[type]) combine(all);
     if (turn)  // who has come here has taken what came before
       unlink(path(own->id + "." + std::to_string(turn - 1) + "." + std::to_string(own->rank)).c_str());
-    return true;
+    return own->ended++, true;
   });
   return 0;
 }
@@ -220,7 +228,7 @@ int ncclGroupEnd() {
 
 int ncclSend(const void* from, size_t count, int type, int peer, void* communicator, cudaStream_t stream) {
   auto* own = static_cast<Communicator*>(communicator);
-  log("send", own, count, type, peer, stream);
+  log("send", own, count, type, peer, stream, {from, count}, {});
   uint64_t turn = own->messages[{own->rank, peer}]++;
   std::string name = own->id + ".p." + std::to_string(own->rank) + "." + std::to_string(peer) + "." + std::to_string(turn);
   auto sent = std::make_shared<bool>(false);
@@ -232,7 +240,7 @@ int ncclSend(const void* from, size_t count, int type, int peer, void* communica
 }
 int ncclRecv(void* to, size_t count, int type, int peer, void* communicator, cudaStream_t stream) {
   auto* own = static_cast<Communicator*>(communicator);
-  log("recv", own, count, type, peer, stream);
+  log("recv", own, count, type, peer, stream, {}, {to, count});
   uint64_t turn = own->messages[{peer, own->rank}]++;
   std::string name = own->id + ".p." + std::to_string(peer) + "." + std::to_string(own->rank) + "." + std::to_string(turn);
   begin(stream, [=] {
@@ -244,28 +252,29 @@ int ncclRecv(void* to, size_t count, int type, int peer, void* communicator, cud
   return 0;
 }
 int ncclAllReduce(const void* from, void* to, size_t count, int type, int op, void* communicator, cudaStream_t stream) {
-  return collective("all_reduce", communicator, from, count, type, op, stream,
+  return collective("all_reduce", communicator, from, count, {to, count}, type, op, stream,
                     [=](auto& all) { reduce(all, static_cast<char*>(to), 0, count, type, op); });
 }
 int ncclReduceScatter(const void* from, void* to, size_t count, int type, int op, void* communicator, cudaStream_t stream) {
   auto* own = static_cast<Communicator*>(communicator);
-  return collective("reduce_scatter", communicator, from, count * own->ranks, type, op, stream,
+  return collective("reduce_scatter", communicator, from, count * own->ranks, {to, count}, type, op, stream,
                     [=](auto& all) { reduce(all, static_cast<char*>(to), own->rank * count, count, type, op); });
 }
 int ncclReduce(const void* from, void* to, size_t count, int type, int op, int root, void* communicator, cudaStream_t stream) {
   auto* own = static_cast<Communicator*>(communicator);
-  return collective("reduce", communicator, from, count, type, op, stream, [=](auto& all) {
+  return collective("reduce", communicator, from, count, {to, own->rank == root ? count : 0}, type, op, stream, [=](auto& all) {
     if (own->rank == root) reduce(all, static_cast<char*>(to), 0, count, type, op);
   });
 }
 int ncclAllGather(const void* from, void* to, size_t count, int type, void* communicator, cudaStream_t stream) {
-  return collective("all_gather", communicator, from, count, type, 0, stream, [=](auto& all) {
+  auto* own = static_cast<Communicator*>(communicator);
+  return collective("all_gather", communicator, from, count, {to, count * own->ranks}, type, 0, stream, [=](auto& all) {
     for (size_t rank = 0; rank < all.size(); rank++)
       memcpy(static_cast<char*>(to) + rank * all[rank].size(), all[rank].data(), all[rank].size());
   });
 }
 int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, void* communicator, cudaStream_t stream) {
-  return collective("broadcast", communicator, from, count, type, root, stream,
+  return collective("broadcast", communicator, from, count, {to, count}, type, root, stream,
                     [=](auto& all) { memcpy(to, all[root].data(), all[root].size()); });
 }
 int ncclBcast(void* both, size_t count, int type, int root, void* communicator, cudaStream_t stream) {

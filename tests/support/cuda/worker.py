@@ -2,7 +2,8 @@
 
 Runs with the CUDA build of torch, and so has torch and numpy alone. JOB is `profile` or `doctor`; without one the ranks
 train, and the log has a mark before and after each iteration and each pass of a micro-batch. With JOB `fused` they do
-so, too, and torch.compile makes kernels with Triton, which takes longer.
+so, too, and torch.compile makes kernels with Triton, which takes longer. With JOB `watched` the log also has what each
+kernel reads and writes, and gradients are summed in several buckets.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from typing import Any
 import torch
 from torch._dynamo.backends.registry import lookup_backend
 
-from megatron_ext import worker
+from megatron_ext import train, worker
 from megatron_ext.engine import engine
 from megatron_ext.engine.executor.executor import Executor
 from megatron_ext.engine.gradients import flat
 from megatron_ext.engine.streams.streaming import StreamingEngine
+from tests.support.cuda.accesses import watched
 
 MACHINE = ctypes.CDLL(None)
 
@@ -94,6 +96,11 @@ def main(plan: str, node: str, job: str | None = None) -> int:
     for name in ("item", "tolist"):
         setattr(torch.Tensor, name, finite(getattr(torch.Tensor, name)))
     torch.backends.cudnn.enabled = False  # the stand-in has none of it: torch's own kernels take its place
+    if job == "watched":
+        job = None
+        train.Training.run = watched(train.Training.run)
+        Executor.run = watched(Executor.run)
+        engine.BUCKET_BYTES = 4096  # so that there are several
     if job == "fused":
         job = None
     else:
