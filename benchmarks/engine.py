@@ -47,7 +47,7 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.events import RECORD
-from megatron_ext.contract.models.model import LAYER_NORM
+from megatron_ext.contract.models.keys import LAYER_NORM
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.data.indexed_dataset import write_indexed

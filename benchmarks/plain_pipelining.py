@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.contenders import Switch
 from benchmarks.textbook import Block, LlamaBlock
-from megatron_ext.contract.models.model import RMS_NORM
+from megatron_ext.contract.models.keys import RMS_NORM
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.data.samples import BEGINNING, Samples

@@ -9,7 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf.schema.values.ranges import MOST_LAYERS
 from megatron_ext.contract.models.images import counted_blocks
-from megatron_ext.contract.models.model import DEPTHS, SIZES, Family, ModelConfig, family_named, family_names
+from megatron_ext.contract.models.keys import DEPTHS
+from megatron_ext.contract.models.model import SIZES, Family, ModelConfig, family_named, family_names
 
 
 def fill_sizes(model: DictConfig) -> None:

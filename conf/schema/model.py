@@ -12,21 +12,20 @@ from omegaconf import MISSING
 from conf.errors import ConfigError
 from conf.schema.config_class import config
 from conf.schema.values import ranges
-from conf.schema.values.architectures import Family, Normalization, PositionEmbedding
 from conf.schema.values.ranges import divides
 from conf.visible import plural
-from megatron_ext.contract.keys import FRACTION, Range, option, positive
+from megatron_ext.contract.keys import Range, option
+from megatron_ext.contract.models import keys
 from megatron_ext.contract.models.counts import parameter_count
 from megatron_ext.contract.models.images import ImageFamily, counted_blocks, depths_of
+from megatron_ext.contract.models.keys import DEFAULT, DEPTHS, OF_TRANSFORMERS, PositionEmbedding
 from megatron_ext.contract.models.model import (
-    DEFAULT,
-    DEPTHS,
-    OF_TRANSFORMERS,
     OPTIONS,
     SIZES,
     ModelConfig,
     families_with,
     family_named,
+    family_names,
 )
 from megatron_ext.contract.models.model import Family as Traits
 
@@ -34,92 +33,33 @@ MOST_BLOCKS = 10_000
 """Of a module."""
 
 
+class Family(StrEnum):
+    """What a model is made of, and what it learns (docs/models.md)."""
+
+    _ignore_ = "name_"
+    for name_ in family_names():
+        vars()[name_] = name_
+
+    @property
+    def summary(self) -> str:
+        """A sentence about it."""
+        return family_named(self).summary
+
+
 @config
-class Model:
+class Model(keys.Model):
     """A transformer, whose options have Megatron-LM's names and begin as GPT-2's, or a module of your own."""
 
     name: str = MISSING
     """The name of the model on pages and in messages."""
     family: Family = Family(DEFAULT)
-    layers: int = option(MISSING, Range(1, 10_000))
-    """Number of layers. With a decoder (t5, transformer, gnmt, s2vt): the encoder's. For module, resnet, vgg and
-    alexnet: the number of blocks, counted if you leave it out."""
-    hidden: int = option(MISSING, Range(1, 2**20))
-    """Width of a token's vector between layers."""
-    heads: int = option(MISSING, Range(1, 2**16))
-    """Attention heads, which share hidden."""
-    sequence_length: int = option(MISSING, Range(1, 2**24))
-    """Tokens per sample, and positions of the model. With a decoder: the encoder's. For s2vt: the frames of a video."""
-    vocab_size: int = option(MISSING, Range(1, 2**27))
-    """Tokens of the tokenizer, before padding."""
+    layers: int = MISSING
+    hidden: int = MISSING
+    heads: int = MISSING
+    sequence_length: int = MISSING
+    vocab_size: int = MISSING
     vocab_multiple: int = option(128, Range(1, 2**20))
     """The embedding has vocab_size rounded up to a multiple of this times the tensor size, as in Megatron."""
-    ffn_hidden: int | None = option(None, Range(1, 2**22))
-    """Inner width of the MLP; null: 4 times hidden."""
-    num_query_groups: int | None = option(None, Range(1, 2**16))
-    """Heads of keys and values, each shared by several query heads; null: one for each query head."""
-    kv_channels: int | None = option(None, Range(1, 2**16))
-    """Width of a head; null: hidden / heads."""
-    normalization: Normalization = Normalization.LayerNorm
-    norm_epsilon: float = option(1e-5, positive(1.0))
-    """Added to a variance before its root is taken."""
-    position_embedding_type: PositionEmbedding = PositionEmbedding.learned_absolute
-    rotary_base: float = option(10000.0, positive(1e12))
-    """With rope, the base of the angles' wavelengths."""
-    rope_scaling_factor: float | None = option(None, positive(1e6))
-    """With rope: the factor by which sequences are longer than the 8,192 tokens of Llama 3's first training."""
-    swiglu: bool = False
-    """Use a gated MLP, with a third matrix, instead of GELU."""
-    add_bias_linear: bool = True
-    """Linear layers have biases."""
-    untie_embeddings_and_output_weights: bool = False
-    """Give the head its own matrix instead of the word embedding's; for translation, the decoder too."""
-    hidden_dropout: float = option(0.0, FRACTION)
-    """Dropout after the embedding, attention and MLP."""
-    attention_dropout: float = option(0.0, FRACTION)
-    """Dropout of the attention weights."""
-    bert_binary_head: bool = True
-    """For bert: token types, and a head that predicts whether the second sentence follows the first."""
-    decoder_layers: int | None = option(None, Range(1, 10_000))
-    """For t5, transformer, gnmt and s2vt: layers of the decoder; null: as many as the encoder."""
-    decoder_sequence_length: int | None = option(None, Range(1, 2**24))
-    """For t5, transformer, gnmt and s2vt: tokens of the decoder; null: as many as the encoder."""
-    label_smoothing: float = option(0.0, FRACTION)
-    """For translation and images: label smoothing, the probability spread over all words or classes."""
-    code: str | None = None
-    """For module: FILE.py:NAME, the model to train, in a file with its loss and its data (docs/your-model.md)."""
-    capture: bool = False
-    """For module: let torch.fx cut the model into blocks, one for each layer that its forward pass calls."""
-    image_size: int | None = option(None, Range(1, 2**14))
-    """For image models: side length of the images, in pixels."""
-    channels: int = option(3, Range(1, 2**10))
-    """For image models: channels of the images, 3 for colour, 1 for grey."""
-    classes: int | None = option(None, Range(2, 2**24))
-    """For image models: number of classes."""
-    patch_size: int | None = option(None, Range(1, 2**14))
-    """For vit: side length of a patch, in pixels."""
-    class_token: bool = True
-    """For vit: the head reads a class token; otherwise the mean of all tokens."""
-    drop_path: float = option(0.0, FRACTION)
-    """For vit and t2t_vit: stochastic depth, the probability that a sample skips the last layer's attention or MLP;
-    earlier layers in proportion."""
-    width: int = option(64, Range(1, 2**14))
-    """For resnet, vgg and alexnet: channels of the first convolution; for t2t_vit: channels of tokens while they are
-    joined."""
-    depths: str | None = None
-    """For resnet and vgg: blocks of each stage, such as 3-4-6-3."""
-    embedding_width: int | None = option(None, Range(1, 2**20))
-    """For awd_lm and s2vt: width of a word's and a frame's vector; null: hidden."""
-    embedding_dropout: float = option(0.0, FRACTION)
-    """For awd_lm: the fraction of words whose vectors are 0 throughout a sample."""
-    input_dropout: float = option(0.0, FRACTION)
-    """For awd_lm: dropout of the first layer's input."""
-    output_dropout: float = option(0.0, FRACTION)
-    """For awd_lm: dropout of the last layer's output."""
-    weight_dropout: float = option(0.0, FRACTION)
-    """For awd_lm: the fraction of recurrent weights that is 0 throughout a micro-batch."""
-    features: int | None = option(None, Range(1, 2**20))
-    """For s2vt: numbers that describe a frame, such as 4096."""
 
     def __post_init__(self) -> None:
         family = self.traits
@@ -155,13 +95,9 @@ class Model:
         options: dict[str, Any] = {key: getattr(self, key, default) for key, default in OPTIONS.items()}
         if self.code is not None:
             options["code"] = ":".join((os.path.abspath(self.code_file), self.code.rpartition(":")[2]))  # noqa: PTH100
-        options.update({key: str(value) for key, value in options.items() if isinstance(value, StrEnum)})
+        options["family"] = str(self.family)
         return ModelConfig(
-            layers=self.layers,
-            hidden=self.hidden,
-            heads=self.heads,
-            sequence_length=self.sequence_length,
-            vocab_size=self.vocab_size,
+            **{key: getattr(self, key) for key in ("layers", "hidden", "heads", "sequence_length", "vocab_size")},
             padded_vocab_size=self.padded_vocab(tensor) if self.vocab_size else 0,
             **options,
         )

@@ -29,7 +29,8 @@ from data_prep.videos import prepare as videos_options
 from data_prep.videos.check import check_in_full as check_videos
 from data_prep.videos.check import described as described_videos
 from data_prep.videos.check import video_text
-from megatron_ext.contract.models.model import DEFAULT, IMAGES, PAIRS, TEXT, VIDEOS, family_named, family_names
+from megatron_ext.contract.models.keys import DEFAULT
+from megatron_ext.contract.models.model import IMAGES, PAIRS, TEXT, VIDEOS, family_named, family_names
 
 PREFIX = "path without .bin or .idx"
 FAMILIES = (DEFAULT, *(name for name in family_names() if family_named(name).masks))

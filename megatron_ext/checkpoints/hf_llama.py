@@ -10,7 +10,8 @@ from torch import Tensor
 from megatron_ext.checkpoints.hf_files import Twin
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.counts import block_parameters
-from megatron_ext.contract.models.model import RMS_NORM, ROTARY, ModelConfig
+from megatron_ext.contract.models.keys import RMS_NORM, ROTARY
+from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan_check import PlanFault, check_object
 
 _LAYER = {

@@ -31,19 +31,9 @@ from typing import (
 from megatron_ext.contract.adaptive.forecast import GOALS
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.goal import Best, Target
-from megatron_ext.contract.keys import COUNT, FRACTION, NOT_NEGATIVE, Range, Word, left_out, positive, ranges_of
-from megatron_ext.contract.models.model import (
-    DEFAULT,
-    DEPTHS,
-    LAYER_NORM,
-    OF_TRAINING,
-    POSITIONS,
-    RMS_NORM,
-    SINUSOIDAL,
-    ModelConfig,
-    family_names,
-    sizes_lacked,
-)
+from megatron_ext.contract.keys import Range, Word, left_out, ranges_of
+from megatron_ext.contract.models.keys import DEFAULT, DEPTHS
+from megatron_ext.contract.models.model import ModelConfig, family_names, sizes_lacked
 from megatron_ext.contract.schedule.schedules import NAMES
 from megatron_ext.contract.schedule.streams import PIPEDREAM, SEMANTICS
 
@@ -83,12 +73,6 @@ def _parsed_by(parse: Callable[[str], object]) -> Allowed:
 
 
 _FILE_NAME = Allowed("a file's name", lambda name: name not in ("", ".", "..") and not re.search(r"[/\0]", name))
-_COUNTS = (
-    *("hidden", "heads", "sequence_length", "vocab_size", "padded_vocab_size", "ffn_hidden", "num_query_groups"),
-    *("kv_channels", "decoder_layers", "decoder_sequence_length", "image_size", "channels", "classes", "patch_size"),
-    *("width", "embedding_width", "features"),
-)
-"""Numbers of a model that are at least 1."""
 _TEXTS: Dict[str, Allowed] = {
     "recompute": _one_of(("none", "selective", "full")),
     "reduce_dtype": _one_of(("fp32", "bf16")),
@@ -98,8 +82,6 @@ _TEXTS: Dict[str, Allowed] = {
     "elastic.choosing.by": _one_of(GOALS),
     "nodes.name": _FILE_NAME,
     "model.family": _one_of(family_names()),
-    "model.normalization": _one_of((LAYER_NORM, RMS_NORM)),
-    "model.position_embedding_type": _one_of((*POSITIONS, SINUSOIDAL)),
     "model.depths": Allowed("numbers of blocks, such as 3-4-6-3", lambda text: bool(re.fullmatch(DEPTHS, text))),
     "train.until": _parsed_by(Target.parse),
     "train.best": _parsed_by(Best.parse),
@@ -107,12 +89,6 @@ _TEXTS: Dict[str, Allowed] = {
     "rehearsal.clock": _one_of(("virtual", "anchored")),
 }
 """What a text may be by its key, without the places in lists."""
-_OF_MODEL: Dict[str, Range] = {
-    "layers": NOT_NEGATIVE,
-    **dict.fromkeys(_COUNTS, COUNT),
-    **dict.fromkeys(("norm_epsilon", "rotary_base", "rope_scaling_factor"), positive()),
-    **dict.fromkeys(OF_TRAINING, FRACTION),
-}
 
 
 def check_object(kind: Any, value: Any, key: str, whole: bool) -> None:
@@ -132,7 +108,7 @@ def check_object(kind: Any, value: Any, key: str, whole: bool) -> None:
     if whole:
         without = sizes_lacked(str(value.get("family", DEFAULT))) if kind is ModelConfig else ()
         require(value, (name for name in hints if name not in left_out(kind) and name not in without), key)
-    ranges = _OF_MODEL if kind is ModelConfig else ranges_of(kind)
+    ranges = ranges_of(kind)
     for name, hint in hints.items():
         if name in value:
             _check(hint, value[name], _joined(key, name), whole, ranges.get(name))

@@ -13,7 +13,7 @@ from typing import Any
 
 from conf.schema.values.partition import Partition
 from conf.visible import plural
-from megatron_ext.contract.models.model import DEFAULT
+from megatron_ext.contract.models.keys import DEFAULT
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from reports.facts.labels import dashed, schedule_name
 from reports.figures.page import Cell, Row, bullets, copyable, leaves, table

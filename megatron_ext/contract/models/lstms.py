@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Tuple
 
-from megatron_ext.contract.models.model import NO_POSITIONS, ModelConfig
+from megatron_ext.contract.models.keys import NO_POSITIONS
+from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.models.pieces import Parameter, Parameters, Stack
 from megatron_ext.contract.models.tokens import TokenFamily, logits_bias
 

@@ -7,115 +7,32 @@ description here.
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
+from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, about, left_out, option
+from megatron_ext.contract.models.keys import OF_TRAINING, POSITIONS, Model
 from megatron_ext.contract.models.pieces import ImageBlock, Parameters, Stack, Wire
 
-DEFAULT = "gpt"
-"""The family of a model that names none."""
 TEXT, PAIRS, IMAGES, VIDEOS = "text", "pairs", "images", "videos"
 """What a family learns from."""
-LAYER_NORM, RMS_NORM = "LayerNorm", "RMSNorm"
-LEARNED, ROTARY, NO_POSITIONS, SINUSOIDAL = "learned_absolute", "rope", "none", "sinusoidal"
-POSITIONS = (LEARNED, ROTARY, NO_POSITIONS)
-OF_TRANSFORMERS = (
-    *("ffn_hidden", "num_query_groups", "kv_channels", "normalization", "norm_epsilon", "swiglu", "add_bias_linear"),
-    "attention_dropout",
-)
-"""Options that families of LSTMs do not have."""
-OF_TRAINING = (
-    *("hidden_dropout", "attention_dropout", "drop_path", "label_smoothing"),
-    *("embedding_dropout", "input_dropout", "output_dropout", "weight_dropout"),
-)
-"""Options that training may change on the way."""
 SIZES = ("hidden", "heads", "sequence_length", "vocab_size", "padded_vocab_size")
 """Sizes of a transformer over tokens. A family that lacks some of them has 0 there, and none in a plan."""
-DEPTHS = r"[1-9][0-9]{0,3}(-[1-9][0-9]{0,3}){0,4}"
-"""A regular expression for `depths`: of one to five stages."""
 TOKEN_TYPES = 2
 """Of BERT with a binary head: which of two sentences a token belongs to."""
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """A model of one of the families. The options are Megatron-LM's, and begin as GPT-2's."""
+class ModelConfig(Model):
+    """What a plan says of a model: the keys with what a launch has found."""
 
-    layers: int
-    """With a decoder, the encoder's; where all blocks are counted, their number."""
-    hidden: int
-    heads: int
-    """Of gnmt 1: its attention has one. Of awd_lm and s2vt 1: they have no attention."""
-    sequence_length: int
-    """With a decoder, the encoder's. Of s2vt, the frames of a video that it sees."""
-    vocab_size: int
-    padded_vocab_size: int
-    family: str = DEFAULT
-    ffn_hidden: Optional[int] = None
-    """Inner width of the MLP; None: 4 times the hidden size."""
-    num_query_groups: Optional[int] = None
-    """Heads of keys and values, each shared by as many query heads; None: one for each (Ainslie et al. 2023)."""
-    kv_channels: Optional[int] = None
-    """Width of a head; None: hidden / heads."""
-    normalization: str = LAYER_NORM
-    norm_epsilon: float = 1e-5
-    position_embedding_type: str = LEARNED
-    rotary_base: float = 10000.0
-    rope_scaling_factor: Optional[float] = None
-    """How much longer sequences are than those of 8,192 tokens that Llama 3 was first trained with."""
-    swiglu: bool = False
-    """An MLP with a gate (Shazeer 2020) instead of GELU."""
-    add_bias_linear: bool = True
-    untie_embeddings_and_output_weights: bool = False
-    hidden_dropout: float = 0.0
-    """The part of an embedding's, an attention's and an MLP's results that training drops."""
-    attention_dropout: float = 0.0
-    """The part of the attention's weights that training drops."""
-    bert_binary_head: bool = True
-    """Of bert: token types, and a head that says whether the second sentence follows the first."""
-    decoder_layers: Optional[int] = None
-    """Of families with a decoder; None: as many as the encoder has."""
-    decoder_sequence_length: Optional[int] = None
-    """Of families with a decoder; None: the encoder's."""
-    label_smoothing: float = 0.0
-    """Of translation and images: the part of a label's probability that is shared out to all words or classes."""
-    code: Optional[str] = None
-    """Of a module: `FILE.py:NAME`, the file's path being absolute."""
+    layers: int = field(metadata=about(NOT_NEGATIVE))
+    padded_vocab_size: int = option(0, COUNT, written=True)
     code_digest: Optional[str] = None
-    """SHA-256 of the file when the run was launched."""
-    capture: bool = False
-    """Of a module: whether torch.fx cuts it into blocks."""
-    image_size: Optional[int] = None
-    """Of images: pixels of a side."""
-    channels: int = 3
-    """Of images."""
-    classes: Optional[int] = None
-    """Of images."""
-    patch_size: Optional[int] = None
-    """Of vit: pixels of a patch's side."""
-    class_token: bool = True
-    """Of vit: the head sees a token of its own; else the mean of all."""
-    drop_path: float = 0.0
-    """Of vit and t2t_vit: how often a sample skips the last layer's attention or MLP; earlier layers in proportion."""
-    width: int = 64
-    """Of resnet, vgg and alexnet: channels of the first convolution; of t2t_vit: of tokens while they are joined."""
-    depths: Optional[str] = None
-    """Of resnet and vgg: blocks of each stage, `3-4-6-3`."""
-    embedding_width: Optional[int] = None
-    """Of awd_lm and s2vt: width of a word's vector, and of a frame's; None: hidden."""
-    embedding_dropout: float = 0.0
-    """Of awd_lm: the part of the vocabulary whose vectors are 0 throughout a sample."""
-    input_dropout: float = 0.0
-    """Of awd_lm: as hidden_dropout, of what goes into the first layer."""
-    output_dropout: float = 0.0
-    """Of awd_lm: as hidden_dropout, of what leaves the last layer."""
-    weight_dropout: float = 0.0
-    """Of awd_lm: the part of the weights between an LSTM's steps that is 0 throughout a micro-batch."""
-    features: Optional[int] = None
-    """Of s2vt: numbers that describe a frame."""
+    """SHA-256 of the file of `code` when the run was launched."""
 
     @property
     def traits(self) -> Family:
@@ -251,7 +168,7 @@ class ModelConfig:
         return {key: value for key, value in options.items() if value != OPTIONS[key]}
 
 
-OPTIONS = {field.name: field.default for field in fields(ModelConfig) if field.default is not MISSING}
+OPTIONS = left_out(ModelConfig)
 """As they are for GPT-2."""
 
 

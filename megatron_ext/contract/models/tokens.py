@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Tuple
 
-from megatron_ext.contract.models.model import LAYER_NORM, LEARNED, ROTARY, Family, ModelConfig
+from megatron_ext.contract.models.keys import LAYER_NORM, LEARNED, ROTARY
+from megatron_ext.contract.models.model import Family, ModelConfig
 from megatron_ext.contract.models.pieces import Parameter, Parameters, Stack, Wire, linear_parameters
 
 ONCE = ("pooler.", "binary.")

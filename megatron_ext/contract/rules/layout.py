@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.models.model import DEFAULT, family_named
+from megatron_ext.contract.models.keys import DEFAULT
+from megatron_ext.contract.models.model import family_named
 from megatron_ext.contract.plan_check import GRID, Faults, Rules, Values
 
 

@@ -6,15 +6,8 @@ import json
 import math
 
 from megatron_ext.contract.layout import lcm
-from megatron_ext.contract.models.model import (
-    DEFAULT,
-    IMAGES,
-    OF_TRANSFORMERS,
-    OPTIONS,
-    Family,
-    families_with,
-    family_named,
-)
+from megatron_ext.contract.models.keys import DEFAULT, OF_TRANSFORMERS
+from megatron_ext.contract.models.model import IMAGES, OPTIONS, Family, families_with, family_named
 from megatron_ext.contract.plan_check import Faults, Rules, Values
 from megatron_ext.contract.train_config import COSINE, DECAYING, EVALUATING, EXPONENTIAL, NOAM, ONLY_WITH, STEP
 from megatron_ext.contract.train_config import OPTIONS as OPTIONS_OF_TRAINING

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Dict
 
 from megatron_ext.contract.goal import OF_TRANSLATION
-from megatron_ext.contract.models.model import PAIRS, SINUSOIDAL, ModelConfig
+from megatron_ext.contract.models.keys import SINUSOIDAL
+from megatron_ext.contract.models.model import PAIRS, ModelConfig
 from megatron_ext.contract.models.tokens import TransformerFamily
 
 

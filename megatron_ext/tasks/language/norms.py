@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from megatron_ext.contract.models.model import RMS_NORM, ModelConfig
+from megatron_ext.contract.models.keys import RMS_NORM
+from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 
 FUSED = hasattr(torch.ops.aten, "_fused_rms_norm")

@@ -13,7 +13,8 @@ from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint
 
 from megatron_ext.contract.models.counts import block_parameters
-from megatron_ext.contract.models.model import ROTARY, SINUSOIDAL, ModelConfig
+from megatron_ext.contract.models.keys import ROTARY, SINUSOIDAL
+from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.models.pieces import Stack
 from megatron_ext.parallel.fused import Fused
 from megatron_ext.parallel.tensor_parallel import TensorGroup, numbers, vocab_embedding

@@ -20,7 +20,7 @@ from conf.schema.experiment import (
     Recompute,
     Schedule,
 )
-from conf.schema.values.architectures import Family
+from conf.schema.model import Family
 from conf.schema.values.links import PairLink
 from fasop.costs.allowance import communicator_bytes, context_bytes
 from fasop.costs.hardware import Factors, NodeKind
