@@ -13,9 +13,11 @@ from conf.reading.own_folders import SHIPPED, SUFFIX, path_of
 from conf.reading.values import Parser, option, whole
 from conf.schema.experiment import Model
 from launch.errors import LaunchError
-from launch.init.hf_models import from_hf
 from launch.init.yaml_text import model_text
 from megatron_ext.contract.files import read_regular_text
+from megatron_ext.contract.models.hf_config import HfConfig, HfConfigError
+from megatron_ext.contract.models.keys import DEFAULT
+from megatron_ext.contract.models.model import family_named, family_names
 
 CONFIG = "config.json"
 MOST_BYTES = 2**24
@@ -32,11 +34,11 @@ def main(argv: Sequence[str]) -> int:
     named = file.resolve().parent.name if file.name == CONFIG else file.stem
     name = checked_name(arguments.name or named)
     paths = {"model": free_path(name, "model", arguments.force)}
-    found = from_hf(str(file), _content(file), arguments.sequence_length)
-    text = model_text(name, found.values, str(file), found.notes)
+    values, notes = from_hf(str(file), _content(file), arguments.sequence_length)
+    text = model_text(name, values, str(file), notes)
     model = _checked(name, text)
     write_all(paths, {"model": text})
-    for note in found.notes:
+    for note in notes:
         print(f"# {note}")
     print(f"written: {paths['model']}: {model.family}, {model.parameters():,} parameters")
     print(f"\nnext:\n  tdpp search experiment=mine model={name}")
@@ -127,3 +129,33 @@ def write_all(paths: Mapping[str, Path], texts: Mapping[str, str]) -> None:
             write_whole(path, texts[group])
         except OSError as error:
             raise LaunchError(f"cannot write {path}: {error.strerror}") from error
+
+
+def from_hf(path: str, content: object, sequence_length: int | None = None) -> tuple[dict[str, object], list[str]]:
+    """The keys of the model that a config.json describes, and notes on what is different here.
+
+    Sequences have this length, or that of the longest ones the model knows.
+
+    Raises:
+        LaunchError: no family here is that model; the message names the key, its value and why.
+    """
+    if not isinstance(content, dict):
+        raise LaunchError(f"{path}: must be a JSON object, as Hugging Face's config.json is")
+    kind = content.get("model_type")
+    by_type = {each: family_named(name) for name in family_names() for each in family_named(name).model_types}
+    if not isinstance(kind, str) or kind not in by_type:
+        raise LaunchError(
+            f"{path}: model_type={json.dumps(kind)}: tdpp has no such model family; it imports "
+            f"{', '.join(by_type)}. docs/your-model.md shows how to train a module of your own"
+        )
+    config = HfConfig(path, content, sequence_length)
+    family = by_type[kind]
+    try:
+        config.must("is_encoder_decoder", family.decoder, "the model has another architecture than tdpp's")
+        config.must("add_cross_attention", False, "tdpp has no cross-attention to another model")
+        values = family.from_hf(config)
+    except HfConfigError as error:
+        raise LaunchError(str(error)) from error
+    if sequence_length is not None and "sequence_length" not in values:
+        raise LaunchError(f"--sequence-length {sequence_length}: a {kind} has no sequences; leave it out")
+    return {**({} if family.name == DEFAULT else {"family": family.name}), **values}, config.notes

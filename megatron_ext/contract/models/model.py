@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
 from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, about, left_out, option
+from megatron_ext.contract.models.hf_config import HfConfig
 from megatron_ext.contract.models.keys import OF_TRAINING, POSITIONS, Model
 from megatron_ext.contract.models.pieces import ImageBlock, Parameters, Stack, Wire
 
@@ -183,6 +184,8 @@ class Family:
     """What it is made of and what it learns, in a sentence of docs/reference.md."""
     order = 100
     """Its place in lists of families."""
+    model_types: Tuple[str, ...] = ()
+    """The `model_type`s of Hugging Face's config.json that `from_hf` reads."""
 
     learns = TEXT
     running_text = False
@@ -299,6 +302,10 @@ class Family:
     def attention_operations(self, model: ModelConfig, kind: str) -> int:
         """Of these, those of attention's scores and of their product with the values."""
         return 0
+
+    def from_hf(self, config: HfConfig) -> Dict[str, object]:
+        """The keys of `model` other than `family`, without those that are as usual."""
+        raise NotImplementedError
 
 
 @lru_cache(maxsize=None)

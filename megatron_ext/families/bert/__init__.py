@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Dict
+
+from megatron_ext.contract.models.hf_config import TANH_GELU, HfConfig
 from megatron_ext.contract.models.model import TOKEN_TYPES, ModelConfig
 from megatron_ext.contract.models.pieces import Parameter, Parameters
 from megatron_ext.contract.models.tokens import TransformerFamily, logits_bias, norm
@@ -11,6 +14,7 @@ class _Bert(TransformerFamily):
     name = "bert"
     summary = "An encoder that predicts masked tokens, and whether two sentences follow each other."
     order = 2
+    model_types = ("bert",)
     masking_ngram = 3
     metrics = ("loss",)
     options = (*TransformerFamily.options, "bert_binary_head")
@@ -33,6 +37,20 @@ class _Bert(TransformerFamily):
             found["binary.weight"] = Parameter((2, model.hidden))
             found["binary.bias"] = Parameter((2,))
         return found
+
+    def from_hf(self, config: HfConfig) -> Dict[str, object]:
+        config.must("hidden_act", ("gelu", *TANH_GELU), "an MLP here has GELU")
+        config.must("position_embedding_type", "absolute", "tdpp's BERT uses learned positions")
+        config.must("type_vocab_size", 2, "tdpp's BERT has two token types")
+        config.must("is_decoder", False, "tdpp's BERT is an encoder")
+        config.notes.append("As in Megatron-LM, norms come before attention and MLP (in Hugging Face's after them),")
+        config.notes.append("and GELU uses tanh. Sizes and parameters are the same; checkpoints cannot be exchanged.")
+        return {
+            **config.encoder(),
+            "sequence_length": config.length(config.size("max_position_embeddings", 512)),
+            "vocab_size": config.size("vocab_size"),
+            **config.untied(True),
+        }
 
 
 FAMILY = _Bert()

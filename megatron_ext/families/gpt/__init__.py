@@ -2,16 +2,121 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any, Dict, Mapping
+
+from megatron_ext.contract.models.hf_config import TANH_GELU, HfConfig, dropouts, unless
 from megatron_ext.contract.models.tokens import TransformerFamily
+
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""The scaled rotary embedding that the engine computes."""
 
 
 class _Gpt(TransformerFamily):
     name = "gpt"
     summary = "A decoder that predicts the next token; with Llama's options, a Llama."
     order = 1
+    model_types = ("gpt2", "llama", "mistral")
     running_text = True
     metrics = ("loss", "perplexity")
     megatron_lm = True
+
+    def from_hf(self, config: HfConfig) -> Dict[str, object]:
+        if config.kind == "gpt2":
+            return _gpt2(config)
+        if config.kind == "mistral":
+            config.must("attention_bias", False, "a Mistral has no biases")
+        values = _llama(config)
+        if config.kind == "mistral":
+            _check_window(config, values["sequence_length"])
+        return values
+
+
+def _gpt2(config: HfConfig) -> Dict[str, object]:
+    config.must("activation_function", TANH_GELU, "the MLP of tdpp's GPT uses the tanh GELU")
+    config.must("scale_attn_weights", True, "tdpp always scales attention by the width of a head")
+    config.must("scale_attn_by_inverse_layer_idx", False, "tdpp scales attention alike in all layers")
+    dropout = config.number("resid_pdrop", 0.1)
+    if (embedding := config.number("embd_pdrop", 0.1)) != dropout:
+        raise config.refuse(
+            "embd_pdrop", embedding, f"tdpp uses one dropout for embeddings and layers, resid_pdrop={dropout:g}"
+        )
+    hidden = config.size("n_embd")
+    inner = config.size("n_inner", 4 * hidden)
+    return {
+        "layers": config.size("n_layer"),
+        "hidden": hidden,
+        "heads": config.size("n_head"),
+        "sequence_length": config.length(config.size("n_positions", config.content.get("n_ctx", 1024))),
+        "vocab_size": config.size("vocab_size"),
+        **unless({"ffn_hidden": inner}, ffn_hidden=4 * hidden),
+        **unless({"norm_epsilon": config.number("layer_norm_epsilon", 1e-5)}, norm_epsilon=1e-5),
+        **config.untied(True),
+        **dropouts(dropout, config.number("attn_pdrop", 0.1)),
+    }
+
+
+def _llama(config: HfConfig) -> Dict[str, object]:
+    config.must("hidden_act", "silu", "tdpp's gated MLP uses SiLU")
+    config.must("pretraining_tp", 1, "tdpp does not split matrix products")
+    bias = config.flag("attention_bias", False)
+    config.must("mlp_bias", bias, f"all or no linear layers have biases in tdpp, and attention_bias={json.dumps(bias)}")
+    config.must("partial_rotary_factor", 1.0, "tdpp's rotary positions rotate the whole head")
+    rope = config.table("rope_parameters")  # where transformers 5 keeps base and scaling
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    width = config.given("head_dim", None)
+    return {
+        "layers": config.size("num_hidden_layers"),
+        "hidden": hidden,
+        "heads": heads,
+        **unless({"num_query_groups": config.size("num_key_value_heads", heads)}, num_query_groups=heads),
+        **({} if width is None or width * heads == hidden else {"kv_channels": config.size("head_dim")}),
+        "ffn_hidden": config.size("intermediate_size"),
+        "sequence_length": config.length(config.size("max_position_embeddings", 2048)),
+        "vocab_size": config.size("vocab_size"),
+        "normalization": "RMSNorm",
+        "norm_epsilon": config.number("rms_norm_eps", 1e-6),
+        "position_embedding_type": "rope",
+        "rotary_base": config.number("rope_theta", rope.get("rope_theta", 10000.0)),
+        **_scaling(config, rope),
+        "swiglu": True,
+        **({} if bias else {"add_bias_linear": False}),
+        **config.untied(False),
+        **dropouts(0.0, config.number("attention_dropout", 0.0)),
+    }
+
+
+def _check_window(config: HfConfig, length: object) -> None:
+    """Refuses a window unless no token of a sequence looks beyond it."""
+    if config.content.get("sliding_window", 4096) is None:
+        return
+    window = config.size("sliding_window", 4096)
+    if isinstance(length, int) and window < length:
+        raise config.refuse(
+            "sliding_window",
+            window,
+            f"tdpp has no sliding-window attention, which sequences of {length} tokens need; --sequence-length "
+            f"{window} fits into the window",
+        )
+
+
+def _scaling(config: HfConfig, rope: Mapping[str, Any]) -> Dict[str, object]:
+    key = "rope_scaling" if config.content.get("rope_scaling") else "rope_parameters"
+    scaling = config.table("rope_scaling") or rope
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "default":
+        return {}
+    other = {name: scaling.get(name) for name, value in LLAMA3.items() if scaling.get(name, value) != value}
+    if kind != "llama3" or other:
+        wrong = other or {"rope_type": kind}
+        expected = LLAMA3 if other else {"rope_type": "llama3"}
+        name = next(iter(wrong))
+        why = f"tdpp scales rotary positions only as Llama 3 does, with {name}={json.dumps(expected[name])}"
+        raise config.refuse(f"{key}.{name}", wrong[name], why)
+    factor = scaling.get("factor")
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)):
+        raise config.refuse(f"{key}.factor", factor, "must be a number")
+    return {"rope_scaling_factor": float(factor)}
 
 
 FAMILY = _Gpt()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Tuple
+from typing import Dict, Tuple
 
+from megatron_ext.contract.models.hf_config import HfConfig, unless
 from megatron_ext.contract.models.images import (
     ImageFamily,
     classes_of,
@@ -25,6 +26,7 @@ class _ResNet(ImageFamily):
     name = "resnet"
     summary = "Bottlenecks of convolutions with batch norms, such as ResNet-50."
     order = 10
+    model_types = ("resnet",)
     pipedream_layers = ("Conv2d", "Linear")
     pipedream_kernel = 2
     needs = (*ImageFamily.needs, "depths")
@@ -49,6 +51,29 @@ class _ResNet(ImageFamily):
                 channels, side = block.gives[:2]
         head = linear("linear", channels, classes_of(model))
         return (*blocks, ImageBlock("head", "head", head, channels * classes_of(model), (classes_of(model),)))
+
+    def from_hf(self, config: HfConfig) -> Dict[str, object]:
+        config.must("layer_type", "bottleneck", "tdpp's ResNet has bottleneck blocks")
+        config.must("hidden_act", "relu", "tdpp's ResNet uses ReLU")
+        config.must("downsample_in_first_stage", False, "the first stage of tdpp's ResNet does not downsample")
+        config.must(
+            "downsample_in_bottleneck", False, "tdpp's ResNet downsamples in the 3 x 3 convolution of a bottleneck"
+        )
+        width, depths = config.size("embedding_size", 64), config.given("depths", [3, 4, 6, 3])
+        if not isinstance(depths, list) or not all(type(depth) is int and depth > 0 for depth in depths):
+            raise config.refuse("depths", depths, "must be a list of whole numbers of at least 1")
+        widths = config.given("hidden_sizes", [256, 512, 1024, 2048])
+        expected = [4 * width * 2**stage for stage in range(len(depths))]
+        if widths != expected:
+            raise config.refuse("hidden_sizes", widths, f"in tdpp they follow from embedding_size={width}: {expected}")
+        config.notes.append("config.json gives no image size; model.image_size may be changed.")
+        return {
+            "depths": "-".join(map(str, depths)),
+            **unless({"width": width}, width=64),
+            "image_size": 224,
+            **unless({"channels": config.size("num_channels", 3)}, channels=3),
+            "classes": config.classes(),
+        }
 
 
 def _bottleneck(name: str, inputs: int, inner: int, side: int, stride: int) -> ImageBlock:

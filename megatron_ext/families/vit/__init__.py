@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Tuple
+from typing import Dict, Tuple
 
+from megatron_ext.contract.models.hf_config import HfConfig, unless
 from megatron_ext.contract.models.images import VisionTransformerFamily, encoder
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.models.pieces import ImageBlock, Shapes
@@ -13,6 +14,7 @@ class _Vit(VisionTransformerFamily):
     name = "vit"
     summary = "A transformer over the patches of an image that classifies it (docs/images.md), like the next four."
     order = 8
+    model_types = ("vit",)
     needs = (*VisionTransformerFamily.needs, "patch_size")
     options = (*VisionTransformerFamily.options, "patch_size", "class_token")
 
@@ -40,6 +42,17 @@ class _Vit(VisionTransformerFamily):
             False,
         )
         return (first, *encoder(model, tokens, qkv_bias=True))
+
+    def from_hf(self, config: HfConfig) -> Dict[str, object]:
+        config.must("hidden_act", "gelu", "the MLP of tdpp's ViT uses GELU")
+        config.must("qkv_bias", True, "the attention of tdpp's ViT has biases")
+        return {
+            **config.encoder(),
+            "image_size": config.size("image_size", 224),
+            "patch_size": config.size("patch_size", 16),
+            **unless({"channels": config.size("num_channels", 3)}, channels=3),
+            "classes": config.classes(),
+        }
 
 
 FAMILY = _Vit()

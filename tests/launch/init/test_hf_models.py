@@ -12,8 +12,8 @@ from conf import compose as composing_module
 from conf.compose import compose_unchecked, to_object
 from conf.schema.experiment import Model
 from launch import cli
+from launch.commands.init_model import from_hf
 from launch.errors import LaunchError
-from launch.init.hf_models import from_hf
 from tests.support.composing import COMPOSED
 
 torch = pytest.importorskip("torch")
