@@ -22,7 +22,6 @@ from omegaconf.errors import (
 from conf import hydra_files
 from conf.blocks_of_module import count_blocks
 from conf.errors import CompositionError, ConfigError
-from conf.family_sizes import fill_sizes
 from conf.foreign_files import expanded
 from conf.hydra_errors import COMPOSING, message, unknown_key
 from conf.hydra_files import hydra_session
@@ -36,6 +35,10 @@ from conf.run_folder.run_files import unreadable
 from conf.schema.experiment import Experiment
 from conf.schema.model import Model
 from conf.schema.train import LENGTHS
+from conf.schema.values.ranges import MOST_LAYERS
+from megatron_ext.contract.models.images import counted_blocks
+from megatron_ext.contract.models.keys import DEPTHS
+from megatron_ext.contract.models.model import SIZES, Family, ModelConfig, family_named, family_names
 
 T = TypeVar("T")
 _LACKING = re.compile(r"Missing mandatory value: (?P<key>[\w.]+)")
@@ -245,3 +248,31 @@ def choose_length(cfg: DictConfig, words: Sequence[str]) -> None:
 
 def _given(train: DictConfig, key: str) -> bool:
     return not OmegaConf.is_missing(train, key) and train.get(key) is not None
+
+
+def fill_sizes(model: DictConfig) -> None:
+    """Sets sizes that the model's family does not have to 0, and `layers` where its blocks follow from other keys.
+
+    Only what has no value yet; what is wrong with the other keys is for the schema to say.
+    """
+    name = str(model.get("family")).removeprefix("Family.")
+    if name not in family_names():
+        return
+    family = family_named(name)
+    for key in family.lacks:
+        if OmegaConf.is_missing(model, key):
+            model[key] = 0
+    if family.counts_all and not family.user_code and OmegaConf.is_missing(model, "layers"):
+        model.layers = _count(family, model)
+
+
+def _count(family: Family, model: DictConfig) -> int:
+    """Its blocks; 1 where they cannot be counted, for a key is missing or wrong."""
+    keys = (*family.needs, "channels", "width")
+    depths = str(model.depths or "1")
+    if any(model.get(key) is None for key in keys) or not re.fullmatch(DEPTHS, depths):
+        return 1
+    if sum(map(int, depths.split("-"))) > MOST_LAYERS:
+        return 1
+    sizes: dict[str, Any] = dict.fromkeys(("layers", *SIZES), 0)
+    return len(counted_blocks(ModelConfig(family=family.name, **sizes, **{key: model[key] for key in keys})))

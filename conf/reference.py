@@ -1,4 +1,5 @@
-"""Every key of a configuration, with its meaning, values, default and rule, as the schema has them.
+"""Every key of a configuration, with its meaning, values, default and rule, as the schema has them, and what a word on
+the command line may become.
 
 `python -m conf.reference` prints docs/reference.md; `tdpp config` shows the same in a terminal.
 """
@@ -9,7 +10,7 @@ import ast
 import dataclasses
 import inspect
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -17,8 +18,10 @@ from itertools import pairwise
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from omegaconf import MISSING
+from omegaconf import MISSING, DictConfig, OmegaConf
 
+from conf.compose import compose_unchecked
+from conf.errors import ConfigError
 from conf.reading.own_folders import groups
 from conf.reading.user_files import choices
 from conf.schema.experiment import Experiment
@@ -26,6 +29,8 @@ from megatron_ext.contract.keys import ranges_of
 
 _NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 _PLURALS = {str: "texts", Any: "tables"}
+_ALONE = {"gpu"}
+"""Groups that are chosen for a place: gpu@cluster.gpus.NAME."""
 _NEEDED = "must be given"
 _EMPTY = "empty"
 _ANY_NAME = "*"
@@ -247,6 +252,53 @@ def _lowered(text: str) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def candidates(word: str, others: Sequence[str]) -> list[str]:
+    """Whole words that begin with `word`; `others` are those before it.
+
+    What can be gone on with ends with `=` or a dot.
+    """
+    key = word.lstrip("+~")
+    before = word[: len(word) - len(key)]
+    key, equals, value = key.partition("=")
+    if not equals:
+        names = [f"{group}=" for group in sorted(groups() - _ALONE)] if "." not in key else []
+        found = [*names, *_keys(key, others)]
+        return [before + name for name in dict.fromkeys(found) if name.startswith(key)]
+    several, comma, last = value.rpartition(",")
+    return [f"{before}{key}={several}{comma}{one}" for one in _possible_values(key, others) if one.startswith(last)]
+
+
+def _possible_values(key: str, others: Sequence[str]) -> list[str]:
+    """The values of a group or key; none of one that takes any number or text."""
+    group = key.partition("@")[0]
+    if group in groups():
+        return choices(group, others)
+    kind: Any = Experiment
+    for part in key.split("."):
+        if dataclasses.is_dataclass(kind):
+            kind = get_type_hints(kind).get(part)
+        else:
+            kind = get_args(kind)[1] if get_origin(kind) is dict else None
+        if get_origin(kind) in (UnionType, Union):
+            kind = next(one for one in get_args(kind) if one is not type(None))
+    if kind is bool:
+        return ["true", "false"]
+    return [str(one.value) for one in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
+
+
+def _keys(key: str, others: Sequence[str]) -> list[str]:
+    """Those of the part of the configuration that `key` leads into, as the other words make it."""
+    try:
+        cfg = compose_unchecked(others)
+    except ConfigError:  # the other words are not finished yet, either
+        cfg = compose_unchecked()
+    parent, dot, _ = key.rpartition(".")
+    node = OmegaConf.select(cfg, parent) if parent else cfg
+    if not isinstance(node, DictConfig):
+        return []
+    return [f"{parent}{dot}{name!s}{'.' if OmegaConf.is_dict(node._get_node(name)) else '='}" for name in node]
 
 
 if __name__ == "__main__":

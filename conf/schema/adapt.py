@@ -6,8 +6,8 @@ from dataclasses import fields
 from enum import StrEnum
 
 from conf.errors import ConfigError
-from conf.schema.config_class import config
 from conf.schema.values import ranges
+from conf.schema.values.ranges import config
 from megatron_ext.contract.adaptive import config as contract
 from megatron_ext.contract.adaptive.config import AdaptConfig, LrScaling, Rule
 from megatron_ext.contract.keys import COUNT, Range, from_0, option

@@ -12,8 +12,8 @@ from omegaconf import MISSING
 
 from conf.errors import ConfigError
 from conf.reading.own_folders import is_file
-from conf.schema.config_class import config
 from conf.schema.values import links, ranges, sbatch
+from conf.schema.values.ranges import config
 from megatron_ext.contract.keys import Range, from_0, option, positive
 from megatron_ext.contract.worker import NODE_RANK, START, TOKEN
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from conf.errors import ConfigError
 from conf.schema.cluster import Cluster
-from conf.schema.config_class import config
+from conf.schema.values.ranges import config
 
 IMAGE_SUFFIX = {"enroot": ".sqsh", "pyxis": ".sqsh", "apptainer": ".sif"}
 """The ending of an image file, by container kind; docker takes none."""

@@ -6,7 +6,7 @@ from dataclasses import field
 from enum import StrEnum
 
 from conf.errors import ConfigError
-from conf.schema.config_class import config
+from conf.schema.values.ranges import config
 
 
 class EngineKind(StrEnum):

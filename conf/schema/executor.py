@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from conf.errors import ConfigError
-from conf.schema.config_class import config
 from conf.schema.values import ranges
+from conf.schema.values.ranges import config
 from megatron_ext.contract.keys import Range, between, option, positive
 
 MOST_RANKS = 1024

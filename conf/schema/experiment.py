@@ -15,7 +15,6 @@ from conf.errors import ConfigError
 from conf.schema import containers
 from conf.schema.adapt import Adapt, Elastic
 from conf.schema.cluster import Cluster, Gpu, NodeGroup
-from conf.schema.config_class import config
 from conf.schema.containers import Container, ContainerKind
 from conf.schema.data import Augment, Corpus, Data
 from conf.schema.engine import Engine, EngineKind
@@ -23,10 +22,11 @@ from conf.schema.executor import Executor, ExecutorKind, Het, Rehearse
 from conf.schema.model import Model
 from conf.schema.parallel import Parallel
 from conf.schema.profile import Notify, Profile, Tracker
-from conf.schema.rules import adaptation, execution, families, megatron_lm, overlapping, pipedream, placement, training
+from conf.schema.rules import adaptation, execution, placement, training
 from conf.schema.train import Precision, Train
 from conf.schema.values import ranges
 from conf.schema.values.partition import NodeOrder, Partition
+from conf.schema.values.ranges import config
 from conf.schema.values.schedules import Recompute, ReduceDtype, Schedule
 from megatron_ext.contract.keys import Range, from_0, option
 
@@ -121,26 +121,26 @@ class Experiment:
         placement.check_nodes(order, self.cluster, self.executor)
         ranks = self.ranks_per_node()
         placement.check_ranks(self.parallel, order, self.cluster, self.executor, ranks, self._keeps_rules)
-        families.check_measured(self.model, self.parallel, self.engine, self.executor)
-        families.check_recompute(self.model, self.parallel)
-        families.check_images(self.model, self.data, self.parallel)
-        families.check_bucketing(self.model, self.data)
+        training.check_measured(self.model, self.parallel, self.engine, self.executor)
+        training.check_recompute(self.model, self.parallel)
+        training.check_images(self.model, self.data, self.parallel)
+        training.check_bucketing(self.model, self.data)
         placement.check_tensor_groups(self.parallel, self.model, self.cluster, order.groups, ranks)
-        families.check_compile(self.train, self.parallel)
-        overlapping.check(self.parallel, self.train, self.engine, self.adapt)
+        training.check_compile(self.train, self.parallel)
+        training.check_overlap(self.parallel, self.train, self.engine, self.adapt)
         adaptation.check_gpu_streams(self.parallel, self.adapt, self.train, self.engine)
         if self.parallel.stream is not None:
-            pipedream.check(self.partition, self.model)
+            placement.check_pipedream(self.partition, self.model)
         training.check(self.train, self.model, self.data, self.executor)
         self.price_per_hour()
         if self.sweep_metric == "cost":
             execution.check_cost(self.unpriced)
         containers.check_environment(self.container.kind, self.cluster, order.groups)
         if self.engine.kind is EngineKind.megatron_lm:
-            megatron_lm.can_run(
+            execution.check_megatron_lm(
                 self.model, self.parallel, self.train, self.cluster, order.groups, self.executor.rehearse
             )
-            megatron_lm.check_log(self.log)
+            execution.check_megatron_lm_log(self.log)
         execution.check_rehearsal(self.executor)
         execution.check_time(self.executor, self.cluster, order.groups)
         adaptation.check(self.adapt, self.parallel, self.train, self.engine, self.executor)
@@ -174,7 +174,7 @@ class Experiment:
     @property
     def overlaps_optimizer(self) -> bool:
         """Whether weights are updated while later gradients are still summed."""
-        return overlapping.overlaps(self.parallel, self.train, self.engine, self.adapt)
+        return training.overlaps(self.parallel, self.train, self.engine, self.adapt)
 
     @property
     def node_order(self) -> NodeOrder:

@@ -10,9 +10,8 @@ from typing import Any
 from omegaconf import MISSING
 
 from conf.errors import ConfigError
-from conf.schema.config_class import config
 from conf.schema.values import ranges
-from conf.schema.values.ranges import divides
+from conf.schema.values.ranges import config, divides
 from conf.visible import plural
 from megatron_ext.contract.keys import Range, option
 from megatron_ext.contract.models import keys

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import MISSING
 
 from conf.errors import ConfigError
-from conf.schema.config_class import config
 from conf.schema.values import ranges, streams
 from conf.schema.values.partition import Shares, numbers_in, run_length_text
+from conf.schema.values.ranges import config
 from conf.schema.values.schedules import Recompute, ReduceDtype, Schedule, Semantics
 from conf.schema.values.streams import check_depth, depth_in
 from conf.visible import plural

@@ -7,8 +7,8 @@ import shlex
 from enum import StrEnum
 
 from conf.errors import ConfigError
-from conf.schema.config_class import config
 from conf.schema.values import ranges
+from conf.schema.values.ranges import config
 from megatron_ext.contract.keys import COUNT, Range, option
 
 

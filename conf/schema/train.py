@@ -9,8 +9,8 @@ from fractions import Fraction
 from typing import Any
 
 from conf.errors import ConfigError
-from conf.schema.config_class import config
 from conf.schema.values import ranges
+from conf.schema.values.ranges import config
 from megatron_ext.contract import train_config
 from megatron_ext.contract.goal import Best, Target
 from megatron_ext.contract.models.model import family_named

@@ -11,7 +11,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from conf.errors import ConfigError
 from conf.reading.yaml_file import fault, load_yaml
-from conf.schema.config_class import config
+from conf.schema.values.ranges import config
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.errors import SearchError
 

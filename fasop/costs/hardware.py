@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from conf.schema.config_class import config
 from conf.schema.experiment import Cluster, Gpu, NodeGroup
 from conf.schema.values.links import PairLink, pairs
+from conf.schema.values.ranges import config
 from fasop.costs.profiles.files import read_profile
 from fasop.costs.profiles.profile import LayerProfile
 from fasop.errors import SearchError

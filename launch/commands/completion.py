@@ -139,7 +139,7 @@ def completed(line: str) -> list[str]:
     own = _own_words(command)
     found = [f"{name}=" for name in own if f"{name}=".startswith(word)]
     if command in CONFIGURED and not (equals and key in own):
-        from conf.completions import candidates  # Hydra takes a while
+        from conf.reference import candidates  # Hydra takes a while
 
         try:
             found += candidates(word, [other for other in others if other not in ("-m", "--multirun")])

@@ -1,7 +1,7 @@
 """Starting Megatron-LM (`engine=megatron_lm`): torchrun on every node, pretrain_gpt.py on every rank.
 
 Option names are those of Megatron-LM core_v0.19.0. What Megatron-LM cannot do is refused in
-`conf.schema.rules.megatron_lm`.
+`conf.schema.rules.execution`.
 """
 
 from __future__ import annotations

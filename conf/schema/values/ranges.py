@@ -1,19 +1,44 @@
-"""Whether the numbers of a configuration lie in the ranges of their keys, before anything is computed from them."""
+"""How a class of the configuration is declared, and whether its numbers lie in the ranges of their keys."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar, dataclass_transform
 
 from conf.errors import ConfigError
 from megatron_ext.contract.keys import Range, ranges_of
 
+T = TypeVar("T")
 MOST_RANKS = 2**17
 """The most ranks of a plan."""
 MOST_LAYERS = 10_000
 """The most layers of a model."""
 MOST_NODES = 2**16
 """The most nodes of a group, and of a node order."""
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def config(cls: type[T]) -> type[T]:
+    """A frozen, keyword-only dataclass that Hydra may still compose.
+
+    OmegaConf makes every node of a frozen class read-only before the YAML files and overrides are merged
+    into it, so nothing can be set (hydra issue 724). It looks at the flag, Python at the methods: clearing
+    the flag lets Hydra compose, and the objects stay frozen. Where a class declares inherited keys again and adds
+    others, its own stand first, in its order.
+    """
+    frozen = dataclass(kw_only=True, frozen=True)(cls)
+    frozen.__dataclass_params__.frozen = False  # type: ignore[attr-defined]
+    own, inherited = inspect.get_annotations(cls), {key for base in cls.__bases__ for key in _keys(base)}
+    if own.keys() & inherited and own.keys() - inherited:
+        keys = _keys(frozen)
+        frozen.__dataclass_fields__ = {name: keys[name] for name in (*own, *keys)}  # type: ignore[attr-defined]
+    return frozen
+
+
+def _keys(cls: type) -> dict[str, Any]:
+    return getattr(cls, "__dataclass_fields__", {})
 
 
 def check(part: str, values: Any, without: Sequence[str] = ()) -> None:

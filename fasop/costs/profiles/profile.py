@@ -11,8 +11,8 @@ from typing import Any
 from omegaconf import MISSING
 
 from conf.errors import ConfigError
-from conf.schema.config_class import config
 from conf.schema.experiment import Gpu, Model, Precision
+from conf.schema.values.ranges import config
 from fasop.costs.blocks import blocks_of
 from fasop.costs.measured_module import LOSS, MeasuredModule
 from fasop.costs.profiles.steps import (

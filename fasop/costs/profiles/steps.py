@@ -8,8 +8,8 @@ from dataclasses import fields
 from omegaconf import MISSING
 
 from conf.errors import ConfigError
-from conf.schema.config_class import config
 from conf.schema.experiment import Precision
+from conf.schema.values.ranges import config
 
 
 @config

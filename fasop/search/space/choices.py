@@ -13,7 +13,7 @@ from typing import Any
 from conf.reading.values import NoValue, Reader, flag, one_of, read, several, whole
 from conf.schema.experiment import Engine, EngineKind, Model, Parallel, Recompute, Schedule, Train
 from conf.schema.parallel import AUTO
-from conf.schema.rules.megatron_lm import SCHEDULES
+from conf.schema.rules.execution import MEGATRON_LM_SCHEDULES
 from fasop.costs.blocks import blocks_of
 from fasop.errors import SearchError
 
@@ -96,7 +96,7 @@ def runnable(engine: Engine, train: Train, model: Model) -> Choices:
     schedules = tuple(
         schedule
         for schedule in SEARCHED
-        if not (megatron_lm and schedule not in SCHEDULES) and not (whole and schedule.splits_backward)
+        if not (megatron_lm and schedule not in MEGATRON_LM_SCHEDULES) and not (whole and schedule.splits_backward)
     )
     both = (False, True)
     if model.measured:  # whose blocks have no tensor groups

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.pipedream.driver import Kind
-from conf.pipedream.export import DRIVERS, files_of, package_folder
-from conf.pipedream.stage_source import WRITTEN
+from conf.pipedream.export import DRIVERS, WRITTEN, files_of, package_folder
 from conf.schema.cluster import Cluster
 from conf.schema.values.partition import NodeOrder
 from fasop.errors import SearchError
