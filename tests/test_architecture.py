@@ -67,7 +67,7 @@ FLOORS = {
         *("engine", "evaluation", "log", "streams", "adaptation", "rehearsal"),
     ],
     "megatron_ext/tasks": [
-        *("task", "cut linear dropout initial_weights repeatable running", "stage", "language"),
+        *("task", "cut linear dropout initial_weights repeatable", "stage", "language"),
         "images translation",
     ],
     "data_prep": [

@@ -23,6 +23,18 @@ CLOCK = "clock"
 """Name of records that compare clocks: the rank's own time is their start, that of rank 0 their end."""
 CORE_WAIT, CORE_WAIT_IN_PASSES = "core-wait", "core-wait-in-passes"
 """Names of records of how long a rank waited for a CPU core in an iteration, and in its passes. They end after it."""
+ACTIVATIONS = "activations"
+"""To the stage after."""
+GRADIENTS = "gradients"
+"""Those of activations, to the stage before."""
+ALL_REDUCE = "all_reduce"
+"""Gradients of weights, summed over replicas and over ranks that share a parameter."""
+WEIGHTS = "weights"
+"""Weights that a sharded optimizer hands out."""
+TENSOR = "tensor"
+"""Within tensor groups, in the passes."""
+TRAFFIC = (ACTIVATIONS, GRADIENTS, ALL_REDUCE, WEIGHTS, TENSOR)
+"""What ranks send each other while they train, by what it is for."""
 NAMES = (
     CLOCK,
     "forward-compute",

@@ -27,7 +27,7 @@ from megatron_ext.contract.plan_parts import (
     RunNode,
     Streaming,
 )
-from megatron_ext.contract.plan_rules import check_rules
+from megatron_ext.contract.rules import check_rules
 from megatron_ext.contract.run_files import PLANS, RunFiles
 from megatron_ext.contract.schedule.deal import dealt_to
 from megatron_ext.contract.schedule.streams import Stream

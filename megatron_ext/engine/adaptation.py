@@ -12,8 +12,7 @@ import torch
 from megatron_ext.contract.adaptive.config import Adapted, lr_factor
 from megatron_ext.contract.adaptive.controller import Controller, Decision
 from megatron_ext.contract.adaptive.noise import Halves, Measurement
-from megatron_ext.contract.adaptive.shares import Times
-from megatron_ext.contract.adaptive.sizes import Way, known_of, nodes_of, ways_of, weights_of
+from megatron_ext.contract.adaptive.shares import Times, Way, known_of, nodes_of, ways_of, weights_of
 from megatron_ext.contract.goal import SAMPLES
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place

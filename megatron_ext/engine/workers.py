@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from megatron_ext.contract.schedule.schedules import Action
 from megatron_ext.engine.executor.executor import Executor, Factor
 from megatron_ext.engine.gradients.flat import FlatWeights
-from megatron_ext.tasks.running import Running
 from megatron_ext.tasks.stage import Stage
-from megatron_ext.tasks.task import Micro
+from megatron_ext.tasks.task import Micro, Running
 
 
 class Worker(NamedTuple):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from megatron_ext.contract.traffic import TENSOR
+from megatron_ext.contract.events import TENSOR
 from megatron_ext.parallel.comm import all_gather, annotate_errors
 from megatron_ext.parallel.fused import compiling
 from megatron_ext.timeline.recorder import Recorder

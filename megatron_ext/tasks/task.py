@@ -161,3 +161,20 @@ class Task(ABC):
     def rows(self, name: str) -> Optional[int]:
         """How many rows of a parameter count, if the others only pad it; None: all do."""
         return None
+
+
+class Running(nn.Module):
+    """A module with running statistics, such as a batch norm's, that are the same however micro-batches are laid out.
+
+    Its forward passes gather a vector each; their mean over an iteration's micro-batches updates it. A pass itself
+    uses what it finds in its own micro-batch, and what was gathered only counts at the iteration's end.
+    """
+
+    keeps_format = True
+    """Its buffers stay in fp32, whatever the model's number format is."""
+    gathered: Tensor
+    """The sum over the micro-batches of this rank: a buffer that no checkpoint has."""
+
+    @abstractmethod
+    def update(self, mean: Tensor) -> None:
+        """Takes the mean over all micro-batches of an iteration, of `gathered`'s shape."""

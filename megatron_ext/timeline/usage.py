@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron_ext.contract.events import ALL_REDUCE, TENSOR, TRAFFIC, WEIGHTS
 from megatron_ext.contract.files import write_json
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.traffic import ALL_REDUCE, KINDS, TENSOR, WEIGHTS
 
 MIB = 2.0**20
 VMSTAT = Path("/proc/vmstat")
@@ -128,7 +128,7 @@ def kernel_kills() -> int:
 
 
 class Traffic:
-    """Counts the bytes that a rank sends, by kind of `megatron_ext.contract.traffic`."""
+    """Counts the bytes that a rank sends, by kind of `megatron_ext.contract.events`."""
 
     def __init__(self) -> None:
         self._counted: CounterOf[Tuple[str, int]] = Counter()
@@ -173,7 +173,7 @@ class Traffic:
 
     def total(self) -> Dict[str, Union[int, float]]:
         """Returns the bytes of each kind: a whole number where they are."""
-        sums = {kind: Fraction(0) for kind in KINDS}
+        sums = {kind: Fraction(0) for kind in TRAFFIC}
         for (kind, divisor), count in self._counted.items():
             sums[kind] += Fraction(count, divisor)
         return {kind: int(found) if found.denominator == 1 else float(found) for kind, found in sums.items()}

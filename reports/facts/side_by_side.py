@@ -11,9 +11,9 @@ import numpy as np
 
 from conf.run_folder.iteration_time import IterationTime, Spread
 from fasop.simulation.predict import Prediction
+from megatron_ext.contract.events import TRAFFIC
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.stream_check import prove
-from megatron_ext.contract.traffic import KINDS
 from reports.facts.frames import peak_kind, peak_mib
 from reports.facts.learning import Learned
 from reports.facts.statistics import Statistics
@@ -25,7 +25,7 @@ class Sent:
     """What the ranks of a run sent, in bytes for a sample."""
 
     by_kind: Mapping[str, float]
-    """Bytes of all ranks together, by kind (`megatron_ext.contract.traffic`)."""
+    """Bytes of all ranks together, by kind (`megatron_ext.contract.events`)."""
     most: float
     """Bytes of the rank that sent most."""
 
@@ -145,7 +145,7 @@ def sent(record: Record) -> Sent | None:
     ranks = [record.traffic[rank.rank] for rank in record.plan.ranks if rank.rank in record.traffic]
     if len(ranks) < len(record.plan.ranks) or not ranks or any(not rank.samples for rank in ranks):
         return None
-    known = [kind for kind in KINDS if any(rank.bytes.get(kind, 0) for rank in ranks)]
+    known = [kind for kind in TRAFFIC if any(rank.bytes.get(kind, 0) for rank in ranks)]
     return Sent(
         by_kind={kind: sum(rank.bytes.get(kind, 0) / rank.samples for rank in ranks) for kind in known},
         most=max(sum(rank.bytes.values()) / rank.samples for rank in ranks),

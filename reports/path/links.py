@@ -11,8 +11,8 @@ import numpy as np
 from conf.schema.experiment import Cluster
 from conf.schema.values.links import pairs
 from fasop.costs.network.links import Link, between, transfer_s, within
+from megatron_ext.contract.events import ACTIVATIONS, ALL_REDUCE, GRADIENTS, TENSOR, WEIGHTS
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.traffic import ACTIVATIONS, ALL_REDUCE, GRADIENTS, TENSOR, WEIGHTS
 from reports.path.change import Cause, Change
 from reports.path.graph import Graph, Integers, Kind
 from reports.readers.record import Traffic
@@ -32,7 +32,7 @@ PROBE = 1 << 20
 @dataclass(frozen=True, kw_only=True)
 class Allowed:
     sent: Mapping[int, Mapping[str, float]]
-    """Bytes of an iteration by rank that counted them and by kind (`megatron_ext.contract.traffic`)."""
+    """Bytes of an iteration by rank that counted them and by kind (`megatron_ext.contract.events`)."""
     links: Mapping[int, Link[float]]
     """The slowest link that each rank may have used, shared by the ranks of its node."""
 

@@ -10,7 +10,7 @@ from html import escape
 import pandas as pd
 
 from conf.visible import span
-from megatron_ext.contract.traffic import KINDS
+from megatron_ext.contract.events import TRAFFIC
 from reports.facts.learning import DOLLARS, EPOCHS, HOURS, SAMPLES, Reached, time_to_quality
 from reports.facts.side_by_side import Compared, Facts, Sent, speed_up
 from reports.figures.chart import lines
@@ -165,7 +165,7 @@ def traffic_section(runs: Sequence[Compared]) -> str:
     counted = [(run.link, run.facts.sent) for run in runs if run.facts.sent is not None]
     if not counted:
         return ""
-    kinds = [kind for kind in KINDS if any(kind in sent.by_kind for _, sent in counted)]
+    kinds = [kind for kind in TRAFFIC if any(kind in sent.by_kind for _, sent in counted)]
     largest = max(sent.total for _, sent in counted)
     rows: list[Row] = [
         (

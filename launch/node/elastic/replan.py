@@ -8,9 +8,7 @@ from statistics import mean, median
 from typing import Any, TypeVar
 
 from launch.files.records import Start
-from megatron_ext.contract.adaptive import sizes
-from megatron_ext.contract.adaptive.shares import fastest
-from megatron_ext.contract.adaptive.sizes import Measured, Replica, Way, rounds, ways_of
+from megatron_ext.contract.adaptive.shares import Measured, Replica, Way, fastest, fastest_division, rounds, ways_of
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place, RoundTime
@@ -66,7 +64,7 @@ def _shares(plan: Plan, seconds: Sequence[float], streams: Sequence[int] | None)
     if streams is None:
         return fastest(seconds, count)
     rounds = [Replica({Way(plan.micro_batch_size, of): of * took}) for of, took in zip(streams, seconds, strict=True)]
-    found = sizes.fastest(rounds, count * plan.micro_batch_size)
+    found = fastest_division(rounds, count * plan.micro_batch_size)
     assert found is not None, "micro-batches of the plan's size give every batch"
     return found.shares
 

@@ -5,12 +5,23 @@ from __future__ import annotations
 import math
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from megatron_ext.contract.adaptive import sizes as of_sizes
 from megatron_ext.contract.adaptive.config import GOODPUT, NONE, SIMILARITY, AdaptConfig
 from megatron_ext.contract.adaptive.noise import Halves, Measurement, measurement, noise_scale, similarity, sought_batch
 from megatron_ext.contract.adaptive.rules import GAIN, BatchRange, by_goodput, by_noise, by_similarity
-from megatron_ext.contract.adaptive.shares import SlowestReplica, Times, dealt, fastest, overhead
-from megatron_ext.contract.adaptive.sizes import Measured, Replica, Way, rounds, ways_of
+from megatron_ext.contract.adaptive.shares import (
+    Measured,
+    Replica,
+    SlowestReplica,
+    Times,
+    Way,
+    dealt,
+    fastest,
+    fastest_division,
+    longest_of_division,
+    overhead,
+    rounds,
+    ways_of,
+)
 from megatron_ext.contract.schedule.deal import Division, several
 
 
@@ -200,7 +211,7 @@ class Controller:
         elif self._measured is None:
             shares = fastest([of.seconds[Way(size)] for of in replicas], count, [of.fixed for of in replicas])
         else:
-            found = of_sizes.fastest(replicas, count * size, least)
+            found = fastest_division(replicas, count * size, least)
             assert found is not None, "micro-batches of the plan's size give every batch"
             return found
         return Division(shares, (size,) * len(shares), several(self._copies))
@@ -209,7 +220,7 @@ class Controller:
         """Shares the same global batch anew, where that is faster by the measured times; and why, in words."""
         better = self._divided(replicas, now.samples // self._size)
         rest = overhead(times, now.shares)
-        before, after = of_sizes.longest(replicas, now) + rest, of_sizes.longest(replicas, better) + rest
+        before, after = longest_of_division(replicas, now) + rest, longest_of_division(replicas, better) + rest
         if before <= (1.0 + GAIN) * after:
             return now, "the shares fit the measured times"
         what = "other shares" if better.sizes == now.sizes else "other micro-batches"

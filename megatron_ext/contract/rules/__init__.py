@@ -1,1 +1,18 @@
 """What the values of plan.json have to do with each other, by what they are about."""
+
+from __future__ import annotations
+
+from megatron_ext.contract.plan_check import Values, fault
+from megatron_ext.contract.rules import batch, layout, rehearsal, training
+
+
+def check_rules(plan: Values) -> None:
+    """Checks what values have to do with each other, as far as they are there; each alone is known to be right.
+
+    Raises:
+        PlanFault: a rule does not hold.
+    """
+    for keys, rule in (*batch.RULES, *layout.RULES, *training.RULES, *rehearsal.RULES):
+        if all(key in plan for key in keys):
+            for key, value, must in rule(plan):
+                raise fault(key, value, must)

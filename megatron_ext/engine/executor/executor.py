@@ -8,9 +8,9 @@ from typing import Callable, ContextManager, Dict, List, Mapping, NamedTuple, Op
 import torch
 from torch import Tensor
 
+from megatron_ext.contract.events import ACTIVATIONS, GRADIENTS
 from megatron_ext.contract.schedule.replay import AnyAction
 from megatron_ext.contract.schedule.schedules import Action, Kind
-from megatron_ext.contract.traffic import ACTIVATIONS, GRADIENTS
 from megatron_ext.engine.executor.messages import Channels, Content, Message, actions_by_channel
 from megatron_ext.engine.executor.pace import Pace
 from megatron_ext.engine.results import Stopwatch

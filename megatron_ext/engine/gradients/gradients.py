@@ -16,9 +16,8 @@ from megatron_ext.engine.gradients.reduce import GradientReducer
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.groups import Groups, TiedPart
 from megatron_ext.tasks.cut import ties
-from megatron_ext.tasks.running import Running
 from megatron_ext.tasks.stage import Stage
-from megatron_ext.tasks.task import DTYPES, Task
+from megatron_ext.tasks.task import DTYPES, Running, Task
 from megatron_ext.timeline.recorder import Recorder
 
 AT_ONCE = 2**22

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_ext.contract.traffic import ALL_REDUCE
+from megatron_ext.contract.events import ALL_REDUCE
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.parallel.comm import annotate_errors
 from megatron_ext.parallel.groups import ByNode

@@ -88,7 +88,7 @@ def _falling(train: TrainConfig, steps: float) -> float:
 
 
 def _step_length(train: TrainConfig) -> int:
-    assert train.lr_step_iterations is not None, "checked by plan_rules"
+    assert train.lr_step_iterations is not None, "checked by contract.rules"
     return train.lr_step_iterations
 
 

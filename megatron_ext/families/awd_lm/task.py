@@ -19,8 +19,8 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.families.awd_lm import FAMILY
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.dropout import dropout, key_of, rows_of
-from megatron_ext.tasks.language.logits import Logits
-from megatron_ext.tasks.language.next_token import NextTokenTask
+from megatron_ext.tasks.language.language_task import NextTokenTask
+from megatron_ext.tasks.language.transformer import Logits
 from megatron_ext.tasks.linear import WeightGradients, embedding
 from megatron_ext.tasks.task import SEQUENCE, Block, Placement, Wire
 

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.language.logits import Logits
-from megatron_ext.tasks.language.transformer import Embedding
+from megatron_ext.tasks.language.transformer import Embedding, Logits
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Placement, Wire
-from megatron_ext.tasks.translation.lstm_layers import AttentionLayer, BidirectionalLayer, Layer
-from megatron_ext.tasks.translation.translation_task import TranslationTask
+from megatron_ext.tasks.translation.translation_task import AttentionLayer, BidirectionalLayer, Layer, TranslationTask
 
 RANGE = 3.2
 """Of initial weights, on both sides of 0, times the root of the hidden size: 0.1 at 1024, NVIDIA's. Narrower models

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from megatron_ext.contract.plan import Plan
-from megatron_ext.tasks.language.next_token import NextTokenTask
+from megatron_ext.tasks.language.language_task import NextTokenTask
 from megatron_ext.tasks.language.transformer import Embedding, Head
 from megatron_ext.tasks.task import SEQUENCE, Block, Placement, Wire
 

@@ -14,19 +14,18 @@ from torch import Tensor, nn
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.families.module import tree
-from megatron_ext.families.module.block import Form, copied
-from megatron_ext.families.module.code import UserCode
-from megatron_ext.families.module.faults import (
+from megatron_ext.families.module.block import Form, Piece, Pieces, Value, copied
+from megatron_ext.families.module.code import (
     CPU,
     META,
     Fault,
     Randomness,
+    UserCode,
     is_number,
     require_gradients,
     require_loss,
     require_metrics,
 )
-from megatron_ext.families.module.pieces import Piece, Pieces, Value
 from megatron_ext.tasks.task import Tensors, Wire
 
 

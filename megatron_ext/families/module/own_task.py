@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import Samples
-from megatron_ext.families.module.code import UserCode
-from megatron_ext.families.module.faults import CPU, META, Fault
+from megatron_ext.families.module.code import CPU, META, Fault, UserCode
 from megatron_ext.families.module.walk import Walk
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import check

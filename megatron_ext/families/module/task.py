@@ -14,13 +14,11 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import Samples
 from megatron_ext.families.module import tree
-from megatron_ext.families.module.block import HELD_AS, Form, UserBlock, copied
+from megatron_ext.families.module.block import HELD_AS, Form, Pieces, UserBlock, children, copied, one_piece
 from megatron_ext.families.module.capture import capture
-from megatron_ext.families.module.code import UserCode, load, make
-from megatron_ext.families.module.faults import require_gradients
+from megatron_ext.families.module.code import UserCode, load, make, require_gradients
 from megatron_ext.families.module.look import Functions, Given, Look, Sample, as_number, look_at, returned, wires_of
 from megatron_ext.families.module.own_task import checked
-from megatron_ext.families.module.pieces import Pieces, children, one_piece
 from megatron_ext.families.module.samples import INPUTS, TARGETS, UserSamples
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.task import DTYPES, Block, Micro, Task, Tensors, Wire

@@ -8,8 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from megatron_ext.families.module.block import copied
-from megatron_ext.families.module.code import UserCode
-from megatron_ext.families.module.faults import Fault, Randomness, require_gradients, require_loss, require_metrics
+from megatron_ext.families.module.code import (
+    Fault,
+    Randomness,
+    UserCode,
+    require_gradients,
+    require_loss,
+    require_metrics,
+)
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.task import Block, Micro, Task, Tensors, Wire
 

@@ -13,7 +13,7 @@ from megatron_ext.contract.models.images import image_blocks
 from megatron_ext.families.resnet import EXPANSION
 from megatron_ext.tasks.images.convolutional import ConvolutionalTask
 from megatron_ext.tasks.images.image_task import empty_convolution, empty_linear
-from megatron_ext.tasks.running import Running
+from megatron_ext.tasks.task import Running
 
 MOMENTUM = 0.1
 """Of an iteration's mean in the running statistics."""

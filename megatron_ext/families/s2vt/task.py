@@ -21,11 +21,10 @@ from megatron_ext.data.samples import Samples
 from megatron_ext.data.vision.videos import VideoSamples, fitting, open_videos
 from megatron_ext.families.s2vt import FAMILY
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.language.logits import Logits
+from megatron_ext.tasks.language.transformer import Logits
 from megatron_ext.tasks.linear import WeightGradients, embedding, linear
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Micro, Placement, Wire
-from megatron_ext.tasks.translation.lstm_layers import Layer
-from megatron_ext.tasks.translation.translation_task import TranslationTask
+from megatron_ext.tasks.translation.translation_task import Layer, TranslationTask
 
 RANGE = 0.1
 """Of the initial weights of words and head, on both sides of 0."""

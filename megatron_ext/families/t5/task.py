@@ -15,8 +15,7 @@ from megatron_ext.data.masked.t5_samples import T5Samples
 from megatron_ext.data.samples import Samples
 from megatron_ext.parallel.cross_entropy import vocab_cross_entropy
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.language.encoder_decoder import EncoderDecoderTask
-from megatron_ext.tasks.language.language_task import perplexity
+from megatron_ext.tasks.language.language_task import EncoderDecoderTask, perplexity
 from megatron_ext.tasks.language.norms import Norm
 from megatron_ext.tasks.language.transformer import Embedding, Head
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Micro, Placement, Tensors, Wire

@@ -1,4 +1,5 @@
-"""What transformers over tokens have in common, whatever they predict: layers in a row, weights, their names."""
+"""What models over tokens have in common: layers in a row, weights, their names; and what is common to those that
+predict the next token, and to those with an encoder and a decoder."""
 
 from __future__ import annotations
 
@@ -13,11 +14,15 @@ from torch import Tensor
 from megatron_ext.contract.models.counts import block_parameters, tied_parameters
 from megatron_ext.contract.models.pieces import Parameter, Stack
 from megatron_ext.contract.plan import Plan
+from megatron_ext.data.blend import samples_of_plan
+from megatron_ext.data.gpt_samples import GptSamples, samples_in_epoch
+from megatron_ext.data.samples import Samples
+from megatron_ext.parallel.cross_entropy import vocab_cross_entropy
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
 from megatron_ext.tasks.cut import block_of
 from megatron_ext.tasks.initial_weights import draw
 from megatron_ext.tasks.language.transformer import TransformerLayer
-from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Task, Wire
+from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Micro, Task, Tensors, Wire
 
 _LARGEST_EXPONENT = 700.0
 """Of e, for a number."""
@@ -106,3 +111,55 @@ def _seed(seed: int, name: str) -> int:
 def perplexity(loss: float) -> float:
     """Of the mean negative logarithm of the probabilities; infinite where no number is as large."""
     return math.exp(loss) if loss < _LARGEST_EXPONENT else math.inf
+
+
+class NextTokenTask(LanguageTask):
+    """A family that takes `tokens` and the samples' `number`, and gives `logits`."""
+
+    inputs = ("tokens", "number")
+    outputs = ("logits",)
+
+    def samples(self, split: str, count: int) -> Samples:
+        make = partial(GptSamples, sequence_length=self._model.sequence_length, vocab_size=self._model.vocab_size)
+        return samples_of_plan(self._plan, split, count, make)
+
+    def micro(self, sample: Tensors) -> Micro:
+        """`tokens` [micro-batch size, sequence + 1]: inputs and, shifted, labels; and the samples' `number`."""
+        tokens = sample["tokens"]
+        return Micro({"tokens": tokens[:, :-1], "number": sample["number"]}, {"labels": tokens[:, 1:]})
+
+    def example(self, micro_batch_size: int, source: torch.Generator) -> Micro:
+        shape = (micro_batch_size, self._model.sequence_length + 1)
+        tokens = torch.randint(self._model.vocab_size, shape, generator=source)
+        return self.micro({"tokens": tokens, "number": torch.arange(micro_batch_size)})
+
+    def loss(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensor:
+        """The mean over the tokens; every micro-batch has as many."""
+        return vocab_cross_entropy(left["logits"], micro.targets["labels"], self._model.vocab_size, tensor)
+
+    def epoch(self, split: str) -> Optional[int]:
+        plan = self._plan
+        if plan.data_blend:
+            return None
+        return samples_in_epoch(plan.data_prefix, plan.data_split, split, self._model.sequence_length)
+
+    def evaluated(self, means: Mapping[str, float]) -> Mapping[str, float]:
+        return {**means, "perplexity": perplexity(means["loss"])}
+
+
+class EncoderDecoderTask(LanguageTask):
+    """Reads `text_enc`, `enc_mask` and `text_dec`, and is asked for `labels` where `loss_mask` is 1."""
+
+    def example(self, micro_batch_size: int, source: torch.Generator) -> Micro:
+        model = self._model
+        encoder, decoder = (micro_batch_size, model.sequence_length), (micro_batch_size, model.decoder_tokens)
+        return self.micro(
+            {
+                "text_enc": torch.randint(model.vocab_size, encoder, generator=source),
+                "text_dec": torch.randint(model.vocab_size, decoder, generator=source),
+                "labels": torch.randint(model.vocab_size, decoder, generator=source),
+                "loss_mask": torch.ones(decoder, dtype=torch.int64),
+                "enc_mask": torch.ones(encoder, dtype=torch.int64),
+                "number": torch.arange(micro_batch_size),
+            }
+        )

@@ -21,8 +21,7 @@ from megatron_ext.parallel.tensor_parallel import TensorGroup, numbers, vocab_em
 from megatron_ext.tasks.dropout import dropout, key_of, rows_of
 from megatron_ext.tasks.language.attention import Dropped, attend, holds_weights, mean_weights
 from megatron_ext.tasks.language.norms import norm
-from megatron_ext.tasks.language.rotary import rotary, rotated
-from megatron_ext.tasks.language.sinusoids import sinusoids
+from megatron_ext.tasks.language.positions import rotary, rotated, sinusoids
 from megatron_ext.tasks.linear import WeightGradients, embedding, linear
 
 Kept = Dict[str, Tensor]
@@ -307,3 +306,17 @@ def _again(function: Callable[..., Tensor], *taken: Optional[Tensor]) -> Tensor:
     """`function(*taken)`, computed once more in the backward pass instead of kept."""
     y: Tensor = checkpoint(function, *taken, use_reentrant=False, preserve_rng_state=False)
     return y
+
+
+class Logits(nn.Module):
+    """A matrix and a bias for the vocabulary."""
+
+    def __init__(self, config: ModelConfig, tensor: TensorGroup) -> None:
+        super().__init__()
+        self.later: Optional[WeightGradients] = None
+        self.word = nn.Parameter(torch.empty(config.padded_vocab_size, config.head_inputs))
+        self.bias = nn.Parameter(torch.empty(config.padded_vocab_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, sequence, inputs] -> logits [batch, sequence, padded vocabulary]."""
+        return linear(x, self.word, self.bias, self.later)

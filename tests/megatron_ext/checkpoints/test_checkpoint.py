@@ -20,7 +20,7 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.results import StepResult
-from megatron_ext.tasks.language import next_token
+from megatron_ext.tasks.language import language_task
 from tests.support.full_disk import largest_file
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 
@@ -121,7 +121,7 @@ def test_indexing_and_saving_may_take_longer_than_any_message(
         time.sleep(5 if path.stem == "head" else 0)
         write(path, *content)
 
-    monkeypatch.setattr(next_token, "GptSamples", SlowSamples)
+    monkeypatch.setattr(language_task, "GptSamples", SlowSamples)
     monkeypatch.setattr(safetensors, "write", slowly)
     run = engine_run(*TWO_STAGES, "train.save_interval=null", "train.comm_timeout_s=3")
     assert run.go() == 0, run.stderr()

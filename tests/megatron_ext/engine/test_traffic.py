@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from megatron_ext.contract.events import ACTIVATIONS, ALL_REDUCE, GRADIENTS, TENSOR, TRAFFIC, WEIGHTS
 from megatron_ext.contract.models.counts import parameter_count
-from megatron_ext.contract.traffic import ACTIVATIONS, ALL_REDUCE, GRADIENTS, KINDS, TENSOR, WEIGHTS
 from megatron_ext.engine import engine
 from tests.support.megatron_ext.engine_run import EngineRun
 
@@ -34,7 +34,7 @@ def sent(run: EngineRun) -> list[dict[str, float]]:
 
 
 def only(**kinds: float) -> dict[str, float]:
-    return dict.fromkeys(KINDS, 0) | kinds
+    return dict.fromkeys(TRAFFIC, 0) | kinds
 
 
 def samples(run: EngineRun) -> int:

@@ -18,7 +18,7 @@ from megatron_ext.families.tasks import stage_of, task_of
 from megatron_ext.measuring.passes import Parts
 from megatron_ext.measuring.sequence import wires_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.language.sinusoids import sinusoids
+from megatron_ext.tasks.language.positions import sinusoids
 from tests.megatron_ext.engine.test_translation_agrees import MODELS
 from tests.support.megatron_ext.engine_run import make_run
 from tests.support.megatron_ext.known_sizes import assert_sizes_known

@@ -11,8 +11,7 @@ from conf.errors import ConfigError
 from launch.control.planning.plan import make_plan
 from launch.files.records import Start
 from launch.node.elastic.replan import of_start, replanned, with_measured
-from megatron_ext.contract.adaptive.shares import longest
-from megatron_ext.contract.adaptive.sizes import Way, known_of, weights_of
+from megatron_ext.contract.adaptive.shares import Way, known_of, longest, weights_of
 from megatron_ext.contract.plan import Plan
 
 SETTINGS = (

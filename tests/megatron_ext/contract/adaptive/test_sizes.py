@@ -10,8 +10,16 @@ import pytest
 
 from megatron_ext.contract.adaptive.config import NONE, AdaptConfig
 from megatron_ext.contract.adaptive.controller import Controller, Decision
-from megatron_ext.contract.adaptive.shares import Times
-from megatron_ext.contract.adaptive.sizes import NEAR, TRIAL, Measured, Replica, Way, fastest, longest
+from megatron_ext.contract.adaptive.shares import (
+    NEAR,
+    TRIAL,
+    Measured,
+    Replica,
+    Times,
+    Way,
+    fastest_division,
+    longest_of_division,
+)
 from megatron_ext.contract.schedule.deal import Division
 
 CONFIG = AdaptConfig(NONE, 0.3, 16, 16, 100, 0.1, 1, "sqrt", rebalance=True, micro_batch_sizes=[[2, 4, 8], [2, 4]])
@@ -34,13 +42,13 @@ def test_no_division_of_the_samples_ends_sooner(seed: int) -> None:
     samples = unit * source.randint(1, 10)
     taken = [[(n, *way) for way in of.seconds for n in range(least, samples // way.size + 1)] for of in replicas]
     every = [Division(*map(tuple, zip(*one, strict=True))) for one in itertools.product(*taken)]
-    ends = [longest(replicas, one) for one in every if one.samples == samples]
-    found = fastest(replicas, samples, least)
+    ends = [longest_of_division(replicas, one) for one in every if one.samples == samples]
+    found = fastest_division(replicas, samples, least)
     assert (found is None) == (not ends)
     if found is not None:
         assert found.samples == samples
         assert min(found.shares) >= least
-        assert longest(replicas, found) <= (1.0 + 2 * NEAR) * min(ends)
+        assert longest_of_division(replicas, found) <= (1.0 + 2 * NEAR) * min(ends)
 
 
 def test_a_larger_size_is_tried_once_and_kept_where_it_is_faster() -> None:

@@ -18,7 +18,7 @@ from megatron_ext.contract.models.counts import parameter_count
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.families.tasks import stage_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.language.rotary import rotary
+from megatron_ext.tasks.language.positions import rotary
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 from tests.support.megatron_ext.textbook import textbook
 

@@ -1,4 +1,5 @@
-"""Rotary position embedding: queries and keys turned by angles that follow from their places."""
+"""Positions without weights: queries and keys turned by angles that follow from their places, or sines and cosines
+added to embeddings (Vaswani et al. 2017)."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Tuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.parallel.fused import Fused
@@ -40,3 +42,20 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = cos[: x.shape[-2]], sin[: x.shape[-2]]
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat([-second, first], -1) * sin
+
+
+def sinusoids(sequence: int, width: int, device: torch.device) -> Tensor:
+    """[sequence, width] in fp32: sines, then cosines, of places times frequencies from 1 down to 1/10000.
+
+    The order is that of Tensor2Tensor and OpenSeq2Seq; the paper alternates the two.
+    """
+    return _table(1 << max(0, sequence - 1).bit_length(), width, device)[:sequence]
+
+
+@lru_cache(maxsize=8)
+def _table(sequence: int, width: int, device: torch.device) -> Tensor:
+    """For a power of two, so that sequences of many lengths share few."""
+    half = width // 2
+    frequencies = 10000.0 ** (-torch.arange(half, dtype=torch.float32) / max(half - 1, 1))
+    angles = torch.outer(torch.arange(sequence, dtype=torch.float32), frequencies)
+    return F.pad(torch.cat([angles.sin(), angles.cos()], -1), (0, width % 2)).to(device)
