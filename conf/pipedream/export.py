@@ -59,7 +59,7 @@ def files_of(
         package / "hybrid_conf.json": placed(modules, replicas, partition=partition).text(),
     }
     if model is not None and partition is not None and model.family in WRITTEN:
-        source = package(model, partition, name_in_python(name))
+        source = stage_package(model, partition, name_in_python(name))
         found |= {package / file: text for file, text in source.items()}
         found[package.parent / "__init__.py"] = ""
     if kind is None:
@@ -131,7 +131,7 @@ class _Source:
         )
 
 
-def package(model: ModelConfig, partition: Sequence[int], name: str) -> dict[str, str]:
+def stage_package(model: ModelConfig, partition: Sequence[int], name: str) -> dict[str, str]:
     """By file name, the package of a model of one of the `WRITTEN` families, whose stages hold so many blocks."""
     blocks = image_blocks(model)
     files = {}

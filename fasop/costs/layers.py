@@ -20,7 +20,6 @@ from fasop.costs.profiles.profile import OTHER_16_BIT, LayerProfile, ModelCosts
 from fasop.costs.roofline import Time, roofline
 from fasop.costs.training import Training
 from fasop.errors import SearchError
-from megatron_ext.contract.models.counts import core_operations, operations
 
 
 class Basis(IntEnum):
@@ -205,7 +204,7 @@ def _between(sizes: Sequence[int], wanted: int) -> tuple[Basis, Callable[[Sequen
 def _core_share(model: Model, kind: str) -> float:
     """The part of a layer's operations that is the attention's core: scores and their product with the values."""
     sizes = model.sized(1)
-    return core_operations(sizes, kind) / max(1, operations(sizes, kind))
+    return sizes.traits.attention_operations(sizes, kind) / max(1, sizes.traits.operations(sizes, kind))
 
 
 def gradients_summed(link: Link[Number], training: Training) -> Link[Number]:

@@ -21,7 +21,6 @@ from fasop.costs.network.links import Number
 from fasop.costs.schedules import in_flight
 from fasop.costs.sizes import activation_bytes, embedding_parameters, head_parameters, kind_parameters, word_parameters
 from fasop.costs.training import Training
-from megatron_ext.contract.models.counts import inside_activations, kept_of_weights, outside_activations
 from megatron_ext.contract.models.model import ModelConfig
 
 GIB = 2**30
@@ -157,10 +156,10 @@ def layer_activations(training: Training, kind: int = 0, *, fused: bool = False)
         return size * (5 / (tensor if parallel.sequence_parallel else 1) + (12 + scores) / tensor)
     sized, numbers = model.sized(tensor), model.sequence_length * model.hidden
     kinds = blocks_of(model).kinds[kind]
-    whole = sum(outside_activations(sized, one) for one in kinds) / numbers
+    whole = sum(sized.traits.outside_activations(sized, one) for one in kinds) / numbers
     outside = whole / 2 / tensor + whole / 2 if parallel.sequence_parallel else whole
-    inside = sum(inside_activations(sized, one, fused) for one in kinds) / numbers
-    of_weights = training.width * sum(kept_of_weights(sized, one) for one in kinds)
+    inside = sum(sized.traits.inside_activations(sized, one, fused) for one in kinds) / numbers
+    of_weights = training.width * sum(sized.traits.weights_kept(sized, one) for one in kinds)
     return size * (outside + inside / tensor) + of_weights
 
 

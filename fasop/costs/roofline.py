@@ -10,7 +10,7 @@ from math import hypot
 from conf.schema.experiment import Gpu, Model, Precision
 from fasop.costs.network.links import Link
 from fasop.costs.sizes import BYTES
-from megatron_ext.contract.models.counts import block_numel, inside_activations, operations, outside_activations
+from megatron_ext.contract.models.counts import block_numel
 from megatron_ext.contract.models.pieces import Stack
 
 START_S = 10e-6
@@ -48,13 +48,16 @@ def roofline(
     traffic = gpu.memory_gb_per_s * 1e9
     group = within.all_reduce(tensor)
 
+    family = sizes.traits
+
     def product(count: float, weights: float) -> float:
         return max(count / rate, width * weights / traffic)
 
     def layer(stack: Stack) -> Time:
-        matrices = product(batch * operations(sizes, stack.kind) / tensor, block_numel(sizes, stack.kind, tensor))
+        kind = stack.kind
+        matrices = product(batch * family.operations(sizes, kind) / tensor, block_numel(sizes, kind, tensor))
         # What memory.py counts, written and read.
-        kept = outside_activations(sizes, stack.kind) + inside_activations(sizes, stack.kind) / tensor
+        kept = family.outside_activations(sizes, kind) + family.inside_activations(sizes, kind) / tensor
         work = hypot(matrices + 2 * width * batch * kept / traffic, starts_s(model, stack))
         sums = 2 + (stack.context > 0)
         reduce = group.takes(float(batch * stack.tokens * model.hidden * width))
@@ -69,7 +72,7 @@ def roofline(
         tokens, vocabulary = batch * sizes.predicting, model.padded_vocab(tensor) // tensor
         logits = product(2 * tokens * sizes.head_inputs * vocabulary, sizes.head_inputs * vocabulary)
         logits += 2 * width * tokens * vocabulary / traffic
-        if beside := operations(sizes, "head") - 2 * sizes.predicting * sizes.head_inputs * model.vocab_size:
+        if beside := family.operations(sizes, "head") - 2 * sizes.predicting * sizes.head_inputs * model.vocab_size:
             logits += batch * beside / rate
         logits = hypot(logits, HEAD * START_S)
         reduce = group.takes(float(tokens * sizes.head_inputs * width))

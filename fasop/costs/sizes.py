@@ -8,7 +8,7 @@ from functools import lru_cache
 from conf.schema.experiment import Model, Precision
 from fasop.costs.blocks import Kinds, blocks_of
 from fasop.costs.measured_module import MeasuredModule
-from megatron_ext.contract.models.counts import block_numel, block_parameters, tied_parameters
+from megatron_ext.contract.models.counts import block_numel
 
 BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp16: 2}
 """Of a weight or an activation."""
@@ -56,9 +56,9 @@ def shared_parameters(model: Model, tensor: int) -> tuple[int, int]:
     if isinstance(model, MeasuredModule):
         return model.tied_parameters, max(1, model.tied_blocks)
     sized = model.sized(tensor)
-    copies = tied_parameters(sized)
+    copies = sized.traits.tied(sized)
     owners = Counter(copies.values())
-    of_kind = {kind: block_parameters(sized, kind) for kind in {name.split(".")[0] for name in owners}}
+    of_kind = {kind: sized.traits.parameters(sized, kind) for kind in {name.split(".")[0] for name in owners}}
     size = sum(of_kind[name.split(".")[0]][name.partition(".")[2]].numel(tensor) for name in owners)
     return size, 1 + max(owners.values(), default=0)
 
@@ -73,11 +73,11 @@ def _parameters(model: Model, tensor: int, kinds: Kinds) -> int:
 def _copies(model: Model, tensor: int, kinds: Kinds) -> int:
     """Of parameters that are another block's, too."""
     sized = model.sized(tensor)
-    tied = tied_parameters(sized)
+    tied = sized.traits.tied(sized)
     return sum(
         parameter.numel(tensor)
         for kind in kinds
-        for name, parameter in block_parameters(sized, kind).items()
+        for name, parameter in sized.traits.parameters(sized, kind).items()
         if f"{kind}.{name}" in tied
     )
 

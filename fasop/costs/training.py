@@ -11,7 +11,6 @@ from fasop.costs.blocks import Blocks, blocks_of
 from fasop.costs.hardware import NodeKind
 from fasop.costs.measured_module import MeasuredModule, between
 from fasop.costs.sizes import BYTES
-from megatron_ext.contract.models.counts import wires
 from megatron_ext.contract.models.pieces import Wire
 
 
@@ -107,7 +106,8 @@ class Training:
             return [
                 Wire(wire.giver, wire.takers, round(between(sizes, wire.bytes, batch))) for wire in self.model.wires
             ]
-        return [wire._replace(numbers=self.message_bytes(wire.numbers)) for wire in wires(self.model.sized(1))]
+        wires = self.model.traits.wires(self.model.sized(1))
+        return [wire._replace(numbers=self.message_bytes(wire.numbers)) for wire in wires]
 
     def message_bytes(self, numbers: int) -> int:
         """Of so many numbers of a sample, that a rank hands to the next stage for a micro-batch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from conf.visible import plural
@@ -135,7 +135,7 @@ def experiment_text(name: str, found: Found) -> str:
     )
 
 
-def model_text(name: str, values: Mapping[str, object], source: str, notes: tuple[str, ...]) -> str:
+def model_text(name: str, values: Mapping[str, object], source: str, notes: Sequence[str]) -> str:
     """A model's file."""
     return "\n".join(
         [

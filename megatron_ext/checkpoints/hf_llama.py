@@ -9,7 +9,6 @@ from torch import Tensor
 
 from megatron_ext.checkpoints.hf_files import Twin
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.models.counts import block_parameters
 from megatron_ext.contract.models.keys import RMS_NORM, ROTARY
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan_check import PlanFault, check_object
@@ -49,7 +48,7 @@ def twins(model: ModelConfig, part: str) -> Dict[str, Twin]:
     if part == "head":
         own = {"word": Twin(("lm_head.weight",))} if model.untie_embeddings_and_output_weights else {}
         return {"norm.weight": Twin(("model.norm.weight",)), **own}
-    names = block_parameters(model, "layer")
+    names = model.traits.parameters(model, "layer")
     return {ours: _LAYER[ours].within(f"model.layers.{int(part[len('layer-') :])}.") for ours in names}
 
 

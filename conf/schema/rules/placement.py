@@ -18,7 +18,6 @@ from conf.schema.values import ranges
 from conf.schema.values.partition import NodeOrder, Partition, run_length_text
 from conf.schema.values.ranges import divides, nearest_divisors
 from conf.visible import plural
-from megatron_ext.contract.models.counts import tied_parameters
 from megatron_ext.contract.schedule.streams import PIPEDREAM
 
 
@@ -207,7 +206,7 @@ def check_pipedream(partition: Partition, model: Model) -> None:
                 f"parallel.partition={partition} leaves stage {stage} without a layer to update, but {SCHEDULE} needs "
                 f"one on each stage: use parallel.pipeline={len(fewer.layers)} parallel.partition={fewer}"
             )
-    if len(layers) > 1 and "head.word" in tied_parameters(model.sized(1)):
+    if len(layers) > 1 and "head.word" in model.traits.tied(model.sized(1)):
         raise ConfigError(
             f"model={model.name} shares the word embedding between the first and the last stage, and with {SCHEDULE} "
             f"the two update it at different times; use model.untie_embeddings_and_output_weights=true, or a schedule "

@@ -11,7 +11,6 @@ from typing import Dict, List, Mapping, Optional, Tuple
 import torch
 from torch import Tensor
 
-from megatron_ext.contract.models.counts import block_parameters, tied_parameters
 from megatron_ext.contract.models.pieces import Parameter, Stack
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.blend import samples_of_plan
@@ -35,9 +34,9 @@ class LanguageTask(Task):
         self._plan = plan
         self._model = plan.model
         self._seed = plan.train.seed
-        self.tied: Mapping[str, str] = tied_parameters(plan.model)
+        self.tied: Mapping[str, str] = plan.model.traits.tied(plan.model)
         self._stacks = {stack.kind: stack for stack in plan.model.stacks()}
-        self._parameters = {kind: block_parameters(plan.model, kind) for kind, _ in plan.model.all_kinds()}
+        self._parameters = {kind: plan.model.traits.parameters(plan.model, kind) for kind, _ in plan.model.all_kinds()}
 
     def sizes(self, micro_batch_size: int) -> Dict[str, int]:
         model = self._model

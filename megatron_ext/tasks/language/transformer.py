@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint
 
-from megatron_ext.contract.models.counts import block_parameters
 from megatron_ext.contract.models.keys import ROTARY, SINUSOIDAL
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.models.pieces import Stack
@@ -58,7 +57,7 @@ class Embedding(nn.Module):
         """Where the first token stands, for a search that has computed those before it."""
         self.dropout = Dropout(config.hidden_dropout, key_of(seed, name), tensor)
         self.word = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size, config.hidden))
-        added = block_parameters(config, "embedding")
+        added = config.traits.parameters(config, "embedding")
         self.waves = config.position_embedding_type == SINUSOIDAL
         self.position: Optional[nn.Parameter] = None
         if "position" in added:
@@ -277,7 +276,7 @@ class Head(nn.Module):
         self.norm = norm(config)
         self.word = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size, config.hidden))
         self.bias: Optional[nn.Parameter] = None
-        if "bias" in block_parameters(config, "head"):
+        if "bias" in config.traits.parameters(config, "head"):
             self.bias = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size))
 
     def forward(self, x: Tensor) -> Union[Tensor, Tuple[Tensor, ...]]:

@@ -35,7 +35,7 @@ def test_the_stages_in_plain_torch_give_what_the_model_gives(
     plan = make_plan(compose([*words, "parallel=single", "parallel.micro_batch_size=4", "data=digits"]), "run")
     package = tmp_path / f"exported_{case.replace('-', '_')}"
     package.mkdir()
-    for name, text in export.package(plan.model, partition, "any").items():
+    for name, text in export.stage_package(plan.model, partition, "any").items():
         (package / name).write_text(text)
     counts = stages.from_modules(package, placed([*range(len(partition)), 0], [1] * len(partition)), plan.model.family)
     assert counts == partition

@@ -17,7 +17,7 @@ from fasop.costs.sizes import BYTES, kind_parameters, shared_parameters
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.inputs import read
 from fasop.simulation.predict import predict_plan
-from megatron_ext.contract.models.counts import block_numel, block_parameters
+from megatron_ext.contract.models.counts import block_numel
 from tests.support.fasop.plans import pipelines
 
 NOTHING = Link(latency_s=0.0, s_per_byte=0.0)
@@ -70,7 +70,7 @@ def test_stages_hold_all_parameters(tensor: int) -> None:
     words, holders = shared_parameters(model, tensor)
     assert holders == 3
     assert held < first + head
-    embedding = block_parameters(sized, "embedding")
+    embedding = sized.traits.parameters(sized, "embedding")
     assert words == embedding["word"].numel(tensor) + embedding["position"].numel(tensor)
 
 

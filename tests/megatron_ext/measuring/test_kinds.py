@@ -12,7 +12,6 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch.control.planning.plan import make_plan
 from megatron_ext.blocks import plan_of
-from megatron_ext.contract.models.counts import wires
 from megatron_ext.contract.plan import Plan
 from megatron_ext.families.tasks import task_of
 from megatron_ext.measuring import kinds
@@ -82,7 +81,9 @@ def test_a_formula_knows_which_wires_lead_where(tmp_path: Path, name: str) -> No
         for wire, one in task.wires.items()
     }
     expected = [(ends, sizes[wire]) for wire, ends in wires_of(task).items()]
-    assert sorted(([one.giver, *one.takers], one.numbers) for one in wires(plan.model)) == sorted(expected)
+    assert sorted(([one.giver, *one.takers], one.numbers) for one in plan.model.traits.wires(plan.model)) == sorted(
+        expected
+    )
 
 
 def test_blocks_that_no_partition_counts_lie_where_a_task_says(tmp_path: Path) -> None:

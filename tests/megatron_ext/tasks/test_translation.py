@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from conf.compose import compose
 from conf.schema.experiment import Schedule
 from fasop.search.space.choices import runnable
-from megatron_ext.contract.models.counts import wires
 from megatron_ext.contract.plan import Plan
 from megatron_ext.families.tasks import stage_of, task_of
 from megatron_ext.measuring.passes import Parts
@@ -120,7 +119,7 @@ def test_sizes_known_without_torch_are_those_of_the_blocks(tmp_path: Path, pairs
     task, sized = task_of(plan), plan.model
     numbers = assert_sizes_known(task, sized)
     expected = sorted((ends, numbers[name]) for name, ends in wires_of(task).items())
-    assert sorted(([one.giver, *one.takers], one.numbers) for one in wires(sized)) == expected
+    assert sorted(([one.giver, *one.takers], one.numbers) for one in sized.traits.wires(sized)) == expected
 
 
 def test_a_search_leaves_out_what_lstms_cannot_do() -> None:

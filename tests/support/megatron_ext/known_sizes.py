@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from megatron_ext.contract.models.counts import block_parameters, crossing
+from megatron_ext.contract.models.counts import crossing
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut
@@ -16,7 +16,7 @@ def assert_sizes_known(task: Task, model: ModelConfig) -> dict[str, int]:
     for a micro-batch of one sample."""
     for block in task.blocks:
         made = {name: tuple(one.shape) for name, one in block.make(TensorGroup()).named_parameters()}
-        assert made == {name: one.shape for name, one in block_parameters(model, block.kind).items()}
+        assert made == {name: one.shape for name, one in model.traits.parameters(model, block.kind).items()}
     sizes = task.sizes(1)
     numbers = {
         name: math.prod(size if isinstance(size, int) else sizes[size] for size in wire.dims)

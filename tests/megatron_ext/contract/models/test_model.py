@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conf.compose import compose
-from megatron_ext.contract.models.counts import core_operations, crossing, operations, parameter_count
+from megatron_ext.contract.models.counts import crossing, parameter_count
 from megatron_ext.contract.models.model import ModelConfig
 
 
@@ -55,13 +55,15 @@ def test_a_decoders_stages_hand_on_what_it_attends_to() -> None:
 def test_operations_are_two_for_each_weight_and_token_and_those_of_the_cores() -> None:
     t5 = model("t5-tiny")
     h, e, d = 64, 128, 64
-    assert core_operations(t5, "decoder") == 4 * h * (d * d + d * e)
-    assert operations(t5, "encoder") == 2 * e * 12 * h * h + 4 * h * e * e
-    assert operations(t5, "decoder") == 2 * h * h * (14 * d + 2 * e) + core_operations(t5, "decoder")
-    assert operations(t5, "head") == 2 * d * h * 300
-    assert operations(t5, "embedding") == operations(t5, "encoder_norm") == 0
+    assert t5.traits.attention_operations(t5, "decoder") == 4 * h * (d * d + d * e)
+    assert t5.traits.operations(t5, "encoder") == 2 * e * 12 * h * h + 4 * h * e * e
+    assert t5.traits.operations(t5, "decoder") == 2 * h * h * (14 * d + 2 * e) + t5.traits.attention_operations(
+        t5, "decoder"
+    )
+    assert t5.traits.operations(t5, "head") == 2 * d * h * 300
+    assert t5.traits.operations(t5, "embedding") == t5.traits.operations(t5, "encoder_norm") == 0
     bert = model("bert-tiny")
-    assert operations(bert, "head") == 2 * (128 * h * (h + 300) + h * h + 2 * h)
+    assert bert.traits.operations(bert, "head") == 2 * (128 * h * (h + 300) + h * h + 2 * h)
 
 
 def test_a_models_identity_says_what_its_family_adds_and_nothing_else() -> None:
