@@ -47,7 +47,6 @@ def roofline(
     rate = {"fp32": gpu.fp32_tflops, "fp16": gpu.fp16_tflops, "bf16": gpu.bf16_tflops}[precision] * 1e12
     traffic = gpu.memory_gb_per_s * 1e9
     group = within.all_reduce(tensor)
-
     family = sizes.traits
 
     def product(count: float, weights: float) -> float:

@@ -47,8 +47,8 @@ DEPTHS = r"[1-9][0-9]{0,3}(-[1-9][0-9]{0,3}){0,4}"
 
 
 @dataclass(frozen=True)
-class Model:
-    """A model of one of the families, as a user describes it."""
+class Sizes:
+    """The sizes of a model, as a user gives them."""
 
     layers: int = field(metadata=about(Range(1, 10_000)))
     """Number of layers. With a decoder (t5, transformer, gnmt, s2vt): the encoder's. For module, resnet, vgg and
@@ -61,6 +61,12 @@ class Model:
     """Tokens per sample, and positions of the model. With a decoder: the encoder's. For s2vt: the frames of a video."""
     vocab_size: int = field(metadata=about(Range(1, 2**27)))
     """Tokens of the tokenizer, before padding."""
+
+
+@dataclass(frozen=True)
+class Model(Sizes):
+    """A model of one of the families, as a user describes it."""
+
     family: str = DEFAULT
     ffn_hidden: Optional[int] = option(None, Range(1, 2**22))
     """Inner width of the MLP; null: 4 times hidden."""

@@ -13,9 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
-from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, about, left_out, option
+from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, about, left_out
 from megatron_ext.contract.models.hf_config import HfConfig
-from megatron_ext.contract.models.keys import OF_TRAINING, POSITIONS, Model
+from megatron_ext.contract.models.keys import OF_TRAINING, POSITIONS, Model, Sizes
 from megatron_ext.contract.models.pieces import ImageBlock, Parameters, Stack, Wire
 
 TEXT, PAIRS, IMAGES, VIDEOS = "text", "pairs", "images", "videos"
@@ -27,11 +27,15 @@ TOKEN_TYPES = 2
 
 
 @dataclass(frozen=True)
-class ModelConfig(Model):
+class _PaddedSizes(Sizes):
+    padded_vocab_size: int = field(metadata=about(COUNT))
+
+
+@dataclass(frozen=True)
+class ModelConfig(Model, _PaddedSizes):
     """What a plan says of a model: the keys with what a launch has found."""
 
     layers: int = field(metadata=about(NOT_NEGATIVE))
-    padded_vocab_size: int = option(0, COUNT, written=True)
     code_digest: Optional[str] = None
     """SHA-256 of the file of `code` when the run was launched."""
 
