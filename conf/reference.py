@@ -28,7 +28,7 @@ from conf.schema.experiment import Experiment
 from megatron_ext.contract.keys import ranges_of
 
 _NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
-_PLURALS = {str: "texts", Any: "tables"}
+_PLURALS = {str: "texts", int: "whole numbers", Any: "tables"}
 _ALONE = {"gpu"}
 """Groups that are chosen for a place: gpu@cluster.gpus.NAME."""
 _NEEDED = "must be given"

@@ -192,6 +192,12 @@ def _check_family(model: Model) -> None:
             )
 
 
+def _check_needs(model: Model) -> None:
+    for key in model.traits.needs:
+        if getattr(model, key) is None:
+            raise ConfigError(f"model.{key} is not set, but model.family={model.family} needs it; give model.{key}=…")
+
+
 def _check_recurrent(model: Model, family: Traits) -> None:
     """Rules for LSTMs, which have nothing of a transformer's layers."""
     for key in OF_TRANSFORMERS:
@@ -202,17 +208,13 @@ def _check_recurrent(model: Model, family: Traits) -> None:
             )
     if model.heads != 1:
         raise ConfigError(f"model.heads={model.heads}: {family.one_head}; use 1")
-    for key in family.needs:
-        if getattr(model, key) is None:
-            raise ConfigError(f"model.{key} is not set, but model.family={model.family} needs it; give model.{key}=…")
+    _check_needs(model)
     if model.layers < family.fewest_layers:
         raise ConfigError(f"model.layers={model.layers}: {family.why_layers}; use {family.fewest_layers} or more")
 
 
 def _check_images(model: Model, family: ImageFamily) -> None:
-    for key in family.needs:
-        if getattr(model, key) is None:
-            raise ConfigError(f"model.{key} is not set, but model.family={model.family} needs it; give model.{key}=…")
+    _check_needs(model)
     for key in family.lacks:
         if getattr(model, key, 0):
             raise ConfigError(
