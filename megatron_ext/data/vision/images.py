@@ -17,7 +17,7 @@ from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan_parts import Augment
 from megatron_ext.data.samples import Samples, Split
-from megatron_ext.data.vision import augment, mixing
+from megatron_ext.data.vision import augment
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -190,11 +190,11 @@ class ImageSamples(Samples):
     def _mixes(self) -> bool:
         return self._changes is not None and (self._changes.mixup > 0 or self._changes.cutmix > 0)
 
-    def _mixing(self, first: int) -> mixing.Mixing:
+    def _mixing(self, first: int) -> augment.Mixing:
         assert self._changes is not None
         manifest = self._found.manifest
         source = augment.source(self._seed, first, augment.MIXING)
-        return mixing.drawn(self._changes, manifest.height, manifest.width, source)
+        return augment.drawn(self._changes, manifest.height, manifest.width, source)
 
     def _micros(self, array: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
         """By micro-batch, a view."""

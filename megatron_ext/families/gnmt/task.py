@@ -13,7 +13,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.language.transformer import Embedding, Logits
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Placement, Wire
-from megatron_ext.tasks.translation.translation_task import AttentionLayer, BidirectionalLayer, Layer, TranslationTask
+from megatron_ext.tasks.translation import AttentionLayer, BidirectionalLayer, Layer, TranslationTask
 
 RANGE = 3.2
 """Of initial weights, on both sides of 0, times the root of the hidden size: 0.1 at 1024, NVIDIA's. Narrower models

@@ -1,20 +1,21 @@
 """The graph of a module's forward pass: torch.fx follows it from leaf to leaf.
 
-Leaves are modules of torch's, and of classes of the user's own.
+Leaves are modules of torch's, and of classes of the user's own. torch's stacks of Transformer layers are followed layer
+by layer: their own forward passes look at what is in a tensor, to choose a faster way for inference, which torch.fx
+cannot follow.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type
 
 import torch
 from torch import fx, nn
 from torch.fx.node import map_aggregate
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.families.module import torch_stacks
 from megatron_ext.families.module.code import described, line_here
 
 LINE = "line"
@@ -58,13 +59,13 @@ class _Tracer(fx.Tracer):
         self._through = through
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return not (type(m) in (nn.Sequential, *torch_stacks.FORWARD) or isinstance(m, self._through))
+        return not (type(m) in (nn.Sequential, *FORWARD) or isinstance(m, self._through))
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]
     ) -> Any:
-        if type(m) in torch_stacks.FORWARD:
-            return torch_stacks.FORWARD[type(m)](m, *args, **kwargs)
+        if type(m) in FORWARD:
+            return FORWARD[type(m)](m, *args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
@@ -112,3 +113,75 @@ def _drop_checks_of_defaults(graph: fx.Graph, inputs: Sequence[str]) -> None:
     for node in reversed(list(graph.nodes)):
         if node in doomed:
             graph.erase_node(node)
+
+
+def _encoder(
+    stack: nn.TransformerEncoder,
+    src: Any,
+    mask: Any = None,
+    src_key_padding_mask: Any = None,
+    is_causal: Optional[bool] = None,
+) -> Any:
+    for layer in stack.layers:
+        src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=bool(is_causal))
+    return src if stack.norm is None else stack.norm(src)
+
+
+def _decoder(
+    stack: nn.TransformerDecoder,
+    tgt: Any,
+    memory: Any,
+    tgt_mask: Any = None,
+    memory_mask: Any = None,
+    tgt_key_padding_mask: Any = None,
+    memory_key_padding_mask: Any = None,
+    tgt_is_causal: Optional[bool] = None,
+    memory_is_causal: bool = False,
+) -> Any:
+    for layer in stack.layers:
+        tgt = layer(
+            tgt,
+            memory,
+            tgt_mask=tgt_mask,
+            memory_mask=memory_mask,
+            tgt_key_padding_mask=tgt_key_padding_mask,
+            memory_key_padding_mask=memory_key_padding_mask,
+            tgt_is_causal=bool(tgt_is_causal),
+            memory_is_causal=memory_is_causal,
+        )
+    return tgt if stack.norm is None else stack.norm(tgt)
+
+
+def _transformer(
+    model: nn.Transformer,
+    src: Any,
+    tgt: Any,
+    src_mask: Any = None,
+    tgt_mask: Any = None,
+    memory_mask: Any = None,
+    src_key_padding_mask: Any = None,
+    tgt_key_padding_mask: Any = None,
+    memory_key_padding_mask: Any = None,
+    src_is_causal: Optional[bool] = None,
+    tgt_is_causal: Optional[bool] = None,
+    memory_is_causal: bool = False,
+) -> Any:
+    memory = model.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
+    return model.decoder(
+        tgt,
+        memory,
+        tgt_mask,
+        memory_mask,
+        tgt_key_padding_mask,
+        memory_key_padding_mask,
+        tgt_is_causal,
+        memory_is_causal,
+    )
+
+
+FORWARD: Dict[type, Callable[..., Any]] = {
+    nn.TransformerEncoder: _encoder,
+    nn.TransformerDecoder: _decoder,
+    nn.Transformer: _transformer,
+}
+"""By class: its forward pass."""

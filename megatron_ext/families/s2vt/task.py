@@ -24,7 +24,7 @@ from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.language.transformer import Logits
 from megatron_ext.tasks.linear import WeightGradients, embedding, linear
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Micro, Placement, Wire
-from megatron_ext.tasks.translation.translation_task import Layer, TranslationTask
+from megatron_ext.tasks.translation import Layer, TranslationTask
 
 RANGE = 0.1
 """Of the initial weights of words and head, on both sides of 0."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from megatron_ext.families.t5.task import T5Task
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.translation.translation_task import TranslationTask
+from megatron_ext.tasks.translation import TranslationTask
 
 
 class TransformerTask(TranslationTask, T5Task):

@@ -13,7 +13,7 @@ from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan_parts import Augment
 from megatron_ext.data.samples import Split
-from megatron_ext.data.vision import augment, mixing
+from megatron_ext.data.vision import augment
 from megatron_ext.data.vision.images import ImageSamples, open_images
 from tests.support.megatron_ext.images import make_images
 
@@ -93,7 +93,7 @@ def test_mixing_takes_of_both_images_what_the_share_says(prefix: Path) -> None:
 
 def test_a_box_is_no_larger_than_its_share_and_inside() -> None:
     for number in range(200):
-        found = mixing.drawn(replace(NOTHING, cutmix=1.0), 9, 7, augment.source(3, number))
+        found = augment.drawn(replace(NOTHING, cutmix=1.0), 9, 7, augment.source(3, number))
         assert found.box is not None
         rows, columns = found.box
         assert 0 <= rows.start <= rows.stop <= 9

@@ -1,1 +1,0 @@
-"""Families that translate: attention alone, and LSTMs with attention."""
