@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_ext.contract.traffic import ALL_REDUCE
+from megatron_ext.contract.events import ALL_REDUCE
 from megatron_ext.parallel.comm import all_gather
 from megatron_ext.parallel.groups import ByNode
 from megatron_ext.timeline.usage import Traffic
