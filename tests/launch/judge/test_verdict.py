@@ -316,6 +316,9 @@ CASES = {
         Case([Node(), ended(143, "SIGTERM")], last=20),
         State.failing, "node local-1 was ended from outside by SIGTERM; it is not known yet whether it is",
     ),
+    "a-node-has-saved-and-the-other-one-still-saves": (
+        Case([Node(), ended(75, "SIGUSR2")], last=20), State.running, "4 ranks at work",
+    ),
     "a-node-gave-up-and-the-others-have-not-noticed": (
         Case([Node(), ended(143, "SIGTERM", reason="ended because node local-0 was lost")], last=20),
         State.failing, "node local-1 ended because node local-0 was lost",
