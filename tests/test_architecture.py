@@ -91,7 +91,7 @@ FLOORS = {
     ],
     "launch": [
         *("errors", "machine", "screen", "files", "tracking", "node", "observe", "judge", "control"),
-        *("doctor profile sweep learning init", "commands", "cli start_agent on_host on_end"),
+        *("doctor history profile sweep learning init", "commands", "cli start_agent on_host on_end"),
     ],
     "reports": ["errors", "readers", "sources", "facts", "path", "figures", "sections", "pages", "exports", "notebook"],
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -41,83 +41,156 @@ def typed(kind: type[T], content: Any, where: str) -> T:
     Raises:
         RunFolderError: it does not fit; it names `where`, the key, its value and the rule.
     """
+    if not isinstance(content, dict):
+        raise RunFolderError(f"{where} is damaged: it is not a JSON object")
     try:
-        return _object(kind, content, "")
+        found: T = _object(kind, content)
     except _Unfit as error:
         raise RunFolderError(f"{where} is damaged{error}") from None
+    return found
 
 
 class _Unfit(Exception):
-    pass
+    """What is wrong with a value; its key is put together on the way out, from the innermost part on."""
+
+    def __init__(self, words: str, key: str = "") -> None:
+        super().__init__(words)
+        self.words, self.key = words, key
+
+    def within(self, part: str) -> _Unfit:
+        dot = "." if self.key and not self.key.startswith("[") else ""
+        self.key = f"{part}{dot}{self.key}"
+        return self
+
+    def __str__(self) -> str:
+        return self.words.format(key=self.key, it=self.key or "it")
+
+
+def _unfit(value: Any, must: str) -> _Unfit:
+    shown = f"{shown_json(value)} must be {must}".replace("{", "{{").replace("}", "}}")
+    return _Unfit(": {key}=" + shown)
+
+
+Read = Callable[[Any], Any]
+"""Turns a JSON value into one of a certain type, or raises _Unfit."""
 
 
 @cache
-def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
-    """Name, type, and whether it has to be there."""
-    hints = get_type_hints(kind, include_extras=True)
-    needed = {
-        field.name: field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        for field in dataclasses.fields(kind)
-    }
-    return tuple((name, hints[name], must) for name, must in needed.items())
+def _fields(kind: Any) -> tuple[dict[str, Read], dict[str, None]]:
+    """How each field is read, by its name; and the names of those that have to be there."""
+    hints, fields = get_type_hints(kind, include_extras=True), dataclasses.fields(kind)
+    without = dataclasses.MISSING
+    needed = [one.name for one in fields if one.default is without and one.default_factory is without]
+    return {one.name: _reader(hints[one.name]) for one in fields}, dict.fromkeys(needed)
 
 
-def _object(kind: type[T], content: Any, key: str) -> T:
+def _object(kind: Any, content: Any) -> Any:
     if not isinstance(content, dict):
-        raise _Unfit(f": {key}={shown_json(content)} must be a JSON object" if key else ": it is not a JSON object")
-    fields = _fields(kind)  # type: ignore[arg-type]
-    if lacking := [name for name, _, must in fields if must and name not in content]:
-        raise _Unfit(f", or of another version of tdpp: {key or 'it'} lacks {', '.join(lacking)}")
-    found = {
-        name: _value(hint, content[name], f"{key}.{name}" if key else name)
-        for name, hint, _ in fields
-        if name in content
-    }
+        raise _unfit(content, "a JSON object")
+    fields, needed = _fields(kind)
+    if not needed.keys() <= content.keys():
+        lacking = ", ".join(name for name in needed if name not in content)
+        raise _Unfit(f", or of another version of tdpp: {{it}} lacks {lacking}")
+    found = {}
+    for name, read in fields.items():
+        if name in content:
+            try:
+                found[name] = read(content[name])
+            except _Unfit as error:
+                raise error.within(name) from None
     try:
         return kind(**found)
     except ValueError as error:
-        raise _Unfit(f": {error}") from None
+        raise _Unfit(": " + str(error).replace("{", "{{").replace("}", "}}")) from None
 
 
-def _value(hint: Any, value: Any, key: str) -> Any:
+def _reader(hint: Any) -> Read:
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        found = _value(inner[0], value, key)
-        if not inner[1].holds(found):
-            raise _unfit(key, value, inner[1].words)
-        return found
+        return _ruled(_reader(inner[0]), inner[1])
     if origin in (Union, types.UnionType):
-        return None if value is None and types.NoneType in inner else _value(_chosen(inner, value, key), value, key)
+        kinds = {kind: _reader(kind) for kind in inner if kind is not types.NoneType}
+        optional = len(kinds) < len(inner)
+        only = next(iter(kinds.values())) if len(kinds) == 1 else None
+
+        def either(value: Any) -> Any:
+            if value is None and optional:
+                return None
+            return only(value) if only is not None else kinds[_chosen(kinds, value)](value)
+
+        return either
     if origin is tuple:
-        if not isinstance(value, list):
-            raise _unfit(key, value, "a list")
-        return tuple(_value(inner[0], item, f"{key}[{number}]") for number, item in enumerate(value))
+        return _each(_reader(inner[0]))
     if origin in (dict, Mapping):
-        if not isinstance(value, dict):
-            raise _unfit(key, value, "a JSON object")
-        return {name: _value(inner[1], item, f"{key}.{name}") for name, item in value.items()}
+        return _by_name(_reader(inner[1]))
     if dataclasses.is_dataclass(hint):
-        return _object(hint, value, key)  # type: ignore[arg-type]
+        return lambda value: _object(hint, value)
     if isinstance(hint, type) and issubclass(hint, Path | Enum):
-        text = _value(str, value, key)
-        if issubclass(hint, Enum) and text not in [one.value for one in hint]:
-            raise _unfit(key, value, f"one of {', '.join(one.value for one in hint)}")
-        return hint(text)
-    if not _SCALARS[hint].holds(value):
-        raise _unfit(key, value, _SCALARS[hint].words)
-    return float(value) if hint is float else value
+        return _named(hint)
+    scalar = _ruled(lambda value: value, _SCALARS[hint])
+    return (lambda value: float(scalar(value))) if hint is float else scalar
 
 
-def _chosen(kinds: tuple[type, ...], value: Any, key: str) -> Any:
-    """The one of several types that a value is of: the only one, or by its `CLASS`, or the one that is no dataclass."""
-    kinds = tuple(kind for kind in kinds if kind is not types.NoneType)
-    if len(kinds) == 1:
-        return kinds[0]
+def _ruled(read: Read, rule: Rule) -> Read:
+    words, holds = rule
+
+    def ruled(value: Any) -> Any:
+        found = read(value)
+        if not holds(found):
+            raise _unfit(value, words)
+        return found
+
+    return ruled
+
+
+def _each(read: Read) -> Read:
+    def each(value: Any) -> Any:
+        if not isinstance(value, list):
+            raise _unfit(value, "a list")
+        found = []
+        try:
+            for item in value:
+                found.append(read(item))
+        except _Unfit as error:
+            raise error.within(f"[{len(found)}]") from None
+        return tuple(found)
+
+    return each
+
+
+def _by_name(read: Read) -> Read:
+    def by_name(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _unfit(value, "a JSON object")
+        found = {}
+        for name, item in value.items():
+            try:
+                found[name] = read(item)
+            except _Unfit as error:
+                raise error.within(name) from None
+        return found
+
+    return by_name
+
+
+def _named(hint: Any) -> Read:
+    text, known = _reader(str), [one.value for one in hint] if issubclass(hint, Enum) else None
+
+    def named(value: Any) -> Any:
+        if text(value) not in (known or [value]):
+            raise _unfit(value, f"one of {', '.join(known or ())}")
+        return hint(value)
+
+    return named
+
+
+def _chosen(kinds: Collection[type], value: Any) -> Any:
+    """The one of several types that a value is of: by its `CLASS`, or the one that is no dataclass."""
     name = value.get(CLASS) if isinstance(value, dict) else None
     for kind in kinds:
         if kind.__name__ == name if dataclasses.is_dataclass(kind) else name is None:
             return kind
-    raise _unfit(key, value, f"one of {', '.join(kind.__name__ for kind in kinds)}")
+    raise _unfit(value, f"one of {', '.join(str(kind.__name__) for kind in kinds)}")
 
 
 def plain(value: Any) -> Any:
@@ -132,7 +205,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return value.value if isinstance(value, Enum) else value
-
-
-def _unfit(key: str, value: Any, must: str) -> _Unfit:
-    return _Unfit(f": {key}={shown_json(value)} must be {must}")

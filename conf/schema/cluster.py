@@ -161,7 +161,8 @@ class Cluster:
     """More options of sbatch for all jobs, by their long names, such as {reservation: summer, licenses: 'matlab:1'}. An
     option without a value has an empty one: {exclusive: ''}."""
     exclude: list[str] = field(default_factory=list)
-    """Nodes of Slurm that no job is to get, such as gpu07 or "gpu[03-05]"."""
+    """Nodes of Slurm that no job is to get, such as gpu07 or "gpu[03-05]"; `auto`: those that are not healthy by
+    `tdpp nodes`."""
     scratch: str = "/tmp"
     """A folder on each node's own disk."""
 

@@ -10,6 +10,7 @@ COMMANDS = {
     "logs": "print what the nodes of a run wrote",
     "stop": "end a run and everything that belongs to it",
     "runs": "list the runs with their verdicts",
+    "nodes": "show the machines over all runs: healthy, slow and failing ones",
     "clean": "remove what runs have left behind: unfinished launches, images, containers, locks",
     "search": "find the best plan for a cluster and a model",
     "simulate": "simulate a whole training with an adaptive batch on many sets of nodes; show the time and cost of "

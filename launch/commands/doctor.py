@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from conf.run_folder.gpu_lines import GpuEntry, entries
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment, Rehearse
 from conf.visible import plural
+from launch.commands.launching.excluded import unhealthy
 from launch.commands.launching.preflight import Preflight, preflight
 from launch.commands.launching.resolve_auto import resolve_auto
 from launch.control.follow import interruptible, stopped_if_interrupted
@@ -145,7 +146,16 @@ def _examine(
             (group, node.name, node.unseen) for group, node in zip(groups, seen.nodes, strict=True) if node.unseen
         ),
     )
-    return run.path, checks + judge(case)
+    return run.path, checks + judge(case) + list(_from_history(Path(experiment.runs_dir), seen))
+
+
+def _from_history(runs: Path, seen: Observation) -> Iterator[Check]:
+    """What earlier runs say of the hosts that are examined now."""
+    known = {name: host for host in unhealthy(runs) for name in (host.name, *host.before)}
+    for place, node in zip(seen.plan.nodes, seen.nodes, strict=True):
+        if (host := known.get(node.host or "")) is not None:
+            text = f"{node.host} is {host.health} by earlier runs: {host.why}; cluster.exclude=[auto] leaves it out"
+            yield Check(level=Level.warning, where=place.group, what="history", text=text)
 
 
 def _readings(path: Path) -> tuple[GpuEntry, ...]:

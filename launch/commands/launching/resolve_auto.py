@@ -31,6 +31,17 @@ def resolve_auto(cfg: DictConfig, words: Sequence[str] | None = None) -> tuple[E
     Raises:
         TdppError: a rule is broken, or nothing that could be chosen fits.
     """
+    experiment, chosen = _with_plan(cfg, words)
+    if AUTO in experiment.cluster.exclude:
+        from launch.commands.launching.excluded import with_excluded  # few launches look at all runs
+
+        experiment, left_out = with_excluded(experiment)
+        chosen = "; ".join(filter(None, [chosen, left_out]))
+    return experiment, chosen
+
+
+def _with_plan(cfg: DictConfig, words: Sequence[str] | None) -> tuple[Experiment, str | None]:
+    """The same for what of the plan is left to tdpp."""
     if not any(OmegaConf.select(cfg, f"parallel.{key}", default=None) == AUTO for key in KEYS):
         return to_experiment(cfg, words), None
     from fasop.search.shares.batch_division import best_division, provisional  # numpy is slow to import

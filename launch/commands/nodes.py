@@ -1,0 +1,144 @@
+"""`tdpp nodes`: the machines of a cluster over all runs, which of them are slow or fail, and since when."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from conf.reading.values import Parser
+from conf.visible import nearest, plural, visible
+from launch.commands.run_arguments import add_runs_dir, runs_folder
+from launch.errors import LaunchError
+from launch.history import ledger
+from launch.history.hosts import Health, Host, Run, hosts_of
+from launch.screen import ago, plain, some
+from megatron_ext.contract.files import write_atomic
+
+COLUMNS = ("host", "health", "GPU", "runs", "failed here", "rank-hours", "time beside others", "last seen")
+RUN_COLUMNS = ("run", "began", "state", "rank-hours", "time beside others", "what failed here")
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = parser().parse_args(argv)
+    folder = runs_folder(arguments)
+    hosts = hosts_of(ledger.records(folder, _progress))
+    if not hosts:
+        raise LaunchError(f"--runs-dir {folder}: no run there is over, so nothing is known of any host")
+    chosen = hosts if arguments.host is None else [_named(hosts, arguments.host)]
+    if arguments.page is not None:
+        from reports.pages import nodes_page
+
+        write_atomic(arguments.page, nodes_page.render([_line(host) for host in chosen], str(folder.absolute())))
+        print(arguments.page)
+    elif arguments.json:
+        print(json.dumps([_object(host) for host in chosen]))
+    elif arguments.host is not None:
+        _print_one(chosen[0])
+    else:
+        print(visible(plain(COLUMNS, [cells(host) for host in hosts])))
+        for host in hosts:
+            if host.why:
+                print(visible(f"{host.name}: {host.health}: {host.why}"))
+    return 0
+
+
+def parser() -> Parser:
+    made = Parser(prog="tdpp nodes", description="Show the machines over all runs: healthy, slow or failing ones.")
+    made.add_argument("host", nargs="?", help="one machine, with the runs behind what is said of it")
+    add_runs_dir(made)
+    made.add_argument("--json", action="store_true", help="print a JSON list with one object per host")
+    made.add_argument("--page", type=Path, metavar="FILE", help="write a page with all of it, which opens offline")
+    return made
+
+
+def _progress(left: int) -> None:
+    """Of runs that nobody has looked at since they ended; later looks find their records."""
+    if sys.stderr.isatty():
+        print(f"\r{plural(left, 'run')} to be read ", end="" if left > 1 else "\r\033[K", file=sys.stderr, flush=True)
+
+
+def _named(hosts: Sequence[Host], name: str) -> Host:
+    for host in hosts:
+        if name in (host.name, *host.before):
+            return host
+    raise LaunchError(
+        f"no run was on a host {name!r}; {nearest(name, [host.name for host in hosts])}'tdpp nodes' lists all"
+    )
+
+
+def _beside(slower: float | None) -> str:
+    return "-" if slower is None else f"{slower:.2f}"
+
+
+def cells(host: Host) -> list[str]:
+    """Its line in the table, by `COLUMNS`."""
+    name = f"{host.name} (before: {some(host.before, 2)})" if host.before else host.name
+    return [
+        name,
+        str(host.health),
+        host.gpu,
+        str(len(host.runs)),
+        str(sum(run.failed for run in host.runs)),
+        f"{host.rank_hours:.1f}",
+        _beside(host.slower),
+        ago(time.time() - host.runs[-1].run.ended_unix),
+    ]
+
+
+def run_cells(run: Run) -> list[str]:
+    """A run's line, by `RUN_COLUMNS`."""
+    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.run.began_unix))
+    failed = f"{run.node.rule}: {run.node.reason}" if run.failed else "; ".join(run.node.troubles[:1])
+    hours = f"{run.node.rank_hours:.2f}"
+    return [run.run.run, began, str(run.run.state), hours, _beside(run.slower), failed]
+
+
+def _print_one(host: Host) -> None:
+    if host.why:
+        print(visible(f"{host.name}: {host.health}: {host.why}"))
+    else:
+        print(visible(f"{host.name}: {Health.healthy}"))
+    print(visible(plain(RUN_COLUMNS, [run_cells(run) for run in host.runs])))
+
+
+def _object(host: Host) -> dict[str, Any]:
+    return {
+        "host": host.name,
+        "before": list(host.before),
+        "health": str(host.health),
+        "why": host.why,
+        "gpu": host.gpu,
+        "uuids": list(host.runs[-1].node.uuids),
+        "rank_hours": round(host.rank_hours, 4),
+        "slower": host.slower,
+        "runs": [
+            {
+                "run": run.run.run,
+                "began_unix": run.run.began_unix,
+                "state": str(run.run.state),
+                "node": run.node.node,
+                "rank_hours": run.node.rank_hours,
+                "slower": run.slower,
+                "rule": run.node.rule,
+                "reason": run.node.reason,
+                "throttled": run.node.throttled,
+                "troubles": list(run.node.troubles),
+            }
+            for run in host.runs
+        ],
+    }
+
+
+def _line(host: Host) -> dict[str, Any]:
+    """What the page shows of a host."""
+    return {
+        "cells": cells(host),
+        "health": str(host.health),
+        "why": host.why,
+        "runs": [run_cells(run) for run in reversed(host.runs)],
+        "times": [(run.run.began_unix, run.slower) for run in host.runs if run.slower is not None],
+    }

@@ -1,0 +1,220 @@
+"""What the records of runs say of the hosts of a cluster: which are slow, which fail, and since when."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+from conf.visible import plural
+from launch.history.record import HostRecord, RunRecord
+
+RECENT = 20
+"""A host is judged by so many of its last runs: what was repaired is well again."""
+SLOWER = 1.05
+"""Times as long as other hosts take for the same work, from which a host is slow."""
+AGAIN = 1.02
+"""At least three of four of its runs show this much: a host is not slow for one run beside somebody else's job."""
+SLOW_RUNS = 3
+"""Of fewer runs nobody can tell whether a host is slow."""
+FAILURES = 2
+"""So many failures of its own make a host a failing one."""
+UNLIKELY = 0.02
+"""Failures that may come from the program count where chance would give as many to a host less often than this."""
+HOT = 0.2
+"""The part of the readings with heat or power brakes from which a host throttles."""
+OF_A_HOST = {"node-failed", "agent-lost", "worker-killed", "disk-full", "read-only", "runs-dir-unseen", "gpu-lost"}
+"""Rules by which a run fails because of the machine."""
+_OF_A_GPU = re.compile(
+    r"CUDA error: (?!device-side assert|out of memory|invalid|an illegal)|\bECC\b|\bXid\b|uncorrect|NVML|"
+    r"GPU is lost|^was killed by|rank \d+.* was killed by|SIGBUS|unspecified launch failure|hardware|"
+    r"NCCL.*(?:unhandled system|unhandled cuda|internal) error",
+    re.IGNORECASE,
+)
+"""In the words of a rank's failure, what the program did not do."""
+
+
+class Health(StrEnum):
+    healthy = "healthy"
+    slow = "slow"
+    failing = "failing"
+    throttled = "throttled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run, as far as one host took part in it."""
+
+    run: RunRecord
+    node: HostRecord
+    slower: float | None
+    """Times as long as other hosts, the median over what it computed; None where nobody else computed the same."""
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.node.rule)
+
+    @property
+    def of_the_machine(self) -> bool:
+        """Whether it failed by something that no program does."""
+        return self.node.rule in OF_A_HOST or (bool(_OF_A_GPU.search(self.node.reason)) and self.failed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A machine, over all its runs."""
+
+    name: str
+    """Its newest one."""
+    before: tuple[str, ...]
+    """Names that its GPUs were seen under earlier."""
+    gpu: str
+    runs: tuple[Run, ...]
+    """Oldest first."""
+    health: Health
+    why: str
+    """In words, what is wrong and since when; empty of a healthy one."""
+
+    @property
+    def rank_hours(self) -> float:
+        return sum(run.node.rank_hours for run in self.runs)
+
+    @property
+    def slower(self) -> float | None:
+        """The median over its last runs."""
+        return _slower(self.runs[-RECENT:])
+
+
+def hosts_of(records: Sequence[RunRecord]) -> list[Host]:
+    """Every host of the records, by name. Records come oldest first."""
+    machines = _machines(records)
+    peers = _peers(records, machines)
+    found = defaultdict[str, list[Run]](list)
+    for record in records:
+        for host in record.hosts:
+            machine = machines[host.host]
+            found[machine].append(Run(run=record, node=host, slower=_beside(host, machine, peers)))
+    alike = defaultdict[str, list[Run]](list)
+    for runs in found.values():
+        alike[runs[-1].node.gpu] += runs
+    return sorted((_host(runs, alike[runs[-1].node.gpu]) for runs in found.values()), key=lambda host: host.name)
+
+
+def _machines(records: Sequence[RunRecord]) -> dict[str, str]:
+    """A name for each host, the same for two that have had the same GPU: machines come back under other names."""
+    same: dict[str, str] = {}
+    of_gpu: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while same.setdefault(name, name) != name:
+            name = same[name]
+        return name
+
+    for record in records:
+        for host in record.hosts:
+            for uuid in host.uuids:
+                same[root(of_gpu.setdefault(uuid, host.host))] = root(host.host)
+            root(host.host)
+    return {name: root(name) for name in same}
+
+
+Peers = dict[str, dict[str, float | None]]
+"""By what is computed, for each machine the median milliseconds of all others; None where there are none."""
+
+
+def _peers(records: Sequence[RunRecord], machines: dict[str, str]) -> Peers:
+    times = defaultdict[str, defaultdict[str, list[float]]](lambda: defaultdict(list))
+    for record in records:
+        for host in record.hosts:
+            for key, took in host.work.items():
+                times[key][machines[host.host]].append(took)
+    found: Peers = {}
+    for key, by in times.items():
+        usual = {machine: median(of) for machine, of in by.items()}
+        found[key] = {
+            machine: median(others) if (others := [one for of, one in usual.items() if of != machine and one]) else None
+            for machine in usual
+        }
+    return found
+
+
+def _beside(host: HostRecord, machine: str, peers: Peers) -> float | None:
+    ratios = [took / others for key, took in host.work.items() if (others := peers[key][machine]) is not None]
+    return median(ratios) if ratios else None
+
+
+def _slower(runs: Sequence[Run]) -> float | None:
+    known = [run.slower for run in runs if run.slower is not None]
+    return median(known) if known else None
+
+
+def _host(runs: Sequence[Run], alike: Sequence[Run]) -> Host:
+    """`alike` are the runs of all hosts with such GPUs: a program fails where its first rank is, on whatever host."""
+    recent = runs[-RECENT:]
+    names = list(dict.fromkeys(run.node.host for run in reversed(runs)))
+    health, why = Health.healthy, ""
+    for check in (_failing(recent, alike), _slow(runs), _throttled(recent)):
+        if check is not None:
+            health, why = check
+            break
+    return Host(
+        name=names[0],
+        before=tuple(names[1:]),
+        gpu=runs[-1].node.gpu,
+        runs=tuple(runs),
+        health=health,
+        why=why,
+    )
+
+
+def _failing(recent: Sequence[Run], alike: Sequence[Run]) -> tuple[Health, str] | None:
+    failed = [run for run in recent if run.failed]
+    own = [run for run in failed if run.of_the_machine]
+    if len(own) < FAILURES:
+        if len(failed) < FAILURES:
+            return None
+        by_chance = _chance(len(failed), sum(run.failed for run in alike), len(recent) / len(alike))
+        if by_chance >= UNLIKELY:
+            return None
+        own = failed
+    causes = Counter(run.node.rule for run in own).most_common()
+    by_cause = ", ".join(f"{rule}{f', {times} times' if times > 1 else ''}" for rule, times in causes)
+    return Health.failing, (
+        f"{len(own)} of its last {plural(len(recent), 'run')} failed here ({by_cause}), first {own[0].run.run}, last "
+        f"{own[-1].run.run}: {own[-1].node.reason}"
+    )
+
+
+def _chance(failures: int, of: int, share: float) -> float:
+    """Probability that at least so many of all failures fall on a host with this share of the runs."""
+    return sum(math.comb(of, k) * share**k * (1 - share) ** (of - k) for k in range(failures, of + 1))
+
+
+def _slow(runs: Sequence[Run]) -> tuple[Health, str] | None:
+    known = [(run, run.slower) for run in runs if run.slower is not None]
+    ratios = [slower for _, slower in known]
+    recent = ratios[-RECENT:]
+    usual = median(recent) if recent else 1.0
+    if len(recent) < SLOW_RUNS or usual < SLOWER or sum(one >= AGAIN for one in recent) < 0.75 * len(recent):
+        return None
+    less = [one < (1 + usual) / 2 for one in ratios]  # one such run alone may be by chance
+    well = max((at + 1 for at in range(1, len(less)) if less[at] and less[at - 1]), default=0)
+    first = known[next((at for at in range(well, len(less)) if not less[at]), 0)][0]
+    return Health.slow, (
+        f"takes {usual:.2f} times as long as other hosts for the same work, the median of {len(recent)} runs; since "
+        f"{first.run.run}"
+    )
+
+
+def _throttled(recent: Sequence[Run]) -> tuple[Health, str] | None:
+    readings = sum(run.node.readings for run in recent)
+    reasons = Counter[str]()
+    for run in recent:
+        reasons.update(run.node.throttled)
+    if not readings or not reasons or (share := reasons.most_common(1)[0][1] / readings) < HOT:
+        return None
+    return Health.throttled, f"its GPUs were slowed down by {reasons.most_common(1)[0][0]} in {share:.0%} of readings"

@@ -1,0 +1,94 @@
+"""The records of all runs in a folder of runs. A run that is over and has none gets one when somebody looks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from conf.errors import RunFolderError
+from conf.run_folder import run_folders
+from conf.run_folder.run_files import parse_json
+from conf.run_folder.rundir import RunDir
+from launch.files.run_files import RunFiles, read_run_files
+from launch.history.record import RunRecord, parse, record_of, write
+from launch.judge.state import State
+from launch.judge.verdict import decide
+from launch.observe.executors import Answers
+from launch.observe.look import answers_to, finish_observation
+
+_OPEN = (State.starting, State.running, State.failing, State.unknown)
+
+
+def keep(run: RunDir) -> None:
+    """Writes the record of a run that is over; raises as `observe` does."""
+    before = read_run_files(run)
+    _record(run, before, answers_to([before]))
+
+
+def records(runs: Path, progress: Callable[[int], None] = lambda count: None) -> list[RunRecord]:
+    """The records of all runs that are over and can be read, oldest first.
+
+    `progress` is told how many runs are left that have no record yet.
+    """
+    found, without = [], []
+    for folder in _folders(runs):
+        if (record := _kept(folder)) is None:
+            without.append(RunDir(Path(folder)))
+        else:
+            found.append(record)
+    found += _made(without, progress)
+    return sorted(found, key=lambda record: record.began_unix)
+
+
+def _folders(runs: Path) -> Iterator[str]:
+    """Paths of folders that may be runs. As texts: there may be ten thousand."""
+    for name in _entries(str(runs)):
+        if name.name != run_folders.BY_JOB:
+            yield from (one.path for one in _entries(name.path))
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return [one for one in found if one.is_dir()]
+    except OSError:
+        return []
+
+
+def _kept(folder: str) -> RunRecord | None:
+    """The record in a run's folder; None where there is none, or the run was started again since."""
+    path = os.path.join(folder, "history.json")  # noqa: PTH118 (a path object for each of ten thousand takes long)
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123
+            kept = os.fstat(file.fileno())
+            if os.stat(os.path.join(folder, "jobs.json")).st_mtime_ns > kept.st_mtime_ns:  # noqa: PTH116, PTH118
+                return None
+            return parse(parse_json(file.read(), path), path)
+    except (OSError, UnicodeDecodeError, RunFolderError):
+        return None
+
+
+def _made(runs: list[RunDir], progress: Callable[[int], None]) -> Iterator[RunRecord]:
+    first: list[tuple[RunDir, RunFiles]] = []
+    for run in runs:
+        with suppress(OSError, RunFolderError):
+            if RunDir.is_one(run.path):
+                first.append((run, read_run_files(run)))
+    answers = answers_to(before for _, before in first)
+    for number, (run, before) in enumerate(first):
+        progress(len(first) - number)
+        with suppress(OSError, RunFolderError):
+            if (record := _record(run, before, answers)) is not None:
+                yield record
+
+
+def _record(run: RunDir, before: RunFiles, answers: Answers) -> RunRecord | None:
+    seen = finish_observation(before, answers)
+    verdict = decide(seen)
+    if not seen.over or verdict.state in _OPEN:
+        return None
+    record = record_of(run, seen, verdict)
+    write(run, record)
+    return record

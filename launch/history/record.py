@@ -1,0 +1,209 @@
+"""What a run says of the machines that it ran on: `history.json` in its folder, written once it is over."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conf.errors import RunFolderError
+from conf.run_folder import gpu_lines
+from conf.run_folder.json_values import Count, Unix, typed
+from conf.run_folder.run_files import parse_json, read_tail
+from conf.run_folder.rundir import RunDir
+from launch.files.owner import owner_of
+from launch.judge.causes import causes
+from launch.judge.state import State
+from launch.judge.verdict import Verdict
+from launch.observe.observation import Kind, Node, Observation
+from megatron_ext.contract import events
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Place
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+VERSION = 1
+TAIL_BYTES = 1 << 22
+"""Of a rank's events so much is read, from the end: some 130,000."""
+GPU_TAIL_BYTES = 1 << 20
+_PASSES = ("forward-compute", "backward-compute", "backward-input-compute", "backward-weight-compute")
+_FIRST_PASS = _PASSES[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostRecord:
+    """A node of the run, as the machine that it was."""
+
+    host: str
+    node: str
+    gpu: str
+    """The kind of GPU by the plan."""
+    uuids: tuple[str, ...] = ()
+    """The GPUs themselves, where they were read."""
+    rank_hours: float = 0.0
+    work: dict[str, float] = field(default_factory=dict)
+    """Milliseconds that its slowest rank computes for a micro-batch, by what is computed (`work_key`): values of one
+    key compare between hosts and runs."""
+    readings: Count = 0
+    """Of its GPUs, as far as they are read here."""
+    throttled: dict[str, int] = field(default_factory=dict)
+    """Readings in which a GPU was slowed down, by the reason."""
+    troubles: tuple[str, ...] = ()
+    """Faults of its GPUs, in words."""
+    rule: str = ""
+    """By which rule the run failed, where that began here."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """history.json."""
+
+    version: Count = VERSION
+    run: str
+    state: State
+    began_unix: Unix
+    ended_unix: Unix
+    hosts: tuple[HostRecord, ...]
+
+
+def file_of(run: RunDir) -> Path:
+    return run.path / "history.json"
+
+
+def record_of(run: RunDir, seen: Observation, verdict: Verdict) -> RunRecord:
+    """The record of a run that is over. A rehearsal ran on no machine."""
+    nodes = [] if seen.kind is Kind.rehearsal else [node for node in seen.nodes if node.host is not None]
+    began = min((node.started_unix for node in nodes if node.started_unix is not None), default=seen.launched_unix)
+    first = next(iter(causes(seen)), None) if verdict.state in (State.failed, State.lost) else None
+    places = _places(seen.plan)
+    return RunRecord(
+        run=run.name,
+        state=verdict.state,
+        began_unix=began,
+        ended_unix=max([began, *(node.seen_unix for node in nodes)]),
+        hosts=tuple(
+            replace(host, rule=first.rule, reason=first.reason) if first and first.node == host.node else host
+            for host in (_host(run, seen.plan, node, places.get(node.name, [])) for node in nodes)
+        ),
+    )
+
+
+def write(run: RunDir, record: RunRecord) -> None:
+    """Keeps a record, where this user owns the run and can write there."""
+    if owner_of(run) == os.geteuid():
+        with suppress(OSError):
+            run.write_json(file_of(run), asdict(record))
+
+
+def parse(content: object, where: str) -> RunRecord:
+    """Raises RunFolderError for what is no record of this version."""
+    return typed(RunRecord, content, where)
+
+
+def _places(plan: Plan) -> dict[str, list[Place]]:
+    found: dict[str, list[Place]] = {}
+    for place in plan.ranks:
+        found.setdefault(plan.node_of(place.rank), []).append(place)
+    return found
+
+
+def _host(run: RunDir, plan: Plan, node: Node, places: list[Place]) -> HostRecord:
+    hours = 0.0 if node.started_unix is None else max(0.0, node.seen_unix - node.started_unix) / 3600
+    gpu = next((one.gpu for one in plan.nodes if one.name == node.name), "")
+    work: dict[str, float] = {}
+    for place in places:
+        with suppress(OSError, RunFolderError, ValueError, KeyError, struct.error):  # one that is cut off or damaged
+            if (took := _ms_per_micro_batch(run.path / "events" / f"rank-{place.rank:05d}.bin")) is not None:
+                key = work_key(plan, place.stage, gpu)
+                work[key] = round(max(took, work.get(key, 0.0)), 4)
+    entries = _gpu_entries(run, node.name)
+    readings = [entry for entry in entries if isinstance(entry, gpu_lines.GpuReading)]
+    throttled: dict[str, int] = {}
+    for reading in readings:
+        for reason in {reason for gpu_of in reading.gpus for reason in gpu_of.throttled}:
+            throttled[reason] = throttled.get(reason, 0) + 1
+    faults = [gpu_of.fault for reading in readings for gpu_of in reading.gpus if gpu_of.fault is not None]
+    faults += [entry.text for entry in entries if isinstance(entry, gpu_lines.GpuTrouble)]
+    return HostRecord(
+        host=node.host or node.name,
+        node=node.name,
+        gpu=gpu,
+        uuids=tuple(gpu_of.uuid for gpu_of in readings[-1].gpus) if readings else (),
+        rank_hours=round(hours * len(places), 4),
+        work=work,
+        readings=len(readings),
+        throttled=throttled,
+        troubles=tuple(dict.fromkeys(faults)),
+    )
+
+
+def work_key(plan: Plan, stage: int, gpu: str) -> str:
+    """What a rank of a stage computes for a micro-batch: equal for ranks whose times compare."""
+    train = plan.train
+    parts = {
+        "model": [plan.model.identity(), plan.model.code_digest],
+        "layers": plan.partition[stage :: plan.pipeline],
+        "ends": [stage == 0, stage == plan.pipeline - 1],
+        "tensor": plan.tensor if plan.tensors is None else plan.tensors[stage],
+        "sequence_parallel": plan.sequence_parallel,
+        "samples": plan.micro_batch_size,
+        "precision": str(train.precision),
+        "compile": train.compile,
+        "recompute": plan.recompute,
+        "streams": plan.streams,
+        "gpu": gpu,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _ms_per_micro_batch(path: Path) -> float | None:
+    """The median over the last iterations of how long a rank computes for a micro-batch, without what it waits for its
+    tensor group; None where no pass was recorded."""
+    import numpy as np
+
+    names, records = _last_events(path)
+    passes = np.isin(records["name"], [names.index(name) for name in _PASSES if name in names])
+    waits = np.isin(records["name"], [number for number, name in enumerate(names) if name.startswith("tensor-")])
+    first = records["name"] == (names.index(_FIRST_PASS) if _FIRST_PASS in names else -1)
+    iterations, inverse = np.unique(records["iteration"], return_inverse=True)
+    took = (records["end_ns"] - records["start_ns"]).astype(float)
+
+    def sums(which: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
+        return np.bincount(inverse[which], values[which], minlength=len(iterations))
+
+    counts = sums(first, np.ones_like(took))
+    whole = np.flatnonzero(counts > 0)[1:]  # of the first one the beginning may be missing, or it warms up
+    if not len(whole):
+        return None
+    each = (sums(passes, took) - sums(waits, took))[whole] / counts[whole]
+    return float(np.median(each)) / 1e6
+
+
+def _last_events(path: Path) -> tuple[list[str], NDArray[Any]]:
+    """The names, and the last records, of a file of events."""
+    import numpy as np
+
+    with path.open("rb") as file:
+        head = file.read(1 << 16)
+        if not head.startswith(events.MAGIC):
+            raise RunFolderError(f"{path} is no file of events")
+        names_json, begin = events.header_of(head)
+        size = events.RECORD.size
+        last = begin + (os.fstat(file.fileno()).st_size - begin) // size * size
+        file.seek(max(begin, last - TAIL_BYTES // size * size))
+        content = file.read(last - file.tell())
+    header = parse_json(names_json.decode(), str(path))
+    return list(map(str, header["names"])), np.frombuffer(content, np.dtype(list(events.FIELDS)))
+
+
+def _gpu_entries(run: RunDir, node: str) -> tuple[gpu_lines.GpuEntry, ...]:
+    with suppress(OSError, RunFolderError):
+        return gpu_lines.entries(read_tail(run.node_gpu(node), GPU_TAIL_BYTES)[0].decode(errors="replace"))
+    return ()

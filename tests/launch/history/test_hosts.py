@@ -1,0 +1,141 @@
+"""Which hosts the records of runs call slow or failing, and which not: emulated histories."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from launch.history.hosts import Health, Host, hosts_of
+from launch.history.record import HostRecord, RunRecord
+from launch.judge.state import State
+
+HOSTS = [f"gpu2-{number:03d}" for number in range(1, 9)]
+HOUR = 3600.0
+
+
+def history(
+    seed: int,
+    runs: int = 30,
+    slow: Mapping[str, float] | None = None,
+    failed: Mapping[str, Sequence[int]] | None = None,
+    *,
+    rule: str = "node-failed",
+    noise: float = 0.03,
+    nodes: int = 4,
+    hosts: Sequence[str] = HOSTS,
+) -> list[RunRecord]:
+    """Runs of three models on some of the hosts each, in any order of stages, with noisy times."""
+    draw = random.Random(seed)
+    made = []
+    for number in range(runs):
+        chosen, model = draw.sample(list(hosts), nodes), draw.choice("abc")
+        bad = next((host for host in (failed or {}) if number in (failed or {})[host]), None)
+        if bad is not None and bad not in chosen:
+            chosen[0] = bad
+        records = []
+        for stage, host in enumerate(chosen):
+            took = (5.0 + stage) * (slow or {}).get(host, 1.0) * draw.gauss(1.0, noise)
+            records.append(
+                HostRecord(
+                    host=host,
+                    node=f"gpu2-{stage}",
+                    gpu="a10",
+                    rank_hours=1.0,
+                    work={f"{model}{stage}": took},
+                    rule=rule if host == bad else "",
+                    reason=f"node gpu2-{stage} is gone without a result" if host == bad else "",
+                )
+            )
+        state = State.succeeded if bad is None else State.failed
+        began = number * HOUR
+        made.append(
+            RunRecord(run=f"r/{number}", state=state, began_unix=began, ended_unix=began + HOUR, hosts=tuple(records))
+        )
+    return made
+
+
+def flagged(records: Sequence[RunRecord]) -> dict[str, Health]:
+    return {host.name: host.health for host in hosts_of(records) if host.health is not Health.healthy}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_slow_and_one_failing_host_are_found_and_no_other(seed: int) -> None:
+    records = history(seed, slow={"gpu2-003": 1.1}, failed={"gpu2-006": (11, 23)})
+    assert flagged(records) == {"gpu2-003": Health.slow, "gpu2-006": Health.failing}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_hosts_of_quiet_runs_are_healthy(seed: int) -> None:
+    assert flagged(history(seed)) == {}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_errors_of_programs_flag_no_host(seed: int) -> None:
+    draw = random.Random(seed)
+    numbers = draw.sample(range(30), 6)
+    failed = {host: [number] for host, number in zip(HOSTS, numbers, strict=False)}
+    assert flagged(history(seed, failed=failed, rule="rank-failed")) == {}
+
+
+def test_a_program_that_always_fails_on_the_only_host_of_its_kind_flags_it_not() -> None:
+    records = history(1, hosts=["hgx"], nodes=1, failed={"hgx": (2, 5, 9)}, rule="rank-failed")
+    assert flagged(records) == {}
+
+
+def test_a_host_where_programs_fail_far_more_often_than_elsewhere_is_failing() -> None:
+    records = history(3, failed={"gpu2-002": (25, 27, 28, 29)}, rule="rank-failed")
+    assert flagged(records) == {"gpu2-002": Health.failing}
+
+
+def test_a_host_that_was_repaired_is_healthy_again() -> None:
+    records = history(4, runs=90, failed={"gpu2-006": (1, 3)})
+    assert flagged(records) == {}
+
+
+def test_it_is_said_since_when_a_host_is_slow() -> None:
+    before = history(5, runs=40)
+    after = [
+        replace(record, run=f"late/{number}", began_unix=record.began_unix + 1000 * HOUR)
+        for number, record in enumerate(history(6, runs=40, slow={"gpu2-005": 1.3}))
+    ]
+    found = next(host for host in hosts_of([*before, *after]) if host.name == "gpu2-005")
+    first = next(run.run.run for run in found.runs if run.run.run.startswith("late/"))
+    assert found.health is Health.slow
+    assert found.why.endswith(f"since {first}")
+
+
+def of(records: Sequence[RunRecord], name: str) -> Host:
+    return next(host for host in hosts_of(records) if host.name == name)
+
+
+def test_a_machine_that_comes_back_under_another_name_is_known_by_its_gpus() -> None:
+    def named(record: RunRecord, number: int) -> RunRecord:
+        hosts = []
+        for host in record.hosts:
+            name = "gpu2-103" if host.host == "gpu2-003" and number >= 15 else host.host
+            hosts.append(replace(host, host=name, uuids=(f"GPU-{host.host}",)))
+        return replace(record, hosts=tuple(hosts))
+
+    records = [named(record, number) for number, record in enumerate(history(7, slow={"gpu2-003": 1.1}))]
+    found = of(records, "gpu2-103")
+    assert found.before == ("gpu2-003",)
+    assert flagged(records) == {"gpu2-103": Health.slow}
+    assert "gpu2-003" not in {host.name for host in hosts_of(records)}
+
+
+def test_gpus_that_are_hot_in_most_readings_are_named() -> None:
+    records = [
+        replace(
+            record,
+            hosts=tuple(
+                replace(host, readings=100, throttled={"heat (hardware)": 60} if host.host == "gpu2-004" else {})
+                for host in record.hosts
+            ),
+        )
+        for record in history(8)
+    ]
+    assert flagged(records) == {"gpu2-004": Health.throttled}
+    assert of(records, "gpu2-004").why == "its GPUs were slowed down by heat (hardware) in 60% of readings"
