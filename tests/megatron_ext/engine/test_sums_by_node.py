@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from megatron_ext.contract.traffic import ALL_REDUCE, WEIGHTS
 
+from megatron_ext.contract.events import ALL_REDUCE, WEIGHTS
 from megatron_ext.contract.models.counts import parameter_count
 from megatron_ext.engine import engine
 from tests.megatron_ext.engine.test_traffic import sent
