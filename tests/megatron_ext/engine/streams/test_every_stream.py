@@ -55,7 +55,8 @@ AXES = (SEMANTICS, (SGD, ADAM), ((), tuple(DROPOUT)), ((), (FULL,)), BATCHES)
 
 def cases_of(ranks: int) -> list[Case]:
     """Any two options meet, and each of them every layout; of more than three ranks some of these are drawn."""
-    return [case_of(*options) for options in cases.drawn(cases.pairwise([*compositions(ranks)], *AXES), 20)]
+    pairs = cases.pairwise([*compositions(ranks)], *AXES)
+    return [case_of(*options) for options in cases.drawn(pairs, 20 if ranks < 4 else 10)]
 
 
 def case_of(replicas: tuple[int, ...], semantics: str, *others: tuple[Any, ...]) -> Case:
