@@ -164,6 +164,7 @@ def _values(parallel: Parallel) -> dict[str, str]:
         "recompute": parallel.recompute,
         "sharded_optimizer": parallel.sharded_optimizer,
         "reduce_dtype": parallel.reduce_dtype,
+        "hierarchical_reduce": parallel.hierarchical_reduce,
         "micro_batch_size": parallel.micro_batch_size,
         "global_batch_size": parallel.global_batch_size,
         "schedule": parallel.schedule,
