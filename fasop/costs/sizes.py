@@ -13,8 +13,10 @@ from megatron_ext.contract.models.counts import block_numel
 BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp16: 2}
 """Of a weight or an activation."""
 
-ADAM_BYTES = 28
-"""Memory traffic of an Adam step per parameter: weight, gradient and two moments read, all but the gradient written."""
+ADAM_BYTES = {Precision.fp32: 40, Precision.bf16: 46, Precision.fp16: 46}
+"""Memory traffic of an update by Adam per parameter: the gradient read for its norm; weight, gradient and two moments
+read and, clipped and updated, written; a 16-bit weight made of that in fp32; the gradient zeroed. Counted in the engine
+(tests/cuda/test_optimizer.py)."""
 
 
 @lru_cache(maxsize=4096)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from conf.schema.experiment import Precision
+from fasop.costs.sizes import ADAM_BYTES
 from tests.cuda.test_stand_in import ran
 from tests.support.cuda.machine import Machine, counts
 
@@ -18,6 +20,7 @@ PROGRAM = """
     from megatron_ext.engine.gradients.flat import FlatWeights
     from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
     from megatron_ext.timeline.recorder import Recorder
+    from tests.support.cuda.accesses import Accesses
 
     usual = TrainConfig(
         iterations=4, seed=1, lr=1e-4, min_lr=0.0, lr_decay_iterations=4, weight_decay=0.1, precision=Precision.bf16
@@ -46,7 +49,10 @@ PROGRAM = """
         elsewhere = [flat.gradient(one) for one in flat.parameters.values() if one.dim() < 2] if {shared} else []
         optimizer = Optimizer(flat, train, None, DataGroup(1, 0, None), False, elsewhere)
         steps(2000 + layers, lambda: optimizer.step(Recorder(None)))
+        with Accesses():
+            steps(3000 + layers, lambda: optimizer.step(Recorder(None)))
 """
+NUMEL_OF_LAYER = 2 * 64 + 64 * (192 + 64 + 256) + 192 + 64 + 256
 
 
 @pytest.mark.parametrize(
@@ -72,3 +78,11 @@ def test_an_update_is_the_plain_loops_kernels_and_few_more(
         assert sum(plain.kernels.values()) > 0
         assert sum(own.kernels.values()) <= sum(plain.kernels.values()) + 30, own.kernels
         assert sum(own.waits.values()) == 1, own.waits
+
+
+@pytest.mark.parametrize("precision", Precision)
+def test_an_update_moves_the_bytes_that_are_predicted(tmp_path: Path, precision: Precision) -> None:
+    ran(tmp_path, PROGRAM.format(options={"precision": precision.value}, shared=False))
+    (log,) = Machine(2, tmp_path / "machine").logs()
+    found = counts(log, 3002 + 64).traffic / (64 * NUMEL_OF_LAYER)
+    assert found == pytest.approx(ADAM_BYTES[precision], rel=0.01)

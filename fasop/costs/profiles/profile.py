@@ -265,7 +265,7 @@ def optimizer_s_per_parameter(gpu: Gpu, profile: LayerProfile | None, precision:
     for measured in (precision, OTHER_16_BIT.get(precision)):
         if measured in known:
             return known[measured] * 1e-9
-    return ADAM_BYTES / (gpu.memory_gb_per_s * 1e9)
+    return ADAM_BYTES[precision] / (gpu.memory_gb_per_s * 1e9)
 
 
 def _check(profile: LayerProfile) -> None:

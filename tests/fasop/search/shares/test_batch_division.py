@@ -154,5 +154,5 @@ def test_a_launch_says_what_it_chose_and_the_run_keeps_it(tmp_path: Path, capsys
     said = capsys.readouterr().err
     assert "(parallel.micro_batch_size=auto parallel.shares=auto: parallel.micro_batch_size=" in said
     (config,) = (tmp_path / "runs").glob("xl/*/config.yaml")
-    assert "shares: 3*2-1*2" in config.read_text()
+    assert "shares: 7*2-1*2" in config.read_text()
     assert "auto" not in config.read_text().split("parallel:")[1].split("container:")[0]
