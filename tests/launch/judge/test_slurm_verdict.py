@@ -99,6 +99,25 @@ CASES = {
 }
 
 
+RULES = {
+    "CANCELLED": "cancelled",
+    "NODE_FAIL": "node-failed",
+    "BOOT_FAIL": "node-failed",
+    "OUT_OF_MEMORY": "out-of-memory",
+    "PREEMPTED": "preempted",
+    "TIMEOUT": "time-limit",
+    "DEADLINE": "time-limit",
+    "FAILED": "job-ended",
+}
+
+
+@pytest.mark.parametrize("state", RULES)
+def test_a_job_that_took_its_node_with_it_says_why(tmp_path: Path, state: str) -> None:
+    verdict = decide(seen_of(tmp_path, Case([Node(), Node()], last=20), "RUNNING", state))
+    assert (verdict.state, verdict.rule) == (State.failed, RULES[state])
+    assert verdict.reason.startswith(f"node local-1 is gone without a result: job 12 is {state}")
+
+
 @pytest.mark.parametrize(("case", "states", "expected"), CASES.values(), ids=CASES.keys())
 def test_what_happened_first_is_the_verdict(
     tmp_path: Path, case: Case, states: Sequence[str], expected: tuple[State, str, str]
