@@ -182,13 +182,18 @@ def test_imports_lead_downwards(folder: str) -> None:
 
 
 def test_a_family_is_described_by_what_the_contract_has() -> None:
-    """A description is part of the contract: it imports that and the standard library."""
-    described = [file for file in FILES if file.startswith("megatron_ext/families/") and file.endswith("/__init__.py")]
+    """A description is part of the contract: it imports that, its own options and the standard library."""
+    described = [
+        file
+        for file in FILES
+        if file.startswith("megatron_ext/families/") and file.endswith(("/__init__.py", "/options.py"))
+    ]
     other = {
         (file, name)
         for file in described
         for name in imported(file)
-        if not name.startswith(f"{CONTRACT}.") and name.split(".")[0] not in sys.stdlib_module_names
+        if not name.startswith((f"{CONTRACT}.", f"{file.rpartition('/')[0].replace('/', '.')}.options."))
+        and name.split(".")[0] not in sys.stdlib_module_names
     }
     assert described
     assert other == set()

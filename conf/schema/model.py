@@ -17,7 +17,7 @@ from megatron_ext.contract.keys import Range, option
 from megatron_ext.contract.models import keys
 from megatron_ext.contract.models.counts import parameter_count
 from megatron_ext.contract.models.images import ImageFamily, counted_blocks, depths_of
-from megatron_ext.contract.models.keys import DEFAULT, DEPTHS, OF_TRANSFORMERS, PositionEmbedding
+from megatron_ext.contract.models.keys import DEFAULT, DEPTHS, PositionEmbedding
 from megatron_ext.contract.models.model import (
     OPTIONS,
     SIZES,
@@ -72,8 +72,8 @@ class Model(keys.Model):
             _check_images(self, family)
         if family.counts_all:
             return
-        if family.recurrent:
-            _check_recurrent(self, family)
+        if family.one_head:
+            _check_one_head(self, family)
         if self.kv_channels is None:
             divides("model.heads", self.heads, "model.hidden", self.hidden)
         if self.num_query_groups is not None:
@@ -198,9 +198,9 @@ def _check_needs(model: Model) -> None:
             raise ConfigError(f"model.{key} is not set, but model.family={model.family} needs it; give model.{key}=…")
 
 
-def _check_recurrent(model: Model, family: Traits) -> None:
-    """Rules for LSTMs, which have nothing of a transformer's layers."""
-    for key in OF_TRANSFORMERS:
+def _check_one_head(model: Model, family: Traits) -> None:
+    """Rules for families whose layers are not a transformer's."""
+    for key in family.without:
         if getattr(model, key) != OPTIONS[key]:
             raise ConfigError(
                 f"model.{key}={str(getattr(model, key)).lower()} is for transformers, not for "

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
-from typing import Optional
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 from megatron_ext.contract.keys import FRACTION, Range, Word, about, option, positive
 
@@ -32,11 +35,6 @@ class PositionEmbedding(Word):
 LAYER_NORM, RMS_NORM = tuple(Normalization)
 LEARNED, ROTARY, NO_POSITIONS, SINUSOIDAL = tuple(PositionEmbedding)
 POSITIONS = (LEARNED, ROTARY, NO_POSITIONS)
-OF_TRANSFORMERS = (
-    *("ffn_hidden", "num_query_groups", "kv_channels", "normalization", "norm_epsilon", "swiglu", "add_bias_linear"),
-    "attention_dropout",
-)
-"""Options that families of LSTMs do not have."""
 OF_TRAINING = (
     *("hidden_dropout", "attention_dropout", "drop_path", "label_smoothing"),
     *("embedding_dropout", "input_dropout", "output_dropout", "weight_dropout"),
@@ -64,8 +62,8 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Model(Sizes):
-    """A model of one of the families, as a user describes it."""
+class SharedOptions(Sizes):
+    """The keys of a model that no family declares by itself."""
 
     family: str = DEFAULT
     ffn_hidden: Optional[int] = option(None, Range(1, 2**22))
@@ -134,3 +132,26 @@ class Model(Sizes):
     """For awd_lm: the fraction of recurrent weights that is 0 throughout a micro-batch."""
     features: Optional[int] = option(None, Range(1, 2**20))
     """For s2vt: numbers that describe a frame, such as 4096."""
+
+
+def _own_options() -> Tuple[Any, ...]:
+    """The classes in the `options.py` of families, each named `OPTIONS` there. A file is loaded without its package,
+    which describes a model that already has these options."""
+    found = []
+    for path in sorted((Path(__file__).parents[2] / "families").glob("*/options.py")):
+        name = f"megatron_ext.families.{path.parent.name}.options"
+        spec = spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+        found.append(sys.modules[name].OPTIONS)
+    return tuple(found)
+
+
+if TYPE_CHECKING:
+    Model = SharedOptions
+else:
+
+    @dataclass(frozen=True)
+    class Model(*_own_options(), SharedOptions):
+        """A model of one of the families, as a user describes it; `ModelConfig.own` has a family's own options."""

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple, Type, TypeVar
 
 from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, about, left_out
 from megatron_ext.contract.models.hf_config import HfConfig
 from megatron_ext.contract.models.keys import OF_TRAINING, POSITIONS, Model, Sizes
 from megatron_ext.contract.models.pieces import ImageBlock, Parameters, Stack, Wire
 
+T = TypeVar("T")
 TEXT, PAIRS, IMAGES, VIDEOS = "text", "pairs", "images", "videos"
 """What a family learns from."""
 SIZES = ("hidden", "heads", "sequence_length", "vocab_size", "padded_vocab_size")
@@ -103,6 +104,10 @@ class ModelConfig(Model, _PaddedSizes):
     def counted(self) -> int:
         """Blocks that a partition counts."""
         return sum(stack.layers for stack in self.stacks())
+
+    def own(self, options: Type[T]) -> T:
+        """The options that a family declares by itself: `options` is the class in the `options.py` of its folder."""
+        return options(**{key: getattr(self, key) for key in left_out(options)})
 
     def stacks(self) -> Tuple[Stack, ...]:
         """The rows of layers, in order."""
@@ -205,6 +210,8 @@ class Family:
     """Options that it has and other families lack."""
     needs: Tuple[str, ...] = ()
     """Options that it cannot do without."""
+    without: Tuple[str, ...] = ()
+    """Options of transformers that it does not have."""
     lacks: Tuple[str, ...] = ()
     """Those of `SIZES` that it does not have."""
     positions: Tuple[str, ...] = POSITIONS
@@ -220,7 +227,8 @@ class Family:
     decoder = False
     """Whether it has an encoder, and a decoder that takes its result."""
     recurrent = False
-    """Whether it is made of LSTMs."""
+    """Whether a layer takes its tokens one after another, as LSTMs do, and mostly computes the gradients of weights and
+    inputs together."""
     attends = False
     """Whether anything is known of attention in it, of which a part could be computed again."""
     measured = False

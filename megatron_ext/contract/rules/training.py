@@ -6,7 +6,7 @@ import json
 import math
 
 from megatron_ext.contract.layout import lcm
-from megatron_ext.contract.models.keys import DEFAULT, OF_TRANSFORMERS
+from megatron_ext.contract.models.keys import DEFAULT
 from megatron_ext.contract.models.model import IMAGES, OPTIONS, Family, families_with, family_named
 from megatron_ext.contract.plan_check import Faults, Rules, Values
 from megatron_ext.contract.train_config import COSINE, DECAYING, EVALUATING, EXPONENTIAL, NOAM, ONLY_WITH, STEP
@@ -20,8 +20,8 @@ def _model(plan: Values) -> Faults:
     for key, default in OPTIONS.items():
         if key not in family.options and model.get(key, default) != default and families_with(key):
             yield f"model.{key}", model[key], f"{json.dumps(default)} {with_family}"
-    if family.recurrent:
-        yield from _recurrent(family, model)
+    if family.one_head:
+        yield from _one_head(family, model)
     positions = model.get("position_embedding_type", OPTIONS["position_embedding_type"])
     if positions not in family.positions:
         yield "model.position_embedding_type", positions, f"{' or '.join(family.positions)} {with_family}"
@@ -50,9 +50,9 @@ def _model(plan: Values) -> Faults:
         yield "model.padded_vocab_size", padded, f"a multiple of tensor={tensor}, and no less than model.vocab_size"
 
 
-def _recurrent(family: Family, model: Values) -> Faults:
+def _one_head(family: Family, model: Values) -> Faults:
     of_family = f"with model.family={family.name}"
-    for key in OF_TRANSFORMERS:
+    for key in family.without:
         if model.get(key, OPTIONS[key]) != OPTIONS[key]:
             yield f"model.{key}", model[key], f"{json.dumps(OPTIONS[key])} {of_family}"
     if model.get("heads", 1) != 1:

@@ -37,6 +37,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         GROUPED | {"tie_word_embeddings": True, "head_dim": 64, "attention_bias": True, "mlp_bias": True},
     ),
     "Mistral": ("MistralConfig", "MistralForCausalLM", {"sliding_window": None}),
+    "Mamba": ("MambaConfig", "MambaForCausalLM", {"num_hidden_layers": 2, "time_step_rank": 40, "expand": 3}),
     "BERT": ("BertConfig", "BertForPreTraining", {}),
     "ViT": ("ViTConfig", "ViTForImageClassification", {"num_labels": 1000}),
     "ResNet": ("ResNetConfig", "ResNetForImageClassification", {"num_labels": 1000, "depths": [3, 4, 23, 3]}),
@@ -106,6 +107,11 @@ def test_a_llama_keeps_its_positions_and_norms() -> None:
         (
             LLAMA | {"model_type": "mistral", "sliding_window": 16},
             "sliding_window=16: tdpp has no sliding-window attention, which sequences of 128 tokens need",
+        ),
+        ({"model_type": "mamba", "num_hidden_layers": 2, "use_bias": True}, "the mixer of tdpp's Mamba has no biases"),
+        (
+            {"model_type": "mamba", "num_hidden_layers": 2, "intermediate_size": 1000},
+            "intermediate_size=1000: must be expand=2 times hidden_size=768",
         ),
         ({"model_type": "bert", "vocab_size": 9, "type_vocab_size": 1}, "type_vocab_size=1: tdpp's BERT has two"),
         ({"model_type": "resnet", "layer_type": "basic"}, "tdpp's ResNet has bottleneck blocks"),
