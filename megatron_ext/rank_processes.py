@@ -25,6 +25,7 @@ from megatron_ext.parallel import interruption
 from megatron_ext.parallel.interruption import Interrupted
 from megatron_ext.timeline import usage
 from megatron_ext.timeline.progress import STOPPED, Board
+from megatron_ext.timeline.stacks import Stacks
 
 MIN_ADDRESS_SPACE = 2**30
 """Some dozen threads of a rank reserve as much; the C++ library ends a rank that cannot have one, without a reason."""
@@ -34,9 +35,10 @@ def report(plan: Plan, place: Place, error: BaseException, symptom: bool) -> Non
     _report_as(plan, place, type(error).__name__, str(error), traceback.format_exc(), symptom)
 
 
-def report_killed(plan: Plan, place: Place, signum: int, kernel_kills: int) -> None:
+def report_killed(plan: Plan, place: Place, signum: int, kernel_kills: int, at: str = "") -> None:
+    """`at` is where in Python a fault of the rank's own has killed it."""
     name = signal.Signals(signum).name
-    message = f"killed by {name}{_hint(plan, signum, kernel_kills)}"
+    message = f"killed by {name}{f' in {at}' if at else ''}{_hint(plan, signum, kernel_kills)}"
     print(f"[{place}] error: {message}", file=sys.stderr, flush=True)
     _report_as(plan, place, KILLED, message, "", symptom=_by_watchdog(plan, signum))
 
@@ -96,6 +98,8 @@ LOOK_S = 5.0
 """Between two looks at what the ranks are doing."""
 STILL_S = 10.0
 """A rank that has done the same thing for this long may stand still."""
+ENDING_S = 1.0
+"""The same when ranks are ended because one of them failed."""
 
 
 class Ranks:
@@ -111,6 +115,9 @@ class Ranks:
         self._kernel_kills = usage.kernel_kills()
         self._path = plan.files.node_ranks(plan.nodes[node_rank].name)
         self._board = Board([place.rank for place in self._places])
+        self._stacks = Stacks([place.rank for place in self._places])
+        self._located: Dict[int, Dict[str, Any]] = {}
+        """By pid, where a rank stood still, and since when."""
         self._state: Dict[int, Dict[str, Any]] = {}
         """By pid: what nodes/<node>.ranks.json says of it."""
 
@@ -123,6 +130,7 @@ class Ranks:
             pid = os.fork()
             if pid == 0:
                 self._board.take(place.rank)
+                self._stacks.take(place.rank)
                 if self._plan.train.checkpoint:
                     interruption.listen()
                 else:  # it could only end without having saved; that is its agent's to do
@@ -159,7 +167,7 @@ class Ranks:
         """
         signal.setitimer(signal.ITIMER_REAL, 0)
         self._reap(block=False)
-        self._note(self._doing())
+        self._note(self._with_stacks(self._doing(), time.time() - ENDING_S))
         for step in (signal.SIGTERM, signal.SIGKILL) if gently else (signal.SIGKILL,):
             for pid in self._alive():
                 os.kill(pid, step)
@@ -180,7 +188,19 @@ class Ranks:
         """Publishes what the ranks are doing while one of them stands still, and nothing while all go on."""
         doing, before = self._doing(), time.time() - STILL_S
         still = any(each["since_unix"] < before or each["process"] in STOPPED for each in doing.values())
-        self._note(doing if still else {})
+        self._note(self._with_stacks(doing, before) if still else {})
+
+    def _with_stacks(self, doing: Dict[int, Dict[str, Any]], before: float) -> Dict[int, Dict[str, Any]]:
+        """The same, with the stacks of ranks that have done the same thing since before a moment. Each is asked once
+        for what it does: a rank that is stopped cannot answer."""
+        for pid, each in doing.items():
+            known = self._located.get(pid)
+            if known is not None and known["since_unix"] == each["since_unix"]:
+                each.update(known)
+            elif each["since_unix"] < before and each["process"] not in STOPPED:
+                each.update(self._stacks.ask(self._state[pid]["rank"], pid))
+                self._located[pid] = {key: each[key] for key in ("since_unix", "at", "stack")}
+        return doing
 
     def _note(self, doing: Dict[int, Dict[str, Any]]) -> None:
         alive = self._alive()
@@ -208,7 +228,8 @@ class Ranks:
                     self._state[pid]["doing"] = None
                 if code < 0 and ours is None:
                     kills = usage.kernel_kills() - self._kernel_kills
-                    report_killed(self._plan, self._plan.ranks[self._state[pid]["rank"]], -code, kills)
+                    rank = self._state[pid]["rank"]
+                    report_killed(self._plan, self._plan.ranks[rank], -code, kills, self._stacks.fault(rank))
                 failed = failed or (code not in (0, SAVED) and ours is None)
                 self._publish()
         return failed

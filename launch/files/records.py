@@ -136,6 +136,8 @@ class DoingRecord:
     iteration: Count
     since_unix: Unix
     process: str
+    at: str = ""
+    stack: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

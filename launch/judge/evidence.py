@@ -84,6 +84,10 @@ def evidence_of(seen: Observation, judged: State, later: Iterable[str]) -> Itera
             yield Evidence(OF_GPUS, summary, node_gpus.node)
     if not seen.over and (held := held_up_by(seen)):
         yield Evidence(*held_up_words(seen, held, "keeps the others waiting"))
+    for doing in held_up_by(seen)[:STACKS]:
+        if doing.stack:
+            frames = " < ".join(frame.rpartition("/")[2] for frame in doing.stack[:FRAMES])
+            yield Evidence("stack", f"rank {doing.rank}: {frames}")
     for reason in later:
         yield Evidence("later", first_line(reason))
     if disk_is_full(seen):
@@ -134,6 +138,8 @@ def saved(seen: Observation) -> str:
     return "nothing was saved" if seen.saved is None else f"saved after iteration {seen.saved}"
 
 
+STACKS, FRAMES = 3, 8
+"""Of so many ranks that stand still the innermost frames are shown."""
 NOTED_S = 10.0
 """From then on it is said; an agent writes every two seconds, on a busy file system less often."""
 

@@ -41,6 +41,10 @@ class Doing(RankPlace):
     since_unix: float
     process: str
     """The kernel's letter for its process."""
+    at: str = ""
+    """Where in Python it stands still, such as `my.py:6 wait_for_nfs`; empty where that is not known."""
+    stack: tuple[str, ...] = ()
+    """Its frames, from the innermost on."""
 
     @property
     def stopped(self) -> bool:
@@ -111,7 +115,8 @@ def _state(doing: Doing, until_unix: float) -> str:
     if doing.stopped:
         return f"its process {doing.pid} {_STOPPED[doing.process]} ({where})"
     does = _ALIVE.get(doing.process, f"is in state {doing.process}")
-    return f"computing for {until_unix - doing.since_unix:.0f} s ({where}); its process {doing.pid} {does}"
+    at = f" in {doing.at}" if doing.at else ""
+    return f"computing for {until_unix - doing.since_unix:.0f} s{at} ({where}); its process {doing.pid} {does}"
 
 
 def _where(doing: Doing) -> Iterator[str]:

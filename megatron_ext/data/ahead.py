@@ -37,6 +37,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.worker import die_with_parent
 from megatron_ext.data.samples import Samples
+from megatron_ext.timeline.stacks import SIGNAL, own_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -237,10 +238,11 @@ def _serve(asked: Connection, shared: mmap.mmap, known: Sequence[Samples], rank:
     """All that a helper does, until its rank is gone."""
     try:
         die_with_parent(signal.SIGKILL)
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        stacks = own_file()
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, *([SIGNAL] if stacks is None else [])):
             signal.signal(signum, signal.SIG_IGN)  # Slurm sends them to every process; the rank decides
         gc.freeze()  # a collection would write to, and so copy, all memory that it shares with the rank
-        _close_all_but(asked.fileno())
+        _close_all_but(asked.fileno(), *([] if stacks is None else [stacks]))
         while os.getppid() == rank:
             key = asked.recv_bytes()
             samples, numbers = known[_INDEX.unpack_from(key)[0]], np.frombuffer(key, np.int64, offset=_INDEX.size)
@@ -251,10 +253,10 @@ def _serve(asked: Connection, shared: mmap.mmap, known: Sequence[Samples], rank:
         os._exit(0)
 
 
-def _close_all_but(kept: int) -> None:
+def _close_all_but(*kept: int) -> None:
     """The rank's files and connections, which others are to see closed as soon as it dies; not the standard ones."""
     for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
-        if number > 2 and number != kept:
+        if number > 2 and number not in kept:
             with suppress(OSError):  # that of the listing
                 os.close(number)
 

@@ -80,4 +80,5 @@ def test_one_that_was_stopped(runs: Path, corpus: Path, layout: tuple[str, ...],
 def test_one_that_sleeps(runs: Path, corpus: Path, layout: tuple[str, ...], rank: int, at: str) -> None:
     hangs = (f"+cluster.environment.HANG_RANK={rank}", f"+cluster.environment.HANG_AT={at}")
     run = start(runs, corpus, HANGING, *layout, *hangs)
-    assert_blamed(run, rank, " s (iteration 3, after: ")
+    assert_blamed(run, rank, " (iteration 3, after: ")
+    assert " s in hanging_worker.py:" in judge(run).reason
