@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.images import photographs
 from megatron_ext.data.indexed_dataset import write_indexed
 from tests.support import ROOT
 from tests.support.cuda.machine import WORKER, Counts, Machine, counts
@@ -26,6 +27,7 @@ GPT = (
     *("model=small", "model.layers=12", "model.hidden=768", "model.heads=12", "model.sequence_length=1024"),
     *("model.vocab_size=50257", "model.vocab_multiple=128", "parallel.micro_batch_size=4"),
 )
+VIT = ("model=vit-b16", "parallel.micro_batch_size=8")
 LLAMA = ("model=llama-1b", "model.layers=4", "parallel.micro_batch_size=1")
 HIDDEN, DROPOUT = "model.hidden_dropout=0.1", "model.hidden_dropout=0.1 model.attention_dropout=0.1"
 ONE, TWO = "parallel=single", "parallel.data=2 parallel.pipeline=1 parallel.partition=12"
@@ -49,6 +51,7 @@ CASES = {
     "with hidden dropout": Case(1, GPT, f"{ONE} {HIDDEN}", (PLAIN,)),
     "with hidden and attention dropout": Case(1, GPT, f"{ONE} {DROPOUT}", (PLAIN, MEGATRON_CORE)),
     "Llama-1B, 4 layers": Case(1, LLAMA, ONE, (PLAIN, AUTOCAST, MEGATRON_CORE)),
+    "ViT-B/16": Case(1, VIT, ONE, (PLAIN, AUTOCAST)),
     "recomputed": Case(1, GPT, f"{ONE} parallel.recompute=full"),
     "in two streams": Case(1, GPT, f"{ONE} parallel.streams=2"),
     "data parallel": Case(2, GPT, TWO),
@@ -76,13 +79,17 @@ class Counter:
     megatron_core: Path | None = None
 
     def run_of(self, case: Case, *overrides: str) -> EngineRun:
-        """A plan of this case with random tokens."""
+        """A plan of this case with random tokens or images."""
+        given = [*words_of(case), *overrides]
+        folder = Path(tempfile.mkdtemp(dir=self.folder)) / "run"
+        if case.model is VIT:
+            photographs(self.folder / "images", DOCUMENTS, 224)
+            return make_run(folder, self.folder / "images", *given, base=())
         data = self.folder / "data"
         if not data.with_suffix(".idx").exists():
             tokens = np.random.default_rng(0).integers(0, VOCABULARY, DOCUMENTS * TOKENS, dtype=np.uint16)
             write_indexed(data, np.split(tokens, DOCUMENTS), np.dtype(np.uint16))
-        given = [*words_of(case), *overrides]
-        return make_run(Path(tempfile.mkdtemp(dir=self.folder)) / "run", data, *given, base=())
+        return make_run(folder, data, *given, base=())
 
     def ours(self, run: EngineRun, gpus: int) -> list[Counts]:
         """The third iteration, of each rank."""

@@ -17,9 +17,10 @@ def dropped(x: torch.Tensor, rate: float) -> torch.Tensor:
 class Block(nn.Module):
     """A transformer layer; its parts are called as in `megatron_ext.families.gpt.task`."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, *, causal: bool = True) -> None:
         super().__init__()
         hidden = model.hidden
+        self.causal = causal
         self.heads, self.rate, self.attention_rate = model.heads, model.hidden_dropout, model.attention_dropout
         self.attention_norm, self.mlp_norm = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
         self.qkv, self.attention_out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
@@ -28,7 +29,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, s, h = x.shape
         q, k, v = (t.view(b, s, self.heads, -1).transpose(1, 2) for t in self.qkv(self.attention_norm(x)).split(h, 2))
-        attended = F.scaled_dot_product_attention(q, k, v, dropout_p=self.attention_rate, is_causal=True)
+        attended = F.scaled_dot_product_attention(q, k, v, dropout_p=self.attention_rate, is_causal=self.causal)
         x = x + dropped(self.attention_out(attended.transpose(1, 2).reshape(b, s, h)), self.rate)
         inner = F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh")
         return x + dropped(self.mlp_out(inner), self.rate)

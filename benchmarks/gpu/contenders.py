@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from benchmarks.gpu.profiled import Result, counted
 from benchmarks.gpu.run import TIMED, WARM_UP
 from benchmarks.textbook import Block, LlamaBlock, dropped
-from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.contract.models.model import IMAGES, ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.timeline.usage import measure
 
@@ -68,11 +68,37 @@ class PlainGpt(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).float().flatten(0, 1), labels.flatten())
 
 
+class PlainVit(nn.Module):
+    """A ViT of ordinary modules; it returns the loss, as if all images were of the first class."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        assert model.image_size is not None
+        assert model.patch_size is not None
+        assert model.classes is not None
+        patches = (model.image_size // model.patch_size) ** 2
+        self.patch = nn.Conv2d(model.channels, model.hidden, model.patch_size, model.patch_size)
+        self.first = nn.Parameter(torch.zeros(1, 1, model.hidden))
+        self.position = nn.Parameter(torch.zeros(patches + 1, model.hidden))
+        self.blocks = nn.Sequential(*(Block(model, causal=False) for _ in range(model.layers)))
+        self.norm, self.head = nn.LayerNorm(model.hidden), nn.Linear(model.hidden, model.classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patch(images.to(self.patch.weight.dtype)).flatten(2).transpose(1, 2)
+        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.position
+        scores = self.head(self.norm(self.blocks(x)[:, 0]))
+        return F.cross_entropy(scores.float(), torch.zeros(len(x), dtype=torch.int64, device=x.device))
+
+
+def plain(model: ModelConfig) -> nn.Module:
+    return PlainVit(model) if model.traits.learns == IMAGES else PlainGpt(model)
+
+
 def autocast_step(plan: Plan, device: str, compiled: bool = False) -> Step:
     """nanoGPT's recipe: fp32 weights, bf16 autocast, fused AdamW, TF32 products; compiled as a whole, or not."""
     torch.set_float32_matmul_precision("high")
     with torch.device(device):
-        module = PlainGpt(plan.model)
+        module = plain(plan.model)
     if compiled:
         module.compile()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
@@ -96,7 +122,7 @@ def bf16_step(plan: Plan, device: str) -> Step:
     """The plain loop with the fewest kernels: weights and sums of gradients in bf16, and for the fused AdamW a copy of
     both in fp32."""
     with torch.device(device):
-        module = PlainGpt(plan.model).to(torch.bfloat16)
+        module = plain(plan.model).to(torch.bfloat16)
     weights = list(module.parameters())
     masters = [weight.detach().float() for weight in weights]
     sums = [torch.zeros_like(master) for master in masters]

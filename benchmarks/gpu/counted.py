@@ -19,7 +19,11 @@ ITERATIONS = 4
 def main(contender: str, path: str) -> None:
     plan = Plan.read(Path(path))
     mark = ctypes.CDLL(None).standin_mark
-    size, count = (plan.micro_batch_size, plan.model.sequence_length + 1), plan.micro_batches[0]
+    torch.backends.cudnn.enabled = False  # as in the ranks: the stand-in has none of it
+    model, count = plan.model, plan.micro_batches[0]
+    images = model.image_size is not None
+    one = (model.channels, model.image_size, model.image_size) if images else (model.sequence_length + 1,)
+    dtype = torch.float32 if images else torch.int64
 
     def between(number: int) -> None:
         mark(f"micro {number}".encode() if number < count else b"rest")
@@ -27,8 +31,8 @@ def main(contender: str, path: str) -> None:
     with CONTENDERS[contender](plan, "cuda") as step:
         for iteration in range(1, ITERATIONS + 1):
             mark(f"begin {iteration}".encode())
-            pinned = [torch.zeros(size, dtype=torch.int64).pin_memory() for _ in range(count)]
-            step([tokens.to("cuda", non_blocking=True) for tokens in pinned], between)
+            pinned = [torch.zeros(plan.micro_batch_size, *one, dtype=dtype).pin_memory() for _ in range(count)]
+            step([samples.to("cuda", non_blocking=True) for samples in pinned], between)
             mark(f"end {iteration}".encode())
         sys.stdout.flush()
         os._exit(0)  # threads of torch's own would end by aborting
