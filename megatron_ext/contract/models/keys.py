@@ -122,14 +122,6 @@ class SharedOptions(Sizes):
     """For resnet and vgg: blocks of each stage, such as 3-4-6-3."""
     embedding_width: Optional[int] = option(None, Range(1, 2**20))
     """For awd_lm and s2vt: width of a word's and a frame's vector; null: hidden."""
-    embedding_dropout: float = option(0.0, FRACTION)
-    """For awd_lm: the fraction of words whose vectors are 0 throughout a sample."""
-    input_dropout: float = option(0.0, FRACTION)
-    """For awd_lm: dropout of the first layer's input."""
-    output_dropout: float = option(0.0, FRACTION)
-    """For awd_lm: dropout of the last layer's output."""
-    weight_dropout: float = option(0.0, FRACTION)
-    """For awd_lm: the fraction of recurrent weights that is 0 throughout a micro-batch."""
     features: Optional[int] = option(None, Range(1, 2**20))
     """For s2vt: numbers that describe a frame, such as 4096."""
 

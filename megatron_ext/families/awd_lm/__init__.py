@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import List, Tuple
 
+from megatron_ext.contract.keys import left_out
 from megatron_ext.contract.models.lstms import LstmFamily
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.models.pieces import Stack, Wire, present
+from megatron_ext.families.awd_lm.options import AwdLmOptions
 
 
 class _AwdLm(LstmFamily):
@@ -20,7 +22,7 @@ class _AwdLm(LstmFamily):
     one_head = "model.family=awd_lm has no attention"
     options = (
         *("position_embedding_type", "untie_embeddings_and_output_weights", "hidden_dropout", "embedding_width"),
-        *("embedding_dropout", "input_dropout", "output_dropout", "weight_dropout"),
+        *left_out(AwdLmOptions),
     )
 
     def stacks(self, model: ModelConfig) -> Tuple[Stack, ...]:
@@ -44,7 +46,7 @@ class _AwdLm(LstmFamily):
         return [Wire(place, (place + 1,), width * model.sequence_length) for place, width in enumerate(widths, -1)]
 
     def weights_kept(self, model: ModelConfig, kind: str) -> int:
-        if not model.weight_dropout or not kind.startswith("layer"):
+        if not model.own(AwdLmOptions).weight_dropout or not kind.startswith("layer"):
             return 0
         return 4 * self.widths(model, kind)[1] ** 2
 

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.families.awd_lm import FAMILY
+from megatron_ext.families.awd_lm.options import AwdLmOptions
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.dropout import dropout, key_of, rows_of
 from megatron_ext.tasks.language.language_task import NextTokenTask
@@ -91,9 +92,10 @@ class DroppedEmbedding(nn.Module):
     def __init__(self, config: ModelConfig, tensor: TensorGroup, seed: int) -> None:
         super().__init__()
         self.later: Optional[WeightGradients] = None
-        self.word_rate = config.embedding_dropout
+        own = config.own(AwdLmOptions)
+        self.word_rate = own.embedding_dropout
         self.word_key = key_of(seed, "embedding.word")
-        self.dropout = LockedDropout(config.input_dropout, key_of(seed, "embedding"))
+        self.dropout = LockedDropout(own.input_dropout, key_of(seed, "embedding"))
         self.word = nn.Parameter(torch.empty(config.padded_vocab_size, config.word_width))
 
     def forward(self, tokens: Tensor, number: Tensor) -> Tensor:
@@ -111,10 +113,10 @@ class DroppedLayer(nn.Module):
     def __init__(self, config: ModelConfig, kind: str, tensor: TensorGroup, name: str, seed: int, again: bool) -> None:
         super().__init__()
         self.again = again
-        last = kind == "layer_last"
-        rate = config.output_dropout if last else config.hidden_dropout
+        own = config.own(AwdLmOptions)
+        rate = own.output_dropout if kind == "layer_last" else config.hidden_dropout
         self.dropout = LockedDropout(rate, key_of(seed, name))
-        self.lstm = WeightDroppedLstm(*FAMILY.widths(config, kind), config.weight_dropout, key_of(seed, f"{name}.lstm"))
+        self.lstm = WeightDroppedLstm(*FAMILY.widths(config, kind), own.weight_dropout, key_of(seed, f"{name}.lstm"))
 
     def forward(self, x: Tensor, number: Tensor) -> Tensor:
         """[batch, sequence, inputs], number [batch] -> [batch, sequence, outputs]."""

@@ -120,11 +120,12 @@ def scan(x: Tensor, step: Tensor, write: Tensor, read: Tensor, log_decay: Tensor
     kept = torch.exp(steps.unsqueeze(-1) * -log_decay.float().exp())
     added = (steps * wide).unsqueeze(-1) * write.float().unsqueeze(-2)
     state = torch.zeros_like(added[:, 0])
-    seen = []
-    for keep, add, look in zip(kept.unbind(1), added.unbind(1), read.float().unbind(1)):
-        state = keep * state + add
-        seen.append((state @ look.unsqueeze(-1)).squeeze(-1))
-    return (torch.stack(seen, 1) + wide * skip.float()).to(x.dtype)
+    states = []
+    for keep, add in zip(kept.unbind(1), added.unbind(1)):
+        state = torch.addcmul(add, keep, state)
+        states.append(state)
+    seen = (torch.stack(states, 1) @ read.float().unsqueeze(-1)).squeeze(-1)
+    return (seen + wide * skip.float()).to(x.dtype)
 
 
 def _empty_convolution(channels: int, kernel: int) -> nn.Conv1d:
