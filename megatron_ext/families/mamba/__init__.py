@@ -50,7 +50,6 @@ class _Mamba(TokenFamily):
         *("normalization", "position_embedding_type", "untie_embeddings_and_output_weights"),
         *left_out(MambaOptions),
     )
-    without = ("ffn_hidden", "num_query_groups", "kv_channels", "swiglu", "add_bias_linear", "attention_dropout")
 
     def stacks(self, model: ModelConfig) -> Tuple[Stack, ...]:
         return (Stack("layer", "layers", model.layers, model.sequence_length, causal=True),)

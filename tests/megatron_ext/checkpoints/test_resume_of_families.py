@@ -30,6 +30,7 @@ KINDS = {
     "transformer": ["train.lr_policy=noam"],
     "gnmt": ["train.lr_policy=polynomial", "train.lr_power=2"],
     "awd_lm": ["train.optimizer=sgd"],
+    "mamba": ["train.optimizer=adam"],
     "s2vt": ["train.lr_policy=constant"],
 }
 LAYOUT = ["parallel.data=2", "parallel.pipeline=1", "parallel.sharded_optimizer=true"]

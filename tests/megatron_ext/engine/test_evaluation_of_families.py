@@ -12,6 +12,7 @@ import torch
 from tests.megatron_ext.engine.test_awd_lm_agrees import MODELS as LSTMS
 from tests.megatron_ext.engine.test_images_agree import MODELS as IMAGES
 from tests.megatron_ext.engine.test_images_agree import SIZES
+from tests.megatron_ext.engine.test_mamba_agrees import SIZES as MAMBA
 from tests.megatron_ext.engine.test_s2vt_agrees import MODELS as CAPTIONS
 from tests.megatron_ext.engine.test_translation_agrees import MODELS as TRANSLATION
 from tests.megatron_ext.tasks.user.test_module import module_run
@@ -38,7 +39,7 @@ LAYOUTS = {
     "shares": ["parallel.data=2", "parallel.pipeline=1", "parallel.micro_batch_size=4", "parallel.shares=2-1"],
     "stages": ["parallel.data=1", "parallel.pipeline=2", "parallel.micro_batch_size=4", "parallel.recompute=full"],
 }
-FAMILIES = ("vit", "resnet", "transformer", "gnmt", "awd_lm", "s2vt", "Seq2Seq", "Translator")
+FAMILIES = ("vit", "resnet", "transformer", "gnmt", "awd_lm", "mamba", "s2vt", "Seq2Seq", "Translator")
 TRIED = cases.covering(
     product(LAYOUTS, FAMILIES), lambda case: {case[1]}, always=[("shares", "resnet"), ("stages", "Seq2Seq")]
 )
@@ -54,6 +55,8 @@ def made(family: str, folder: Path, *overrides: str) -> EngineRun:
         return make_run(folder / "run", write_pairs(folder, 61, longest=15), *TRANSLATION[family], *words)
     if family == "awd_lm":
         return make_run(folder / "run", make_corpus(folder), *LSTMS["tied"], "data.split='50,40,10'", *words)
+    if family == "mamba":
+        return make_run(folder / "run", make_corpus(folder), *MAMBA, "data.split='50,40,10'", *words)
     if family == "s2vt":
         return make_run(folder / "run", write_videos(folder, VOCAB), *CAPTIONS["two"], *words)
     return module_run(folder / "run", family, *words)

@@ -10,10 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from conf.compose import compose
+from conf.errors import ConfigError
+from conf.schema.experiment import Recompute, Schedule
+from fasop.search.space.choices import runnable
 from megatron_ext.contract.models.counts import parameter_count
 from megatron_ext.contract.plan import Plan
 from megatron_ext.families.mamba.task import MambaLayer, scan
 from megatron_ext.families.tasks import stage_of, task_of
+from megatron_ext.measuring.passes import Parts
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from tests.megatron_ext.engine.test_mamba_agrees import SIZES
 from tests.support.megatron_ext.engine_run import VOCAB, make_run
@@ -146,3 +150,33 @@ def test_a_scan_is_its_formula_token_by_token() -> None:
         state += width * write[0, token, 0].item() * x[0, token, 0].item()
         expected.append(state * read[0, token, 0].item() + skip.item() * x[0, token, 0].item())
     torch.testing.assert_close(scan(x, step, write, read, decay, skip).flatten(), torch.tensor(expected))
+
+
+def test_what_a_search_may_choose_is_what_a_mamba_can_do() -> None:
+    experiment = compose(["model=mamba-tiny", "parallel.partition=null"])
+    allowed = runnable(experiment.engine, experiment.train, experiment.model)
+    assert Schedule.zb_h1 not in allowed.schedule
+    assert Recompute.selective not in allowed.recompute
+
+
+def test_a_profile_times_every_kind_of_block(tmp_path: Path, corpus: Path) -> None:
+    plan = make_run(tmp_path / "run", corpus, *SIZES).plan
+    parts = Parts(plan, plan.model, TensorGroup(), 2, torch.device("cpu"))
+    assert parts.kept_bytes().keys() == {"embedding", "layer", "head"}
+    parts._pass()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("model.heads=2",), "model.heads=2: model.family=mamba has no attention; use 1"),
+        (("model.swiglu=true",), "model.swiglu=true is only for model.family=gpt, bert, t5, transformer"),
+        (("model.weight_dropout=0.5",), "model.weight_dropout=0.5 is only for model.family=awd_lm"),
+        (("model.mamba_expand=0",), "model.mamba_expand=0 must be at least 1"),
+        (("model=tiny", "model.mamba_expand=3"), "model.mamba_expand=3 is only for model.family=mamba, not for"),
+    ],
+    ids=str,
+)
+def test_options_of_other_families_are_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        compose(["model=mamba-tiny", "parallel.partition=null", *words])
