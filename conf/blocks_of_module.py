@@ -19,6 +19,7 @@ from conf.schema.experiment import Experiment
 from conf.schema.model import Model, check_code
 from conf.schema.parallel import AUTO
 from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.models.hf_config import config_file
 from megatron_ext.contract.models.model import defined_by_user
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -45,6 +46,8 @@ def digest_of(model: Model) -> str:
     Raises:
         ConfigError: the file cannot be read.
     """
+    if model.config is not None:
+        return digest_of_config(model.config)
     if model.code is None:
         identity = json.dumps(model.sized(1).identity(), sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()
@@ -53,6 +56,17 @@ def digest_of(model: Model) -> str:
     except OSError as error:
         raise ConfigError(
             f"model.code={model.code}: {model.code_file} cannot be read: {why(error)}; give FILE.py:NAME"
+        ) from error
+
+
+def digest_of_config(config: str) -> str:
+    """SHA-256 of the file that `model.config` names. Raises ConfigError if it cannot be read."""
+    path = Path(config_file(config))
+    try:
+        return digest_of_file(path)
+    except OSError as error:
+        raise ConfigError(
+            f"model.config={config}: {path} cannot be read: {why(error)}; give a config.json, or the folder that has it"
         ) from error
 
 

@@ -36,6 +36,7 @@ from conf.schema.experiment import Experiment
 from conf.schema.model import Model
 from conf.schema.train import LENGTHS
 from conf.schema.values.ranges import MOST_LAYERS
+from megatron_ext.contract.models.hf_config import HfConfigError
 from megatron_ext.contract.models.images import counted_blocks
 from megatron_ext.contract.models.keys import DEPTHS
 from megatron_ext.contract.models.model import SIZES, Family, ModelConfig, family_named, family_names
@@ -43,6 +44,8 @@ from megatron_ext.contract.models.model import SIZES, Family, ModelConfig, famil
 T = TypeVar("T")
 _LACKING = re.compile(r"Missing mandatory value: (?P<key>[\w.]+)")
 """What OmegaConf says of a reference to a value that is not set."""
+FROM_FILE = ("layers", "hidden", "heads", "sequence_length", "vocab_size")
+"""Sizes that the file of `model.config` sets."""
 _REFERENCE = re.compile(r"(\\*)\$\{")
 
 
@@ -262,8 +265,29 @@ def fill_sizes(model: DictConfig) -> None:
     for key in family.lacks:
         if OmegaConf.is_missing(model, key):
             model[key] = 0
+    if family.needs == ("config",):
+        _fill_from_file(family, model)
     if family.counts_all and not family.user_code and OmegaConf.is_missing(model, "layers"):
         model.layers = _count(family, model)
+
+
+def _fill_from_file(family: Family, model: DictConfig) -> None:
+    """Raises ConfigError if no file is given, or it cannot be read, or lacks a size that nothing else gives."""
+    lacking = [key for key in FROM_FILE if OmegaConf.is_missing(model, key)]
+    if not lacking:
+        return
+    if model.get("config") is None:
+        raise ConfigError(
+            f"model.config is not set, but model.family={family.name} needs it; give model.config=… a config.json, or "
+            "the folder of a model"
+        )
+    try:
+        found = family.sizes_of(str(model.config))
+    except HfConfigError as error:
+        raise ConfigError(f"model.config={model.config}: {error}") from error
+    for key in lacking:
+        if key in found:
+            model[key] = found[key]
 
 
 def _count(family: Family, model: DictConfig) -> int:

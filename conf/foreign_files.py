@@ -20,7 +20,10 @@ for each such key."""
 
 
 def expanded(words: Sequence[str], model_of: ModelOf) -> tuple[list[str], list[str]]:
-    """The words, those of other systems' files in the place of the files; and all that these say in vain."""
+    """The words, those of other systems' files in the place of the files; and all that these say in vain.
+
+    A model that another system's file describes is not one of the sizes that tdpp begins with.
+    """
     found, notes = list(words), list[str]()
     for beginning, read in READERS.items():
         files = [word.removeprefix(beginning) for word in found if word.startswith(beginning)]
@@ -30,6 +33,9 @@ def expanded(words: Sequence[str], model_of: ModelOf) -> tuple[list[str], list[s
             given = tuple(word for word in found if not word.startswith(beginning))
             said, more = read(Path(files[0]), given, model_of)
             found, notes = [*said, *given], [*notes, *more]
+    of_file = any(word.startswith("model.config=") or word == "model.family=huggingface" for word in found)
+    if of_file and not any(word.startswith("model=") for word in found):
+        found = ["model=huggingface", *found]
     return found, notes
 
 

@@ -68,13 +68,14 @@ class Model(keys.Model):
             return
         ranges.check("model", self, without=family.lacks)
         _check_family(self)
+        _check_needs(self)
         if isinstance(family, ImageFamily):
             _check_images(self, family)
         if family.counts_all:
             return
         if family.one_head:
             _check_one_head(self, family)
-        if self.kv_channels is None:
+        if self.kv_channels is None and self.config is None:
             divides("model.heads", self.heads, "model.hidden", self.hidden)
         if self.num_query_groups is not None:
             divides("model.num_query_groups", self.num_query_groups, "model.heads", self.heads)
@@ -94,6 +95,8 @@ class Model(keys.Model):
         options: dict[str, Any] = {key: getattr(self, key, default) for key, default in OPTIONS.items()}
         if self.code is not None:
             options["code"] = ":".join((os.path.abspath(self.code_file), self.code.rpartition(":")[2]))  # noqa: PTH100
+        if self.config is not None:
+            options["config"] = os.path.abspath(self.config)  # noqa: PTH100
         options["family"] = str(self.family)
         return ModelConfig(
             **{key: getattr(self, key) for key in ("layers", "hidden", "heads", "sequence_length", "vocab_size")},
@@ -208,13 +211,11 @@ def _check_one_head(model: Model, family: Traits) -> None:
             )
     if model.heads != 1:
         raise ConfigError(f"model.heads={model.heads}: {family.one_head}; use 1")
-    _check_needs(model)
     if model.layers < family.fewest_layers:
         raise ConfigError(f"model.layers={model.layers}: {family.why_layers}; use {family.fewest_layers} or more")
 
 
 def _check_images(model: Model, family: ImageFamily) -> None:
-    _check_needs(model)
     for key in family.lacks:
         if getattr(model, key, 0):
             raise ConfigError(

@@ -21,6 +21,8 @@ from megatron_ext.contract.models.model import family_named, family_names
 
 CONFIG = "config.json"
 MOST_BYTES = 2**24
+TRANSFORMERS = "huggingface"
+"""The family whose models are those of transformers."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,7 +42,8 @@ def main(argv: Sequence[str]) -> int:
     write_all(paths, {"model": text})
     for note in notes:
         print(f"# {note}")
-    print(f"written: {paths['model']}: {model.family}, {model.parameters():,} parameters")
+    count = f", {model.parameters():,} parameters" if model.config is None else ""
+    print(f"written: {paths['model']}: {model.family}{count}")
     print(f"\nnext:\n  tdpp search experiment=mine model={name}")
     return 0
 
@@ -49,7 +52,8 @@ def parser() -> Parser:
     made = Parser(
         prog="tdpp init model",
         description="Write a model into your folder of configurations, from a Hugging Face config.json: GPT-2, Llama, "
-        "Mistral, BERT, T5, ViT or ResNet. It refuses a file if tdpp would compute that model differently.",
+        "Mistral, BERT, T5, ViT or ResNet. It refuses a file if tdpp would compute that model differently. Other "
+        "causal models are trained with the layers of transformers.",
     )
     made.add_argument("source", metavar="FILE_OR_DIR", type=Path, help="a config.json, or the folder that has it")
     made.add_argument("name", metavar="NAME", nargs="?", help="the model's name (default: the folder's name)")
@@ -143,12 +147,13 @@ def from_hf(path: str, content: object, sequence_length: int | None = None) -> t
         raise LaunchError(f"{path}: must be a JSON object, as Hugging Face's config.json is")
     kind = content.get("model_type")
     by_type = {each: family_named(name) for name in family_names() for each in family_named(name).model_types}
-    if not isinstance(kind, str) or kind not in by_type:
+    if not isinstance(kind, str):
         raise LaunchError(
-            f"{path}: model_type={json.dumps(kind)}: tdpp has no such model family; it imports "
-            f"{', '.join(by_type)}. docs/your-model.md shows how to train a module of your own"
+            f"{path}: model_type={json.dumps(kind)}: must name a family of transformers, such as {', '.join(by_type)}"
         )
     config = HfConfig(path, content, sequence_length)
+    if kind not in by_type:
+        return _of_transformers(config)
     family = by_type[kind]
     try:
         config.must("is_encoder_decoder", family.decoder, "the model has another architecture than tdpp's")
@@ -159,3 +164,18 @@ def from_hf(path: str, content: object, sequence_length: int | None = None) -> t
     if sequence_length is not None and "sequence_length" not in values:
         raise LaunchError(f"--sequence-length {sequence_length}: a {kind} has no sequences; leave it out")
     return {**({} if family.name == DEFAULT else {"family": family.name}), **values}, config.notes
+
+
+def _of_transformers(config: HfConfig) -> tuple[dict[str, object], list[str]]:
+    """The same of a family that tdpp has not itself: its layers are those of transformers."""
+    family = family_named(TRANSFORMERS)
+    try:
+        config.must("is_encoder_decoder", False, "tdpp cuts causal models of transformers, which have no encoder")
+        values = family.from_hf(config)
+    except HfConfigError as error:
+        raise LaunchError(str(error)) from error
+    note = (
+        f"a {config.kind} is trained with transformers' own layers (model.family={TRANSFORMERS}), which its ranks "
+        "need; what cannot be cut is refused when a run starts (docs/models.md)"
+    )
+    return {"family": TRANSFORMERS, **values, "config": str(Path(config.path).absolute())}, [note]

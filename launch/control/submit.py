@@ -40,6 +40,7 @@ from launch.node.worker_command import WORKER, ModuleWorker, ProfiledWorker, Pro
 from launch.observe.look import observe
 from launch.tracking.run_info import require_ready
 from megatron_ext.contract.files import read_regular, why, write_atomic
+from megatron_ext.contract.models.hf_config import config_file
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from megatron_ext.contract.worker import TOKEN
 
@@ -196,18 +197,20 @@ def _resume(run: RunDir, experiment: Experiment, worker: str, sound: Callable[[P
 
 
 def _require_same_code(run: RunDir, plan: Plan) -> None:
-    """A run of another model.code would be another run; its ranks would refuse it."""
-    if plan.model.code is None or plan.model.code_digest is None:
+    """A run of another model.code or model.config would be another run; its ranks would refuse it."""
+    model = plan.model
+    if model.code_digest is None:
         return
-    path = Path(plan.model.code.rpartition(":")[0])
+    said = f"model.config={model.config}" if model.code is None else f"model.code={model.code}"
+    path = Path(config_file(str(model.config)) if model.code is None else model.code.rpartition(":")[0])
     try:
-        if digest_of_file(path) == plan.model.code_digest:
+        if digest_of_file(path) == model.code_digest:
             return
         wrong = "has changed since the run was launched"
     except OSError as error:
         wrong = f"cannot be read: {why(error)}"
     raise LaunchError(
-        f"resume={run.name}: model.code={plan.model.code}: {path} {wrong}; restore it, or start a new run with its "
+        f"resume={run.name}: {said}: {path} {wrong}; restore it, or start a new run with its "
         f"weights: train.load={run.path}"
     )
 

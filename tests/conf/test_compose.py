@@ -53,6 +53,9 @@ def compatible(group: str, choice: str) -> list[str]:
     if (group, choice) == ("model", "module"):
         code = ROOT / "tests" / "support" / "megatron_ext" / "user_models.py"
         return ["model=module", f"model.code={code}:convnet", "parallel.partition=4-5"]
+    if (group, choice) == ("model", "huggingface"):
+        config = ROOT / "tests" / "support" / "megatron_ext" / "qwen3.json"
+        return ["model=huggingface", f"model.config={config}", "parallel.partition=null"]
     if group == "model":
         return [f"model={choice}", "parallel.partition=null"]
     if group == "parallel":

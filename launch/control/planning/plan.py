@@ -237,12 +237,12 @@ def _noise(experiment: Experiment) -> list[NoisePoint] | None:
 
 
 def code_digest(model: Model) -> str | None:
-    """Returns the digest of a module's file, by which a run that goes on notices that it has changed.
+    """Returns the digest of the file of `code` or `config`, by which a run that goes on notices that it has changed.
 
     Raises:
         ConfigError: it cannot be read.
     """
-    return None if model.code is None else digest_of(model)
+    return None if model.code is None and model.config is None else digest_of(model)
 
 
 def _environments(experiment: Experiment) -> list[dict[str, str]]:

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
 from megatron_ext.contract.errors import EngineError
 
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
 _MISSING = object()
+
+
+def config_file(config: str) -> str:
+    """The file that `model.config` names: itself, or the config.json in its folder."""
+    return str(Path(config) / "config.json") if Path(config).is_dir() else config
 
 
 class HfConfigError(EngineError):

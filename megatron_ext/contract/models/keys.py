@@ -37,9 +37,9 @@ LEARNED, ROTARY, NO_POSITIONS, SINUSOIDAL = tuple(PositionEmbedding)
 POSITIONS = (LEARNED, ROTARY, NO_POSITIONS)
 OF_TRAINING = (
     *("hidden_dropout", "attention_dropout", "drop_path", "label_smoothing"),
-    *("embedding_dropout", "input_dropout", "output_dropout", "weight_dropout"),
+    *("embedding_dropout", "input_dropout", "output_dropout", "weight_dropout", "config"),
 )
-"""Options that training may change on the way."""
+"""Options that training may change on the way; the file of `config` may lie elsewhere."""
 DEPTHS = r"[1-9][0-9]{0,3}(-[1-9][0-9]{0,3}){0,4}"
 """A regular expression for `depths`: of one to five stages."""
 
@@ -102,6 +102,8 @@ class SharedOptions(Sizes):
     """For module: FILE.py:NAME, the model to train, in a file with its loss and its data (docs/your-model.md)."""
     capture: bool = False
     """For module: let torch.fx cut the model into blocks, one for each layer that its forward pass calls."""
+    config: Optional[str] = None
+    """For huggingface: the config.json of a model of transformers, or its folder (docs/models.md)."""
     image_size: Optional[int] = option(None, Range(1, 2**14))
     """For image models: side length of the images, in pixels."""
     channels: int = option(3, Range(1, 2**10))

@@ -38,7 +38,7 @@ class ModelConfig(Model, _PaddedSizes):
 
     layers: int = field(metadata=about(NOT_NEGATIVE))
     code_digest: Optional[str] = None
-    """SHA-256 of the file of `code` when the run was launched."""
+    """SHA-256 of the file of `code` or `config` when the run was launched."""
 
     @property
     def traits(self) -> Family:
@@ -314,6 +314,10 @@ class Family:
     def attention_operations(self, model: ModelConfig, kind: str) -> int:
         """Of these, those of attention's scores and of their product with the values."""
         return 0
+
+    def sizes_of(self, config: str) -> Dict[str, int]:
+        """The sizes that the file of `config` sets. Raises HfConfigError where it cannot be read, or lacks one."""
+        raise NotImplementedError
 
     def from_hf(self, config: HfConfig) -> Dict[str, object]:
         """The keys of `model` other than `family`, without those that are as usual."""

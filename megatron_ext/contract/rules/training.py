@@ -32,7 +32,8 @@ def _model(plan: Values) -> Faults:
             yield f"model.{key}", None, f"given {with_family}"
     if family.measured and tensor > 1:
         yield "tensor", tensor, f"1 {with_family}"
-    if "heads" in model and model.get("kv_channels") is None and model.get("hidden", 0) % model["heads"]:
+    fixed = not model.get("config")  # whose model says how wide its heads are
+    if fixed and "heads" in model and model.get("kv_channels") is None and model.get("hidden", 0) % model["heads"]:
         yield "model.heads", model["heads"], f"a divisor of model.hidden={model['hidden']}"
     if model.get("heads", 0) % tensor:
         yield "tensor", tensor, f"a divisor of model.heads={model['heads']}"

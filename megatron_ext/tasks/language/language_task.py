@@ -115,7 +115,7 @@ def perplexity(loss: float) -> float:
 class NextTokenTask(LanguageTask):
     """A family that takes `tokens` and the samples' `number`, and gives `logits`."""
 
-    inputs = ("tokens", "number")
+    inputs: Tuple[str, ...] = ("tokens", "number")
     outputs = ("logits",)
 
     def samples(self, split: str, count: int) -> Samples:

@@ -94,7 +94,7 @@ def test_a_llama_keeps_its_positions_and_norms() -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ({"model_type": "qwen2_moe"}, 'model_type="qwen2_moe": tdpp has no such model family; it imports gpt2'),
+        ({"model_type": "qwen2_moe"}, "num_hidden_layers is missing; a qwen2_moe needs it"),
         (LLAMA | {"hidden_act": "relu"}, 'tdpp\'s gated MLP uses SiLU; only "silu" can be imported'),
         (LLAMA | {"attention_bias": True}, "mlp_bias"),
         (
@@ -122,7 +122,7 @@ def test_a_llama_keeps_its_positions_and_norms() -> None:
         (LLAMA | {"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling.factor=null: must be a number"),
         (LLAMA | {"model_type": "mistral", "sliding_window": "16"}, 'sliding_window="16": must be a whole number'),
         ({"model_type": "resnet", "depths": 3}, "depths=3: must be a list of whole numbers"),
-        ({"model_type": ["gpt2"]}, 'model_type=["gpt2"]: tdpp has no such model family'),
+        ({"model_type": ["gpt2"]}, 'model_type=["gpt2"]: must name a family of transformers'),
         ([], "must be a JSON object"),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
@@ -149,3 +149,13 @@ def test_nothing_is_written_of_what_is_no_model(text: str, told: str, capsys: py
     assert cli.main(["init", "model", "config.json", "ours"]) == 1
     assert told in capsys.readouterr().err
     assert not Path("config/tdpp/model/ours.yaml").exists()
+
+
+def test_any_other_family_becomes_a_model_of_transformers(tmp_path: Path) -> None:
+    content = {"model_type": "qwen3", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3}
+    values, (note,) = from_hf(str(tmp_path / "config.json"), {**content, "vocab_size": 99}, 32)
+    assert values == {
+        **{"family": "huggingface", "layers": 3, "hidden": 64, "heads": 4, "sequence_length": 32, "vocab_size": 99},
+        "config": str(tmp_path / "config.json"),
+    }
+    assert "a qwen3 is trained with transformers' own layers" in note

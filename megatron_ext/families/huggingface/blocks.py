@@ -1,0 +1,125 @@
+"""The blocks of a model of transformers: what stands before its layers, each layer, and what stands behind them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Dict, List, Optional, Set, Tuple, Union
+
+import torch
+from torch import Tensor, nn
+
+from megatron_ext.families.huggingface.anatomy import HIDDEN, Anatomy, Enough, logits_of
+from megatron_ext.families.huggingface.initial import fill
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+
+
+class Frame(nn.Module):
+    """Modules outside the layers, under their names in the model, whose forward pass is the model's own."""
+
+    def __init__(self, anatomy: Anatomy, held: Set[str], seed: int) -> None:
+        super().__init__()
+        device = torch.empty(0).device
+        model = anatomy.copied(held, device)
+        if device.type != "meta":
+            fill(model, "", None, seed)
+        for name, module in model.named_modules():
+            if name in held and not any(name.startswith(f"{other}.") for other in held):
+                _register(self, name, module)
+        _keep_formats(self)
+        self._outside: Tuple[Any, ...] = (anatomy, model)
+        """Not registered: only what is held here has weights."""
+
+    def _model(self, like: Tensor) -> Tuple[Anatomy, nn.Module]:
+        anatomy, model = self._outside
+        anatomy.zeros(model, like.dtype, like.device)
+        if model.training != self.training:
+            model.train(self.training)
+        return anatomy, model
+
+
+class Embedding(Frame):
+    """What stands before the first layer."""
+
+    def __init__(self, anatomy: Anatomy, seed: int, tensor: TensorGroup) -> None:
+        super().__init__(anatomy, anatomy.first, seed)
+
+    def forward(self, tokens: Tensor) -> Union[Tensor, Tuple[Tensor, ...]]:
+        """[batch, sequence] -> hidden states, and what else of it layers take."""
+        anatomy, model = self._model(next(self.parameters()))
+        left: List[Tensor] = []
+
+        def handler(number: int, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+            x = args[0] if args else kwargs[HIDDEN]
+            if number == 0:
+                left.append(x)
+            left.extend(anatomy.carried_in(number, args, kwargs))
+            if number + 1 == len(anatomy.layers) or not anatomy.carries:
+                raise Enough
+            return anatomy.given(x)
+
+        with anatomy.routed(handler), contextlib.suppress(Enough):
+            model(input_ids=tokens, use_cache=False)
+        return left[0] if len(left) == 1 else tuple(left)
+
+
+class Head(Frame):
+    """What stands behind the last layer."""
+
+    def __init__(self, anatomy: Anatomy, seed: int, tensor: TensorGroup) -> None:
+        super().__init__(anatomy, anatomy.last, seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Hidden states -> logits [batch, sequence, vocabulary]."""
+        anatomy, model = self._model(x)
+        tokens = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)
+        with anatomy.routed(lambda number, args, kwargs: anatomy.given(x)):
+            return logits_of(model(input_ids=tokens, use_cache=False))
+
+
+class _Layer:
+    """A layer's forward pass, from a wire to a wire."""
+
+    def __init__(self, anatomy: Anatomy, number: int, layer: nn.Module) -> None:
+        self._anatomy = anatomy
+        self._number = number
+        self._layer = layer
+        self._forward = layer.forward
+
+    def __call__(self, x: Tensor, *others: Tensor) -> Tensor:
+        anatomy = self._anatomy
+        tokens: Optional[Tensor] = None
+        if anatomy.by_tokens:
+            tokens, others = others[0], others[1:]
+        call = anatomy.calls(x, tokens, self._layer.training)[self._number]
+        args, kwargs = call.arguments(x, others)
+        y = self._forward(*args, **kwargs)
+        found: Tensor = y[0] if isinstance(y, (tuple, list)) else y
+        return found
+
+
+def layer_of(anatomy: Anatomy, number: int, seed: int, tensor: TensorGroup) -> nn.Module:
+    """A layer of transformers as a block, with its initial weights."""
+    device = torch.empty(0).device
+    layer = anatomy.layer(number, device)
+    if device.type != "meta":
+        fill(layer, f"{anatomy.path}.{number}", anatomy.owner, seed)
+    _keep_formats(layer)
+    layer.forward = _Layer(anatomy, number, layer)
+    return layer
+
+
+def _register(root: nn.Module, name: str, module: nn.Module) -> None:
+    """Under its name in the model, which may have dots."""
+    *parents, last = name.split(".")
+    for parent in parents:
+        if parent not in root._modules:
+            root.add_module(parent, nn.Module())
+        root = root._modules[parent]  # type: ignore[assignment]
+    root.add_module(last, module)
+
+
+def _keep_formats(module: nn.Module) -> None:
+    """Buffers keep the number format that transformers gives them: 16 bits are too few for the angles of positions."""
+    for one in module.modules():
+        if any(True for _ in one.buffers(recurse=False)):
+            one.keeps_format = True  # type: ignore[assignment]

@@ -1,0 +1,174 @@
+"""A model of transformers from its config.json: made on torch's device meta, where it takes no memory."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Iterator, Tuple, Type
+
+import torch
+from torch import nn
+
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.files import why
+from megatron_ext.contract.models.hf_config import config_file
+from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.families.huggingface import OLDEST
+
+LAYERS = "layers"
+"""Of a pipeline plan: the row of layers."""
+
+
+class Headed(nn.Module):
+    """A model without a head of its own, as the text models inside models of images and speech, with a linear one."""
+
+    def __init__(self, model: nn.Module, hidden: int, vocab_size: int, embedding: Any) -> None:
+        """`embedding` is the module whose matrix is the head's, too; None: the head has its own."""
+        super().__init__()
+        self.model = model
+        self.lm_head = nn.Linear(hidden, vocab_size, bias=False, device="meta")
+        if embedding is not None:
+            self.lm_head.weight = embedding.weight
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool) -> Tuple[torch.Tensor]:
+        """[batch, sequence] -> logits [batch, sequence, vocabulary]."""
+        return (self.lm_head(self.model(input_ids=input_ids, use_cache=use_cache)[0]),)
+
+
+def transformers() -> Any:
+    """The library, imported where a model of it is trained.
+
+    Raises:
+        EngineError: it is not installed here, or too old.
+    """
+    try:
+        library = import_module("transformers")
+    except ImportError as error:
+        raise EngineError(
+            f"model.family=huggingface needs transformers where its ranks run, and {sys.executable} cannot import it: "
+            f"{error}; install it there (pip install 'transformers>={OLDEST}')"
+        ) from error
+    if tuple(map(int, library.__version__.split(".")[:1])) < (OLDEST,):
+        raise EngineError(
+            f"model.family=huggingface needs transformers {OLDEST} or newer where its ranks run, and "
+            f"{sys.executable} has {library.__version__}; install a newer one"
+        )
+    return library
+
+
+def config_of(model: ModelConfig) -> Any:
+    """The configuration that `model.config` leads to, as transformers reads it.
+
+    Raises:
+        EngineError: it cannot be read, or is of no family that transformers knows.
+    """
+    library = transformers()
+    path = config_file(str(model.config))
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = why(error) if isinstance(error, OSError) else str(error)
+        raise EngineError(
+            f"model.config={model.config}: {path} cannot be read: {reason}; give a config.json"
+        ) from error
+    kind = content.pop("model_type", None)
+    try:
+        config = library.AutoConfig.for_model(kind, **content)
+    except Exception as error:
+        raise EngineError(
+            f"model.config={model.config}: transformers {library.__version__} makes no configuration of model_type "
+            f"{kind!r} from {path}: {error}"
+        ) from error
+    config.use_cache = False
+    return config
+
+
+def made(model: ModelConfig) -> nn.Module:
+    """The whole model on the device meta.
+
+    Raises:
+        EngineError: transformers has no causal model of its family.
+    """
+    library, config = transformers(), config_of(model)
+    try:
+        with torch.device("meta"):
+            found: nn.Module = _made(library, config)
+    except EngineError:
+        raise
+    except Exception as error:
+        raise EngineError(
+            f"model.config={model.config}: transformers {library.__version__} cannot make a {config.model_type} of "
+            f"it: {type(error).__name__}: {error}"
+        ) from error
+    return found
+
+
+def _made(library: Any, config: Any) -> nn.Module:
+    if type(config) in library.AutoModelForCausalLM._model_mapping:
+        return library.AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-any-return]
+    kind = _base_class(library, config)
+    base = kind._from_config(config, dtype=torch.float32)
+    if getattr(config, "is_causal", True) is False or not _attends_backwards(base):
+        raise EngineError(
+            f"transformers has no causal model of a {config.model_type}: each token of a {kind.__name__} sees those "
+            "after it, so there is nothing to predict; choose a family of AutoModelForCausalLM"
+        )
+    embedding = base.get_input_embeddings() if getattr(config, "tie_word_embeddings", False) else None
+    return Headed(base, config.hidden_size, config.vocab_size, embedding)
+
+
+def _base_class(library: Any, config: Any) -> Type[Any]:
+    """The model without a head whose configuration it is."""
+    if type(config) in library.AutoModel._model_mapping:
+        found = library.AutoModel._model_mapping[type(config)]
+        return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
+    package, _, name = type(config).__module__.rpartition(".")
+    module = getattr(sys.modules[package], name.replace("configuration_", "modeling_"))
+    for one in vars(module).values():
+        if isinstance(one, type) and issubclass(one, library.PreTrainedModel) and _is_of(one, type(config)):
+            return one
+    raise EngineError(f"transformers has no model of model_type {config.model_type!r} that stands by itself")
+
+
+def _is_of(model: Type[Any], config: Type[Any]) -> bool:
+    """Whether a class is a model that stands by itself and has a configuration of this class."""
+    said = vars(model).get("config_class"), vars(model).get("__annotations__", {}).get("config")
+    return config in said and not model.__name__.endswith("PreTrainedModel")
+
+
+def _attends_backwards(base: nn.Module) -> bool:
+    """Whether its attention says that it is causal."""
+    said = [module.is_causal for module in base.modules() if hasattr(module, "is_causal")]
+    return all(said)
+
+
+def rows_of_layers(model: nn.Module) -> Iterator[Tuple[str, nn.ModuleList]]:
+    """The rows of modules that may be its layers, by their names in it: that of its pipeline plan, or all."""
+    rows = [(name, one) for name, one in model.named_modules() if isinstance(one, nn.ModuleList)]
+    for name, module in model.named_modules():
+        plan = getattr(getattr(module, "config", None), "base_model_pp_plan", None) or {}
+        path = f"{name}.{LAYERS}" if name else LAYERS
+        if LAYERS in plan and any(row == path for row, _ in rows):
+            yield next((row, one) for row, one in rows if row == path)
+            return
+    yield from rows
+
+
+def layers_of(model: nn.Module) -> Tuple[str, nn.ModuleList]:
+    """The row of its layers, and its name in it.
+
+    Raises:
+        EngineError: there is none, or there are several.
+    """
+    config: Any = model.config if hasattr(model, "config") else model.model.config  # type: ignore[union-attr]
+    count = getattr(config, "num_hidden_layers", None)
+    found = [(name, row) for name, row in rows_of_layers(model) if len(row) == count]
+    outermost = [(name, row) for name, row in found if not any(name.startswith(f"{other}.") for other, _ in found)]
+    if len(outermost) != 1:
+        raise EngineError(
+            f"{type(model).__name__} cannot be cut: it declares no pipeline plan, and has "
+            f"{len(outermost) or 'no'} row{'s' * (len(outermost) != 1)} of {count} layers"
+        )
+    return outermost[0]

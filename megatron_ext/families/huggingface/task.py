@@ -1,0 +1,117 @@
+"""A causal model of transformers as a task: its own layers, cut into blocks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, List, Tuple
+
+from torch import Tensor, nn
+
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.plan import Plan
+from megatron_ext.families.huggingface.anatomy import Anatomy
+from megatron_ext.families.huggingface.blocks import Embedding, Head, layer_of
+from megatron_ext.families.huggingface.library import made
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.language.language_task import NextTokenTask
+from megatron_ext.tasks.repeatable import repeatable
+from megatron_ext.tasks.task import SEQUENCE, Block, Placement, Wire
+
+TOKENS = "tokens"
+RANDOM = ("drop", "jitter")
+"""In the names of a configuration's numbers by which a layer draws random ones."""
+
+
+class HuggingFaceTask(NextTokenTask):
+    """Predicts the next token, with the layers and initial weights of transformers."""
+
+    inputs = (TOKENS,)
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        model = made(plan.model)
+        anatomy = Anatomy(model, plan.model.sequence_length, plan.model.vocab_size)
+        self.anatomy = anatomy
+        layers = len(anatomy.layers)
+        if layers != plan.model.layers:
+            raise EngineError(f"model.layers={plan.model.layers}, but model.config={plan.model.config} has {layers}")
+        names = [f"hidden.{number}" for number in range(layers + 1)]
+        extra = [f"{TOKENS}"] if anatomy.by_tokens else []
+        carried = [
+            tuple(f"carried.{number}.{place}" for place in range(len(tensors)))
+            for number, tensors in enumerate(anatomy.carried)
+        ]
+        seed, again = plan.train.seed, plan.recompute == "full"
+        block = partial(_made, seed=seed if _draws(anatomy.config) else None, again=again)
+        self.blocks = [
+            Block(
+                *("embedding", "embedding", (TOKENS,), (names[0], *[name for of in carried for name in of])),
+                partial(block, "embedding", partial(Embedding, anatomy, seed)),
+                Placement.FIRST,
+            ),
+            *(
+                Block(
+                    *(f"layers.{number}", anatomy.kinds[number]),
+                    (names[number], *extra, *carried[number]),
+                    (names[number + 1],),
+                    partial(block, f"layers.{number}", partial(layer_of, anatomy, number, seed)),
+                )
+                for number in range(layers)
+            ),
+            Block(
+                *("head", "head", (names[-1],), self.outputs),
+                partial(block, "head", partial(Head, anatomy, seed)),
+                Placement.LAST,
+            ),
+        ]
+        wires = [Wire(name, _dims(anatomy.hidden)) for name in names]
+        wires += [Wire(name, _dims(one)) for of, ones in zip(carried, anatomy.carried) for name, one in zip(of, ones)]
+        logits = Wire("logits", ("batch", SEQUENCE, *anatomy.logits))
+        self.wires = {wire.name: wire for wire in (*wires, logits)}
+        self.tied = _tied(anatomy)
+
+    def initialise(self, name: str, parameter: Tensor, tensor: TensorGroup) -> None:
+        """Nothing: blocks are made with their weights."""
+
+    def shard(self, name: str) -> None:
+        return None
+
+    def rows(self, name: str) -> None:
+        return None
+
+
+def _made(name: str, make: Any, tensor: TensorGroup, seed: Any, again: bool) -> nn.Module:
+    module: nn.Module = make(tensor)
+    return module if seed is None and not again else repeatable(module, name, seed, again)
+
+
+def _dims(tensor: Tensor) -> Tuple[Any, ...]:
+    return ("batch", SEQUENCE, *tensor.shape[2:])
+
+
+def _draws(config: Any) -> bool:
+    """Whether a configuration has layers draw random numbers."""
+    numbers = {key: value for key, value in config.to_dict().items() if any(word in key for word in RANDOM)}
+    return any(isinstance(value, float) and value > 0 for value in numbers.values())
+
+
+def _tied(anatomy: Anatomy) -> Any:
+    """Parameters that are in several blocks."""
+    owner: Any = {}
+    tied = {}
+    model = anatomy.model
+    named: List[Tuple[str, Any]] = []
+    for block, held in (("embedding", anatomy.first), ("head", anatomy.last)):
+        for name, module in model.named_modules():
+            if name in held:
+                named += [(f"{block}.{name}.{key}", one) for key, one in module.named_parameters(recurse=False)]
+        if block == "embedding":
+            for number, layer in enumerate(anatomy.layers):
+                named += [(f"layers.{number}.{key}", one) for key, one in layer.named_parameters()]
+    for name, one in named:
+        if owner.setdefault(id(one), name) != name:
+            tied[name] = owner[id(one)]
+    return tied
+
+
+TASK = HuggingFaceTask
