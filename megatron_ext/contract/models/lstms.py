@@ -20,18 +20,7 @@ class LstmFamily(TokenFamily):
     recurrent = True
     has_norms = False
     positions = (NO_POSITIONS,)
-    without = (
-        *(
-            "ffn_hidden",
-            "num_query_groups",
-            "kv_channels",
-            "normalization",
-            "norm_epsilon",
-            "swiglu",
-            "add_bias_linear",
-        ),
-        "attention_dropout",
-    )
+    without = ("norm_epsilon",)
 
     def widths(self, model: ModelConfig, kind: str) -> Tuple[int, int]:
         """The width of what goes into a layer, and of what leaves it."""

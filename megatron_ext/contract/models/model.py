@@ -211,7 +211,7 @@ class Family:
     needs: Tuple[str, ...] = ()
     """Options that it cannot do without."""
     without: Tuple[str, ...] = ()
-    """Options among `options`, or of all families, that it does not have after all."""
+    """Options that all other families have."""
     lacks: Tuple[str, ...] = ()
     """Those of `SIZES` that it does not have."""
     positions: Tuple[str, ...] = POSITIONS

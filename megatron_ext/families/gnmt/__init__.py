@@ -8,7 +8,6 @@ from megatron_ext.contract.goal import OF_TRANSLATION
 from megatron_ext.contract.models.lstms import CELL_KEEPS, LstmFamily, lstm_parameters
 from megatron_ext.contract.models.model import PAIRS, ModelConfig
 from megatron_ext.contract.models.pieces import Parameter, Parameters, Stack, Wire, present
-from megatron_ext.contract.models.tokens import TransformerFamily
 
 
 class _Gnmt(LstmFamily):
@@ -23,7 +22,10 @@ class _Gnmt(LstmFamily):
     one_head = "the attention of model.family=gnmt has a single head"
     fewest_layers = 2
     why_layers = "the encoder of model.family=gnmt has a bidirectional layer and at least one more"
-    options = (*TransformerFamily.options, "decoder_layers", "decoder_sequence_length", "label_smoothing")
+    options = (
+        *("decoder_layers", "decoder_sequence_length", "label_smoothing", "position_embedding_type"),
+        *("untie_embeddings_and_output_weights", "hidden_dropout"),
+    )
 
     def stacks(self, model: ModelConfig) -> Tuple[Stack, ...]:
         """The first layers differ from the others."""
