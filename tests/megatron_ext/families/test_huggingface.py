@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch
 from torch.nn import functional as F
 
 from conf.compose import compose
+from conf.errors import ConfigError
 from launch.control.planning.plan import make_plan
+from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.families.huggingface.anatomy import logits_of
 from megatron_ext.families.huggingface.task import HuggingFaceTask
@@ -102,6 +105,18 @@ def difference(kind: str, folder: Path) -> float:
 @pytest.mark.parametrize("kind", NAMED)
 def test_a_family_that_is_cut_trains_as_whole(kind: str, tmp_path: Path) -> None:
     assert difference(kind, tmp_path) < 1e-5
+
+
+def test_a_model_without_transformers_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(working("llama"), tmp_path)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(EngineError, match=r"needs transformers where its ranks run.*pip install 'transformers>=5'"):
+        HuggingFaceTask(plan)
+
+
+def test_a_model_without_a_config_names_the_key() -> None:
+    with pytest.raises(ConfigError, match=r"model\.config is not set, but model\.family=huggingface needs it"):
+        compose(["model.family=huggingface", "parallel.partition=null"])
 
 
 def not_working() -> dict[str, str]:
