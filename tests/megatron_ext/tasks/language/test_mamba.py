@@ -170,7 +170,7 @@ def test_a_profile_times_every_kind_of_block(tmp_path: Path, corpus: Path) -> No
     ("words", "message"),
     [
         (("model.heads=2",), "model.heads=2: model.family=mamba has no attention; use 1"),
-        (("model.swiglu=true",), "model.swiglu=true is only for model.family=gpt, bert, t5, transformer"),
+        (("model.swiglu=true",), "model.swiglu=true is only for model.family=gpt, bert, t5 or transformer"),
         (("model.weight_dropout=0.5",), "model.weight_dropout=0.5 is only for model.family=awd_lm"),
         (("model.mamba_expand=0",), "model.mamba_expand=0 must be at least 1"),
         (("model=tiny", "model.mamba_expand=3"), "model.mamba_expand=3 is only for model.family=mamba, not for"),
