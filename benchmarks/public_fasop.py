@@ -29,8 +29,7 @@ from benchmarks.public_simulator import PublicPipelines
 from conf.schema.experiment import Schedule
 from fasop.partition.baselines import start
 from fasop.partition.local_search import bottleneck, shortest
-from fasop.simulation.layer_order import LayerOrder
-from fasop.simulation.linear import Linear
+from fasop.simulation.linear import LayerOrder, Linear
 
 MODELS = ("T5", "bert")
 EQUAL = 1e-6

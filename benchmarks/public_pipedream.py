@@ -28,7 +28,7 @@ from fasop.graphs.graph_text import graph_text, parse, read_graph
 from fasop.graphs.options import Level, Options
 from fasop.graphs.own.held import Held
 from fasop.graphs.own.on_levels import on_levels
-from fasop.graphs.public.answer import divide
+from fasop.graphs.public.recurrence import divide
 
 EQUAL = 1e-4
 FLAT, NESTED = ((4,), (16,)), ((4, 4), (8, 2), (2, 2))

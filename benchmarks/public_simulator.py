@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from fasop.costs.arrays import Floats
 from fasop.simulation.blocking import Kind, steps
 from fasop.simulation.linear import Layers
-from fasop.simulation.loaded import Loaded
+from fasop.simulation.loaded import PartitionedPipelines
 from fasop.simulation.pipelines import Pipelines
-from fasop.simulation.times import Longest, Times, last_of
+from fasop.simulation.vectorised import Longest, Times, last_of
 
 Masks = tuple[NDArray[np.bool_], ...]
 
@@ -34,7 +34,7 @@ class PublicPipelines(Pipelines):
     shares_of_sums: Floats
     """[stages, 1]: for how much longer than the first stage each one sums the first one's gradients."""
 
-    def loaded(self, layers: Layers) -> Loaded:
+    def loaded(self, layers: Layers) -> PartitionedPipelines:
         loaded, stage = super().loaded(layers), np.arange(self.stages)[:, np.newaxis]
         times = loaded.times._replace(
             send_forward=loaded.times.send_forward * (stage == 0),
@@ -46,7 +46,7 @@ class PublicPipelines(Pipelines):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PublicLoaded(Loaded):
+class _PublicLoaded(PartitionedPipelines):
     shares_of_sums: Floats
 
     def _done(self) -> Floats:

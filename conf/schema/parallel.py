@@ -15,6 +15,7 @@ from conf.schema.values.streams import check_depth, depth_in
 from conf.visible import plural
 from megatron_ext.contract.keys import Range, option, ranges_of
 from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.schedule.schedules import OF_ANY_COUNT
 from megatron_ext.contract.schedule.streams import Stream
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Parallel:
     @property
     def stream(self) -> Stream | None:
         """How micro-batches stream through the stages; None with a schedule that flushes."""
-        if self.schedule is not Schedule.pipedream or self.schedule_file is not None:
+        if self.schedule.definition.flushes or self.schedule_file is not None:
             return None
         depth = None if self.depth is None else depth_in(self.depth)
         return Stream(self.layout.replicas, str(self.semantics), self.update_every, depth)
@@ -148,7 +149,7 @@ class Parallel:
         if self.shares:
             return max(self.micro_batches_of)
         layout = self.layout  # made anew each time, and searches ask for thousands of plans
-        if not layout.even or self.schedule is Schedule.pipedream:
+        if not layout.even or not self.schedule.definition.flushes:
             return -(-self.global_batch_size // self.micro_batch_size // min(layout.replicas))
         return self.global_batch_size // (layout.replicas[0] * self.micro_batch_size)
 
@@ -223,16 +224,16 @@ def _check_unequal_replicas(parallel: Parallel) -> None:
                 f"stage; use parallel.{key}={'null' if allowed is None else allowed}, or parallel.replicas=null "
                 f"parallel.data={largest}"
             )
-    if parallel.schedule == "interleaved":
+    if parallel.schedule.definition.has_chunks:
+        *some, last = sorted(OF_ANY_COUNT)
         raise ConfigError(
-            f"parallel.schedule=interleaved cannot be combined with {wrong}: it needs the same number of replicas in "
-            f"every "
-            f"stage; use gpipe, one_f_one_b or zb_h1"
+            f"parallel.schedule={parallel.schedule} cannot be combined with {wrong}: it needs the same number of "
+            f"replicas in every stage; use {', '.join(some)} or {last}"
         )
     if parallel.undecided:
         return
     size, batch = parallel.micro_batch_size, parallel.global_batch_size
-    if batch // size < largest and parallel.schedule is not Schedule.pipedream:
+    if batch // size < largest and parallel.schedule.definition.flushes:
         fitted = tuple(min(count, batch // size) for count in parallel.layout.replicas)
         raise ConfigError(
             f"{wrong} has a stage of {largest} replicas, but parallel.global_batch_size={batch} gives it only "
@@ -296,7 +297,7 @@ def _check_batch(parallel: Parallel) -> None:
 def _check_chunks(parallel: Parallel) -> None:
     """A schedule of one's own may have any number of chunks."""
     chunks, pipeline = parallel.chunks, parallel.pipeline
-    interleaved = parallel.schedule == "interleaved"
+    interleaved = parallel.schedule.definition.has_chunks
     if chunks > 1 and pipeline == 1:
         raise ConfigError(
             f"parallel.chunks={chunks} needs parallel.pipeline of at least 2, not {pipeline}: one stage holds the "
@@ -307,8 +308,8 @@ def _check_chunks(parallel: Parallel) -> None:
         return
     if interleaved and chunks == 1:
         raise ConfigError(
-            f"parallel.schedule=interleaved needs parallel.chunks of at least 2, not {chunks}; use parallel.chunks=2, "
-            "or parallel.schedule=one_f_one_b"
+            f"parallel.schedule={parallel.schedule} needs parallel.chunks of at least 2, not {chunks}; use "
+            "parallel.chunks=2, or parallel.schedule=one_f_one_b"
         )
     if chunks > 1 and not interleaved:
         raise ConfigError(
@@ -330,7 +331,7 @@ def _check_stream(parallel: Parallel) -> None:
                     f"parallel.{key}={value} works only with parallel.schedule=pipedream, not with "
                     f"{parallel.schedule}; use pipedream, or leave it out"
                 )
-        if parallel.schedule is Schedule.pipedream:
+        if not parallel.schedule.definition.flushes:
             raise ConfigError(
                 f"parallel.schedule_file={parallel.schedule_file} cannot be combined with "
                 f"parallel.schedule=pipedream: the "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import reduce
 from operator import add
 from typing import Generic
 
@@ -163,34 +163,6 @@ def layer_activations(training: Training, kind: int = 0, *, fused: bool = False)
     return size * (outside + inside / tensor) + of_weights
 
 
-@lru_cache(maxsize=4096)
-def chunks_in_flight(stages: int, micro_batches: int, chunks: int) -> NDArray[np.int64]:
-    """[moments, chunks, stages]: micro-batches of each chunk that a stage holds with `interleaved`.
-
-    Forward passes go in groups of as many micro-batches as stages through one chunk after another, backward passes the
-    other way round, and so many forward passes ahead; so the numbers repeat with every group. Between the moments at
-    which one of the two goes on to another chunk, or has no micro-batch left, they grow or fall evenly: no other moment
-    takes more memory.
-    """
-    group = stages * chunks
-    ahead = 2 * (stages - 1 - np.arange(stages)) + (chunks - 1) * stages + 1
-    turns = stages * np.arange(chunks)
-    ends = [turns, turns + micro_batches % stages]
-    by_forward = [(turn[:, np.newaxis] - ahead) % group for turn in ends]
-    backward = np.concatenate([np.repeat(turns[:, np.newaxis], stages, axis=1), *by_forward])
-    forward = np.minimum(ahead + backward, -(-micro_batches // stages) * group)
-    chunk = np.arange(chunks)[:, np.newaxis]
-
-    def passed(passes: NDArray[np.int64], before: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of a chunk, with so many others before it in a group."""
-        whole, begun = np.divmod(passes[:, np.newaxis], group)
-        there: NDArray[np.int64] = whole * stages + np.clip(begun - before * stages, 0, stages)
-        return there
-
-    held: NDArray[np.int64] = np.clip(passed(forward, chunk) - passed(backward, chunks - 1 - chunk), 0, micro_batches)
-    return held
-
-
 @dataclass(frozen=True, kw_only=True)
 class _LossMemory:
     """Bytes that the loss of a micro-batch takes on the last stage."""
@@ -254,7 +226,7 @@ def _passing(
     if tied:
         return np.maximum(words, in_layer - logits)  # type: ignore[no-any-return]
     from_words = np.maximum(0.0, first * (words - kept - last * logits))
-    if parallel.schedule.splits_backward:  # logits wait for the weights' gradients, as all else
+    if parallel.schedule.definition.splits_backward:  # logits wait for the weights' gradients, as all else
         return np.maximum(in_layer, from_words)  # type: ignore[no-any-return]
     return np.maximum(in_layer - last * np.minimum(in_layer, logits), from_words)  # type: ignore[no-any-return]
 
@@ -282,10 +254,10 @@ def stage_memory(
     state = parameter_bytes(training)
     message = float(activation_bytes(model, parallel.micro_batch_size, training.precision))
     if (held := of_layer) is None:
-        held = in_flight(parallel.schedule, stages - 1 - stage, stage, parallel.micro_batches)
+        held = in_flight(parallel.schedule, stage, stages, parallel.micro_batches)
     again, kept, put_off = 0.0, layer_activations(training, kind, fused=True), none
     if parallel.recompute is Recompute.full:
-        if parallel.schedule.splits_backward:  # what was computed again waits for the weights' gradients
+        if parallel.schedule.definition.splits_backward:  # what was computed again waits for the weights' gradients
             put_off = kept * np.minimum(stage + 1, parallel.micro_batches)
         again = max(layer_activations(training, one, fused=True) for one in range(len(blocks_of(model).kinds)))
         kept = message  # and what one layer keeps that is computed again
@@ -299,8 +271,8 @@ def stage_memory(
     of_head = 1 if parallel.chunks > 1 else held
     activations = last * of_head * (2 * (predicting * sized.head_inputs * training.width) + of_loss.kept)
     if context := _context_bytes(training, sized):  # comes as a message, and is there for all of a stage's layers
-        ahead = 2 * (stages - 1 - stage) + (parallel.chunks - 1) * stages + 1
-        activations = activations + context * (held if parallel.chunks == 1 else ahead)
+        of_stage = held if parallel.chunks == 1 else parallel.schedule.definition.held(stage, stages, parallel.chunks)
+        activations = activations + context * of_stage
     words = float(training.width * word_parameters(model, tensor))
     passing = last * of_loss.passing + again if training.megatron_lm else none
     if not training.megatron_lm:
@@ -330,9 +302,9 @@ def _of_module(
     stages, batch = parallel.pipeline, parallel.micro_batch_size
     first, last, none = stage == 0, stage == stages - 1, 0.0 * stage
     if (held := of_layer) is None:
-        held = in_flight(parallel.schedule, stages - 1 - stage, stage, parallel.micro_batches)
-    ahead = 2 * (stages - 1 - stage) + (parallel.chunks - 1) * stages + 1
-    in_all = held if parallel.chunks == 1 else ahead  # of a stage, whatever its chunks
+        held = in_flight(parallel.schedule, stage, stages, parallel.micro_batches)
+    # Of a stage, whatever its chunks.
+    in_all = held if parallel.chunks == 1 else parallel.schedule.definition.held(stage, stages, parallel.chunks)
     again = parallel.recompute is Recompute.full
     each = {block.name: (model.given if again else model.kept)(block.name, batch) for block in model.sequence}
     most = max(model.kept(block.name, batch) for block in model.sequence) if again else 0.0

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from conf.schema.experiment import Engine, EngineKind, Experiment, Model, Parallel, Precision, ReduceDtype, Schedule
+from conf.schema.experiment import Engine, EngineKind, Experiment, Model, Precision, ReduceDtype
 from conf.schema.values.partition import Partition
 from fasop.costs.blocks import Blocks, blocks_of
 from fasop.costs.hardware import NodeKind
 from fasop.costs.measured_module import MeasuredModule, between
+from fasop.costs.parallelism import Parallelism
 from fasop.costs.sizes import BYTES
 from megatron_ext.contract.models.pieces import Wire
 
@@ -19,7 +20,7 @@ class Training:
     """Without a place."""
 
     model: Model
-    parallel: Parallel
+    parallel: Parallelism
     precision: Precision
     engine: Engine
     kept_values: int = 2
@@ -33,7 +34,7 @@ class Training:
     def of(cls, experiment: Experiment) -> Training:
         return cls(
             model=experiment.model,
-            parallel=experiment.parallel,
+            parallel=Parallelism.of(experiment.parallel),
             precision=experiment.train.precision,
             engine=experiment.engine,
             kept_values=experiment.train.kept_values,
@@ -61,7 +62,7 @@ class Training:
     @property
     def blocking(self) -> bool:
         """Whether stages wait until what they send has arrived: Megatron-LM does, but for interleaved stages."""
-        return self.megatron_lm and self.parallel.schedule is Schedule.one_f_one_b
+        return self.megatron_lm and not self.parallel.schedule.definition.has_chunks
 
     @property
     def reduces_by_node(self) -> bool:

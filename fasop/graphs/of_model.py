@@ -188,7 +188,6 @@ def _of_stages(training: Training, stages: int) -> Training:
         partition=None,
         replicas=None,
         node_order=None,
-        schedule_file=None,
     )
     return replace(training, parallel=plain)
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from conf.schema.values.partition import Partition
 from fasop.costs.arrays import Floats, Integers
-from fasop.partition.least_sum import amp_of_unlike
+from fasop.partition.least_sum import amp_of_heterogeneous_layers
 from fasop.simulation.pipelines import Pipelines
 
 ROUNDING = 1e-9
@@ -87,7 +87,7 @@ def start(pipelines: Pipelines, layers: int, balanced: Integers) -> Integers:
     So the partition that is found is never worse than theirs.
     """
     ways = [balanced, minmax(pipelines, layers), even(pipelines, layers)]
-    ways += [amp(pipelines, layers) if pipelines.order is None else amp_of_unlike(pipelines, balanced)]
+    ways += [amp(pipelines, layers) if pipelines.order is None else amp_of_heterogeneous_layers(pipelines, balanced)]
     every, together = np.arange(len(pipelines)), np.tile(np.arange(len(pipelines)), len(ways))
     partitions, lines = np.concatenate(ways, axis=1), pipelines.take(together)
     seconds = np.where(lines.fits(partitions), lines.iteration(partitions), np.inf).reshape(len(ways), -1)

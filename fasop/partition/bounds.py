@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from conf.schema.experiment import Schedule
 from fasop.costs.arrays import Floats, Integers
-from fasop.costs.schedules import backward_left
+from fasop.costs.schedules import passes_left
+from fasop.partition.heterogeneous_layers import CLOSE, in_units, least_largest_part
 from fasop.partition.local_search import both_passes, bottleneck, by_stage, largest_stage, least_largest
-from fasop.partition.unlike_layers import CLOSE, in_units, least_largest_part
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Columns, Pipelines
 
@@ -25,36 +24,6 @@ ROUNDING = 1e-9
 """What is this near below a whole number of layers counts as one."""
 TINY = 1e-30
 """Seconds that are none, but may divide."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Left:
-    """Passes that a stage still has after its first gradient left for the stage before: how many, [chunks, stages].
-
-    Not counted are those of `zb_h1` whose gradient nobody waits for.
-    """
-
-    forward: Floats
-    backward: Floats
-
-
-def passes_left(schedule: Schedule, stages: int, chunks: int, micro_batches: int, gone: int = 1) -> Left:
-    """After the first micro-batch's gradient, which has come from the end of the model; with several chunks, after
-    `gone` gradients of the first group of micro-batches have left the stage's first chunk.
-
-    With 1F1B and `zb_h1`, stage s of P has run P - s forward passes by then, and with `zb_h1` its weight gradients lag
-    s micro-batches behind. With `interleaved` (`fasop.simulation.steps`) the group has gone back through all other
-    chunks, and forward passes are 2 (P - 1 - s) + 2 (chunks - 1) P ahead.
-    """
-    number, count = np.arange(float(stages)), micro_batches
-    if schedule.has_chunks:
-        chunk, group = np.arange(float(chunks)).reshape(-1, 1), stages * chunks
-        ahead = 2 * (stages - 1 - number) + 2 * (chunks - 1) * stages + gone
-        done = ahead // group * stages + np.clip(ahead % group - chunk * stages, 0, stages)
-        back = np.where(chunk == 0, gone, in_turn(stages, count)) + 0 * number
-        return Left(forward=np.maximum(0.0, count - done), backward=count - back)
-    ahead = np.ones(stages) if schedule.forward_first else np.minimum(count, stages - number)
-    return Left(forward=(count - ahead)[np.newaxis], backward=backward_left(schedule, number, count)[np.newaxis])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +53,7 @@ class _Chains:
 def _freed(pipelines: Pipelines) -> Floats:
     """[pipelines]: what follows at least on any stage's last backward pass."""
     sums = pipelines.least_exposed
-    freed: Floats = sums.min(axis=0) if pipelines.schedule.splits_backward else sums[0] + pipelines.embedding
+    freed: Floats = sums.min(axis=0) if pipelines.schedule.definition.splits_backward else sums[0] + pipelines.embedding
     return freed
 
 
@@ -99,7 +68,7 @@ def quick_bound(pipelines: Pipelines, layers: int, balanced: Integers) -> Floats
 
     For the mean over the stages: see `_mean_bound`.
 
-    Layers that differ are taken for amounts of work (`fasop.partition.unlike_layers.in_units`).
+    Layers that differ are taken for amounts of work (`fasop.partition.heterogeneous_layers.in_units`).
     """
 
     def of_lines(lines: Pipelines, of: Columns) -> list[Floats]:
@@ -198,16 +167,9 @@ def _until_summed(pipelines: Pipelines, sums: Linear) -> Linear:
     return whole
 
 
-def in_turn(stages: int, micro_batches: int) -> int:
-    """With `interleaved`, micro-batches of the first group: they go through a chunk in turn, and only then through the
-    next one. So on its way back the first one may hand over to the last one, in any part, and that one goes on.
-    """
-    return min(stages, micro_batches)
-
-
 def _chains(pipelines: Pipelines) -> _Chains:
     schedule, stages, count = pipelines.schedule, pipelines.stages, pipelines.micro_batches
-    half, hop = schedule.input_share, pipelines.mean_hop
+    half, hop = schedule.definition.input_share, pipelines.mean_hop
     forward, backward, number = pipelines.forward, pipelines.backward, np.arange(float(stages)).reshape(-1, 1)
     chunks = pipelines.parts_count // stages
     owed = np.where(number > 0, np.minimum(number + 1, count), 0) * (1 - half)
@@ -225,7 +187,7 @@ def _chains(pipelines: Pipelines) -> _Chains:
             fixed=of_parts.fixed.reshape(chunks, stages, -1).sum(axis=0),
             layer=of_parts.layer.reshape(chunks, stages, -1).min(axis=0),
         ),
-        turn=_weighted(0.0, forward, in_turn(stages, count) - 1.0, backward),
+        turn=_weighted(0.0, forward, schedule.definition.in_turn(stages, count) - 1.0, backward),
         of_part=_of_part(pipelines, chunks) if chunks > 1 else None,
     )
 
@@ -234,8 +196,9 @@ def _of_part(pipelines: Pipelines, chunks: int) -> Linear:
     """See `_Chains.of_part`. The largest part's passes in turn, and after them the largest stage's passes left, are at
     least their means with the same weights, if a stage has those of all its chunks, which are alike.
     """
-    stages, turns = pipelines.stages, in_turn(pipelines.stages, pipelines.micro_batches)
-    left = passes_left(pipelines.schedule, stages, chunks, pipelines.micro_batches, turns)
+    schedule, stages, count = pipelines.schedule, pipelines.stages, pipelines.micro_batches
+    turns = schedule.definition.in_turn(stages, count)
+    left = passes_left(schedule, stages, chunks, count, turns)
     forward, backward = left.forward.min(axis=0).reshape(-1, 1), left.backward.min(axis=0).reshape(-1, 1)
     layer = forward * pipelines.forward.layer[:stages] + backward * pipelines.backward.layer[:stages]
     whole = (turns - 1) * pipelines.backward.layer + np.tile(chunks * layer, (chunks, 1))

@@ -54,7 +54,7 @@ class Classes:
         return Classes(**(values | two))
 
 
-def not_falling(times: Floats) -> Floats:
+def suffix_min(times: Floats) -> Floats:
     """[plans, kinds, …]: of each kind the least of its own and all slower ones' times."""
     least: Floats = np.minimum.accumulate(times[:, ::-1], axis=1)[:, ::-1]
     return least

@@ -90,7 +90,7 @@ def _hides_enough(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.b
 
 def _halved(one: Pipelines) -> bool:
     """Whether a stage's last backward pass is not whole: one chunk's, or the part that other stages wait for."""
-    return one.schedule.has_chunks or one.schedule.splits_backward
+    return one.schedule.definition.has_chunks or one.schedule.definition.splits_backward
 
 
 def _hides_enough_of_each(one: Pipelines, other: Pipelines) -> NDArray[np.bool_]:

@@ -20,8 +20,9 @@ from itertools import count
 import numpy as np
 
 from fasop.costs.arrays import Floats, Integers
-from fasop.partition.linear_program import LeastLargest, Node, Solved
-from fasop.partition.unlike_proof import proved_of_unlike
+from fasop.partition.heterogeneous_layers import memory_taken, of_first_layers, stage_room
+from fasop.partition.least_sum import least_sum
+from fasop.partition.linear_program import MinimaxLP, Node, Solved
 from fasop.simulation.linear import Layers
 from fasop.simulation.pipelines import FULL, Pipelines
 
@@ -56,7 +57,7 @@ class Proof:
 def proved(one: Pipelines, layers: int, begin: Integers, boxes: int) -> Proof:
     """The best partition, from `begin` [parts, 1], which fits; and its bound, the best that so many boxes prove."""
     if one.order is not None:
-        partition, seconds, bound = proved_of_unlike(one, begin)
+        partition, seconds, bound = proved_of_heterogeneous_layers(one, begin)
         return Proof(partition=partition, seconds=seconds, bound=bound, boxes=0)
     search = _Search(one, layers, begin)
     bound, looked_at = search.run(boxes)
@@ -76,7 +77,7 @@ class _Search:
         """[stages, parts]: 1 where a part is of a stage."""
         self._high = np.tile(np.minimum(one.capacity[:, 0], layers), chunks)
         self._known = {begin[:, 0].tobytes()}
-        self._problem = LeastLargest(layers, one.parts_count)
+        self._problem = MinimaxLP(layers, one.parts_count)
         if chunks > 1:
             self._problem.limit(self._stages, one.capacity[:, 0], whole=True)
         self._cut(_crowded(begin[:, 0]))
@@ -198,3 +199,64 @@ def _rounded(solved: Solved) -> Integers:
     left = round(float(solved.amounts.sum())) - int(whole.sum())
     whole[np.argsort(whole - solved.amounts, kind="stable")[:left]] += 1
     return whole
+
+
+ROUNDS = 60
+"""Linear programs, at most: work is counted, not timed, so that the same search says the same everywhere."""
+CLOSE = 1e-6
+"""The part of an iteration by which a bound may stay below the seconds of the best partition."""
+
+
+def proved_of_heterogeneous_layers(one: Pipelines, begin: Integers) -> tuple[Integers, float, float]:
+    """The best partition that is found on the way, from `begin` [parts, 1], which fits; its seconds; and the bound."""
+    assert one.order is not None
+    assert one.shares is not None
+    paths = _with_shortest_messages(one.unhidden(one.order.layers))
+    least = replace(one, shares=one.shares.min(axis=0, keepdims=True))  # of moments: nothing that fits is lost
+    memory, room = memory_taken(least), stage_room(one)
+    free = [np.full(room.shape, np.inf)]
+    best, seconds, bound = begin, float(one.iteration(begin)[0]), 0.0
+    known, counts = [begin], [one.counted(begin)]
+    slopes, constants = list[Floats](), list[float]()
+
+    def cut(count: Layers) -> None:
+        slope, taken = paths.longest(count)
+        slopes.append(slope)
+        constants.append(float(taken[0] - (slope * count).sum()))
+
+    cut(counts[0])
+    for _ in range(ROUNDS):
+        weights, shares = _weights(counts, slopes, constants)
+        mean = np.tensordot(weights, np.stack(slopes), axes=1)
+        found, sums = least_sum(of_first_layers(one, mean), memory, room, free)
+        bound = max(bound, float(weights @ constants + sums[0, 0]))
+        if one.fits(found[0])[0] and (now := float(one.iteration(found[0])[0])) < seconds:
+            best, seconds = found[0], now
+        if bound >= seconds * (1 - CLOSE):
+            break
+        cut(np.tensordot(shares, np.stack(counts), axes=1))
+        if not any((found[0] == other).all() for other in known):
+            known.append(found[0])
+            counts.append(one.counted(found[0]))
+            cut(counts[-1])
+    return best, seconds, min(bound, seconds)
+
+
+def _with_shortest_messages(one: Pipelines) -> Pipelines:
+    """For numbers of layers by kind, which need not be a partition."""
+    replicas = tuple(replace(own, lines=_with_shortest_messages(own.lines)) for own in one.replicas)
+    return replace(one, order=None, shares=None, replicas=replicas)
+
+
+def _weights(counts: list[Layers], slopes: list[Floats], constants: list[float]) -> tuple[Floats, Floats]:
+    """[paths]: the mean that takes longest with the known partitions, of which any mixture may be made; and that
+    mixture, [partitions]."""
+    each = np.tensordot(np.stack(slopes), np.stack(counts), ([1, 2, 3], [1, 2, 3]))
+    takes = np.array(constants)[:, np.newaxis] + each
+    problem = MinimaxLP(1, len(counts))
+    problem.cut(takes, np.zeros(len(takes)))
+    ones = np.ones(len(counts), np.int64)
+    solved = problem.solve(problem.root(0 * ones, ones))
+    weights, active = np.zeros(len(takes)), solved.node.active - 2 * len(counts)
+    weights[active[active >= 0]] = np.maximum(0.0, solved.node.inverse[-1, :-1][active >= 0])
+    return weights / weights.sum(), np.maximum(0.0, solved.amounts)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fasop.costs.arrays import Floats, Integers
-from fasop.partition.unlike_layers import both_of_parts, memory_left, memory_taken, of_first_layers
+from fasop.partition.heterogeneous_layers import both_of_parts, memory_left, memory_taken, of_first_layers
 from fasop.simulation.pipelines import Pipelines
 
 LARGEST = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, np.inf)
@@ -51,7 +51,7 @@ def _limit(most: Floats) -> Floats:
     return most + ROUNDING * np.abs(most)
 
 
-def amp_of_unlike(pipelines: Pipelines, balanced: Integers) -> Integers:
+def amp_of_heterogeneous_layers(pipelines: Pipelines, balanced: Integers) -> Integers:
     """As `fasop.partition.baselines.amp`, but for layers that differ, within memory, and of some limits to the largest
     part. `balanced` is from `bottleneck`, and returned where nothing is better."""
     both = both_of_parts(pipelines)

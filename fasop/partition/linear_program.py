@@ -49,7 +49,7 @@ class Solved:
     """T, or a lower bound of it; infinite where no amounts are possible."""
 
 
-class LeastLargest:
+class MinimaxLP:
     """The problem of one box after another. Cuts and limits may be added at any time, and hold in all of them.
 
     A row g with its limit h means g (x, T) >= h: first the lower bounds of the amounts, then the upper ones.

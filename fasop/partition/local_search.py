@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers
-from fasop.partition.unlike_layers import cut_elsewhere, fitting, gains, least_largest_part
+from fasop.partition.heterogeneous_layers import cut_elsewhere, fitting, gains, least_largest_part
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Pipelines
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from itertools import zip_longest
+from itertools import islice, zip_longest
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -21,11 +21,13 @@ from conf.origins import SEARCHED, defaults_taken
 from conf.schema.experiment import Cluster, Engine, Executor, ExecutorKind, Experiment, Model, Parallel, Train
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
+from fasop.costs.parallelism import Parallelism
 from fasop.costs.profiles.by_name import with_profile
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.search.arguments import WORDS
 from fasop.search.plan import Run
+from fasop.search.space.candidates import sizes
 from fasop.search.space.choices import Choices, runnable, split, tried
 from fasop.simulation.predict import planned
 
@@ -96,11 +98,18 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
     cluster, assumed = _with_ranks(cluster, others)
     kinds = node_kinds(cluster)
     training = Training(
-        model=model, parallel=plain, precision=train.precision, engine=engine, kept_values=train.kept_values
+        model=model,
+        parallel=Parallelism.of(plain),
+        precision=train.precision,
+        engine=engine,
+        kept_values=train.kept_values,
     )
     training = with_known_blocks(training, kinds)
     if of_module:
         _require_same_blocks(training, cfg, counted)
+    if parallel.streams is not None:  # which go with few plans
+        for one in islice(sizes(training, kinds, choices), 1):
+            one.parallel.configured()
     return Inputs(
         cluster=cluster,
         kinds=kinds,
@@ -140,7 +149,7 @@ def of_experiment(experiment: Experiment) -> Inputs:
     kinds = [replace(kind, group=replace(kind.group, count=used[kind.name])) for kind in placed.kinds]
     own, train, engine = placed.training.parallel, experiment.train, experiment.engine
     choices = tried(runnable(engine, train, experiment.model), {}, engine, own.sequence_parallel)
-    plain = Parallel(
+    plain = Parallelism(
         global_batch_size=own.global_batch_size,
         reduce_dtype=own.reduce_dtype,
         hierarchical_reduce=own.hierarchical_reduce,

@@ -20,10 +20,9 @@ from fasop.costs import overlap
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
-from fasop.costs.schedules import filling
+from fasop.costs.schedules import filling, passes_left
 from fasop.costs.training import Training
-from fasop.partition.bounds import in_turn, passes_left
-from fasop.partition.class_bounds import Classes, in_parts, in_whole, largest, not_falling, reach
+from fasop.partition.class_bounds import Classes, in_parts, in_whole, largest, reach, suffix_min
 from fasop.simulation.on_nodes import Nodes, exchanged_on, handing_out, times_on
 
 
@@ -96,7 +95,7 @@ class LowerBounds:
         classes, beside = self._classes(plans, way, kinds, times, layers), self._beside(plans, way, kinds)
         count = np.array([_micro_batches(one, kinds) for one in plans])
         least = _least(classes, beside, count, way, units, whole=whole)
-        apart = np.nonzero([_has_unlike_replicas(one, kinds) for one in plans])[0]
+        apart = np.nonzero([_has_heterogeneous_replicas(one, kinds) for one in plans])[0]
         if len(kinds) > 2 and len(apart):
             some, near = classes.take(apart), _Beside(*(seconds[apart] for seconds in beside))
             found = [
@@ -133,25 +132,26 @@ class LowerBounds:
         passes = np.array([_passes(way, one.parallel.pipeline, _micro_batches(one, kinds), most) for one in plans])
         ahead, back = passes.transpose(1, 0, 2, 3)[..., np.newaxis, :]
         left = ahead * forward[:, np.newaxis, :, np.newaxis] + back * backward[:, np.newaxis, :, np.newaxis]
+        in_turn = way.schedule.definition.in_turn
         turn = np.array([[in_turn(one.parallel.pipeline, _micro_batches(one, kinds))] for one in plans])
         then = np.array([_then(way, one.parallel.pipeline, _micro_batches(one, kinds)) for one in plans])
         count = np.array([[[_micro_batches(one, kinds)]] for one in plans])
         busy = count * (forward + backward)[..., np.newaxis] * np.arange(1.0, layers + 1)
         if len({kind.gpus for kind in kinds}) == 1 and plans[0].blocks.alike:
             exposed = self._exposed(plans, way, kinds, backward, fastest)
-            apart = np.array([_has_unlike_replicas(one, kinds) for one in plans])[:, np.newaxis, np.newaxis]
+            apart = np.array([_has_heterogeneous_replicas(one, kinds) for one in plans])[:, np.newaxis, np.newaxis]
             exposed = np.where(apart, exposed.min(axis=1, keepdims=True), exposed)  # any kind may be beside another
             busy = np.minimum.accumulate((busy + exposed)[..., ::-1], axis=2)[..., ::-1]
         return Classes(
             stages=np.diff(np.cumsum(gpus, axis=1) // width, axis=1, prepend=0),
             shares=gpus / width,
-            trip=not_falling(forward + way.schedule.input_share * backward),
+            trip=suffix_min(forward + way.schedule.definition.input_share * backward),
             both=forward + backward,
-            left=not_falling(left.min(axis=1)),
-            turn=not_falling((turn - 1) * backward),
-            of_part=not_falling(then[:, :1] * forward + (turn - 1 + then[:, 1:]) * backward),
-            busy=not_falling(busy),
-            slowest=forward.max(axis=1) + way.schedule.input_share * backward.max(axis=1),
+            left=suffix_min(left.min(axis=1)),
+            turn=suffix_min((turn - 1) * backward),
+            of_part=suffix_min(then[:, :1] * forward + (turn - 1 + then[:, 1:]) * backward),
+            busy=suffix_min(busy),
+            slowest=forward.max(axis=1) + way.schedule.definition.input_share * backward.max(axis=1),
         )
 
     def _exposed(
@@ -193,8 +193,9 @@ class LowerBounds:
         some, rows = self._some(kinds), []
         for one in plans:
             times = [self._of_kinds(one, way.recompute)[kind] for kind in some]
+            share = way.schedule.definition.input_share
             ends = [
-                min(time.forward for time in part) + way.schedule.input_share * min(time.backward for time in part)
+                min(time.forward for time in part) + share * min(time.backward for time in part)
                 for part in ([time.embedding for time in times], [time.head for time in times])
             ]
             rows.append((*self._on_links(one, way, some, kinds), *ends))
@@ -258,7 +259,7 @@ class LowerBounds:
         return self._nodes[nodes, gpus]
 
 
-def _has_unlike_replicas(one: Training, kinds: Sequence[NodeKind]) -> bool:
+def _has_heterogeneous_replicas(one: Training, kinds: Sequence[NodeKind]) -> bool:
     """Whether some order of the nodes may give replicas different GPUs in a stage."""
     parallel = one.parallel
     width = parallel.tensor_size * parallel.data
@@ -268,7 +269,7 @@ def _has_unlike_replicas(one: Training, kinds: Sequence[NodeKind]) -> bool:
 def _micro_batches(one: Training, kinds: Sequence[NodeKind]) -> int:
     """Of every replica, at least. Where all have the same GPUs, those with the most take longest."""
     parallel = one.parallel
-    if parallel.shares is None or not _has_unlike_replicas(one, kinds):
+    if parallel.shares is None or not _has_heterogeneous_replicas(one, kinds):
         return parallel.micro_batches
     return parallel.global_batch_size // parallel.micro_batch_size // parallel.data
 
@@ -277,29 +278,29 @@ def _least(classes: Classes, beside: _Beside, count: Integers, way: Way, units: 
     """[plans]: seconds of an iteration, at least.
 
     Where layers differ (not `whole`), they are taken for amounts of work, which need not be whole numbers
-    (`fasop.partition.unlike_layers`); nor need stages be.
+    (`fasop.partition.heterogeneous_layers`); nor need stages be.
     """
     layers = classes.busy.shape[2]
     messages = 2 * (way.chunks * beside.hops + (way.chunks - 1) * beside.around)
     passes = in_parts(classes.stages, classes.trip, classes.left, units)
     parts = way.chunks * classes.stages
-    if way.schedule.has_chunks:
+    if way.schedule.definition.has_chunks:
         passes = np.maximum(passes, in_parts(parts, classes.trip, classes.of_part[..., np.newaxis], units))
     if whole:
         passes = np.maximum(passes, in_whole(classes.stages, classes.trip, classes.left.min(axis=2), layers))
-    if whole and way.schedule.has_chunks:
+    if whole and way.schedule.definition.has_chunks:
         passes = np.maximum(passes, in_whole(parts, classes.trip, classes.turn, layers))
     least: Floats = messages + beside.embedding + beside.head + passes + beside.ending
     if whole:
         least = np.maximum(least, largest(classes.stages, classes.busy, layers))
-    if not way.schedule.splits_backward:
+    if not way.schedule.definition.splits_backward:
         if whole:
             each = classes.both[..., np.newaxis] * np.arange(1.0, layers + 1)
             even = largest(classes.stages, each, layers)
         else:
             even = units / (classes.stages / classes.both).sum(axis=1)
         least = np.maximum(least, count * even + beside.ending)
-    if not way.schedule.has_chunks:
+    if not way.schedule.definition.has_chunks:
         fixed = (beside.embedding + beside.head) / classes.slowest
         least = np.maximum(least, beside.ending + (units + fixed) / reach(classes, count))
     return least
@@ -318,7 +319,8 @@ def _passes(way: Way, stages: int, micro_batches: int, places: int) -> Floats:
 def _then(way: Way, stages: int, micro_batches: int) -> tuple[float, float]:
     """Forward and backward passes of all chunks that any stage has left after those in turn, if each chunk has as few
     as any."""
-    left = passes_left(way.schedule, stages, way.chunks, micro_batches, in_turn(stages, micro_batches))
+    turn = way.schedule.definition.in_turn(stages, micro_batches)
+    left = passes_left(way.schedule, stages, way.chunks, micro_batches, turn)
     return way.chunks * float(left.forward.min()), way.chunks * float(left.backward.min())
 
 

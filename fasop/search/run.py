@@ -24,8 +24,7 @@ from fasop.search.findings.idle_gpus import idle, left, notes, within
 from fasop.search.findings.no_plan import why_no_plan
 from fasop.search.inputs import Inputs
 from fasop.search.lower_bound import LowerBounds
-from fasop.search.pareto import Front, Limits, nothing_within
-from fasop.search.plan import Plan, by_time, check_prices
+from fasop.search.plan import Front, Limits, Plan, by_time, check_prices, nothing_within
 from fasop.search.search import Best, Coverage, ShowProgress, explore, no_progress
 from fasop.search.shares.unequal_shares import explore_shares
 from fasop.search.space import node_sets
@@ -91,8 +90,8 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
         if args.prove:
             plans = prove(plans, progress)
             least = max(least, closer_least(_spaces(inputs, sets, bounds), plans[0].total, progress))
-    alike = next(plan for plan in plans if plan.parallel.alike)
-    even = sorted([*even, *(plan for plan in plans if plan.parallel.alike and not plan.parallel.shares)], key=by_time)
+    all_alike = [plan for plan in plans if plan.training.parallel.alike]
+    alike, even = all_alike[0], sorted([*even, *(p for p in all_alike if not p.training.parallel.shares)], key=by_time)
     where = node_sets.described(inputs.kinds) if args.leave_out else "all nodes"
     summary = (
         words.gained_by_stage(plans[0], alike),
@@ -224,7 +223,7 @@ def _proved(plan: Plan, lines: Pipelines, boxes: int) -> Plan:
     layers = plan.partition.layers
     proof = proved(lines, sum(layers), np.array([layers]).T, boxes)
     partition = Partition(tuple(proof.partition[:, 0].tolist()))
-    parallel = replace(plan.parallel, partition=str(partition))
+    parallel = replace(plan.training.parallel, partition=partition.layers)
     return replace(
         plan,
         training=replace(plan.training, parallel=parallel),

@@ -14,11 +14,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema.experiment import Parallel
-from conf.schema.values.partition import NodeOrder, Partition
+from conf.schema.values.partition import Partition
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis
+from fasop.costs.parallelism import Parallelism
 from fasop.search.order_search import BestOrder, Bounded, best_of_first, climb, search_partitions
 from fasop.search.plan import Plan, by_time
 from fasop.search.space.candidates import Candidates, Space
@@ -65,7 +65,7 @@ class Coverage:
         )
 
 
-class Keep(Protocol):
+class PlanCollector(Protocol):
     """The plans that a search is after."""
 
     def worth(self, kinds: Sequence[NodeKind], bounds: Floats) -> NDArray[np.bool_]:
@@ -97,14 +97,14 @@ class Best:
         return not self.plans or GAIN * seconds <= self.plans[0].total
 
     def add(self, plans: Sequence[Plan]) -> None:
-        best: dict[Parallel, Plan] = {}
+        best: dict[Parallelism, Plan] = {}
         for plan in sorted([*self.plans, *plans], key=by_time):
-            best.setdefault(replace(plan.parallel, partition=None), plan)
+            best.setdefault(replace(plan.training.parallel, partition=None), plan)
         self.plans = [*best.values()][: self._most]
 
 
 def explore(
-    spaces: Sequence[Space], keep: Keep, progress: ShowProgress = no_progress, until: float = np.inf
+    spaces: Sequence[Space], keep: PlanCollector, progress: ShowProgress = no_progress, until: float = np.inf
 ) -> Coverage:
     """Hands every plan to `keep` that it may want: first on the nodes on which the fastest plan could be.
 
@@ -112,7 +112,9 @@ def explore(
         until: CPU seconds of this process, from which on nothing new is begun once there is a plan. Half of what is
             left of them may go into choosing the nodes that are looked at first.
     """
-    walks = [_Walk(space, keep, until) for space in sorted(spaces, key=lambda one: one.bounds.min(initial=np.inf))]
+    walks = [
+        SpaceSearch(space, keep, until) for space in sorted(spaces, key=lambda one: one.bounds.min(initial=np.inf))
+    ]
     sketched = (time.process_time() + until) / 2
     for number, walk in enumerate(walks):
         if number and time.process_time() > sketched:
@@ -132,10 +134,10 @@ def explore(
     )
 
 
-class _Walk:
+class SpaceSearch:
     """Through all sizes of a space, the most promising first."""
 
-    def __init__(self, space: Space, keep: Keep, until: float) -> None:
+    def __init__(self, space: Space, keep: PlanCollector, until: float) -> None:
         self._space, self._keep, self._until = space, keep, until
         self._proved = space.bounds.copy()
         self._first: list[int] = []
@@ -259,9 +261,9 @@ def _plans(group: Candidates, partitions: Integers, proved: Floats) -> list[Plan
     for column, order in enumerate(group.orders):
         nodes = [group.kinds[kind] for kind in order]
         partition = Partition(tuple(partitions[:, column].tolist()))
-        node_order = NodeOrder(tuple(kind.name for kind in nodes))
+        node_order = tuple(kind.name for kind in nodes)
         training = group.training(column)
-        parallel = replace(training.parallel, partition=str(partition), node_order=str(node_order))
+        parallel = replace(training.parallel, partition=partition.layers, node_order=node_order)
         plans.append(
             Plan(
                 training=replace(training, parallel=parallel),

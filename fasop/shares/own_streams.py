@@ -16,9 +16,10 @@ import numpy as np
 
 from conf.errors import ConfigError
 from conf.schema.parallel import AUTO, Parallel
-from conf.schema.values.partition import Shares, run_length_text
+from conf.schema.values.partition import Shares
 from fasop.costs.arrays import Floats
 from fasop.costs.layers import Basis
+from fasop.costs.parallelism import streams_text
 from fasop.costs.stream_rates import stream_rates
 from fasop.costs.training import PlacedTraining
 from fasop.partition.exact_shares import Units, least_time
@@ -57,16 +58,17 @@ def best_in_streams(
         check: raises ConfigError for a plan that breaks a rule.
     """
     open_shares = undecided.shares == AUTO
+    given = None if open_shares or undecided.shares is None else Shares.parse(undecided.shares).numbers
     found = []
     for size in _sizes(placed, undecided):
         total, parallel = undecided.global_batch_size // size, placed.training.parallel
         if undecided.global_batch_size % size or not parallel.data <= total <= MOST_MICRO_BATCHES:
             continue
-        even = None if total % parallel.data == 0 else str(Shares.even(total, parallel.data))
-        shares = even if open_shares else undecided.shares
+        even = None if total % parallel.data == 0 else Shares.even(total, parallel.data).numbers
+        shares = even if open_shares else given
         try:
             parallel = replace(parallel, micro_batch_size=size, shares=shares, streams=None)
-            check(parallel)
+            check(parallel.configured())
         except ConfigError:  # shares that do not divide so many micro-batches, too few values for a batch norm
             continue
         one = replace(placed, training=replace(placed.training, parallel=parallel, in_streams=True))
@@ -74,7 +76,7 @@ def best_in_streams(
         if chosen is None or max(chosen[1]) == 1:
             continue
         counts, streams = chosen
-        parallel = replace(parallel, shares=_shares(counts) if open_shares else shares, streams=_streams(streams))
+        parallel = replace(parallel, shares=_shares(counts) if open_shares else shares, streams=tuple(streams))
         predicted = predict_plan(replace(one, training=replace(one.training, parallel=parallel)))
         found.append((predicted.iteration_s, size, parallel, predicted.basis))
     if not found:
@@ -83,8 +85,8 @@ def best_in_streams(
     assert parallel.streams is not None
     return InStreams(
         micro_batch_size=size,
-        shares=parallel.shares,
-        streams=parallel.streams,
+        shares=None if parallel.shares is None else str(Shares(parallel.shares)),
+        streams=streams_text(parallel.streams),
         seconds=seconds,
         sizes=tuple(size for _, size, *_ in found),
         basis=basis,
@@ -143,10 +145,6 @@ def _seconds(placed: PlacedTraining, durations: Durations, kind: str, total: int
         yield streams, seconds
 
 
-def _shares(counts: Sequence[int]) -> str | None:
+def _shares(counts: Sequence[int]) -> tuple[int, ...] | None:
     common = gcd(*counts)
-    return None if len({*counts}) == 1 else str(Shares(tuple(count // common for count in counts)))
-
-
-def _streams(streams: Sequence[int]) -> str:
-    return str(streams[0]) if len({*streams}) == 1 else run_length_text(streams, "-")
+    return None if len({*counts}) == 1 else tuple(count // common for count in counts)

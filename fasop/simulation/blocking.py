@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats
-from fasop.simulation.times import Longest, Times, last_of
+from fasop.simulation.vectorised import Longest, Times, last_of
 
 
 class Kind(IntEnum):

@@ -10,7 +10,9 @@ import numpy as np
 
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Pipelines
-from fasop.simulation.ranks.replay import Event, StageTimes, simulate
+from fasop.simulation.ranks.replay import Event, RankDurations, StageTimes, TimedReplay, simulate
+from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.schedule.schedules import Actions
 
 GRADIENTS, EMBEDDING, OPTIMIZER, NORM, WEIGHTS = (
     "grads-all-reduce",
@@ -146,20 +148,81 @@ def replay_together(pipelines: Sequence[Pipelined]) -> tuple[float, list[Event],
     events = []
     for stage in range(stages):
         events += [event for event in computed if event.stage == stage]
-        stepped = known + durations.optimizer[stage]
-        spans = {
-            GRADIENTS: (done[stage], summed[stage]),
-            EMBEDDING: (summed[stage], shared[stage]),
-            NORM: (shared[stage], known),
-            WEIGHTS: (stepped - durations.weights[stage], stepped),
-            OPTIMIZER: (shared[stage], stepped),
-        }
-        events += [
-            Event(stage, name, -1, 0, start, end, last[stage] if name == GRADIENTS and last[stage] > start else None)
-            for name, (start, end) in spans.items()
-            if end > start or name in (NORM, OPTIMIZER)
-        ]
+        ends_here = _Ends(done[stage], last[stage], summed[stage], shared[stage], known)
+        events += ends_here.events(stage, durations.optimizer[stage], durations.weights[stage])
     return known + first, events, slowest
+
+
+class Iteration(NamedTuple):
+    """What the ranks of a plan do, and what it takes."""
+
+    seconds: float
+    """From the end of one iteration to the end of the next."""
+    events: Sequence[Sequence[Event]]
+    """By rank, then time."""
+
+
+def iteration(layout: Layout, actions: Sequence[Sequence[Actions]], ranks: Sequence[RankDurations]) -> Iteration:
+    """Of ranks that take the actions of their stage and replica.
+
+    Raises:
+        SearchError: the schedule never ends.
+    """
+    first = min(rank.optimizer for rank in ranks)
+    places = (layout.stage_dp_tp(rank) for rank in range(layout.world_size))
+    taken = [[(one.kind.value, one.micro_batch, one.chunk) for one in actions[stage][dp]] for stage, dp, _ in places]
+    begins = [rank.optimizer - first for rank in ranks]
+    events = TimedReplay(layout, taken, [rank.times for rank in ranks], begins).run()
+    ends = [max(event.end for event in own) if own else 0.0 for own in events]
+    groups = layout.data_groups()
+    last = {rank: max(ends[other] for other in group) for group in groups for rank in group}
+    summed = [last[rank] + one.gradients for rank, one in enumerate(ranks)]
+    tied = [rank for rank in range(layout.world_size) if layout.stage_dp_tp(rank)[0] in (0, layout.stages - 1)]
+    shared = list(summed)
+    if layout.stages > 1:
+        both = max(summed[rank] for rank in tied) + max(ranks[rank].embedding for rank in tied)
+        for rank in tied:
+            shared[rank] = both
+    known = max(shared)
+    for rank, own in enumerate(ranks):
+        ends_here = _Ends(ends[rank], last[rank], summed[rank], shared[rank], known)
+        events[rank] += ends_here.events(layout.stage_dp_tp(rank)[0], own.optimizer, own.weights)
+    return Iteration(known + first, events)
+
+
+def computed_until(events: Sequence[Event]) -> float:
+    """When a rank has done its last action of the schedule."""
+    return max((event.end for event in events if event.micro_batch >= 0), default=0.0)
+
+
+class _Ends(NamedTuple):
+    """When something has ended that follows a schedule."""
+
+    passes: float
+    of_last: float
+    """The passes of the last replica."""
+    summed: float
+    shared: float
+    """Summing the embedding's gradients."""
+    known: float
+    """All of this on all ranks."""
+
+    def events(self, stage: int, optimizer: float, weights: float) -> list[Event]:
+        """Those after the schedule's; `optimizer` and `weights` are what these take."""
+        stepped = self.known + optimizer
+        spans = {
+            GRADIENTS: (self.passes, self.summed),
+            EMBEDDING: (self.summed, self.shared),
+            NORM: (self.shared, self.known),
+            WEIGHTS: (stepped - weights, stepped),
+            OPTIMIZER: (self.shared, stepped),
+        }
+        sent = self.of_last if self.of_last > self.passes else None
+        return [
+            Event(stage, name, -1, 0, begin, end, sent if name == GRADIENTS else None)
+            for name, (begin, end) in spans.items()
+            if end > begin or name in (NORM, OPTIMIZER)
+        ]
 
 
 def waiting(event: Event, embedding: float) -> float:

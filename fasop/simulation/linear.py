@@ -60,3 +60,59 @@ class Hidden:
         left, whole = self.left(sums, held), sums.of(held)
         beyond = np.where(left == self.last, 0.0, sums.layer - self.time.layer)
         return np.where(left == whole, sums.layer, beyond)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackwardMessages:
+    """Seconds of the shortest messages, [stages, pipelines] each: in row s from stage s + 1 to s, in the last row from
+    the first stage to the last."""
+
+    hop: Floats
+    """Until the stage has them."""
+    busy: Floats
+    """For how much of this the link is occupied."""
+    s_per_byte: Floats | None = None
+    """Of what messages are longer, where they differ."""
+
+    def take(self, columns: Integers) -> BackwardMessages:
+        rate = self.s_per_byte
+        return BackwardMessages(
+            hop=self.hop[:, columns],
+            busy=self.busy[:, columns],
+            s_per_byte=None if rate is None else rate[:, columns],
+        )
+
+    def messages(self, extra: Floats | None) -> tuple[Floats, Floats]:
+        """`hop` and `busy` of messages that are so many bytes longer, [stages, pipelines]."""
+        if extra is None:
+            return self.hop, np.minimum(self.busy, self.hop)
+        assert self.s_per_byte is not None
+        longer = extra * self.s_per_byte
+        return self.hop + longer, np.minimum(self.busy, self.hop) + longer
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerOrder:
+    counts: Integers
+    """[kinds, layers + 1]: how many of each kind are among so many first ones."""
+    extra: Floats
+    """[layers + 1]: bytes by which the messages across a cut behind so many layers are longer than the shortest."""
+
+    @property
+    def layers(self) -> int:
+        return int(self.counts.shape[1]) - 1
+
+    def by_kind(self, partitions: Integers) -> Integers:
+        """[kinds, parts, partitions], of partitions [parts, partitions]."""
+        behind = self.counts[:, np.cumsum(partitions, axis=0)]
+        behind[:, 1:] -= behind[:, :-1].copy()
+        found: Integers = behind
+        return found
+
+    def extra_of_stages(self, partitions: Integers, stages: int) -> Floats:
+        """[stages, partitions]: bytes by which the messages that leave a stage are longer. Of several chunks' messages
+        the longest one counts."""
+        extra = self.extra[np.cumsum(partitions, axis=0)]
+        extra[-1] = 0  # nothing leaves the end of the model
+        longest: Floats = extra.reshape(-1, stages, partitions.shape[1]).max(axis=0)
+        return longest

@@ -14,8 +14,7 @@ import numpy as np
 from conf.schema.experiment import Schedule
 from fasop.costs.arrays import Floats
 from fasop.simulation import blocking
-from fasop.simulation.times import Longest, Times, Traffic
-from fasop.simulation.vectorised import ends, longest
+from fasop.simulation.vectorised import Longest, Times, Traffic, ends, longest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,7 @@ class Parts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
+class PartitionedPipelines:
     """What the stages of pipelines take with their layers."""
 
     schedule: Schedule

@@ -14,17 +14,15 @@ from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes, gradients_summed, layer_times, weights_handed_out
 from fasop.costs.measured_module import MeasuredModule
-from fasop.costs.memory import GIB, chunks_in_flight, stage_memory
+from fasop.costs.memory import GIB, stage_memory
 from fasop.costs.network import links
 from fasop.costs.network.link_table import by_size, has_pairs
 from fasop.costs.network.links import Link
 from fasop.costs.network.placement import Uses, place
 from fasop.costs.profiles.profile import optimizer_s_per_parameter
-from fasop.costs.schedules import filling
+from fasop.costs.schedules import chunks_in_flight, filling
 from fasop.costs.training import PlacedTraining, Training
-from fasop.simulation.layer_order import LayerOrder
-from fasop.simulation.linear import Hidden, Linear
-from fasop.simulation.messages_back import Back
+from fasop.simulation.linear import BackwardMessages, Hidden, LayerOrder, Linear
 from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.placed_links import Hops, Messages, PlacedLinks, on_pairs
 
@@ -103,8 +101,8 @@ def exchanged_on(training: Training, nodes: Nodes) -> Exchanged:
     )
 
 
-def _back(hops: Hops, shortest: int, *, alike: bool) -> Back:
-    return Back(
+def _back(hops: Hops, shortest: int, *, alike: bool) -> BackwardMessages:
+    return BackwardMessages(
         hop=hops.link.takes(np.array(float(shortest))),
         busy=shortest * hops.link.s_per_byte,
         s_per_byte=None if alike else hops.longer,
@@ -133,7 +131,7 @@ def _capacity(training: Training, memory_gib: Floats) -> tuple[Integers, Floats 
         return _capacity_by_kind(training, memory_gib, stages)
     if chunks == 1:
         return stage_memory(training, stages).capacity(memory_gib), None
-    held = chunks_in_flight(parallel.pipeline, parallel.micro_batches, chunks)
+    held = chunks_in_flight(parallel.schedule, parallel.pipeline, parallel.micro_batches, chunks)
     memory = stage_memory(training, stages, held[..., np.newaxis].astype(float))
     room = memory_gib * GIB - memory.fixed
     even = (np.arange(layers + 1)[:, np.newaxis] + chunks - 1 - np.arange(chunks)) // chunks
@@ -148,9 +146,8 @@ def _capacity_by_kind(training: Training, memory_gib: Floats, stages: Floats) ->
     parallel, kinds = training.parallel, range(len(training.blocks.kinds))
     held = None
     if parallel.chunks > 1:
-        held = chunks_in_flight(parallel.pipeline, parallel.micro_batches, parallel.chunks)[..., np.newaxis].astype(
-            float
-        )
+        every = chunks_in_flight(parallel.schedule, parallel.pipeline, parallel.micro_batches, parallel.chunks)
+        held = every[..., np.newaxis].astype(float)
     memory = [stage_memory(training, stages, held, kind) for kind in kinds]
     room = memory_gib * GIB - memory[0].fixed
     free = np.where(room > 0, room, np.nan)

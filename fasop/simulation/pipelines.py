@@ -19,11 +19,9 @@ from numpy.typing import NDArray
 
 from conf.schema.experiment import Schedule
 from fasop.costs.arrays import Floats, Integers
-from fasop.simulation.layer_order import LayerOrder
-from fasop.simulation.linear import Hidden, Layers, Linear
-from fasop.simulation.loaded import Loaded, Parts
-from fasop.simulation.messages_back import Back
-from fasop.simulation.times import Times, Traffic
+from fasop.simulation.linear import BackwardMessages, Hidden, LayerOrder, Layers, Linear
+from fasop.simulation.loaded import PartitionedPipelines, Parts
+from fasop.simulation.vectorised import Times, Traffic
 
 Columns = Integers | slice
 """Numbers of pipelines, or all of them."""
@@ -71,7 +69,7 @@ class Pipelines:
     pipelines], and `hop` and `busy` are of the shortest messages."""
     s_per_byte: Floats | None = None
     """[stages, pipelines]: with an `order`, of what messages are longer."""
-    back: Back | None = None
+    back: BackwardMessages | None = None
     replicas: tuple[HeterogeneousReplicas, ...] = ()
     """Of the pipelines no replica of which is as slow as `forward`, `backward` and `optimizer` in all stages. All
     other fields are the same for each of their replicas. An iteration ends when the slowest replica is done."""
@@ -145,14 +143,14 @@ class Pipelines:
             fitting &= np.all(taken <= FULL, axis=(0, 1))
         return fitting
 
-    def loaded(self, layers: Layers) -> Loaded:
+    def loaded(self, layers: Layers) -> PartitionedPipelines:
         """With a partition each, [parts, pipelines]."""
         counted = self.counted(layers)
         held = self._of_stages(counted)
         hop, busy = self.messages(layers)
         hop_back, busy_back = (hop, busy) if self.back is None else self.messages_back(layers)
         back, one_way_out = np.roll(hop_back, 1, axis=0), self.one_way_out
-        return Loaded(
+        return PartitionedPipelines(
             schedule=self.schedule,
             micro_batches=self.micro_batches,
             blocking=self.blocking,
@@ -285,7 +283,7 @@ class Pipelines:
         return hop, hop if self.busy is None else np.minimum(self.busy + longer, hop)
 
     def messages_back(self, layers: Layers) -> tuple[Floats, Floats]:
-        """The same of gradients, in the rows of `Back`."""
+        """The same of gradients, in the rows of `BackwardMessages`."""
         if self.back is None:
             return self.messages(layers)
         if self.order is None:
@@ -336,7 +334,7 @@ def _joined(values: Sequence[Any]) -> Any:
     match values[0]:
         case np.ndarray():
             return np.concatenate(values, axis=-1)
-        case Linear() | Hidden() | Back() as first:
+        case Linear() | Hidden() | BackwardMessages() as first:
             parts = {name: _joined([getattr(value, name) for value in values]) for name in vars(first)}
             return replace(first, **parts)
         case first:

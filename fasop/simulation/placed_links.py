@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from fasop.costs import sizes
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
+from fasop.costs.network.heterogeneous_placement import HeterogeneousPlacement
 from fasop.costs.network.link_table import LinkTable
 from fasop.costs.network.links import Link
 from fasop.costs.network.pair_placement import PairUses, place_pairs
 from fasop.costs.network.placement import Placement, Uses
-from fasop.costs.network.unlike_placement import UnlikePlacement
 from fasop.costs.training import Training
 from megatron_ext.contract.plan import BUCKET_BYTES
 
@@ -103,13 +103,13 @@ def on_pairs(
     kinds: Sequence[NodeKind],
     orders: Integers,
     training: Training,
-    where: Placement | UnlikePlacement,
+    where: Placement | HeterogeneousPlacement,
     *,
     least: bool = False,
 ) -> PlacedLinks:
     """By pairs of kinds; with `least`, of nodes of one kind by themselves, what no link of theirs goes below."""
     parallel, messages = training.parallel, Messages.of(training)
-    if isinstance(where, UnlikePlacement):
+    if isinstance(where, HeterogeneousPlacement):
         pairs = where.pairs
     else:
         gpus = tuple(kinds[kind].gpus for kind in orders[0])
@@ -138,7 +138,7 @@ def on_pairs(
         sums=of_sums.slowest(pairs.sums, orders),
         embedding=table("embedding", messages.embedding).slowest(pairs.embedding, orders),
     )
-    if not training.reduces_by_node or isinstance(where, UnlikePlacement) or parallel.data == 1:
+    if not training.reduces_by_node or isinstance(where, HeterogeneousPlacement) or parallel.data == 1:
         return placed
     within, across = (of_sums.slowest(pairs.sums, orders, inside=inside) for inside in (True, False))
     return placed.with_sums_by_node(within, across, where, parallel.data, least=least)

@@ -13,24 +13,36 @@ from typing import Any
 
 import numpy as np
 
-from conf.schema.experiment import Experiment, Parallel
+from conf.schema.experiment import Experiment
 from conf.schema.values.links import only
 from fasop.costs.allowance import room_gib, with_allowance
 from fasop.costs.calibration import Calibration
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
 from fasop.costs.layers import Basis
-from fasop.costs.memory import GIB, Amount, StageMemory, chunks_in_flight, memory_of_streams, stage_memory
+from fasop.costs.memory import GIB, Amount, StageMemory, memory_of_streams, stage_memory
 from fasop.costs.network.placement import place
+from fasop.costs.parallelism import Parallelism
+from fasop.costs.schedules import chunks_in_flight
 from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError
-from fasop.simulation.iteration import GRADIENTS, NORM, Durations, Terms, replay_together, terms, waiting
+from fasop.simulation.iteration import (
+    GRADIENTS,
+    NORM,
+    Durations,
+    Iteration,
+    Terms,
+    computed_until,
+    iteration,
+    replay_together,
+    terms,
+    waiting,
+)
 from fasop.simulation.loaded import Parts
-from fasop.simulation.ranks.by_rank import Iteration, computed_until, iteration
+from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages, actions_of, in_flight
 from fasop.simulation.ranks.replay import Event, StageTimes
 from fasop.simulation.ranks.replicas import Pipeline, Replicas
 from fasop.simulation.ranks.streams import StreamIteration, stream_iteration
-from fasop.simulation.ranks.unlike_stages import UnlikeStages, actions_of, in_flight
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.schedule import check as schedule_check
 from megatron_ext.contract.schedule.schedules import as_json
@@ -152,7 +164,7 @@ def planned(experiment: Experiment) -> PlacedTraining:
     training = with_known_blocks(Training.of(experiment), list(kinds.values()))
     parallel = training.parallel
     if parallel.alike:  # which may be written stage by stage all the same
-        alike = replace(parallel, tensor=parallel.tensor_size, data=parallel.layout.replicas[0], replicas=None)
+        alike = replace(parallel, tensor=parallel.tensor_size, data=parallel.first_replicas, replicas=None)
         training = replace(training, parallel=alike)
     return PlacedTraining(training=training, partition=experiment.partition, nodes=[kinds[name] for name in order])
 
@@ -165,7 +177,7 @@ def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None
     """
     training, parallel, layers, nodes = plan.training, plan.training.parallel, plan.partition.layers, plan.nodes
     if not parallel.alike or parallel.stream is not None:
-        return _of_unlike_stages(plan)
+        return _of_heterogeneous_stages(plan)
     if schedule is not None:
         try:
             schedule_check.parsed(schedule, parallel.pipeline, parallel.chunks, parallel.micro_batches)
@@ -188,9 +200,9 @@ def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None
     )
 
 
-def _of_unlike_stages(plan: PlacedTraining) -> Prediction:
+def _of_heterogeneous_stages(plan: PlacedTraining) -> Prediction:
     """Its events are, stage by stage, those of the rank that ends last."""
-    parallel, stages = plan.training.parallel, UnlikeStages(plan)
+    parallel, stages = plan.training.parallel, HeterogeneousStages(plan)
     layout = parallel.layout
     every = range(layout.world_size)
     found: Iteration | StreamIteration
@@ -289,7 +301,7 @@ def _in_streams(plan: PlacedTraining, events: Sequence[Event], durations: Durati
     )
 
 
-def _versions(parallel: Parallel, stage: int) -> int:
+def _versions(parallel: Parallelism, stage: int) -> int:
     """Of the weights, that a stage holds at once."""
     if parallel.stream is None:
         return 1
@@ -324,9 +336,9 @@ def _memory(
     return StageMemory(**{name: mean(name) for name in kinds[0].by_term()})
 
 
-def _kept(parallel: Parallel, of_chunks: Sequence[int], stage: int) -> float | None:
+def _kept(parallel: Parallelism, of_chunks: Sequence[int], stage: int) -> float | None:
     """Of how many micro-batches a layer of a stage keeps its activations, the mean; None where it has one chunk."""
     if parallel.chunks == 1:
         return None
-    held = chunks_in_flight(parallel.pipeline, parallel.micro_batches, parallel.chunks)[..., stage]
+    held = chunks_in_flight(parallel.schedule, parallel.pipeline, parallel.micro_batches, parallel.chunks)[..., stage]
     return float((held @ of_chunks).max()) / max(sum(of_chunks), 1)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from conf.schema.experiment import Schedule
-from megatron_ext.contract.schedule.schedules import Action, Kind, computing
+from megatron_ext.contract.schedule.schedules import PARTS, Action, Kind
 
 
 class Pass(IntEnum):
@@ -51,12 +51,16 @@ PASSES = {
     Kind.BACKWARD_INPUT: Pass.INPUT,
     Kind.BACKWARD_WEIGHT: Pass.WEIGHT,
 }
+SHARES = {of: PARTS.get(kind, 1.0) for kind, of in PASSES.items()}
+"""What they take of a forward or a backward pass."""
 
 
 @lru_cache(maxsize=4096)
 def steps(schedule: Schedule, stages: int, chunks: int, micro_batches: int) -> Steps:
     """The steps of an iteration, in their order."""
-    return _clocked([computing(schedule, stage, stages, chunks, micro_batches) for stage in range(stages)], chunks)
+    return _clocked(
+        [schedule.definition.passes(stage, stages, chunks, micro_batches) for stage in range(stages)], chunks
+    )
 
 
 def _read(count: int, kind: Pass, part: int) -> int:

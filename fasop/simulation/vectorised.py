@@ -10,14 +10,79 @@ the other pipelines need to know when links are free.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conf.schema.experiment import Schedule
 from fasop.costs.arrays import Floats
-from fasop.simulation.steps import Pass, Steps, steps
-from fasop.simulation.times import Longest, Times, Traffic, last_of
+from fasop.simulation.steps import SHARES, Pass, Steps, steps
+
+
+class Times(NamedTuple):
+    """What stages take for one micro-batch."""
+
+    forward: Floats
+    """[parts, pipelines]; part c * stages + s is chunk c of stage s."""
+    backward: Floats
+    """Likewise; of a split backward pass each half takes half of it."""
+    send_forward: Floats
+    """[stages, pipelines]: from the end of a forward pass until the following stage has its result."""
+    send_backward: Floats
+    """Likewise, until the stage before has it."""
+    start: Floats
+    """[stages, pipelines]: when a stage begins."""
+
+    def take(self, columns: NDArray[np.int64]) -> Times:
+        return Times(*(_some(kind, columns) for kind in self))
+
+
+class Traffic(NamedTuple):
+    """How messages occupy the links that they leave by."""
+
+    forward: Floats
+    """[stages, pipelines]: seconds until the link takes the next message."""
+    backward: Floats
+    one_way_out: NDArray[np.bool_]
+    """[stages]: whether a stage's messages to both neighbours leave by the same link."""
+
+    @classmethod
+    def whole(cls, times: Times) -> Traffic:
+        """Of links that take no message before the last one has arrived."""
+        stages = len(times.start)
+        return cls(times.send_forward, times.send_backward, np.full(stages, stages == 2))
+
+    def take(self, columns: NDArray[np.int64]) -> Traffic:
+        return Traffic(_some(self.forward, columns), _some(self.backward, columns), self.one_way_out)
+
+
+def _some(values: Floats, columns: NDArray[np.int64]) -> Floats:
+    """Of some pipelines; what all have in common has one column."""
+    return values if values.shape[1] == 1 else values[:, columns]
+
+
+class Longest(NamedTuple):
+    """The chain of passes and messages, each waiting for the one before, that ends last: how often a pass is on it."""
+
+    forward: Floats
+    """[parts, pipelines]"""
+    backward: Floats
+    """[parts, pipelines]; half a pass counts one half."""
+    start: Floats
+    """[stages, pipelines]: 1 for the stage whose start it begins with."""
+    end: Floats
+    """[stages, pipelines]: 1 for the stage with whose last action it ends."""
+    total: Floats
+    """[pipelines]: when it ends, with what comes after."""
+
+
+def last_of(now: Floats) -> Floats:
+    """[stages, pipelines]: 1 for the stage that ends last, of equal ones the first; `now` is when each ends."""
+    last = np.zeros_like(now)
+    last[np.argmax(now, axis=0), np.arange(now.shape[1])] = 1
+    return last
+
 
 ROUNDING = 1e-12
 """The part of a time by which sums of the same times may differ."""
@@ -55,7 +120,7 @@ def may_queue(schedule: Schedule, times: Times, traffic: Traffic) -> NDArray[np.
     stages, columns = times.start.shape
     forward, backward = (
         kind.reshape(-1, stages, kind.shape[1]).min(axis=0)
-        for kind in (times.forward, schedule.input_share * times.backward)
+        for kind in (times.forward, schedule.definition.input_share * times.backward)
     )
     sends = (
         [slice(0, stages), slice(0, stages)] if len(forward) < len(times.forward) else [slice(0, -1), slice(1, None)]
@@ -184,7 +249,7 @@ def _longest(
     for step in range(len(plan.steps) - 1, -1, -1):
         kind, stages, parts, reads, writes = plan.steps[step]
         if kind is Pass.WEIGHT:
-            passes[1][parts] += 0.5 * here[stages]
+            passes[1][parts] += SHARES[kind] * here[stages]
             continue
         sent = messages[writes].copy()
         messages[writes] = 0
@@ -194,7 +259,7 @@ def _longest(
             behind[link] = np.where(queued[step], sent, 0)
             sent[queued[step]] = 0
         on_path = here[stages] + sent
-        passes[min(kind, 1)][parts] += on_path if kind is not Pass.INPUT else 0.5 * on_path
+        passes[min(kind, 1)][parts] += SHARES[kind] * on_path
         here[stages] = np.where(waited[step], 0, on_path)
         messages[reads] = np.where(waited[step], on_path, 0)
     return Longest(forward=passes[0], backward=passes[1], start=here, end=end, total=now.max(axis=0))
@@ -206,5 +271,5 @@ def _prepared(
     """The steps, and by kind of pass what it takes and what sending its result takes."""
     stages = len(times.start)
     plan = steps(schedule, stages, len(times.forward) // stages, micro_batches)
-    half = 0.5 * times.backward
-    return plan, (times.forward, times.backward, half, half), (times.send_forward, *3 * (times.send_backward,))
+    split = (SHARES[kind] * times.backward for kind in (Pass.INPUT, Pass.WEIGHT))
+    return plan, (times.forward, times.backward, *split), (times.send_forward, *3 * (times.send_backward,))

@@ -26,8 +26,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from megatron_ext.contract.plan_parts import Place
+from megatron_ext.contract.schedule.schedules import SCHEDULES, Bubble
 from reports.facts.breakdown import Spent, spent, waiting_ns
-from reports.facts.labels import schedule_name
 from reports.facts.usual_iterations import batches, usual_first
 from reports.readers.events import Timeline
 from reports.readers.record import Record
@@ -186,39 +186,7 @@ def _complete(count: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray((present >= usual[:, None]).all(axis=0))
 
 
-@dataclass(frozen=True)
-class IdealBubble:
-    """Bubble fraction of a schedule whose stages take equally long and whose messages take no time."""
-
-    schedule: str
-    formula: str
-    """In p stages, v chunks on each, and m micro-batches."""
-    idle: int
-    length: int
-    """How long an iteration is, in the unit of `idle`."""
-
-    @property
-    def fraction(self) -> float:
-        return self.idle / self.length
-
-
-def ideal_bubble(schedule: str, stages: int, chunks: int, micro_batches: int) -> IdealBubble | None:
-    """The ideal of a schedule; None where no formula is known to hold.
-
-    GPipe and 1F1B: a stage idles for p-1 of m+p-1 pairs of a forward and a backward pass (Narayanan et al. 2021,
-    section 2.2, which gives the ratio to the computing time, (p-1)/m); without a pipeline, for p-1 of p. Interleaved:
-    p-1 of m*v+p-1 pairs of a chunk (section 2.2.2), if p divides m. ZB-H1: it idles (p-1) * (F + B - W), where F is a
-    forward pass, B and W are the parts of a backward pass for inputs and weights, and computes m * (F + B + W) (Qi et
-    al. 2023, section 2); with F = B = W, as there, p-1 of 3m+p-1. It takes m >= p, or there are too few W to fill the
-    waits.
-    """
-    p, v, m, name = stages, chunks, micro_batches, schedule_name(schedule)
-    if schedule in ("gpipe", "one_f_one_b"):
-        return IdealBubble(name, "(p−1)/(m+p−1)", p - 1, m + p - 1)
-    if schedule == "model_parallel":
-        return IdealBubble(name, "(p−1)/p", p - 1, p)
-    if schedule == "interleaved" and m % p == 0:
-        return IdealBubble(name, "(p−1)/(m·v+p−1)", p - 1, m * v + p - 1)
-    if schedule == "zb_h1" and m >= p:
-        return IdealBubble(name, "(p−1)/(3m+p−1)", p - 1, 3 * m + p - 1)
-    return None
+def ideal_bubble(schedule: str, stages: int, chunks: int, micro_batches: int) -> Bubble | None:
+    """Of a schedule whose stages take equally long and whose messages take no time; None where no formula is known."""
+    one = SCHEDULES.get(schedule)
+    return None if one is None else one.bubble(stages, chunks, micro_batches)

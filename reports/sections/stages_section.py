@@ -9,8 +9,9 @@ import numpy as np
 from conf.visible import plural
 from fasop.simulation.predict import Prediction
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.schedule.schedules import SCHEDULES, Bubble
 from reports.facts.frames import MEANING, PEAKS, TITLES, peak_kind, stages_frame, stragglers_frame
-from reports.facts.statistics import SLOW_RANK, IdealBubble, Statistics, ideal_bubble
+from reports.facts.statistics import SLOW_RANK, Statistics, ideal_bubble
 from reports.figures.page import Names, number, table
 from reports.readers.record import Record
 
@@ -52,7 +53,7 @@ def stages_section(
     return f"<section><h2>Stages</h2>{table(head, rows, kind='numeric')}{message}</section>"
 
 
-def ideal(plan: Plan) -> IdealBubble | None:
+def ideal(plan: Plan) -> Bubble | None:
     """What to compare the bubble of a run with; None for a schedule of which it is not known."""
     if plan.schedule_file or plan.shares or plan.replicas or plan.adapt:
         return None
@@ -78,7 +79,9 @@ def _note(plan: Plan, figures: Statistics) -> str:
     known = ideal(plan)
     if known is None:
         return note
-    equal = "forward, input-gradient and weight-gradient passes" if plan.schedule == "zb_h1" else "stages"
+    equal = (
+        "forward, input-gradient and weight-gradient passes" if SCHEDULES[plan.schedule].splits_backward else "stages"
+    )
     return (
         f"{note} With equal {equal} and communication that takes no time, {known.schedule} has {known.formula} = "
         f"{known.idle}/{known.length} = {known.fraction:.1%}."

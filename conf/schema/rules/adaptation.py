@@ -14,8 +14,8 @@ from conf.schema.executor import Executor, ExecutorKind, Het, Rehearse
 from conf.schema.parallel import Parallel, check_data_parallel
 from conf.schema.train import Train
 from conf.schema.values.streams import MOST
-from megatron_ext.contract.adaptive.config import ADAPTS
 from megatron_ext.contract.adaptive.rules import BatchRange
+from megatron_ext.contract.schedule.schedules import OF_ANY_COUNT
 
 
 def check(adapt: Adapt, parallel: Parallel, train: Train, engine: Engine, executor: Executor) -> None:
@@ -54,13 +54,13 @@ def _check_plan(adapt: Adapt, parallel: Parallel, train: Train) -> None:
     if parallel.schedule_file is not None:
         raise ConfigError(
             f"parallel.schedule_file={parallel.schedule_file} is for a fixed number of micro-batches, which {wrong} "
-            f"changes; use parallel.schedule={ADAPTS[0]}, or leave adapt out"
+            f"changes; use parallel.schedule={OF_ANY_COUNT[0]}, or leave adapt out"
         )
-    if str(parallel.schedule) not in ADAPTS:
+    if str(parallel.schedule) not in OF_ANY_COUNT:
         raise ConfigError(
             f"parallel.schedule={parallel.schedule} cannot be combined with {wrong}: it does not work with every "
             f"number of "
-            f"micro-batches; use parallel.schedule={' or '.join(ADAPTS)}"
+            f"micro-batches; use parallel.schedule={' or '.join(OF_ANY_COUNT)}"
         )
     if not parallel.layout.even:
         most = max(parallel.layout.replicas)

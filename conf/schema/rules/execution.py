@@ -17,6 +17,7 @@ from conf.schema.profile import Notify, Tracker
 from conf.schema.train import Train
 from conf.schema.values.schedules import ReduceDtype
 from conf.visible import plural
+from megatron_ext.contract.schedule.schedules import SCHEDULES
 
 
 def check_rehearsal(executor: Executor) -> None:
@@ -86,7 +87,7 @@ def check_cost(unpriced: Sequence[str]) -> None:
         )
 
 
-MEGATRON_LM_SCHEDULES = ("one_f_one_b", "interleaved")
+MEGATRON_LM_SCHEDULES = [name for name, one in SCHEDULES.items() if one.megatron_lm]
 
 
 def check_megatron_lm(
@@ -153,14 +154,14 @@ def _schedule(parallel: Parallel) -> None:
             f"parallel.schedule_file={parallel.schedule_file}: Megatron-LM cannot read a schedule; use "
             "parallel.schedule_file=null, or engine=tdpp"
         )
-    if parallel.schedule not in MEGATRON_LM_SCHEDULES:
+    if not parallel.schedule.definition.megatron_lm:
         raise ConfigError(
             f"parallel.schedule={parallel.schedule}: Megatron-LM has {' and '.join(MEGATRON_LM_SCHEDULES)} only; use "
             "one of them, or engine=tdpp"
         )
     if parallel.chunks > 1 and parallel.micro_batches < parallel.pipeline:
         raise ConfigError(
-            f"parallel.schedule=interleaved with {plural(parallel.micro_batches, 'micro-batch', 'es')} "
+            f"parallel.schedule={parallel.schedule} with {plural(parallel.micro_batches, 'micro-batch', 'es')} "
             "(global_batch_size / (data * micro_batch_size)): Megatron-LM needs at least as many as "
             f"parallel.pipeline={parallel.pipeline}"
         )

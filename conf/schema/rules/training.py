@@ -158,7 +158,7 @@ def check_images(model: Model, data: Data, parallel: Parallel) -> None:
 
 def check_compile(train: Train, parallel: Parallel) -> None:
     """Whether the schedule goes with compiled layers."""
-    if train.compile and (parallel.schedule == "zb_h1" or parallel.schedule_file is not None):
+    if train.compile and (parallel.schedule.definition.splits_backward or parallel.schedule_file is not None):
         raise ConfigError(
             f"train.compile=true cannot be combined with parallel.schedule={parallel.schedule}"
             + (f" parallel.schedule_file={parallel.schedule_file}" if parallel.schedule_file else "")

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from megatron_ext.contract.schedule.schedules import SCHEDULES, PipelineSchedule
+
 
 class Schedule(StrEnum):
     """In which order a stage takes its forward and backward passes (megatron_ext/contract/schedule/schedules.py)."""
@@ -25,39 +27,14 @@ class Schedule(StrEnum):
     """1F1B without a flush: stages update their weights independently and keep older versions of them."""
 
     @property
+    def definition(self) -> PipelineSchedule:
+        """What it is: its actions, memory and bounds."""
+        return SCHEDULES[self]
+
+    @property
     def label(self) -> str:
-        """The schedule's name in the literature, for tables, sentences and pages; files keep the key."""
-        return _LABELS[self]
-
-    @property
-    def has_chunks(self) -> bool:
-        """Whether a stage has several chunks of the model."""
-        return self is Schedule.interleaved
-
-    @property
-    def forward_first(self) -> bool:
-        """Whether all forward passes come before the first backward pass."""
-        return self is Schedule.gpipe
-
-    @property
-    def splits_backward(self) -> bool:
-        """Whether the gradients of the weights are a pass of their own, for which no other stage waits."""
-        return self is Schedule.zb_h1
-
-    @property
-    def input_share(self) -> float:
-        """The part of a backward pass that the stage before waits for, as predictions have it."""
-        return 0.5 if self.splits_backward else 1.0
-
-
-_LABELS = {
-    Schedule.gpipe: "GPipe",
-    Schedule.one_f_one_b: "1F1B",
-    Schedule.interleaved: "interleaved 1F1B",
-    Schedule.zb_h1: "ZB-H1",
-    Schedule.model_parallel: "model parallelism",
-    Schedule.pipedream: "PipeDream",
-}
+        """Its name in the literature, for tables, sentences and pages; files keep the key."""
+        return self.definition.label
 
 
 class Semantics(StrEnum):

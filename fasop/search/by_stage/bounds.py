@@ -65,7 +65,7 @@ def least(chains: Chains, work: float) -> Floats:
     return found
 
 
-class Through(NamedTuple):
+class TripBound(NamedTuple):
     """The first micro-batch of a replica goes through all stages and back, then its stage has passes left: [plans,
     stages] each but for the last."""
 
@@ -143,7 +143,7 @@ class Work:
         return least_of
 
 
-class Many:
+class LayoutBatch:
     """Layouts with as many GPUs, in arrays [layouts, stages]."""
 
     def __init__(self, tensors: Integers, replicas: Integers, exists: NDArray[np.bool_]) -> None:
@@ -154,7 +154,7 @@ class Many:
         self.last = exists.sum(axis=1) - 1
 
     @classmethod
-    def of(cls, every: Sequence[Layout]) -> Many:
+    def of(cls, every: Sequence[Layout]) -> LayoutBatch:
         shape = len(every), max((layout.stages for layout in every), default=1)
         tensors, replicas, exists = np.ones(shape, np.int64), np.ones(shape, np.int64), np.zeros(shape, bool)
         for row, layout in enumerate(every):
@@ -163,9 +163,9 @@ class Many:
             exists[row, : layout.stages] = True
         return cls(tensors, replicas, exists)
 
-    def take(self, rows: Integers) -> Many:
+    def take(self, rows: Integers) -> LayoutBatch:
         most = int(self.last[rows].max(initial=0)) + 1
-        return Many(self.tensors[rows, :most], self.replicas[rows, :most], self.exists[rows, :most])
+        return LayoutBatch(self.tensors[rows, :most], self.replicas[rows, :most], self.exists[rows, :most])
 
     def inside_nodes(self, gpus: Sequence[int]) -> NDArray[np.bool_]:
         """[layouts]: whether every tensor group lies inside one of nodes of so many GPUs."""
@@ -234,7 +234,7 @@ class Many:
     def through(self, nodes: Sequence[NodeKind], one: Training, work: Work, kinds: Sequence[str]) -> Floats:
         """[layouts]: as `least_seconds`, by another chain, which takes longer to find."""
         schedule, count = one.parallel.schedule, one.parallel.global_batch_size // one.parallel.micro_batch_size
-        half = schedule.input_share
+        half = schedule.definition.input_share
         of_gpu = np.array([kinds.index(node.name) for node in nodes for _ in range(node.gpus)])
         before = np.array([[0, *np.cumsum(of_gpu == kind)] for kind in range(len(kinds))])
         size = self._size(work)
@@ -265,7 +265,7 @@ class Many:
                 np.copyto(least_of, np.minimum(least_of, value), where=here)
         messages = 2 * self._hop(nodes, work) * self.last
         constant = messages + np.where(self.exists, ends, 0.0).sum(axis=1) + self._ending(nodes, one)
-        chain = Through(trip, Linear(fixed=beside, layer=unit), self.exists, constant)
+        chain = TripBound(trip, Linear(fixed=beside, layer=unit), self.exists, constant)
         capacity = np.full(shape, one.blocks.layers)
         return chain.least(work.whole, capacity, alike=len(work.units) == 1)
 
@@ -344,7 +344,7 @@ class Way(NamedTuple):
 
 def ways(schedule: Schedule) -> list[Way]:
     """All chains, without what a schedule puts off of each backward pass."""
-    return [Way(schedule.input_share, schedule.input_share, False), Way(0.0, 1.0, True)]
+    return [Way(schedule.definition.input_share, schedule.definition.input_share, False), Way(0.0, 1.0, True)]
 
 
 def sized(one: Training, tensor: int) -> Training:

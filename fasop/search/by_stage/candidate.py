@@ -10,18 +10,18 @@ from itertools import combinations
 
 import numpy as np
 
-from conf.schema.values.partition import NodeOrder, Partition
+from conf.schema.values.partition import Partition
 from fasop.costs.allowance import room_gib
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.memory import GIB, stage_memory
 from fasop.costs.training import PlacedTraining, Training
-from fasop.search.by_stage.bounds import Chains, Through, Work, least, left, ways
+from fasop.search.by_stage.bounds import Chains, TripBound, Work, least, left, ways
 from fasop.search.plan import Plan
 from fasop.simulation.linear import Linear
 from fasop.simulation.predict import predict_plan
-from fasop.simulation.ranks.columns import Replay
-from fasop.simulation.ranks.unlike_stages import RankColumns, UnlikeStages, in_flight
+from fasop.simulation.ranks.columns import ColumnReplay
+from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages, RankColumns, in_flight
 
 FEW = 2000
 """Partitions that are all tried."""
@@ -37,11 +37,11 @@ class Candidate:
     """
 
     def __init__(self, training: Training, nodes: Sequence[NodeKind], work: Work, kinds: Sequence[str]) -> None:
-        order = str(NodeOrder(tuple(kind.name for kind in nodes)))
+        order = tuple(kind.name for kind in nodes)
         self.training = replace(training, parallel=replace(training.parallel, node_order=order))
         self._nodes, self._work, self._names = nodes, work, kinds
         self._blocks, self._layout = training.blocks, training.parallel.layout
-        self._stages = UnlikeStages(PlacedTraining(training=self.training, partition=Partition(()), nodes=nodes))
+        self._stages = HeterogeneousStages(PlacedTraining(training=self.training, partition=Partition(()), nodes=nodes))
         parallel = self.training.parallel
         self._total = parallel.global_batch_size // parallel.micro_batch_size
         counts = parallel.micro_batches_of if self._layout.even else (self._total,)
@@ -56,9 +56,9 @@ class Candidate:
         """Whether every partition was looked at."""
 
     @cached_property
-    def _replay(self) -> Replay:
+    def _replay(self) -> ColumnReplay:
         counts = self.training.parallel.micro_batches_of if self._layout.even else (self._total,)
-        return Replay(self._layout, str(self.training.parallel.schedule), counts)
+        return ColumnReplay(self._layout, str(self.training.parallel.schedule), counts)
 
     @property
     def steps(self) -> int:
@@ -125,7 +125,7 @@ class Candidate:
     def _through(self, empty: Sequence[RankColumns], messages: float, ending: float) -> float:
         """The bound by the chain of that name."""
         layout, work, schedule = self._layout, self._work, self.training.parallel.schedule
-        half = schedule.input_share
+        half = schedule.definition.input_share
         trip, units, beside, constant = list[float](), list[float](), list[float](), messages + ending
         for stage, counts in enumerate(self._counts):
             size, every = work.sizes[layout.tensors[stage]], list[tuple[float, float]]()
@@ -144,7 +144,7 @@ class Candidate:
             trip.append(min(way for way, _ in times))
             constant += min(alone for _, alone in times)
             constant += min(float(empty[rank].optimizer[0]) for rank in ranks) if stage == 0 else 0.0
-        chain = Through(
+        chain = TripBound(
             np.array([trip]),
             Linear(fixed=np.array([beside]), layer=np.array([units])),
             np.ones((1, layout.stages), bool),
@@ -266,7 +266,7 @@ class Candidate:
     def plan(self, partition: Integers) -> Plan:
         """As a search shows it."""
         layers = Partition(tuple(partition.tolist()))
-        parallel = replace(self.training.parallel, partition=str(layers))
+        parallel = replace(self.training.parallel, partition=layers.layers)
         training = replace(self.training, parallel=parallel)
         predicted = predict_plan(PlacedTraining(training=training, partition=layers, nodes=self._nodes))
         total = predicted.iteration_s

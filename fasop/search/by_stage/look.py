@@ -19,14 +19,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema.parallel import Parallel
-from conf.schema.values.partition import NodeOrder, Shares, run_length_text
+from conf.schema.values.partition import NodeOrder, Shares
 from conf.schema.values.schedules import Recompute
 from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
+from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import Training
-from fasop.search.by_stage.bounds import Many, Work, sized
+from fasop.search.by_stage.bounds import LayoutBatch, Work, sized
 from fasop.search.by_stage.candidate import Candidate
 from fasop.search.by_stage.layouts import Layouts, layouts
 from fasop.search.search import Best
@@ -36,7 +36,7 @@ from fasop.search.space.choices import SEARCHED, Choices
 from fasop.simulation.on_nodes import times_on
 from megatron_ext.contract.layout import Layout
 
-SCHEDULES = tuple(schedule for schedule in SEARCHED if not schedule.has_chunks)
+SCHEDULES = tuple(schedule for schedule in SEARCHED if not schedule.definition.has_chunks)
 """Those of stages with unlike numbers of replicas."""
 STAGES = (0, 5, 10, 20, 2**31)
 """Layouts of which bounds are found together have numbers of stages between these."""
@@ -111,8 +111,8 @@ class _Costs(NamedTuple):
     """Whether backward passes are in two parts."""
 
     @classmethod
-    def of(cls, parallel: Parallel) -> _Costs:
-        return cls(parallel.micro_batch_size, parallel.recompute, parallel.schedule.splits_backward)
+    def of(cls, parallel: Parallelism) -> _Costs:
+        return cls(parallel.micro_batch_size, parallel.recompute, parallel.schedule.definition.splits_backward)
 
 
 class _Nodes:
@@ -130,7 +130,7 @@ class _Nodes:
             stages = min(training.blocks.most_stages, gpus_of(self.kinds))
             self.every = layouts(gpus_of(self.kinds), room, self.tensors, stages, most)
         self.wanted = [layout for layout in self.every.every if _tries(choices, layout)]
-        self.many = Many.of(self.wanted)
+        self.many = LayoutBatch.of(self.wanted)
         self.orders = self._orders() if self.wanted else []
         self.options = [*self._options()] if self.wanted else []
         self.works: dict[tuple[object, ...], Work] = {}
@@ -183,7 +183,7 @@ class _Nodes:
                 for sharded, one in first.items():
                     key = (costs.micro_batch_size, costs.halves, sharded, order, low)
                     bounds = known.get(key, np.zeros(len(some))).copy()
-                    for bound in (Many.least_seconds, Many.through):
+                    for bound in (LayoutBatch.least_seconds, LayoutBatch.through):
                         if len(near := np.nonzero(worth(bounds))[0]):
                             closer = bound(self.many.take(some[near]), self.orders[order], one, work, self.names)
                             bounds[near] = np.maximum(bounds[near], closer)
@@ -209,12 +209,12 @@ class _Nodes:
         parallel = one.parallel
         count = parallel.global_batch_size // parallel.micro_batch_size
         alike = len(set(layout.tensors)) == 1
-        shares = str(Shares.even(count, layout.replicas[0])) if layout.even and count % layout.replicas[0] else None
+        shares = Shares.even(count, layout.replicas[0]).numbers if layout.even and count % layout.replicas[0] else None
         staged = replace(
             parallel,
-            tensor=layout.tensors[0] if alike else run_length_text(layout.tensors, "-"),
+            tensor=layout.tensors[0] if alike else layout.tensors,
             data=max(layout.replicas),
-            replicas=None if layout.even else run_length_text(layout.replicas, "-"),
+            replicas=None if layout.even else layout.replicas,
             pipeline=layout.stages,
             shares=shares,
         )
@@ -222,7 +222,7 @@ class _Nodes:
         return Candidate(replace(one, parallel=staged), self.orders[row.order], work, self.names)
 
 
-def _more(parallel: Parallel, size: int) -> int:
+def _more(parallel: Parallelism, size: int) -> int:
     """Replicas, so that options of several of them are tried."""
     count = parallel.global_batch_size // size
     return next((data for data in (2, 3) if count % data == 0), 1)

@@ -26,7 +26,7 @@ class Idle:
 
 def idle(plan: Plan) -> Idle:
     """The first stage has the embedding and the last one the head, so they compute in any case."""
-    parallel, stages = plan.parallel, plan.parallel.pipeline
+    parallel, stages = plan.training.parallel, plan.training.parallel.pipeline
     widths = [
         tensor * replicas for tensor, replicas in zip(parallel.layout.tensors, parallel.layout.replicas, strict=True)
     ]

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
-from conf.schema.experiment import Parallel, Recompute
+from conf.schema.experiment import Recompute
 from conf.visible import plural
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
+from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.search.space.candidates import MOST_MICRO_BATCHES, Space, divisors, sizes, tensor_sizes
@@ -70,7 +71,7 @@ def _rounder(batch: int) -> int:
     return max(step, round(batch / step) * step)
 
 
-def _not_as_given(possible: Sequence[Parallel], gpus: int, choices: Choices) -> str:
+def _not_as_given(possible: Sequence[Parallelism], gpus: int, choices: Choices) -> str:
     given = " ".join(f"parallel.{key}={','.join(map(str, values))}" for key, values in choices.sizes.items())
     if any(map(choices.tries, possible)):
         return (

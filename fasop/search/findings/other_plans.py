@@ -32,7 +32,9 @@ def other_plans(experiment: Experiment, schedule: Mapping[str, Any] | None = Non
         SearchError: no plan fits, or nothing can be predicted of the run's.
     """
     placed = planned(experiment)
-    own = replace(placed.training.parallel, partition=str(placed.partition), node_order=str(experiment.node_order))
+    own = replace(experiment.parallel, partition=str(placed.partition), node_order=str(experiment.node_order))
+    if own.alike:  # which may be written stage by stage all the same
+        own = replace(own, tensor=own.tensor_size, data=own.layout.replicas[0], replicas=None)
     own_s = predict(experiment, schedule).iteration_s
     inputs = of_experiment(experiment)
     found = [_best(inputs, own, own_s)]

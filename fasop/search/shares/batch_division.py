@@ -18,6 +18,7 @@ from conf.schema.experiment import EngineKind, Experiment
 from conf.schema.parallel import Parallel
 from conf.schema.values.partition import Shares
 from fasop.costs.layers import Basis
+from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import PlacedTraining
 from fasop.errors import SearchError
 from fasop.partition.exact_shares import Units, least_time
@@ -105,15 +106,15 @@ def best_division(experiment: Experiment, undecided: Parallel) -> Division:
             continue
         if parallel.micro_batches > MOST_MICRO_BATCHES and SIZE in values:
             continue
-        one = _with(placed, values)
+        one = _with(placed, parallel)
         if SHARES in values:
             if parallel.shares is None:
                 equal = predict_plan(one)
                 if fits(equal) if room is None else parallel.micro_batch_size <= room:
                     even.append((equal.iteration_s, parallel.micro_batch_size))
             if experiment.engine.kind is EngineKind.tdpp:
-                values = {**values, SHARES: _best_shares(one)}
-                one = _with(placed, values)
+                shares = _best_shares(one)
+                values, one = {**values, SHARES: shares}, _with(placed, replace(parallel, shares=shares))
         predicted = predict_plan(one)
         if SIZE in values and not (fits(predicted) if room is None else parallel.micro_batch_size <= room):
             too_large.append(_needs(predicted, parallel.micro_batch_size))
@@ -137,9 +138,8 @@ def best_division(experiment: Experiment, undecided: Parallel) -> Division:
     )
 
 
-def _with(placed: PlacedTraining, values: dict[str, int | str | None]) -> PlacedTraining:
-    parallel = replace(placed.training.parallel, **values)  # type: ignore[arg-type]
-    return replace(placed, training=replace(placed.training, parallel=parallel))
+def _with(placed: PlacedTraining, parallel: Parallel) -> PlacedTraining:
+    return replace(placed, training=replace(placed.training, parallel=Parallelism.of(parallel)))
 
 
 def _best_shares(placed: PlacedTraining) -> str | None:

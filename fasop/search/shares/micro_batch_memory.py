@@ -156,8 +156,9 @@ def _is_predicted_to_fit(placed: PlacedTraining, size: int, streams: int) -> boo
         batch = parallel.global_batch_size // parallel.micro_batch_size * size
         larger = replace(parallel, micro_batch_size=size, global_batch_size=batch, streams=None)
     else:
-        batch = size * streams * parallel.layout.replicas[0]
-        larger = replace(parallel, micro_batch_size=size, global_batch_size=batch, streams=str(streams), shares=None)
+        replicas = parallel.first_replicas
+        batch, of_each = size * streams * replicas, (streams,) * replicas
+        larger = replace(parallel, micro_batch_size=size, global_batch_size=batch, streams=of_each, shares=None)
     training = replace(placed.training, parallel=larger, in_streams=streams > 1)
     try:
         return fits(predict_plan(replace(placed, training=training)))

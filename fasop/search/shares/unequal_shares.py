@@ -14,12 +14,12 @@ from itertools import chain
 
 import numpy as np
 
-from conf.schema.values.partition import NodeOrder, Partition, Shares
+from conf.schema.values.partition import Partition
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.order_search import Bounded, search_partitions
 from fasop.search.plan import Plan
-from fasop.search.search import Keep
+from fasop.search.search import PlanCollector
 from fasop.search.space.candidates import MOST_REPLICAS, Candidates, fitting, sizes
 from fasop.search.space.choices import Choices
 from fasop.simulation.on_nodes import Nodes, times_on
@@ -34,7 +34,7 @@ MOST_S = 5.0
 
 
 def explore_shares(
-    training: Training, sets: Sequence[Sequence[NodeKind]], choices: Choices, keep: Keep, until: float
+    training: Training, sets: Sequence[Sequence[NodeKind]], choices: Choices, keep: PlanCollector, until: float
 ) -> None:
     """Hands plans with unequal shares to `keep`, on these sets of nodes, the most promising first.
 
@@ -62,7 +62,7 @@ def explore_shares(
             keep.add([plan for plan in _plans(group, least, until) if _worth(keep, kinds, plan.total)])
 
 
-def _worth(keep: Keep, kinds: Sequence[NodeKind], seconds: float) -> bool:
+def _worth(keep: PlanCollector, kinds: Sequence[NodeKind], seconds: float) -> bool:
     return bool(keep.worth(kinds, np.array([seconds]))[0])
 
 
@@ -114,10 +114,10 @@ def least_seconds(one: Training, kinds: Sequence[NodeKind]) -> float:
         parts = [(1, times.embedding), (1, times.head), *zip(counts, times.layers, strict=True)]
         work = sum(count * (part.forward + part.backward) for count, part in parts)
         first = 1.0
-        if parallel.schedule.splits_backward:
+        if parallel.schedule.definition.splits_backward:
             each = [part.forward / (part.forward + part.backward) for _, part in parts if part.forward + part.backward]
             first = min(each, default=1.0)
-        if parallel.schedule.has_chunks:
+        if parallel.schedule.definition.has_chunks:
             first = 0.0
         replicas.append((kind.group.count * kind.gpus / parallel.tensor_size / stages, work, first))
     needed = parallel.global_batch_size / parallel.micro_batch_size
@@ -149,13 +149,13 @@ def _plans(group: Candidates, least: float, until: float) -> Iterator[Plan]:
     for column in range(len(group)):
         nodes = [group.kinds[kind] for kind in group.orders[column]]
         training = group.training(column)
-        order = str(NodeOrder(tuple(kind.name for kind in nodes)))
+        order = tuple(kind.name for kind in nodes)
         training = replace(training, parallel=replace(training.parallel, node_order=order))
         shares = _Shares(PlacedTraining(training=training, partition=Partition(()), nodes=nodes))
         layers = _moved(shares, partitions[:, column].tolist(), until)
         counts = shares.best(layers).counts
         if len(set(counts)) > 1:
-            parallel = replace(training.parallel, partition=str(Partition(layers)), shares=str(Shares(counts)))
+            parallel = replace(training.parallel, partition=layers, shares=counts)
             placed = PlacedTraining(
                 training=replace(training, parallel=parallel), partition=Partition(layers), nodes=nodes
             )

@@ -181,7 +181,7 @@ def sizes(
                     data=data,
                     pipeline=pipeline,
                     micro_batch_size=micro_batch_size,
-                    shares=str(Shares.even(count, data)) if uneven else None,
+                    shares=Shares.even(count, data).numbers if uneven else None,
                     partition=None,
                     node_order=None,
                 )

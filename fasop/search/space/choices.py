@@ -11,16 +11,16 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from conf.reading.values import NoValue, Reader, flag, one_of, read, several, whole
-from conf.schema.experiment import Engine, EngineKind, Model, Parallel, Recompute, Schedule, Train
+from conf.schema.experiment import Engine, EngineKind, Model, Recompute, Schedule, Train
 from conf.schema.parallel import AUTO
-from conf.schema.rules.execution import MEGATRON_LM_SCHEDULES
 from fasop.costs.blocks import blocks_of
+from fasop.costs.parallelism import Parallelism
 from fasop.errors import SearchError
 
 SIZES = ("tensor", "data", "pipeline", "micro_batch_size")
 FOUND = ("partition", "node_order", "shares", "replicas")
 """What nobody can give: finding it is what a search is for."""
-SEARCHED = tuple(schedule for schedule in Schedule if schedule not in (Schedule.model_parallel, Schedule.pipedream))
+SEARCHED = tuple(schedule for schedule in Schedule if schedule.definition.searched)
 """Schedules that can be the fastest, and that flush."""
 NOT_SEARCHED = ("semantics", "update_every", "depth")
 """What only a launch takes."""
@@ -46,7 +46,7 @@ class Choices:
         """Those that are given, by key."""
         return {key: value for key in SIZES if (value := getattr(self, key)) is not None}
 
-    def tries(self, parallel: Parallel) -> bool:
+    def tries(self, parallel: Parallelism) -> bool:
         """Whether the sizes of a plan are to be tried."""
         return all(getattr(parallel, key) in values for key, values in self.sizes.items())
 
@@ -54,9 +54,9 @@ class Choices:
     def ways(self) -> Iterator[tuple[Schedule, int]]:
         """Every schedule, with each number of chunks that it can have."""
         for schedule in self.schedule:
-            yield from ((schedule, chunks) for chunks in (self.chunks if schedule.has_chunks else (1,)))
+            yield from ((schedule, chunks) for chunks in (self.chunks if schedule.definition.has_chunks else (1,)))
 
-    def runs(self, sized: Parallel, schedule: Schedule, chunks: int, model: Model, engine: Engine) -> bool:
+    def runs(self, sized: Parallelism, schedule: Schedule, chunks: int, model: Model, engine: Engine) -> bool:
         """Whether such a pipeline can run a schedule, and needs to be tried with it.
 
         Every chunk of an interleaved schedule can have a layer. Megatron-LM needs as many micro-batches as stages.
@@ -64,23 +64,17 @@ class Choices:
         """
         if sized.pipeline == 1 and Schedule.one_f_one_b in self.schedule:
             return schedule is Schedule.one_f_one_b
-        if not schedule.has_chunks:
+        if not schedule.definition.has_chunks:
             return True
         groups = engine.kind is EngineKind.tdpp or sized.micro_batches >= sized.pipeline
         return groups and sized.pipeline > 1 and sized.pipeline * chunks <= blocks_of(model).layers
 
-    def variants(self, sized: Parallel) -> Iterator[Parallel]:
+    def variants(self, sized: Parallelism) -> Iterator[Parallelism]:
         """A plan's sizes and schedule with each option that changes anything; those that save memory come last."""
         for recompute in self.recompute:
             for sharded in _that_matter(self.sharded_optimizer, sized.data > 1):
                 for sequence in _that_matter(self.sequence_parallel, sized.tensor_size > 1):
-                    yield _with(sized, recompute=recompute, sharded_optimizer=sharded, sequence_parallel=sequence)
-
-
-def _with(parallel: Parallel, **values: Any) -> Parallel:
-    """A plan with these values: itself if it has them, since a copy is checked again and there are many plans."""
-    changed = any(getattr(parallel, key) != value for key, value in values.items())
-    return replace(parallel, **values) if changed else parallel
+                    yield replace(sized, recompute=recompute, sharded_optimizer=sharded, sequence_parallel=sequence)
 
 
 def _that_matter(values: Sequence[bool], matters: bool) -> Sequence[bool]:
@@ -96,7 +90,7 @@ def runnable(engine: Engine, train: Train, model: Model) -> Choices:
     schedules = tuple(
         schedule
         for schedule in SEARCHED
-        if not (megatron_lm and schedule not in MEGATRON_LM_SCHEDULES) and not (whole and schedule.splits_backward)
+        if (schedule.definition.megatron_lm or not megatron_lm) and not (whole and schedule.definition.splits_backward)
     )
     both = (False, True)
     if model.measured:  # whose blocks have no tensor groups
@@ -130,7 +124,7 @@ def tried(allowed: Choices, given: Mapping[str, tuple[Any, ...]], engine: Engine
         ),
     )
     found = replace(worth, **given)
-    if "chunks" in given and Schedule.interleaved not in found.schedule:
+    if "chunks" in given and not any(one.definition.has_chunks for one in found.schedule):
         raise SearchError(
             f"parallel.chunks={','.join(map(str, found.chunks))} needs the schedule interleaved, but the search "
             f"covers only {', '.join(found.schedule)}; leave it out"

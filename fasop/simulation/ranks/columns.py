@@ -1,4 +1,4 @@
-"""How long a plan whose stages differ takes with each of many partitions: as `by_rank`, without events.
+"""How long a plan whose stages differ takes with each of many partitions: as `iteration`, without events.
 
 In which order ranks can take their actions follows from the schedule alone, so it is found once. Each action then is a
 few sums and maxima of arrays [partitions].
@@ -6,7 +6,6 @@ few sums and maxima of arrays [partitions].
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
@@ -16,10 +15,10 @@ import numpy as np
 
 from fasop.costs.arrays import Floats
 from fasop.errors import SearchError
-from fasop.simulation.ranks.replay import RECEIVES, SENDS
-from fasop.simulation.ranks.unlike_stages import RankColumns
+from fasop.simulation.ranks.heterogeneous_stages import RankColumns
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.schedule.schedules import Actions, replicated, schedule
+from megatron_ext.contract.schedule.replay import Replay
+from megatron_ext.contract.schedule.schedules import PARTS, Action, Actions, replicated, schedule
 
 
 class Does(IntEnum):
@@ -27,18 +26,18 @@ class Does(IntEnum):
 
     FORWARD = 0
     BACKWARD = 1
-    HALF = 2
-    """A part of a split backward pass."""
-    RECEIVE = 3
-    SEND_FORWARD = 4
-    SEND_BACKWARD = 5
+    BACKWARD_INPUT = 2
+    BACKWARD_WEIGHT = 3
+    RECEIVE = 4
+    SEND_FORWARD = 5
+    SEND_BACKWARD = 6
 
 
 _DOES = {
     "forward-compute": Does.FORWARD,
     "backward-compute": Does.BACKWARD,
-    "backward-input-compute": Does.HALF,
-    "backward-weight-compute": Does.HALF,
+    "backward-input-compute": Does.BACKWARD_INPUT,
+    "backward-weight-compute": Does.BACKWARD_WEIGHT,
     "forward-send": Does.SEND_FORWARD,
     "backward-send": Does.SEND_BACKWARD,
 }
@@ -51,7 +50,7 @@ class Step(NamedTuple):
     """Of a pass its chunk, else the message's number."""
 
 
-class Replay:
+class ColumnReplay:
     """Of one layout and schedule; every replica of a stage takes `counts` micro-batches where stages have as many."""
 
     def __init__(self, layout: Layout, name: str, counts: Sequence[int], chunks: int = 1) -> None:
@@ -83,7 +82,7 @@ class Replay:
         """When each rank has done its last action."""
         now = {rank: ranks[rank].optimizer - first for rank in self._shown}
         passes = {
-            rank: ([*ranks[rank].forward], [*ranks[rank].backward], [*(ranks[rank].backward / 2)])
+            rank: ([*ranks[rank].forward], *([*(part * ranks[rank].backward)] for part in PARTS.values()))
             for rank in self._shown
         }
         sends = {
@@ -131,42 +130,32 @@ def _ordered(
     Raises:
         SearchError: the schedule never ends.
     """
-    lists, here = lists_of(layout, name, counts, chunks), set(shown)
-    places = {rank: layout.stage_dp_tp(rank) for rank in shown}
-    left = {rank: deque(lists[stage][replica]) for rank, (stage, replica, _) in places.items()}
-    sent: dict[tuple[str, int, int], deque[int]] = {}
-    steps: list[Step] = []
-    messages, ready = 0, deque(shown)
-    while ready:
-        rank = ready.popleft()
-        stage, replica, place = places[rank]
-        while left[rank]:
-            action = left[rank][0]
-            kind, m = action.kind.value, action.micro_batch
-            if kind in RECEIVES:
-                send, step = RECEIVES[kind]
-                other = (stage + step) % layout.stages
-                peer = layout.rank(other, _peer(layout, replica, m, other), place % layout.tensors[other])
-                waiting = sent.get((send, peer, rank))
-                if not waiting:
-                    break
-                steps.append(Step(Does.RECEIVE, rank, waiting.popleft()))
-            elif kind in SENDS:
-                other = (stage + SENDS[kind]) % layout.stages
-                for one in range(place, layout.tensors[other], layout.tensors[stage]):
-                    peer = layout.rank(other, _peer(layout, replica, m, other), one)
-                    if peer in here:
-                        steps.append(Step(_DOES[kind], rank, messages))
-                        sent.setdefault((kind, rank, peer), deque()).append(messages)
-                        messages += 1
-                        ready.append(peer)
-            else:
-                steps.append(Step(_DOES[kind], rank, action.chunk))
-            left[rank].popleft()
-    if any(left.values()):
+    lists = lists_of(layout, name, counts, chunks)
+    actions: list[Actions] = [[] for _ in range(layout.world_size)]
+    for rank in shown:
+        stage, replica, _ = layout.stage_dp_tp(rank)
+        actions[rank] = lists[stage][replica]
+    order = _Order(layout, actions)
+    if order.go_on():
         raise SearchError("the schedule deadlocks: ranks wait for messages that no rank sends")
-    return steps, messages
+    return order.steps, order.count
 
 
-def _peer(layout: Layout, replica: int, m: int, other: int) -> int:
-    return replica if layout.even else m % layout.replicas[other]
+class _Order(Replay):
+    """Ranks that write down their steps; a message is its number."""
+
+    def __init__(self, layout: Layout, actions: Sequence[Actions]) -> None:
+        super().__init__(layout, actions)
+        self.steps: list[Step] = []
+        self.count = 0
+
+    def receive(self, rank: int, action: Action, message: int) -> None:
+        self.steps.append(Step(Does.RECEIVE, rank, message))
+
+    def send(self, rank: int, action: Action) -> int:
+        self.steps.append(Step(_DOES[action.kind], rank, self.count))
+        self.count += 1
+        return self.count - 1
+
+    def compute(self, rank: int, action: Action) -> None:
+        self.steps.append(Step(_DOES[action.kind], rank, action.chunk))

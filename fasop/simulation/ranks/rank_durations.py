@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fasop.costs.layers import Basis
 from fasop.costs.training import PlacedTraining
-from fasop.simulation.ranks.rank_times import RankDurations
+from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages
+from fasop.simulation.ranks.replay import RankDurations
 from fasop.simulation.ranks.replicas import Replicas
-from fasop.simulation.ranks.unlike_stages import UnlikeStages
 
 
 def by_rank(plan: PlacedTraining) -> list[RankDurations]:
@@ -17,7 +17,7 @@ def by_rank(plan: PlacedTraining) -> list[RankDurations]:
     """
     parallel = plan.training.parallel
     if not parallel.alike or parallel.stream is not None:
-        return UnlikeStages(plan).ranks
+        return HeterogeneousStages(plan).ranks
     ranks = [
         [
             RankDurations(
@@ -42,4 +42,4 @@ def basis(plan: PlacedTraining) -> Basis:
         SearchError: a profile has no costs for a tensor size.
     """
     parallel = plan.training.parallel
-    return (Replicas(plan) if parallel.alike and parallel.stream is None else UnlikeStages(plan)).basis
+    return (Replicas(plan) if parallel.alike and parallel.stream is None else HeterogeneousStages(plan)).basis

@@ -5,18 +5,24 @@ takes no time of the sender: its message waits until the link has sent the one b
 long as its bytes take, and is there after the latency. A receive ends when the message is there. So the times follow
 from the longest path, action by action. Links send in both directions at once.
 
+Ranks are those of a layout; `simulate` has one a stage.
+
 Megatron-LM's 1F1B (`blocking`) has no messages under way: who sends and who receives wait for each other, and for the
 whole transfer.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fasop.errors import SearchError
+from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.schedule.replay import RECEIVES, SENDS, Replay
+from megatron_ext.contract.schedule.schedules import PARTS
+
+_OF_BACKWARD = {kind.value: part for kind, part in PARTS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +49,22 @@ class StageTimes:
         return takes, takes if busy is None else busy
 
     def of(self, kind: str, chunk: int) -> float:
-        """The duration of an action that computes. The parts of a split backward pass take half of it each."""
-        if kind == "forward-compute":
-            return self.forward[chunk]
-        return self.backward[chunk] * (1.0 if kind == "backward-compute" else 0.5)
+        """The duration of an action that computes."""
+        part = _OF_BACKWARD.get(kind)
+        return self.forward[chunk] if part is None else part * self.backward[chunk]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankDurations:
+    """What a rank takes; seconds. What ranks do together takes all of them the same."""
+
+    times: StageTimes
+    gradients: float
+    embedding: float
+    optimizer: float
+    """The step and, with a sharded optimizer, handing out its results."""
+    weights: float
+    """Handing them out alone."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +82,6 @@ class Event:
     over the replicas: when the last of them came to it, if that is later."""
 
 
-RECEIVES = {"forward-recv": ("forward-send", -1), "backward-recv": ("backward-send", 1)}
-"""The send that each receive takes its message from, and by how many stages away it is."""
-SENDS = {"forward-send": 1, "backward-send": -1}
-"""By how many stages away the receiver is."""
 EXCHANGES = (["forward-send", "backward-recv"], ["backward-send", "forward-recv"])
 """What Megatron-LM's 1F1B does at once with one neighbour."""
 
@@ -84,76 +98,74 @@ def simulate(
     Raises:
         SearchError: the stages wait for each other for ever.
     """
-    begins = [0.0] * len(schedule["actions"]) if begin is None else begin
-    return (_Blocking if blocking else _Replay)(schedule["actions"], times, begins).run()
+    actions = schedule["actions"]
+    one_each = (1,) * len(actions)
+    replay = (_Blocking if blocking else TimedReplay)(
+        Layout(one_each, one_each), actions, times, begin or [0.0] * len(actions)
+    )
+    return [event for events in replay.run() for event in events]
 
 
-class _Replay:
-    """Stages that go as far as the messages let them, until all have done all."""
+class TimedReplay(Replay):
+    """Ranks with the time that each has come to; messages leave one after another."""
 
     def __init__(
-        self, actions: Sequence[Sequence[Sequence[Any]]], times: Sequence[StageTimes], begins: Sequence[float]
+        self,
+        layout: Layout,
+        actions: Sequence[Sequence[Sequence[Any]]],
+        times: Sequence[StageTimes],
+        begins: Sequence[float],
     ) -> None:
-        self.actions = actions
-        self.times = times
-        self.now = list(begins)
+        """`actions`, `times` and `begins` are by rank."""
+        super().__init__(layout, actions)
+        self.times, self.now = times, list(begins)
         self.events: list[list[Event]] = [[] for _ in actions]
-        self.ready = deque(range(len(actions)))
-        self._messages: dict[tuple[str, int], deque[tuple[float, float]]] = {}
-        """By kind and sender: when each was sent, and when it is there."""
-        self._free: dict[tuple[int, object], float] = {}
+        self._free: dict[tuple[int, str | None], float] = {}
         """When links have sent all that they were given: by sender, and where it has two by the kind of message."""
 
-    def run(self) -> list[Event]:
-        while self.ready:
-            stage = self.ready.popleft()
-            while len(self.events[stage]) < len(self.actions[stage]) and self.step(stage):
-                pass
-        stages = range(len(self.actions))
-        waiting = [stage for stage in stages if len(self.events[stage]) < len(self.actions[stage])]
+    def run(self) -> list[list[Event]]:
+        """The events by rank.
+
+        Raises:
+            SearchError: ranks wait for each other for ever.
+        """
+        waiting = sorted({self.places[rank][0] for rank in self.go_on()})
         if waiting:
             raise SearchError(f"the schedule deadlocks: the stages {waiting} wait for messages that no stage sends")
-        return [event for done in self.events for event in done]
+        return self.events
 
-    def step(self, stage: int) -> bool:
-        """Does the next action of a stage; false if it has to wait."""
-        kind, m, chunk = self.actions[stage][len(self.events[stage])]
-        if kind in RECEIVES:
-            send, step = RECEIVES[kind]
-            arrived = self._messages.get((send, (stage + step) % len(self.actions)))
-            if not arrived:
-                return False
-            sent, there = arrived.popleft()
-            self.done(stage, kind, m, chunk, max(self.now[stage], there), sent)
-        elif kind in SENDS:
-            self._messages.setdefault((kind, stage), deque()).append((self.now[stage], self._send(stage, kind)))
-            self.ready.append((stage + SENDS[kind]) % len(self.actions))
-            self.done(stage, kind, m, chunk, self.now[stage])
-        else:
-            self.done(stage, kind, m, chunk, self.now[stage] + self.times[stage].of(kind, chunk))
-        return True
+    def receive(self, rank: int, action: Sequence[Any], message: tuple[float, float]) -> None:
+        sent, there = message
+        self.done(rank, action, max(self.now[rank], there), sent)
 
-    def done(self, stage: int, kind: str, m: int, chunk: int, end: float, sent: float | None = None) -> None:
-        self.events[stage].append(Event(stage, kind, m, chunk, self.now[stage], end, sent))
-        self.now[stage] = end
-
-    def _send(self, stage: int, kind: str) -> float:
-        """When the message is there."""
-        times = self.times[stage]
-        takes, busy = times.sends(kind)
-        link = stage, None if times.one_way_out or len(self.actions) == 2 else kind
-        begin = max(self.now[stage], self._free.get(link, 0.0))
+    def send(self, rank: int, action: Sequence[Any]) -> tuple[float, float]:
+        """When the message was sent, and when it is there."""
+        times = self.times[rank]
+        takes, busy = times.sends(action[0])
+        link = rank, None if times.one_way_out or self.layout.stages == 2 else action[0]
+        begin = max(self.now[rank], self._free.get(link, 0.0))
         self._free[link] = begin + busy
-        return begin + takes
+        return self.now[rank], begin + takes
+
+    def sent(self, rank: int, action: Sequence[Any]) -> None:
+        self.done(rank, action, self.now[rank])
+
+    def compute(self, rank: int, action: Sequence[Any]) -> None:
+        kind, _, chunk = action
+        self.done(rank, action, self.now[rank] + self.times[rank].of(kind, chunk))
+
+    def done(self, rank: int, action: Sequence[Any], end: float, sent: float | None = None) -> None:
+        """Notes an action that ends then."""
+        kind, m, chunk = action
+        self.events[rank].append(Event(self.places[rank][0], kind, m, chunk, self.now[rank], end, sent))
+        self.now[rank] = end
 
 
-class _Blocking(_Replay):
+class _Blocking(TimedReplay):
     """A message is a meeting of its two stages, and so are two that they exchange: both go on when it is there."""
 
-    def __init__(
-        self, actions: Sequence[Sequence[Sequence[Any]]], times: Sequence[StageTimes], begins: Sequence[float]
-    ) -> None:
-        super().__init__(actions, times, begins)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self._waits: dict[tuple[int, int], int] = {}
         """By the two stages: which of them is there already."""
 
@@ -177,15 +189,16 @@ class _Blocking(_Replay):
         end = max(begin + self.times[here].sends(kind)[0] for here, kind in sends)
         for here in (stage, other):
             for left in range(count - 1, -1, -1):
-                kind, m, chunk = self.actions[here][len(self.events[here])]
+                action = self.actions[here][self.taken[here]]
                 if left:  # both end with the exchange
-                    self.done(here, kind, m, chunk, self.now[here])
+                    self.done(here, action, self.now[here])
                 else:
-                    self.done(here, kind, m, chunk, end, begin)
+                    self.done(here, action, end, begin)
+                self.taken[here] += 1
         self.ready.append(other)
         return True
 
     def _coming(self, stage: int) -> list[str]:
         """The kinds of a stage's next two actions."""
-        begin = len(self.events[stage])
+        begin = self.taken[stage]
         return [kind for kind, _, _ in self.actions[stage][begin : begin + 2]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from conf.schema.parallel import Parallel
+from fasop.costs.parallelism import Parallelism
 from fasop.simulation.iteration import Durations, replay
 from megatron_ext.contract.schedule.schedules import as_json, schedule
 
@@ -40,7 +40,7 @@ class Replica:
         return self._known[count]
 
 
-def replicas_of(parallel: Parallel, every: Sequence[Durations]) -> list[Replica]:
+def replicas_of(parallel: Parallelism, every: Sequence[Durations]) -> list[Replica]:
     """The replicas of a plan, by what each takes; those with the same object are the same."""
     kinds: dict[int, Replica] = {}
     return [kinds.setdefault(id(of), Replica(str(parallel.schedule), parallel.chunks, of)) for of in every]

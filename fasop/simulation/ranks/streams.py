@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fasop.errors import SearchError
-from fasop.simulation.ranks.by_rank import Ranks
-from fasop.simulation.ranks.rank_times import RankDurations
-from fasop.simulation.ranks.replay import Event
+from fasop.simulation.iteration import GRADIENTS, OPTIMIZER
+from fasop.simulation.ranks.replay import Event, RankDurations, TimedReplay
 from megatron_ext.contract.layout import Layout, lcm
 from megatron_ext.contract.schedule.schedules import Actions, Kind
 from megatron_ext.contract.schedule.streams import Step, Stream, end_of
@@ -49,8 +48,7 @@ def stream_iteration(
         for stage, replicas in enumerate(layout.replicas)
         for dp in range(replicas)
     }
-    lists = [[by_replica[stage, dp] for dp in range(replicas)] for stage, replicas in enumerate(layout.replicas)]
-    every = Ranks(layout, lists, ranks, min(rank.optimizer for rank in ranks)).run()
+    every = _StreamReplay(layout, [by_replica[place[:2]] for place in places], ranks).run()
     last = len(every) - 1
 
     def learned(until: int) -> float:
@@ -82,6 +80,27 @@ def stream_iteration(
         ],
         [_passes(by_replica[place[:2]], own) for place in places],
     )
+
+
+class _StreamReplay(TimedReplay):
+    """Ranks that update their weights while micro-batches stream."""
+
+    def __init__(self, layout: Layout, steps: Sequence[Sequence[Step]], ranks: Sequence[RankDurations]) -> None:
+        first = min(rank.optimizer for rank in ranks)
+        actions = [[(one.kind.value, one.micro_batch, one.chunk) for one in own] for own in steps]
+        super().__init__(layout, actions, [rank.times for rank in ranks], [rank.optimizer - first for rank in ranks])
+        self._ranks = ranks
+
+    def update(self, group: Sequence[int]) -> None:
+        """Begins when the last replica has come to it, and is one of all of them."""
+        latest = max(self.now[rank] for rank in group)
+        for rank in group:
+            begin, own = self.now[rank], self._ranks[rank]
+            if len(group) > 1:
+                sent = latest if latest > begin else None
+                self.done(rank, (GRADIENTS, -1, 0), latest + own.gradients, sent)
+            self.now[rank] = latest + own.gradients
+            self.done(rank, (OPTIMIZER, -1, 0), self.now[rank] + own.optimizer)
 
 
 def _of_iteration(events: Sequence[Event], own: range) -> list[Event]:

@@ -104,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
 def _divided(args: Arguments, graphs: Mapping[str, Graph]) -> Division:
     from fasop.graphs.own.held import Held
     from fasop.graphs.own.on_levels import on_levels
-    from fasop.graphs.public.answer import divide
+    from fasop.graphs.public.recurrence import divide
 
     if args.reference:
         return divide(graphs[""], args.network, args.options)

@@ -21,7 +21,7 @@ from megatron_ext.contract.schedule.deal import Division, several
 
 if TYPE_CHECKING:
     from fasop.costs.training import PlacedTraining
-    from fasop.simulation.ranks.rank_times import RankDurations
+    from fasop.simulation.ranks.replay import RankDurations
     from fasop.trainings.play import Nodes
 
 

@@ -7,9 +7,6 @@ from typing import List, Optional
 
 from megatron_ext.contract.keys import COUNT, PART, Range, Word, option
 
-ADAPTS = ("one_f_one_b", "gpipe", "zb_h1")
-"""The schedules that there are for any number of micro-batches."""
-
 
 class Rule(Word):
     """How the next global batch is found (docs/adaptive.md)."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
-from megatron_ext.contract.adaptive.config import ADAPTS, NONE
+from megatron_ext.contract.adaptive.config import NONE
 from megatron_ext.contract.adaptive.rules import BatchRange
 from megatron_ext.contract.plan_check import GRID, Faults, Rules, Values
+from megatron_ext.contract.schedule.schedules import OF_ANY_COUNT
 from megatron_ext.contract.schedule.streams import PIPEDREAM
 
 
@@ -75,8 +76,8 @@ def _adapt(plan: Values) -> Faults:
     if adapt is None:
         return
     with_adapt = "with adapt"
-    if plan["schedule"] not in ADAPTS or plan.get("schedule_file") is not None:
-        yield "schedule", plan["schedule"], f"one of {', '.join(ADAPTS)} {with_adapt}"
+    if plan["schedule"] not in OF_ANY_COUNT or plan.get("schedule_file") is not None:
+        yield "schedule", plan["schedule"], f"one of {', '.join(OF_ANY_COUNT)} {with_adapt}"
     if plan.get("replicas") is not None:
         yield "replicas", plan["replicas"], f"null {with_adapt}"
     yield from _micro_batch_sizes(plan, adapt)

@@ -8,6 +8,7 @@ from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.models.keys import DEFAULT
 from megatron_ext.contract.models.model import family_named
 from megatron_ext.contract.plan_check import GRID, Faults, Rules, Values
+from megatron_ext.contract.schedule.schedules import SCHEDULES
 
 
 def _partition(plan: Values) -> Faults:
@@ -26,9 +27,9 @@ def _partition(plan: Values) -> Faults:
 
 
 def _schedule(plan: Values) -> Faults:
-    interleaved, chunks = plan["schedule"] == "interleaved", plan["chunks"]
-    if plan["schedule_file"] is None and interleaved != (chunks > 1):
-        yield "chunks", chunks, f"{'at least 2' if interleaved else '1'} with schedule={plan['schedule']}"
+    several, chunks = SCHEDULES[plan["schedule"]].has_chunks, plan["chunks"]
+    if plan["schedule_file"] is None and several != (chunks > 1):
+        yield "chunks", chunks, f"{'at least 2' if several else '1'} with schedule={plan['schedule']}"
     if chunks > 1 and plan["pipeline"] == 1:
         yield "chunks", chunks, "1 with pipeline=1"
 

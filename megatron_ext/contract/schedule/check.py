@@ -89,7 +89,7 @@ def check_replicas(lists: List[List[Actions]], chunks: int, micro_batches: int) 
             where = rank_named(stage, replica, len(replicas))
             check_complete(actions, where, stage, len(lists), chunks, own)
             check_order(actions, where)
-    check_runs(lists, chunks)
+    check_runs(lists)
 
 
 def _action(kind: str, micro_batch: int, chunk: int) -> Action:

@@ -7,7 +7,7 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.schedule.check import check_complete, check_order
-from megatron_ext.contract.schedule.replay import Replay, check_runs, named, rank_named
+from megatron_ext.contract.schedule.replay import CheckedReplay, check_runs, named, rank_named
 from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.contract.schedule.streams import LATEST, STASHING, TWO, VERTICAL, Step, Steps, Stream, end_of
 
@@ -66,7 +66,7 @@ def check_stream(stream: Stream, lists: Sequence[Sequence[Steps]], micro_batches
             most.append(versions_alive(steps))
         versions.append(max(most))
         activations.append(max(_held(steps) for steps in replicas))
-    check_runs(lists, 1)
+    check_runs(lists)
     return Proof(tuple(versions), tuple(activations))
 
 
@@ -145,13 +145,8 @@ def _state(stream: Stream, end: int, micro_batches: int) -> object:
         [list(stream.steps(stage, replica, count)) for replica in range(replicas)]
         for stage, replicas in enumerate(stream.replicas)
     ]
-    ends = {
-        (stage, replica): end_of(steps, end)
-        for stage, replicas in enumerate(lists)
-        for replica, steps in enumerate(replicas)
-    }
-    replay = Replay(lists, 1)
-    if replay.run(ends):
+    replay = CheckedReplay(lists, [end_of(steps, end) for replicas in lists for steps in replicas])
+    if replay.go_on():
         return object()
 
     def relative(stage: int, step: Step) -> Tuple[Kind, int, int]:
@@ -160,10 +155,12 @@ def _state(stream: Stream, end: int, micro_batches: int) -> object:
 
     until = end + stream.in_flight
     waiting: List[object] = [
-        [relative(at[0], step) for step in lists[at[0]][at[1]][done:] if step.micro_batch < until]
-        for at, done in replay.done.items()
+        [relative(stage, step) for step in steps[done:] if step.micro_batch < until]
+        for (stage, _, _), steps, done in zip(replay.places, replay.actions, replay.taken)
     ]
     sent = {
-        way: [message.micro_batch - end for message in messages] for way, messages in replay.sent.items() if messages
+        way: [message.micro_batch - end for message in messages]
+        for way, messages in replay.messages.items()
+        if messages
     }
     return waiting, sent

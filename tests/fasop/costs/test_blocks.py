@@ -92,12 +92,11 @@ def test_a_decoder_layer_takes_more_than_an_encoder_layer_of_its_tokens() -> Non
 def test_each_stage_has_the_time_and_the_memory_of_its_own_layers() -> None:
     """A stage with the border between encoder and decoder has some of each."""
     inputs = read(["model=t5-large", "cluster=a10x8", "parallel.global_batch_size=64", "train.precision=fp16"])
-    parallel = replace(inputs.training.parallel, data=4, pipeline=8, partition="8-8-6-6-5-5-5-5", micro_batch_size=2)
+    layers = (8, 8, 6, 6, 5, 5, 5, 5)
+    parallel = replace(inputs.training.parallel, data=4, pipeline=8, partition=layers, micro_batch_size=2)
     training = replace(inputs.training, parallel=parallel)
     nodes = [inputs.kinds[0]] * 8
-    prediction = predict_plan(
-        PlacedTraining(training=training, partition=Partition.parse(parallel.partition), nodes=nodes)
-    )
+    prediction = predict_plan(PlacedTraining(training=training, partition=Partition(layers), nodes=nodes))
     assert [stage.contents for stage in prediction.stages][2:5] == ["6 encoder", "2 encoder + 4 decoder", "5 decoder"]
     one = pipelines(training, inputs.kinds, np.zeros((1, 8), int))
     split = np.array([[8, 8, 6, 6, 5, 5, 5, 5]]).T

@@ -24,13 +24,12 @@ from fasop.costs.memory import (
     GIB,
     Amount,
     StageMemory,
-    chunks_in_flight,
     held_scores,
     layer_activations,
     parameter_bytes,
     stage_memory,
 )
-from fasop.costs.schedules import in_flight
+from fasop.costs.schedules import chunks_in_flight, in_flight
 from fasop.costs.sizes import activation_bytes, embedding_parameters, head_parameters, layer_parameters
 from fasop.costs.training import Training
 from fasop.simulation.predict import predict
@@ -154,7 +153,7 @@ def test_micro_batches_in_flight_are_those_of_the_schedule(name: Schedule, stage
             {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.BACKWARD_WEIGHT: -1}.get(action.kind, 0) for action in actions
         ]
         most = max(itertools.accumulate(steps))
-        bound = in_flight(name, stages - 1 - stage, stage, micro_batches)
+        bound = in_flight(name, stage, stages, micro_batches)
         exact = name is not Schedule.zb_h1
         assert most == bound if exact else most <= bound
 
@@ -163,7 +162,7 @@ def test_micro_batches_in_flight_are_those_of_the_schedule(name: Schedule, stage
 def test_chunks_of_any_layers_hold_at_most_what_they_hold_in_the_schedule(
     stages: int, micro_batches: int, layers: list[int]
 ) -> None:
-    moments = chunks_in_flight(stages, micro_batches, len(layers))
+    moments = chunks_in_flight(Schedule.interleaved, stages, micro_batches, len(layers))
     for stage, actions in enumerate(schedule("interleaved", stages, len(layers), micro_batches)):
         steps = [{Kind.FORWARD: 1, Kind.BACKWARD: -1}.get(action.kind, 0) * layers[action.chunk] for action in actions]
         assert max(itertools.accumulate(steps)) == (moments[..., stage] @ layers).max()

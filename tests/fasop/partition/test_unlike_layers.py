@@ -14,12 +14,11 @@ from fasop.partition.baselines import even, minmax, start
 from fasop.partition.bounds import quick_bound
 from fasop.partition.dominance import distinct, never_worse
 from fasop.partition.exact import proved
-from fasop.partition.least_sum import amp_of_unlike, least_sum
+from fasop.partition.heterogeneous_layers import both_of_parts, gains, memory_left, memory_taken, of_first_layers
+from fasop.partition.least_sum import amp_of_heterogeneous_layers, least_sum
 from fasop.partition.local_search import bottleneck, feasible, improved_by_cuts, largest_stage, shortest
-from fasop.partition.unlike_layers import both_of_parts, gains, memory_left, memory_taken, of_first_layers
 from fasop.simulation.iteration import stage_times
-from fasop.simulation.layer_order import LayerOrder
-from fasop.simulation.linear import Hidden, Linear
+from fasop.simulation.linear import Hidden, LayerOrder, Linear
 from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.ranks.replay import simulate
 from megatron_ext.contract.schedule.schedules import as_json, schedule
@@ -146,7 +145,7 @@ def test_a_search_begins_at_no_slower_partition_than_the_public_tools() -> None:
         some = lines.take(np.nonzero(possible)[0])
         balanced = bottleneck(some, layers)
         begun = some.iteration(start(some, layers, balanced))
-        for other in (balanced, minmax(some, layers), even(some, layers), amp_of_unlike(some, balanced)):
+        for other in (balanced, minmax(some, layers), even(some, layers), amp_of_heterogeneous_layers(some, balanced)):
             seconds = np.where(some.fits(other), some.iteration(other), np.inf)
             assert (begun <= seconds * (1 + ROUNDING)).all()
         without = [np.where(some.fits(one), some.iteration(one), np.inf) for one in (balanced, minmax(some, layers))]

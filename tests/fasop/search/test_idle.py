@@ -10,6 +10,7 @@ import pytest
 
 from conf.compose import compose
 from conf.schema.values.partition import Partition
+from conf.schema.values.schedules import Schedule
 from fasop.search.arguments import Arguments
 from fasop.search.findings.idle_gpus import idle, left, notes
 from fasop.search.inputs import read
@@ -56,9 +57,16 @@ def test_gpus_of_stages_without_layers_are_counted_on_their_nodes(
 ) -> None:
     plan = everywhere[0][0]
     kinds = {node.name: node for node in plan.nodes}
-    schedule = "interleaved" if chunks > 1 else "one_f_one_b"
+    schedule = Schedule.interleaved if chunks > 1 else Schedule.one_f_one_b
+    layers = Partition.parse(partition).layers
     parallel = replace(
-        plan.parallel, tensor=1, data=data, pipeline=32 // data, schedule=schedule, chunks=chunks, partition=partition
+        plan.training.parallel,
+        tensor=1,
+        data=data,
+        pipeline=32 // data,
+        schedule=schedule,
+        chunks=chunks,
+        partition=layers,
     )
     nodes = [kinds[name] for name in ("a100", "a10", "a10", "a100")]
     training = replace(plan.training, parallel=parallel)
@@ -84,7 +92,7 @@ def test_the_best_plan_without_idle_nodes_stands_beside(everywhere: tuple[list[P
 
 def test_of_equally_fast_plans_the_one_on_fewer_nodes_comes_first(everywhere: tuple[list[Plan], list[str]]) -> None:
     plan = everywhere[0][0]
-    fewer = replace(plan.parallel, data=plan.parallel.data // 2, sharded_optimizer=True)
+    fewer = replace(plan.training.parallel, data=plan.parallel.data // 2, sharded_optimizer=True)
     other = replace(plan, training=replace(plan.training, parallel=fewer))
     assert sorted([plan, other], key=by_time) == [other, plan]
 

@@ -115,7 +115,7 @@ def test_a_stage_holds_its_blocks_and_what_enters_it(tmp_path: Path) -> None:
     (plan,) = plans
     for again in (False, True):
         recompute = Recompute.full if again else Recompute.none
-        parallel = replace(plan.parallel, recompute=recompute)
+        parallel = replace(plan.training.parallel, recompute=recompute)
         plan = replace(plan, training=replace(plan.training, parallel=parallel))
         ends = [0, *accumulate(plan.partition.layers)]
         for number, stage in enumerate(predict_plan(plan).stages):

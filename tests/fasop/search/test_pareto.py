@@ -17,8 +17,7 @@ from fasop.errors import SearchError
 from fasop.search.arguments import Arguments, First, parse
 from fasop.search.inputs import Inputs, read
 from fasop.search.lower_bound import LowerBounds
-from fasop.search.pareto import Front, Limits
-from fasop.search.plan import DAY, HOUR, Run, step_cost
+from fasop.search.plan import DAY, HOUR, Front, Limits, Run, step_cost
 from fasop.search.run import front
 from fasop.search.search import Best, explore
 from fasop.search.space import node_orders

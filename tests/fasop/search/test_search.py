@@ -15,6 +15,7 @@ import yaml
 
 from conf.compose import compose
 from conf.schema.experiment import Experiment, Schedule
+from conf.schema.values.partition import NodeOrder
 from fasop.costs.hardware import NodeKind
 from fasop.costs.network.placement import place
 from fasop.costs.training import Training
@@ -369,7 +370,9 @@ def test_of_too_many_groups_those_sets_are_searched_that_leave_out_the_worst_or_
 def test_a_plan_is_read_as_it_was_written_whatever_its_nodes_are_called() -> None:
     (plan,) = found(A10X8, 1).plans
     for order in ("1e3", "null+010*2", "on"):
-        named = replace(plan, training=replace(plan.training, parallel=replace(plan.parallel, node_order=order)))
+        groups = NodeOrder.parse(order).groups
+        parallel = replace(plan.training.parallel, node_order=groups)
+        named = replace(plan, training=replace(plan.training, parallel=parallel))
         read = yaml.safe_load(plan_yaml(named, "tdpp search 'name=a\ntensor: 7'"))
         unset = ("schedule_file", "shares", "replicas", "streams", "semantics", "update_every", "depth")
         assert read == {key: value for key, value in vars(named.parallel).items() if key not in unset}

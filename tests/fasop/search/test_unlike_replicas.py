@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from conf.schema.experiment import Schedule
-from conf.schema.values.partition import NodeOrder, Partition
+from conf.schema.values.partition import Partition
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.closer_bounds import closer_least
@@ -71,7 +71,7 @@ def every_plan(
                 return []
             for variant, (names, order), layers in itertools.product(variants, orders.items(), table):
                 partition = Partition(tuple(layers))
-                parallel = replace(variant, partition=str(partition), node_order=str(NodeOrder(names)))
+                parallel = replace(variant, partition=partition.layers, node_order=names)
                 found.append(PlacedTraining(training=replace(one, parallel=parallel), partition=partition, nodes=order))
     return found
 
@@ -141,7 +141,7 @@ def test_a_proof_holds_for_replicas_on_different_nodes(seed: int) -> None:
         least = math.inf
         for layers in all_partitions(plan.training.blocks.layers, len(plan.partition.layers)).T.tolist():
             partition = Partition(tuple(layers))
-            parallel = replace(plan.parallel, partition=str(partition))
+            parallel = replace(plan.training.parallel, partition=partition.layers)
             other = replace(plan.training, parallel=parallel)
             predicted = predict_plan(PlacedTraining(training=other, partition=partition, nodes=plan.nodes))
             if all(stage.memory_gib <= stage.limit_gib * (1 + 1e-9) for stage in predicted.stages):

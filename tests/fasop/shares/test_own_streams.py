@@ -12,6 +12,7 @@ from conf.compose import compose_unchecked
 from conf.errors import ConfigError
 from conf.schema.experiment import Experiment, Precision
 from conf.schema.values.partition import Shares
+from fasop.costs.parallelism import Parallelism
 from fasop.costs.profiles.files import read_profile
 from fasop.costs.profiles.profile_text import profile_text
 from fasop.costs.profiles.steps import Steps, StepTimes
@@ -73,7 +74,7 @@ def every_way(experiment: Experiment, sizes: Sequence[int]) -> Iterator[float]:
                     replace(experiment, parallel=way)
                 except ConfigError:  # streams that cannot share so many micro-batches
                     continue
-                training = replace(placed.training, parallel=way, in_streams=max(streams) > 1)
+                training = replace(placed.training, parallel=Parallelism.of(way), in_streams=max(streams) > 1)
                 yield predict_plan(replace(placed, training=training)).iteration_s
 
 

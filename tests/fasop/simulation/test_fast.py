@@ -11,8 +11,7 @@ from conf.schema.experiment import Schedule
 from fasop.simulation import blocking
 from fasop.simulation.ranks.replay import StageTimes, simulate
 from fasop.simulation.steps import steps
-from fasop.simulation.times import Times, Traffic
-from fasop.simulation.vectorised import ends
+from fasop.simulation.vectorised import Times, Traffic, ends
 from fasop.simulation.vectorised import longest as longest_path
 from megatron_ext.contract.schedule.schedules import as_json, schedule
 from tests.support.fasop.random_pipelines import FLUSHING

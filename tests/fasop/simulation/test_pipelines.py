@@ -21,8 +21,7 @@ from fasop.costs.sizes import embedding_parameters, layer_parameters
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.simulation.linear import Linear
-from fasop.simulation.times import Times
-from fasop.simulation.vectorised import ends
+from fasop.simulation.vectorised import Times, ends
 from tests.support.fasop.plans import MEGATRON, built, column, experiment, mixed, pipelines
 
 SEED = Partition.parse("0-11-8-8-8-8-5-0").layers

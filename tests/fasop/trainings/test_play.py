@@ -10,10 +10,10 @@ from random import Random
 
 import pytest
 
-from fasop.trainings.courses import Courses
 from fasop.trainings.noise import growing
 from fasop.trainings.play import Player, State, Stretch, Training
 from fasop.trainings.played import Course
+from fasop.trainings.simulate import Courses
 from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.adaptive.controller import Controller
 from megatron_ext.contract.adaptive.noise import Noise, halves, measurement, noise_scale, similarity

@@ -10,7 +10,7 @@ from fasop.graphs.graph_text import graph_text
 from fasop.graphs.options import Level, Options
 from fasop.graphs.own.held import Held
 from fasop.graphs.own.on_levels import on_levels
-from fasop.graphs.public.answer import divide
+from fasop.graphs.public.recurrence import divide
 from fasop.graphs.table import bound, takes
 from launch.cli import main
 from reports.pages.graph_page import drawn_graph, drawn_times, render

@@ -15,7 +15,6 @@ from conf.schema.experiment import (
     Gpu,
     Model,
     NodeGroup,
-    Parallel,
     Precision,
     Recompute,
     Schedule,
@@ -25,6 +24,7 @@ from conf.schema.values.links import PairLink
 from fasop.costs.allowance import communicator_bytes, context_bytes
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.memory import FRAGMENT_BYTES, GIB, WORKSPACE_BYTES
+from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import Training
 from fasop.search.space.choices import Choices
 from megatron_ext.contract.models.model import ModelConfig
@@ -85,7 +85,7 @@ def random_case(
         recompute=(Recompute.none, Recompute.full)[: rng.integers(1, 3)],
         sharded_optimizer=(False, True)[: rng.integers(1, 3)],
     )
-    parallel = Parallel(global_batch_size=int(rng.choice([4, 6, 8, 12])))
+    parallel = Parallelism(global_batch_size=int(rng.choice([4, 6, 8, 12])))
     engine = Engine(kind=EngineKind.tdpp)
     return (
         Training(model=model, parallel=parallel, precision=Precision(rng.choice(["fp32", "fp16"])), engine=engine),

@@ -7,9 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from conf.schema.experiment import Schedule
-from fasop.simulation.layer_order import LayerOrder
-from fasop.simulation.linear import Hidden, Linear
-from fasop.simulation.messages_back import Back
+from fasop.simulation.linear import BackwardMessages, Hidden, LayerOrder, Linear
 from fasop.simulation.pipelines import Pipelines
 
 Numbers = Callable[[int], np.ndarray]
@@ -89,7 +87,9 @@ def random_pipelines(
             basis=np.zeros(MANY, int),
             hidden=_hidden(times, stages, layer) if rng.random() < 0.5 else None,
             **of_order,
-            back=Back(hop=(back := times(stages)), busy=back * rng.uniform(0, 1, back.shape), s_per_byte=slower())
+            back=BackwardMessages(
+                hop=(back := times(stages)), busy=back * rng.uniform(0, 1, back.shape), s_per_byte=slower()
+            )
             if rng.random() < 0.3
             else None,
         ),

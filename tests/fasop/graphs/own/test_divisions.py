@@ -27,8 +27,7 @@ from fasop.graphs.own.on_levels import on_levels
 from fasop.graphs.own.on_nodes import on_nodes
 from fasop.graphs.own.recurrence import Best, fastest
 from fasop.graphs.own.work import Work
-from fasop.graphs.public.answer import divide
-from fasop.graphs.public.recurrence import optimize
+from fasop.graphs.public.recurrence import divide, optimize
 from fasop.graphs.public.states import States
 from tests.support.cases import fewer
 from tests.support.profiled_graphs import branches, chain, node, random_graph

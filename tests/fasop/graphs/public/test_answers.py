@@ -13,7 +13,7 @@ from fasop.graphs.graph import Graph, Node
 from fasop.graphs.graph_text import graph_text
 from fasop.graphs.operators import Operators
 from fasop.graphs.options import Level, Options, Sync
-from fasop.graphs.public.answer import divide
+from fasop.graphs.public.recurrence import divide
 from fasop.graphs.public.states import States
 from tests.support.profiled_graphs import branches, chain, node
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from conf.compose import compose
-from conf.schema.values.partition import NodeOrder, Partition, Shares, run_length_text
+from conf.schema.values.partition import Partition, Shares
 from conf.schema.values.schedules import Schedule
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.arguments import Arguments
-from fasop.search.by_stage.bounds import Many, Work
+from fasop.search.by_stage.bounds import LayoutBatch, Work
 from fasop.search.by_stage.candidate import Candidate
 from fasop.search.by_stage.look import WHOLE, explore_stages
 from fasop.search.inputs import read
@@ -27,8 +27,8 @@ from fasop.search.run import best_plans
 from fasop.search.search import Best
 from fasop.search.space.choices import Choices
 from fasop.simulation.predict import predict, predict_plan
-from fasop.simulation.ranks.columns import Replay
-from fasop.simulation.ranks.unlike_stages import UnlikeStages
+from fasop.simulation.ranks.columns import ColumnReplay
+from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages
 from launch.cli import main
 from tests.support.cases import fewer
 from tests.support.fasop.random_clusters import random_case
@@ -82,16 +82,16 @@ def every_plan(training: Training, kinds: list[NodeKind], choices: Choices) -> I
             ):
                 parallel = replace(
                     training.parallel,
-                    tensor=run_length_text([tensor for tensor, _ in stages], "-"),
+                    tensor=tuple(tensor for tensor, _ in stages),
                     data=most,
-                    replicas=run_length_text(of_stages, "-"),
+                    replicas=tuple(of_stages),
                     pipeline=len(stages),
                     micro_batch_size=size,
                     schedule=schedule,
                     recompute=recompute,
                     sharded_optimizer=sharded,
-                    shares=str(Shares.even(count, most)) if even and count % most else None,
-                    node_order=str(NodeOrder(tuple(node.name for node in nodes))),
+                    shares=Shares.even(count, most).numbers if even and count % most else None,
+                    node_order=tuple(node.name for node in nodes),
                 )
                 one = replace(training, parallel=parallel)
                 yield PlacedTraining(training=one, partition=Partition(()), nodes=nodes)
@@ -103,10 +103,10 @@ def fastest(plan: PlacedTraining) -> float:
     layout = parallel.layout
     counts = parallel.micro_batches_of if layout.even else [parallel.global_batch_size // parallel.micro_batch_size]
     table = all_partitions(plan.training.blocks.layers, layout.stages)
-    seconds = Replay(layout, str(parallel.schedule), counts).seconds(UnlikeStages(plan).columns(table))
+    seconds = ColumnReplay(layout, str(parallel.schedule), counts).seconds(HeterogeneousStages(plan).columns(table))
     for column in np.argsort(seconds).tolist():
         layers = tuple(table[:, column].tolist())
-        whole = replace(parallel, partition="-".join(map(str, layers)))
+        whole = replace(parallel, partition=layers)
         placed = replace(plan, training=replace(plan.training, parallel=whole), partition=Partition(layers))
         predicted = predict_plan(placed)
         if all(stage.memory_gib <= stage.limit_gib for stage in predicted.stages):
@@ -161,7 +161,7 @@ def test_no_plan_is_below_its_bounds(seed: int) -> None:
     for plan in plans[:: max(1, len(plans) // 12)]:
         one, layout = plan.training, plan.training.parallel.layout
         work = Work(one, kinds, sorted(set(layout.tensors)))
-        many, taken = Many.of([layout]), fastest(plan)
+        many, taken = LayoutBatch.of([layout]), fastest(plan)
         assert many.inside_nodes([node.gpus for node in plan.nodes]).all()
         assert many.least_seconds(plan.nodes, one, work, names)[0] <= taken * (1 + 1e-9)
         assert many.through(plan.nodes, one, work, names)[0] <= taken * (1 + 1e-9)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from conf.compose import compose
-from conf.schema.values.partition import NodeOrder, Partition, Shares
+from conf.schema.values.partition import Partition
 from conf.schema.values.schedules import Schedule
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
@@ -92,10 +92,10 @@ def with_all_shares(training: Training, kinds: list[NodeKind], rng: np.random.Ge
                 pipeline=stages,
                 micro_batch_size=1,
                 global_batch_size=count,
-                shares=str(Shares(shares)),
+                shares=tuple(shares),
                 schedule=schedule,
-                partition="-".join(map(str, layers)),
-                node_order=str(NodeOrder(tuple(kind.name for kind in order))),
+                partition=tuple(layers),
+                node_order=tuple(kind.name for kind in order),
             )
             placed = replace(training, parallel=parallel)
             yield PlacedTraining(training=placed, partition=Partition(tuple(layers)), nodes=order)

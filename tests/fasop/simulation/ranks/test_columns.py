@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fasop.simulation.ranks.by_rank import iteration
-from fasop.simulation.ranks.columns import Replay, lists_of
-from fasop.simulation.ranks.unlike_stages import RankColumns
+from fasop.simulation.iteration import iteration
+from fasop.simulation.ranks.columns import ColumnReplay, lists_of
+from fasop.simulation.ranks.heterogeneous_stages import RankColumns
 from megatron_ext.contract.layout import Layout
 from tests.support.cases import fewer
 
@@ -50,7 +50,7 @@ def test_columns_take_what_ranks_do(seed: int) -> None:
         for replica in range(of_stage)
     }
     ranks = [of_groups[layout.stage_dp_tp(rank)[:2]] for rank in range(layout.world_size)]
-    taken = Replay(layout, name, counts, chunks).seconds(ranks)
+    taken = ColumnReplay(layout, name, counts, chunks).seconds(ranks)
     actions = lists_of(layout, name, counts, chunks)
     alone = [iteration(layout, actions, [one.of(column) for one in ranks]).seconds for column in range(3)]
     assert taken.tolist() == pytest.approx(alone, rel=1e-12)

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from fasop.simulation.iteration import replay_together
+from fasop.simulation.iteration import iteration, replay_together
 from fasop.simulation.predict import planned, predict
-from fasop.simulation.ranks.by_rank import iteration
+from fasop.simulation.ranks.heterogeneous_stages import actions_of, in_flight
 from fasop.simulation.ranks.rank_durations import by_rank
 from fasop.simulation.ranks.replicas import Replicas
-from fasop.simulation.ranks.unlike_stages import actions_of, in_flight
 from launch.cli import main
 from megatron_ext.contract.schedule.schedules import Kind
 from tests.support.cases import drawn

@@ -10,21 +10,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conf.schema.parallel import Parallel
 from conf.schema.values.partition import Shares
 from conf.schema.values.schedules import Semantics
-from fasop.costs import schedules
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis
-from fasop.costs.network.unlike_placement import place_unlike
+from fasop.costs.network.heterogeneous_placement import place_heterogeneous
+from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import PlacedTraining, Training
 from fasop.simulation.linear import Linear
 from fasop.simulation.on_nodes import Nodes, handing_out, on_nodes
 from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.placed_links import PlacedLinks, on_pairs
-from fasop.simulation.ranks.rank_times import RankDurations
-from fasop.simulation.ranks.replay import StageTimes
+from fasop.simulation.ranks.replay import RankDurations, StageTimes
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.schedule.schedules import Actions, replicated, schedule
 
@@ -106,7 +104,7 @@ class _Taken(NamedTuple):
     weights: Floats
 
 
-class UnlikeStages:
+class HeterogeneousStages:
     """The stages of a plan, each with the costs of its own sizes.
 
     Raises:
@@ -231,7 +229,7 @@ class _UnlikeNodes(Nodes):
 
     def links_of(self, training: Training) -> PlacedLinks:
         gpus = tuple(self.kinds[kind].gpus for kind in self.orders[0])
-        return on_pairs(self.kinds, self.orders, training, place_unlike(gpus, self._layout))
+        return on_pairs(self.kinds, self.orders, training, place_heterogeneous(gpus, self._layout))
 
 
 def _like(training: Training, tensor: int, replicas: int) -> Training:
@@ -240,7 +238,7 @@ def _like(training: Training, tensor: int, replicas: int) -> Training:
     count = parallel.global_batch_size // parallel.micro_batch_size
     shares = parallel.shares
     if not parallel.layout.even and parallel.stream is None:
-        shares = str(Shares.even(count, replicas)) if count % replicas else None
+        shares = Shares.even(count, replicas).numbers if count % replicas else None
     alike = replace(
         parallel,
         tensor=tensor,
@@ -266,7 +264,7 @@ def _all_of(nodes: Sequence[NodeKind], kind: NodeKind) -> list[NodeKind]:
     return [replace(kind, name=node.name, gpus=node.gpus) for node in nodes]
 
 
-def in_flight(parallel: Parallel, stage: int) -> int | None:
+def in_flight(parallel: Parallelism, stage: int) -> int | None:
     """Micro-batches that a rank of a stage holds at once, at most; None where stages have as many replicas
     (megatron_ext/contract/schedule/schedules.py)."""
     replicas, stream = parallel.layout.replicas, parallel.stream
@@ -276,11 +274,12 @@ def in_flight(parallel: Parallel, stage: int) -> int | None:
         return None
     own = replicas[stage]
     count = -(-(parallel.global_batch_size // parallel.micro_batch_size) // own)
-    ahead, lag = (sum(replicas[stage:]) - 1) // own, sum(replicas[:stage]) // own
-    return int(schedules.in_flight(parallel.schedule, ahead, lag, count))
+    after, before = (sum(replicas[stage:]) - 1) // own, sum(replicas[:stage]) // own
+    one = parallel.schedule.definition
+    return min(count, int(one.ahead(after) + 1 + one.lag(before)))
 
 
-def actions_of(parallel: Parallel) -> list[list[Actions]]:
+def actions_of(parallel: Parallelism) -> list[list[Actions]]:
     """What its ranks do in an iteration, by stage and replica."""
     name, layout = str(parallel.schedule), parallel.layout
     if not layout.even:

@@ -26,7 +26,7 @@ Pairs = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnlikePlacement:
+class HeterogeneousPlacement:
     """As `fasop.costs.network.placement.Placement`, with links by pairs of nodes."""
 
     stages: Uses
@@ -35,7 +35,7 @@ class UnlikePlacement:
 
 
 @lru_cache(maxsize=1024)
-def place_unlike(gpus_per_node: tuple[int, ...], layout: Layout) -> UnlikePlacement:
+def place_heterogeneous(gpus_per_node: tuple[int, ...], layout: Layout) -> HeterogeneousPlacement:
     """Of as many ranks as the nodes have GPUs."""
     of_ranks = [node for node, gpus in enumerate(gpus_per_node) for _ in range(gpus)]
     assert len(of_ranks) == layout.world_size, f"{len(of_ranks)} GPUs for {layout.world_size} ranks"
@@ -52,7 +52,7 @@ def place_unlike(gpus_per_node: tuple[int, ...], layout: Layout) -> UnlikePlacem
     tied = _links(nodes[0], nodes[-1], _tied(layout), both_ways=True)
     out = [_leaving(nodes[a], nodes[b], exchanges(layout, a, b)) for a, b in following]
     back = [_leaving(nodes[b], nodes[a], [(j, i) for i, j in exchanges(layout, a, b)]) for a, b in following]
-    return UnlikePlacement(
+    return HeterogeneousPlacement(
         stages=Uses.of([[Use(node, 0, 1) for node in sorted(set(of_stage))] for of_stage in nodes]),
         one_way_out=np.array([count == 2 or bool(out[stage] & back[stage - 1]) for stage in range(count)]),
         pairs=PairPlacement(

@@ -1,0 +1,167 @@
+"""How a search cuts a model and a batch: numbers and tuples instead of a configuration's texts, which nothing checks.
+
+A search looks at thousands of plans that keep the rules because of how they are made. Only those that are shown become
+configurations (`configured`), whose rules are checked then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from conf.schema.parallel import AUTO, Parallel
+from conf.schema.values.partition import NodeOrder, Partition, Shares, numbers_in, run_length_text
+from conf.schema.values.schedules import Recompute, ReduceDtype, Schedule, Semantics
+from conf.schema.values.streams import depth_in
+from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.schedule.streams import Stream
+
+Numbers = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallelism:
+    """A plan without its model; every field means what the key of `conf.schema.parallel.Parallel` means."""
+
+    tensor: int | Numbers = 1
+    """One size for all stages, or by stage."""
+    data: int = 1
+    pipeline: int = 1
+    partition: Numbers | None = None
+    sequence_parallel: bool = False
+    recompute: Recompute = Recompute.none
+    sharded_optimizer: bool = False
+    reduce_dtype: ReduceDtype = ReduceDtype.fp32
+    hierarchical_reduce: bool = False
+    micro_batch_size: int = 1
+    global_batch_size: int
+    schedule: Schedule = Schedule.one_f_one_b
+    chunks: int = 1
+    replicas: Numbers | None = None
+    """By stage; None: `data` in every stage."""
+    shares: Numbers | None = None
+    """By replica; None: equal."""
+    streams: Numbers | None = None
+    """By replica; None: one each."""
+    semantics: Semantics = Semantics.stashing
+    update_every: int = 1
+    depth: Numbers | None = None
+    """By stage."""
+    node_order: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, parallel: Parallel) -> Parallelism:
+        """The plan of a configuration; values that are still to be chosen (`auto`) count as not given."""
+        return cls(
+            tensor=parallel.tensor if isinstance(parallel.tensor, int) else numbers_in(parallel.tensor),
+            data=parallel.data,
+            pipeline=parallel.pipeline,
+            partition=None if parallel.partition is None else Partition.parse(parallel.partition).layers,
+            sequence_parallel=parallel.sequence_parallel,
+            recompute=parallel.recompute,
+            sharded_optimizer=parallel.sharded_optimizer,
+            reduce_dtype=parallel.reduce_dtype,
+            hierarchical_reduce=parallel.hierarchical_reduce,
+            micro_batch_size=parallel.micro_batch_size,
+            global_batch_size=parallel.global_batch_size,
+            schedule=parallel.schedule,
+            chunks=parallel.chunks,
+            replicas=None if parallel.replicas is None else numbers_in(parallel.replicas),
+            shares=None if parallel.shares in (None, AUTO) else Shares.parse(parallel.shares).numbers,
+            streams=None if parallel.streams in (None, AUTO) else parallel.streams_of,
+            semantics=parallel.semantics,
+            update_every=parallel.update_every,
+            depth=None if parallel.depth is None else depth_in(parallel.depth),
+            node_order=None if parallel.node_order is None else NodeOrder.parse(parallel.node_order).groups,
+        )
+
+    def configured(self) -> Parallel:
+        """The same plan as a configuration has it.
+
+        Raises:
+            ConfigError: it breaks a rule.
+        """
+        return Parallel(
+            tensor=self.tensor if isinstance(self.tensor, int) else run_length_text(self.tensor, "-"),
+            data=self.data,
+            pipeline=self.pipeline,
+            partition=None if self.partition is None else str(Partition(self.partition)),
+            sequence_parallel=self.sequence_parallel,
+            recompute=self.recompute,
+            sharded_optimizer=self.sharded_optimizer,
+            reduce_dtype=self.reduce_dtype,
+            hierarchical_reduce=self.hierarchical_reduce,
+            micro_batch_size=self.micro_batch_size,
+            global_batch_size=self.global_batch_size,
+            schedule=self.schedule,
+            chunks=self.chunks,
+            replicas=None if self.replicas is None else run_length_text(self.replicas, "-"),
+            shares=None if self.shares is None else str(Shares(self.shares)),
+            streams=None if self.streams is None else streams_text(self.streams),
+            semantics=self.semantics,
+            update_every=self.update_every,
+            depth=None if self.depth is None else "-".join(map(str, self.depth)),
+            node_order=None if self.node_order is None else str(NodeOrder(self.node_order)),
+        )
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where ranks stand."""
+        tensors = (self.tensor,) * self.pipeline if isinstance(self.tensor, int) else self.tensor
+        return Layout(tensors, self.replicas or (self.data,) * self.pipeline)
+
+    @property
+    def first_replicas(self) -> int:
+        """Replicas of the first stage."""
+        return self.replicas[0] if self.replicas else self.data
+
+    @property
+    def stream(self) -> Stream | None:
+        """How micro-batches stream through the stages; None with a schedule that flushes."""
+        if self.schedule.definition.flushes:
+            return None
+        return Stream(self.layout.replicas, str(self.semantics), self.update_every, self.depth)
+
+    @property
+    def streams_of(self) -> Numbers:
+        """Copies of the model on a GPU, by replica."""
+        return self.streams or (1,) * self.first_replicas
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all stages have tensor groups of one size, and as many replicas."""
+        return len({*(self.replicas or ())}) < 2 and (isinstance(self.tensor, int) or len({*self.tensor}) == 1)
+
+    @property
+    def tensor_size(self) -> int:
+        """Ranks of a tensor group; where stages differ, of the largest."""
+        return self.tensor if isinstance(self.tensor, int) else max(self.tensor)
+
+    @property
+    def world_size(self) -> int:
+        return self.layout.world_size
+
+    @property
+    def virtual_stages(self) -> int:
+        """Parts of the model: chunk c of stage s is number c * pipeline + s."""
+        return self.pipeline * self.chunks
+
+    @cached_property
+    def micro_batches(self) -> int:
+        """Micro-batches that a replica runs in an iteration; where replicas differ, the most."""
+        count = self.global_batch_size // self.micro_batch_size
+        if self.shares:
+            return max(self.micro_batches_of)
+        if len({*(self.replicas or ())}) > 1 or not self.schedule.definition.flushes:
+            return -(-count // min(self.replicas or (self.data,)))
+        return count // self.first_replicas
+
+    @cached_property
+    def micro_batches_of(self) -> Numbers:
+        """By replica, where all stages have as many."""
+        return Shares(self.shares or (1,) * self.first_replicas).of(self.global_batch_size // self.micro_batch_size)
+
+
+def streams_text(streams: Numbers) -> str:
+    """Copies of the model by replica, as `parallel.streams` takes them."""
+    return str(streams[0]) if len({*streams}) == 1 else run_length_text(streams, "-")
