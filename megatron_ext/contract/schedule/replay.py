@@ -15,9 +15,12 @@ from megatron_ext.contract.schedule.schedules import Action, Kind
 from megatron_ext.contract.schedule.streams import Step
 
 AnyAction = Union[Action, Step]
-RECEIVES = {Kind.RECV_FORWARD: (Kind.SEND_FORWARD, -1), Kind.RECV_BACKWARD: (Kind.SEND_BACKWARD, 1)}
+RECEIVES: Dict[str, Tuple[Kind, int]] = {
+    Kind.RECV_FORWARD: (Kind.SEND_FORWARD, -1),
+    Kind.RECV_BACKWARD: (Kind.SEND_BACKWARD, 1),
+}
 """The send that each receive takes its message from, and by how many stages away it is."""
-SENDS = {Kind.SEND_FORWARD: 1, Kind.SEND_BACKWARD: -1}
+SENDS: Dict[str, int] = {Kind.SEND_FORWARD: 1, Kind.SEND_BACKWARD: -1}
 """By how many stages away the receiver is."""
 
 
