@@ -9,6 +9,11 @@ HiGHS 1.15 was tried in its place (highspy, 12 MiB installed): a mixed-integer p
 200 nodes, solved again with a cut at each solution. Of the first plans of 13 searches, of 4 to 48 parts, both prove 7.
 HiGHS proves an eighth and a tighter bound of a ninth; of the four others its bounds are looser. All 13 take it 127 CPU
 seconds, and 16 here.
+
+Where layers differ, paths and mixed partitions bound an iteration: of any mean of paths the least over all partitions
+is found exactly (`fasop.partition.least_sum`), and no partition takes less. The mean for which that is largest comes
+from a linear program over the paths and the partitions that are known, of which it mixes some; this mixture, and the
+partition that is best for the mean of paths, give further paths (Dantzig and Wolfe 1960).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Plays a training on each of many sets of nodes, and one that changes its nodes at the end of epochs."""
+"""Plays a training on each of many sets of nodes, and one that changes its nodes at the end of epochs.
+
+Where batches follow each other alike, many sets of nodes are played in one course: what a rule that looks at nothing
+but the noise decides does not depend on the nodes. Only how the replicas share the batches, and how long they take, is
+found for each set of nodes."""
 
 from __future__ import annotations
 
