@@ -1,7 +1,7 @@
 """A plan that a search has found, in which order plans come, and what nodes, iterations and trainings cost.
 
-`Front` keeps the plans of which no other one, on whatever nodes of the cluster, is both faster and cheaper. An iteration
-costs its time, at the price of the nodes that the plan uses; so fewer nodes that wait less cost less.
+`Front` keeps the plans of which no other one, on whatever nodes of the cluster, is both faster and cheaper. An
+iteration costs its time, at the price of the nodes that the plan uses; so fewer nodes that wait less cost less.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Where batches follow each other alike, many sets of nodes are played in one course: what a rule that looks at nothing
 but the noise decides does not depend on the nodes. Only how the replicas share the batches, and how long they take, is
-found for each set of nodes."""
+found for each set of nodes.
+"""
 
 from __future__ import annotations
 
