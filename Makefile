@@ -2,13 +2,14 @@
 # make test: everything the project promises, in about 30 minutes on two cores; make test-fast: most of it, in 5;
 # make test-thorough: every case of the products from which make test draws some
 # make test-megatron: BERT, T5 and their samples beside megatron-core's own, which it installs
+# make test-mutations: mistakes in the engine, the search and the judge that the tests are to catch
 # make test-cuda: what ranks do on GPUs, on a machine without one; installs the CUDA build of torch, 3 GB to download
 # make lint: style and types
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-fast test-thorough test-megatron test-cuda lint browser slurm hosts shells corpora constraints clean
+.PHONY: demo test test-fast test-thorough test-megatron test-mutations test-cuda lint browser slurm hosts shells corpora constraints clean
 
 demo: .venv/train.installed
 	$(BIN)/tdpp data prepare --source stdlib --output data/stdlib
@@ -48,6 +49,10 @@ test-fast: .venv/dev.installed
 # Not a part of `make test`, which installs nothing that neither the project nor its other tests need.
 test-megatron: .venv/dev,megatron.installed
 	$(BIN)/pytest tests/megatron_ext/tasks/language/test_megatron_core.py tests/megatron_ext/data/test_megatron_core.py
+
+# What the tests are worth: each mistake is made in a copy of the project, where its test must fail.
+test-mutations: .venv/dev.installed
+	$(BIN)/python -m tests.mutations.run
 
 # Under a stand-in for CUDA (tests/support/cuda) the real CUDA build of torch runs without a GPU. It has a venv of its own,
 # which is kept: 5 GB. CUDA_VENV=FOLDER keeps it elsewhere, for several clones.
