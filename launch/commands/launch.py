@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,15 +23,16 @@ from conf.pipedream import WORD as PIPEDREAM
 from conf.reading.files import Scratch
 from conf.reading.own_folders import SUFFIX
 from conf.reading.user_files import config_dirs
-from conf.reading.values import name_of, parse_key_values, path
+from conf.reading.values import name_of, parse_key_values
 from conf.reading.words import FULL, check_options
-from conf.run_folder.run_folders import stamp, usual_runs_dir
+from conf.run_folder.run_folders import stamp
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from conf.visible import visible
 from launch.commands.completion import hydra_option
 from launch.commands.launching.preflight import Preflight, before_launch, check_start, data_there, with_length
 from launch.commands.launching.resolve_auto import require_choice, resolve_auto
+from launch.commands.launching.resuming import RESUME, SKIPS, SWEEPER, WORDS, resumed
 from launch.control.follow import follow, interruptible
 from launch.control.planning.checks import check, check_image, check_supported
 from launch.control.short_job import ANY_LENGTH, without_goal
@@ -44,12 +46,11 @@ from launch.sweep.outcomes import NoValue, report_single, report_sweep, value_of
 from launch.sweep.start import Combination, Outcome, Outcomes, check_sweep_wide, confirm, existing, start_all
 from megatron_ext.contract.files import write_atomic
 
-RESUME = "resume="
 OWN = {"profile": name_of("profile")}
 """Words that are no keys."""
 COMPLETION = ("-sc", "--shell-completion")
 """Hydra's own."""
-SWEEPER, METRIC = "hydra/sweeper=", "sweep_metric="
+METRIC = "sweep_metric="
 CONFIG_FOLDER = Path(conf.__file__).resolve().parent
 
 
@@ -107,11 +108,22 @@ def main(argv: Sequence[str], *, preflight: Preflight = before_launch, worker: s
         KeyboardInterrupt: by Ctrl-C, SIGTERM or SIGHUP; the run that was followed has been stopped.
     """
     if any(argument.startswith(RESUME) for argument in argv):
-        return _resume(argv, worker)
+
+        def go_on(words: Sequence[str]) -> int:
+            given = words if any(word.startswith(SKIPS) for word in words) else [*words, f"{SKIPS}true"]
+            return _launched(given, preflight, worker, resumes=True)
+
+        return resumed(argv, lambda run: _resume(run, worker), go_on)
     if any(argument in COMPLETION for argument in argv):
         return hydra_option(argv)
     check_options(argv)
     require_choice(argv)
+    return _launched(argv, preflight, worker)
+
+
+def _launched(argv: Sequence[str], preflight: Preflight, worker: str, *, resumes: bool = False) -> int:
+    """Starts what the words say; with `resumes`, runs that ended early go on."""
+    typed = tuple(argv)
     own, argv = parse_key_values(argv, OWN, LaunchError)
     session = Session(full=FULL in argv, profile=own.get("profile"))
     argv = [word for word in argv if word != FULL]
@@ -120,16 +132,17 @@ def main(argv: Sequence[str], *, preflight: Preflight = before_launch, worker: s
         if session.mode is not RunMode.MULTIRUN or session.metric is None:
             return  # nothing is started before all combinations are known
         wanted = _agreed(argv, session, preflight)
-        start_all(session.combinations, wanted, session.outcomes, worker)
+        start_all(session.combinations, wanted, session.outcomes, worker, check_start if resumes else None)
         _give_values(session, returns, session.metric)
 
     try:
         with interruptible():
             _run_hydra(argv, session, run_batch)
             wanted = _agreed(argv, session, preflight)
-            if session.mode is RunMode.MULTIRUN:
-                _record(session.record, session.experiments)
-            start_all(session.combinations, wanted, session.outcomes, worker)
+            if session.mode is RunMode.MULTIRUN and not resumes:
+                words = json.dumps({"words": typed, "cwd": str(Path.cwd())}, indent=1)
+                _record({**session.record, WORDS: words}, session.experiments)
+            start_all(session.combinations, wanted, session.outcomes, worker, check_start if resumes else None)
     except (KeyboardInterrupt, LaunchError):
         _report(argv, session)
         raise
@@ -247,17 +260,8 @@ def _folders(argv: Sequence[str]) -> list[str]:
     return [f"--config-dir={folder}" for folder in config_dirs(argv)[0]]
 
 
-def _resume(argv: Sequence[str], worker: str) -> int:
-    """`resume=RUN` stands alone: the run goes on as it was configured, so Hydra composes nothing."""
-    wanted, _ = parse_key_values(argv, {"resume": str, "runs_dir": path}, LaunchError)
-    if not wanted["resume"]:
-        raise LaunchError("resume= is empty; give a run's folder, its name, its job id, or 'latest'")
-    if len(wanted) != len(argv):
-        raise LaunchError(
-            f"{' '.join(argv)}: resume=RUN continues a run as it was configured and takes no other word but "
-            "runs_dir=…; to change the configuration, start a new run with train.load=FOLDER of that run"
-        )
-    run = RunDir.find(wanted.get("runs_dir", usual_runs_dir()), wanted["resume"])
+def _resume(run: RunDir, worker: str) -> int:
+    """The run goes on as it was configured, so Hydra composes nothing."""
     with interruptible():
         resume(run, worker, check_start)
         print(f"run {run.path}", file=sys.stderr, flush=True)

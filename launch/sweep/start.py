@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +20,7 @@ from launch.control.follow import finishing, follow, give_up
 from launch.control.planning.dry_run import DryRun, dry_run
 from launch.control.planning.plan import code_digest
 from launch.control.planning.predictions import doubts
-from launch.control.submit import read_schedule, start
+from launch.control.submit import read_schedule, resume, start
 from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import decide
@@ -27,6 +28,7 @@ from launch.machine.provenance import Source, read_source
 from launch.observe.look import observe
 from launch.observe.observation import Observation
 from launch.screen import agreed, can_be_asked
+from megatron_ext.contract.plan import Plan
 
 T = TypeVar("T")
 _SWEEP_WIDE = ("max_jobs", "confirm_gpu_hours", "yes", "sweep_metric")
@@ -204,9 +206,15 @@ def confirm(experiments: Sequence[Experiment]) -> None:
 
 
 def start_all(
-    combinations: Sequence[Combination], wanted: Mapping[int, Experiment], outcomes: Outcomes, worker: str
+    combinations: Sequence[Combination],
+    wanted: Mapping[int, Experiment],
+    outcomes: Outcomes,
+    worker: str,
+    sound: Callable[[Plan], None] | None = None,
 ) -> None:
     """Starts them in order; a run on this machine is followed to its end before the next one, if that is wanted.
+
+    With `sound`, which checks a checkpoint, one of which there is a run that ended early goes on from its newest one.
 
     A run that is being submitted when Ctrl-C comes is first submitted and noted.
     """
@@ -226,7 +234,7 @@ def start_all(
         is_followed = experiment.executor.followed
         try:
             with finishing():
-                outcomes[number] = _started(experiment, overrides, worker, source, behind)
+                outcomes[number] = _started(experiment, overrides, worker, source, behind, sound)
         except KeyboardInterrupt:
             if is_followed and number in outcomes and (run := outcomes[number].started) is not None:
                 give_up(run)
@@ -243,7 +251,12 @@ def start_all(
 
 
 def _started(
-    experiment: Experiment, overrides: tuple[str, ...], worker: str, source: Source, behind: Sequence[str]
+    experiment: Experiment,
+    overrides: tuple[str, ...],
+    worker: str,
+    source: Source,
+    behind: Sequence[str],
+    sound: Callable[[Plan], None] | None,
 ) -> Outcome:
     try:
         run = existing(experiment)  # once more: it may be the same as a combination before it
@@ -251,6 +264,19 @@ def _started(
             return Outcome(overrides=overrides, run=run, skipped=True)
         for doubt in doubts(experiment) if experiment.executor.rehearse is not Rehearse.none else ():
             print(f"({doubt})", file=sys.stderr, flush=True)
+        if sound is not None and not behind and (early := _ended_early(experiment)) is not None:
+            resume(early, worker, sound)
+            return Outcome(overrides=overrides, run=early)
         return Outcome(overrides=overrides, run=start(experiment, overrides, worker, source, behind))
     except TdppError as error:
         return Outcome(overrides=overrides, error=error)
+
+
+def _ended_early(experiment: Experiment) -> RunDir | None:
+    """The newest run of this experiment that can go on from a checkpoint."""
+    alike = RunDir.alike(Path(experiment.runs_dir), experiment.name, identity(experiment))
+    for run in alike:
+        with suppress(ClosedError, FileNotFoundError, RunFolderError):
+            if _is_run_of(run, experiment) and run.read_plan().resumable and run.latest_checkpoint.exists():
+                return run
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ from conf.errors import ConfigError
 from conf.identity import NOT_OF_THE_RUN, identity
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
+from launch.commands import stop as stop_command
 from launch.commands.launch import main
 from launch.control.follow import finishing
 from launch.control.planning.plan import make_plan
@@ -355,3 +357,56 @@ def test_what_is_under_way_is_finished_before_an_interruption() -> None:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         pytest.fail("the second one does not wait")
+
+
+SWEPT = ("-m", "train.seed=1,2,3", "train.log_interval=1")
+
+
+def newest_sweep(runs: Path) -> Path:
+    return max((runs / "sweeps").iterdir())
+
+
+def test_a_sweep_that_is_resumed_starts_what_is_missing_and_goes_on_with_what_ended_early(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three runs one succeeded, one was stopped and has saved, and one is not there."""
+    begun = here.parent / "begun"
+    begun.mkdir()
+    words = (*SWEPT, f"runs_dir={here}", "train.iterations=150", "name=swept")
+    process = tdpp("launch", *words, cwd=begun)
+    wait_for(lambda: len(list(here.glob("swept/*/plan.json"))) == 2)
+    second = RunDir.find(here, None)
+    wait_for(second.metrics.exists)
+    assert stop_command.main([str(second.path)]) == 0
+    process.communicate(timeout=PATIENCE_S)
+    first, stopped, third = RunDir.everything(here)
+    assert [judge(run).state for run in (first, stopped, third)] == [State.succeeded, State.stopped, State.succeeded]
+    assert stopped.latest_checkpoint.exists()
+    shutil.rmtree(third.path)
+    monkeypatch.chdir(here.parent)
+    capsys.readouterr()
+    assert launch(f"resume={newest_sweep(here)}") == 0
+    rows = table(capsys.readouterr().out)
+    assert len(rows) == 3
+    assert [judge(run).state for run in RunDir.everything(here)] == [State.succeeded] * 3
+    assert len(list(here.glob("swept/*"))) == 3
+    assert second.read_json(second.jobs)["submission"] == 1
+    assert len(list((here / "sweeps").iterdir())) == 1
+    assert launch(f"resume={newest_sweep(here).name}", f"runs_dir={here}") == 0  # nothing is left to be started
+    assert len(list(here.glob("swept/*"))) == 3
+
+
+def test_a_sweep_that_cannot_be_resumed_says_why(here: Path) -> None:
+    sweep = here / "sweeps" / "20260101-120000Z"
+    sweep.mkdir(parents=True)
+    with pytest.raises(LaunchError, match="of an earlier version of tdpp; type its command again with skip_existing"):
+        launch(f"resume={sweep}")
+    (sweep / "words.json").write_text('{"words": ["-m", "hydra/sweeper=optuna"], "cwd": "/"}')
+    with pytest.raises(LaunchError, match="its sweeper chooses each combination by the results before"):
+        launch(f"resume={sweep}")
+    (sweep / "words.json").write_text('{"words": ["-m", "model.layers=4,6"], "cwd": "/gone"}')
+    with pytest.raises(LaunchError, match="/gone, where it was started, is not there any more"):
+        launch(f"resume={sweep}")
+    (sweep / "words.json").write_text('{"words": 1, "cwd": "/"}')
+    with pytest.raises(LaunchError, match=r"words\.json is damaged: words=1 must be a list"):
+        launch(f"resume={sweep}")

@@ -1,0 +1,79 @@
+"""`tdpp launch resume=…`: a run goes on, or what of a sweep is missing or failed is started."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.errors import RunFolderError
+from conf.reading.values import parse_key_values, path
+from conf.run_folder.json_values import typed
+from conf.run_folder.run_files import parse_json, read_text
+from conf.run_folder.run_folders import usual_runs_dir
+from conf.run_folder.rundir import RunDir
+from launch.errors import LaunchError
+
+RESUME = "resume="
+SWEEPS, WORDS = "sweeps", "words.json"
+"""In a folder of runs; and in that of a sweep, what was typed."""
+SWEEPER = "hydra/sweeper="
+SKIPS = "skip_existing="
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepWords:
+    """What was typed to start a sweep, and where."""
+
+    words: tuple[str, ...]
+    cwd: str
+
+
+def resumed(argv: Sequence[str], of_run: Callable[[RunDir], int], of_sweep: Callable[[Sequence[str]], int]) -> int:
+    """Has the run or the sweep that is meant go on; `of_sweep` gets the words of the sweep's command line.
+
+    Raises:
+        TdppError: there is none, or other words are given.
+    """
+    wanted, _ = parse_key_values(argv, {"resume": str, "runs_dir": path}, LaunchError)
+    if not wanted["resume"]:
+        raise LaunchError("resume= is empty; give a run's folder, its name, its job id, 'latest', or a sweep's folder")
+    if len(wanted) != len(argv):
+        raise LaunchError(
+            f"{' '.join(argv)}: resume=RUN continues a run as it was configured and takes no other word but "
+            "runs_dir=…; to change the configuration, start a new run with train.load=FOLDER of that run"
+        )
+    runs_dir = wanted.get("runs_dir", usual_runs_dir())
+    if (sweep := _sweep(runs_dir, wanted["resume"])) is None:
+        return of_run(RunDir.find(runs_dir, wanted["resume"]))
+    typed_words = _words(sweep)
+    with contextlib.chdir(typed_words.cwd):
+        return of_sweep(typed_words.words)
+
+
+def _sweep(runs_dir: Path, wanted: str) -> Path | None:
+    """The folder of a sweep: by its path or by its name, below `sweeps`."""
+    places = [Path(wanted), runs_dir / SWEEPS / wanted, runs_dir / wanted]
+    return next((place for place in places if place.absolute().parent.name == SWEEPS and place.is_dir()), None)
+
+
+def _words(sweep: Path) -> SweepWords:
+    file = sweep / WORDS
+    try:
+        found = typed(SweepWords, parse_json(read_text(file), str(file)), str(file))
+    except FileNotFoundError as error:
+        raise LaunchError(
+            f"resume={sweep}: {WORDS} is not there, for the sweep is of an earlier version of tdpp; type its command "
+            "again with skip_existing=true"
+        ) from error
+    except RunFolderError as error:
+        raise LaunchError(f"resume={sweep}: {error}; type the sweep's command again with skip_existing=true") from error
+    if any(word.startswith(SWEEPER) for word in found.words):
+        raise LaunchError(
+            f"resume={sweep}: its sweeper chooses each combination by the results before, and would choose anew; "
+            "type the sweep's command again, with the storage of the sweeper where it has one"
+        )
+    if not Path(found.cwd).is_dir():
+        raise LaunchError(f"resume={sweep}: {found.cwd}, where it was started, is not there any more")
+    return found
