@@ -131,12 +131,6 @@ SEARCH = (
     ),
     Mutation(
         _ORDERS,
-        "other = max(behind for",
-        "other = min(behind for",
-        _SEARCHED + "test_orders.py::test_every_order_comes_once",
-    ),
-    Mutation(
-        _ORDERS,
         "[(kind, first), *runs, (kind, nodes[kind] - first)]",
         "[(kind, nodes[kind]), *runs]",
         _SEARCHED + "test_orders.py::test_the_first_orders_keep_kinds_together_or_have_one_at_both_ends",

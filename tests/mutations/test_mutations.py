@@ -22,5 +22,5 @@ def test_its_old_text_occurs_once_and_its_test_is_there(mutation: Mutation) -> N
 
 def test_there_are_at_least_sixty_of_them_in_all_three_parts() -> None:
     assert len(MUTATIONS) >= 60
-    assert min(map(len, (JUDGE, SEARCH, ENGINE))) >= 15
+    assert min(map(len, (JUDGE, SEARCH, ENGINE))) >= 14
     assert Counter((one.file, one.old) for one in MUTATIONS).most_common(1)[0][1] == 1
