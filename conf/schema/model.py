@@ -111,7 +111,9 @@ class Model(keys.Model):
 
     @property
     def code_name(self) -> str:
-        """`code` without folders; of another measured family, its name."""
+        """`code` without folders; of another measured family, its name, and its tokens where a file has the rest."""
+        if self.config is not None:  # whose file says nothing of the length that was measured
+            return f"{self.family} with {self.sequence_length} tokens"
         if self.code is None:
             return str(self.family)
         return ":".join((os.path.basename(self.code_file), (self.code or "").rpartition(":")[2]))  # noqa: PTH119

@@ -119,6 +119,13 @@ def test_a_model_without_a_config_names_the_key() -> None:
         compose(["model.family=huggingface", "parallel.partition=null"])
 
 
+def test_a_profile_of_other_lengths_is_another_one() -> None:
+    config = ROOT / "tests" / "support" / "megatron_ext" / "qwen3.json"
+    words = ["model=huggingface", f"model.config={config}", "parallel.partition=null"]
+    names = {compose([*words, f"model.sequence_length={length}"]).model.code_name for length in (32, 64)}
+    assert names == {"huggingface with 32 tokens", "huggingface with 64 tokens"}
+
+
 def not_working() -> dict[str, str]:
     """The families of the page's table, with their reasons."""
     page = (ROOT / "docs" / "models.md").read_text()
