@@ -166,7 +166,12 @@ SEARCH = (
         "begin = done",
         _LINKED,
     ),
-    Mutation(_VECTORISED, "half = 0.5 * times.backward", "half = 0.6 * times.backward", _REPLAYED),
+    Mutation(
+        _VECTORISED,
+        "split = (SHARES[kind] * times.backward for",
+        "split = (1.2 * SHARES[kind] * times.backward for",
+        _REPLAYED,
+    ),
     Mutation(_VECTORISED, "np.maximum(made, free, out=out)", "np.copyto(out, made)", _LINKED),
     Mutation(_VECTORISED, "here[stages] = np.where(waited[step], 0, on_path)", "here[stages] = on_path", _PROVED),
 )
@@ -257,7 +262,9 @@ ENGINE = (
         "((k + 1) / count, replica)",
         "tests/megatron_ext/contract/schedule/test_deal.py",
     ),
-    Mutation(_REPLAY, "if comes[:3] != wanted:", "if False:", "tests/megatron_ext/contract/schedule/test_schedule.py"),
+    Mutation(
+        _REPLAY, "if message[:3] != wanted:", "if False:", "tests/megatron_ext/contract/schedule/test_schedule.py"
+    ),
 )
 
 MUTATIONS = (*JUDGE, *SEARCH, *ENGINE)
