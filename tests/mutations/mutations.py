@@ -18,7 +18,7 @@ class Mutation(NamedTuple):
 
 _RULES, _CAUSES = "launch/judge/rules.py", "launch/judge/causes.py"
 _PROGRESS, _GPUS = "launch/judge/progress.py", "launch/judge/gpu_health.py"
-_ORDERS, _PARETO, _EXACT = "fasop/search/space/node_orders.py", "fasop/search/pareto.py", "fasop/partition/exact.py"
+_ORDERS, _PARETO, _EXACT = "fasop/search/space/node_orders.py", "fasop/search/plan.py", "fasop/partition/exact.py"
 _ITERATION, _VECTORISED = "fasop/simulation/iteration.py", "fasop/simulation/vectorised.py"
 _SCALE, _SHARE = "megatron_ext/engine/optimizer/precision.py", "megatron_ext/engine/gradients/share.py"
 _UPDATE, _RATE = "megatron_ext/engine/optimizer/update_rules.py", "megatron_ext/engine/optimizer/learning_rate.py"
@@ -149,7 +149,7 @@ SEARCH = (
     ),
     Mutation(_EXACT, "if taken < self.seconds:", "if taken > self.seconds:", _PROVED),
     Mutation(_EXACT, "bound=min(bound, seconds)", "bound=1.02 * bound", _PROVED),
-    Mutation(_ITERATION, "known = max(shared)", "known = min(shared)", _PREDICTED),
+    Mutation(_ITERATION, "known = max(shared)\n    events = []", "known = min(shared)\n    events = []", _PREDICTED),
     Mutation(_ITERATION, "return known + first, events, slowest", "return known, events, slowest", _PREDICTED),
     Mutation(
         _ITERATION,
