@@ -153,7 +153,8 @@ def _slower(runs: Sequence[Run]) -> float | None:
 
 
 def _host(runs: Sequence[Run], alike: Sequence[Run]) -> Host:
-    """`alike` are the runs of all hosts with such GPUs: a program fails where its first rank is, on whatever host."""
+    """Judges a host. `alike` are the runs of all hosts with such GPUs: a program fails where its first rank is, on
+    whatever host."""
     recent = runs[-RECENT:]
     names = list(dict.fromkeys(run.node.host for run in reversed(runs)))
     health, why = Health.healthy, ""
@@ -177,7 +178,8 @@ def _failing(recent: Sequence[Run], alike: Sequence[Run]) -> tuple[Health, str] 
     if len(own) < FAILURES:
         if len(failed) < FAILURES:
             return None
-        by_chance = _chance(len(failed), sum(run.failed for run in alike), len(recent) / len(alike))
+        beside = [run for run in alike if run.run.began_unix >= recent[0].run.began_unix]
+        by_chance = _chance(len(failed), sum(run.failed for run in beside), len(recent) / len(beside))
         if by_chance >= UNLIKELY:
             return None
         own = failed
@@ -191,7 +193,8 @@ def _failing(recent: Sequence[Run], alike: Sequence[Run]) -> tuple[Health, str] 
 
 def _chance(failures: int, of: int, share: float) -> float:
     """Probability that at least so many of all failures fall on a host with this share of the runs."""
-    return sum(math.comb(of, k) * share**k * (1 - share) ** (of - k) for k in range(failures, of + 1))
+    # By those that are fewer: numbers of combinations of thousands of failures are larger than any float.
+    return 1.0 - sum(math.comb(of, k) * share**k * (1 - share) ** (of - k) for k in range(failures))
 
 
 def _slow(runs: Sequence[Run]) -> tuple[Health, str] | None:

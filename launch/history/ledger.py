@@ -9,7 +9,7 @@ from pathlib import Path
 
 from conf.errors import RunFolderError
 from conf.run_folder import run_folders
-from conf.run_folder.run_files import parse_json
+from conf.run_folder.run_files import MOST_BYTES, opened, parse_json
 from conf.run_folder.rundir import RunDir
 from launch.files.run_files import RunFiles, read_run_files
 from launch.history.record import RunRecord, parse, record_of, write
@@ -59,13 +59,13 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
 
 def _kept(folder: str) -> RunRecord | None:
     """The record in a run's folder; None where there is none, or the run was started again since."""
-    path = os.path.join(folder, "history.json")  # noqa: PTH118 (a path object for each of ten thousand takes long)
+    path = Path(folder, "history.json")
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123
+        with opened(path, MOST_BYTES) as file:
             kept = os.fstat(file.fileno())
-            if os.stat(os.path.join(folder, "jobs.json")).st_mtime_ns > kept.st_mtime_ns:  # noqa: PTH116, PTH118
+            if path.with_name("jobs.json").stat().st_mtime_ns > kept.st_mtime_ns:
                 return None
-            return parse(parse_json(file.read(), path), path)
+            return parse(parse_json(file.read().decode(), str(path)), str(path))
     except (OSError, UnicodeDecodeError, RunFolderError):
         return None
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from conf.errors import RunFolderError
 from conf.run_folder import gpu_lines
 from conf.run_folder.json_values import Count, Unix, typed
-from conf.run_folder.run_files import parse_json, read_tail
+from conf.run_folder.run_files import opened, parse_json, read_tail
 from conf.run_folder.rundir import RunDir
 from launch.files.owner import owner_of
 from launch.judge.causes import causes
@@ -119,7 +119,7 @@ def _host(run: RunDir, plan: Plan, node: Node, places: list[Place]) -> HostRecor
     gpu = next((one.gpu for one in plan.nodes if one.name == node.name), "")
     work: dict[str, float] = {}
     for place in places:
-        with suppress(OSError, RunFolderError, ValueError, KeyError, struct.error):  # one that is cut off or damaged
+        with suppress(OSError, RunFolderError, ValueError, struct.error):  # one that is cut off or damaged
             if (took := _ms_per_micro_batch(run.path / "events" / f"rank-{place.rank:05d}.bin")) is not None:
                 key = work_key(plan, place.stage, gpu)
                 work[key] = round(max(took, work.get(key, 0.0)), 4)
@@ -190,7 +190,7 @@ def _last_events(path: Path) -> tuple[list[str], NDArray[Any]]:
     """The names, and the last records, of a file of events."""
     import numpy as np
 
-    with path.open("rb") as file:
+    with opened(path) as file:
         head = file.read(1 << 16)
         if not head.startswith(events.MAGIC):
             raise RunFolderError(f"{path} is no file of events")
@@ -200,7 +200,10 @@ def _last_events(path: Path) -> tuple[list[str], NDArray[Any]]:
         file.seek(max(begin, last - TAIL_BYTES // size * size))
         content = file.read(last - file.tell())
     header = parse_json(names_json.decode(), str(path))
-    return list(map(str, header["names"])), np.frombuffer(content, np.dtype(list(events.FIELDS)))
+    names = header.get("names") if isinstance(header, dict) else None
+    if not isinstance(names, list):
+        raise RunFolderError(f"{path} is damaged: its header has no names of events")
+    return list(map(str, names)), np.frombuffer(content, np.dtype(list(events.FIELDS)))
 
 
 def _gpu_entries(run: RunDir, node: str) -> tuple[gpu_lines.GpuEntry, ...]:

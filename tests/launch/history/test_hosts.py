@@ -85,6 +85,17 @@ def test_a_program_that_always_fails_on_the_only_host_of_its_kind_flags_it_not()
     assert flagged(records) == {}
 
 
+def test_a_program_that_begins_to_fail_on_the_only_host_of_its_kind_flags_it_not() -> None:
+    """Compared are runs of the same time: the many good ones before them say nothing of other hosts."""
+    records = history(1, runs=300, hosts=["hgx"], nodes=1, failed={"hgx": (290, 294, 299)}, rule="rank-failed")
+    assert flagged(records) == {}
+
+
+def test_thousands_of_failures_are_counted() -> None:
+    failed = {host: range(number, 3000, 2) for number, host in enumerate(HOSTS[:2])}
+    assert flagged(history(2, runs=3000, nodes=2, hosts=HOSTS[:2], failed=failed, rule="rank-failed")) == {}
+
+
 def test_a_host_where_programs_fail_far_more_often_than_elsewhere_is_failing() -> None:
     records = history(3, failed={"gpu2-002": (25, 27, 28, 29)}, rule="rank-failed")
     assert flagged(records) == {"gpu2-002": Health.failing}
