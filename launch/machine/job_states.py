@@ -41,7 +41,7 @@ def _ranges(before: str, width: int, numbers: list[int]) -> str:
 
 
 def _hosts(part: str) -> list[str]:
-    match = re.fullmatch(r"([^\[\]]*)\[([\d,-]+)\]([^\[\]]*)", part)
+    match = re.fullmatch(r"([^\[\]]*)\[(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)\]([^\[\]]*)", part)
     if match is None:
         return [part]
     before, ranges, after = match.groups()

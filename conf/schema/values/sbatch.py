@@ -47,6 +47,7 @@ REASONS = {
     "get-user-env": "cluster.environment and cluster.environment_from give variables to the ranks",
     "clusters": _FOUND,
     "parsable": _FOUND,
+    "quiet": _FOUND,
     "test-only": "dry_run=true shows what would be submitted",
     "wait": "executor.wait and 'tdpp status --watch' wait for a run",
     "wrap": "tdpp writes the job's script",
@@ -62,8 +63,8 @@ def check(key: str, options: Options) -> None:
         known = name in KEYS or name in REASONS
         if not re.fullmatch(r"[a-z][a-z0-9]+(-[a-z0-9]+)*", name) or (abbreviated and not known):
             raise ConfigError(
-                f"{key}: {name!r} is not the whole name of an option of sbatch without its first dashes, such as "
-                "reservation or mem-per-cpu"
+                f"{key}: {name!r} is not the long name of an option of sbatch; give it in full and without the leading "
+                "dashes, such as reservation or mem-per-cpu"
             )
         if name in KEYS:
             raise ConfigError(f"{key}.{name}: this option has a key of its own: cluster.groups.NAME.{KEYS[name]}")
@@ -86,14 +87,19 @@ def check_text(key: str, value: str) -> None:
 
 
 def check_hosts(key: str, hosts: Sequence[str]) -> None:
-    """Raises ConfigError for a name of a node, or of several as Slurm writes them, that is none."""
+    """Raises ConfigError for a text that names no node, or several as Slurm writes them."""
     for host in hosts:
-        if not re.fullmatch(r"[\w.-]+(\[[\d,-]+\][\w.-]*)*", host):
+        if not names_nodes(host):
             raise ConfigError(f"{key}: {host!r} is not a node; write names such as gpu07, or '\"gpu[03-05]\"'")
 
 
+def names_nodes(text: str) -> bool:
+    """Whether it may be the name of a node, or of several as Slurm writes them, such as gpu[03-05,07]."""
+    return re.fullmatch(r"[\w.-]+(\[\d+(-\d+)?(,\d+(-\d+)?)*\][\w.-]*)*", text) is not None
+
+
 def merged(of_all: Options, of_group: Options, exclude: Sequence[str]) -> dict[str, str]:
-    """The options of a group's job: its own before those of all groups, without all nodes to be left out."""
+    """Returns the options of a group's job: its own override those of all groups; `exclude` adds excluded nodes."""
     found = {name: value for name, value in {**of_all, **of_group}.items() if value is not None}
     left_out = list(dict.fromkeys([*filter(None, [found.get(EXCLUDE)]), *exclude]))
     return found | ({EXCLUDE: ",".join(left_out)} if left_out else {})

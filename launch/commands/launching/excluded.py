@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from conf.schema.executor import ExecutorKind
 from conf.schema.experiment import Experiment
 from conf.schema.parallel import AUTO
+from conf.schema.values.sbatch import names_nodes
+from launch.errors import LaunchError
 from launch.history.hosts import Health, Host, hosts_of
 from launch.history.ledger import records
+from launch.machine import sinfo, slurm_commands
 
 
 def unhealthy(runs: Path) -> list[Host]:
@@ -22,9 +26,32 @@ def with_excluded(experiment: Experiment) -> tuple[Experiment, str | None]:
     if AUTO not in given:
         return experiment, None
     bad = unhealthy(Path(experiment.runs_dir))
-    names = [host for host in given if host != AUTO]
-    names += [host.name for host in bad if host.name not in names]
-    why = "; ".join(f"{host.name}, {host.health}: {host.why}" for host in bad) or "no host, for all are healthy"
+    nodes = _nodes(experiment)
+    found = {name: host for host in bad if (name := _node_of(host.name, nodes)) is not None}
+    others = [host.name for host in bad if host not in found.values()]
+    names = list(dict.fromkeys([*(host for host in given if host != AUTO), *found]))
+    why = "; ".join(f"{name}, {host.health}: {host.why}" for name, host in found.items()) or "no host"
+    if others:
+        why += f"; not healthy, but no node of Slurm: {', '.join(others)}"
+    elif not found:
+        why += ", for all are healthy"
     return replace(experiment, cluster=replace(experiment.cluster, exclude=names)), (
         f"cluster.exclude={AUTO} leaves out {why}"
     )
+
+
+def _nodes(experiment: Experiment) -> frozenset[str] | None:
+    """The nodes that Slurm has; None without Slurm, or where it does not answer, as for a dry run elsewhere."""
+    if experiment.executor.kind is not ExecutorKind.slurm:
+        return None
+    try:
+        return frozenset(row.node for row in sinfo.parse(slurm_commands.nodes()))
+    except LaunchError:
+        return None
+
+
+def _node_of(host: str, nodes: frozenset[str] | None) -> str | None:
+    """What a host is called as a node; None if it is none: runs on a login node are records, too, and Slurm refuses a
+    job that excludes what it does not know."""
+    names = [name for name in (host, host.partition(".")[0]) if names_nodes(name)]
+    return next((name for name in names if nodes is None or name in nodes), None)

@@ -223,7 +223,7 @@ class Shortage:
         if not self.absent:
             return f"there are no more such nodes; {fewer}"
         if self.states == {EXCLUDED}:
-            return f"exclude fewer nodes, or {fewer}"
+            return f"exclude fewer nodes (cluster.exclude), or {fewer}"
         asked = "scontrol show reservation" if self.states <= RESERVED else "sinfo -R"
         return f"wait for them ('{asked}' says more), or {fewer}"
 

@@ -104,7 +104,7 @@ def test_only_nodes_that_a_job_of_the_group_could_have_count(change: dict[str, o
 def test_nodes_that_the_user_excludes_do_not_count() -> None:
     shortage = found(of_states("idle", "idle", "idle"), 3, gpu2(exclude=["gpu2-[002-003]", "elsewhere"]))
     assert str(shortage) == "gpu2: 1 of 3 usable, gpu2-002, gpu2-003 are excluded"
-    assert shortage is not None and shortage.way_out.startswith("exclude fewer nodes, or go on with ")
+    assert shortage is not None and shortage.way_out.startswith("exclude fewer nodes (cluster.exclude), or go on")
 
 
 def test_a_closed_partition_has_no_usable_node() -> None:

@@ -1,0 +1,51 @@
+"""`cluster.exclude=[auto]` names what Slurm knows: a job that excludes another host is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from conf.compose import compose
+from launch.commands.launching import excluded
+from launch.errors import LaunchError
+from launch.history.record import RunRecord
+from launch.machine import slurm_commands
+from tests.launch.history.test_hosts import history
+
+LINE = "{}|gpu2|gpu2*|up|idle|64|UNLIMITED|256000|infinite|10|OFF|gpu:a10:4|a10,ib"
+NAMES = {"gpu2-002": "gpu2-002.cluster", "gpu2-006": "login01", "gpu2-007": "a b"}
+
+
+def records() -> list[RunRecord]:
+    """Three hosts fail: a node with its whole name, a login node, and one whose name somebody made up."""
+    made = history(1, failed={"gpu2-002": (3, 9), "gpu2-006": (11, 23), "gpu2-007": (12, 24)})
+    return [
+        replace(run, hosts=tuple(replace(host, host=NAMES.get(host.host, host.host)) for host in run.hosts))
+        for run in made
+    ]
+
+
+def left_out(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str]:
+    monkeypatch.setattr(excluded, "records", lambda runs: records())
+    words = ["experiment=seed_a100x1_a10x7", "executor=slurm", "cluster.exclude=[gpu2-001,auto]"]
+    experiment, why = excluded.with_excluded(compose(words))
+    assert why is not None
+    return experiment.cluster.exclude, why
+
+
+def test_hosts_that_are_no_nodes_of_slurm_are_not_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = "\n".join(LINE.format(f"gpu2-{number:03d}") for number in range(1, 9))
+    monkeypatch.setattr(slurm_commands, "nodes", lambda: nodes)
+    names, why = left_out(monkeypatch)
+    assert names == ["gpu2-001", "gpu2-002"]
+    assert "gpu2-002, failing: 2 of its last " in why
+    assert why.endswith("; not healthy, but no node of Slurm: a b, login01")
+
+
+def test_without_an_answer_of_slurm_every_host_with_the_name_of_a_node_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent() -> str:
+        raise LaunchError("no sinfo here")
+
+    monkeypatch.setattr(slurm_commands, "nodes", silent)
+    assert left_out(monkeypatch)[0] == ["gpu2-001", "gpu2-002.cluster", "login01"]
