@@ -32,7 +32,7 @@ from conf.visible import visible
 from launch.commands.completion import hydra_option
 from launch.commands.launching.preflight import Preflight, before_launch, check_start, data_there, with_length
 from launch.commands.launching.resolve_auto import require_choice, resolve_auto
-from launch.commands.launching.resuming import RESUME, SKIPS, SWEEPER, WORDS, resumed
+from launch.commands.launching.resuming import RESUME, SKIPS, SWEEPER, SWEEPS, WORDS, resumed
 from launch.control.follow import follow, interruptible
 from launch.control.planning.checks import check, check_image, check_supported
 from launch.control.short_job import ANY_LENGTH, without_goal
@@ -321,7 +321,7 @@ def _record(files: Mapping[str, str], wanted: Sequence[Experiment]) -> None:
     runs_dir = next((experiment.runs_dir for experiment in wanted if not experiment.dry_run), None)
     if runs_dir is None or not files:
         return
-    sweeps, made = Path(runs_dir) / "sweeps", stamp(datetime.now())
+    sweeps, made = Path(runs_dir) / SWEEPS, stamp(datetime.now())
     try:
         sweeps.mkdir(parents=True, exist_ok=True)
         folder = _new_folder(sweeps, made)

@@ -51,6 +51,19 @@ class OwnFolder:
         return content
 
 
+def read_own_file(path: Path) -> bytes:
+    """The content of a file that is this user's own, whatever the folders above it are.
+
+    Raises:
+        LaunchError: it is missing, a link, somebody else's, or others can write to it.
+    """
+    handle = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return OwnFolder(path.parent, handle).read(path.name)
+    finally:
+        os.close(handle)
+
+
 @contextmanager
 def own_folder(path: Path, below: str = "", *, group: bool = False) -> Iterator[OwnFolder]:
     """The folder of a run, or that of a name in it, `below`, for as long as it is open.

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import RunFolderError
 from conf.reading.values import parse_key_values, path
 from conf.run_folder.json_values import typed
-from conf.run_folder.run_files import parse_json, read_text
-from conf.run_folder.run_folders import usual_runs_dir
+from conf.run_folder.run_files import parse_json
+from conf.run_folder.run_folders import RUNS_DIR, usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
+from launch.files.own_path import read_own_file
 
 RESUME = "resume="
 SWEEPS, WORDS = "sweeps", "words.json"
@@ -47,8 +49,9 @@ def resumed(argv: Sequence[str], of_run: Callable[[RunDir], int], of_sweep: Call
     runs_dir = wanted.get("runs_dir", usual_runs_dir())
     if (sweep := _sweep(runs_dir, wanted["resume"])) is None:
         return of_run(RunDir.find(runs_dir, wanted["resume"]))
+    sweep = sweep.absolute()
     typed_words = _words(sweep)
-    with contextlib.chdir(typed_words.cwd):
+    with _usual_runs_dir(sweep.parent.parent), contextlib.chdir(typed_words.cwd):
         return of_sweep(typed_words.words)
 
 
@@ -58,15 +61,30 @@ def _sweep(runs_dir: Path, wanted: str) -> Path | None:
     return next((place for place in places if place.absolute().parent.name == SWEEPS and place.is_dir()), None)
 
 
-def _words(sweep: Path) -> SweepWords:
-    file = sweep / WORDS
+@contextlib.contextmanager
+def _usual_runs_dir(runs: Path) -> Iterator[None]:
+    """Where nothing that was typed says where runs are, they are where the sweep is, whatever the shell says now."""
+    before = os.environ.get(RUNS_DIR)
+    os.environ[RUNS_DIR] = str(runs)
     try:
-        found = typed(SweepWords, parse_json(read_text(file), str(file)), str(file))
-    except FileNotFoundError as error:
+        yield
+    finally:
+        if before is None:
+            del os.environ[RUNS_DIR]
+        else:
+            os.environ[RUNS_DIR] = before
+
+
+def _words(sweep: Path) -> SweepWords:
+    """Raises LaunchError where they are not there, not this user's own, or cannot be typed again."""
+    file = sweep / WORDS
+    if not file.exists():
         raise LaunchError(
             f"resume={sweep}: {WORDS} is not there, for the sweep is of an earlier version of tdpp; type its command "
             "again with skip_existing=true"
-        ) from error
+        )
+    try:
+        found = typed(SweepWords, parse_json(read_own_file(file).decode(errors="replace"), str(file)), str(file))
     except RunFolderError as error:
         raise LaunchError(f"resume={sweep}: {error}; type the sweep's command again with skip_existing=true") from error
     if any(word.startswith(SWEEPER) for word in found.words):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -17,10 +19,12 @@ import pytest
 from conf.compose import compose, config_text
 from conf.errors import ConfigError
 from conf.identity import NOT_OF_THE_RUN, identity
+from conf.run_folder.run_folders import RUNS_DIR, usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from launch.commands import stop as stop_command
 from launch.commands.launch import main
+from launch.commands.launching.resuming import resumed
 from launch.control.follow import finishing
 from launch.control.planning.plan import make_plan
 from launch.control.stop import stop
@@ -402,6 +406,7 @@ def test_a_sweep_that_cannot_be_resumed_says_why(here: Path) -> None:
     with pytest.raises(LaunchError, match="of an earlier version of tdpp; type its command again with skip_existing"):
         launch(f"resume={sweep}")
     (sweep / "words.json").write_text('{"words": ["-m", "hydra/sweeper=optuna"], "cwd": "/"}')
+    (sweep / "words.json").chmod(0o644)
     with pytest.raises(LaunchError, match="its sweeper chooses each combination by the results before"):
         launch(f"resume={sweep}")
     (sweep / "words.json").write_text('{"words": ["-m", "model.layers=4,6"], "cwd": "/gone"}')
@@ -410,3 +415,24 @@ def test_a_sweep_that_cannot_be_resumed_says_why(here: Path) -> None:
     (sweep / "words.json").write_text('{"words": 1, "cwd": "/"}')
     with pytest.raises(LaunchError, match=r"words\.json is damaged: words=1 must be a list"):
         launch(f"resume={sweep}")
+    (sweep / "words.json").chmod(0o666)
+    with pytest.raises(LaunchError, match=r"words\.json can be written by others \(mode 666\), so somebody else could"):
+        launch(f"resume={sweep}")
+
+
+def test_a_sweep_that_is_resumed_finds_its_runs_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was started with TDPP_RUNS_DIR, which this shell does not have."""
+    sweep = tmp_path / "elsewhere" / "sweeps" / "20260101-120000Z"
+    sweep.mkdir(parents=True)
+    (sweep / "words.json").write_text(json.dumps({"words": ["-m", "train.seed=1,2"], "cwd": str(tmp_path)}))
+    (sweep / "words.json").chmod(0o644)
+    monkeypatch.delenv(RUNS_DIR, raising=False)
+    seen = []
+
+    def of_sweep(words: Sequence[str]) -> int:
+        seen.append((tuple(words), usual_runs_dir(), Path.cwd()))
+        return 0
+
+    assert resumed([f"resume={sweep}"], lambda run: 1, of_sweep) == 0
+    assert seen == [(("-m", "train.seed=1,2"), tmp_path / "elsewhere", tmp_path)]
+    assert RUNS_DIR not in os.environ
