@@ -285,7 +285,7 @@ def _start(
         hosts.start(experiment, run, token, lambda node: settings((node,), (None,)))
     elif on_slurm:
         submission = slurm.submission_of(
-            experiment, run.path, token, plan.resumable, behind, _jobs_before(experiment), jobs["submission"]
+            experiment, run.path, token, plan.resumable, behind, _jobs_before(experiment, run), jobs["submission"]
         )
         slurm.start(experiment, run, submission, lambda request: settings(request.nodes, request.het_groups))
     else:
@@ -293,15 +293,19 @@ def _start(
         local.start(settings(tuple(range(count)), (None,) * count), token, executor.time_min)
 
 
-def _jobs_before(experiment: Experiment) -> tuple[str, ...]:
-    """The jobs of `executor.after` that have not ended yet.
+def _jobs_before(experiment: Experiment, run: RunDir) -> tuple[str, ...]:
+    """The jobs of `executor.after` for which a run waits. One that has saved has waited already: what it waited for may
+    be deleted by now, or another run have its name.
 
     Raises:
         TdppError: there is no such run, it is not Slurm's, or it has ended badly.
     """
-    if (name := experiment.executor.after) is None:
+    if (name := experiment.executor.after) is None or run.latest_checkpoint.exists():
         return ()
-    before = RunDir.find(Path(experiment.runs_dir), name)
+    try:
+        before = RunDir.find(Path(experiment.runs_dir), name)
+    except RunFolderError as error:
+        raise LaunchError(f"executor.after={name}: {error}") from error
     seen = observe(before)
     verdict = decide(seen)
     if verdict.state is State.succeeded:

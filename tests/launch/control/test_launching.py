@@ -15,6 +15,7 @@ import pytest
 from conf.compose import compose, config_text
 from conf.run_folder.rundir import RunDir
 from launch import cli
+from launch.control import submit
 from launch.control.submit import resume
 from launch.errors import LaunchError
 from launch.files.locks import is_launching, launching
@@ -149,3 +150,14 @@ def test_a_run_without_a_plan_has_a_verdict(
     assert json.loads(capsys.readouterr().out)["state"] == state
     assert cli.main(["runs", "--runs-dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["tiny/1-1", str(state)]
+
+
+def test_a_run_that_has_saved_does_not_wait_once_more_for_the_run_before_it(run: RunDir) -> None:
+    """That one may be deleted by now."""
+    words = ["executor=slurm", "executor.after=gone", f"runs_dir={run.path.parents[1]}"]
+    experiment = compose(words)
+    with pytest.raises(LaunchError, match=r"executor\.after=gone: no run 'gone' in "):
+        submit._jobs_before(experiment, run)
+    run.latest_checkpoint.parent.mkdir(exist_ok=True)
+    run.latest_checkpoint.write_text("iter_0000010\n")
+    assert submit._jobs_before(experiment, run) == ()
