@@ -49,7 +49,7 @@ class Stacks:
             answers.
         """
         file, texts = self._files[rank], []
-        for one in (pid, *_children(pid)):
+        for one in filter(_catches, (pid, *_children(pid))):
             os.ftruncate(file, 0)
             os.lseek(file, 0, os.SEEK_SET)  # the rank and what it has forked share the position
             with suppress(ProcessLookupError):
@@ -87,15 +87,16 @@ def own_file() -> Optional[int]:
 
 
 def _children(pid: int) -> List[int]:
-    """Processes that a rank has forked to prepare samples: those that would be ended by the signal are not asked."""
+    """Processes that a rank has forked, such as those that prepare its samples."""
     try:
         found = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
     except OSError:
         return []
-    return [child for child in map(int, found) if _catches(child)]
+    return list(map(int, found))
 
 
 def _catches(pid: int) -> bool:
+    """Whether a process has a handler for the signal, which would end it otherwise."""
     with suppress(OSError, ValueError, IndexError):
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
         caught = int(status.split("SigCgt:")[1].split()[0], 16)

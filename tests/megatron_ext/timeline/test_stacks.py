@@ -15,6 +15,7 @@ import pytest
 
 from megatron_ext.data import ahead
 from megatron_ext.timeline.stacks import Stacks, located
+from tests.support import PATIENCE_S
 
 MY = """
 import multiprocessing, os, queue, select, socket, subprocess, threading, time
@@ -92,11 +93,19 @@ def forked(does: object) -> Iterator[tuple[Stacks, int]]:
         os.waitpid(pid, 0)
 
 
+def asked(made: Stacks, pid: int, word: str) -> dict[str, Any]:
+    """Where it is, once it has come to where it stands still."""
+    until = time.monotonic() + PATIENCE_S
+    while word not in (found := made.ask(3, pid))["at"] and time.monotonic() < until:
+        time.sleep(0.1)
+    return found
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_line_that_hangs_is_named(tmp_path: Path, name: str) -> None:
     with forked(getattr(module(tmp_path), name)) as (made, pid):
         for _ in range(2):  # it goes on standing still
-            found = made.ask(3, pid)
+            found = asked(made, pid, "my.py:")
             assert found["at"].startswith("my.py:")
             assert name in found["at"] or "comp>" in found["at"]
             assert any(frame.startswith(f"{tmp_path}/my.py:") for frame in found["stack"])
@@ -118,7 +127,7 @@ def test_a_process_that_prepares_samples_is_named_where_the_rank_waits_for_it(tm
     with forked(rank) as (made, pid):
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         try:
-            assert "wait_for_nfs" in made.ask(3, pid)["at"]
+            assert "wait_for_nfs" in asked(made, pid, "wait_for_nfs")["at"]
         finally:
             for child in children:
                 os.kill(int(child), signal.SIGKILL)
@@ -132,6 +141,17 @@ def test_a_process_that_is_stopped_or_gone_has_no_stack_and_costs_little_time() 
         assert time.monotonic() - begun < 5
         os.kill(pid, signal.SIGCONT)
     assert made.ask(3, pid) == {"at": "", "stack": []}
+
+
+def test_a_process_that_does_not_answer_yet_or_any_more_is_not_ended() -> None:
+    def reset() -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        time.sleep(1e6)
+
+    with forked(reset) as (made, pid):
+        assert made.ask(3, pid) == {"at": "", "stack": []}
+        time.sleep(0.1)
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0)
 
 
 def test_a_fault_of_its_own_says_where(tmp_path: Path) -> None:
