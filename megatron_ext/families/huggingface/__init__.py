@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Dict, Optional, Tuple
 
+from megatron_ext.contract.files import read_regular_text, why
 from megatron_ext.contract.models.hf_config import HfConfig, HfConfigError, config_file
 from megatron_ext.contract.models.model import Family, ModelConfig
 from megatron_ext.contract.models.pieces import Stack
@@ -43,13 +44,13 @@ class _HuggingFace(Family):
     def sizes_of(self, config: str) -> Dict[str, int]:
         path = config_file(config)
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            content = json.loads(read_regular_text(Path(path)))
         except OSError as error:
             raise HfConfigError(
                 f"{path} cannot be read: {error.strerror}; give a config.json, or the folder that has it"
             ) from error
-        except ValueError as error:
-            raise HfConfigError(f"{path} is not JSON ({error}); give the config.json of a model") from error
+        except (ValueError, RecursionError) as error:
+            raise HfConfigError(f"{path} is not JSON ({why(error)}); give the config.json of a model") from error
         if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
             raise HfConfigError(f"{path} has no model_type; give the config.json of a model of transformers")
         return _sizes(HfConfig(path, content))

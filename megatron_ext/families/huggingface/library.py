@@ -12,11 +12,14 @@ import torch
 from torch import nn
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.files import why
+from megatron_ext.contract.files import read_regular_text, why
 from megatron_ext.contract.models.hf_config import config_file
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.families.huggingface import OLDEST
 
+CODE = ("attn_implementation", "experts_implementation")
+"""Ends of keys that say by which kernels layers compute. A value may name code on a server, which transformers would
+download and run; so this machine's usual ones are taken."""
 LAYERS = "layers"
 """Of a pipeline plan: the row of layers."""
 
@@ -67,11 +70,10 @@ def config_of(model: ModelConfig) -> Any:
     library = transformers()
     path = config_file(str(model.config))
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = why(error) if isinstance(error, OSError) else str(error)
+        content = _without_code(json.loads(read_regular_text(Path(path))))
+    except (OSError, ValueError, RecursionError) as error:
         raise EngineError(
-            f"model.config={model.config}: {path} cannot be read: {reason}; give a config.json"
+            f"model.config={model.config}: {path} cannot be read: {why(error)}; give a config.json"
         ) from error
     kind = content.pop("model_type", None)
     try:
@@ -83,6 +85,13 @@ def config_of(model: ModelConfig) -> Any:
         ) from error
     config.use_cache = False
     return config
+
+
+def _without_code(content: Any) -> Any:
+    """The same without keys that end as `CODE`, also in the configurations within it."""
+    if not isinstance(content, dict):
+        return content
+    return {key: _without_code(value) for key, value in content.items() if not key.endswith(CODE)}
 
 
 def made(model: ModelConfig) -> nn.Module:

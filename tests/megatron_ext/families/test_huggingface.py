@@ -6,7 +6,8 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from launch.control.planning.plan import make_plan
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.families.huggingface.anatomy import logits_of
+from megatron_ext.families.huggingface.library import config_of
 from megatron_ext.families.huggingface.task import HuggingFaceTask
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut
@@ -150,3 +152,13 @@ def test_every_family_with_a_plan_trains_as_whole_but_those_that_the_page_lists(
                 wrong[kind] = f"{found:.1e}"
     print(json.dumps(wrong, indent=1))
     assert sorted(wrong) == sorted(not_working()), json.dumps(wrong, indent=1)
+
+
+def test_a_config_names_no_code_that_would_be_downloaded_and_run(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    inner = {"attn_implementation": "somebody/kernel", "num_hidden_layers": 2}
+    content = {"model_type": "gemma3", "_attn_implementation": "somebody/kernel", "text_config": inner, **inner}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    found = config_of(cast("Any", SimpleNamespace(config=str(tmp_path))))
+    assert [found._attn_implementation, found.text_config._attn_implementation] == [None, None]
+    assert found.text_config.num_hidden_layers == 2
