@@ -17,9 +17,9 @@ from megatron_ext.contract.models.hf_config import config_file
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.families.huggingface import OLDEST
 
-CODE = ("attn_implementation", "experts_implementation")
-"""Ends of keys that say by which kernels layers compute. A value may name code on a server, which transformers would
-download and run; so this machine's usual ones are taken."""
+CODE = "_implementation"
+"""In keys that say by which kernels layers compute, as attn_implementation. A value may name code on a server, which
+transformers would download and run; so this machine's usual ones are taken."""
 LAYERS = "layers"
 """Of a pipeline plan: the row of layers."""
 
@@ -88,10 +88,10 @@ def config_of(model: ModelConfig) -> Any:
 
 
 def _without_code(content: Any) -> Any:
-    """The same without keys that end as `CODE`, also in the configurations within it."""
+    """The same without keys that have `CODE` in them, also in the configurations within it."""
     if not isinstance(content, dict):
         return content
-    return {key: _without_code(value) for key, value in content.items() if not key.endswith(CODE)}
+    return {key: _without_code(value) for key, value in content.items() if CODE not in key}
 
 
 def made(model: ModelConfig) -> nn.Module:

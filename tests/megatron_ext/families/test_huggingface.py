@@ -157,7 +157,12 @@ def test_every_family_with_a_plan_trains_as_whole_but_those_that_the_page_lists(
 def test_a_config_names_no_code_that_would_be_downloaded_and_run(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     inner = {"attn_implementation": "somebody/kernel", "num_hidden_layers": 2}
-    content = {"model_type": "gemma3", "_attn_implementation": "somebody/kernel", "text_config": inner, **inner}
+    content: Any = {
+        "model_type": "gemma3",
+        "_attn_implementation_internal": "somebody/kernel",
+        "text_config": inner,
+        **inner,
+    }
     (tmp_path / "config.json").write_text(json.dumps(content))
     found = config_of(cast("Any", SimpleNamespace(config=str(tmp_path))))
     assert [found._attn_implementation, found.text_config._attn_implementation] == [None, None]
