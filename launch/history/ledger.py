@@ -21,16 +21,10 @@ from launch.observe.look import answers_to, finish_observation
 _OPEN = (State.starting, State.running, State.failing, State.unknown)
 
 
-def keep(run: RunDir) -> None:
-    """Writes the record of a run that is over; raises as `observe` does."""
-    before = read_run_files(run)
-    _record(run, before, answers_to([before]))
-
-
 def records(runs: Path, progress: Callable[[int], None] = lambda count: None) -> list[RunRecord]:
     """The records of all runs that are over and can be read, oldest first.
 
-    `progress` is told how many runs are left that have no record yet.
+    `progress` gets the number of runs left that have no record yet.
     """
     found, without = [], []
     for folder in _folders(runs):

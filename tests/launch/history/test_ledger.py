@@ -14,7 +14,6 @@ import pytest
 
 from conf.compose import compose_unchecked
 from conf.errors import RunFolderError
-from conf.run_folder.rundir import RunDir
 from launch.commands import nodes
 from launch.commands.launching.resolve_auto import resolve_auto
 from launch.errors import LaunchError
@@ -165,11 +164,6 @@ def test_an_unknown_host_is_answered_with_the_nearest(template: Path, runs: Path
     emulated(template, runs, 0, dict(zip(names, HOSTS, strict=False)), slow="", broken=None)
     with pytest.raises(LaunchError, match="no run was on a host 'gpu2-03'; did you mean gpu2-003"):
         nodes.main(["--runs-dir", str(runs), "gpu2-03"])
-
-
-def test_a_run_leaves_its_record_when_its_end_is_seen(template: Path) -> None:
-    ledger.keep(RunDir(template))
-    assert json.loads((template / "history.json").read_text())["state"] == "succeeded"
 
 
 def test_hosts_that_are_not_healthy_get_no_job(template: Path, runs: Path) -> None:
