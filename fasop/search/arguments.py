@@ -13,6 +13,12 @@ from conf.reading.values import NoValue, Reader, above_0, flag, name_of, parse_k
 from fasop.errors import SearchError
 
 
+class Start(StrEnum):
+    """When the training is to be submitted."""
+
+    now = "now"
+
+
 class First(StrEnum):
     """Which end of a front of time against cost comes first."""
 
@@ -36,6 +42,8 @@ class Arguments:
     by_stage: bool | None = None
     """Whether plans with replicas or tensor sizes by stage are looked at; None: a quick look."""
     prove: bool = False
+    start: Start | None = None
+    """Plans come by when their training would end if it were submitted then."""
     pareto: First | None = None
     max_cost: float = math.inf
     """US dollars, of the whole training."""
@@ -58,6 +66,7 @@ class Arguments:
 OF_VALIDATE = frozenset(("validate", "calibrate", "calibration"))
 NOT_OF_PARETO = frozenset(("top", "leave_out", "prove", "by_stage"))
 """Words that would change nothing."""
+NOT_OF_START = frozenset(("top", "pareto", "max_cost", "max_days", "explain", "csv", "page"))
 
 
 def parse(argv: Sequence[str]) -> Arguments:
@@ -79,6 +88,11 @@ def parse(argv: Sequence[str]) -> Arguments:
             f"pareto={own['pareto']} shows the plans that no other plan found beats, on any number of nodes; it does "
             f"not take {', '.join(sorted(others))}"
         )
+    if "start" in own and (others := own.keys() & NOT_OF_START):
+        raise SearchError(
+            f"start={own['start']} shows one plan for each time at which more nodes are free; it does not take "
+            f"{', '.join(sorted(others))}"
+        )
     return Arguments(**own, overrides=tuple(overrides))
 
 
@@ -94,6 +108,12 @@ def _first(text: str) -> First:
     return First(text)
 
 
+def _start(text: str) -> Start:
+    if text not in list(Start):
+        raise NoValue("must be now: plans are ranked by when a training that is submitted now would end")
+    return Start(text)
+
+
 WORDS: Mapping[str, Reader[Any]] = {
     "top": whole,
     "csv": path,
@@ -104,6 +124,7 @@ WORDS: Mapping[str, Reader[Any]] = {
     "leave_out": flag,
     "by_stage": flag,
     "prove": flag,
+    "start": _start,
     "pareto": _first,
     "max_cost": above_0,
     "max_days": above_0,

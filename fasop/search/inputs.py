@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import islice, zip_longest
 
@@ -18,7 +18,7 @@ from conf.blocks_of_module import Asked, blocks_of, can_look, is_user_code
 from conf.compose import compose_unchecked, to_object
 from conf.errors import ConfigError
 from conf.origins import SEARCHED, defaults_taken
-from conf.schema.experiment import Cluster, Engine, Executor, ExecutorKind, Experiment, Model, Parallel, Train
+from conf.schema.experiment import Cluster, Engine, Executor, Experiment, Model, Parallel, Train
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
 from fasop.costs.parallelism import Parallelism
@@ -51,7 +51,7 @@ class Inputs:
     choices: Choices
     run: Run
     """The training, whole."""
-    executor: ExecutorKind = ExecutorKind.local
+    executor: Executor = field(default_factory=Executor)
     """What would start it."""
     by_default: str | None = None
     """In words, what of it nobody chose."""
@@ -115,7 +115,7 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         kinds=kinds,
         training=training,
         choices=choices,
-        executor=to_object(cfg, Executor, "executor").kind,
+        executor=to_object(cfg, Executor, "executor"),
         by_default="; ".join(filter(None, (defaults_taken(overrides, cfg, SEARCHED), assumed))) or None,
         run=_whole(train, parallel, others),
     )

@@ -124,7 +124,9 @@ def main(argv: Sequence[str], *, preflight: Preflight = before_launch, worker: s
 def _launched(argv: Sequence[str], preflight: Preflight, worker: str, *, resumes: bool = False) -> int:
     """Starts what the words say; with `resumes`, runs that ended early go on."""
     typed = tuple(argv)
-    own, argv = parse_key_values(argv, OWN, LaunchError)
+    own, argv = parse_key_values(argv, {**OWN, "start": str}, LaunchError)
+    if "start" in own:
+        argv = _with_first_plan(own["start"], argv, own.get("profile"))
     session = Session(full=FULL in argv, profile=own.get("profile"))
     argv = [word for word in argv if word != FULL]
 
@@ -147,6 +149,20 @@ def _launched(argv: Sequence[str], preflight: Preflight, worker: str, *, resumes
         _report(argv, session)
         raise
     return _report(argv, session)
+
+
+def _with_first_plan(start: str, argv: Sequence[str], profile: str | None) -> list[str]:
+    """The words with the plan whose training would end first if it were submitted now."""
+    if start != "now":
+        raise LaunchError(
+            f"start={start}: must be now: the plan is chosen by when a training that starts now would end"
+        )
+    if any(word in ("-m", "--multirun") for word in argv):
+        raise LaunchError("start=now chooses the plan of one run, and -m starts several; leave out one of them")
+    from launch.commands.searching.queue import with_first_plan  # few launches search
+
+    full = [word for word in argv if word == FULL]
+    return [*with_first_plan([word for word in argv if word != FULL], profile), *full]
 
 
 def _agreed(argv: Sequence[str], session: Session, preflight: Preflight) -> dict[int, Experiment]:

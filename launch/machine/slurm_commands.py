@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 from launch.errors import LaunchError
 from launch.machine.job_states import (
@@ -37,6 +38,8 @@ _REFUSED = re.compile(r"allocate resources: (.*(?:Invalid (?:account|qos)|not pe
 NODES_UNAVAILABLE = "node configuration is not available"
 """slurm_strerror's text: too few nodes that are up have what a job wants."""
 _SUBMITTED = re.compile(r"Submitted batch job (\d+)")
+_TO_START = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+"""sbatch --test-only writes it to stderr, in local time."""
 _SILENT = re.compile(
     r"unable to contact|timed out|connection (failure|refused)|(send|receive|shutdown) failure|not responding|"
     r"standby mode|unable to establish|could not establish|zero bytes were|munge|protocol authentication",
@@ -202,8 +205,12 @@ def keep_only(job: str, hosts: Sequence[str]) -> None:
         _ask(["scontrol", "update", f"JobId={job}", f"NodeList={','.join(hosts)}"], cwd=folder)
 
 
-def test(script: str) -> None:
+def test(script: str) -> float | None:
     """Asks Slurm whether it would take a job; submits nothing.
+
+    Returns:
+        When it expects to start it, in seconds since 1970, of a heterogeneous job the last component; None where it
+        does not say.
 
     Raises:
         SlurmSilent: it does not answer.
@@ -218,6 +225,8 @@ def test(script: str) -> None:
             lines.append("sinfo lists the partitions")
         message = "; ".join(dict.fromkeys(line for line in lines if line))
         raise SlurmSilent(message) if _SILENT.search(message) else LaunchError(message)
+    starts = [datetime.fromisoformat(found).timestamp() for found in _TO_START.findall(done.stderr)]
+    return max(starts, default=None)
 
 
 def submit(script: str) -> str:

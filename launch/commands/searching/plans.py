@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, count
@@ -27,6 +28,7 @@ from launch.machine.slurm_commands import SlurmSilent
 from launch.screen import print_table
 
 if TYPE_CHECKING:
+    from fasop.search.inputs import Inputs
     from fasop.search.plan import Plan, Run
 
 
@@ -42,7 +44,7 @@ def rank(args: Arguments, command: str) -> int:
 
     inputs = read(args.overrides, args.profile)
     notes = [] if inputs.by_default is None else [inputs.by_default]
-    if inputs.executor is ExecutorKind.slurm:
+    if inputs.executor.kind is ExecutorKind.slurm and args.start is None:
         notes += nodes_now(inputs.cluster)
     for note in notes:
         print(f"({note})", file=sys.stderr)
@@ -65,6 +67,8 @@ def rank(args: Arguments, command: str) -> int:
         inputs = replace(inputs, kinds=calibration.applied(inputs.kinds))
         notes.append(str(calibration))
         print(f"({calibration})", file=sys.stderr)
+    if args.start is not None:
+        return _by_end(args, inputs, command)
     outcome = front(inputs, args) if args.pareto else best_plans(inputs, args)
     plans = outcome.plans
     if args.explain is not None and args.explain > len(plans):
@@ -93,6 +97,25 @@ def rank(args: Arguments, command: str) -> int:
         write(path, plan_yaml(plans[0], command))
         print(f"parallel={args.plan} is the first plan ({path})")
     print_next(with_plan(args.plan, args.overrides, command))
+    return 0
+
+
+def _by_end(args: Arguments, inputs: Inputs, command: str) -> int:
+    """Prints the plans by when their trainings would end, waiting for nodes included."""
+    from fasop.tables.plans import plan_yaml
+    from launch.commands.searching.queue import print_choices, rank_by_end
+
+    now = time.time()
+    choices = rank_by_end(inputs, args)
+    print_choices(choices, now)
+    print("waits are Slurm's estimates, which change with what others submit and how early jobs end", file=sys.stderr)
+    if args.plan is not None:
+        path = plan_path(args.plan)
+        write(path, plan_yaml(choices[0].plan, command))
+        print(f"parallel={args.plan} is the first plan ({path})")
+    words = [word for word in args.overrides if not word.lstrip("+~").startswith(("parallel=", "parallel."))]
+    length = [] if args.tokens is None else [f"train.iterations={inputs.run.iterations}"]
+    print_next(f"{shlex.join(['tdpp', 'launch', *words, *length, 'start=now'])}  # submits the first plan")
     return 0
 
 
