@@ -59,8 +59,8 @@ pipeline, micro_batch_size, schedule, chunks, sharded_optimizer and sequence_par
   pareto=time      show the plans that no other plan found beats in both time and cost, over all numbers of nodes up
                    to those of the cluster, at the prices cluster.groups.<group>.price_per_hour; the fastest first
   pareto=cost      the same, the cheapest first
-  start=now        ask Slurm when nodes would start (executor=slurm), and show the plans by when the whole training would
-                   end, waiting included; 'tdpp launch … start=now' submits the first one
+  start=now        ask Slurm when nodes would start (executor=slurm), and show the plans by when the whole training
+                   would end, waiting included; 'tdpp launch … start=now' submits the first one
   tokens=N         the tokens of a whole training (or train.iterations=N), to show its days and US dollars
   max_cost=N max_days=N   with pareto: only plans whose whole training stays within these US dollars and days
   calibration=FILE multiply the predicted times by the factors in this file (see calibrate)
