@@ -69,6 +69,9 @@ class Submitted:
     """The kind that the workers are in."""
     after: str | None = None
     """The run that must succeed before the jobs start."""
+    submitted_unix: Unix | None = None
+    expected_unix: Unix | None = None
+    """When Slurm, asked before the last submission, expected all of its jobs to start."""
 
     @property
     def on_slurm(self) -> bool:

@@ -17,6 +17,7 @@ from conf.run_folder.json_values import Count, Unix, typed
 from conf.run_folder.run_files import opened, parse_json, read_tail
 from conf.run_folder.rundir import RunDir
 from launch.files.owner import owner_of
+from launch.files.records import Submitted
 from launch.judge.causes import causes
 from launch.judge.state import State
 from launch.judge.verdict import Verdict
@@ -70,6 +71,10 @@ class RunRecord:
     state: State
     began_unix: Unix
     ended_unix: Unix
+    waited_s: float | None = None
+    """From the submission until all nodes had begun, where nothing was started again."""
+    expected_wait_s: float | None = None
+    """The same by Slurm's estimate before the submission."""
     hosts: tuple[HostRecord, ...]
 
 
@@ -83,7 +88,16 @@ def record_of(run: RunDir, seen: Observation, verdict: Verdict) -> RunRecord:
     began = min((node.started_unix for node in nodes if node.started_unix is not None), default=seen.launched_unix)
     first = next(iter(causes(seen)), None) if verdict.state in (State.failed, State.lost) else None
     places = _places(seen.plan)
+    submitted = run.read(run.jobs, Submitted)
+    waited = expected = None
+    starts = [node.started_unix for node in nodes if node.started_unix is not None]
+    if submitted is not None and submitted.submitted_unix and seen.start == submitted.first and starts:
+        waited = max(0.0, max(starts) - submitted.submitted_unix)
+        if submitted.expected_unix is not None:
+            expected = max(0.0, submitted.expected_unix - submitted.submitted_unix)
     return RunRecord(
+        waited_s=waited,
+        expected_wait_s=expected,
         run=run.name,
         state=verdict.state,
         began_unix=began,

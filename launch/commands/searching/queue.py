@@ -14,14 +14,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
+from conf.run_folder.run_folders import usual_runs_dir
 from conf.schema.cluster import Cluster
 from conf.schema.executor import ExecutorKind, Het
 from conf.visible import plural, span
 from fasop.errors import SearchError
 from launch.control.executors.sbatch import JobRequest, Submission, component, sbatch_text
 from launch.errors import LaunchError
+from launch.history.ledger import records
 from launch.machine import slurm_commands
 from launch.machine.slurm_commands import SlurmSilent
 from launch.screen import clock, print_table
@@ -38,6 +41,8 @@ MOST_SETS = 64
 """So many sets of nodes Slurm is asked about; of more, in larger steps of a group's count."""
 NOW_S = 60.0
 """What starts within this time starts now, and of two times that differ by less the earlier one."""
+RUNS = 50
+"""So many runs, the newest, show how right Slurm's estimates are."""
 SEARCHES = 6
 """So many times are searched for, at most."""
 
@@ -86,6 +91,8 @@ def rank_by_end(inputs: Inputs, args: Arguments) -> list[Choice]:
             "job, and 'sbatch --test-only' what Slurm says of it"
         )
     print(f"({idle_now(inputs.cluster, known)})", file=sys.stderr)
+    if (words := estimates_so_far(_runs_dir(args.overrides))) is not None:
+        print(f"({words})", file=sys.stderr)
     found: dict[str, Choice] = {}
     searched: list[Counts] = []
     for largest in _to_search(known):
@@ -195,6 +202,29 @@ def idle_now(cluster: Cluster, known: Sequence[Waiting]) -> str:
         most = max((one.counts[name] for one in known if not one.seconds), default=0)
         parts.append(f"{most} of {plural(group.count, 'node')} of {name}")
     return f"free now, by Slurm: {', '.join(parts)}"
+
+
+def _runs_dir(words: Sequence[str]) -> Path:
+    given = [word.partition("=")[2] for word in words if word.startswith("runs_dir=")]
+    return Path(given[-1]) if given else usual_runs_dir()
+
+
+def estimates_so_far(runs: Path) -> str | None:
+    """How far Slurm's estimates were off for the last runs; None where there are none."""
+    known = [
+        (one.waited_s, one.expected_wait_s)
+        for one in records(runs)
+        if one.waited_s is not None and one.expected_wait_s is not None
+    ][-RUNS:]
+    if not known:
+        return None
+    off = median(abs(waited - expected) for waited, expected in known)
+    earlier = sum(waited < expected - NOW_S for waited, expected in known)
+    later = sum(waited > expected + NOW_S for waited, expected in known)
+    return (
+        f"of the last {plural(len(known), 'run')} {earlier} began earlier than Slurm had expected and {later} later; "
+        f"at the median it was off by {span(off)}"
+    )
 
 
 def with_first_plan(words: Sequence[str], profile: str | None) -> list[str]:

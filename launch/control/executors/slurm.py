@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -102,11 +103,11 @@ def start(experiment: Experiment, run: RunDir, submission: Submission, settings:
     """
     requests = job_requests(experiment)
     run.sbatch.mkdir(exist_ok=True)
-    for request in requests:
-        ask(submission, request, run.sbatch)
+    starts = [ask(submission, request, run.sbatch) for request in requests]
+    estimate = {"submitted_unix": time.time(), "expected_unix": max(filter(None, starts), default=None)}
     slurm_commands.end(submission.comment, owner_of(run))  # what an earlier start may have left waiting
     try:
-        _submit_all(run, requests, submission, settings)
+        _submit_all(run, requests, submission, settings, estimate)
     except BaseException:  # Ctrl-C too
         slurm_commands.end(submission.comment, owner_of(run))
         raise
@@ -114,8 +115,11 @@ def start(experiment: Experiment, run: RunDir, submission: Submission, settings:
         slurm_commands.end(submission.comment, owner_of(run))
 
 
-def ask(submission: Submission, request: JobRequest, folder: Path) -> None:
+def ask(submission: Submission, request: JobRequest, folder: Path) -> float | None:
     """Asks Slurm whether it would take a job; its script is left in a folder, and nothing is submitted.
+
+    Returns:
+        When Slurm expects to start it, in seconds since 1970; None where it does not say.
 
     Raises:
         LaunchError: it would not, or does not answer; the message names the nodes that are missing, or else the keys
@@ -124,7 +128,7 @@ def ask(submission: Submission, request: JobRequest, folder: Path) -> None:
     script = folder / f"{request.role}.sh"
     write_atomic(script, sbatch_text(submission, request, after=None))
     try:
-        slurm_commands.test(str(script))
+        return slurm_commands.test(str(script))
     except SlurmSilent as error:
         raise LaunchError(
             f"Slurm does not answer, so nothing was submitted: {error}; try again once 'scontrol ping' says that "
@@ -146,11 +150,17 @@ def _missing_nodes(request: JobRequest) -> str:
     return "; ".join(f"{one}, and {plural(one.wanted, 'node')} needed: {one.way_out}" for one in found)
 
 
-def _submit_all(run: RunDir, requests: Sequence[JobRequest], submission: Submission, settings: MakeSettings) -> None:
+def _submit_all(
+    run: RunDir,
+    requests: Sequence[JobRequest],
+    submission: Submission,
+    settings: MakeSettings,
+    estimate: Mapping[str, float | None],
+) -> None:
     jobs: list[dict[str, Any]] = []
 
     def write(*entries: dict[str, Any]) -> None:
-        run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": list(entries)})
+        run.write_json(run.jobs, {**run.read_json(run.jobs), **estimate, "jobs": list(entries)})
 
     for request in requests:
         if run.stop_request.exists():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,10 @@ from conf.compose import compose
 from fasop.errors import SearchError
 from launch.commands import search
 from launch.commands.launch import main as launch
-from launch.commands.searching.queue import Waiting, _to_search, sets_of
+from launch.commands.searching.queue import Waiting, _to_search, estimates_so_far, sets_of
 from launch.errors import LaunchError
+from launch.history.record import RunRecord
+from launch.judge.state import State
 
 SBATCH = """#!/usr/bin/env python3
 import datetime, os, re, sys
@@ -117,3 +121,24 @@ def test_each_time_is_searched_for_by_the_largest_sets_that_start_by_then() -> N
     times = {(0, 1): 0, (0, 2): 0, (1, 0): 0, (1, 1): 600, (1, 2): 630, (2, 0): 4000, (2, 1): 4000, (2, 2): 4000}
     known = [Waiting(counts={"a": a, "b": b}, seconds=float(time)) for (a, b), time in times.items()]
     assert [tuple(counts.values()) for counts in _to_search(known)] == [(0, 2), (1, 0), (1, 2), (2, 2)]
+
+
+def test_it_is_said_how_right_the_estimates_were(tmp_path: Path) -> None:
+    assert estimates_so_far(tmp_path / "none") is None
+    for number, (waited, expected) in enumerate([(10.0, 700.0), (30.0, 20.0), (4000.0, 100.0), (50.0, None)]):
+        record = RunRecord(
+            run=f"r/{number}",
+            state=State.succeeded,
+            began_unix=float(number),
+            ended_unix=float(number),
+            waited_s=waited,
+            expected_wait_s=expected,
+            hosts=(),
+        )
+        folder = tmp_path / "r" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "jobs.json").write_text("{}")
+        (folder / "history.json").write_text(json.dumps(asdict(record)))
+    assert estimates_so_far(tmp_path) == (
+        "of the last 3 runs 1 began earlier than Slurm had expected and 1 later; at the median it was off by 12 min"
+    )
