@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import time
@@ -13,7 +14,8 @@ import pytest
 from launch.machine import processes
 from tests.support.ordinary_user import ordinary_user
 
-TOKEN = "0123abcd"
+TOKEN = secrets.token_hex(8)
+"""Others may run these tests on the same machine."""
 
 
 @pytest.fixture
