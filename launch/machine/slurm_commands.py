@@ -29,6 +29,8 @@ CANCEL_S = 90.0
 QUEUE_S = 0.5
 """Between two looks at the queue."""
 COMMENT = "tdpp"
+_OURS = re.compile(rf"(?<=\s){COMMENT} [0-9a-f]{{32}}$")
+"""Behind a comment of the user's; a run's token is not to be guessed."""
 _WORD = 80
 _FOREIGN = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SINFO|SQUEUE|SCANCEL|SACCT|SCONTROL|PMIX?|PMI2?)_")
 _KEPT = {"SLURM_CONF"}
@@ -125,7 +127,8 @@ def by_comment(owners: Collection[int]) -> dict[str, list[str]]:
     pairs = (line.strip().partition("|") for line in _ask(["squeue", whose, "--noheader", QUEUED_FORMAT]).splitlines())
     found: dict[str, dict[str, None]] = {}
     for job, _, comment in pairs:
-        found.setdefault(comment[max(comment.rfind(f"{COMMENT} "), 0) :], {})[job.partition("+")[0]] = None
+        ours = _OURS.search(comment)
+        found.setdefault(comment if ours is None else ours[0], {})[job.partition("+")[0]] = None
     return {comment: list(ids) for comment, ids in found.items()}
 
 

@@ -15,6 +15,7 @@ CUDA_DEVICE_MAX_CONNECTIONS says, and what cannot begin yet holds up all that wa
 from __future__ import annotations
 
 import json
+import resource
 from collections import deque
 from datetime import timedelta
 from typing import Any, ContextManager, Deque, List, NamedTuple, Optional, Sequence, Tuple
@@ -24,8 +25,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from megatron_ext.contract.errors import PeerLost, reason_of, shortage
+from megatron_ext.contract.errors import PeerLost, address_space_left, reason_of, shortage
 from megatron_ext.timeline.progress import Wait
+
+GROUP_THREADS = 4
+"""Of a group with gloo: two that do its work, the loop of its device, and one for what else starts meanwhile."""
+THREAD_ROOM = 2**20
+"""Bytes beside the stacks."""
 
 
 class _AnnotateErrors(Wait):
@@ -56,13 +62,36 @@ def meet(store: Store, rank: int, ranks: int, device: torch.device, timeout: tim
     store.set_timeout(timeout)  # nccl's communicators meet here, too, and wait as long as the store says
     with annotate_errors("meeting the other ranks"):
         options = _options(timeout) if backend == "nccl" and dist.is_nccl_available() else None
+        if options is None:
+            require_room_for_threads()
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout, pg_options=options)
+
+
+def require_room_for_threads() -> None:
+    """Raises MemoryError where `ulimit -v` leaves less than the stacks of a group's threads take.
+
+    gloo would get some of them and wait for ever to end these (seen with torch 2.13: its destructor waits for a thread
+    that waits for work).
+    """
+    left = address_space_left()
+    if left is not None and left < (needed := GROUP_THREADS * _stack_bytes() + THREAD_ROOM):
+        raise MemoryError(
+            f"{left // 2**20} MiB of address space are left, but the threads of a group of ranks take "
+            f"{needed // 2**20} MiB"
+        )
+
+
+def _stack_bytes() -> int:
+    """What a thread's stack takes: the soft limit of stacks, or what the C library takes without one."""
+    limit = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    return 2**23 if limit == resource.RLIM_INFINITY else limit
 
 
 def new_group(ranks: Sequence[int], timeout: Optional[timedelta] = None) -> dist.ProcessGroup:
     """A group of some of the ranks that met; all of them call it."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
         return dist.new_group(list(ranks), timeout=timeout, pg_options=_options(timeout))  # type: ignore[no-any-return]
+    require_room_for_threads()
     return dist.new_group(list(ranks), timeout=timeout)  # type: ignore[no-any-return]
 
 

@@ -156,7 +156,7 @@ def test_what_is_too_long_or_no_text_is_one_readable_message(
         (["status", "runs_dir=nope"], "tdpp: error: runs_dir=nope: not a run; write --runs-dir nope"),
         (["config", "traim"], "did you mean train, "),
         (["config", "trian.lr"], "did you mean train.lr, "),
-        (["launch", "resume="], "resume= is empty; give a run's folder, its name, its job id, or 'latest'"),
+        (["launch", "resume="], "resume= is empty; give a run's folder, its name, its job id, 'latest', or a sweep's"),
         (["report", "--output", "page.html"], "'page.html' is the name of a file; give a folder"),
         (["data", "merge", "a", "b", "--output", "d/"], "'d/' is a folder; add a name for the data, such as d/data"),
         (["data", "prepare", "--source", "stdlib", "--output", "d/"], "'d/' is a folder"),
