@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,7 @@ def forked(does: object) -> Iterator[tuple[Stacks, int]]:
     pid = os.fork()
     if pid == 0:
         try:
+            os.setsid()  # what it starts is to end with it
             made.take(3)
             does()  # type: ignore[operator]
         finally:
@@ -89,7 +90,8 @@ def forked(does: object) -> Iterator[tuple[Stacks, int]]:
         time.sleep(0.5)
         yield made, pid
     finally:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
