@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from launch.control.planning.plan import code_digest
 from launch.control.planning.predictions import doubts
 from launch.control.submit import read_schedule, resume, start
 from launch.errors import LaunchError
+from launch.files.owner import owner_of
 from launch.judge.state import State
 from launch.judge.verdict import decide
 from launch.machine.provenance import Source, read_source
@@ -273,10 +275,11 @@ def _started(
 
 
 def _ended_early(experiment: Experiment) -> RunDir | None:
-    """The newest run of this experiment that can go on from a checkpoint."""
+    """The user's newest run of this experiment that can go on from a checkpoint."""
     alike = RunDir.alike(Path(experiment.runs_dir), experiment.name, identity(experiment))
     for run in alike:
         with suppress(ClosedError, FileNotFoundError, RunFolderError):
-            if _is_run_of(run, experiment) and run.read_plan().resumable and run.latest_checkpoint.exists():
+            own = owner_of(run) == os.geteuid()
+            if own and _is_run_of(run, experiment) and run.read_plan().resumable and run.latest_checkpoint.exists():
                 return run
     return None
