@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -51,6 +51,12 @@ _RANGE = re.compile(
     rf"range\({_NUMBER.format('a')}(?:,{_NUMBER.format('b')})?(?:,{_NUMBER.format('c')})?\)", re.IGNORECASE
 )
 _OPENED = dict.fromkeys("[{(", 1) | dict.fromkeys("]})", -1)
+
+
+def with_values(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """The words of a command line, with these values in the place of those for the same keys."""
+    kept = [word for word in words if word.lstrip("+~").partition("=")[0] not in values]
+    return [*kept, *(f"{key}={value}" for key, value in values.items())]
 
 
 def check_words(words: Sequence[str]) -> None:

@@ -6,9 +6,12 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 
+from conf.compose import compose_unchecked
+from conf.reading.words import with_values
 from conf.schema.experiment import Parallel, Recompute, ReduceDtype
 from fasop.search.findings.idle_gpus import idle, marked
 from fasop.search.plan import Plan, Run, cost_of_step, price_per_hour, step_cost
+from fasop.search.space.choices import split
 from fasop.tables.explain import Table
 
 
@@ -177,6 +180,18 @@ def _values(parallel: Parallel) -> dict[str, str]:
 
 def _yaml(key: str, value: str) -> str:
     return f'"{value}"' if key in ("replicas", "partition", "shares", "node_order") else value
+
+
+def launch_words(overrides: Sequence[str], plans: Sequence[Plan], length: Mapping[str, str]) -> list[list[str]]:
+    """For each plan the words by which `tdpp launch` trains with it: those of a search, with the plan's values.
+
+    Args:
+        overrides: of the search.
+        length: the key and value of the training's length, where the search alone was told it.
+    """
+    _, others = split(overrides)
+    configured = {str(key): value for key, value in compose_unchecked(others).parallel.items()}
+    return [with_values(others, {**launched_with(plan, configured), **length}) for plan in plans]
 
 
 def launched_with(plan: Plan, configured: Mapping[str, object]) -> dict[str, str]:

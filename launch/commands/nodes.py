@@ -14,7 +14,7 @@ from conf.visible import nearest, plural, visible
 from launch.commands.run_arguments import add_runs_dir, runs_folder
 from launch.errors import LaunchError
 from launch.history import ledger
-from launch.history.hosts import Health, Host, Run, hosts_of
+from launch.history.hosts import Host, Run, hosts_of
 from launch.screen import ago, plain, some
 from megatron_ext.contract.files import write_atomic
 
@@ -32,7 +32,8 @@ def main(argv: Sequence[str]) -> int:
     if arguments.page is not None:
         from reports.pages import nodes_page
 
-        write_atomic(arguments.page, nodes_page.render([_line(host) for host in chosen], str(folder.absolute())))
+        page = nodes_page.render([_line(host) for host in chosen], str(folder.absolute()), COLUMNS, RUN_COLUMNS)
+        write_atomic(arguments.page, page)
         print(arguments.page)
     elif arguments.json:
         print(json.dumps([_object(host) for host in chosen]))
@@ -42,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         print(visible(plain(COLUMNS, [cells(host) for host in hosts])))
         for host in hosts:
             if host.why:
-                print(visible(f"{host.name}: {host.health}: {host.why}"))
+                print(visible(str(host)))
     return 0
 
 
@@ -98,10 +99,7 @@ def run_cells(run: Run) -> list[str]:
 
 
 def _print_one(host: Host) -> None:
-    if host.why:
-        print(visible(f"{host.name}: {host.health}: {host.why}"))
-    else:
-        print(visible(f"{host.name}: {Health.healthy}"))
+    print(visible(str(host)))
     print(visible(plain(RUN_COLUMNS, [run_cells(run) for run in host.runs])))
 
 
@@ -137,8 +135,7 @@ def _line(host: Host) -> dict[str, Any]:
     """What the page shows of a host."""
     return {
         "cells": cells(host),
-        "health": str(host.health),
-        "why": host.why,
+        "reason": str(host) if host.why else "",
         "runs": [run_cells(run) for run in reversed(host.runs)],
         "times": [(run.run.began_unix, run.slower) for run in host.runs if run.slower is not None],
     }

@@ -79,6 +79,9 @@ class Host:
     why: str
     """In words, what is wrong and since when; empty of a healthy one."""
 
+    def __str__(self) -> str:
+        return f"{self.name}: {self.health}" + (f": {self.why}" if self.why else "")
+
     @property
     def rank_hours(self) -> float:
         return sum(run.node.rank_hours for run in self.runs)

@@ -24,7 +24,6 @@ from launch.judge.verdict import Verdict
 from launch.observe.observation import Kind, Node, Observation
 from megatron_ext.contract import events
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.plan_parts import Place
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -85,12 +84,11 @@ def file_of(run: RunDir) -> Path:
 def record_of(run: RunDir, seen: Observation, verdict: Verdict) -> RunRecord:
     """The record of a run that is over. A rehearsal ran on no machine."""
     nodes = [] if seen.kind is Kind.rehearsal else [node for node in seen.nodes if node.host is not None]
-    began = min((node.started_unix for node in nodes if node.started_unix is not None), default=seen.launched_unix)
+    starts = [node.started_unix for node in nodes if node.started_unix is not None]
+    began = min(starts, default=seen.launched_unix)
     first = next(iter(causes(seen)), None) if verdict.state in (State.failed, State.lost) else None
-    places = _places(seen.plan)
     submitted = run.read(run.jobs, Submitted)
     waited = expected = None
-    starts = [node.started_unix for node in nodes if node.started_unix is not None]
     if submitted is not None and submitted.submitted_unix and seen.start == submitted.first and starts:
         waited = max(0.0, max(starts) - submitted.submitted_unix)
         if submitted.expected_unix is not None:
@@ -104,7 +102,7 @@ def record_of(run: RunDir, seen: Observation, verdict: Verdict) -> RunRecord:
         ended_unix=max([began, *(node.seen_unix for node in nodes)]),
         hosts=tuple(
             replace(host, rule=first.rule, reason=first.reason) if first and first.node == host.node else host
-            for host in (_host(run, seen.plan, node, places.get(node.name, [])) for node in nodes)
+            for host in (_host(run, seen.plan, node) for node in nodes)
         ),
     )
 
@@ -121,21 +119,14 @@ def parse(content: object, where: str) -> RunRecord:
     return typed(RunRecord, content, where)
 
 
-def _places(plan: Plan) -> dict[str, list[Place]]:
-    found: dict[str, list[Place]] = {}
-    for place in plan.ranks:
-        found.setdefault(plan.node_of(place.rank), []).append(place)
-    return found
-
-
-def _host(run: RunDir, plan: Plan, node: Node, places: list[Place]) -> HostRecord:
+def _host(run: RunDir, plan: Plan, node: Node) -> HostRecord:
     hours = 0.0 if node.started_unix is None else max(0.0, node.seen_unix - node.started_unix) / 3600
-    gpu = next((one.gpu for one in plan.nodes if one.name == node.name), "")
+    placed = next(one for one in plan.nodes if one.name == node.name)
     work: dict[str, float] = {}
-    for place in places:
+    for rank in placed.ranks:
         with suppress(OSError, RunFolderError, ValueError, struct.error):  # one that is cut off or damaged
-            if (took := _ms_per_micro_batch(run.path / "events" / f"rank-{place.rank:05d}.bin")) is not None:
-                key = work_key(plan, place.stage, gpu)
+            if (took := _ms_per_micro_batch(run.path / "events" / f"rank-{rank:05d}.bin")) is not None:
+                key = work_key(plan, plan.ranks[rank].stage, placed.gpu)
                 work[key] = round(max(took, work.get(key, 0.0)), 4)
     entries = _gpu_entries(run, node.name)
     readings = [entry for entry in entries if isinstance(entry, gpu_lines.GpuReading)]
@@ -148,9 +139,9 @@ def _host(run: RunDir, plan: Plan, node: Node, places: list[Place]) -> HostRecor
     return HostRecord(
         host=node.host or node.name,
         node=node.name,
-        gpu=gpu,
+        gpu=placed.gpu,
         uuids=tuple(gpu_of.uuid for gpu_of in readings[-1].gpus) if readings else (),
-        rank_hours=round(hours * len(places), 4),
+        rank_hours=round(hours * len(placed.ranks), 4),
         work=work,
         readings=len(readings),
         throttled=throttled,

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from conf.reading.words import with_values
 from reports.readers.judgement import Findings
 from reports.readers.record import Record
 
@@ -20,8 +21,7 @@ class Step(NamedTuple):
 
 def launch_with(overrides: Sequence[str], changes: Mapping[str, str]) -> str:
     """`tdpp launch` with these overrides, of which `changes` take the place of those for the same keys."""
-    kept = [word for word in overrides if word.lstrip("+~").partition("=")[0] not in changes]
-    return shlex.join(["tdpp", "launch", *kept, *(f"{key}={value}" for key, value in changes.items())])
+    return shlex.join(["tdpp", "launch", *with_values(overrides, changes)])
 
 
 def ways_on(record: Record, findings: Findings) -> list[Step]:

@@ -13,24 +13,24 @@ from reports.figures.chart import lines
 from reports.figures.embed import embedded, page_with_figures
 from reports.figures.page import Cell, Row, bullets, table
 
-HEAD = ("host", "health", "GPU", "runs", "failed here", "rank-hours", "time beside others", "last seen")
-RUN_HEAD = ("run", "began", "state", "rank-hours", "time beside others", "what failed here")
-HEALTHY = "healthy"
 LAST = 200
 """So many runs of a host are listed, the newest."""
 
 
-def render(hosts: Sequence[Mapping[str, Any]], where: str) -> str:
+def render(hosts: Sequence[Mapping[str, Any]], where: str, columns: Sequence[str], run_columns: Sequence[str]) -> str:
     """The page, as HTML.
 
     Args:
-        hosts: of each the `cells` under HEAD, its `health`, in words `why`, its `runs` (cells under RUN_HEAD, newest
-            first), and `times` (seconds since 1970, and times as long as other hosts, oldest first).
+        hosts: of each the `cells` of `columns`, beginning with its name and health; why it is not healthy, as `reason`,
+            else empty; its `runs` (cells of `run_columns`, newest first); and `times` (seconds since 1970, and times as
+            long as other hosts, oldest first).
         where: the folder of the runs.
+        columns: of the table of hosts.
+        run_columns: of that of a host's runs.
     """
-    bad = [host for host in hosts if host["health"] != HEALTHY]
+    bad = [host for host in hosts if host["reason"]]
     title = f"{plural(len(hosts), 'host')}, {f'{len(bad)} not' if bad else 'all'} healthy"
-    reasons = [f"{host['cells'][0]}: {host['health']}: {host['why']}" for host in bad]
+    reasons = [host["reason"] for host in bad]
     note = (
         "Time beside others is how long a host's slowest rank computes for a micro-batch, over the median of other "
         "hosts with the same kind of GPU at the same work: stage, sizes, precision. Shown is the median of its last "
@@ -39,9 +39,9 @@ def render(hosts: Sequence[Mapping[str, Any]], where: str) -> str:
     body = [
         f'<header><p class="crumbs">{escape(where)}</p><h1>{title}</h1></header><main>',
         f'<section><div class="bad">{bullets(reasons)}</div></section>' if reasons else "",
-        f"<section><h2>Hosts</h2>{table(HEAD, [_row(host) for host in hosts])}",
+        f"<section><h2>Hosts</h2>{table(columns, [_row(host) for host in hosts])}",
         f'<p class="note">{escape(note)}</p></section>',
-        *(_section(host) for host in sorted(hosts, key=lambda host: host["health"] == HEALTHY)),
+        *(_section(host, run_columns) for host in sorted(hosts, key=lambda host: not host["reason"])),
         "</main>",
     ]
     return page_with_figures(f"{plural(len(hosts), 'host')} – tdpp", "\n".join(body))
@@ -49,11 +49,11 @@ def render(hosts: Sequence[Mapping[str, Any]], where: str) -> str:
 
 def _row(host: Mapping[str, Any]) -> Row:
     name, health, *rest = host["cells"]
-    tone = "good" if host["health"] == HEALTHY else "bad"
+    tone = "bad" if host["reason"] else "good"
     return (name, Cell(f'<b class="state {tone}">{escape(health)}</b>'), *rest)
 
 
-def _section(host: Mapping[str, Any]) -> str:
+def _section(host: Mapping[str, Any], columns: Sequence[str]) -> str:
     times = host["times"]
     chart = ""
     if len(times) > 1:
@@ -63,8 +63,8 @@ def _section(host: Mapping[str, Any]) -> str:
         chart = f'<div class="charts">{drawn}</div>'
     more = len(host["runs"]) - LAST
     left_out = f'<p class="note">{plural(more, "older run")} left out.</p>' if more > 0 else ""
-    listed = table(RUN_HEAD, [tuple(row) for row in host["runs"][:LAST]])
-    opened = " open" if host["health"] != HEALTHY else ""
+    listed = table(columns, [tuple(row) for row in host["runs"][:LAST]])
+    opened = " open" if host["reason"] else ""
     return (
         f"<section><details{opened}><summary>{escape(host['cells'][0])}: {plural(len(host['runs']), 'run')}</summary>"
         f"{chart}{listed}{left_out}</details></section>"

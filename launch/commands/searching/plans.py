@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
-from conf.compose import compose_unchecked
+from conf.reading.words import with_values
 from conf.schema.experiment import Cluster, ExecutorKind
 from conf.schema.parallel import AUTO
 from conf.visible import plural
@@ -113,9 +113,8 @@ def _by_end(args: Arguments, inputs: Inputs, command: str) -> int:
         path = plan_path(args.plan)
         write(path, plan_yaml(choices[0].plan, command))
         print(f"parallel={args.plan} is the first plan ({path})")
-    words = [word for word in args.overrides if not word.lstrip("+~").startswith(("parallel=", "parallel."))]
-    length = [] if args.tokens is None else [f"train.iterations={inputs.run.iterations}"]
-    print_next(f"{shlex.join(['tdpp', 'launch', *words, *length, 'start=now'])}  # submits the first plan")
+    words = with_values(_without_plan(args.overrides), _length(args, inputs.run))
+    print_next(f"{shlex.join(['tdpp', 'launch', *words, 'start=now'])}  # submits the first plan")
     return 0
 
 
@@ -125,20 +124,24 @@ def with_plan(saved: str | None, overrides: Sequence[str], command: str) -> str:
         names = chain(["best"], (f"best-{number}" for number in count(2)))
         name = next(name for name in names if not plan_path(name).exists())
         return f"{command} plan={name}  # saves the first plan, which 'tdpp launch … parallel={name}' runs"
-    words = [word for word in overrides if not word.lstrip("+~").startswith(("parallel=", "parallel."))]
-    return f"{shlex.join(['tdpp', 'launch', *words, f'parallel={saved}'])}  # trains with the first plan"
+    words = [*_without_plan(overrides), f"parallel={saved}"]
+    return f"{shlex.join(['tdpp', 'launch', *words])}  # trains with the first plan"
 
 
 def _launches(args: Arguments, plans: Sequence[Plan], run: Run) -> list[str]:
     """The command that launches each plan."""
-    from fasop.search.space.choices import split
-    from fasop.tables.plans import launched_with
-    from reports.facts.commands import launch_with
+    from fasop.tables.plans import launch_words
 
-    _, others = split(args.overrides)
-    configured = {str(key): value for key, value in compose_unchecked(others).parallel.items()}
-    length = {} if args.tokens is None else {"train.iterations": str(run.iterations)}
-    return [launch_with(others, launched_with(plan, configured) | length) for plan in plans]
+    return [shlex.join(["tdpp", "launch", *words]) for words in launch_words(args.overrides, plans, _length(args, run))]
+
+
+def _length(args: Arguments, run: Run) -> dict[str, str]:
+    """What a launch is to be told of the training's length; `tokens=` is a search's own word."""
+    return {} if args.tokens is None else {"train.iterations": str(run.iterations)}
+
+
+def _without_plan(overrides: Sequence[str]) -> list[str]:
+    return [word for word in overrides if not word.lstrip("+~").startswith(("parallel=", "parallel."))]
 
 
 def in_streams(plans: Sequence[Plan]) -> str | None:

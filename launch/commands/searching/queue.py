@@ -96,7 +96,7 @@ def rank_by_end(inputs: Inputs, args: Arguments) -> list[Choice]:
     found: dict[str, Choice] = {}
     searched: list[Counts] = []
     for largest in _to_search(known):
-        if any(largest == before for before in searched):
+        if largest in searched:
             continue
         searched.append(largest)
         kinds = [
@@ -106,7 +106,7 @@ def rank_by_end(inputs: Inputs, args: Arguments) -> list[Choice]:
         ]
         plan = best_plans(replace(inputs, kinds=kinds), replace(args, top=1)).plans[0]
         choice = Choice(plan=plan, waits_s=_wait_for(plan, known), trains_s=plan.total * inputs.run.iterations)
-        found.setdefault(f"{plan.parallel.node_order} {plan.parallel}", choice)
+        found.setdefault(str(plan.parallel), choice)
     return sorted(found.values(), key=lambda choice: (choice.ends_s, choice.waits_s))
 
 
@@ -229,11 +229,9 @@ def estimates_so_far(runs: Path) -> str | None:
 
 def with_first_plan(words: Sequence[str], profile: str | None) -> list[str]:
     """The words of a launch with the plan whose training would end first; says on stderr which that is."""
-    from conf.compose import compose_unchecked
     from fasop.search.arguments import Arguments
     from fasop.search.inputs import read
-    from fasop.search.space.choices import split
-    from fasop.tables.plans import launched_with
+    from fasop.tables.plans import launch_words
 
     args = Arguments(overrides=tuple(words), profile=profile)
     inputs = read(words, profile)
@@ -243,8 +241,5 @@ def with_first_plan(words: Sequence[str], profile: str | None) -> list[str]:
     waits = f"waits {span(first.waits_s)}" if first.waits_s else "starts now"
     nodes, took = first.plan.parallel.node_order, span(first.trains_s, 3)
     print(f"(start=now: {nodes} {waits} and trains {took}, by Slurm's estimate and the prediction)", file=sys.stderr)
-    _, others = split(words)
-    configured = {str(key): value for key, value in compose_unchecked(others).parallel.items()}
-    changes = launched_with(first.plan, configured)
-    kept = [word for word in others if word.lstrip("+~").partition("=")[0] not in changes]
-    return [*kept, *(f"{key}={value}" for key, value in changes.items())]
+    (chosen,) = launch_words(words, [first.plan], {})
+    return chosen
