@@ -26,6 +26,7 @@ from data_prep.tokenizers.tokenizer import (
     Tokenizer,
     content_of,
     content_of_files,
+    end_token_of,
 )
 from megatron_ext.contract.cores import usable_cores
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
@@ -41,15 +42,17 @@ def add_options(make: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="PATH",
-        help="files and folders: JSON lines (.jsonl, .json), MediaWiki dumps (.xml), all others plain text; each also "
-        "with .gz, .bz2 or .zst; or stdlib: the sources of this Python's library",
+        help="files and folders: JSON lines (.jsonl, .json), Parquet (.parquet), MediaWiki dumps (.xml), all others "
+        "plain text; each but Parquet also with .gz, .bz2 or .zst; or stdlib: the sources of this Python's library",
     )
     make.add_argument(
         "--output",
         type=option(prefix_path),
         help="the files are <output>_text_document.bin, .idx, .json (default: data/stdlib, for --source stdlib alone)",
     )
-    make.add_argument("--key", default="text", help="the key of the text in a JSON object (default: %(default)s)")
+    make.add_argument(
+        "--key", default="text", help="the text's key in a JSON object, or its column in Parquet (default: %(default)s)"
+    )
     make.add_argument(
         "--documents",
         type=Documents,
@@ -81,7 +84,8 @@ def add_options(make: argparse.ArgumentParser) -> None:
     make.add_argument(
         "--end-of-document",
         metavar="TOKEN",
-        help=f"the token that ends a document in a given tokenizer (default: {END_OF_TEXT})",
+        help=f"the token that ends a document in a given tokenizer (default: {END_OF_TEXT}, or the end of a text that "
+        "its tokenizer_config.json names)",
     )
     make.add_argument(
         "--split-sentences",
@@ -201,7 +205,9 @@ def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | int:
             return with_special(content, arguments.vocab_extra_ids or 0)
         if vocab is not None:
             return JsonTokenizer.from_files(vocab, merges, end)
-        return JsonTokenizer.from_file(path, SEPARATOR if path.suffix == ".txt" and end == END_OF_TEXT else end)
+        if arguments.end_of_document is None:
+            end = SEPARATOR if path.suffix == ".txt" else end_token_of(path)
+        return JsonTokenizer.from_file(path, end)
 
 
 def _learned_size(arguments: argparse.Namespace) -> int | None:

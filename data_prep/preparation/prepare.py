@@ -23,7 +23,8 @@ from data_prep.files.workers import in_order
 from data_prep.indexed.manifest import Manifest, is_true, read_manifest
 from data_prep.text.corpus import Corpus
 from data_prep.text.encode import Chunk, Options, Seen, encode, texts, without
-from data_prep.text.formats import Documents, Format, Raw, format_of, raw_documents
+from data_prep.text.formats import LARGEST, Format, Raw, format_of, raw_documents
+from data_prep.text.parquet import rows
 from data_prep.tokenizers.special import AT_FIRST, AT_LAST, SEPARATOR, vocabulary_of, with_special
 from data_prep.tokenizers.tokenizer import END_OF_TEXT, JsonTokenizer, Tokenizer, train_bpe, train_wordpiece
 from data_prep.tokenizers.vocabulary import TOKENIZER, count_id, doubt, unknown_id, warn
@@ -145,7 +146,7 @@ def _learned(request: Request, vocab_size: int) -> JsonTokenizer:
     corpus = request.corpus
     with shown(f"learning the tokenizer from {corpus.description}", corpus.bytes) as show:
         work = bound(_texts, options=request.options)
-        read = show.reading(chunks(corpus, request.options.documents))
+        read = show.reading(chunks(corpus, request.options))
         with closing(in_order(work, read, request.workers)) as results:
             found = (text for texts in results for text in texts)
             left = vocab_size - len(AT_LAST) - request.sentinels  # these come after what is learned
@@ -176,7 +177,7 @@ def _write(request: Request, tokenizer: Tokenizer, journal: Journal) -> Counter[
         if counts[DOCUMENTS_MADE]:
             show.say(f"continuing after {counts[DOCUMENTS_MADE]:,} documents")
         seen = Seen(files[DIGESTS])
-        read = show.reading(chunks(corpus, options.documents, counts[FILE], counts[NUMBER]))
+        read = show.reading(chunks(corpus, options, counts[FILE], counts[NUMBER]))
         work = bound(encode, tokenizer=tokenizer, options=options)
         try:
             with closing(in_order(work, read, request.workers)) as results:
@@ -231,7 +232,7 @@ DOCUMENTS = 2048
 """A chunk ends with the document that brings it to either."""
 
 
-def chunks(corpus: Corpus, documents: Documents, file: int = 0, number: int = 0) -> Iterator[Chunk]:
+def chunks(corpus: Corpus, options: Options, file: int = 0, number: int = 0) -> Iterator[Chunk]:
     """All raw documents from `number` of `file` on, a bounded part of them in memory at a time.
 
     Raises:
@@ -240,7 +241,7 @@ def chunks(corpus: Corpus, documents: Documents, file: int = 0, number: int = 0)
     held: list[Raw] = []
     size = position = 0
     kind = Format.text
-    for raw, raw_kind, raw_position in _raw(corpus, documents, file, number):
+    for raw, raw_kind, raw_position in _raw(corpus, options, file, number):
         if held and (raw_kind is not kind or size >= BYTES or len(held) >= DOCUMENTS):
             yield Chunk(kind, held, position)
             held, size = [], 0
@@ -251,17 +252,21 @@ def chunks(corpus: Corpus, documents: Documents, file: int = 0, number: int = 0)
         yield Chunk(kind, held, position)
 
 
-def _raw(corpus: Corpus, documents: Documents, first: int, number: int) -> Iterator[tuple[Raw, Format, int]]:
+def _raw(corpus: Corpus, options: Options, first: int, number: int) -> Iterator[tuple[Raw, Format, int]]:
     before = sum(path.stat().st_size for path in corpus.files[:first])
     for file in range(first, len(corpus.files)):
         path = corpus.files[file]
         kind, skipped = format_of(path), number if file == first else 0
-        with Decompressed(path) as content:
-            stream = io.BufferedReader(content, 1 << 18)
-            try:
-                found = enumerate(raw_documents(stream, kind, documents))
-                for place, (line, raw) in islice(found, skipped, None):
-                    yield Raw(file, place, line, raw), kind, before + content.position
-            except BadDocument as error:
-                raise error.in_file(path) from error
-            before += content.position
+        try:
+            if kind is Format.parquet:
+                for row, raw, position in rows(path, options.key, skipped, LARGEST):
+                    yield Raw(file, row, row + 1, raw), kind, before + position
+            else:
+                with Decompressed(path) as content:
+                    stream = io.BufferedReader(content, 1 << 18)
+                    found = enumerate(raw_documents(stream, kind, options.documents))
+                    for place, (line, raw) in islice(found, skipped, None):
+                        yield Raw(file, place, line, raw), kind, before + content.position
+        except BadDocument as error:
+            raise error.in_file(path) from error
+        before += path.stat().st_size

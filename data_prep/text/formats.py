@@ -27,6 +27,7 @@ class Format(StrEnum):
     text = "text"
     jsonl = "jsonl"
     mediawiki = "mediawiki"
+    parquet = "parquet"
 
 
 class Documents(StrEnum):
@@ -53,6 +54,8 @@ class Raw(NamedTuple):
 def format_of(path: Path) -> Format:
     """Tells the format by the ending of a file's name, before that of a compressed file."""
     name = path.name.lower()
+    if name.endswith(".parquet"):
+        return Format.parquet
     for suffix in SUFFIXES:
         name = name.removesuffix(suffix)
     if name.endswith((".jsonl", ".json", ".ndjson")):
@@ -118,7 +121,7 @@ def text_of(content: bytes, kind: Format, key: str) -> str:
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n")
+        line = 0 if kind is Format.parquet else content[: error.start].count(b"\n")
         raise BadDocument(line, f"not UTF-8 (byte {content[error.start]:#04x})") from error
     if kind is Format.jsonl:
         return _value(text, key)

@@ -216,12 +216,39 @@ def content_of(path: Path) -> str:
     return _bert(file, _read(file)) if file.suffix == ".txt" else _read(file)
 
 
+def end_token_of(path: Path) -> str:
+    """The end of a document of a tokenizer that people give: `<|endoftext|>` if it has one, else the token that the
+    `tokenizer_config.json` beside it calls the end of a text.
+
+    Raises:
+        DataPrepError: the tokenizer cannot be read or used.
+    """
+    file = _main_file(path)
+    if loaded(content_of(path)).token_to_id(END_OF_TEXT) is not None:
+        return END_OF_TEXT
+    try:
+        found = json.loads(read_regular(file.with_name("tokenizer_config.json"))).get("eos_token")
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return END_OF_TEXT
+    if isinstance(found, dict):  # as it was saved before transformers 5
+        found = found.get("content")
+    return found if isinstance(found, str) else END_OF_TEXT
+
+
 def _main_file(path: Path) -> Path:
     """The file itself, or that of a folder which says what the tokens are."""
     if not path.is_dir():
         return path
-    gpt2 = not (path / "tokenizer.json").exists() and (path / "vocab.json").exists()
-    return path / ("vocab.json" if gpt2 else "tokenizer.json")
+    if (path / "tokenizer.json").exists():
+        return path / "tokenizer.json"
+    if (path / "vocab.json").exists():
+        return path / "vocab.json"
+    if (slow := next(iter(sorted(path.glob("*.model"))), None)) is not None:
+        raise DataPrepError(
+            f"{path} has {slow.name} but no tokenizer.json, which tdpp reads; transformers makes one: "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+    return path / "tokenizer.json"
 
 
 def content_of_files(vocab: Path, merges: Path) -> str:

@@ -1,0 +1,94 @@
+"""Rows of Parquet files: the text in one column, a row at a time, without the other columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_prep.errors import BadDocument, DataPrepError, missing_package
+from data_prep.files.compressed import unreadable
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
+ROWS = 16
+"""Rows in memory at once: a small file may hold the same large text in every row."""
+
+
+def rows(path: Path, column: str, first: int, largest: int) -> Iterator[tuple[int, bytes, int]]:
+    """Number (from 0), text in UTF-8, and bytes of the file up to there, of each row from `first` on.
+
+    Groups of rows before it are not read.
+
+    Raises:
+        DataPrepError: the file cannot be read, is damaged, or has no such column of text.
+        BadDocument: a row has no text, or more than `largest` bytes of it.
+    """
+    file, errors = _opened(path)
+    with file:
+        try:
+            yield from _rows(file, path, column, first, largest)
+        except errors as error:
+            raise _damaged(path, error) from error
+
+
+def _opened(path: Path) -> tuple[ParquetFile, tuple[type[Exception], ...]]:
+    """The file, and what pyarrow raises where it is damaged."""
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ModuleNotFoundError as error:
+        raise missing_package("pyarrow", "to read Parquet files") from error
+    errors = (ArrowException, OSError, ValueError)
+    try:
+        return ParquetFile(path.open("rb")), errors
+    except OSError as error:
+        if error.errno is not None:
+            raise unreadable(path, error) from error
+        raise _damaged(path, error) from error
+    except errors as error:
+        raise _damaged(path, error) from error
+
+
+def _rows(file: ParquetFile, path: Path, column: str, first: int, largest: int) -> Iterator[tuple[int, bytes, int]]:
+    _require_text(file, path, column)
+    size, total = path.stat().st_size, max(file.metadata.num_rows, 1)
+    begin = 0
+    for group in range(file.metadata.num_row_groups):
+        end = begin + file.metadata.row_group(group).num_rows
+        number = begin
+        if first < end:
+            for batch in file.iter_batches(ROWS, row_groups=[group], columns=[column], use_threads=False):
+                for value in batch.column(0):
+                    if number >= first:
+                        yield number, _content(value, number, column, largest), size * (number + 1) // total
+                    number += 1
+        begin = end
+
+
+def _content(value: Any, number: int, column: str, largest: int) -> bytes:
+    if not value.is_valid:
+        raise BadDocument(number, f"{column!r} has no text in this row; choose another column with --key")
+    content: bytes = value.as_buffer().to_pybytes()
+    if len(content) > largest:
+        raise BadDocument(number, f"larger than a document may be ({largest} bytes)")
+    return content
+
+
+def _require_text(file: ParquetFile, path: Path, column: str) -> None:
+    """Raises DataPrepError for a file without this column, or where it holds something else than text."""
+    from pyarrow import types
+
+    schema = file.schema_arrow
+    if column not in schema.names:
+        found = ", ".join(map(repr, schema.names)) or "none"
+        raise DataPrepError(f"{path}: no column {column!r}; its columns are {found}; choose one with --key")
+    kind = schema.field(column).type
+    if not (types.is_string(kind) or types.is_large_string(kind)):
+        raise DataPrepError(f"{path}: the column {column!r} is not text, but {kind}; choose another with --key")
+
+
+def _damaged(path: Path, error: Exception) -> DataPrepError:
+    why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return DataPrepError(f"{path}: not a Parquet file, or damaged ({why}); get it again")
