@@ -24,6 +24,7 @@ from megatron_ext.checkpoints.header import of_part
 from megatron_ext.checkpoints.hf_files import taken
 from megatron_ext.checkpoints.kept_weights import add_weights, kind_of, note
 from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_file, part_names, written
+from megatron_ext.checkpoints.published import INDEX
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular
 from megatron_ext.contract.models.counts import checkpoint_parameter
@@ -78,7 +79,7 @@ def import_(
         EngineError: `source` is not a model that this engine computes, or `folder` is there or cannot be written.
             Nothing is then left of it.
     """
-    config = _config(source.parent if source.name == hf_files.INDEX else source)
+    config = _config(source.parent if source.name == INDEX else source)
     path, tensors = hf_files.read(source)
     kind = config.get("model_type") if config else "gpt2"
     if kind not in FAMILIES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from conf.reading.values import Parser, option, whole
 from conf.schema.experiment import Model
 from launch.errors import LaunchError
 from launch.init.yaml_text import model_text
+from megatron_ext.checkpoints.published import is_published
 from megatron_ext.contract.files import read_regular_text
-from megatron_ext.contract.models.hf_config import HfConfig, HfConfigError
+from megatron_ext.contract.models.hf_config import AnotherModelError, HfConfig, HfConfigError
 from megatron_ext.contract.models.keys import DEFAULT
 from megatron_ext.contract.models.model import family_named, family_names
 
@@ -37,6 +39,9 @@ def main(argv: Sequence[str]) -> int:
     name = checked_name(arguments.name or named)
     paths = {"model": free_path(name, "model", arguments.force)}
     values, notes = from_hf(str(file), _content(file), arguments.sequence_length)
+    weights = _weights_beside(file)
+    if weights is not None:
+        notes = [*notes, f"weights: {weights}"]
     text = model_text(name, values, str(file), notes)
     model = _checked(name, text)
     write_all(paths, {"model": text})
@@ -45,15 +50,36 @@ def main(argv: Sequence[str]) -> int:
     count = f", {model.parameters():,} parameters" if model.config is None else ""
     print(f"written: {paths['model']}: {model.family}{count}")
     print(f"\nnext:\n  tdpp search experiment=mine model={name}")
+    if weights is not None:
+        for command in _with_weights(name, model, weights):
+            print(f"  {command}")
     return 0
+
+
+def _weights_beside(file: Path) -> Path | None:
+    """The folder of a config.json, if it has the model's weights, too."""
+    folder = file.absolute().parent
+    return folder if file.name == CONFIG and is_published(folder) else None
+
+
+def _with_weights(name: str, model: Model, weights: Path) -> list[str]:
+    """The commands that begin a training with published weights."""
+    if model.traits.published:
+        return [shlex.join(["tdpp", "launch", "experiment=mine", f"model={name}", f"train.load={weights}"])]
+    if not model.traits.megatron_lm:
+        return []
+    return [
+        shlex.join(["python", "-m", "megatron_ext.hf", "import", str(weights), f"{name}-weights"]),
+        shlex.join(["tdpp", "launch", "experiment=mine", f"model={name}", f"train.load={name}-weights"]),
+    ]
 
 
 def parser() -> Parser:
     made = Parser(
         prog="tdpp init model",
         description="Write a model into your folder of configurations, from a Hugging Face config.json: GPT-2, Llama, "
-        "Mistral, BERT, T5, ViT or ResNet. It refuses a file if tdpp would compute that model differently. Other "
-        "causal models are trained with the layers of transformers.",
+        "Mistral, BERT, T5, ViT or ResNet. Other causal models, and those that tdpp would compute differently, are "
+        "trained with the layers of transformers; it refuses any other model that tdpp would compute differently.",
     )
     made.add_argument("source", metavar="FILE_OR_DIR", type=Path, help="a config.json, or the folder that has it")
     made.add_argument("name", metavar="NAME", nargs="?", help="the model's name (default: the folder's name)")
@@ -153,12 +179,20 @@ def from_hf(path: str, content: object, sequence_length: int | None = None) -> t
         )
     config = HfConfig(path, content, sequence_length)
     if kind not in by_type:
-        return _of_transformers(config)
+        return _of_transformers(config, f"tdpp has no {kind} of its own")
     family = by_type[kind]
     try:
         config.must("is_encoder_decoder", family.decoder, "the model has another architecture than tdpp's")
         config.must("add_cross_attention", False, "tdpp has no cross-attention to another model")
         values = family.from_hf(config)
+    except AnotherModelError as error:
+        if not family.running_text:
+            raise LaunchError(str(error)) from error
+        try:
+            why = str(error).removeprefix(f"{path}: ")
+            return _of_transformers(HfConfig(path, content, sequence_length), f"tdpp's own is another model ({why})")
+        except LaunchError:  # this model is none of theirs either
+            raise LaunchError(str(error)) from error
     except HfConfigError as error:
         raise LaunchError(str(error)) from error
     if sequence_length is not None and "sequence_length" not in values:
@@ -166,16 +200,17 @@ def from_hf(path: str, content: object, sequence_length: int | None = None) -> t
     return {**({} if family.name == DEFAULT else {"family": family.name}), **values}, config.notes
 
 
-def _of_transformers(config: HfConfig) -> tuple[dict[str, object], list[str]]:
-    """The same of a family that tdpp has not itself: its layers are those of transformers."""
+def _of_transformers(config: HfConfig, why: str) -> tuple[dict[str, object], list[str]]:
+    """The same of a model that tdpp has not itself, for the reason `why`: its layers are those of transformers."""
     family = family_named(TRANSFORMERS)
     try:
         config.must("is_encoder_decoder", False, "tdpp cuts causal models of transformers, which have no encoder")
+        config.must("add_cross_attention", False, "tdpp has no cross-attention to another model")
         values = family.from_hf(config)
     except HfConfigError as error:
         raise LaunchError(str(error)) from error
     note = (
-        f"a {config.kind} is trained with transformers' own layers (model.family={TRANSFORMERS}), which its ranks "
-        "need; what cannot be cut is refused when a run starts (docs/models.md)"
+        f"{why}: this {config.kind} is trained with transformers' own layers (model.family={TRANSFORMERS}), so its "
+        "ranks need transformers; what cannot be cut is refused when a run starts (docs/models.md)"
     )
     return {"family": TRANSFORMERS, **values, "config": str(Path(config.path).absolute())}, [note]

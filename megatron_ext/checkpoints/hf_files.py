@@ -1,24 +1,17 @@
-"""The tensors of a model that Hugging Face saved: in one file, or in shards and an index that has each tensor's.
-
-The index, model.safetensors.index.json, has `weight_map`: by tensor, the shard's name beside it.
-"""
+"""The tensors of a model that Hugging Face saved, and where those of ours are among them."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path, PurePosixPath
-from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+from pathlib import Path
+from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
 
 from megatron_ext.checkpoints import safetensors
+from megatron_ext.checkpoints.published import chosen, shards_of
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.files import read_regular
 from megatron_ext.contract.models.pieces import Parameter
-
-WHOLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 
 def read(source: Path) -> Tuple[Path, Dict[str, Tensor]]:
@@ -29,30 +22,15 @@ def read(source: Path) -> Tuple[Path, Dict[str, Tensor]]:
     Raises:
         EngineError: there is none, a file cannot be read, or index and shards do not fit together.
     """
-    path = _chosen(source)
+    path = chosen(source)
     return path, _shards(path) if path.name.endswith(".index.json") else safetensors.read(path)
 
 
-def _chosen(source: Path) -> Path:
-    if not source.is_dir():
-        return source
-    for name in (WHOLE, INDEX):
-        if (source / name).is_file():
-            return source / name
-    found = sorted(path.name for path in source.iterdir())
-    raise EngineError(f"{source}: expected {WHOLE} or {INDEX}, found {', '.join(found[:10]) or 'an empty folder'}")
-
-
 def _shards(index: Path) -> Dict[str, Tensor]:
-    places = _weight_map(index)
-    names = sorted(set(places.values()))
-    missing = [name for name in names if not (index.parent / name).is_file()]
-    if missing:
-        told = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
-        raise EngineError(f"{index}: {len(missing)} of its {len(names)} shards are not there: {told}")
+    places = shards_of(index)
     tensors: Dict[str, Tensor] = {}
     held: Dict[str, str] = {}
-    for name in names:
+    for name in sorted(set(places.values())):
         for tensor, content in safetensors.read(index.parent / name).items():
             if tensor in held:
                 raise EngineError(f"{index}: the tensor {tensor} is in two shards, {held[tensor]} and {name}")
@@ -64,37 +42,6 @@ def _shards(index: Path) -> Dict[str, Tensor]:
         if tensor not in held:
             raise EngineError(f"{index}: the tensor {tensor} should be in {name}, which does not have it")
     return tensors
-
-
-def _weight_map(index: Path) -> Dict[str, str]:
-    """The shard of each tensor."""
-    try:
-        content = json.loads(read_regular(index), object_pairs_hook=lambda pairs: _object(index, pairs))
-    except (OSError, ValueError, RecursionError) as error:
-        raise EngineError(f"{index}: cannot be read: {error}") from error
-    places = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(places, dict) or not places:
-        raise EngineError(f"{index}: expected a JSON object with weight_map, the shard of each tensor; found none")
-    for tensor, name in places.items():
-        if not isinstance(name, str) or not _lies_beside(name):
-            raise EngineError(f"{index}: the shard of tensor {tensor} is {name!r}, which is not a file in its folder")
-    return places
-
-
-def _lies_beside(name: str) -> bool:
-    """A link there may lead elsewhere, as those of Hugging Face's cache do; its name may not."""
-    path = PurePosixPath(name)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
-
-
-def _object(index: Path, pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
-    """A JSON object; of a key given twice JSON would keep the last."""
-    content: Dict[str, Any] = {}
-    for key, value in pairs:
-        if key in content:
-            raise EngineError(f"{index}: {key} is there twice: {content[key]!r} and {value!r}")
-        content[key] = value
-    return content
 
 
 class Twin(NamedTuple):

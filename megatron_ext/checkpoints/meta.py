@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from megatron_ext.checkpoints.header import Header, digest_of, read_header, require_part
+from megatron_ext.checkpoints.published import files_of, is_published
 from megatron_ext.contract.adaptive.config import Adapted
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.models.images import image_blocks
-from megatron_ext.contract.models.model import ModelConfig, defined_by_user
+from megatron_ext.contract.models.keys import DEFAULT
+from megatron_ext.contract.models.model import ModelConfig, defined_by_user, family_named
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
 from megatron_ext.contract.run_files import BEST, CHECKPOINTS, LATEST, META, checkpoint_iteration
@@ -106,6 +108,8 @@ class Checkpoint:
 
     folder: Path
     meta: Meta
+    published: bool = False
+    """Whether it is of weights alone, as others save them; then it has none of the parts."""
 
     @property
     def position(self) -> Position:
@@ -328,15 +332,31 @@ def start_of(plan: Plan) -> Optional[Checkpoint]:
     return to_load(Path(plan.train.load), model, plan.train.iterations, plan.train.optimizer)
 
 
+def _published(path: Path, model: Mapping[str, object]) -> Checkpoint:
+    """Published weights as the beginning of a run.
+
+    Raises:
+        EngineError: some of their files are not there, or the model's family does not read them.
+    """
+    files_of(path)
+    family = str(model.get("family", DEFAULT))
+    if not family_named(family).published:
+        raise EngineError(
+            f"{path}: model.family={family} does not read published weights itself; 'python -m megatron_ext.hf import' "
+            "makes a checkpoint of those of a GPT-2 or a Llama, and model.family=huggingface reads those of transformers"
+        )
+    return Checkpoint(path, Meta(0, 0, 0, scaler=None, order=None, model=dict(model)), published=True)
+
+
 def to_load(path: Path, model: Mapping[str, object], iterations: Optional[int], optimizer: str) -> Checkpoint:
     """The checkpoint that a new run of `iterations` in all, as far as they are known, goes on from, where `train.load`
-    is `path`.
+    is `path`: a checkpoint of ours, or a folder of weights that others published.
 
     Raises:
         EngineError: there is none, or it is of another model or optimizer, or leaves nothing to train.
     """
     try:
-        found = Checkpoint.at(path)
+        found = _published(path, model) if is_published(path) else Checkpoint.at(path)
         require_model(found, model)
         require_optimizer(found, optimizer)
     except EngineError as error:

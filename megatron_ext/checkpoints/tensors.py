@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext.checkpoints.meta import SCALER as STATE_OF_ANY
 from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_name, start_of
+from megatron_ext.checkpoints.published import files_of
 from megatron_ext.checkpoints.safetensors import read_part
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
@@ -72,11 +73,12 @@ def find(plan: Plan, place: Place, store: Store) -> Optional[Checkpoint]:
     """
     if place.rank == 0:
         found = start_of(plan)
-        store.set("checkpoint", json.dumps(None if found is None else [str(found.folder), asdict(found.meta)]))
+        content = None if found is None else [str(found.folder), asdict(found.meta), found.published]
+        store.set("checkpoint", json.dumps(content))
         return found
     with annotate_errors("waiting for rank 0 to find the checkpoint"):
         said = json.loads(store.get("checkpoint"))
-    return None if said is None else Checkpoint(Path(said[0]), Meta.of(said[1]))
+    return None if said is None else Checkpoint(Path(said[0]), Meta.of(said[1]), said[2])
 
 
 def find_best(plan: Plan, place: Place, store: Store) -> Optional[Dict[str, float]]:
@@ -131,9 +133,10 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> None:
         names.setdefault(block, []).append(name)
     for block, _, _ in engine.state:
         names.setdefault(block, [])
+    published = files_of(checkpoint.folder) if checkpoint.published else []
     for block, members in names.items():
-        path = checkpoint.part(part_name(block))
-        content = read_part(checkpoint, part_name(block))
+        path = checkpoint.folder if published else checkpoint.part(part_name(block))
+        content = _of_published(engine.task, published, block) if published else read_part(checkpoint, part_name(block))
         if UPDATES in content:
             steps[block] = int(_tensor(path, content, UPDATES, [1], torch.int64)[0])
         if SCALER in content and engine.stage_updates is not None:
@@ -164,6 +167,12 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> None:
                     flat.view(name, state[kind]).mul_(scale)
     engine.optimizer.load(state, own or checkpoint.meta.updates)
     engine.optimizer.scaler.load(min(scalers, key=lambda one: one["scale"], default=checkpoint.meta.scaler))
+
+
+def _of_published(task: Task, files: Sequence[Path], block: str) -> Dict[str, Tensor]:
+    """What a part would hold of a block, from files of published weights."""
+    found = task.published(files, block)
+    return {f"{kind}/{name}": one for kind in (WEIGHTS, STATE) for name, one in found.items()}
 
 
 def _whole(name: str, share: Tensor, group: TensorGroup, task: Task) -> Tensor:

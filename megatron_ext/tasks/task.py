@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from enum import Enum
+from pathlib import Path
 from typing import Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -161,6 +162,24 @@ class Task(ABC):
     def rows(self, name: str) -> Optional[int]:
         """How many rows of a parameter count, if the others only pad it; None: all do."""
         return None
+
+    def published(self, files: Sequence[Path], block: str) -> Tensors:
+        """A block's parameters, and what it has that is not trained, in fp32 by their names there, from files in which
+        others published the weights of the whole model; for families that read them.
+
+        Raises:
+            EngineError: they lack some, or cannot be read.
+        """
+        raise NotImplementedError
+
+    def publish(self, content: Callable[[str], Tensors], folder: Path) -> None:
+        """Writes config.json and the weights as their publishers do into `folder`; for the same families. `content`
+        gives what a checkpoint has of a block.
+
+        Raises:
+            EngineError: the model cannot be published, or `folder` not be written.
+        """
+        raise NotImplementedError
 
 
 class Running(nn.Module):

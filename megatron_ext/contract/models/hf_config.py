@@ -26,6 +26,10 @@ class HfConfigError(EngineError):
     """A config.json of what is no model here."""
 
 
+class AnotherModelError(HfConfigError):
+    """A config.json that is sound, of a model that a family here computes differently."""
+
+
 @dataclass
 class HfConfig:
     """The file's content. Whoever reads a key says what it may be."""
@@ -44,6 +48,10 @@ class HfConfig:
 
     def refuse(self, key: str, value: object, why: str) -> HfConfigError:
         return HfConfigError(f"{self.path}: {key}={json.dumps(value, default=str)}: {why}")
+
+    def differs(self, key: str, value: object, why: str) -> HfConfigError:
+        """As `refuse`, of a value that makes another model than the family's."""
+        return AnotherModelError(str(self.refuse(key, value, why)))
 
     def given(self, key: str, default: object = _MISSING) -> Any:
         value = self.content.get(key, default)
@@ -81,7 +89,7 @@ class HfConfig:
         values = allowed if isinstance(allowed, tuple) else (allowed,)
         value = self.content.get(key, values[0])
         if value not in values or isinstance(value, bool) != isinstance(values[0], bool):
-            raise self.refuse(key, value, f"{why}; only {' or '.join(map(json.dumps, values))} can be imported")
+            raise self.differs(key, value, f"{why}; only {' or '.join(map(json.dumps, values))} can be imported")
 
     def length(self, longest: int, bounded: bool = True) -> int:
         """Tokens of a sequence, of a model that knows so many positions, or any number where these are no bound."""

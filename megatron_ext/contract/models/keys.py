@@ -37,9 +37,9 @@ LEARNED, ROTARY, NO_POSITIONS, SINUSOIDAL = tuple(PositionEmbedding)
 POSITIONS = (LEARNED, ROTARY, NO_POSITIONS)
 OF_TRAINING = (
     *("hidden_dropout", "attention_dropout", "drop_path", "label_smoothing"),
-    *("embedding_dropout", "input_dropout", "output_dropout", "weight_dropout", "config"),
+    *("embedding_dropout", "input_dropout", "output_dropout", "weight_dropout", "config", "code_digest"),
 )
-"""Options that training may change on the way; the file of `config` may lie elsewhere."""
+"""Options that training may change on the way; the file of `config` may lie elsewhere, and be written anew."""
 DEPTHS = r"[1-9][0-9]{0,3}(-[1-9][0-9]{0,3}){0,4}"
 """A regular expression for `depths`: of one to five stages."""
 

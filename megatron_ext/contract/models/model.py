@@ -222,6 +222,8 @@ class Family:
     one_head = ""
     """Why it has no more than one attention head; empty: it may."""
 
+    published = False
+    """Whether transformers loads and saves its weights: `train.load` may be a folder of them, and exports are such."""
     user_code = False
     """Whether a user's file defines it."""
     decoder = False

@@ -38,7 +38,7 @@ def _gpt2(config: HfConfig) -> Dict[str, object]:
     config.must("scale_attn_by_inverse_layer_idx", False, "tdpp scales attention alike in all layers")
     dropout = config.number("resid_pdrop", 0.1)
     if (embedding := config.number("embd_pdrop", 0.1)) != dropout:
-        raise config.refuse(
+        raise config.differs(
             "embd_pdrop", embedding, f"tdpp uses one dropout for embeddings and layers, resid_pdrop={dropout:g}"
         )
     hidden = config.size("n_embd")
@@ -92,7 +92,7 @@ def _check_window(config: HfConfig, length: object) -> None:
         return
     window = config.size("sliding_window", 4096)
     if isinstance(length, int) and window < length:
-        raise config.refuse(
+        raise config.differs(
             "sliding_window",
             window,
             f"tdpp has no sliding-window attention, which sequences of {length} tokens need; --sequence-length "
@@ -112,7 +112,7 @@ def _scaling(config: HfConfig, rope: Mapping[str, Any]) -> Dict[str, object]:
         expected = LLAMA3 if other else {"rope_type": "llama3"}
         name = next(iter(wrong))
         why = f"tdpp scales rotary positions only as Llama 3 does, with {name}={json.dumps(expected[name])}"
-        raise config.refuse(f"{key}.{name}", wrong[name], why)
+        raise config.differs(f"{key}.{name}", wrong[name], why)
     factor = scaling.get("factor")
     if isinstance(factor, bool) or not isinstance(factor, (int, float)):
         raise config.refuse(f"{key}.factor", factor, "must be a number")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, List, Tuple
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 
@@ -12,12 +13,15 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.families.huggingface.anatomy import Anatomy
 from megatron_ext.families.huggingface.blocks import Embedding, Head, layer_of
 from megatron_ext.families.huggingface.library import made
+from megatron_ext.families.huggingface.weights import Published, save
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.language.language_task import NextTokenTask
 from megatron_ext.tasks.repeatable import repeatable
 from megatron_ext.tasks.task import SEQUENCE, Block, Placement, Wire
 
 TOKENS = "tokens"
+FIRST, LAST = "embedding", "head"
+"""The names of what stands before the layers, and behind them."""
 RANDOM = ("drop", "jitter")
 """In the names of a configuration's numbers by which a layer draws random ones."""
 
@@ -29,6 +33,8 @@ class HuggingFaceTask(NextTokenTask):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
+        self._model = plan.model
+        self._published: Optional[Published] = None
         model = made(plan.model)
         anatomy = Anatomy(model, plan.model.sequence_length, plan.model.vocab_size)
         self.anatomy = anatomy
@@ -45,8 +51,8 @@ class HuggingFaceTask(NextTokenTask):
         block = partial(_made, seed=seed if _draws(anatomy.config) else None, again=again)
         self.blocks = [
             Block(
-                *("embedding", "embedding", (TOKENS,), (names[0], *[name for of in carried for name in of])),
-                partial(block, "embedding", partial(Embedding, anatomy, seed)),
+                *(FIRST, FIRST, (TOKENS,), (names[0], *[name for of in carried for name in of])),
+                partial(block, FIRST, partial(Embedding, anatomy, seed)),
                 Placement.FIRST,
             ),
             *(
@@ -59,8 +65,8 @@ class HuggingFaceTask(NextTokenTask):
                 for number in range(layers)
             ),
             Block(
-                *("head", "head", (names[-1],), self.outputs),
-                partial(block, "head", partial(Head, anatomy, seed)),
+                *(LAST, LAST, (names[-1],), self.outputs),
+                partial(block, LAST, partial(Head, anatomy, seed)),
                 Placement.LAST,
             ),
         ]
@@ -72,6 +78,39 @@ class HuggingFaceTask(NextTokenTask):
 
     def initialise(self, name: str, parameter: Tensor, tensor: TensorGroup) -> None:
         """Nothing: blocks are made with their weights."""
+
+    def published(self, files: Sequence[Path], block: str) -> Dict[str, Tensor]:
+        """A block's weights."""
+        if self._published is None:
+            self._published = Published(made(self._model), files)
+        names = {self._name(f"{block}.{inner}"): inner for inner in self._inner(block)}
+        return {names[name]: one for name, one in self._published.of(list(names)).items()}
+
+    def publish(self, content: Callable[[str], Dict[str, Tensor]], folder: Path) -> None:
+        """Makes `folder` one that from_pretrained loads."""
+        tensors = {
+            self._name(f"{block.name}.{inner}"): one
+            for block in self.blocks
+            for inner, one in content(block.name).items()
+        }
+        save(made(self._model), tensors, folder)
+
+    def _inner(self, block: str) -> List[str]:
+        """The names of a block's tensors in it."""
+        if block in (FIRST, LAST):
+            held = self.anatomy.first if block == FIRST else self.anatomy.last
+            return [
+                f"{name}.{key}"
+                for name, module in self.anatomy.model.named_modules()
+                if name in held
+                for key in module.state_dict()
+            ]
+        return list(self.anatomy.layers[int(block.rpartition(".")[2])].state_dict())
+
+    def _name(self, name: str) -> str:
+        """The name in transformers' model of what has this one here."""
+        block, _, inner = name.partition(".")
+        return inner if block in (FIRST, LAST) else f"{self.anatomy.path}.{inner}"
 
     def shard(self, name: str) -> None:
         return None
@@ -101,11 +140,11 @@ def _tied(anatomy: Anatomy) -> Any:
     tied = {}
     model = anatomy.model
     named: List[Tuple[str, Any]] = []
-    for block, held in (("embedding", anatomy.first), ("head", anatomy.last)):
+    for block, held in ((FIRST, anatomy.first), (LAST, anatomy.last)):
         for name, module in model.named_modules():
             if name in held:
                 named += [(f"{block}.{name}.{key}", one) for key, one in module.named_parameters(recurse=False)]
-        if block == "embedding":
+        if block == FIRST:
             for number, layer in enumerate(anatomy.layers):
                 named += [(f"layers.{number}.{key}", one) for key, one in layer.named_parameters()]
     for name, one in named:

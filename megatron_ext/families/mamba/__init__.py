@@ -94,7 +94,7 @@ class _Mamba(TokenFamily):
         hidden, expand = config.size("hidden_size", 768), config.size("expand", 2)
         inner = config.size("intermediate_size", expand * hidden)
         if inner != expand * hidden:
-            raise config.refuse("intermediate_size", inner, f"must be expand={expand} times hidden_size={hidden}")
+            raise config.differs("intermediate_size", inner, f"must be expand={expand} times hidden_size={hidden}")
         automatic = -(-hidden // 16)
         given = config.given("time_step_rank", "auto")
         rank = automatic if given == "auto" else config.size("time_step_rank")

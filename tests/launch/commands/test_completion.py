@@ -144,6 +144,9 @@ def offered(line: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
         ("tdpp report --wa", ["--watch", "--wandb"]),
         ("tdpp report mine --runs-d", ["--runs-dir"]),
         ("tdpp status --watch m", ["mine", "mine/20260101-120000-0123abcd"]),
+        ("tdpp checkpoint c", ["convert"]),
+        ("tdpp checkpoint convert m", ["mine", "mine/20260101-120000-0123abcd"]),
+        ("tdpp checkpoint convert mine --to=", ["--to=huggingface"]),
         ("tdpp init ", ["model"]),
         ("tdpp init --ho", ["--hosts"]),
         ("tdpp init model --se", ["--sequence-length"]),
@@ -175,7 +178,11 @@ def test_a_word_becomes_what_the_command_takes(
 
 
 OPTION = re.compile(r"(?<![^\s\[(|])--?[a-z][\w-]*")
-HELPED = [(command,) for command in COMMANDS] + [("init", "model"), *(("data", name) for name in DATA)]
+HELPED = [(command,) for command in COMMANDS] + [
+    ("init", "model"),
+    ("checkpoint", "convert"),
+    *(("data", name) for name in DATA),
+]
 
 
 @pytest.mark.parametrize("words", HELPED, ids=" ".join)

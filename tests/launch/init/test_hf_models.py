@@ -62,7 +62,7 @@ def empty_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written(content: dict[str, Any], *options: str) -> Model:
     """The model that the command writes of it."""
-    Path("their").mkdir()
+    Path("their").mkdir(exist_ok=True)
     Path("their/config.json").write_text(json.dumps(content))
     assert cli.main(["init", "model", "their", "ours", *options]) == 0
     return to_object(compose_unchecked(["model=ours"]), Model, "model")
@@ -95,19 +95,10 @@ def test_a_llama_keeps_its_positions_and_norms() -> None:
     ("content", "told"),
     [
         ({"model_type": "qwen2_moe"}, "num_hidden_layers is missing; a qwen2_moe needs it"),
-        (LLAMA | {"hidden_act": "relu"}, 'tdpp\'s gated MLP uses SiLU; only "silu" can be imported'),
-        (LLAMA | {"attention_bias": True}, "mlp_bias"),
-        (
-            LLAMA | {"rope_scaling": {"type": "linear", "factor": 2}},
-            'rope_scaling.rope_type="linear": tdpp scales rotary',
-        ),
-        (LLAMA | {"rope_scaling": LLAMA3_ROPE | {"high_freq_factor": 8.0}}, "rope_scaling.high_freq_factor=8.0"),
         (LLAMA | {"hidden_size": "64"}, 'hidden_size="64": must be a whole number'),
         ({k: v for k, v in LLAMA.items() if k != "vocab_size"}, "vocab_size is missing; a llama needs it"),
-        (
-            LLAMA | {"model_type": "mistral", "sliding_window": 16},
-            "sliding_window=16: tdpp has no sliding-window attention, which sequences of 128 tokens need",
-        ),
+        (LLAMA | {"is_encoder_decoder": True}, "the model has another architecture than tdpp's"),
+        (LLAMA | {"model_type": "gpt2", "add_cross_attention": True}, "tdpp has no cross-attention"),
         ({"model_type": "mamba", "num_hidden_layers": 2, "use_bias": True}, "the mixer of tdpp's Mamba has no biases"),
         (
             {"model_type": "mamba", "num_hidden_layers": 2, "intermediate_size": 1000},
@@ -128,12 +119,71 @@ def test_a_llama_keeps_its_positions_and_norms() -> None:
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
 def test_another_model_is_refused_with_the_key_the_value_and_why(content: object, told: str) -> None:
-    if isinstance(content, dict) and "attention_bias" in content:
-        content = {**content, "mlp_bias": False}
     with pytest.raises(LaunchError) as error:
         from_hf("config.json", content)
     assert str(error.value).startswith("config.json: ")
     assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"hidden_act": "relu"}, 'hidden_act="relu": tdpp\'s gated MLP uses SiLU; only "silu" can be imported'),
+        ({"attention_bias": True, "mlp_bias": False}, "mlp_bias=false: all or no linear layers have biases"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, 'rope_scaling.rope_type="linear": tdpp scales rotary'),
+        ({"rope_scaling": LLAMA3_ROPE | {"high_freq_factor": 8.0}}, "rope_scaling.high_freq_factor=8.0"),
+        (
+            {"model_type": "mistral", "sliding_window": 16},
+            "sliding_window=16: tdpp has no sliding-window attention, which sequences of 128 tokens need",
+        ),
+        (
+            {"model_type": "gpt2", "activation_function": "relu", "n_positions": 64, "n_embd": 64, "n_layer": 2}
+            | {"n_head": 4},
+            'activation_function="relu"',
+        ),
+    ],
+    ids=["activation", "biases", "linear rope", "another Llama 3 rope", "window", "GPT-2"],
+)
+def test_what_tdpp_computes_differently_is_trained_by_transformers(other: dict[str, Any], told: str) -> None:
+    values, (note,) = from_hf("config.json", LLAMA | other)
+    assert values == {
+        **{"family": "huggingface", "layers": 2, "hidden": 64, "heads": 4, "vocab_size": 100},
+        **{"sequence_length": 128, "config": str(Path("config.json").absolute())},
+    }
+    assert note.startswith(f"tdpp's own is another model ({told}")
+    assert "trained with transformers' own layers" in note
+
+
+def test_a_model_within_its_window_stays_tdpps_own() -> None:
+    values, notes = from_hf("config.json", LLAMA | {"model_type": "mistral", "sliding_window": 16}, 16)
+    assert ("family" in values, values["sequence_length"], notes) == (False, 16, [])
+
+
+@pytest.mark.parametrize(
+    ("other", "commands"),
+    [
+        ({"model_type": "qwen3"}, ["tdpp launch experiment=mine model=ours train.load={folder}"]),
+        (
+            {},
+            [
+                "python -m megatron_ext.hf import {folder} ours-weights",
+                "tdpp launch experiment=mine model=ours train.load=ours-weights",
+            ],
+        ),
+    ],
+    ids=["transformers", "own"],
+)
+def test_weights_beside_a_config_are_named(
+    other: dict[str, Any], commands: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("their").mkdir()
+    Path("their/model.safetensors").touch()
+    written(LLAMA | other)
+    said = capsys.readouterr().out
+    folder = Path("their").absolute()
+    assert f"# weights: {folder}\n" in said
+    assert f"# weights: {folder}\n" in Path("config/tdpp/model/ours.yaml").read_text()
+    assert all(f"  {command.format(folder=folder)}\n" in said for command in commands)
 
 
 @pytest.mark.parametrize(
@@ -158,4 +208,4 @@ def test_any_other_family_becomes_a_model_of_transformers(tmp_path: Path) -> Non
         **{"family": "huggingface", "layers": 3, "hidden": 64, "heads": 4, "sequence_length": 32, "vocab_size": 99},
         "config": str(tmp_path / "config.json"),
     }
-    assert "a qwen3 is trained with transformers' own layers" in note
+    assert note.startswith("tdpp has no qwen3 of its own: this qwen3 is trained with transformers' own layers")

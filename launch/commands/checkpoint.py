@@ -1,0 +1,68 @@
+"""`tdpp checkpoint`: gives the weights of a trained run to other programs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from conf.reading.values import Parser
+from conf.run_folder.rundir import RunDir
+from launch.commands.run_arguments import add_runs_dir
+from launch.commands.translate import add_checkpoint, require_torch
+from launch.errors import LaunchError
+from megatron_ext.checkpoints.kept_weights import kind_of, note
+
+HUGGINGFACE = "huggingface"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `tdpp checkpoint <argv>`; returns 0 once the folder is there.
+
+    Raises:
+        TdppError: the run has no checkpoint of a model of such a layout, or the folder cannot be written.
+    """
+    arguments = parser().parse_args(argv)
+    run = RunDir.find(arguments.runs_dir, arguments.run)
+    require_torch("tdpp checkpoint")
+    from megatron_ext.checkpoints.publishing import publish
+    from megatron_ext.contract.errors import EngineError
+    from megatron_ext.hf import export
+    from megatron_ext.inference.held_out import checkpoint_of
+
+    plan = run.read_plan()
+    out: Path = arguments.folder
+    source = None
+    try:
+        checkpoint = checkpoint_of(run.path, arguments.checkpoint)
+        kind = kind_of(checkpoint, arguments.weights)
+        if plan.model.traits.published:
+            source = publish(plan, checkpoint, out, kind)
+        else:
+            export(checkpoint, out, kind)
+    except EngineError as error:
+        raise LaunchError(str(error)) from error
+    if arguments.weights is None and (said := note(kind)) is not None:
+        print(f"({said})", file=sys.stderr)
+    print(f"written: {out}: {checkpoint.folder.name} of {run.name}, for from_pretrained of transformers")
+    if source is not None:
+        print(f"with the tokenizer's and generation's files of {source}")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    made = Parser(prog="tdpp checkpoint", description="Give the weights of a trained run to other programs.")
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    convert = commands.add_parser("convert", help="write a run's weights into a folder that another program loads")
+    convert.add_argument("run", metavar="RUN", help="a run folder, a name, a job id, or 'latest'")
+    convert.add_argument("folder", metavar="FOLDER", type=Path, help="the new folder")
+    convert.add_argument(
+        "--to",
+        required=True,
+        choices=[HUGGINGFACE],
+        help="the layout: config.json and model.safetensors, which from_pretrained of Hugging Face's transformers loads",
+    )
+    add_runs_dir(convert)
+    add_checkpoint(convert)
+    return made

@@ -1,0 +1,143 @@
+"""The weights of a model of transformers in files of safetensors, as from_pretrained reads and save_pretrained writes
+them: under the names of today, or of the versions of transformers that a family has had."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+
+from torch import Tensor, nn
+
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.families.huggingface.library import Headed
+
+
+class Published:
+    """Files of the weights of a whole model. A tensor is read when it is asked for, and no other one with it."""
+
+    def __init__(self, model: nn.Module, files: Sequence[Path]) -> None:
+        """`model` is on the device meta.
+
+        Raises:
+            EngineError: the files cannot be read, or hold weights in a format that has to be computed back.
+        """
+        self._folder = files[0].parent
+        self._root, self._prefix = base_of(model)
+        quantized = getattr(self._root.config, "quantization_config", None)
+        if quantized:
+            method = quantized.get("quant_method") if isinstance(quantized, dict) else type(quantized).__name__
+            raise EngineError(
+                f"{self._folder}: its weights are quantized ({method}), and training starts from plain ones; save "
+                "them as bf16 or fp32, with from_pretrained(…, dtype='bfloat16') and save_pretrained"
+            )
+        self._names: Dict[int, List[str]] = {}
+        for name, one in model.named_parameters(remove_duplicate=False):
+            self._names.setdefault(id(one), []).append(name)
+        self._parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._core = import_module("transformers.core_model_loading")
+        rules = import_module("transformers.conversion_mapping").get_model_conversion_mapping(self._root)
+        self._converters = [one for one in rules if isinstance(one, self._core.WeightConverter)]
+        renamings = [one for one in rules if isinstance(one, self._core.WeightRenaming)]
+        self._files = self._opened(files)
+        self._sources = self._grouped(renamings)
+
+    def of(self, names: Sequence[str]) -> Dict[str, Tensor]:
+        """The tensors of these names in the model that are there, in fp32; a tied one may be under the other name."""
+        wanted = set(names)
+        for name in names:
+            wanted.update(self._names.get(id(self._parameters.get(name)), ()))
+        found: Dict[str, Tensor] = {}
+        for first, sources in self._sources.items():
+            if wanted.intersection(self._targets(first, sources)):
+                found.update(self._converted(first, sources))
+        for name in names:
+            for other in self._names.get(id(self._parameters.get(name)), ()):
+                if name not in found and other in found:
+                    found[name] = found[other]
+        return {name: found[name] for name in names if name in found}
+
+    def _opened(self, files: Sequence[Path]) -> Dict[str, Any]:
+        """By the name of a tensor, the open file that it is in."""
+        safe_open = import_module("safetensors").safe_open
+        found = {}
+        for path in files:
+            try:
+                file = safe_open(path, framework="pt", device="cpu")
+                found.update(dict.fromkeys(file.keys(), file))
+            except Exception as error:
+                raise EngineError(f"{path}: cannot be read as safetensors: {error}") from error
+        return found
+
+    def _grouped(self, renamings: Sequence[Any]) -> Dict[str, List[Tuple[str, Optional[str]]]]:
+        """The tensors in the files, with the pattern of the rule that converts them, by the first that they become."""
+        known = self._root.state_dict()
+        rename, prefix = self._core.rename_source_key, self._root.base_model_prefix
+        found: Dict[str, List[Tuple[str, Optional[str]]]] = {}
+        for key in sorted(self._files, key=self._core.dot_natural_key):
+            name, pattern = rename(key, renamings, self._converters, prefix, known)
+            if name not in known and key in known:
+                name, pattern = rename(key, [], [], prefix, known)
+            if name in known:
+                found.setdefault(name, []).append((key, pattern))
+        return found
+
+    def _targets(self, first: str, sources: Sequence[Tuple[str, Optional[str]]]) -> Set[str]:
+        """All tensors of the model that are made of these."""
+        pattern = sources[0][1]
+        ends = [""] if pattern is None else self._rule(pattern).target_patterns
+        return {self._prefix + first.replace(ends[0], end) for end in ends}
+
+    def _rule(self, pattern: str) -> Any:
+        return next(one for one in reversed(self._converters) if pattern in one.source_patterns)
+
+    def _converted(self, first: str, sources: Sequence[Tuple[str, Optional[str]]]) -> Dict[str, Tensor]:
+        """The tensors that are made of these."""
+        key, pattern = sources[0]
+        rule = self._core.WeightRenaming(key, first) if pattern is None else deepcopy(self._rule(pattern))
+        for key, pattern in sources:
+            rule.add_tensor(first, key, key if pattern is None else pattern, partial(self._read, key))
+        try:
+            made = rule.convert(first, model=self._root, config=self._root.config)
+        except Exception as error:
+            told = ", ".join(key for key, _ in sources[:3]) + (", …" if len(sources) > 3 else "")
+            raise EngineError(f"{self._folder}: cannot make {first} of {told}: {error}") from error
+        return {self._prefix + name: one[0] if isinstance(one, list) else one for name, one in made.items()}
+
+    def _read(self, key: str) -> Tensor:
+        found: Tensor = self._files[key].get_tensor(key)
+        return found.float() if found.is_floating_point() else found
+
+
+def save(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Makes `folder`, which from_pretrained loads, of a model on the device meta and its weights in fp32.
+
+    Raises:
+        EngineError: transformers has no class for it, a weight is missing or has another shape, or `folder` cannot be
+            written.
+    """
+    root, prefix = base_of(model)
+    if prefix:
+        raise EngineError(
+            f"transformers has no causal model of a {root.config.model_type}: its head is tdpp's, and from_pretrained "
+            "would load the model without it"
+        )
+    try:
+        root.load_state_dict(dict(tensors), strict=False, assign=True)
+        root.tie_weights()
+    except RuntimeError as error:
+        raise EngineError(f"the checkpoint has other weights than {type(root).__name__}: {error}") from error
+    lacking = [name for name, one in root.state_dict().items() if one.is_meta]
+    if lacking:
+        raise EngineError(f"the checkpoint has no {lacking[0]}, which {type(root).__name__} needs")
+    try:
+        root.save_pretrained(folder)
+    except OSError as error:
+        raise EngineError(f"{folder}: cannot be written: {error}") from error
+
+
+def base_of(model: nn.Module) -> Tuple[Any, str]:
+    """The model that transformers knows, and what its names begin with here."""
+    return (model.model, "model.") if isinstance(model, Headed) else (model, "")
