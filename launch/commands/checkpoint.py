@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
         "--to",
         required=True,
         choices=[HUGGINGFACE],
-        help="the layout: config.json and model.safetensors, which from_pretrained of Hugging Face's transformers loads",
+        help="the layout: config.json and model.safetensors, for from_pretrained of Hugging Face's transformers",
     )
     add_runs_dir(convert)
     add_checkpoint(convert)

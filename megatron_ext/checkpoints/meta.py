@@ -342,8 +342,8 @@ def _published(path: Path, model: Mapping[str, object]) -> Checkpoint:
     family = str(model.get("family", DEFAULT))
     if not family_named(family).published:
         raise EngineError(
-            f"{path}: model.family={family} does not read published weights itself; 'python -m megatron_ext.hf import' "
-            "makes a checkpoint of those of a GPT-2 or a Llama, and model.family=huggingface reads those of transformers"
+            f"{path}: model.family={family} does not read published weights itself: 'python -m megatron_ext.hf import' "
+            "makes a checkpoint of a GPT-2's or a Llama's, and model.family=huggingface reads all of transformers"
         )
     return Checkpoint(path, Meta(0, 0, 0, scaler=None, order=None, model=dict(model)), published=True)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path, PurePosixPath
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why

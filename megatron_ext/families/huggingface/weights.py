@@ -132,6 +132,7 @@ def save(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
     lacking = [name for name, one in root.state_dict().items() if one.is_meta]
     if lacking:
         raise EngineError(f"the checkpoint has no {lacking[0]}, which {type(root).__name__} needs")
+    root.config.use_cache = True  # as it is for whoever generates; training has set it to False
     try:
         root.save_pretrained(folder)
     except OSError as error:

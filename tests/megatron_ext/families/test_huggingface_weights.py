@@ -8,16 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
+from conf.compose import compose
 from launch import cli
+from launch.commands.launching.preflight import with_length
+from launch.control.planning.plan import make_plan
 from megatron_ext.checkpoints.meta import Checkpoint, to_load
 from megatron_ext.checkpoints.published import INDEX, WHOLE, files_of
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import BEGINNING
+from megatron_ext.families.huggingface import library
 from megatron_ext.families.huggingface.anatomy import logits_of
 from megatron_ext.families.huggingface.task import HuggingFaceTask
 from megatron_ext.families.huggingface.weights import Published
@@ -79,7 +85,7 @@ def test_published_weights_give_the_logits_of_from_pretrained_and_go_back(kind: 
     expected = logits(theirs(source), TOKENS)
     task = HuggingFaceTask(plan_of(config, tmp_path))
     stage = stage_with_weights(task, files_of(source))
-    found = stage({name: TOKENS for name in stage.inputs})["logits"]
+    found = stage(dict.fromkeys(stage.inputs, TOKENS))["logits"]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
     def content(block: str) -> dict[str, torch.Tensor]:
@@ -131,8 +137,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def words(folder: Path) -> Iterator[str]:
     """The words of a run of the published model, whose sequences are those of the corpus."""
     yield from ("model=huggingface", f"model.config={folder}", f"train.load={folder}", "model.sequence_length=24")
-    yield from ("train.iterations=2", "train.log_interval=1", "parallel.global_batch_size=8", "train.clip_grad=0.0")
-    yield from ("train.comm_timeout_s=120", "parallel.micro_batch_size=2", "parallel=single")
+    yield from ("train.iterations=2", "train.log_interval=1", "parallel.global_batch_size=8")
+    yield from ("train.comm_timeout_s=120", "parallel=single", "parallel.micro_batch_size=2", "parallel.partition=null")
 
 
 def run_of(path: Path, corpus: Path, folder: Path, *others: str) -> EngineRun:
@@ -147,7 +153,7 @@ def test_the_first_loss_is_that_of_from_pretrained(layout: str, tmp_path: Path, 
     run = run_of(tmp_path / "run", corpus, folder, *LAYOUTS[layout])
     task = HuggingFaceTask(run.plan)
     samples = task.samples("train", 16)
-    batch = torch.from_numpy(samples.batch(range(8))["tokens"]).long()
+    batch = torch.from_numpy(samples.batch(np.arange(8))["tokens"]).long()
     expected = F.cross_entropy(logits(theirs(folder), batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
     assert abs(run.losses()[0] - expected.item()) < 1e-5
 
@@ -166,11 +172,14 @@ def test_a_trained_run_goes_back_to_transformers_and_on_under_another_layout(
     assert {name: (out / name).read_text() for name in BESIDE} == BESIDE
     model = whole_model(HuggingFaceTask(run.plan), Checkpoint.at(run.run.path), torch.device("cpu"))
     tokens = TOKENS.remainder(VOCAB)
-    ours = model({name: tokens for name in model.inputs})["logits"]
+    ours = model(dict.fromkeys(model.inputs, tokens))["logits"]
     torch.testing.assert_close(logits(theirs(out), tokens), ours, rtol=0, atol=1e-5)
     assert json.loads((out / "config.json").read_text())["model_type"] == "qwen3"
 
-    rest = run.replan(*words(folder), *LAYOUTS["two replicas"], "train.iterations=3")
+    others = (*LAYOUTS["two replicas"], "train.iterations=3", f"data.prefix={corpus}")
+    plan = make_plan(with_length(compose([*words(folder), *others])), run.plan.run)
+    run.run.write_json(run.run.plan, plan.as_json())
+    rest = EngineRun(run.run, Plan.read(run.run.plan))
     assert rest.go() == 0, rest.stderr()  # resumed from its own checkpoint, not from the folder
     assert [line["iteration"] for line in rest.metrics()] == [1, 2, 3]
 
@@ -208,14 +217,8 @@ def test_weights_that_cannot_be_loaded_are_refused_before_a_run_starts(
 
 def test_quantized_weights_are_refused(tmp_path: Path) -> None:
     config = published("llama", tmp_path / "source")
-    config.quantization_config = {"quant_method": "fp8"}
     with torch.device("meta"):
-        model = whole_on_meta(config)
+        model = library._made(library.transformers(), config)
+    model.config.quantization_config = {"quant_method": "fp8"}  # type: ignore[union-attr]
     with pytest.raises(EngineError, match=r"its weights are quantized \(fp8\)"):
         Published(model, files_of(tmp_path / "source"))
-
-
-def whole_on_meta(config: Any) -> torch.nn.Module:
-    from megatron_ext.families.huggingface import library
-
-    return library._made(library.transformers(), config)
