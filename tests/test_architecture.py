@@ -249,6 +249,7 @@ def test_an_import_that_cannot_be_checked_is_refused(source: str) -> None:
 USED_IF_INSTALLED = {
     "megatron_ext/inference/text.py": {"tokenizers"},
     "megatron_ext/families/huggingface/library.py": {"transformers"},
+    "megatron_ext/families/huggingface/weights.py": {"transformers", "safetensors"},
     # Comes with torch's CUDA builds, and is asked for there alone.
     **{f"megatron_ext/tasks/language/{name}.py": {"triton"} for name in ("attention", "dropped_flash")},
 }

@@ -20,7 +20,7 @@ from launch.errors import LaunchError
 
 CONFIGURED = ("launch", "doctor", "search", "profile", "simulate", "rehearse")
 """Commands that take groups and keys."""
-OF_RUNS = ("status", "logs", "stop", "runs", "report", "evaluate", "translate", "checkpoint")
+OF_RUNS = ("status", "logs", "stop", "runs", "report", "evaluate", "translate", "generate", "checkpoint")
 """Commands that take a RUN."""
 RUN_WORDS = ("resume", "validate", "noise")
 OF_LAUNCH = ("resume", "openseq2seq", "pipedream", "profile")

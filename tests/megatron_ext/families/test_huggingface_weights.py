@@ -138,7 +138,13 @@ def words(folder: Path) -> Iterator[str]:
     """The words of a run of the published model, whose sequences are those of the corpus."""
     yield from ("model=huggingface", f"model.config={folder}", f"train.load={folder}", "model.sequence_length=24")
     yield from ("train.iterations=2", "train.log_interval=1", "parallel.global_batch_size=8")
-    yield from ("train.comm_timeout_s=120", "parallel=single", "parallel.micro_batch_size=2", "parallel.partition=null")
+    yield from (
+        "train.comm_timeout_s=120",
+        "train.lr_warmup_iterations=1",
+        "parallel=single",
+        "parallel.micro_batch_size=2",
+        "parallel.partition=null",
+    )
 
 
 def run_of(path: Path, corpus: Path, folder: Path, *others: str) -> EngineRun:
