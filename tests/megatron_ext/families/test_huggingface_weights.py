@@ -22,11 +22,13 @@ from megatron_ext.checkpoints.meta import Checkpoint, to_load
 from megatron_ext.checkpoints.published import INDEX, WHOLE, files_of
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.run_files import WEIGHTS
 from megatron_ext.data.samples import BEGINNING
 from megatron_ext.families.huggingface import library
 from megatron_ext.families.huggingface.anatomy import logits_of
 from megatron_ext.families.huggingface.task import HuggingFaceTask
 from megatron_ext.families.huggingface.weights import Published
+from megatron_ext.inference.generating import Generator
 from megatron_ext.inference.held_out import whole_model
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between
@@ -180,6 +182,12 @@ def test_a_trained_run_goes_back_to_transformers_and_on_under_another_layout(
     tokens = TOKENS.remainder(VOCAB)
     ours = model(dict.fromkeys(model.inputs, tokens))["logits"]
     torch.testing.assert_close(logits(theirs(out), tokens), ours, rtol=0, atol=1e-5)
+    from transformers import GenerationConfig
+
+    greedy = GenerationConfig(max_new_tokens=6, do_sample=False, pad_token_id=0)
+    expected = theirs(out).generate(TOKENS[:1, :3], generation_config=greedy)  # type: ignore[operator]
+    generator = Generator(run.plan, Checkpoint.at(run.run.path), WEIGHTS, "cpu")
+    assert [*generator.tokens(TOKENS[0, :3].tolist(), 6, 0.0, 0, end=-1)] == expected[0, 3:].tolist()
     assert json.loads((out / "config.json").read_text())["model_type"] == "qwen3"
 
     others = (*LAYOUTS["two replicas"], "train.iterations=3", f"data.prefix={corpus}")
