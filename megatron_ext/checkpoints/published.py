@@ -48,12 +48,10 @@ def chosen(source: Path) -> Path:
         if (source / name).is_file():
             return source / name
     found = sorted(path.name for path in source.iterdir())
-    if pickled := [name for name in PICKLED if name in found]:
-        raise EngineError(
-            f"{source}: its weights are in {pickled[0]}, which can run any code when it is read; save them as "
-            "safetensors, with save_pretrained of a transformers of today"
-        )
-    raise EngineError(f"{source}: expected {WHOLE} or {INDEX}, found {', '.join(found[:10]) or 'an empty folder'}")
+    told = f"{source}: expected {WHOLE} or {INDEX}, found {', '.join(found[:10]) or 'an empty folder'}"
+    if any(name in found for name in PICKLED):
+        told += "; reading a .bin can run any code, so save the weights as safetensors, with save_pretrained"
+    raise EngineError(told)
 
 
 def shards_of(index: Path) -> Dict[str, str]:
