@@ -191,6 +191,8 @@ def test_a_trained_run_goes_back_to_transformers_and_on_under_another_layout(
     assert json.loads((out / "config.json").read_text())["model_type"] == "qwen3"
 
     others = (*LAYOUTS["two replicas"], "train.iterations=3", f"data.prefix={corpus}")
+    moved = compose([*words(folder), *others, f"model.config={out}"]).model  # as convert wrote it
+    assert to_load(run.run.path, moved.sized(1).identity(), 3, "adamw").meta.iteration == 2
     plan = make_plan(with_length(compose([*words(folder), *others])), run.plan.run)
     run.run.write_json(run.run.plan, plan.as_json())
     rest = EngineRun(run.run, Plan.read(run.run.plan))
