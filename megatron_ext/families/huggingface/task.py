@@ -33,7 +33,6 @@ class HuggingFaceTask(NextTokenTask):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
-        self._model = plan.model
         self._published: Optional[Published] = None
         model = made(plan.model)
         anatomy = Anatomy(model, plan.model.sequence_length, plan.model.vocab_size)

@@ -185,7 +185,8 @@ def test_a_trained_run_goes_back_to_transformers_and_on_under_another_layout(
     from transformers import GenerationConfig
 
     greedy = GenerationConfig(max_new_tokens=6, do_sample=False, pad_token_id=0)
-    expected = theirs(out).generate(TOKENS[:1, :3], generation_config=greedy)  # type: ignore[operator]
+    converted: Any = theirs(out)
+    expected = converted.generate(TOKENS[:1, :3], generation_config=greedy)
     generator = Generator(run.plan, Checkpoint.at(run.run.path), WEIGHTS, "cpu")
     assert [*generator.tokens(TOKENS[0, :3].tolist(), 6, 0.0, 0, end=-1)] == expected[0, 3:].tolist()
     assert json.loads((out / "config.json").read_text())["model_type"] == "qwen3"
@@ -234,7 +235,7 @@ def test_weights_that_cannot_be_loaded_are_refused_before_a_run_starts(
 def test_quantized_weights_are_refused(tmp_path: Path) -> None:
     config = published("llama", tmp_path / "source")
     with torch.device("meta"):
-        model = library._made(library.transformers(), config)
-    model.config.quantization_config = {"quant_method": "fp8"}  # type: ignore[union-attr]
+        model: Any = library._made(library.transformers(), config)
+    model.config.quantization_config = {"quant_method": "fp8"}
     with pytest.raises(EngineError, match=r"its weights are quantized \(fp8\)"):
         Published(model, files_of(tmp_path / "source"))
