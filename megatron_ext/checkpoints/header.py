@@ -105,6 +105,11 @@ def packed(entries: Dict[str, Any], metadata: Dict[str, str]) -> bytes:
 
 
 def _entry(path: Path, name: str, entry: Any) -> Entry:
+    if isinstance(entry, dict) and isinstance(entry.get("dtype"), str) and entry["dtype"] not in BYTES:
+        raise EngineError(
+            f"{path}: tensor {name} has the number format {entry['dtype']:.20}, and {', '.join(BYTES)} can be read; "
+            "save quantized weights as BF16 or F32"
+        )
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         count = 1

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from megatron_ext.checkpoints import safetensors
-from megatron_ext.checkpoints.published import chosen, shards_of
+from megatron_ext.checkpoints.published import chosen, tensors_of
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.pieces import Parameter
 
@@ -22,26 +22,8 @@ def read(source: Path) -> Tuple[Path, Dict[str, Tensor]]:
     Raises:
         EngineError: there is none, a file cannot be read, or index and shards do not fit together.
     """
-    path = chosen(source)
-    return path, _shards(path) if path.name.endswith(".index.json") else safetensors.read(path)
-
-
-def _shards(index: Path) -> Dict[str, Tensor]:
-    places = shards_of(index)
-    tensors: Dict[str, Tensor] = {}
-    held: Dict[str, str] = {}
-    for name in sorted(set(places.values())):
-        for tensor, content in safetensors.read(index.parent / name).items():
-            if tensor in held:
-                raise EngineError(f"{index}: the tensor {tensor} is in two shards, {held[tensor]} and {name}")
-            if places.get(tensor) != name:
-                where = f"says that it is in {places[tensor]}" if tensor in places else "does not list it"
-                raise EngineError(f"{index}: the tensor {tensor} is in {name}, but the index {where}")
-            held[tensor], tensors[tensor] = name, content
-    for tensor, name in places.items():
-        if tensor not in held:
-            raise EngineError(f"{index}: the tensor {tensor} should be in {name}, which does not have it")
-    return tensors
+    files = sorted(set(tensors_of(source).values()))
+    return chosen(source), {name: one for path in files for name, one in safetensors.read(path).items()}
 
 
 class Twin(NamedTuple):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from megatron_ext.checkpoints.header import Header, digest_of, read_header, require_part
-from megatron_ext.checkpoints.published import files_of, is_published
+from megatron_ext.checkpoints.published import is_published, tensors_of
 from megatron_ext.contract.adaptive.config import Adapted
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
@@ -336,15 +336,15 @@ def _published(path: Path, model: Mapping[str, object]) -> Checkpoint:
     """Published weights as the beginning of a run.
 
     Raises:
-        EngineError: some of their files are not there, or the model's family does not read them.
+        EngineError: their files are not there or damaged, or the model's family does not read them.
     """
-    files_of(path)
     family = str(model.get("family", DEFAULT))
     if not family_named(family).published:
         raise EngineError(
             f"{path}: model.family={family} does not read published weights itself: 'python -m megatron_ext.hf import' "
             "makes a checkpoint of a GPT-2's or a Llama's, and model.family=huggingface reads all of transformers"
         )
+    tensors_of(path)
     return Checkpoint(path, Meta(0, 0, 0, scaler=None, order=None, model=dict(model)), published=True)
 
 

@@ -10,6 +10,7 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Any, Dict, List, Tuple
 
+from megatron_ext.checkpoints.header import read_header
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
 
@@ -26,14 +27,32 @@ def is_published(path: Path) -> bool:
     return path.name in (WHOLE, INDEX) and path.is_file()
 
 
-def files_of(source: Path) -> List[Path]:
-    """All files of weights, which are there.
+def tensors_of(source: Path) -> Dict[str, Path]:
+    """The file of each tensor, by the files' headers, which are sound.
 
     Raises:
-        EngineError: there are none, or some of them are not there.
+        EngineError: there are none, one is missing or damaged, or index and shards do not fit together.
     """
     path = chosen(source)
-    return [path.parent / name for name in sorted(set(shards_of(path).values()))] if path.name == INDEX else [path]
+    if not path.name.endswith(".index.json"):
+        found = dict.fromkeys(read_header(path).entries, path)
+        if not found:
+            raise EngineError(f"{path}: has no tensors")
+        return found
+    places = _shards_of(path)
+    held: Dict[str, str] = {}
+    for name in sorted(set(places.values())):
+        for tensor in read_header(path.parent / name).entries:
+            if tensor in held:
+                raise EngineError(f"{path}: the tensor {tensor} is in two shards, {held[tensor]} and {name}")
+            if places.get(tensor) != name:
+                where = f"says that it is in {places[tensor]}" if tensor in places else "does not list it"
+                raise EngineError(f"{path}: the tensor {tensor} is in {name}, but the index {where}")
+            held[tensor] = name
+    for tensor, name in places.items():
+        if tensor not in held:
+            raise EngineError(f"{path}: the tensor {tensor} should be in {name}, which does not have it")
+    return {tensor: path.parent / name for tensor, name in held.items()}
 
 
 def chosen(source: Path) -> Path:
@@ -54,7 +73,7 @@ def chosen(source: Path) -> Path:
     raise EngineError(told)
 
 
-def shards_of(index: Path) -> Dict[str, str]:
+def _shards_of(index: Path) -> Dict[str, str]:
     """The name of each tensor's shard; all shards are there.
 
     Raises:

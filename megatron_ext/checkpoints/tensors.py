@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext.checkpoints.meta import SCALER as STATE_OF_ANY
 from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_name, start_of
-from megatron_ext.checkpoints.published import files_of
+from megatron_ext.checkpoints.published import tensors_of
 from megatron_ext.checkpoints.safetensors import read_part
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
@@ -133,7 +133,7 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> None:
         names.setdefault(block, []).append(name)
     for block, _, _ in engine.state:
         names.setdefault(block, [])
-    published = files_of(checkpoint.folder) if checkpoint.published else []
+    published = tensors_of(checkpoint.folder) if checkpoint.published else {}
     for block, members in names.items():
         path = checkpoint.folder if published else checkpoint.part(part_name(block))
         content = _of_published(engine.task, published, block) if published else read_part(checkpoint, part_name(block))
@@ -169,7 +169,7 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> None:
     engine.optimizer.scaler.load(min(scalers, key=lambda one: one["scale"], default=checkpoint.meta.scaler))
 
 
-def _of_published(task: Task, files: Sequence[Path], block: str) -> Dict[str, Tensor]:
+def _of_published(task: Task, files: Mapping[str, Path], block: str) -> Dict[str, Tensor]:
     """What a part would hold of a block, from files of published weights."""
     found = task.published(files, block)
     return {f"{kind}/{name}": one for kind in (WEIGHTS, STATE) for name, one in found.items()}

@@ -163,9 +163,9 @@ class Task(ABC):
         """How many rows of a parameter count, if the others only pad it; None: all do."""
         return None
 
-    def published(self, files: Sequence[Path], block: str) -> Tensors:
-        """A block's parameters, and what it has that is not trained, in fp32 by their names there, from files in which
-        others published the weights of the whole model; for families that read them.
+    def published(self, files: Mapping[str, Path], block: str) -> Tensors:
+        """A block's parameters, and what it has that is not trained, in fp32 by their names there, from weights that
+        others published; for families that read them. `files` has the file of each of their tensors.
 
         Raises:
             EngineError: they lack some, or cannot be read.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from torch import Tensor, nn
 
@@ -78,7 +78,7 @@ class HuggingFaceTask(NextTokenTask):
     def initialise(self, name: str, parameter: Tensor, tensor: TensorGroup) -> None:
         """Nothing: blocks are made with their weights."""
 
-    def published(self, files: Sequence[Path], block: str) -> Dict[str, Tensor]:
+    def published(self, files: Mapping[str, Path], block: str) -> Dict[str, Tensor]:
         """A block's weights."""
         if self._published is None:
             self._published = Published(made(self._model), files)

@@ -18,13 +18,13 @@ from megatron_ext.families.huggingface.library import Headed
 class Published:
     """Files of the weights of a whole model. A tensor is read when it is asked for, and no other one with it."""
 
-    def __init__(self, model: nn.Module, files: Sequence[Path]) -> None:
-        """`model` is on the device meta.
+    def __init__(self, model: nn.Module, files: Mapping[str, Path]) -> None:
+        """`model` is on the device meta; `files` has the file of each tensor.
 
         Raises:
             EngineError: the files cannot be read, or hold weights in a format that has to be computed back.
         """
-        self._folder = files[0].parent
+        self._folder = next(iter(files.values())).parent
         self._root, self._prefix = base_of(model)
         quantized = getattr(self._root.config, "quantization_config", None)
         if quantized:
@@ -59,17 +59,16 @@ class Published:
                     found[name] = found[other]
         return {name: found[name] for name in names if name in found}
 
-    def _opened(self, files: Sequence[Path]) -> Dict[str, Any]:
+    def _opened(self, files: Mapping[str, Path]) -> Dict[str, Any]:
         """By the name of a tensor, the open file that it is in."""
         safe_open = import_module("safetensors").safe_open
-        found = {}
-        for path in files:
+        opened = {}
+        for path in set(files.values()):
             try:
-                file = safe_open(path, framework="pt", device="cpu")
-                found.update(dict.fromkeys(file.keys(), file))
+                opened[path] = safe_open(path, framework="pt", device="cpu")
             except Exception as error:
-                raise EngineError(f"{path}: cannot be read as safetensors: {error}") from error
-        return found
+                raise EngineError(f"{path}: cannot be read as safetensors: {error}; fetch it again") from error
+        return {name: opened[path] for name, path in files.items()}
 
     def _grouped(self, renamings: Sequence[Any]) -> Dict[str, List[Tuple[str, Optional[str]]]]:
         """The tensors in the files, with the pattern of the rule that converts them, by the first that they become."""

@@ -4,6 +4,8 @@ loads."""
 from __future__ import annotations
 
 import json
+import re
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from launch import cli
 from launch.commands.launching.preflight import with_length
 from launch.control.planning.plan import make_plan
 from megatron_ext.checkpoints.meta import Checkpoint, to_load
-from megatron_ext.checkpoints.published import INDEX, WHOLE, files_of
+from megatron_ext.checkpoints.published import INDEX, WHOLE, tensors_of
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import WEIGHTS
@@ -68,7 +70,7 @@ def logits(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
         return logits_of(model(input_ids=tokens, use_cache=False))
 
 
-def stage_with_weights(task: HuggingFaceTask, files: list[Path]) -> Stage:
+def stage_with_weights(task: HuggingFaceTask, files: dict[str, Path]) -> Stage:
     stage = Stage(task, cut_between(task, [task.blocks])[0], TensorGroup())
     found = {block.name: task.published(files, block.name) for block in task.blocks}
     for name, parameter in stage.parameters_by_name():
@@ -83,10 +85,10 @@ def stage_with_weights(task: HuggingFaceTask, files: list[Path]) -> Stage:
 def test_published_weights_give_the_logits_of_from_pretrained_and_go_back(kind: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     config = published(kind, source)
-    assert len(files_of(source)) > 1
+    assert len(set(tensors_of(source).values())) > 1
     expected = logits(theirs(source), TOKENS)
     task = HuggingFaceTask(plan_of(config, tmp_path))
-    stage = stage_with_weights(task, files_of(source))
+    stage = stage_with_weights(task, tensors_of(source))
     found = stage(dict.fromkeys(stage.inputs, TOKENS))["logits"]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
@@ -97,8 +99,8 @@ def test_published_weights_give_the_logits_of_from_pretrained_and_go_back(kind: 
 
     task.publish(content, tmp_path / "back")
     torch.testing.assert_close(logits(theirs(tmp_path / "back"), TOKENS), expected, rtol=0, atol=1e-5)
-    written = [load_file(path).keys() for path in files_of(tmp_path / "back")]
-    before = [load_file(path).keys() for path in files_of(source)]
+    written = [load_file(path).keys() for path in set(tensors_of(tmp_path / "back").values())]
+    before = [load_file(path).keys() for path in set(tensors_of(source).values())]
     assert {key for keys in written for key in keys} == {key for keys in before for key in keys}
 
 
@@ -108,24 +110,24 @@ def test_only_the_tensors_of_a_block_are_read(tmp_path: Path, monkeypatch: pytes
     read: list[str] = []
     usual = Published._read
     monkeypatch.setattr(Published, "_read", lambda self, key: read.append(key) or usual(self, key))
-    task.published(files_of(tmp_path / "source"), "layers.2")
+    task.published(tensors_of(tmp_path / "source"), "layers.2")
     assert {key.partition("layers.")[2].partition(".")[0] for key in read} == {"2"}
     assert len(read) > 4 * 3  # three matrices of each of four experts
     read.clear()
-    task.published(files_of(tmp_path / "source"), "head")
+    task.published(tensors_of(tmp_path / "source"), "head")
     assert sorted(read) == ["lm_head.weight", "model.norm.weight"]
 
 
 def test_a_tied_matrix_is_found_under_its_other_name(tmp_path: Path) -> None:
     source = tmp_path / "source"
     config = published("qwen2", source, tied=True)
-    tensors = {name: one for path in files_of(source) for name, one in load_file(path).items()}
+    tensors = {name: one for path in set(tensors_of(source).values()) for name, one in load_file(path).items()}
     tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
     other = tmp_path / "other"
     other.mkdir()
     save_file(tensors, other / WHOLE)
     task = HuggingFaceTask(plan_of(config, tmp_path))
-    found = task.published(files_of(other), "embedding")["model.embed_tokens.weight"]
+    found = task.published(tensors_of(other), "embedding")["model.embed_tokens.weight"]
     torch.testing.assert_close(found, tensors["lm_head.weight"].float())
 
 
@@ -207,8 +209,21 @@ def test_a_trained_run_goes_back_to_transformers_and_on_under_another_layout(
 IDENTITY = {"family": "huggingface", "layers": 4}
 
 
+def sharded(places: dict[str, str]) -> str:
+    return json.dumps({"weight_map": places})
+
+
+def safetensors(length: int, header: str) -> bytes:
+    return struct.pack("<Q", length) + header.encode()
+
+
+ENTRY = json.dumps({"a": {"dtype": "BF16", "shape": [4], "data_offsets": [0, 8]}}).ljust(72)
+TENSOR = safetensors(72, ENTRY) + bytes(4)
+"""Four bytes are missing."""
+
+
 def test_a_folder_of_weights_is_the_beginning_of_a_run(tmp_path: Path) -> None:
-    (tmp_path / WHOLE).touch()
+    save_file({"a": torch.zeros(2)}, tmp_path / WHOLE)
     found = to_load(tmp_path, IDENTITY, 10, "adamw")
     assert (found.published, found.position, found.meta.updates) == (True, BEGINNING, 0)
 
@@ -216,18 +231,32 @@ def test_a_folder_of_weights_is_the_beginning_of_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "identity", "told"),
     [
-        ({WHOLE: ""}, {"layers": 4}, "model.family=gpt does not read published weights itself"),
-        ({"pytorch_model.bin": ""}, IDENTITY, "found pytorch_model.bin; reading a .bin can run any code"),
-        ({INDEX: json.dumps({"weight_map": {"a": "b.safetensors"}})}, IDENTITY, "1 of its 1 shards are not there"),
+        ({WHOLE: b""}, {"layers": 4}, "model.family=gpt does not read published weights itself"),
+        ({"pytorch_model.bin": b""}, IDENTITY, "its weights are in pytorch_model.bin"),
+        ({INDEX: sharded({"a": "b.safetensors"})}, IDENTITY, "1 of its 1 shards are not there"),
+        (
+            {INDEX: sharded({"a": "../b.safetensors"})},
+            IDENTITY,
+            "'../b.safetensors', which is not a file in its folder",
+        ),
+        ({INDEX: sharded({"a": "/etc/passwd"})}, IDENTITY, "'/etc/passwd', which is not a file in its folder"),
+        ({INDEX: sharded({"a": "b"}), "b": safetensors(2, "{}")}, IDENTITY, "a should be in b, which does not have it"),
+        ({INDEX: sharded({"a": "b"}), "b": TENSOR}, IDENTITY, "b: damaged: expected 88 bytes, found 84"),
+        ({WHOLE: safetensors(2, "{}")}, IDENTITY, "has no tensors"),
+        ({WHOLE: safetensors(1 << 62, "{}")}, IDENTITY, "expected a header of 4611686018427387904 bytes, found a file"),
+        ({WHOLE: TENSOR.replace(b"BF16", b"F8_X")}, IDENTITY, "tensor a has the number format F8_X"),
     ],
-    ids=["another family", "pickled", "a shard is missing"],
+    ids=[
+        *("another family", "pickled", "a shard is missing", "above the folder", "outside", "not in its shard"),
+        *("cut off", "empty", "giant header", "quantized"),
+    ],
 )
 def test_weights_that_cannot_be_loaded_are_refused_before_a_run_starts(
-    files: dict[str, str], identity: dict[str, object], told: str, tmp_path: Path
+    files: dict[str, str | bytes], identity: dict[str, object], told: str, tmp_path: Path
 ) -> None:
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    with pytest.raises(EngineError, match=told) as error:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(EngineError, match=re.escape(told)) as error:
         to_load(tmp_path, identity, 10, "adamw")
     assert str(error.value).startswith(f"train.load={tmp_path}")
 
@@ -238,4 +267,4 @@ def test_quantized_weights_are_refused(tmp_path: Path) -> None:
         model: Any = library._made(library.transformers(), config)
     model.config.quantization_config = {"quant_method": "fp8"}
     with pytest.raises(EngineError, match=r"its weights are quantized \(fp8\)"):
-        Published(model, files_of(tmp_path / "source"))
+        Published(model, tensors_of(tmp_path / "source"))
