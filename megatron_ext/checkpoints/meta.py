@@ -214,10 +214,12 @@ def _meta(path: Path) -> Meta:
         EngineError: it is not there, was changed since it was written, or is not one that this engine understands.
     """
     try:
-        content = json.loads(read_regular(path))
+        text = read_regular(path)
+        content = json.loads(text)
         found = _checksum({key: value for key, value in content.items() if key != CHECKSUM})
+        respelled = b"".join(text.split()) != "".join(json.dumps(content).split()).encode()
     except AttributeError:  # no JSON object
-        content, found = {}, ""
+        content, found, respelled = {}, "", False
     except (OSError, ValueError, RecursionError) as error:
         raise EngineError(f"{path}: cannot be read as a checkpoint's description: {why(error)}") from error
     version = content.pop("version", None)
@@ -227,6 +229,8 @@ def _meta(path: Path) -> Meta:
         raise EngineError(f"{path}: expected a checkpoint of version {VERSION}, found version {version}")
     if version == VERSION and (expected := content.pop(CHECKSUM, None)) != found:
         raise EngineError(f"{path}: damaged or edited: expected the checksum {expected}, found {found}")
+    if version == VERSION and respelled:  # 1e-05 as 1E-05: the same number, by a file that has changed
+        raise EngineError(f"{path}: damaged or edited: a number or a text in it is not spelled as it was saved")
     try:
         meta = Meta.of(content)
         check_object(ModelConfig, meta.model, "model", whole=False)

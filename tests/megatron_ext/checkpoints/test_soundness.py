@@ -27,7 +27,7 @@ NEWEST = "; the newest sound checkpoint there is"
 EVERYTHING = {
     "scaler": {"scale": 65536.0, "good": 3.0, "patience": 20.0},
     "order": {"seed": 1234.0, "epochs": 1.5},
-    "evaluation": {"loss": 0.1234567890123, "e5": 1.5e-05},
+    "evaluation": {"loss": 0.1 + 0.2, "e5": 1.5e-05, "\u00ea": 1.0},
     "optimizer": "lamb",
 }
 
@@ -46,17 +46,12 @@ def flipped(path: Path, first: int, last: int) -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("known", [{}, pytest.param(EVERYTHING, marks=pytest.mark.slow)], ids=["least", "most"])
-def test_each_flipped_bit_of_meta_json_is_refused_or_changes_nothing_that_is_read(tmp_path: Path, known: dict) -> None:
+def test_each_flipped_bit_of_meta_json_is_refused(tmp_path: Path, known: dict) -> None:
     expected = save(tmp_path / "one", 5, {"layers": 1, "hidden": 8, "heads": 1, "vocab_size": 9}, **known)
     path = expected.folder / "meta.json"
-    read = 0
     for where in flipped(path, 0, path.stat().st_size):
-        try:
-            assert Checkpoint.read(expected.folder) == expected, where
-        except EngineError:
-            continue
-        read += 1
-    assert read < 9, "such as e and E in a number"
+        with pytest.raises(EngineError):
+            pytest.fail(f"{where}: {Checkpoint.read(expected.folder)}")
     assert Checkpoint.read(expected.folder) == expected
 
 
@@ -170,7 +165,7 @@ def test_an_edited_description_is_refused(tmp_path: Path, changes: dict, message
         Checkpoint.at(tmp_path)
 
 
-def test_how_meta_json_is_written_does_not_matter(tmp_path: Path) -> None:
+def test_spaces_and_the_order_of_keys_in_meta_json_do_not_matter(tmp_path: Path) -> None:
     (saved,) = save_run(tmp_path, 5)
     path = saved.folder / "meta.json"
     path.write_text(json.dumps(dict(sorted(json.loads(path.read_text()).items()))))
