@@ -135,10 +135,23 @@ def _fields(of: Any) -> Iterator[tuple[str, ...]]:
             yield from ((name, *["*"] * entries, *parts) for parts in _fields(inner))
 
 
+_UNREADABLE = re.compile(r"[1-9][0-9]*[^0-9]|0.")
+"""The beginning of a name in a key that Hydra's grammar does not know: a digit, but no number."""
+
+
 def _unparsed(error: OverrideParseException) -> str:
     if "=" not in error.override:
         near = get_close_matches(error.override, groups(), n=1)
         return f"{error.override} is not KEY=VALUE" + (f"; did you mean {near[0]}=…?" if near else "")
+    key, _, value = error.override.partition("=")
+    parts = key.split(".")
+    if (odd := next((number for number, part in enumerate(parts) if _UNREADABLE.match(part)), 0)) > 0:
+        for part in reversed(parts[odd:]):
+            value = f"{{{part}: {value}}}"
+        return (
+            f"{error.override}: a key cannot be read here in which a name begins with a digit, as {parts[odd]} does; "
+            f"write '{'.'.join(parts[:odd])}={value}'"
+        )
     fault = next(line for line in str(error).splitlines() if not line.startswith("Error parsing override"))
     return f"{error.override}: the value cannot be read: {fault}; put a value with such characters in quotes, '\"…\"'"
 

@@ -162,6 +162,8 @@ def quote_texts(word: str, kind: Any, groups: Collection[str]) -> tuple[str, dic
         found = list(_misread(_tree(word), of_key))
     except HydraException:
         return word, {}
+    if found:
+        word = word.rstrip()  # which the grammar allows behind a number, but not behind quotes
     for token in reversed(found):
         word = word[: token.start] + quoted(token.text) + word[token.stop + 1 :]
     return word, {quoted(token.text): token.text for token in found}

@@ -187,6 +187,23 @@ def test_minutes_and_seconds_are_no_number(tmp_path: Path) -> None:
         compose([f"--config-dir={tmp_path}", "executor=mine"])
 
 
+@pytest.mark.parametrize("word", ["name=1e3 ", "name= 1e3", "name=1e3\t", "name= 1e3  "])
+def test_spaces_around_a_text_mean_nothing(word: str) -> None:
+    assert compose([word]).name == "1e3"
+
+
+@pytest.mark.parametrize("name", ["0123", "4xa100", "1g"])
+def test_a_name_that_no_key_may_have_is_written_as_that_of_an_entry(tmp_path: Path, name: str) -> None:
+    (tmp_path / "cluster").mkdir()
+    shipped = Path("conf/cluster/a10x8.yaml").read_text()
+    (tmp_path / "cluster" / "mine.yaml").write_text(shipped.replace("  gpu2:", f"  {name}:"))
+    chosen = [f"--config-dir={tmp_path}", "cluster=mine"]
+    with pytest.raises(ConfigError, match=f"begins with a digit, as {name} does; write '") as caught:
+        compose_unchecked([*chosen, f"cluster.groups.{name}.account=00123"])
+    proposed = str(caught.value).split("write '")[1].removesuffix("'")
+    assert compose_unchecked([*chosen, proposed]).cluster.groups[name].account == "00123"
+
+
 def test_a_sweep_varies_texts() -> None:
     words = [word for _, (word,) in combinations(["name=2024_11_26,007,1e3,True,plain"])]
     assert [compose([word]).name for word in words] == ["2024_11_26", "007", "1e3", "True", "plain"]

@@ -56,3 +56,13 @@ def test_the_next_step_follows_from_the_verdict(state: State, command: str) -> N
 def test_the_package_is_the_command(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "tdpp", "--version"], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout[:5]) == (0, "tdpp ")
+
+
+def test_a_user_s_folders_are_not_taken_for_packages_of_tdpp(tmp_path: Path) -> None:
+    """`conf` is where every command looks for a user's files, and `reports` a common name."""
+    for name in ("conf", "reports", "launch"):
+        (tmp_path / name).mkdir()
+    program = "import reports; from conf.compose import compose; print(compose().model.name, reports.load.__name__)"
+    for words, printed in ((["-m", "tdpp", "launch", "--cfg", "job"], "name: ${model.name}"), (["-c", program], "tiny load")):
+        done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
+        assert printed in done.stdout, done.stderr
