@@ -63,6 +63,6 @@ def test_a_user_s_folders_are_not_taken_for_packages_of_tdpp(tmp_path: Path) -> 
     for name in ("conf", "reports", "launch"):
         (tmp_path / name).mkdir()
     program = "import reports; from conf.compose import compose; print(compose().model.name, reports.load.__name__)"
-    for words, printed in ((["-m", "tdpp", "launch", "--cfg", "job"], "name: ${model.name}"), (["-c", program], "tiny load")):
+    for words, printed in ((["-m", "tdpp", "launch", "--cfg", "job"], "${model.name}"), (["-c", program], "tiny load")):
         done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
         assert printed in done.stdout, done.stderr
