@@ -20,8 +20,11 @@ MOST_NUL = 1 << 28
 """NUL bytes in a row that are read where the file system does not say where a hole ends."""
 _ESCAPES = r"\x1b(?:\[[0-?]*[@-~]|\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)|[ -/]*[0-~])"
 """Colours, cursor moves, a window's title (ECMA-48)."""
-_STRAY = re.compile(rf"{_ESCAPES}|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u2060\ufeff\ufffd]")
-"""Also a byte order mark, and what stands for bytes that are not UTF-8."""
+_OF_TERMINALS = re.compile(rf"{_ESCAPES}|[\x00\x07\x08\x0b-\x0d\u200b\u2060\ufeff]")
+"""Also a byte order mark."""
+_UNREADABLE = "\ufffd"
+"""What stands for a byte that is not UTF-8, and here for a control character too: one of them may have been a digit."""
+_CONTROL = re.compile(r"[\x01-\x06\x0e-\x1f\x7f-\x9f]")
 _STAMP = re.compile(r" ?(?:\[[\d :.-]{1,32}\] )?$")
 """The time that Megatron-LM of today puts before an iteration."""
 
@@ -31,32 +34,63 @@ class LogText:
 
     def __init__(self, file: BinaryIO) -> None:
         self._bytes = _WithoutNul(file)
+        self._unreadable = 0
+        self._first = ""
 
     @property
     def notes(self) -> list[str]:
-        """What was left out so far. NUL bytes are no loss in a text in UTF-16."""
-        source = self._bytes
-        if source.nul == 0 or source.wide:
+        """What was left out so far. NUL bytes are no loss in a text in UTF-16, nor is the rest of its characters."""
+        source, notes = self._bytes, []
+        if source.wide:
             return []
-        end = ", and what follows them is not read" if source.ended else ""
-        return [
-            f"{plural(source.nul, 'NUL byte')} left out: the file was cut while a process wrote to it, its disk was "
-            f"full, or its node failed; whatever stood there is lost{end}"
-        ]
+        if source.nul:
+            end = ", and what follows them is not read" if source.ended else ""
+            notes.append(
+                f"{plural(source.nul, 'NUL byte')} left out: the file was cut while a process wrote to it, its disk "
+                f"was full, or its node failed; whatever stood there is lost{end}"
+            )
+        if self._unreadable:
+            notes.append(
+                f"{plural(self._unreadable, 'line')} with bytes that are no text, such as {self._first!r}: they are "
+                "left out at a line's begin and end, and a number with one inside is not read"
+            )
+        return notes
 
     def __iter__(self) -> Iterator[str]:
         text = io.TextIOWrapper(io.BufferedReader(self._bytes, 1 << 20), encoding="utf-8", errors="replace")
         while line := text.readline(LINE_LIMIT):
+            if not line.isascii() or not line.isprintable():
+                self._look_at(line)
             yield from pieces(line)
+
+    def _look_at(self, line: str) -> None:
+        plain = _readable(line)
+        if (at := plain.find(_UNREADABLE)) >= 0:
+            self._unreadable += 1
+            self._first = self._first or plain[max(at - 20, 0) : at + 21].strip()
 
 
 def pieces(line: str) -> Iterator[str]:
-    """A line without stray characters and labels; in two, where an iteration's begins inside another one."""
-    plain = unlabelled(line if line.isascii() and line.rstrip("\n").isprintable() else _STRAY.sub("", line))
+    """A line without stray characters and labels; in two, where an iteration's begins inside another one. U+FFFD stands
+    for what cannot be read inside it."""
+    plain = unlabelled(line if line.isascii() and line.rstrip("\n").isprintable() else _readable(line))
     begins = [_begin(plain, found.start()) for found in ITERATION.finditer(plain)] if "iteration" in plain else []
     for begin, end in pairwise([0, *(at for at in begins if plain[:at].strip()), len(plain)]):
-        piece = unlabelled(plain[begin:end])
+        piece = unlabelled(_trimmed(plain[begin:end]))
         yield piece if end == len(plain) else f"{piece}\n"
+
+
+def _readable(line: str) -> str:
+    """The line without what terminals leave in it, and with one character for all that is no text."""
+    return _CONTROL.sub(_UNREADABLE, _OF_TERMINALS.sub("", line))
+
+
+def _trimmed(line: str) -> str:
+    """The line without what cannot be read before and behind it."""
+    if _UNREADABLE not in line:
+        return line
+    end = "\n" if line.endswith("\n") else ""
+    return line.removesuffix("\n").strip(_UNREADABLE) + end
 
 
 def _begin(line: str, at: int) -> int:
@@ -205,6 +239,8 @@ def iteration_line(line: str) -> IterationLine | None:
     *closed, rest = line[head.end() :].split("|")
     fields = _fields("|".join(closed))
     if rest.strip() or not {"lm loss", LAST} & fields.keys():  # one that was cut: half a number, or no loss
+        return None
+    if _UNREADABLE in line:  # in a number, or in the name of one
         return None
 
     def number(name: str) -> float | None:

@@ -315,7 +315,7 @@ def _wordpiece(vocabulary: dict[str, int], lowercase: bool) -> HfTokenizer:
 
 def _bert(path: Path, content: str) -> str:
     """The tokenizer.json of BERT's vocab.txt, a token a line; one without capital letters is for lower case."""
-    tokens = words_of(content.splitlines(), path)
+    tokens = words_of(content.split("\n"), path)
     special = [token for token in tokens if token.startswith("[") and token.endswith("]")]
     missing = {"[UNK]", "[CLS]", "[SEP]", "[MASK]", "[PAD]"} - set(special)
     if missing:

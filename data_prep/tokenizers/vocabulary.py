@@ -18,6 +18,9 @@ from megatron_ext.data.pairs import FEW_UNKNOWN, MOST_UNKNOWN
 
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
+_BLANKS = re.compile(r"[ \t]+")
+"""What stands between a word and its number; a word may be any other space, such as U+00A0."""
+
 
 def words_of(lines: Iterable[str], path: Path) -> list[str]:
     """The words of a vocabulary, a line each, by their ids.
@@ -29,7 +32,7 @@ def words_of(lines: Iterable[str], path: Path) -> list[str]:
         DataPrepError: only some lines have a number.
     """
     rows = [line.strip("\r\n\ufeff") for line in lines]
-    fields = [row.split() for row in rows if row.strip()]
+    fields = [_BLANKS.split(row.strip(" \t")) for row in rows if row.strip(" \t")]
     for word, number in ((0, 1), (1, 0)):
         numbered = [row for row in fields if len(row) == 2 and _NUMBER.fullmatch(row[number])]
         if fields and len(numbered) == len(fields):

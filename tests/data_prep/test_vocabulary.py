@@ -10,6 +10,7 @@ import pytest
 
 from data_prep.errors import DataPrepError
 from data_prep.pairs.check import check_pairs
+from data_prep.tokenizers.tokenizer import JsonTokenizer
 from data_prep.tokenizers.vocabulary import unknown_id, words_of
 from launch.commands.data import main
 from megatron_ext.contract.errors import EngineError
@@ -46,6 +47,20 @@ def test_ids_beside_the_words_give_their_order() -> None:
     assert words_of(["b 1", "0 2", "a 0"], Path("x")) == ["a", "b", "0"]
     assert words_of(["b 7", "0 9", "a 7"], Path("x")) == ["b", "0", "a"]
     assert words_of(["b 7", "3 words here", "a"], Path("x")) == ["b 7", "3 words here", "a"]
+
+
+@pytest.mark.parametrize("word", ["\u00a0", "\u3000", "\u2028", "\x85", "a\u2009b"])
+def test_a_word_may_be_any_space_but_those_between_it_and_its_number(word: str) -> None:
+    assert words_of(["b 1", f"{word} 2", "c 3"], Path("x")) == ["b", word, "c"]
+    assert words_of([f"7\t{word}", "9\tb"], Path("x")) == [word, "b"]
+
+
+def test_a_vocabulary_of_bert_s_has_a_word_a_line(tmp_path: Path) -> None:
+    """Others' lines end at U+2028 too, after which every word had another id."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "\u2028", "the", "\x85", "cat"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    tokenizer = JsonTokenizer.from_file(tmp_path / "vocab.txt", "[SEP]")
+    assert tokenizer.vocab_size == len(words)
 
 
 def test_a_file_with_numbers_on_some_lines_is_refused() -> None:

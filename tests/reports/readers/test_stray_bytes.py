@@ -80,6 +80,26 @@ def test_a_log_whose_interval_changed_misses_nothing(numbers: list[int]) -> None
     assert parse(map(line, numbers)).notes == ()
 
 
+@pytest.mark.parametrize(
+    ("whole", "broken"),
+    [(b"6.0", b"\xb6.0"), (b"1000.5", b"10\x100.5"), (b" lm loss", b" lm l\xefss"), (b"  30/", b"  3\xb0/")],
+    ids=["high-bit", "control", "name", "iteration"],
+)
+def test_a_line_in_whose_numbers_a_bit_flipped_is_left_out_and_named(
+    tmp_path: Path, capsys, whole: bytes, broken: bytes
+):
+    """Without the byte, 6.0 would be .0."""
+    path = tmp_path / "train.out"
+    lines = [one.encode() for one in LINES]
+    path.write_bytes(b"".join([*lines[:2], lines[2].replace(whole, broken), *lines[3:]]))
+    assert main([str(path), "--csv"]) == 0
+    said = capsys.readouterr().err
+    assert "1 line with bytes that are no text" in said
+    assert "the log has no line of iteration 30" in said
+    rows = (tmp_path / "train.report/metrics.csv").read_text().splitlines()[1:]
+    assert [int(row.split(",")[0]) for row in rows] == [10, 20, 40, 50, 60]
+
+
 def test_what_is_left_out_stands_on_the_terminal_and_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "train.out"
     path.write_text("".join([*LINES[:2], "\0" * 512 + LINES[2], *LINES[4:]]))
