@@ -10,20 +10,30 @@ from __future__ import annotations
 import copy
 import threading
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.families.huggingface.crossing import (
+    BATCH,
+    CROSSING,
+    HELD,
+    Arguments,
+    Call,
+    Crossing,
+    Other,
+    crossings,
+    flat_of,
+    hidden_of,
+    wire_of,
+)
 from megatron_ext.families.huggingface.initial import fill
 from megatron_ext.families.huggingface.library import layers_of, transformers
 
-HIDDEN = "hidden_states"
-"""The keyword by which a layer may take what the one before it gives."""
 MOST_WEIGHTS = 2**22
 """Of a matrix, that a product with zeros may touch."""
 LENGTH = 8
@@ -32,31 +42,6 @@ RESULTS = (0, 2, 3, 4, 1)
 """How many a layer may return, tried in this order; 0: its hidden states alone, in no tuple."""
 
 Handler = Callable[[int, Tuple[Any, ...], Dict[str, Any]], Any]
-
-
-Arguments = Tuple[Tuple[Any, ...], Dict[str, Any]]
-"""By place and by name."""
-
-
-class Call(NamedTuple):
-    """What a layer is given beside its hidden states."""
-
-    flat: List[Any]
-    """Tensors and other values; `HELD` in the place of the hidden states, `Carried` for what comes over a wire."""
-    spec: Any
-    """How `flat` becomes (arguments, keywords)."""
-
-    def arguments(self, x: Tensor, carried: Sequence[Tensor]) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
-        """With these hidden states, and these tensors from wires in their order."""
-        rest = iter(carried)
-        flat = [x if one is HELD else next(rest) if one is CARRIED else one for one in self.flat]
-        args, kwargs = pytree.tree_unflatten(flat, self.spec)
-        return args, kwargs
-
-
-HELD, CARRIED, OTHER = object(), object(), object()
-"""Stand for hidden states, for tensors that depend on weights before the first layer, and for what a layer returns
-beside hidden states."""
 
 
 class Enough(Exception):
@@ -81,7 +66,7 @@ class Anatomy:
             raise EngineError(f"{self.name} cannot be cut: later layers attend to keys and values of earlier ones")
         self.kinds = _kinds(self.layers)
         self._told = threading.local()
-        self._vocab_size = vocab_size
+        self._vocab_size, self._length = vocab_size, sequence_length
         for number, layer in enumerate(self.layers):
             layer.forward = _Routed(self._told, number)
         self.inside = {id(one) for layer in self.layers for one in layer.modules()}
@@ -103,20 +88,21 @@ class Anatomy:
         finally:
             self._told.handler = before
 
-    def given(self, x: Tensor) -> Any:
+    def given(self, x: Tensor, number: int) -> Any:
         """What a layer must return, as the forward pass takes it."""
-        return (x, *[OTHER] * (self._results - 1)) if self._results else x
+        return (x, *(Other(number, place) for place in range(1, self._results))) if self._results else x
 
     def calls(self, like: Tensor, tokens: Optional[Tensor], training: bool) -> List[Call]:
         """What each layer is given, for hidden states like these [batch, sequence, …].
 
         Remembered, unless it depends on the tokens.
         """
-        key = (tuple(like.shape[:2]), like.device, like.dtype, training)
+        shape = self.shape_of(like)
+        key = (shape, like.device, like.dtype, training)
         if tokens is None and key in self._known:
             return self._known[key]
         if tokens is None:
-            zeros = torch.zeros(like.shape[:2], dtype=torch.int64, device=like.device)
+            zeros = torch.zeros(shape, dtype=torch.int64, device=like.device)
             with torch.no_grad():
                 self._known[key] = self._called(self._passed(zeros, like.dtype, training))
             return self._known[key]
@@ -125,13 +111,23 @@ class Anatomy:
 
     @property
     def carries(self) -> bool:
-        """Whether anything but hidden states crosses a cut."""
-        return any(self._carried_at)
+        """Whether anything but hidden states is made before the first layer."""
+        return any(one.other is None for of in self.crossing for one in of)
 
     def carried_in(self, number: int, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[Tensor]:
-        """What crosses for a layer, of what it is given."""
-        flat, _ = pytree.tree_flatten((args, kwargs))
-        return [flat[place] for place in self._carried_at[number]]
+        """What is made for a layer before the first one, of what it is given."""
+        flat, _ = flat_of(args, kwargs)
+        return [flat[one.at] for one in self.crossing[number] if one.other is None]
+
+    def gives(self, number: int) -> List[Crossing]:
+        """What the next layer takes of what a layer returns beside hidden states."""
+        after = self.crossing[number + 1] if number + 1 < len(self.layers) else []
+        return [one for one in after if one.other is not None]
+
+    def shape_of(self, hidden: Tensor) -> Tuple[int, ...]:
+        """Of the tokens whose hidden states these are: (batch, sequence)."""
+        at = self.hidden.dims.index(BATCH)
+        return tuple(hidden.shape[at : at + 2])
 
     def copied(self, held: Set[str], device: torch.device) -> nn.Module:
         """A copy of the model, which shares its layers, and whose modules of these names hold memory on `device`."""
@@ -179,25 +175,19 @@ class Anatomy:
         length = min(sequence_length, LENGTH)
         zeros = torch.zeros(1, length, dtype=torch.int64)
         other = torch.arange(1, length + 1).remainder(self._vocab_size)[None]
-        calls, self.carried, self.hidden = self._probe_any(zeros)
-        for tensor in (self.hidden, *(one for of in self.carried for one in of)):
-            if tensor.shape[:2] != zeros.shape:
-                raise EngineError(
-                    f"{self.name} cannot be cut: a tensor of shape {list(tensor.shape)}, which is not "
-                    "[batch, sequence, …], would cross the cut"
-                )
+        calls = self._probe_any(zeros)
         again = self._called(self._passed(other, torch.float32, True))
         self.by_tokens = not all(_same(one, two) for one, two in zip(calls, again))
         self._parts(zeros)
 
-    def _probe_any(self, tokens: Tensor) -> Tuple[List[Call], List[Tuple[Tensor, ...]], Tensor]:
+    def _probe_any(self, tokens: Tensor) -> List[Call]:
         """With layers that return as many values as the forward pass takes."""
         raised: Optional[Exception] = None
         for self._results in RESULTS:
             try:
                 return self._probe(tokens)
-            except EngineError:
-                raise
+            except EngineError as error:
+                raise EngineError(f"{self.name} cannot be cut: {error}") from error
             except Exception as error:  # noqa: BLE001  (as the family's own code, which takes a tuple apart, fails)
                 raised = raised or error
         raise EngineError(f"{self.name} cannot be cut: {raised}") from raised
@@ -211,36 +201,27 @@ class Anatomy:
             self._skeletons[key] = model
         return self._skeletons[key]
 
-    def _probe(self, tokens: Tensor) -> Tuple[List[Call], List[Tuple[Tensor, ...]], Tensor]:
-        """What each layer is given, what of it depends on weights, and the hidden states before the first one."""
+    def _probe(self, tokens: Tensor) -> List[Call]:
+        """What each layer is given, where `crossing` is found out: what of it depends on weights."""
         with torch.enable_grad():
             found = self._passed(tokens, torch.float32, True)
-        self._carried_at = []
-        carried = []
-        for args, kwargs in found:
-            x = _hidden(args, kwargs)
-            flat, _ = pytree.tree_flatten((args, kwargs))
-            if any(one is OTHER for one in flat):
-                raise EngineError(
-                    f"{self.name} cannot be cut: a layer takes more from the one before it than hidden states"
-                )
-            places = [
-                place
-                for place, one in enumerate(flat)
-                if isinstance(one, Tensor) and one is not x and one.requires_grad
-            ]
-            self._carried_at.append(places)
-            carried.append(tuple(flat[place] for place in places))
-        return self._called(found), carried, _hidden(*found[0])
+        self.hidden = wire_of("hidden", hidden_of(*found[0]), tokens.shape)
+
+        def whole() -> List[Arguments]:
+            return self._passed(tokens.new_zeros(1, self._length), torch.float32, True)
+
+        self.crossing = crossings(self.layers, found, tokens.shape, whole, (1, self._length))
+        return self._called(found)
 
     def _called(self, passed: Sequence[Arguments]) -> List[Call]:
         calls = []
-        for (args, kwargs), places in zip(passed, self._carried_at):
-            x = _hidden(args, kwargs)
-            flat, spec = pytree.tree_flatten((args, kwargs))
+        for (args, kwargs), crossing in zip(passed, self.crossing):
+            x = hidden_of(args, kwargs)
+            flat, spec = flat_of(args, kwargs)
             flat = [HELD if one is x else one.detach() if isinstance(one, Tensor) else one for one in flat]
-            for place in places:
-                flat[place] = CARRIED
+            flat = [None if isinstance(one, Other) else one for one in flat]
+            for one in crossing:
+                flat[one.at] = CROSSING
             calls.append(Call(flat, spec))
         return calls
 
@@ -251,7 +232,7 @@ class Anatomy:
         passed: List[Tensor] = []
 
         def handler(number: int, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-            x = _hidden(args, kwargs)
+            x = hidden_of(args, kwargs)
             if number != len(found):
                 raise _Between(
                     f"its layers are not passed once each in their order (layer {number} comes as {len(found)})"
@@ -262,7 +243,7 @@ class Anatomy:
             if len(found) == len(self.layers):
                 raise Enough
             passed.append(x.view_as(x))
-            return self.given(passed[-1])
+            return self.given(passed[-1], number)
 
         with self.routed(handler):
             try:
@@ -285,7 +266,7 @@ class Anatomy:
 
         def handler(number: int, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
             at[0] = number + 1
-            return self.given(args[0] if args else kwargs[HIDDEN])
+            return self.given(hidden_of(args, kwargs), number)
 
         hooks = [
             module.register_forward_pre_hook(hook)
@@ -338,12 +319,6 @@ class _SmallProducts(TorchFunctionMode):
         if func is F.linear and args[1].numel() > MOST_WEIGHTS:
             return args[0].new_zeros(1).expand(*args[0].shape[:-1], len(args[1]))
         return func(*args, **(kwargs or {}))
-
-
-def _hidden(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tensor:
-    """What a layer takes from the one before it."""
-    found: Tensor = args[0] if args else kwargs[HIDDEN]
-    return found
 
 
 def _owner(model: nn.Module, path: str) -> Any:

@@ -8,7 +8,8 @@ from typing import Any, Dict, List, Optional, Set, Tuple, Union
 import torch
 from torch import Tensor, nn
 
-from megatron_ext.families.huggingface.anatomy import HIDDEN, Anatomy, Enough, logits_of
+from megatron_ext.families.huggingface.anatomy import Anatomy, Enough, logits_of
+from megatron_ext.families.huggingface.crossing import hidden_of
 from megatron_ext.families.huggingface.initial import fill
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 
@@ -49,13 +50,13 @@ class Embedding(Frame):
         left: List[Tensor] = []
 
         def handler(number: int, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-            x = args[0] if args else kwargs[HIDDEN]
+            x = hidden_of(args, kwargs)
             if number == 0:
                 left.append(x)
             left.extend(anatomy.carried_in(number, args, kwargs))
             if number + 1 == len(anatomy.layers) or not anatomy.carries:
                 raise Enough
-            return anatomy.given(x)
+            return anatomy.given(x, number)
 
         with anatomy.routed(handler), contextlib.suppress(Enough):
             model(input_ids=tokens, use_cache=False)
@@ -71,8 +72,8 @@ class Head(Frame):
     def forward(self, x: Tensor) -> Tensor:
         """Hidden states -> logits [batch, sequence, vocabulary]."""
         anatomy, model = self._model(x)
-        tokens = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)
-        with anatomy.routed(lambda number, args, kwargs: anatomy.given(x)):
+        tokens = torch.zeros(anatomy.shape_of(x), dtype=torch.int64, device=x.device)
+        with anatomy.routed(lambda number, args, kwargs: anatomy.given(x, number)):
             return logits_of(model(input_ids=tokens, use_cache=False))
 
 
@@ -85,7 +86,7 @@ class _Layer:
         self._layer = layer
         self._forward = layer.forward
 
-    def __call__(self, x: Tensor, *others: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, *others: Tensor) -> Union[Tensor, Tuple[Tensor, ...]]:
         anatomy = self._anatomy
         tokens: Optional[Tensor] = None
         if anatomy.by_tokens:
@@ -93,8 +94,10 @@ class _Layer:
         call = anatomy.calls(x, tokens, self._layer.training)[self._number]
         args, kwargs = call.arguments(x, others)
         y = self._forward(*args, **kwargs)
-        found: Tensor = y[0] if isinstance(y, (tuple, list)) else y
-        return found
+        if not isinstance(y, (tuple, list)):
+            return y  # type: ignore[no-any-return]
+        beside = [y[one.other.place] for one in anatomy.gives(self._number) if one.other is not None]
+        return (y[0], *beside) if beside else y[0]
 
 
 def layer_of(anatomy: Anatomy, number: int, seed: int, tensor: TensorGroup) -> nn.Module:

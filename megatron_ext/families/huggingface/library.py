@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Iterator, Tuple, Type
+from typing import Any, Iterator, Optional, Tuple, Type
 
 import torch
 from torch import nn
@@ -130,7 +131,7 @@ def _made(library: Any, config: Any) -> nn.Module:
 
 def _base_class(library: Any, config: Any) -> Type[Any]:
     """The model without a head whose configuration it is."""
-    if type(config) in library.AutoModel._model_mapping:
+    with contextlib.suppress(KeyError, ValueError):  # not listed, or listed though the package does not export it
         found = library.AutoModel._model_mapping[type(config)]
         return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
     package, _, name = type(config).__module__.rpartition(".")
@@ -153,8 +154,9 @@ def _attends_backwards(base: nn.Module) -> bool:
     return all(said)
 
 
-def rows_of_layers(model: nn.Module) -> Iterator[Tuple[str, nn.ModuleList]]:
-    """The rows of modules that may be its layers, by their names in it: that of its pipeline plan, or all."""
+def rows_of_layers(model: nn.Module, count: Optional[int]) -> Iterator[Tuple[str, nn.ModuleList]]:
+    """The rows of modules that may be its layers, by their names in it: that of its pipeline plan, or those of `count`
+    modules."""
     rows = [(name, one) for name, one in model.named_modules() if isinstance(one, nn.ModuleList)]
     for name, module in model.named_modules():
         plan = getattr(getattr(module, "config", None), "base_model_pp_plan", None) or {}
@@ -162,7 +164,7 @@ def rows_of_layers(model: nn.Module) -> Iterator[Tuple[str, nn.ModuleList]]:
         if LAYERS in plan and any(row == path for row, _ in rows):
             yield next((row, one) for row, one in rows if row == path)
             return
-    yield from rows
+    yield from ((name, row) for name, row in rows if len(row) == count)
 
 
 def layers_of(model: nn.Module) -> Tuple[str, nn.ModuleList]:
@@ -173,7 +175,7 @@ def layers_of(model: nn.Module) -> Tuple[str, nn.ModuleList]:
     """
     config: Any = model.config if hasattr(model, "config") else model.model.config  # type: ignore[union-attr]
     count = getattr(config, "num_hidden_layers", None)
-    found = [(name, row) for name, row in rows_of_layers(model) if len(row) == count]
+    found = list(rows_of_layers(model, count))
     outermost = [(name, row) for name, row in found if not any(name.startswith(f"{other}.") for other, _ in found)]
     if len(outermost) != 1:
         raise EngineError(

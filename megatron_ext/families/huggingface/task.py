@@ -42,23 +42,20 @@ class HuggingFaceTask(NextTokenTask):
             raise EngineError(f"model.layers={plan.model.layers}, but model.config={plan.model.config} has {layers}")
         names = [f"hidden.{number}" for number in range(layers + 1)]
         extra = [f"{TOKENS}"] if anatomy.by_tokens else []
-        carried = [
-            tuple(f"carried.{number}.{place}" for place in range(len(tensors)))
-            for number, tensors in enumerate(anatomy.carried)
-        ]
+        before = [one.wire for of in anatomy.crossing for one in of if one.other is None]
         seed, again = plan.train.seed, plan.recompute == "full"
         block = partial(_made, seed=seed if _draws(anatomy.config) else None, again=again)
         self.blocks = [
             Block(
-                *(FIRST, FIRST, (TOKENS,), (names[0], *[name for of in carried for name in of])),
+                *(FIRST, FIRST, (TOKENS,), (names[0], *(one.name for one in before))),
                 partial(block, FIRST, partial(Embedding, anatomy, seed)),
                 Placement.FIRST,
             ),
             *(
                 Block(
                     *(f"layers.{number}", anatomy.kinds[number]),
-                    (names[number], *extra, *carried[number]),
-                    (names[number + 1],),
+                    (names[number], *extra, *(one.wire.name for one in anatomy.crossing[number])),
+                    (names[number + 1], *(one.wire.name for one in anatomy.gives(number))),
                     partial(block, f"layers.{number}", partial(layer_of, anatomy, number, seed)),
                 )
                 for number in range(layers)
@@ -69,8 +66,8 @@ class HuggingFaceTask(NextTokenTask):
                 Placement.LAST,
             ),
         ]
-        wires = [Wire(name, _dims(anatomy.hidden)) for name in names]
-        wires += [Wire(name, _dims(one)) for of, ones in zip(carried, anatomy.carried) for name, one in zip(of, ones)]
+        wires = [anatomy.hidden._replace(name=name) for name in names]
+        wires += [one.wire for of in anatomy.crossing for one in of]
         logits = Wire("logits", ("batch", SEQUENCE, *anatomy.logits))
         self.wires = {wire.name: wire for wire in (*wires, logits)}
         self.tied = _tied(anatomy)
@@ -121,10 +118,6 @@ class HuggingFaceTask(NextTokenTask):
 def _made(name: str, make: Any, tensor: TensorGroup, seed: Any, again: bool) -> nn.Module:
     module: nn.Module = make(tensor)
     return module if seed is None and not again else repeatable(module, name, seed, again)
-
-
-def _dims(tensor: Tensor) -> Tuple[Any, ...]:
-    return ("batch", SEQUENCE, *tensor.shape[2:])
 
 
 def _draws(config: Any) -> bool:

@@ -39,6 +39,24 @@ OTHERS: tuple[dict[str, Any], ...] = (
 """What families do not agree on; the first with which a model can be made and run is taken."""
 
 
+_OF_TYPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+PARTICULAR: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {"num_expert_group": 1},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": _OF_TYPE}},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", *["sparse"] * 3]},
+    "diffusion_gemma_text": {"top_k_experts": 2},
+    "ernie4_5_vl_moe_text": {"rope_parameters": {**_OF_TYPE, "mrope_section": [1, 1, 2]}},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "glm4v_moe_text": {"rope_parameters": {**_OF_TYPE, "mrope_section": [1, 1, 0]}},
+    "glm5_next_text": {"qk_rope_head_dim": 0, "index_kpool": 2},
+    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 32},
+    "t5gemma2_decoder": {"dropout_rate": 0.0},
+    "t5gemma2_text": {"dropout_rate": 0.0},
+    "longcat_flash": {"qk_head_dim": 16, "num_layers": 2},
+}
+"""What a family has and no other one."""
+
+
 def families() -> list[str]:
     """The `model_type`s of all configurations with a pipeline plan."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -51,8 +69,9 @@ def tiny(kind: str, others: dict[str, Any]) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     make = CONFIG_MAPPING[kind]
-    sizes = copy.deepcopy({**SIZES, **others})  # families change what they are given
-    return make(**{**_small(make().to_dict(), sizes), **({"sliding_window": 8} if "sliding_window" in others else {})})
+    sizes = copy.deepcopy({**SIZES, **others, **PARTICULAR.get(kind, {})})  # families change what they are given
+    usual = {**dict.fromkeys(PARTICULAR.get(kind, {})), **make().to_dict()}
+    return make(**{**_small(usual, sizes), **({"sliding_window": 8} if "sliding_window" in others else {})})
 
 
 def _small(usual: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
