@@ -19,7 +19,7 @@ from typing import Any
 from conf.errors import TdppError
 from conf.run_folder.json_values import typed
 from conf.run_folder.rundir import RunDir
-from conf.schema.experiment import ContainerKind
+from conf.schema.containers import ContainerKind
 from conf.utf8 import enter_utf8_mode
 from launch.control.executors.local import check_port, start_agents
 from launch.errors import LaunchError

@@ -107,8 +107,8 @@ class Ranks:
 
     def __init__(self, plan: Plan, node_rank: int, job: Callable[[Place], None]) -> None:
         """`job` is all that a rank does."""
-        if plan.rehearsal is None:
-            import torch._dynamo  # noqa: F401  (torch.optim needs it at the first step: once here, not in every rank)
+        if _uses_compiler(plan):
+            import torch._dynamo  # noqa: F401  (1.5 CPU seconds: once here, not in every rank)
         self._plan = plan
         self._job = job
         self._places = [plan.ranks[rank] for rank in plan.nodes[node_rank].ranks]
@@ -236,6 +236,15 @@ class Ranks:
 
     def _publish(self) -> None:
         write_json(self._path, sorted(self._state.values(), key=lambda state: state["rank"]))
+
+
+def _uses_compiler(plan: Plan) -> bool:
+    """Whether every rank would import torch's compiler at its first step: torch.utils.checkpoint does, which computes
+    again what a layer or dropped attention does not keep. Other ranks do without it, and start sooner."""
+    if plan.rehearsal is not None:
+        return False
+    again = plan.recompute != "none" or plan.model.attention_dropout > 0 or plan.model.traits.always_recomputes
+    return again or plan.train.compile or plan.device == "cuda"
 
 
 def _rank_main(plan: Plan, place: Place, parent: int, job: Callable[[Place], None]) -> int:

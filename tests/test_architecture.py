@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from graphlib import TopologicalSorter
 
@@ -370,9 +370,9 @@ def test_what_python_3_8_cannot_run_is_seen(source: str) -> None:
     assert len(list(newer_than_3_8(ast.parse(source)))) == 1
 
 
-def loaded_after(code: str) -> set[str]:
-    """Which heavy packages a fresh interpreter has loaded after the code."""
-    report = f"import json, sys; print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
+def loaded_after(code: str, packages: Sequence[str] = HEAVY) -> set[str]:
+    """Which of these packages a fresh interpreter has loaded after the code."""
+    report = f"import json, sys; print(json.dumps([name for name in {packages} if name in sys.modules]))"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\n{report}"],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
@@ -389,6 +389,12 @@ def test_a_heavy_package_would_be_noticed() -> None:
 def test_a_login_node_loads_no_heavy_package_for(room: str) -> None:
     modules = [file.removesuffix(".py").replace("/", ".") for file in FILES if file.startswith(f"{room}/")]
     assert loaded_after("\n".join(f"import {module}" for module in modules)) == set()
+
+
+@pytest.mark.parametrize("module", ["launch.start_agent", "launch.on_host"])
+def test_what_every_node_starts_does_not_load_what_composes_a_configuration(module: str) -> None:
+    """It would take as long as all else."""
+    assert loaded_after(f"import {module}", ["hydra", "omegaconf", "yaml", *HEAVY]) == set()
 
 
 @pytest.mark.parametrize("room", ["data_prep", "fasop"])

@@ -11,10 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conf.errors import ConfigError
-from conf.schema.cluster import Cluster
 from conf.schema.values.ranges import config
+
+if TYPE_CHECKING:  # an agent needs mounts and images, and no OmegaConf
+    from conf.schema.cluster import Cluster
 
 IMAGE_SUFFIX = {"enroot": ".sqsh", "pyxis": ".sqsh", "apptainer": ".sif"}
 """The ending of an image file, by container kind; docker takes none."""

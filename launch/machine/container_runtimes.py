@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf.schema.containers import ImageReference, Mount
-from conf.schema.experiment import ContainerKind
+from conf.schema.containers import ContainerKind, ImageReference, Mount
 from launch.machine import docker
 from launch.machine.processes import own_umask
 from launch.machine.slurm_commands import environment as without_slurm

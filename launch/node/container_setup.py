@@ -25,8 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from conf.schema.containers import ImageReference
-from conf.schema.experiment import ContainerKind
+from conf.schema.containers import ContainerKind, ImageReference
 from conf.visible import span
 from launch.errors import LaunchError
 from launch.files.locks import FileLock

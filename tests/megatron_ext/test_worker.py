@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +30,7 @@ from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.results import StepResult
 from megatron_ext.parallel import interruption
 from megatron_ext.parallel.store import AuthenticatedStore, StoreError
-from tests.support import PATIENCE_S, cases
+from tests.support import PATIENCE_S, ROOT, cases
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 
 FOUR_RANKS = ("parallel.data=2", "parallel.pipeline=2", "parallel.partition=1-2", "parallel.micro_batch_size=1")
@@ -62,6 +64,43 @@ def free_port() -> int:
 
 def ended(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+TRAINS = """
+import os, sys
+from megatron_ext import worker
+from megatron_ext.train import train
+
+def told(*arguments, **options):
+    train(*arguments, **options)
+    os.write(1, f"{'torch._dynamo' in sys.modules}\\n".encode())
+
+worker.train = told
+print(worker.main([sys.argv[1], "0"]), "torch._dynamo" in sys.modules, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "compiler"),
+    [
+        ((), False),
+        (("train.optimizer=sgd",), False),
+        (("parallel.recompute=selective",), True),
+        (("model.family=mamba", "model.position_embedding_type=none", "model.heads=1"), True),
+    ],
+    ids=["as it is", "sgd", "recomputed", "mamba"],
+)
+def test_ranks_do_without_torchs_compiler_or_share_one_import_of_it(
+    engine_run: Callable[..., EngineRun], words: tuple[str, ...], compiler: bool
+) -> None:
+    """Its import takes 1.5 CPU seconds of the start of every run."""
+    run = engine_run("parallel=single", "parallel.data=2", "parallel.micro_batch_size=1", *words)
+    done = subprocess.run(
+        [sys.executable, "-c", TRAINS, str(run.run.plan)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    lines = [line for line in done.stdout.splitlines() if line.endswith(("True", "False"))]
+    assert lines == [str(compiler), str(compiler), f"0 {compiler}"], done.stdout + done.stderr
 
 
 @pytest.fixture

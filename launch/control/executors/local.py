@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from conf.schema.experiment import Executor
+from conf.schema.executor import Executor
 from launch.errors import LaunchError
 from launch.machine import processes
 from launch.machine.provenance import path_of_agents

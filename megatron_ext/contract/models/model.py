@@ -231,6 +231,8 @@ class Family:
     recurrent = False
     """Whether a layer takes its tokens one after another, as LSTMs do, and mostly computes the gradients of weights and
     inputs together."""
+    always_recomputes = False
+    """Whether a part of its layers is computed again in the backward pass, whatever `recompute` says."""
     attends = False
     """Whether anything is known of attention in it, of which a part could be computed again."""
     measured = False

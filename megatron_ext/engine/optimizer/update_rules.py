@@ -12,6 +12,9 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from megatron_ext.contract.train_config import ADAMW, KINDS, LAMB, SGD, TrainConfig
 from megatron_ext.parallel.comm import all_reduce
@@ -20,7 +23,7 @@ NORM_ROW = 1024
 """Squares that are summed in fp32: few enough for an error far below that of the gradients themselves."""
 MOST = 2**30
 """Numbers of a tensor that torch's kernels step on a GPU."""
-SGD_IS_FUSED = "fused" in signature(torch.optim.SGD).parameters
+SGD_IS_FUSED = "fused" in signature(sgd).parameters
 """Since torch 2.3."""
 
 
@@ -83,9 +86,11 @@ class UpdateRule(ABC):
 class TorchRule(UpdateRule):
     """An optimizer of torch's, whose state is one flat tensor for each kind.
 
-    Its parameters share the memory of the master weights. On a GPU they are the runs of weights that decay alike, and
-    torch decays them and divides their gradients in its one pass. Elsewhere it gets parts that are stepped one by one,
-    and no weight decay.
+    On a GPU it steps the runs of weights that decay alike, and torch decays them and divides their gradients in its one
+    pass. Elsewhere it gets parts that are stepped one by one, and no weight decay.
+
+    The functions below torch's optimizers do the work: `torch.optim.Optimizer` imports torch's compiler, 1.5 CPU
+    seconds at every start of a run.
     """
 
     def __init__(
@@ -103,45 +108,63 @@ class TorchRule(UpdateRule):
         if not parts:
             ends = [*cuts, len(master)]
             parts = [(slice(start, stop), False) for start, stop in zip([0, *cuts], ends)]
-        whole = len(parts) == 1 and parts[0][0] == slice(0, len(master))
-        self._parts = [(here, master if whole else nn.Parameter(master.data[here])) for here, _ in parts]
-        groups = [
-            {
-                "params": [parameter for (_, parameter), (_, decays) in zip(self._parts, parts) if decays is wanted],
-                "weight_decay": train.weight_decay if wanted else 0.0,
-            }
-            for wanted in (True, False)
-        ]
-        self._optimizer = _of_torch([group for group in groups if group["params"]], train, at_once)
-        self._names = dict(
-            zip(self.kinds, ("momentum_buffer",) if train.optimizer == SGD else ("exp_avg", "exp_avg_sq"))
-        )
         # SGD without momentum keeps nothing.
         kept = self.kinds if train.optimizer != SGD or train.momentum else ()
         self._state = {kind: torch.zeros_like(master.data) for kind in kept}
         self._steps = torch.zeros(len(parts), device=master.device)
         """By part, how often torch has stepped it."""
-        for number, (here, parameter) in enumerate(self._parts):
-            own: Dict[str, Tensor] = {self._names[kind]: values[here] for kind, values in self._state.items()}
-            if train.optimizer != SGD:
-                own["step"] = self._steps[number]
-            self._optimizer.state[parameter] = own
+        self._groups = [
+            (
+                train.weight_decay if wanted else 0.0,
+                [
+                    (here, [values[here] for values in self._state.values()], steps)
+                    for (here, decays), steps in zip(parts, self._steps)
+                    if decays is wanted
+                ],
+            )
+            for wanted in (True, False)
+        ]
+        """By weight decay the parts that have it: where, their moments, and how often they were stepped."""
 
+    @torch.no_grad()
     def step(self, lr: float, updates: int, here: slice, unscaled: Optional[Unscaled] = None) -> None:
         gradient = self._master.grad
         assert gradient is not None
         if not self.unscales:
             self._decay(lr, gradient, here)
-        for part, parameter in self._parts:  # torch steps those that have a gradient
-            inside = here.start <= part.start and part.stop <= here.stop
-            if parameter is not self._master:
-                parameter.grad = gradient[part] if inside else None
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        if self.unscales:  # by the names that torch's own scaler gives them
-            self._optimizer.grad_scale = None if unscaled is None else unscaled.divisor  # type: ignore[attr-defined]
-            self._optimizer.found_inf = None if unscaled is None else unscaled.overflow  # type: ignore[attr-defined]
-        self._optimizer.step()
+        for decay, parts in self._groups:
+            inside = [each for each in parts if here.start <= each[0].start and each[0].stop <= here.stop]
+            if inside:
+                weights = [self._master.data[part] for part, _, _ in inside]
+                gradients = [gradient[part] for part, _, _ in inside]
+                self._step(weights, gradients, [(moments, steps) for _, moments, steps in inside], lr, decay, unscaled)
+
+    def _step(
+        self,
+        weights: List[Tensor],
+        gradients: List[Tensor],
+        kept: Sequence[Tuple[List[Tensor], Tensor]],
+        lr: float,
+        decay: float,
+        unscaled: Optional[Unscaled],
+    ) -> None:
+        """Steps parts of the weights that decay alike; `kept` are their moments and how often they were stepped."""
+        train = self._train
+        options: Dict[str, Any] = {"lr": lr, "weight_decay": decay, "maximize": False}
+        if unscaled is not None:
+            options.update(grad_scale=unscaled.divisor, found_inf=unscaled.overflow)
+        if train.optimizer == SGD:
+            momenta = [moments[0] if moments else None for moments, _ in kept]
+            options.update(momentum=train.momentum, dampening=0.0, nesterov=train.nesterov, has_sparse_grad=False)
+            if self.unscales:
+                options["fused"] = True
+            sgd(weights, gradients, momenta, **options)
+            return
+        options.update(beta1=train.adam_beta1, beta2=train.adam_beta2, eps=train.adam_eps, amsgrad=False)
+        options["fused"] = self.unscales or torch.__version__ >= "2.4"  # before, it knew no CPU
+        means, squares, steps = ([m[0] for m, _ in kept], [m[1] for m, _ in kept], [steps for _, steps in kept])
+        rule = adamw if self.unscales and train.optimizer == ADAMW else adam
+        rule(weights, gradients, means, squares, [], steps, **options)
 
     def state(self) -> Dict[str, Tensor]:
         return {kind: self._state[kind] if self._state else torch.zeros_like(self._master.data) for kind in self.kinds}
@@ -150,11 +173,6 @@ class TorchRule(UpdateRule):
         for kind, own in self._state.items():
             own.copy_(state[kind])
         self._steps.fill_(updates)
-
-    def move(self, weight: Tensor) -> None:
-        super().move(weight)
-        for part, parameter in self._parts:
-            parameter.data = weight[part]
 
     def _decay(self, lr: float, gradient: Tensor, here: slice) -> None:
         decay = self._train.weight_decay
@@ -186,19 +204,6 @@ def _runs(pieces: Sequence[Piece], cuts: Sequence[int]) -> List[Tuple[slice, boo
                 found.append((slice(start, end), piece.decays))
             start = end
     return found
-
-
-def _of_torch(groups: List[Dict[str, Any]], train: TrainConfig, at_once: bool) -> torch.optim.Optimizer:
-    if train.optimizer == SGD:
-        fused: Dict[str, Any] = {"fused": True} if at_once else {}
-        return torch.optim.SGD(groups, lr=0.0, momentum=train.momentum, nesterov=train.nesterov, **fused)
-    return (torch.optim.AdamW if at_once and train.optimizer == ADAMW else torch.optim.Adam)(
-        groups,
-        lr=0.0,
-        betas=(train.adam_beta1, train.adam_beta2),
-        eps=train.adam_eps,
-        fused=at_once or torch.__version__ >= "2.4",  # before, it knew no CPU
-    )
 
 
 class Lamb(UpdateRule):

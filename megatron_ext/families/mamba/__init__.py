@@ -45,6 +45,7 @@ class _Mamba(TokenFamily):
     metrics = ("loss", "perplexity")
     one_head = "model.family=mamba has no attention"
     recurrent = True
+    always_recomputes = True
     positions = (NO_POSITIONS,)
     options = (
         *("normalization", "position_embedding_type", "untie_embeddings_and_output_weights"),
