@@ -22,7 +22,7 @@ from typing import Any
 
 from conf.run_folder.rundir import RunDir
 from fasop.simulation.ranks.replay import StageTimes, simulate
-from megatron_ext.contract.schedule.schedules import as_json, schedule
+from megatron_ext.contract.schedule.iteration import as_json, schedule
 from reports.readers.events import read_rank
 
 ITERATIONS = 8

@@ -11,7 +11,8 @@ import sys
 from typing import List
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.schedule.schedules import NAMES, as_json, schedule
+from megatron_ext.contract.schedule.iteration import as_json, schedule
+from megatron_ext.contract.schedule.schedules import NAMES
 from megatron_ext.contract.schedule.stream_check import prove
 from megatron_ext.contract.schedule.streams import PIPEDREAM, SEMANTICS, STASHING, Stream, stream_as_json
 

@@ -45,7 +45,7 @@ from fasop.simulation.ranks.replicas import Pipeline, Replicas
 from fasop.simulation.ranks.streams import StreamIteration, stream_iteration
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.schedule import check as schedule_check
-from megatron_ext.contract.schedule.schedules import as_json
+from megatron_ext.contract.schedule.iteration import as_json
 from megatron_ext.contract.schedule.stream_check import prove
 
 

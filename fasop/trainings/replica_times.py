@@ -17,7 +17,7 @@ import numpy as np
 from fasop.costs.arrays import Floats
 from fasop.costs.stream_rates import NO_GAIN, StreamRates
 from fasop.simulation.iteration import Durations, replay
-from megatron_ext.contract.schedule.schedules import as_json, schedule
+from megatron_ext.contract.schedule.iteration import as_json, schedule
 
 FULL = 8
 """Micro-batches for each stage from which on a pipeline runs periodically."""

@@ -11,7 +11,8 @@ from torch import Tensor
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.deal import Division, dealt_to, firsts, samples_of_halves, several
-from megatron_ext.contract.schedule.schedules import Action, schedule
+from megatron_ext.contract.schedule.iteration import schedule
+from megatron_ext.contract.schedule.schedules import Action
 from megatron_ext.data.ahead import Ahead
 from megatron_ext.data.samples import Position, Samples
 from megatron_ext.engine.results import Stopwatch

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from megatron_ext.contract.errors import is_out_of_memory
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.schedule.schedules import Action, schedule
+from megatron_ext.contract.schedule.iteration import schedule
+from megatron_ext.contract.schedule.schedules import Action
 from megatron_ext.engine.executor.executor import Chunk, Executor
 from megatron_ext.engine.executor.messages import Message
 from megatron_ext.engine.executor.pace import Pace

@@ -12,7 +12,7 @@ from fasop.search.findings.found_plan import FoundPlan
 from fasop.simulation.ranks.replay import StageTimes, simulate
 from megatron_ext.contract.models.counts import block_numel
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.schedule.schedules import as_json, schedule
+from megatron_ext.contract.schedule.iteration import as_json, schedule
 from reports.facts.breakdown import BACKWARD, FORWARD, LOSS
 from reports.facts.labels import dashed
 from reports.path.change import Cause, Change, Gain

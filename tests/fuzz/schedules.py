@@ -8,7 +8,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from megatron_ext.contract.schedule.schedules import NAMES, as_json, schedule
+from megatron_ext.contract.schedule.iteration import as_json, schedule
+from megatron_ext.contract.schedule.schedules import NAMES
 from tests.fuzz.corpora import write_corpus
 from tests.fuzz.mutate import hurt, replaced_oddly
 

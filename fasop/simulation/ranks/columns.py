@@ -17,8 +17,9 @@ from fasop.costs.arrays import Floats
 from fasop.errors import SearchError
 from fasop.simulation.ranks.heterogeneous_stages import RankColumns
 from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.schedule.iteration import replicated, schedule
 from megatron_ext.contract.schedule.replay import Replay
-from megatron_ext.contract.schedule.schedules import PARTS, Action, Actions, replicated, schedule
+from megatron_ext.contract.schedule.schedules import PARTS, Action, Actions
 
 
 class Does(IntEnum):

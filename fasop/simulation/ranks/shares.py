@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fasop.costs.parallelism import Parallelism
 from fasop.simulation.iteration import Durations, replay
-from megatron_ext.contract.schedule.schedules import as_json, schedule
+from megatron_ext.contract.schedule.iteration import as_json, schedule
 
 CLOSE = 1e-9
 """A part of an iteration that nobody could measure."""

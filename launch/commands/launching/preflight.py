@@ -76,7 +76,7 @@ def preflight(experiment: Experiment) -> Sequence[str]:
     from megatron_ext.checkpoints import meta
     from megatron_ext.contract.errors import EngineError
     from megatron_ext.contract.schedule import check as schedule_check
-    from megatron_ext.contract.schedule import schedules
+    from megatron_ext.contract.schedule import iteration
     from megatron_ext.contract.schedule.stream_check import prove
 
     if experiment.executor.rehearse is not Rehearse.none:
@@ -106,7 +106,7 @@ def preflight(experiment: Experiment) -> Sequence[str]:
     if parallel.stream is not None:
         prove(parallel.stream, min((train.iterations or _MOST_PROVED) * count, _MOST_PROVED))
     elif not parallel.layout.even:
-        actions = schedules.replicated(str(parallel.schedule), parallel.layout.replicas, count)
+        actions = iteration.replicated(str(parallel.schedule), parallel.layout.replicas, count)
         schedule_check.check_replicas(actions, parallel.chunks, count)
     return doubts
 

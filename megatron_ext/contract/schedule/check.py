@@ -10,8 +10,9 @@ from typing import Any, Iterable, List, Sequence
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.schedule.iteration import VERSION, exists, replicated, schedule
 from megatron_ext.contract.schedule.replay import check_runs, named, rank_named
-from megatron_ext.contract.schedule.schedules import VERSION, Action, Actions, Kind, exists, replicated, schedule
+from megatron_ext.contract.schedule.schedules import Action, Actions, Kind
 
 _BEFORE = {
     Kind.FORWARD: [Kind.RECV_FORWARD],

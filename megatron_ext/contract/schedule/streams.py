@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from megatron_ext.contract.layout import lcm
-from megatron_ext.contract.schedule.schedules import Action, Kind, exists
+from megatron_ext.contract.schedule.iteration import exists
+from megatron_ext.contract.schedule.schedules import Action, Kind
 
 STREAM_VERSION = 2
 PIPEDREAM = "pipedream"

@@ -18,7 +18,8 @@ from torch import Tensor
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.schedule.schedules import Action, Kind, exists
+from megatron_ext.contract.schedule.iteration import exists
+from megatron_ext.contract.schedule.schedules import Action, Kind
 from megatron_ext.contract.schedule.streams import LATEST, PIPEDREAM, Step, Stream
 from megatron_ext.data.samples import Samples
 from megatron_ext.engine.engine import FORWARD, Engine

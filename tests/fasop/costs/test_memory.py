@@ -36,7 +36,8 @@ from fasop.simulation.predict import predict
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.schedule.schedules import Kind, schedule
+from megatron_ext.contract.schedule.iteration import schedule
+from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.families.tasks import stage_of
 from megatron_ext.parallel import cross_entropy
 from megatron_ext.parallel.cross_entropy import vocab_cross_entropy

@@ -21,7 +21,7 @@ from fasop.simulation.iteration import stage_times
 from fasop.simulation.linear import Hidden, LayerOrder, Linear
 from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.ranks.replay import simulate
-from megatron_ext.contract.schedule.schedules import as_json, schedule
+from megatron_ext.contract.schedule.iteration import as_json, schedule
 from tests.support.cases import fewer
 from tests.support.fasop.random_pipelines import FLUSHING, all_partitions, all_times, random_pipelines
 from tests.support.fasop.replays import pipeline_time

@@ -23,7 +23,7 @@ from fasop.search.inputs import read
 from fasop.search.run import best_plans
 from fasop.simulation.predict import predict_plan
 from fasop.simulation.ranks.replay import StageTimes, simulate
-from megatron_ext.contract.schedule.schedules import as_json, schedule
+from megatron_ext.contract.schedule.iteration import as_json, schedule
 from tests.support.cases import fewer
 from tests.support.fasop.modules import random_profile, words, written
 from tests.support.fasop.random_pipelines import all_partitions

@@ -13,7 +13,7 @@ from fasop.simulation.ranks.replay import StageTimes, simulate
 from fasop.simulation.steps import steps
 from fasop.simulation.vectorised import Times, Traffic, ends
 from fasop.simulation.vectorised import longest as longest_path
-from megatron_ext.contract.schedule.schedules import as_json, schedule
+from megatron_ext.contract.schedule.iteration import as_json, schedule
 from tests.support.fasop.random_pipelines import FLUSHING
 
 SCHEDULES = (*FLUSHING, Schedule.model_parallel)

@@ -12,7 +12,7 @@ from fasop.errors import SearchError
 from fasop.search.inputs import read
 from fasop.simulation.iteration import GRADIENTS, NORM, OPTIMIZER, replay
 from fasop.simulation.predict import predict, predict_plan
-from megatron_ext.contract.schedule.schedules import as_json, schedule
+from megatron_ext.contract.schedule.iteration import as_json, schedule
 from tests.support.fasop.plans import MEGATRON, built, column, experiment, mixed
 from tests.support.fasop.searches import search, space
 

@@ -11,7 +11,7 @@ from conf.compose import compose
 from conf.errors import TdppError
 from launch import cli
 from launch.commands.launching.preflight import preflight as checked
-from megatron_ext.contract.schedule.schedules import schedule
+from megatron_ext.contract.schedule.iteration import schedule
 from tests.support.megatron_ext.checkpoints import save_run
 from tests.support.ordinary_user import ordinary_user
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 from _pytest.mark import ParameterSet
 
-from megatron_ext.contract.schedule.schedules import NAMES, as_json
+from megatron_ext.contract.schedule.iteration import as_json
+from megatron_ext.contract.schedule.schedules import NAMES
 from megatron_ext.engine import engine
 from megatron_ext.engine.gradients import flat
 from megatron_ext.parallel import cross_entropy

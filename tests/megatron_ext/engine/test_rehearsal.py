@@ -30,7 +30,7 @@ from launch.files.run_files import Faults
 from launch.observe.iterations import read_log
 from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.schedule.schedules import as_json, schedule
+from megatron_ext.contract.schedule.iteration import as_json, schedule
 from tests.megatron_ext.engine.executor.test_executor_soak import random_schedule
 from tests.megatron_ext.engine.test_parts import RECORD
 from tests.support import cases

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from conf.run_folder.rundir import RunDir
-from megatron_ext.contract.schedule.schedules import Kind, as_json
+from megatron_ext.contract.schedule.iteration import as_json
+from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.engine import engine as engine_module
 from reports.readers.events import read_rank
 from tests.megatron_ext.engine.executor.test_executor_soak import random_schedule

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fasop.simulation.ranks.replay import StageTimes, simulate
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.schedule.schedules import Kind, as_json, schedule
+from megatron_ext.contract.schedule.iteration import as_json, schedule
+from megatron_ext.contract.schedule.schedules import Kind
 from reports.facts.breakdown import PARTS, UNKNOWN, waiting_ns
 from reports.facts.statistics import Statistics, ideal_bubble
 from reports.facts.statistics import statistics as statistics_of

@@ -14,7 +14,8 @@ import numpy as np
 
 from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.schedule.schedules import Kind, schedule
+from megatron_ext.contract.schedule.iteration import schedule
+from megatron_ext.contract.schedule.schedules import Kind
 
 RECORD = np.dtype("<u2,<u2,<u4,<i4,<i4,<i8,<i8")
 ID = {name: index for index, name in enumerate(NAMES)}

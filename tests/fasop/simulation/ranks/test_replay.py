@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fasop.simulation.ranks.replay import Event, StageTimes, simulate
-from megatron_ext.contract.schedule.schedules import as_json, schedule
+from megatron_ext.contract.schedule.iteration import as_json, schedule
 from tests.support.fasop.replays import pipeline_time
 
 

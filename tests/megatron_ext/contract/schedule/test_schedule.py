@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from conf.schema.experiment import Schedule
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.schedule.check import check, check_replicas, read
-from megatron_ext.contract.schedule.schedules import NAMES, Action, Actions, Kind, as_json, replicated, schedule
+from megatron_ext.contract.schedule.iteration import as_json, replicated, schedule
+from megatron_ext.contract.schedule.schedules import NAMES, Action, Actions, Kind
 from megatron_ext.contract.schedule.streams import PIPEDREAM
 
 TIMES = {Kind.FORWARD: 3, Kind.BACKWARD: 7, Kind.BACKWARD_INPUT: 4, Kind.BACKWARD_WEIGHT: 3}

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.schedule.schedules import Kind, schedule
+from megatron_ext.contract.schedule.iteration import schedule
+from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.contract.schedule.stream_check import Proof, check_stream, prove, versions_alive
 from megatron_ext.contract.schedule.streams import LATEST, SEMANTICS, STASHING, TWO, VERTICAL, Step, Stream, end_of
 from megatron_ext.schedule import main

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.check import check
-from megatron_ext.contract.schedule.schedules import Action, Actions, Kind, exists, schedule
+from megatron_ext.contract.schedule.iteration import exists, schedule
+from megatron_ext.contract.schedule.schedules import Action, Actions, Kind
 from megatron_ext.engine.executor.executor import Chunk, Executor
 from megatron_ext.engine.executor.messages import Content, Message, channels
 from megatron_ext.engine.executor.pace import Pace

@@ -18,7 +18,8 @@ from torch import Tensor
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.schedule.schedules import Actions, schedule
+from megatron_ext.contract.schedule.iteration import schedule
+from megatron_ext.contract.schedule.schedules import Actions
 from megatron_ext.engine.executor.executor import Executor
 from megatron_ext.engine.executor.messages import channels
 from megatron_ext.engine.executor.pace import Pace
