@@ -14,7 +14,7 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.schedule.iteration import as_json, schedule
 from megatron_ext.contract.schedule.schedules import NAMES
 from megatron_ext.contract.schedule.stream_check import prove
-from megatron_ext.contract.schedule.streams import PIPEDREAM, SEMANTICS, STASHING, Stream, stream_as_json
+from megatron_ext.contract.schedule.streams import PIPEDREAM, SEMANTICS, STASHING, Semantics, Stream, stream_as_json
 
 
 def main(argv: List[str]) -> int:
@@ -25,7 +25,10 @@ def main(argv: List[str]) -> int:
     parser.add_argument("--micro-batches", type=int, required=True)
     parser.add_argument("--replicas", metavar="15-1", help="replicas of each stage; only with pipedream")
     parser.add_argument(
-        "--semantics", choices=SEMANTICS, default=STASHING, help="only with pipedream (default: stashing)"
+        "--semantics",
+        choices=[str(one) for one in SEMANTICS],
+        default=str(STASHING),
+        help="only with pipedream (default: stashing)",
     )
     parser.add_argument(
         "--update-every", type=int, default=1, help="rounds between updates; only with pipedream (default: 1)"
@@ -36,7 +39,7 @@ def main(argv: List[str]) -> int:
     try:
         if asked.name == PIPEDREAM:
             replicas = tuple(int(part) for part in asked.replicas.split("-"))
-            stream = Stream(replicas, asked.semantics, asked.update_every)
+            stream = Stream(replicas, Semantics(asked.semantics), asked.update_every)
             prove(stream, asked.micro_batches)
             print(json.dumps(stream_as_json(stream, asked.micro_batches)))
             return 0

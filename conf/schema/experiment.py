@@ -27,8 +27,8 @@ from conf.schema.train import Precision, Train
 from conf.schema.values import ranges
 from conf.schema.values.partition import NodeOrder, Partition
 from conf.schema.values.ranges import config
-from conf.schema.values.schedules import Recompute, ReduceDtype, Schedule
 from megatron_ext.contract.keys import Range, from_0, option
+from megatron_ext.contract.parallel_config import Recompute, ReduceDtype, Schedule
 
 __all__ = [
     "Adapt",

@@ -2,86 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from omegaconf import MISSING
-
 from conf.errors import ConfigError
 from conf.schema.values import ranges, streams
 from conf.schema.values.partition import Shares, numbers_in, run_length_text
 from conf.schema.values.ranges import config
-from conf.schema.values.schedules import Recompute, ReduceDtype, Schedule, Semantics
 from conf.schema.values.streams import check_depth, depth_in
 from conf.visible import plural
-from megatron_ext.contract.keys import Range, option, ranges_of
+from megatron_ext.contract import parallel_config
+from megatron_ext.contract.keys import ranges_of
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.schedule.schedules import OF_ANY_COUNT
 from megatron_ext.contract.schedule.streams import Stream
-
-if TYPE_CHECKING:
-    OneOrMany = int | str
-    Chosen = int
-else:
-    OneOrMany = Any  # omegaconf 2.3 cannot merge a union into a part that has no value yet
-    Chosen = Any
 
 AUTO = "auto"
 """In the place of a value that the least predicted time of an iteration is to choose."""
 
 
 @config
-class Parallel:
+class Parallel(parallel_config.Parallel):
     """The plan: how the model and the batch are cut, and which node takes which part."""
-
-    tensor: OneOrMany = option(1, Range(1, 1024))
-    """Tensor parallel size: ranks that share the layers of a stage; one number, or one per stage, such as 4-4-2-2."""
-    data: int = option(1, Range(1, ranges.MOST_RANKS))
-    """Data parallel size: replicas of every stage."""
-    pipeline: int = option(1, Range(1, 10_000))
-    """Number of pipeline stages."""
-    partition: str | None = None
-    """Transformer layers per stage, such as 0-11-8-8-8-8-5-0; null: as even as possible.
-
-    With several chunks: first the layers of every stage's chunk 0, then of chunk 1, and so on.
-    """
-    sequence_parallel: bool = False
-    """Sequence parallelism: split the sequence over the tensor group outside its parallel regions. Less memory, the
-    same communication volume."""
-    recompute: Recompute = Recompute.none
-    sharded_optimizer: bool = False
-    """Each replica keeps only its share of the optimizer state (ZeRO stage 1)."""
-    reduce_dtype: ReduceDtype = ReduceDtype.fp32
-    hierarchical_reduce: bool = False
-    """Sum a stage's gradients within each node first, and across nodes after, wherever its replicas lie evenly on
-    several nodes, as many on each, and the links make that faster."""
-    micro_batch_size: Chosen = option(1, Range(1, 2**20))
-    """Samples that pass through the stages together; auto: a launch chooses the size with the fastest predicted
-    iteration."""
-    global_batch_size: int = option(MISSING, Range(1, 2**20))
-    """Samples per iteration, over all replicas."""
-    schedule: Schedule = Schedule.one_f_one_b
-    chunks: int = option(1, Range(1, 10_000))
-    """Chunks of the model per stage, 2 or more with the schedule `interleaved`."""
-    schedule_file: str | None = None
-    """File of your own schedule, which replaces `schedule` (docs/formats.md)."""
-    replicas: str | None = None
-    """Replicas per stage, such as 15-1, which take micro-batches in turn; null: `data` replicas in every stage."""
-    shares: str | None = None
-    """Proportions of micro-batches per replica, such as 3-1 or 3*4-1*4, for replicas on GPUs of different speed; auto:
-    a launch chooses those with the fastest predicted iteration; null: all take the same number."""
-    streams: str | None = None
-    """Copies of the model on each replica's GPU that share its weights and run micro-batches concurrently: one number,
-    or one per replica, such as 3*4-1*4; auto: a launch chooses those with the fastest predicted iteration, from the
-    measurements of `tdpp profile streams=…`; null: 1."""
-    semantics: Semantics = Semantics.stashing
-    """With the schedule `pipedream`: which versions of the weights micro-batches use."""
-    update_every: int = option(1, Range(1, 2**20))
-    """With the schedule `pipedream`: rounds of a stage's replicas between two updates of its weights."""
-    depth: str | None = None
-    """With the schedule `pipedream`: forward passes of each stage's replicas before their first backward pass, such as
-    3-1-0; null: as many as keep all ranks busy."""
-    node_order: str | None = None
-    """Node groups in the order of node ranks, such as hgx+gpu2*7; null: all nodes, in the cluster's order."""
 
     def __post_init__(self) -> None:
         ranges.check("parallel", self)
@@ -105,7 +44,7 @@ class Parallel:
         if self.schedule.definition.flushes or self.schedule_file is not None:
             return None
         depth = None if self.depth is None else depth_in(self.depth)
-        return Stream(self.layout.replicas, str(self.semantics), self.update_every, depth)
+        return Stream(self.layout.replicas, self.semantics, self.update_every, depth)
 
     @property
     def streams_of(self) -> tuple[int, ...]:

@@ -11,9 +11,9 @@ from functools import cached_property
 
 from conf.schema.parallel import AUTO, Parallel
 from conf.schema.values.partition import NodeOrder, Partition, Shares, numbers_in, run_length_text
-from conf.schema.values.schedules import Recompute, ReduceDtype, Schedule, Semantics
 from conf.schema.values.streams import depth_in
 from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.parallel_config import Recompute, ReduceDtype, Schedule, Semantics
 from megatron_ext.contract.schedule.streams import Stream
 
 Numbers = tuple[int, ...]
@@ -120,7 +120,7 @@ class Parallelism:
         """How micro-batches stream through the stages; None with a schedule that flushes."""
         if self.schedule.definition.flushes:
             return None
-        return Stream(self.layout.replicas, str(self.semantics), self.update_every, self.depth)
+        return Stream(self.layout.replicas, self.semantics, self.update_every, self.depth)
 
     @property
     def streams_of(self) -> Numbers:

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema.values.schedules import Schedule
 from fasop.costs.arrays import Floats, Integers
+from megatron_ext.contract.parallel_config import Schedule
 
 Number = TypeVar("Number", int, float, Floats, Integers)
 

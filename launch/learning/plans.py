@@ -17,10 +17,10 @@ from conf.reading.user_files import config_dirs
 from conf.schema.adapt import Adapt, Rule
 from conf.schema.experiment import Data, Experiment, Model, Parallel, Recompute, Schedule, Train
 from conf.schema.values.partition import Partition, Shares
-from conf.schema.values.schedules import Semantics
 from conf.visible import plural
 from launch.errors import LaunchError
 from megatron_ext.contract.goal import BLEU, names_metric
+from megatron_ext.contract.parallel_config import Semantics
 
 SMALL = "small."
 """Before the words that are for what is trained alone."""

@@ -119,8 +119,9 @@ def option(default: Any, within: Optional[Range] = None, written: Optional[bool]
 
 
 def _declared(kind: Any, name: str, about: str) -> Any:
-    """What the first class that says so says of a field: a subclass need not repeat it."""
-    for cls in kind.__mro__:
+    """What the first class that says so says of a field: a subclass need not repeat it, and neither need a part of
+    plan.json repeat what the class in its `user_keys` says of the key that a user gives."""
+    for cls in (*kind.__mro__, *getattr(kind, "user_keys", object).__mro__):
         found = vars(cls).get("__dataclass_fields__", {}).get(name)
         if found is not None and found.metadata.get(about) is not None:
             return found.metadata[about]

@@ -15,6 +15,7 @@ from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, about, between, left_out
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.contract.parallel_config import Parallel, Recompute, ReduceDtype, Schedule
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
 from megatron_ext.contract.plan_parts import (
     Augment,
@@ -77,28 +78,32 @@ matrix is a message of its own."""
 
 @dataclass(frozen=True)
 class Content:
-    """What plan.json holds beside its version."""
+    """What plan.json holds beside its version.
 
+    Of the keys that a user gives, it has what a launch made of them: numbers where they were texts.
+    """
+
+    user_keys = Parallel
     run: str
-    tensor: int = field(metadata=about(COUNT))
+    tensor: int
     """Ranks of a tensor group; where stages differ, of the largest."""
-    data: int = field(metadata=about(COUNT))
+    data: int
     """Replicas of a stage; where stages differ, of the one with the most."""
-    pipeline: int = field(metadata=about(COUNT))
-    chunks: int = field(metadata=about(COUNT))
+    pipeline: int
+    chunks: int
     partition: List[int] = field(metadata=about(NOT_NEGATIVE))
     sequence_parallel: bool
-    recompute: str
+    recompute: Recompute
     sharded_optimizer: bool
-    reduce_dtype: Optional[str] = field(metadata=about(written=False))
-    """The type of the gradients that replicas send each other to sum; null: fp32."""
+    reduce_dtype: Optional[ReduceDtype] = field(metadata=about(written=False))
+    """Null: fp32."""
     hierarchical_stages: Optional[List[int]] = field(metadata=about(NOT_NEGATIVE, written=False))
     """Stages whose replicas sum gradients within each node first, and then across nodes; null: none."""
-    schedule: str
+    schedule: Schedule
     schedule_file: Optional[str]
     """In the plan's folder."""
-    micro_batch_size: int = field(metadata=about(COUNT))
-    global_batch_size: int = field(metadata=about(COUNT))
+    micro_batch_size: int
+    global_batch_size: int
     shares: Optional[List[int]] = field(metadata=about(COUNT, written=False))
     """Micro-batches that each replica takes in an iteration, where they are not all equal; since version 2."""
     streams: Optional[List[int]] = field(metadata=about(COUNT, written=False))

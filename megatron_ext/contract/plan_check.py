@@ -34,8 +34,6 @@ from megatron_ext.contract.goal import Best, Target
 from megatron_ext.contract.keys import Range, Word, left_out, ranges_of
 from megatron_ext.contract.models.keys import DEFAULT, DEPTHS
 from megatron_ext.contract.models.model import ModelConfig, family_names, sizes_lacked
-from megatron_ext.contract.schedule.schedules import NAMES
-from megatron_ext.contract.schedule.streams import PIPEDREAM, SEMANTICS
 
 _SHOWN = 80
 """Characters of a value in a message."""
@@ -74,10 +72,6 @@ def _parsed_by(parse: Callable[[str], object]) -> Allowed:
 
 _FILE_NAME = Allowed("a file's name", lambda name: name not in ("", ".", "..") and not re.search(r"[/\0]", name))
 _TEXTS: Dict[str, Allowed] = {
-    "recompute": _one_of(("none", "selective", "full")),
-    "reduce_dtype": _one_of(("fp32", "bf16")),
-    "schedule": _one_of((*NAMES, PIPEDREAM)),
-    "streaming.semantics": _one_of(SEMANTICS),
     "schedule_file": _FILE_NAME,
     "elastic.choosing.by": _one_of(GOALS),
     "nodes.name": _FILE_NAME,

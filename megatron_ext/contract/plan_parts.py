@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import Dict, Iterable, List, Optional
 
 from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, PART, Range, about, between, from_0, option, positive
+from megatron_ext.contract.parallel_config import Parallel, Semantics
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,9 @@ class Streaming:
     """How micro-batches stream through the stages with the schedule `pipedream`
     (`megatron_ext.contract.schedule.streams`)."""
 
-    semantics: str
-    """Which version of the weights a micro-batch meets."""
-    update_every: int = field(metadata=about(COUNT))
-    """Rounds of a stage's replicas between two updates."""
+    user_keys = Parallel
+    semantics: Semantics
+    update_every: int
     depth: Optional[List[int]] = field(metadata=about(NOT_NEGATIVE))
     """Each stage's forward passes before the first backward pass; None: as many as keep all ranks busy."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conf.schema.values.partition import run_length_text
-from conf.schema.values.schedules import Schedule
+from megatron_ext.contract.parallel_config import Schedule
 
 FEW = 4
 """So many are each written: 1-1 is read more easily than 1*2."""

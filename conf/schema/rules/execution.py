@@ -15,8 +15,8 @@ from conf.schema.model import Model
 from conf.schema.parallel import Parallel
 from conf.schema.profile import Notify, Tracker
 from conf.schema.train import Train
-from conf.schema.values.schedules import ReduceDtype
 from conf.visible import plural
+from megatron_ext.contract.parallel_config import ReduceDtype
 from megatron_ext.contract.schedule.schedules import SCHEDULES
 
 

@@ -14,10 +14,10 @@ from conf.schema.cluster import Cluster
 from conf.schema.executor import Executor
 from conf.schema.model import Model
 from conf.schema.parallel import Parallel
-from conf.schema.values import ranges
 from conf.schema.values.partition import NodeOrder, Partition, run_length_text
 from conf.schema.values.ranges import divides, nearest_divisors
 from conf.visible import plural
+from megatron_ext.contract.parallel_config import MOST_RANKS
 from megatron_ext.contract.schedule.streams import PIPEDREAM
 
 
@@ -84,8 +84,8 @@ def check_ranks(
 
     `keeps_rules` says whether other sizes break no other rule.
     """
-    if parallel.world_size > ranges.MOST_RANKS:
-        raise ConfigError(f"{parallel.sizes} = {parallel.world_size} ranks; a plan has at most {ranges.MOST_RANKS}")
+    if parallel.world_size > MOST_RANKS:
+        raise ConfigError(f"{parallel.sizes} = {parallel.world_size} ranks; a plan has at most {MOST_RANKS}")
     available = sum(ranks)
     if parallel.world_size == available:
         return

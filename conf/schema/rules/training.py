@@ -16,8 +16,8 @@ from conf.schema.executor import Executor, Rehearse
 from conf.schema.model import Model
 from conf.schema.parallel import AUTO, Parallel
 from conf.schema.train import Optimizer, Precision, Train, check_metrics
-from conf.schema.values.schedules import Recompute
 from megatron_ext.contract.models.images import ImageFamily
+from megatron_ext.contract.parallel_config import Recompute
 
 
 def check(train: Train, model: Model, data: Data, executor: Executor) -> None:

@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 from itertools import groupby
 
 from conf.errors import ConfigError
-from conf.schema.values.ranges import MOST_RANKS
+from megatron_ext.contract.parallel_config import MOST_RANKS
 
 
 @dataclass(frozen=True)

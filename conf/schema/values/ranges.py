@@ -11,8 +11,6 @@ from conf.errors import ConfigError
 from megatron_ext.contract.keys import Range, ranges_of
 
 T = TypeVar("T")
-MOST_RANKS = 2**17
-"""The most ranks of a plan."""
 MOST_LAYERS = 10_000
 """The most layers of a model."""
 MOST_NODES = 2**16

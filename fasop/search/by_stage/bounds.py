@@ -19,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema.values.schedules import Schedule
 from fasop.costs import sizes
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
@@ -32,6 +31,7 @@ from fasop.partition.bounds import mean_of, whole_of
 from fasop.simulation.linear import Linear
 from fasop.simulation.on_nodes import times_on
 from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.parallel_config import Schedule
 
 FAR = 1e9
 """Seconds of a layer where there is no stage: none is laid there."""

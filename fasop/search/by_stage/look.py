@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.schema.values.partition import NodeOrder, Shares
-from conf.schema.values.schedules import Recompute
 from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
@@ -35,6 +34,7 @@ from fasop.search.space.candidates import MOST_REPLICAS, divisors
 from fasop.search.space.choices import SEARCHED, Choices
 from fasop.simulation.on_nodes import times_on
 from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.parallel_config import Recompute
 
 SCHEDULES = tuple(schedule for schedule in SEARCHED if not schedule.definition.has_chunks)
 """Those of stages with unlike numbers of replicas."""

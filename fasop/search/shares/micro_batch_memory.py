@@ -9,7 +9,6 @@ from functools import cache, partial
 from math import inf
 
 from conf.schema.experiment import Experiment, Precision
-from conf.schema.values.schedules import Recompute
 from conf.visible import plural
 from fasop.costs.hardware import NodeKind
 from fasop.costs.profiles.files import read_profile
@@ -17,6 +16,7 @@ from fasop.costs.profiles.profile import LayerProfile
 from fasop.costs.training import PlacedTraining
 from fasop.errors import SearchError
 from fasop.simulation.predict import Prediction, planned, predict_plan
+from megatron_ext.contract.parallel_config import Recompute
 
 
 def that_fit(experiment: Experiment, sizes: Sequence[int], streams: Sequence[int]) -> list[dict[int, list[int]]]:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from conf.schema.values.partition import Shares
-from conf.schema.values.schedules import Semantics
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis
@@ -24,6 +23,7 @@ from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.placed_links import PlacedLinks, on_pairs
 from fasop.simulation.ranks.replay import RankDurations, StageTimes
 from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.parallel_config import Semantics
 from megatron_ext.contract.schedule.iteration import replicated, schedule
 from megatron_ext.contract.schedule.schedules import Actions
 

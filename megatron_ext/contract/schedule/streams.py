@@ -11,19 +11,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+from megatron_ext.contract.keys import Word
 from megatron_ext.contract.layout import lcm
 from megatron_ext.contract.schedule.iteration import exists
 from megatron_ext.contract.schedule.schedules import Action, Kind
 
 STREAM_VERSION = 2
 PIPEDREAM = "pipedream"
-STASHING, VERTICAL, LATEST, TWO = SEMANTICS = ("stashing", "vertical", "latest", "two")
-"""Which weights a micro-batch meets.
 
-`stashing`: on every stage the newest ones at its forward pass, and in the backward pass the same. `vertical`: on all
-stages what was learned from the same micro-batches, in both passes. `latest`: the newest ones in each pass. `two`:
-those before the newest, in both passes, of which there are two (PipeDream-2BW, Narayanan et al. 2021).
-"""
+
+class Semantics(Word):
+    """Which version of a stage's weights a micro-batch meets (megatron_ext/contract/schedule/streams.py)."""
+
+    stashing = "stashing"
+    """The newest version at the forward pass; the backward pass uses the same one."""
+    vertical = "vertical"
+    """Versions that have learned from the same micro-batches on all stages, in both passes."""
+    latest = "latest"
+    """The newest version in each pass: no memory for versions, but inexact gradients."""
+    two = "two"
+    """The version before the newest, in both passes (PipeDream-2BW); needs an `update_every` of at least the depth."""
+
+
+STASHING, VERTICAL, LATEST, TWO = SEMANTICS = tuple(Semantics)
 
 
 class Step(NamedTuple):
@@ -52,7 +62,7 @@ class Stream:
 
     replicas: Tuple[int, ...]
     """By stage."""
-    semantics: str = STASHING
+    semantics: Semantics = STASHING
     update_every: int = 1
     """Rounds of a stage's replicas between two updates."""
     depth: Optional[Tuple[int, ...]] = None

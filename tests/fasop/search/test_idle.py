@@ -10,13 +10,13 @@ import pytest
 
 from conf.compose import compose
 from conf.schema.values.partition import Partition
-from conf.schema.values.schedules import Schedule
 from fasop.search.arguments import Arguments
 from fasop.search.findings.idle_gpus import idle, left, notes
 from fasop.search.inputs import read
 from fasop.search.plan import Plan, by_time
 from fasop.search.run import best_plans
 from launch.cli import main
+from megatron_ext.contract.parallel_config import Schedule
 
 SLOW = (
     *("cluster=a100x8_a10x8", "model=xl", "train.precision=fp16", "parallel.global_batch_size=16"),

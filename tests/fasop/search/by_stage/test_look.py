@@ -15,7 +15,6 @@ import pytest
 
 from conf.compose import compose
 from conf.schema.values.partition import Partition, Shares
-from conf.schema.values.schedules import Schedule
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.arguments import Arguments
@@ -30,6 +29,7 @@ from fasop.simulation.predict import predict, predict_plan
 from fasop.simulation.ranks.columns import ColumnReplay
 from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages
 from launch.cli import main
+from megatron_ext.contract.parallel_config import Schedule
 from tests.support.cases import fewer
 from tests.support.fasop.random_clusters import random_case
 from tests.support.fasop.random_pipelines import all_partitions

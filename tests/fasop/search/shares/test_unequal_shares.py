@@ -12,7 +12,6 @@ import pytest
 
 from conf.compose import compose
 from conf.schema.values.partition import Partition
-from conf.schema.values.schedules import Schedule
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError
@@ -30,6 +29,7 @@ from fasop.simulation.ranks.replay import StageTimes
 from fasop.simulation.ranks.shares import Replica, best_shares
 from fasop.simulation.replica_pipelines import by_replica
 from fasop.tables.plans import plan_yaml
+from megatron_ext.contract.parallel_config import Schedule
 from tests.support.cases import fewer
 from tests.support.fasop.random_clusters import random_case
 from tests.support.fasop.random_pipelines import FLUSHING, all_partitions

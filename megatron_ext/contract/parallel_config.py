@@ -1,0 +1,127 @@
+"""The keys of a plan as a user gives them: how the model and the batch are cut, and which node takes which part.
+
+People write some of them as text, such as `2*3-1`, or leave them to a launch. plan.json has the numbers
+(`megatron_ext.contract.plan.Content`), within the ranges that the keys have here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+from megatron_ext.contract.keys import Range, Word, option
+from megatron_ext.contract.schedule.schedules import SCHEDULES, PipelineSchedule
+from megatron_ext.contract.schedule.streams import Semantics
+
+if TYPE_CHECKING:
+    OneOrMany = Union[int, str]
+    Chosen = int
+else:
+    OneOrMany = Chosen = Any  # omegaconf 2.3 cannot merge a union into a part that has no value yet
+
+MOST_RANKS = 2**17
+"""The most ranks of a plan."""
+NEEDED: Any = "???"
+"""In the place of a default: users must give the key. This is Hydra's mark for it."""
+
+
+class Schedule(Word):
+    """In which order a stage takes its forward and backward passes (megatron_ext/contract/schedule/schedules.py)."""
+
+    gpipe = "gpipe"
+    """All forward, then all backward."""
+    one_f_one_b = "one_f_one_b"
+    """1F1B: one forward, one backward pass in turn. A stage holds at most one micro-batch more than there are stages
+    after it."""
+    interleaved = "interleaved"
+    """Interleaved 1F1B over several chunks of the model per stage: a smaller bubble for more messages and memory."""
+    zb_h1 = "zb_h1"
+    """1F1B that computes weight gradients where it would wait (ZB-H1): a smaller bubble; no stage holds more than the
+    first one."""
+    model_parallel = "model_parallel"
+    """No overlap: a micro-batch passes through all stages and back before the next one starts. Never the fastest."""
+    pipedream = "pipedream"
+    """1F1B without a flush: stages update their weights independently and keep older versions of them."""
+
+    @property
+    def definition(self) -> PipelineSchedule:
+        """What it is: its actions, memory and bounds."""
+        return SCHEDULES[self]
+
+    @property
+    def label(self) -> str:
+        """Its name in the literature, for tables, sentences and pages; files keep the key."""
+        return self.definition.label
+
+
+class Recompute(Word):
+    """Which activations are computed again in the backward pass, to save their memory."""
+
+    none = "none"
+    selective = "selective"
+    """Only the attention core."""
+    full = "full"
+    """Everything except each layer's input."""
+
+
+class ReduceDtype(Word):
+    """Number format in which replicas send each other gradients to sum; each adds up its own micro-batches in fp32."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    """Half the bytes, for sums that are rounded to 8 bits, and 2 bytes of memory for a parameter."""
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """The plan as a user gives it."""
+
+    tensor: OneOrMany = option(1, Range(1, 1024))
+    """Tensor parallel size: ranks that share the layers of a stage; one number, or one per stage, such as 4-4-2-2."""
+    data: int = option(1, Range(1, MOST_RANKS))
+    """Data parallel size: replicas of every stage."""
+    pipeline: int = option(1, Range(1, 10_000))
+    """Number of pipeline stages."""
+    partition: Optional[str] = None
+    """Transformer layers per stage, such as 0-11-8-8-8-8-5-0; null: as even as possible.
+
+    With several chunks: first the layers of every stage's chunk 0, then of chunk 1, and so on.
+    """
+    sequence_parallel: bool = False
+    """Sequence parallelism: split the sequence over the tensor group outside its parallel regions. Less memory, the
+    same communication volume."""
+    recompute: Recompute = Recompute.none
+    sharded_optimizer: bool = False
+    """Each replica keeps only its share of the optimizer state (ZeRO stage 1)."""
+    reduce_dtype: ReduceDtype = ReduceDtype.fp32
+    hierarchical_reduce: bool = False
+    """Sum a stage's gradients within each node first, and across nodes after, wherever its replicas lie evenly on
+    several nodes, as many on each, and the links make that faster."""
+    micro_batch_size: Chosen = option(1, Range(1, 2**20))
+    """Samples that pass through the stages together; auto: a launch chooses the size with the fastest predicted
+    iteration."""
+    global_batch_size: int = option(NEEDED, Range(1, 2**20))
+    """Samples per iteration, over all replicas."""
+    schedule: Schedule = Schedule.one_f_one_b
+    chunks: int = option(1, Range(1, 10_000))
+    """Chunks of the model per stage, 2 or more with the schedule `interleaved`."""
+    schedule_file: Optional[str] = None
+    """File of your own schedule, which replaces `schedule` (docs/formats.md)."""
+    replicas: Optional[str] = None
+    """Replicas per stage, such as 15-1, which take micro-batches in turn; null: `data` replicas in every stage."""
+    shares: Optional[str] = None
+    """Proportions of micro-batches per replica, such as 3-1 or 3*4-1*4, for replicas on GPUs of different speed; auto:
+    a launch chooses those with the fastest predicted iteration; null: all take the same number."""
+    streams: Optional[str] = None
+    """Copies of the model on each replica's GPU that share its weights and run micro-batches concurrently: one number,
+    or one per replica, such as 3*4-1*4; auto: a launch chooses those with the fastest predicted iteration, from the
+    measurements of `tdpp profile streams=…`; null: 1."""
+    semantics: Semantics = Semantics.stashing
+    """With the schedule `pipedream`: which versions of the weights micro-batches use."""
+    update_every: int = option(1, Range(1, 2**20))
+    """With the schedule `pipedream`: rounds of a stage's replicas between two updates of its weights."""
+    depth: Optional[str] = None
+    """With the schedule `pipedream`: forward passes of each stage's replicas before their first backward pass, such as
+    3-1-0; null: as many as keep all ranks busy."""
+    node_order: Optional[str] = None
+    """Node groups in the order of node ranks, such as hgx+gpu2*7; null: all nodes, in the cluster's order."""
