@@ -13,8 +13,8 @@ from conf.schema.parallel import AUTO, Parallel
 from conf.schema.values.partition import NodeOrder, Partition, Shares, numbers_in, run_length_text
 from conf.schema.values.streams import depth_in
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.parallel_config import Recompute, ReduceDtype, Schedule, Semantics
-from megatron_ext.contract.schedule.streams import Stream
+from megatron_ext.contract.parallel_config import Recompute, ReduceDtype, Schedule
+from megatron_ext.contract.schedule.streams import Semantics, Stream
 
 Numbers = tuple[int, ...]
 

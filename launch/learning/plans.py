@@ -20,7 +20,7 @@ from conf.schema.values.partition import Partition, Shares
 from conf.visible import plural
 from launch.errors import LaunchError
 from megatron_ext.contract.goal import BLEU, names_metric
-from megatron_ext.contract.parallel_config import Semantics
+from megatron_ext.contract.schedule.streams import Semantics
 
 SMALL = "small."
 """Before the words that are for what is trained alone."""

@@ -7,7 +7,8 @@ from itertools import accumulate
 from typing import Dict, Iterable, List, Optional
 
 from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, PART, Range, about, between, from_0, option, positive
-from megatron_ext.contract.parallel_config import Parallel, Semantics
+from megatron_ext.contract.parallel_config import Parallel
+from megatron_ext.contract.schedule.streams import Semantics
 
 
 @dataclass(frozen=True)

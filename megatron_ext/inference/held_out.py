@@ -15,6 +15,7 @@ from megatron_ext.checkpoints.meta import Checkpoint, part_name, require_model
 from megatron_ext.checkpoints.safetensors import read_part
 from megatron_ext.checkpoints.tensors import STATE
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.parallel_config import Recompute
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import BEST, CHECKPOINTS, LATEST, WEIGHTS
 from megatron_ext.families.tasks import task_of
@@ -86,7 +87,7 @@ def measure(
         EngineError: the checkpoint or the data cannot be used.
     """
     require_model(checkpoint, plan.model.identity())
-    task = task_of(replace(plan, recompute="none"))
+    task = task_of(replace(plan, recompute=Recompute.none))
     stage = whole_model(task, checkpoint, torch.device(device), kind)
     in_epoch = task.samples(split, 1).in_epoch
     count = min(samples or in_epoch or SAMPLES, in_epoch or samples or SAMPLES)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from megatron_ext.contract.goal import SPLIT
+from megatron_ext.contract.parallel_config import Recompute
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.streams import LATEST
 from megatron_ext.data.samples import Samples
@@ -49,7 +50,7 @@ def learn(plan: Plan) -> Iterator[Learned]:
     """
     stream, train = plan.stream, plan.train
     if stream is None or stream.semantics != LATEST:  # the same numbers for less work; else older ones come again
-        plan = replace(plan, recompute="none")
+        plan = replace(plan, recompute=Recompute.none)
     task = task_of(plan)
     check(task)
     samples = task.samples("train", train.samples or train.iterations * plan.global_batch_size)

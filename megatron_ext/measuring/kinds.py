@@ -9,6 +9,7 @@ from typing import Dict, List, NamedTuple, Optional
 import torch
 from torch import nn
 
+from megatron_ext.contract.parallel_config import Recompute
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.families.tasks import task_of
@@ -47,7 +48,7 @@ class Kinds(Passes):
     """
 
     def __init__(self, plan: Plan, micro_batch_size: int, device: torch.device) -> None:
-        self._task = task = task_of(replace(plan, micro_batch_size=micro_batch_size, recompute="none"))
+        self._task = task = task_of(replace(plan, micro_batch_size=micro_batch_size, recompute=Recompute.none))
         self._precision = plan.train.precision
         self._compiled = plan.train.compile
         source = torch.Generator().manual_seed(plan.train.seed)

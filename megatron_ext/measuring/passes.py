@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.contract.parallel_config import Recompute
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.engine.gradients.flat import FlatWeights
@@ -174,7 +175,7 @@ class Parts(Passes):
         """`model` has the vocabulary padded for the tensor size; the number format is that of `plan.train`."""
         few = few_layers(model)
         self.layers = few.counted
-        task = task_of(replace(plan, model=few, recompute="none"))
+        task = task_of(replace(plan, model=few, recompute=Recompute.none))
         held = [list(blocks) for _, blocks in groupby(task.blocks, key=lambda block: block.kind)]
         self._counts = [(blocks[0].kind, len(blocks)) for blocks in held]
         """Neighbours of one kind, and how many they are."""

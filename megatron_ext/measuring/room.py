@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from megatron_ext.contract.errors import is_out_of_memory, reason_of
+from megatron_ext.contract.parallel_config import Recompute
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
@@ -179,7 +180,7 @@ class Room:
         self._device = device
         self._memory = memory_bytes
         self._seed = plan.train.seed
-        self._task = task = task_of(replace(plan, recompute="none"))
+        self._task = task = task_of(replace(plan, recompute=Recompute.none))
         owned: Dict[str, nn.Parameter] = {}
         (part,) = cut_between(task, [list(task.blocks)])
         self._stage = Stage(task, part, TensorGroup(), owned)

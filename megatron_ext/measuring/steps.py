@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from megatron_ext.contract.errors import is_out_of_memory
+from megatron_ext.contract.parallel_config import Recompute
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.iteration import schedule
 from megatron_ext.contract.schedule.schedules import Action
@@ -60,7 +61,7 @@ class Copies:
         self._plan = plan
         self._device = device
         self._memory = memory_bytes
-        self._task = task_of(replace(plan, recompute="none"))
+        self._task = task_of(replace(plan, recompute=Recompute.none))
         self._first = self._stage()
         self._first.initialise(1)
         self._flat = FlatWeights(self._first.parameters_by_name(), DTYPES[plan.train.precision], device)

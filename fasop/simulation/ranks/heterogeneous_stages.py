@@ -23,9 +23,9 @@ from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.placed_links import PlacedLinks, on_pairs
 from fasop.simulation.ranks.replay import RankDurations, StageTimes
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.parallel_config import Semantics
 from megatron_ext.contract.schedule.iteration import replicated, schedule
 from megatron_ext.contract.schedule.schedules import Actions
+from megatron_ext.contract.schedule.streams import Semantics
 
 Size = tuple[int, int]
 """Of a stage: ranks of a tensor group, and replicas."""
