@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from omegaconf import MISSING
@@ -17,16 +18,16 @@ from megatron_ext.contract.keys import Range, option
 from megatron_ext.contract.models import keys
 from megatron_ext.contract.models.counts import parameter_count
 from megatron_ext.contract.models.images import ImageFamily, counted_blocks, depths_of
-from megatron_ext.contract.models.keys import DEFAULT, DEPTHS, PositionEmbedding
+from megatron_ext.contract.models.keys import DEFAULT, DEPTHS
 from megatron_ext.contract.models.model import (
     OPTIONS,
     SIZES,
     ModelConfig,
-    families_with,
     family_named,
     family_names,
 )
 from megatron_ext.contract.models.model import Family as Traits
+from megatron_ext.contract.models.rules import broken_by_model
 
 MOST_BLOCKS = 10_000
 """Of a module."""
@@ -64,22 +65,18 @@ class Model(keys.Model):
         family = self.traits
         if family.user_code:
             _check_module(self)
-            _check_family(self)
-            return
-        ranges.check("model", self, without=family.lacks)
-        _check_family(self)
-        _check_needs(self)
+        else:
+            ranges.check("model", self, without=family.lacks)
+        for broken in broken_by_model(partial(getattr, self), family):
+            raise ConfigError(broken)
         if isinstance(family, ImageFamily):
             _check_images(self, family)
         if family.counts_all:
             return
-        if family.one_head:
-            _check_one_head(self, family)
         if self.kv_channels is None and self.config is None:
             divides("model.heads", self.heads, "model.hidden", self.hidden)
         if self.num_query_groups is not None:
             divides("model.num_query_groups", self.num_query_groups, "model.heads", self.heads)
-        _check_positions(self)
 
     @property
     def traits(self) -> Traits:
@@ -183,40 +180,6 @@ def _check_module(model: Model) -> None:
         )
 
 
-def _check_family(model: Model) -> None:
-    for key, default in OPTIONS.items():
-        if key in model.traits.options or getattr(model, key, default) == default:
-            continue
-        if families := families_with(key):
-            *others, last = families
-            whose = f"model.family={', '.join(others)} or {last}" if others else f"model.family={last}"
-            value = "null" if default is None else str(default).lower()
-            raise ConfigError(
-                f"model.{key}={str(getattr(model, key)).lower()} is only for {whose}, not for "
-                f"model.family={model.family}; leave it out, or use model.{key}={value}"
-            )
-
-
-def _check_needs(model: Model) -> None:
-    for key in model.traits.needs:
-        if getattr(model, key) is None:
-            raise ConfigError(f"model.{key} is not set, but model.family={model.family} needs it; give model.{key}=…")
-
-
-def _check_one_head(model: Model, family: Traits) -> None:
-    """Rules for families whose layers are not a transformer's."""
-    for key in family.without:
-        if getattr(model, key) != OPTIONS[key]:
-            raise ConfigError(
-                f"model.{key}={str(getattr(model, key)).lower()} is for transformers, not for "
-                f"model.family={model.family}; leave it out"
-            )
-    if model.heads != 1:
-        raise ConfigError(f"model.heads={model.heads}: {family.one_head}; use 1")
-    if model.layers < family.fewest_layers:
-        raise ConfigError(f"model.layers={model.layers}: {family.why_layers}; use {family.fewest_layers} or more")
-
-
 def _check_images(model: Model, family: ImageFamily) -> None:
     for key in family.lacks:
         if getattr(model, key, 0):
@@ -246,30 +209,4 @@ def _check_depths(model: Model, depths: str) -> None:
         raise ConfigError(
             f"model.depths={depths} must be the blocks of one to five stages, each at least 1 and together at most "
             f"{ranges.MOST_LAYERS}, such as 3-4-6-3"
-        )
-
-
-def _check_positions(model: Model) -> None:
-    allowed = model.traits.positions
-    if model.position_embedding_type not in allowed:
-        raise ConfigError(
-            f"model.position_embedding_type={model.position_embedding_type} cannot be combined with "
-            f"model.family={model.family}; use {' or '.join(allowed)}"
-        )
-    rotary = model.position_embedding_type is PositionEmbedding.rope
-    if rotary and model.kv_channels is not None and model.kv_channels % 2:
-        raise ConfigError(
-            f"model.kv_channels={model.kv_channels} is odd, but model.position_embedding_type=rope rotates pairs of "
-            f"numbers; use {model.kv_channels + 1}, or another even number"
-        )
-    width = model.hidden // model.heads
-    if rotary and model.kv_channels is None and width % 2:
-        raise ConfigError(
-            f"model.hidden={model.hidden} and model.heads={model.heads} give heads of width {width}, but "
-            "model.position_embedding_type=rope rotates pairs of numbers; choose sizes whose ratio is even"
-        )
-    if model.rope_scaling_factor is not None and not rotary:
-        raise ConfigError(
-            f"model.rope_scaling_factor={model.rope_scaling_factor} is only for model.position_embedding_type=rope, "
-            f"not for {model.position_embedding_type}; use null, or rope"
         )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from conf.errors import ConfigError
@@ -16,14 +17,12 @@ from megatron_ext.contract.goal import Best, Target
 from megatron_ext.contract.models.model import family_named
 from megatron_ext.contract.train_config import (
     DECAYING,
-    EVALUATING,
     KINDS,
-    ONLY_WITH,
-    OPTIONS,
     LossScaler,
     LrPolicy,
     Optimizer,
     Precision,
+    broken_by_training,
 )
 
 __all__ = ["LossScaler", "LrPolicy", "Optimizer", "Precision", "Train"]
@@ -42,8 +41,9 @@ class Train(train_config.Train):
         ranges.check("train", self)
         _check_length(self)
         _check_saving(self)
-        _check_learning_rate(self)
-        _check_options(self)
+        _check_policy(self)
+        for broken in broken_by_training(partial(getattr, self)):
+            raise ConfigError(broken)
         _check_goal(self)
         if not isinstance(self.overlap_optimizer, bool) and self.overlap_optimizer != "auto":
             raise ConfigError(f"train.overlap_optimizer={self.overlap_optimizer} must be true, false or auto")
@@ -100,8 +100,6 @@ def _check_length(train: Train) -> None:
                 f"train.epochs={train.epochs} and train.samples={train.samples} both set the length of the training; "
                 f"give one of them"
             )
-        if train.samples % train.epochs:
-            raise ConfigError(f"train.samples={train.samples} must be a multiple of train.epochs={train.epochs}")
 
 
 def _check_saving(train: Train) -> None:
@@ -115,66 +113,16 @@ def _check_saving(train: Train) -> None:
         )
 
 
-def _check_learning_rate(train: Train) -> None:
-    if not 0 <= train.min_lr <= train.lr:
-        raise ConfigError(f"train.min_lr={train.min_lr} must be between 0 and train.lr={train.lr}")
-    if train.lr_policy not in DECAYING:
-        if train.lr_decay_iterations is not None:
-            raise ConfigError(
-                f"train.lr_decay_iterations={train.lr_decay_iterations} has no effect with train.lr_policy="
-                f"{train.lr_policy}, which has no end; use train.lr_decay_iterations=null, or train.lr_policy="
-                f"{' or '.join(DECAYING)}"
-            )
-        _check_policy(train)
-        return
-    key = "iterations" if train.lr_decay_iterations is None else "lr_decay_iterations"
-    decay = getattr(train, key)
-    if decay is None:  # not before a launch has counted its iterations
-        return
-    if not 0 <= train.lr_warmup_iterations < decay:
-        raise ConfigError(
-            f"train.lr_warmup_iterations={train.lr_warmup_iterations} must be at least 0 and less than "
-            f"train.{key}={decay}"
-        )
-
-
 def _check_policy(train: Train) -> None:
-    """Of a policy that goes on without end."""
-    if train.lr_policy is LrPolicy.noam and train.lr_warmup_iterations < 1:
+    if train.lr_policy not in DECAYING and train.lr_decay_iterations is not None:
         raise ConfigError(
-            f"train.lr_policy=noam needs a warm-up, but train.lr_warmup_iterations="
-            f"{train.lr_warmup_iterations}; give it at least 1, such as 4000"
+            f"train.lr_decay_iterations={train.lr_decay_iterations} has no effect with train.lr_policy="
+            f"{train.lr_policy}, which has no end; use train.lr_decay_iterations=null, or train.lr_policy="
+            f"{' or '.join(DECAYING)}"
         )
-    if train.lr_policy in (LrPolicy.step, LrPolicy.exponential) and train.lr_step_iterations is None:
-        raise ConfigError(
-            f"train.lr_policy={train.lr_policy} multiplies the learning rate by train.lr_gamma={train.lr_gamma:g} "
-            f"every train.lr_step_iterations; give that number"
-        )
-
-
-def _check_options(train: Train) -> None:
-    """An option that another optimizer or policy alone looks at would be forgotten in silence."""
-    if train.nesterov and not train.momentum:
-        raise ConfigError(
-            "train.nesterov=true looks ahead along the momentum, but train.momentum=0; use train.momentum=0.9, or "
-            "train.nesterov=false"
-        )
-    for key, (decider, allowed) in ONLY_WITH.items():
-        value, decided = getattr(train, key), str(getattr(train, decider))
-        if decided not in allowed and value != OPTIONS[key]:
-            shown = str(value).lower() if isinstance(value, bool) else value
-            raise ConfigError(
-                f"train.{key}={shown} has no effect with train.{decider}={decided}; use train.{decider}="
-                f"{' or '.join(allowed)}, or leave it out"
-            )
 
 
 def _check_goal(train: Train) -> None:
-    for key in EVALUATING:
-        if train.eval_interval is None and (value := getattr(train, key)) is not None:
-            raise ConfigError(
-                f"train.{key}={value} needs evaluations; set train.eval_interval, in iterations, such as 100"
-            )
     kinds: tuple[type[Target] | type[Best], ...] = (Target, Best)
     for kind, key, text in zip(kinds, ("until", "best"), (train.until, train.best), strict=True):
         try:

@@ -10,10 +10,15 @@ import dataclasses
 import math
 from dataclasses import MISSING, dataclass
 from enum import Enum
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, Mapping, Optional
 
 _ENDLESS = 1e6
 """From here on a reader need not know where a range ends."""
+
+
+Get = Callable[[str, Any], Any]
+"""Gives the value of a key, or the second argument where there is none: rules look so at both a user's configuration
+and the JSON of a plan."""
 
 
 class Word(str, Enum):
@@ -149,6 +154,13 @@ def left_out(kind: Any) -> Mapping[str, Any]:
             if not (field.default is MISSING if written is None else written):
                 found[field.name] = None if field.default is MISSING else field.default
     return _LEFT_OUT[kind]
+
+
+def shown(value: object) -> str:
+    """A value as users write it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _plain(number: float) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Mapping, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Optional, Tuple, Union
 
 from megatron_ext.contract.keys import (
     COUNT,
     FRACTION,
     NOT_NEGATIVE,
     PART,
+    Get,
     Range,
     Word,
     between,
@@ -17,6 +19,7 @@ from megatron_ext.contract.keys import (
     left_out,
     option,
     positive,
+    shown,
 )
 
 if TYPE_CHECKING:
@@ -208,3 +211,56 @@ class TrainConfig(Train):
 
 
 OPTIONS = left_out(TrainConfig)
+
+
+def broken_by_training(get: Get) -> Iterator[str]:
+    """Every rule that keys of `train` break together, as a message; each key alone is known to be right.
+
+    Args:
+        get: the value of a key of `train`, or what it is to be where there is none.
+    """
+    epochs, samples = get("epochs", None), get("samples", None)
+    if epochs is not None and samples is not None and samples % epochs:
+        yield f"train.samples={samples} must be a multiple of train.epochs={epochs}"
+    yield from _broken_learning_rate(get)
+    if get("nesterov", False) and not get("momentum", OPTIONS["momentum"]):
+        yield (
+            "train.nesterov=true looks ahead along the momentum, but train.momentum=0; use train.momentum=0.9, or "
+            "train.nesterov=false"
+        )
+    for key, (decider, allowed) in ONLY_WITH.items():  # what nothing looks at would be forgotten in silence
+        value, decided = get(key, OPTIONS[key]), get(decider, OPTIONS.get(decider))
+        if decided not in allowed and value != OPTIONS[key]:
+            yield (
+                f"train.{key}={shown(value)} has no effect with train.{decider}={decided}; use train.{decider}="
+                f"{' or '.join(allowed)}, or leave it out"
+            )
+    if get("eval_interval", None) is None:
+        for key in EVALUATING:
+            if get(key, None) is not None:
+                yield (
+                    f"train.{key}={get(key, None)} needs evaluations; set train.eval_interval, in iterations, such as "
+                    "100"
+                )
+
+
+def _broken_learning_rate(get: Get) -> Iterator[str]:
+    lr, min_lr, warmup = get("lr", math.inf), get("min_lr", 0.0), get("lr_warmup_iterations", 0)
+    policy, every = get("lr_policy", COSINE), get("lr_step_iterations", None)
+    if not 0 <= min_lr <= lr:
+        yield f"train.min_lr={min_lr} must be between 0 and train.lr={lr}"
+    if policy in DECAYING:
+        key = "iterations" if get("lr_decay_iterations", None) is None else "lr_decay_iterations"
+        decay = get(key, None)  # null before a launch has counted its iterations
+        if decay is not None and not 0 <= warmup < decay:
+            yield f"train.lr_warmup_iterations={warmup} must be at least 0 and less than train.{key}={decay}"
+    if policy == NOAM and warmup < 1:
+        yield (
+            f"train.lr_policy=noam needs a warm-up, but train.lr_warmup_iterations={warmup}; give it at least 1, such "
+            "as 4000"
+        )
+    if policy in (STEP, EXPONENTIAL) and every is None:
+        yield (
+            f"train.lr_policy={policy} multiplies the learning rate by train.lr_gamma="
+            f"{get('lr_gamma', OPTIONS['lr_gamma']):g} every train.lr_step_iterations; give that number"
+        )
