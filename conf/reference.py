@@ -1,7 +1,8 @@
 """Every key of a configuration, with its meaning, values, default and rule, as the schema has them, and what a word on
 the command line may become.
 
-`python -m conf.reference` prints docs/reference.md; `tdpp config` shows the same in a terminal.
+`python -m conf.reference` prints docs/reference.md; `tdpp config` shows the same in a terminal. `python -m
+conf.reference families` prints the table of families in docs/models.md.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +28,10 @@ from conf.errors import ConfigError
 from conf.reading.own_folders import groups
 from conf.reading.user_files import choices
 from conf.schema.experiment import Experiment
+from conf.schema.model import Model
 from megatron_ext.contract.keys import ranges_of
+from megatron_ext.contract.models.keys import DEFAULT
+from megatron_ext.contract.models.model import IMAGES, Family, ModelConfig, family_named, family_names
 
 _NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 _PLURALS = {str: "texts", int: "whole numbers", Any: "tables"}
@@ -254,6 +260,34 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def families_table() -> str:
+    """Every family that tdpp brings and that does not learn from images, as its description has it: the rows of a table
+    in docs/models.md."""
+    rows = ["| `model.family` | what it is | blocks | own options |", "|---|---|---|---|"]
+    keys, usual = {field.name for field in dataclasses.fields(Model)}, family_named(DEFAULT).options
+    for family in map(family_named, family_names()):
+        if family.learns == IMAGES or family.user_code:
+            continue
+        summary = family.summary.removesuffix(".").replace(" (docs/models.md)", "")
+        summary = re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", summary)
+        own = ", ".join(f"`{key}`" for key in family.options if key in keys and key not in usual)
+        rows.append(f"| `{family.name}` | {summary} | {', '.join(_blocks(family))} | {own} |")
+    return "\n".join(rows) + "\n"
+
+
+def _blocks(family: Family) -> Iterator[str]:
+    """The names of a model's blocks; of a row of them, that of the first."""
+    model = ModelConfig(
+        layers=2, hidden=1, heads=1, sequence_length=1, vocab_size=1, padded_vocab_size=1, family=family.name
+    )
+    rows, shown = {stack.kind: stack.name for stack in family.stacks(model)}, set[str]()
+    for kind, _ in family.all_kinds(model):
+        name = f"`{rows[kind]}.0` …" if kind in rows else f"`{kind}`"
+        if name not in shown:
+            yield name
+        shown.add(name)
+
+
 def candidates(word: str, others: Sequence[str]) -> list[str]:
     """Whole words that begin with `word`; `others` are those before it.
 
@@ -302,4 +336,4 @@ def _keys(key: str, others: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(markdown(), end="")
+    print(families_table() if sys.argv[1:] == ["families"] else markdown(), end="")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from conf.reference import families_table
 from megatron_ext.contract.models.model import IMAGES, family_named, family_names
 from tests.support import ROOT
 from tests.support.composing import experiment
@@ -17,6 +18,11 @@ def test_the_page_has_every_model_with_its_sizes() -> None:
     of_images = {name for name in shipped if is_of_images(name)}
     assert sorted(models) == sorted(shipped - of_images - {"module", "huggingface"})  # whose code sets its own code
     assert found == [row(name) for name in models]
+
+
+def test_the_page_has_every_family_as_it_describes_itself() -> None:
+    """After a change: python -m conf.reference families, into docs/models.md."""
+    assert families_table() in (ROOT / "docs" / "models.md").read_text()
 
 
 def test_the_page_of_images_has_every_model_with_its_sizes() -> None:
