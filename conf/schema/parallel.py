@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from conf.errors import ConfigError
 from conf.schema.values import ranges, streams
 from conf.schema.values.partition import Shares, numbers_in, run_length_text
@@ -11,7 +13,7 @@ from conf.visible import plural
 from megatron_ext.contract import parallel_config
 from megatron_ext.contract.keys import ranges_of
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.schedule.schedules import OF_ANY_COUNT
+from megatron_ext.contract.parallel_config import broken_by_chunks, broken_by_replicas, broken_by_stream
 from megatron_ext.contract.schedule.streams import Stream
 
 AUTO = "auto"
@@ -29,7 +31,8 @@ class Parallel(parallel_config.Parallel):
         if not self.undecided:
             _check_shares(self)
             _check_batch(self)
-        _check_chunks(self)
+        for broken in broken_by_chunks(partial(getattr, self), "parallel."):
+            raise ConfigError(broken)
         _check_stream(self)
         _check_gpu_streams(self)
 
@@ -151,24 +154,8 @@ def _check_by_stage(parallel: Parallel) -> None:
 
 def _check_unequal_replicas(parallel: Parallel) -> None:
     wrong, largest = f"parallel.replicas={parallel.replicas}", max(parallel.layout.replicas)
-    for key, value, allowed in (
-        ("shares", parallel.shares, None),
-        ("schedule_file", parallel.schedule_file, None),
-        ("chunks", parallel.chunks, 1),
-    ):
-        if value != allowed:
-            raise ConfigError(
-                f"parallel.{key}={value} cannot be combined with {wrong}: it needs the same number of replicas in "
-                f"every "
-                f"stage; use parallel.{key}={'null' if allowed is None else allowed}, or parallel.replicas=null "
-                f"parallel.data={largest}"
-            )
-    if parallel.schedule.definition.has_chunks:
-        *some, last = sorted(OF_ANY_COUNT)
-        raise ConfigError(
-            f"parallel.schedule={parallel.schedule} cannot be combined with {wrong}: it needs the same number of "
-            f"replicas in every stage; use {', '.join(some)} or {last}"
-        )
+    for broken in broken_by_replicas(partial(getattr, parallel), "parallel.", largest):
+        raise ConfigError(broken)
     if parallel.undecided:
         return
     size, batch = parallel.micro_batch_size, parallel.global_batch_size
@@ -233,30 +220,6 @@ def _check_batch(parallel: Parallel) -> None:
         )
 
 
-def _check_chunks(parallel: Parallel) -> None:
-    """A schedule of one's own may have any number of chunks."""
-    chunks, pipeline = parallel.chunks, parallel.pipeline
-    interleaved = parallel.schedule.definition.has_chunks
-    if chunks > 1 and pipeline == 1:
-        raise ConfigError(
-            f"parallel.chunks={chunks} needs parallel.pipeline of at least 2, not {pipeline}: one stage holds the "
-            "whole model; use parallel.chunks=1"
-            + (" and another parallel.schedule, such as one_f_one_b" if interleaved else "")
-        )
-    if parallel.schedule_file is not None:
-        return
-    if interleaved and chunks == 1:
-        raise ConfigError(
-            f"parallel.schedule={parallel.schedule} needs parallel.chunks of at least 2, not {chunks}; use "
-            "parallel.chunks=2, or parallel.schedule=one_f_one_b"
-        )
-    if chunks > 1 and not interleaved:
-        raise ConfigError(
-            f"parallel.chunks={chunks} needs parallel.schedule=interleaved, but {parallel.schedule} has one chunk per "
-            f"stage; use interleaved, or parallel.chunks=1"
-        )
-
-
 def _check_stream(parallel: Parallel) -> None:
     """What goes with micro-batches that stream, and what goes with them alone."""
     if parallel.stream is None:
@@ -277,17 +240,8 @@ def _check_stream(parallel: Parallel) -> None:
                 f"file's schedule has a flush; use parallel.schedule_file=null, or another schedule"
             )
         return
-    for key, value, allowed, why in (
-        ("chunks", parallel.chunks, 1, "a stage has one part of the model"),
-        ("shares", parallel.shares, None, "replicas take micro-batches in turn"),
-        ("sharded_optimizer", parallel.sharded_optimizer, False, "each replica updates versions of its own"),
-    ):
-        if value != allowed:
-            shown, other = (str(one).lower() if one is not None else "null" for one in (value, allowed))
-            raise ConfigError(
-                f"parallel.{key}={shown} cannot be combined with parallel.schedule=pipedream, where {why}; use "
-                f"parallel.{key}={other}, or another schedule"
-            )
+    for broken in broken_by_stream(partial(getattr, parallel), "parallel."):
+        raise ConfigError(broken)
     if parallel.tensor_size > 1 and not parallel.layout.even:
         raise ConfigError(
             f"parallel.tensor={parallel.tensor} cannot be combined with parallel.schedule=pipedream and "

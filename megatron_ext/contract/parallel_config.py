@@ -7,10 +7,10 @@ People write some of them as text, such as `2*3-1`, or leave them to a launch. p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Iterator, Optional, Union
 
-from megatron_ext.contract.keys import Range, Word, option
-from megatron_ext.contract.schedule.schedules import SCHEDULES, PipelineSchedule
+from megatron_ext.contract.keys import Get, Range, Word, option, shown
+from megatron_ext.contract.schedule.schedules import DEFAULT, OF_ANY_COUNT, SCHEDULES, PipelineSchedule
 from megatron_ext.contract.schedule.streams import Semantics
 
 if TYPE_CHECKING:
@@ -125,3 +125,66 @@ class Parallel:
     3-1-0; null: as many as keep all ranks busy."""
     node_order: Optional[str] = None
     """Node groups in the order of node ranks, such as hgx+gpu2*7; null: all nodes, in the cluster's order."""
+
+
+def broken_by_replicas(get: Get, prefix: str, most: int) -> Iterator[str]:
+    """Every rule broken by stages with different numbers of replicas, as a message.
+
+    Args:
+        get: the value of a key, or what it is to be where there is none.
+        prefix: what stands before the keys in messages: `parallel.`, or nothing in plan.json.
+        most: the replicas of the stage with the most.
+    """
+    wrong = f"{prefix}replicas={get('replicas', None)}"
+    for key, allowed in (("shares", None), ("schedule_file", None), ("chunks", 1)):
+        value = get(key, allowed)
+        if value != allowed:
+            yield (
+                f"{prefix}{key}={value} cannot be combined with {wrong}: it needs the same number of replicas in every "
+                f"stage; use {prefix}{key}={shown(allowed)}, or {prefix}replicas=null {prefix}data={most}"
+            )
+    name = get("schedule", DEFAULT)
+    if SCHEDULES[name].has_chunks:
+        *some, last = sorted(OF_ANY_COUNT)
+        yield (
+            f"{prefix}schedule={name} cannot be combined with {wrong}: it needs the same number of replicas in every "
+            f"stage; use {', '.join(some)} or {last}"
+        )
+
+
+def broken_by_chunks(get: Get, prefix: str) -> Iterator[str]:
+    """Every rule about the chunks of a stage that is broken; a schedule of one's own may have any number of them."""
+    chunks, pipeline, name = get("chunks", 1), get("pipeline", 1), get("schedule", DEFAULT)
+    several = SCHEDULES[name].has_chunks
+    if chunks > 1 and pipeline == 1:
+        yield (
+            f"{prefix}chunks={chunks} needs {prefix}pipeline of at least 2, not {pipeline}: one stage holds the whole "
+            f"model; use {prefix}chunks=1" + (f" and another {prefix}schedule, such as one_f_one_b" if several else "")
+        )
+    if get("schedule_file", None) is not None:
+        return
+    if several and chunks == 1:
+        yield (
+            f"{prefix}schedule={name} needs {prefix}chunks of at least 2, not {chunks}; use {prefix}chunks=2, or "
+            f"{prefix}schedule=one_f_one_b"
+        )
+    if chunks > 1 and not several:
+        yield (
+            f"{prefix}chunks={chunks} needs {prefix}schedule=interleaved, but {name} has one chunk per stage; use "
+            f"interleaved, or {prefix}chunks=1"
+        )
+
+
+def broken_by_stream(get: Get, prefix: str) -> Iterator[str]:
+    """Every rule broken by what does not go with micro-batches that stream, where they do."""
+    for key, allowed, why in (
+        ("chunks", 1, "a stage has one part of the model"),
+        ("shares", None, "replicas take micro-batches in turn"),
+        ("sharded_optimizer", False, "each replica updates versions of its own"),
+    ):
+        value = get(key, allowed)
+        if value != allowed:
+            yield (
+                f"{prefix}{key}={shown(value)} cannot be combined with {prefix}schedule=pipedream, where {why}; use "
+                f"{prefix}{key}={shown(allowed)}, or another schedule"
+            )

@@ -211,8 +211,8 @@ def _joined(key: str, name: str) -> str:
 
 
 Values = Mapping[str, Any]
-Faults = Iterator[Tuple[str, Any, str]]
-"""Keys, their values and what these must be."""
+Faults = Iterator[Union[PlanFault, Tuple[str, Any, str]]]
+"""Each is a rule that is broken; in short, a key, its value and what this must be."""
 Rules = List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]]
 """Rules with the keys that they need."""
 GRID = ("tensor", "data", "pipeline")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_ext.contract.plan_check import Values, fault
+from megatron_ext.contract.plan_check import PlanFault, Values, fault
 from megatron_ext.contract.rules import batch, layout, rehearsal, training
 
 
@@ -14,5 +14,5 @@ def check_rules(plan: Values) -> None:
     """
     for keys, rule in (*batch.RULES, *layout.RULES, *training.RULES, *rehearsal.RULES):
         if all(key in plan for key in keys):
-            for key, value, must in rule(plan):
-                raise fault(key, value, must)
+            for broken in rule(plan):
+                raise broken if isinstance(broken, PlanFault) else fault(*broken)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 from megatron_ext.contract.adaptive.config import NONE
 from megatron_ext.contract.adaptive.rules import BatchRange
-from megatron_ext.contract.plan_check import GRID, Faults, Rules, Values
+from megatron_ext.contract.parallel_config import broken_by_stream
+from megatron_ext.contract.plan_check import GRID, Faults, PlanFault, Rules, Values
 from megatron_ext.contract.schedule.schedules import OF_ANY_COUNT
 from megatron_ext.contract.schedule.streams import PIPEDREAM
 
@@ -61,9 +60,8 @@ def _streaming(plan: Values) -> Faults:
         yield "streaming", streaming, f"{'given' if streaming is None else 'null'} with schedule={plan['schedule']}"
     if streaming is None:
         return
-    for key, allowed in (("shares", None), ("chunks", 1), ("sharded_optimizer", False)):
-        if plan.get(key, allowed) != allowed:
-            yield key, plan[key], f"{json.dumps(allowed)} with schedule={PIPEDREAM}"
+    for broken in broken_by_stream(plan.get, ""):
+        yield PlanFault(broken)
     if plan["tensor"] > 1 and plan.get("replicas") is not None:
         yield "tensor", plan["tensor"], f"1 with schedule={PIPEDREAM} and different numbers of replicas"
     depth = streaming.get("depth")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.models.keys import DEFAULT
 from megatron_ext.contract.models.model import family_named
-from megatron_ext.contract.plan_check import GRID, Faults, Rules, Values
-from megatron_ext.contract.schedule.schedules import SCHEDULES
+from megatron_ext.contract.parallel_config import broken_by_chunks, broken_by_replicas
+from megatron_ext.contract.plan_check import GRID, Faults, PlanFault, Rules, Values
 
 
 def _partition(plan: Values) -> Faults:
@@ -27,11 +25,8 @@ def _partition(plan: Values) -> Faults:
 
 
 def _schedule(plan: Values) -> Faults:
-    several, chunks = SCHEDULES[plan["schedule"]].has_chunks, plan["chunks"]
-    if plan["schedule_file"] is None and several != (chunks > 1):
-        yield "chunks", chunks, f"{'at least 2' if several else '1'} with schedule={plan['schedule']}"
-    if chunks > 1 and plan["pipeline"] == 1:
-        yield "chunks", chunks, "1 with pipeline=1"
+    for broken in broken_by_chunks(plan.get, ""):
+        yield PlanFault(broken)
 
 
 def _by_stage(plan: Values) -> Faults:
@@ -47,9 +42,8 @@ def _by_stage(plan: Values) -> Faults:
             yield largest, plan[largest], f"the largest of {key}={sizes}"
     if plan.get("replicas") is None:
         return
-    for key, allowed in (("shares", None), ("schedule_file", None), ("chunks", 1)):
-        if plan.get(key, allowed) != allowed:
-            yield key, plan[key], f"{json.dumps(allowed)} where stages have different numbers of replicas"
+    for broken in broken_by_replicas(plan.get, "", plan["data"]):
+        yield PlanFault(broken)
 
 
 def _ranks(plan: Values) -> Faults:

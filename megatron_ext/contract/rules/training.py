@@ -15,7 +15,7 @@ def _model(plan: Values) -> Faults:
     family = _family_of(plan)
     with_family = f"with model.family={family.name}"
     for broken in broken_by_model(model.get, family):
-        raise PlanFault(broken)
+        yield PlanFault(broken)
     if family.user_code and not model.get("code"):
         yield "model.code", model.get("code"), f"FILE.py:NAME {with_family}"
     if family.measured and tensor > 1:
@@ -42,7 +42,7 @@ def _model(plan: Values) -> Faults:
 def _train(plan: Values) -> Faults:
     train = plan["train"]
     for broken in broken_by_training(train.get):
-        raise PlanFault(broken)
+        yield PlanFault(broken)
     if train.get("epochs") is not None and train.get("samples") is None:
         yield "train.samples", None, f"a multiple of train.epochs={train['epochs']}"
     if train.get("max_cost") is not None and train.get("price_per_hour") is None:

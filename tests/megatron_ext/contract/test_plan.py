@@ -141,7 +141,7 @@ RULES: dict[str, tuple[Steps, Any, str]] = {
     "environment": (("nodes", 0, "environment"), {"A": 1}, "nodes[0].environment.A=1 must be a text"),
     "heads": (("model", "heads"), 5, "model.heads=5 must be a divisor of model.hidden=64"),
     "padded": (("model", "padded_vocab_size"), 7, "model.padded_vocab_size=7 must be a multiple of tensor=1, and no "),
-    "chunks": (("schedule",), "interleaved", "chunks=1 must be at least 2 with schedule=interleaved"),
+    "chunks": (("schedule",), "interleaved", "schedule=interleaved needs chunks of at least 2, not 1"),
     "schedule": (("schedule",), "1f1b", 'schedule="1f1b" must be one of gpipe, one_f_one_b, interleaved, zb_h1'),
     "precision": (("train", "precision"), "fp8", 'train.precision="fp8" must be one of fp32, bf16, fp16'),
     "lr": (("train", "lr"), 0, "train.lr=0 must be above 0"),
