@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from megatron_ext.contract.layout import lcm
-from megatron_ext.engine.gradients.share import Bucket, Share
 
 GRADIENT_BYTES = 4
 """Of a sum of gradients, which is in fp32."""
@@ -204,3 +203,69 @@ def fuses(dtype: torch.dtype, device: torch.device) -> bool:
     except (TypeError, RuntimeError):
         return False
     return bool((total == 17.0).all())
+
+
+Bucket = Tuple[slice, List[str]]
+"""A slice of the flat weights, and the names of the parameters in it."""
+
+
+class Share:
+    """An equal part of every bucket, so that a bucket is reduce-scattered as soon as its gradients are there.
+
+    What a replica keeps of its share alone, in fp32, lies together: the parts of all buckets, one after another.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], shares: int = 1, rank: int = 0) -> None:
+        """`buckets` cover the flat weights; their lengths are multiples of `shares`."""
+        self.shares = shares
+        self.buckets = [here for here, _ in buckets]
+        self.parts: List[Tuple[slice, slice]] = []
+        """By bucket: this rank's part in the flat weights, and where it lies among what the rank keeps."""
+        for here in self.buckets:
+            length, rest = divmod(here.stop - here.start, shares)
+            assert rest == 0 and here.start % shares == 0, "a bucket cannot be shared out evenly"
+            start, kept = here.start + rank * length, here.start // shares
+            self.parts.append((slice(start, start + length), slice(kept, kept + length)))
+        if shares == 1:  # of all buckets together, which no copy takes apart
+            whole = slice(0, self.buckets[-1].stop if self.buckets else 0)
+            self.parts = [(whole, whole)]
+
+    @property
+    def length(self) -> int:
+        """Of what this rank keeps."""
+        return self.parts[-1][1].stop if self.parts else 0
+
+    def of(self, flat: Tensor) -> Tensor:
+        """This rank's share of a tensor that is laid out like the flat weights: a view of it where it is all of it."""
+        if self.shares == 1 or not self.parts:  # a stage may have no parameters
+            return flat
+        return torch.cat([flat[here] for here, _ in self.parts])
+
+    def put(self, kept: Tensor, flat: Tensor, part: slice = slice(None)) -> None:
+        """Copies what this rank keeps to its places in `flat`; with `part`, which needs a single share, that alone."""
+        if self.shares == 1:
+            flat[part].copy_(kept[part])
+            return
+        for here, own in self.parts:
+            flat[here].copy_(kept[own])
+
+    def compact(self, flat: Tensor) -> None:
+        """Moves this rank's parts of `flat` to its beginning, one after another; the rest then has no meaning."""
+        for here, own in self.parts:
+            if here != own:
+                part = flat[here]
+                # Parts only move down, past what has moved already; near the beginning both places can overlap.
+                flat[own].copy_(part.clone() if here.start < own.stop else part)
+
+    def within(self, here: slice) -> slice:
+        """Where a parameter's part of this share lies among what the rank keeps; empty where it has none of it."""
+        for (own, kept), bucket in zip(self.parts, self.buckets if self.shares > 1 else [self.parts[0][0]]):
+            if bucket.start <= here.start < bucket.stop:
+                start = min(max(here.start, own.start), own.stop)
+                stop = max(start, min(here.stop, own.stop))
+                return slice(kept.start + start - own.start, kept.start + stop - own.start)
+        return slice(0, 0)
+
+    def of_gradient(self, part: Tensor) -> slice:
+        """As `within`, of a parameter's gradient, a view of the flat ones."""
+        return self.within(slice(part.storage_offset(), part.storage_offset() + part.numel()))
