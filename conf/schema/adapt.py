@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from enum import StrEnum
 
 from conf.errors import ConfigError
 from conf.schema.values import ranges
 from conf.schema.values.ranges import config
 from megatron_ext.contract.adaptive import config as contract
 from megatron_ext.contract.adaptive.config import AdaptConfig, LrScaling, Rule
-from megatron_ext.contract.keys import COUNT, Range, from_0, option
+from megatron_ext.contract.adaptive.forecast import By
+from megatron_ext.contract.keys import COUNT, Range, from_0, option, shown
 
-__all__ = ["Adapt", "LrScaling", "Rule"]
+__all__ = ["Adapt", "By", "LrScaling", "Rule"]
 
 SMOOTHING = 4
 """Measurements that a decision takes together, where nothing else is said."""
@@ -88,13 +88,6 @@ class Adapt(contract.Adapt):
         return AdaptConfig(**{**own, **found}, micro_batch_sizes=micro_batch_sizes, streams=streams)
 
 
-class By(StrEnum):
-    """What is to be least of the next epoch (megatron_ext/contract/adaptive/forecast.py)."""
-
-    time = "time"
-    dollars = "dollars"
-
-
 @config
 class Elastic:
     enabled: bool = False
@@ -128,8 +121,7 @@ class Elastic:
         ):
             value = getattr(self, key)
             if not there and value != getattr(type(self), key):
-                shown = str(value).lower() if isinstance(value, bool) else value
                 raise ConfigError(
-                    f"elastic.{key}={shown} has no effect without elastic.{needed}; use elastic.{needed}, or leave it "
-                    "out"
+                    f"elastic.{key}={shown(value)} has no effect without elastic.{needed}; use elastic.{needed}, or "
+                    "leave it out"
                 )

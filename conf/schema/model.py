@@ -14,7 +14,7 @@ from conf.errors import ConfigError
 from conf.schema.values import ranges
 from conf.schema.values.ranges import config, divides
 from conf.visible import plural
-from megatron_ext.contract.keys import Range, option
+from megatron_ext.contract.keys import Range, option, shown
 from megatron_ext.contract.models import keys
 from megatron_ext.contract.models.counts import parameter_count
 from megatron_ext.contract.models.images import ImageFamily, counted_blocks, depths_of
@@ -160,7 +160,7 @@ def check_code(code: str | None) -> None:
     """Raises ConfigError for a `model.code` that names nothing in a Python file."""
     if code is None or not re.fullmatch(r"[^\0]+\.py:[A-Za-z_][A-Za-z0-9_]*", code):
         raise ConfigError(
-            f"model.code={'null' if code is None else code} must be FILE.py:NAME, a Python file and the name of what "
+            f"model.code={shown(code)} must be FILE.py:NAME, a Python file and the name of what "
             f"to train in it, such as my.py:Net; docs/your-model.md shows one"
         )
 

@@ -11,7 +11,7 @@ from conf.schema.values.ranges import config
 from conf.schema.values.streams import check_depth, depth_in
 from conf.visible import plural
 from megatron_ext.contract import parallel_config
-from megatron_ext.contract.keys import ranges_of
+from megatron_ext.contract.keys import ranges_of, shown
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import broken_by_chunks, broken_by_replicas, broken_by_stream
 from megatron_ext.contract.schedule.streams import Stream
@@ -262,7 +262,7 @@ def check_data_parallel(parallel: Parallel, streams: str, none: str) -> None:
         if value != allowed:
             raise ConfigError(
                 f"{streams} cannot be combined with parallel.{key}={value}: it works only in data parallel plans; use "
-                f"parallel.{key}={'null' if allowed is None else allowed}, or {none}"
+                f"parallel.{key}={shown(allowed)}, or {none}"
             )
 
 

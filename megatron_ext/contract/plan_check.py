@@ -28,7 +28,6 @@ from typing import (
     get_type_hints,
 )
 
-from megatron_ext.contract.adaptive.forecast import GOALS
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.goal import Best, Target
 from megatron_ext.contract.keys import Range, Word, left_out, ranges_of
@@ -73,7 +72,6 @@ def _parsed_by(parse: Callable[[str], object]) -> Allowed:
 _FILE_NAME = Allowed("a file's name", lambda name: name not in ("", ".", "..") and not re.search(r"[/\0]", name))
 _TEXTS: Dict[str, Allowed] = {
     "schedule_file": _FILE_NAME,
-    "elastic.choosing.by": _one_of(GOALS),
     "nodes.name": _FILE_NAME,
     "model.family": _one_of(family_names()),
     "model.depths": Allowed("numbers of blocks, such as 3-4-6-3", lambda text: bool(re.fullmatch(DEPTHS, text))),

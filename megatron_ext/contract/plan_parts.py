@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Dict, Iterable, List, Optional
 
+from megatron_ext.contract.adaptive.forecast import By
 from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, PART, Range, about, between, from_0, option, positive
 from megatron_ext.contract.parallel_config import Parallel
 from megatron_ext.contract.schedule.streams import Semantics
@@ -120,8 +121,7 @@ class NodeCounts:
 class Choosing:
     """How a run chooses its nodes at the end of an epoch (`adaptive.forecast`)."""
 
-    by: str
-    """What is to be least, of the next epoch: one of `adaptive.forecast.GOALS`."""
+    by: By
     epoch: float = field(metadata=about(positive()))
     """Samples."""
     restart_s: float = field(metadata=about(from_0()))

@@ -16,6 +16,7 @@ from conf.schema.executor import Executor, Rehearse
 from conf.schema.model import Model
 from conf.schema.parallel import AUTO, Parallel
 from conf.schema.train import Optimizer, Precision, Train, check_metrics
+from megatron_ext.contract.keys import shown
 from megatron_ext.contract.models.images import ImageFamily
 from megatron_ext.contract.parallel_config import Recompute
 
@@ -139,7 +140,7 @@ def check_images(model: Model, data: Data, parallel: Parallel) -> None:
         for key, value in asdict(data.augment).items():
             if value != getattr(Augment(), key):
                 raise ConfigError(
-                    f"data.augment.{key}={str(value).lower()} is only for models of images, not for "
+                    f"data.augment.{key}={shown(value)} is only for models of images, not for "
                     f"model.family={model.family}; leave it out"
                 )
         return

@@ -66,7 +66,7 @@ def _choosing(experiment: Experiment) -> Choosing | None:
     of_replica, _ = times[str(own)]
     firsts = accumulate((count // experiment.parallel.tensor_size for count in experiment.ranks_per_node()), initial=0)
     return Choosing(
-        by=str(elastic.by),
+        by=elastic.by,
         epoch=float(epoch),
         restart_s=elastic.restart_s,
         release=elastic.release,

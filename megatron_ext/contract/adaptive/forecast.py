@@ -9,13 +9,23 @@ from __future__ import annotations
 import math
 from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
-TIME, DOLLARS = GOALS = ("time", "dollars")
-"""What is to be least."""
+from megatron_ext.contract.keys import Word
+
 GAIN = 0.02
 """Part of the time or the dollars: a change that gains less, its restart counted, is not made."""
 PARTS = 8
 """Stretches of a forecast, in each of which the batch is taken to be constant."""
 HOUR = 3600.0
+
+
+class By(Word):
+    """What is to be least of the next epoch (megatron_ext/contract/adaptive/forecast.py)."""
+
+    time = "time"
+    dollars = "dollars"
+
+
+TIME, DOLLARS = GOALS = tuple(By)
 
 
 class Stretch(NamedTuple):
