@@ -72,7 +72,7 @@ def _broken_positions(get: Get, family: Family) -> Iterator[str]:
             "another even number"
         )
     hidden, heads = get("hidden", 0), get("heads", 1)
-    if width is None and heads and hidden // heads % 2:
+    if width is None and heads and not hidden % heads and hidden // heads % 2:
         yield (
             f"model.hidden={hidden} and model.heads={heads} give heads of width {hidden // heads}, but "
             f"model.{key}=rope rotates pairs of numbers; choose sizes whose ratio is even"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
-from conf.errors import RunFolderError
+from conf.errors import ConfigError, RunFolderError
 from conf.run_folder.rundir import RunDir
 from launch.control.planning.plan import make_plan
 from launch.files.run_files import read_run_files
@@ -173,6 +173,25 @@ RULES: dict[str, tuple[Steps, Any, str]] = {
 @pytest.mark.parametrize(("steps", "value", "told"), RULES.values(), ids=RULES.keys())
 def test_a_rule_that_does_not_hold_is_told(tmp_path: Path, steps: Steps, value: Any, told: str) -> None:
     assert message(tmp_path, changed(PLANS["demo"], steps, value)).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("word", "steps", "value"),
+    [
+        ("model.decoder_layers=2", ("model", "decoder_layers"), 2),
+        ("model.rope_scaling_factor=8", ("model", "rope_scaling_factor"), 8.0),
+        ("train.nesterov=true", ("train", "nesterov"), True),
+        ("train.lr_policy=step", ("train", "lr_policy"), "step"),
+        ("parallel.schedule=interleaved", ("schedule",), "interleaved"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_a_rule_of_a_configuration_and_of_its_plan_has_one_text(
+    tmp_path: Path, word: str, steps: Steps, value: Any
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose([word])
+    assert message(tmp_path, changed(PLANS["demo"], steps, value)) in str(error.value).replace("parallel.", "")
 
 
 def test_a_missing_rank_is_told(tmp_path: Path) -> None:
