@@ -94,12 +94,11 @@ def _check_length(train: Train) -> None:
     """A launch fills in what follows from epochs or samples: `conf.compose` says what a user may give."""
     if all(getattr(train, key) is None for key in LENGTHS):
         raise ConfigError("the training has no length: give train.iterations, train.epochs or train.samples")
-    if train.epochs is not None and train.samples is not None:
-        if train.iterations is None:
-            raise ConfigError(
-                f"train.epochs={train.epochs} and train.samples={train.samples} both set the length of the training; "
-                f"give one of them"
-            )
+    if train.epochs is not None and train.samples is not None and train.iterations is None:
+        raise ConfigError(
+            f"train.epochs={train.epochs} and train.samples={train.samples} both set the length of the training; "
+            f"give one of them"
+        )
 
 
 def _check_saving(train: Train) -> None:
