@@ -12,7 +12,7 @@ from conf.schema.values.streams import check_depth, depth_in
 from conf.visible import plural
 from megatron_ext.contract import parallel_config
 from megatron_ext.contract.keys import ranges_of, shown
-from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.layout import Layout, PlacedPlan
 from megatron_ext.contract.parallel_config import broken_by_chunks, broken_by_replicas, broken_by_stream
 from megatron_ext.contract.schedule.streams import Stream
 
@@ -21,7 +21,7 @@ AUTO = "auto"
 
 
 @config
-class Parallel(parallel_config.Parallel):
+class Parallel(PlacedPlan, parallel_config.Parallel):
     """The plan: how the model and the batch are cut, and which node takes which part."""
 
     def __post_init__(self) -> None:
@@ -62,28 +62,9 @@ class Parallel(parallel_config.Parallel):
         return Layout(tensors, replicas)
 
     @property
-    def alike(self) -> bool:
-        """Whether all stages have tensor groups of one size, and as many replicas."""
-        return self.layout.even and len(set(self.layout.tensors)) == 1
-
-    @property
     def by_stage(self) -> bool:
         """Whether tensor sizes or replicas are written stage by stage."""
         return not isinstance(self.tensor, int) or self.replicas is not None
-
-    @property
-    def tensor_size(self) -> int:
-        """Ranks of a tensor group; where stages differ, of the largest."""
-        return self.tensor if isinstance(self.tensor, int) else max(numbers_in(self.tensor))
-
-    @property
-    def world_size(self) -> int:
-        return self.layout.world_size
-
-    @property
-    def virtual_stages(self) -> int:
-        """Parts of the model: chunk c of stage s is number c * pipeline + s."""
-        return self.pipeline * self.chunks
 
     @property
     def micro_batches(self) -> int:

@@ -12,7 +12,7 @@ from functools import cached_property
 from conf.schema.parallel import AUTO, Parallel
 from conf.schema.values.partition import NodeOrder, Partition, Shares, numbers_in, run_length_text
 from conf.schema.values.streams import depth_in
-from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.layout import Layout, PlacedPlan
 from megatron_ext.contract.parallel_config import Recompute, ReduceDtype, Schedule
 from megatron_ext.contract.schedule.streams import Semantics, Stream
 
@@ -20,7 +20,7 @@ Numbers = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parallelism:
+class Parallelism(PlacedPlan):
     """A plan without its model; every field means what the key of `conf.schema.parallel.Parallel` means."""
 
     tensor: int | Numbers = 1
@@ -126,25 +126,6 @@ class Parallelism:
     def streams_of(self) -> Numbers:
         """Copies of the model on a GPU, by replica."""
         return self.streams or (1,) * self.first_replicas
-
-    @cached_property
-    def alike(self) -> bool:
-        """Whether all stages have tensor groups of one size, and as many replicas."""
-        return len({*(self.replicas or ())}) < 2 and (isinstance(self.tensor, int) or len({*self.tensor}) == 1)
-
-    @property
-    def tensor_size(self) -> int:
-        """Ranks of a tensor group; where stages differ, of the largest."""
-        return self.tensor if isinstance(self.tensor, int) else max(self.tensor)
-
-    @property
-    def world_size(self) -> int:
-        return self.layout.world_size
-
-    @property
-    def virtual_stages(self) -> int:
-        """Parts of the model: chunk c of stage s is number c * pipeline + s."""
-        return self.pipeline * self.chunks
 
     @cached_property
     def micro_batches(self) -> int:

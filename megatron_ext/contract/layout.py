@@ -153,3 +153,34 @@ def lcm(numbers: Sequence[int]) -> int:
     for number in numbers:
         found = found * number // math.gcd(found, number)
     return found
+
+
+class PlacedPlan:
+    """What follows from the layout of a plan, in whichever form the plan is."""
+
+    pipeline: int
+    chunks: int
+
+    @property
+    def layout(self) -> Layout:
+        """Where ranks stand."""
+        raise NotImplementedError
+
+    @property
+    def world_size(self) -> int:
+        return self.layout.world_size
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all stages have tensor groups of one size, and as many replicas."""
+        return self.layout.even and len(set(self.layout.tensors)) == 1
+
+    @cached_property
+    def tensor_size(self) -> int:
+        """Ranks of a tensor group; where stages differ, of the largest."""
+        return max(self.layout.tensors)
+
+    @property
+    def virtual_stages(self) -> int:
+        """Parts of the model: chunk c of stage s is number c * pipeline + s."""
+        return self.pipeline * self.chunks

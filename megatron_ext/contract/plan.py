@@ -13,7 +13,7 @@ from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, about, between, left_out
-from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.layout import Layout, PlacedPlan
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.parallel_config import Parallel, Recompute, ReduceDtype, Schedule
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
@@ -150,7 +150,7 @@ class Content:
 
 
 @dataclass(frozen=True)
-class Plan(Content):
+class Plan(PlacedPlan, Content):
     """One run."""
 
     folder: Path
@@ -225,10 +225,6 @@ class Plan(Content):
             return None
         depth = None if self.streaming.depth is None else tuple(self.streaming.depth)
         return Stream(self.layout.replicas, self.streaming.semantics, self.streaming.update_every, depth)
-
-    @property
-    def world_size(self) -> int:
-        return self.layout.world_size
 
     @property
     def by_node(self) -> List[List[List[int]]]:
