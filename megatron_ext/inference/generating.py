@@ -11,6 +11,7 @@ from torch import Tensor
 
 from megatron_ext.checkpoints.meta import Checkpoint, require_model
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.parallel_config import Recompute
 from megatron_ext.contract.plan import Plan
 from megatron_ext.families.tasks import task_of
 from megatron_ext.inference.held_out import whole_model
@@ -31,7 +32,7 @@ class Generator:
                 "models that translate"
             )
         require_model(checkpoint, plan.model.identity())
-        self._task = task_of(replace(plan, recompute="none"))
+        self._task = task_of(replace(plan, recompute=Recompute.none))
         self._device = torch.device(device)
         self._stage = whole_model(self._task, checkpoint, self._device, kind)
         self._length, self._vocab_size = plan.model.sequence_length, plan.model.vocab_size
