@@ -44,9 +44,9 @@ class Chains:
     """The chains of waits of plans; [plans, stages] each, where stages that a plan has not are behind its last one."""
 
     own: Floats
-    """Of a unit of work, for all micro-batches of a replica."""
+    """Seconds of a unit of work, for all micro-batches of a replica."""
     trip: Floats
-    """Of a unit, for one micro-batch on its way to later stages and back."""
+    """Seconds of a unit, for one micro-batch on its way to later stages and back."""
     fixed: Floats
     """What such a chain takes without any work, from its beginning to the end of the iteration; of no stage 0."""
     exists: NDArray[np.bool_]
@@ -70,7 +70,7 @@ class TripBound(NamedTuple):
     stages] each but for the last."""
 
     trip: Floats
-    """Of a unit of work."""
+    """Seconds of a unit of work."""
     left: Linear
     """Passes that are left."""
     exists: NDArray[np.bool_]
@@ -116,7 +116,7 @@ class Work:
             [np.mean([t.layers[k].forward + t.layers[k].backward for t in every]) for k in range(len(counts))]
         )
         self.units: Floats = np.ones(1) if len(counts) == 1 else units
-        """Of a layer of each kind."""
+        """How many units a layer of each kind is."""
         self.whole = float(self.units @ counts)
         self.forward, self.backward = (self._of_unit(times, name) for name in ("forward", "backward"))
         self.embedding, self.head = (
@@ -180,49 +180,73 @@ class LayoutBatch:
 
         `kinds` are those of `work`.
         """
-        parallel = one.parallel
-        of_gpu = np.array([kinds.index(node.name) for node in nodes for _ in range(node.gpus)])
-        before = np.array([[0, *np.cumsum(of_gpu == kind)] for kind in range(len(kinds))])
-        here = [(before[kind][self.ends] > before[kind][self.begins]) & self.exists for kind in range(len(kinds))]
-        first = of_gpu[np.minimum(self.begins, len(of_gpu) - 1)]
-        count = parallel.global_batch_size // parallel.micro_batch_size
-        few, many = count // self.replicas, -(-count // self.replicas)
-        size = self._size(work)
-        ending, hop, summed = (
-            self._ending(nodes, one),
-            self._hop(nodes, work),
-            self._summed(nodes, one, work, kinds, here),
-        )
-        number = np.arange(self.tensors.shape[1])
-        is_last = number == self.last[:, np.newaxis]
-        found = np.zeros(len(self.tensors))
-        for there_and_back, passes, with_sums in ways(parallel.schedule):
-            own, trip = np.zeros(self.tensors.shape), np.full(self.tensors.shape, np.inf)
-            beside, ends = np.full(self.tensors.shape, np.inf), np.full(self.tensors.shape, np.inf)
-            hides = np.zeros(self.tensors.shape)
-            for kind, present in enumerate(here):
-                unit = work.forward[size, kind] + passes * work.backward[size, kind]
-                taken = np.where(first == kind, many, few) * unit
-                own = np.maximum(own, np.where(present, taken, 0.0))
-                hides = np.maximum(
-                    hides, np.where(present, filling(parallel.schedule) * work.backward[size, kind], 0.0)
-                )
-                way = work.forward[size, kind] + there_and_back * work.backward[size, kind]
-                trip = np.minimum(trip, np.where(present, way, np.inf))
-                parts = np.where(number == 0, 1.0, 0.0) * (
-                    work.embedding[size, kind, 0] + passes * work.embedding[size, kind, 1]
-                ) + np.where(is_last, work.head[size, kind, 0] + passes * work.head[size, kind, 1], 0.0)
-                beside = np.minimum(beside, np.where(present, few * parts, np.inf))
-                embedding = work.embedding[size, kind, 0] + there_and_back * work.embedding[size, kind, 1]
-                ends = np.minimum(ends, np.where(present, embedding, np.inf))
-            messages = (1 if with_sums else 2) * hop * number
-            through = np.where(number > 0, ends[:, :1], 0.0)
-            after = 0.0 if with_sums else ending[:, np.newaxis]
-            own += np.maximum(0.0, summed - hides * one.overlaps) if with_sums else 0.0
-            fixed = np.where(self.exists, beside + messages + through + after, 0.0)
-            trip = np.where(self.exists, trip, 0.0)
-            found = np.maximum(found, least(Chains(own=own, trip=trip, fixed=fixed, exists=self.exists), work.whole))
+        here, found = self._lies_on(nodes, kinds), np.zeros(len(self.tensors))
+        for way in ways(one.parallel.schedule):
+            chains = self._chains(way, nodes, one, work, kinds, here)
+            found = np.maximum(found, least(chains, work.whole))
         return found
+
+    def _chains(
+        self,
+        way: Way,
+        nodes: Sequence[NodeKind],
+        one: Training,
+        work: Work,
+        kinds: Sequence[str],
+        here: Sequence[NDArray[np.bool_]],
+    ) -> Chains:
+        """What each stage takes in chains of this way: a micro-batch comes as fast as the stage's fastest kind of node
+        lets it, and the stage's own passes take as long as on its slowest.
+
+        `here` says which kinds of nodes a stage lies on. A replica takes `fewest` micro-batches at least; the first
+        one of a stage, which is on the kind `first`, takes `most`.
+        """
+        parallel, size, number = one.parallel, self._size(work), np.arange(self.tensors.shape[1])
+        count = parallel.global_batch_size // parallel.micro_batch_size
+        fewest, most = count // self.replicas, -(-count // self.replicas)
+        of_gpu = _kind_of_gpus(nodes, kinds)
+        first = of_gpu[np.minimum(self.begins, len(of_gpu) - 1)]
+        shape = self.tensors.shape
+        own, hidden = np.zeros(shape), np.zeros(shape)
+        trip, ends, embedding = (np.full(shape, np.inf) for _ in range(3))
+        for kind, present in enumerate(here):
+            forward, backward = work.forward[size, kind], work.backward[size, kind]
+            batches = np.where(first == kind, most, fewest)
+            own = _largest(own, batches * (forward + way.own * backward), present)
+            hidden = _largest(hidden, filling(parallel.schedule) * backward, present)
+            trip = _smallest(trip, forward + way.back * backward, present)
+            of_ends = self._ends(work, size, kind)
+            ends = _smallest(ends, fewest * (of_ends[0] + way.own * of_ends[1]), present)
+            of_embedding = work.embedding[size, kind, 0] + way.back * work.embedding[size, kind, 1]
+            embedding = _smallest(embedding, of_embedding, present)
+        if way.sums:  # the chain does not go back to the first stage
+            own += np.maximum(0.0, self._summed(nodes, one, work, kinds, here) - hidden * one.overlaps)
+        after = 0.0 if way.sums else self._ending(nodes, one)[:, np.newaxis]
+        messages = (1 if way.sums else 2) * self._hop(nodes, work) * number
+        fixed = ends + messages + np.where(number > 0, embedding[:, :1], 0.0) + after
+        return Chains(
+            own=own,
+            trip=np.where(self.exists, trip, 0.0),
+            fixed=np.where(self.exists, fixed, 0.0),
+            exists=self.exists,
+        )
+
+    def _lies_on(self, nodes: Sequence[NodeKind], kinds: Sequence[str]) -> list[NDArray[np.bool_]]:
+        """[layouts, stages] for each kind of node: whether the stage lies on such nodes, too."""
+        of_gpu = _kind_of_gpus(nodes, kinds)
+        before = np.array([[0, *np.cumsum(of_gpu == kind)] for kind in range(len(kinds))])
+        return [(before[kind][self.ends] > before[kind][self.begins]) & self.exists for kind in range(len(kinds))]
+
+    def _ends(self, work: Work, size: Integers, kind: int) -> tuple[Floats, Floats]:
+        """[layouts, stages], forward and backward: seconds of the embedding on the first stage and of the head on the
+        last one."""
+        number = np.arange(self.tensors.shape[1])
+        is_first, is_last = number == 0, number == self.last[:, np.newaxis]
+        embedding, head = work.embedding[size, kind], work.head[size, kind]
+        forward, backward = (
+            np.where(is_first, embedding[..., way], 0.0) + np.where(is_last, head[..., way], 0.0) for way in (0, 1)
+        )
+        return forward, backward
 
     def _size(self, work: Work) -> Integers:
         """[layouts, stages]: the number of each stage's tensor size in `work`."""
@@ -231,43 +255,32 @@ class LayoutBatch:
         found: Integers = numbers[self.tensors]
         return found
 
-    def through(self, nodes: Sequence[NodeKind], one: Training, work: Work, kinds: Sequence[str]) -> Floats:
-        """[layouts]: as `least_seconds`, by another chain, which takes longer to find."""
+    def trip_seconds(self, nodes: Sequence[NodeKind], one: Training, work: Work, kinds: Sequence[str]) -> Floats:
+        """[layouts]: a bound like `least_seconds` from another chain (`TripBound`), which takes longer to find."""
         schedule, count = one.parallel.schedule, one.parallel.global_batch_size // one.parallel.micro_batch_size
-        half = schedule.definition.input_share
-        of_gpu = np.array([kinds.index(node.name) for node in nodes for _ in range(node.gpus)])
-        before = np.array([[0, *np.cumsum(of_gpu == kind)] for kind in range(len(kinds))])
-        size = self._size(work)
-        number = np.arange(self.tensors.shape[1])
+        half, size, shape = schedule.definition.input_share, self._size(work), self.tensors.shape
+        ahead, back = self._passes_left(schedule, count)
+        trip, layer, fixed, ends = (np.full(shape, np.inf) for _ in range(4))
+        for kind, present in enumerate(self._lies_on(nodes, kinds)):
+            forward, backward = work.forward[size, kind], work.backward[size, kind]
+            of_ends = self._ends(work, size, kind)
+            trip = _smallest(trip, forward + half * backward, present)
+            layer = _smallest(layer, ahead * forward + back * backward, present)
+            fixed = _smallest(fixed, ahead * of_ends[0] + back * of_ends[1], present)
+            ends = _smallest(ends, of_ends[0] + half * of_ends[1], present)
+        messages = 2 * self._hop(nodes, work) * self.last
+        constant = messages + np.where(self.exists, ends, 0.0).sum(axis=1) + self._ending(nodes, one)
+        chain = TripBound(trip, Linear(fixed=fixed, layer=layer), self.exists, constant)
+        return chain.least(work.whole, np.full(shape, one.blocks.layers), alike=len(work.units) == 1)
+
+    def _passes_left(self, schedule: Schedule, count: int) -> tuple[Floats, Floats]:
+        """[layouts, stages]: what `left` says of each stage, for `count` micro-batches of the iteration."""
         behind = self.exists * self.replicas
         after = np.cumsum(behind[:, ::-1], axis=1)[:, ::-1]
         ahead: Integers = (after - 1) // self.replicas
         lag: Integers = (np.cumsum(behind, axis=1) - behind) // self.replicas
-        few = count // self.replicas
-        forward, backward = forward_left(schedule, ahead, few), backward_left(schedule, lag, few)
-        shape = self.tensors.shape
-        trip, unit, beside, ends = (np.full(shape, np.inf) for _ in range(4))
-        is_last = number == self.last[:, np.newaxis]
-        for kind in range(len(kinds)):
-            here = (before[kind][self.ends] > before[kind][self.begins]) & self.exists
-            f, b = work.forward[size, kind], work.backward[size, kind]
-            parts = [
-                np.where(number == 0, work.embedding[size, kind, way], 0.0)
-                + np.where(is_last, work.head[size, kind, way], 0.0)
-                for way in (0, 1)
-            ]
-            for least_of, value in (
-                (trip, f + half * b),
-                (unit, forward * f + backward * b),
-                (beside, forward * parts[0] + backward * parts[1]),
-                (ends, parts[0] + half * parts[1]),
-            ):
-                np.copyto(least_of, np.minimum(least_of, value), where=here)
-        messages = 2 * self._hop(nodes, work) * self.last
-        constant = messages + np.where(self.exists, ends, 0.0).sum(axis=1) + self._ending(nodes, one)
-        chain = TripBound(trip, Linear(fixed=beside, layer=unit), self.exists, constant)
-        capacity = np.full(shape, one.blocks.layers)
-        return chain.least(work.whole, capacity, alike=len(work.units) == 1)
+        fewest = count // self.replicas
+        return np.asarray(forward_left(schedule, ahead, fewest)), np.asarray(backward_left(schedule, lag, fewest))
 
     def _summed(
         self,
@@ -331,13 +344,26 @@ class LayoutBatch:
         return np.where(apart & (self.last > 0), taken * 2 * (members - 1) / members, 0.0)
 
 
+def _kind_of_gpus(nodes: Sequence[NodeKind], kinds: Sequence[str]) -> Integers:
+    """[GPUs]: the number of the kind of node that each lies in."""
+    return np.array([kinds.index(node.name) for node in nodes for _ in range(node.gpus)])
+
+
+def _largest(found: Floats, seconds: Floats, present: NDArray[np.bool_]) -> Floats:
+    return np.maximum(found, np.where(present, seconds, 0.0))
+
+
+def _smallest(found: Floats, seconds: Floats, present: NDArray[np.bool_]) -> Floats:
+    return np.minimum(found, np.where(present, seconds, np.inf))
+
+
 class Way(NamedTuple):
-    """Of a chain: what parts of backward passes count in it."""
+    """Which parts of backward passes count in a chain."""
 
     back: float
-    """Of a pass that a micro-batch goes through on its way back."""
+    """The part of a pass that a micro-batch goes through on its way back."""
     own: float
-    """Of each pass of the stage itself."""
+    """The part of each pass of the stage itself."""
     sums: bool
     """Whether it ends with the sum of the stage's gradients; else it goes back, to the embedding's."""
 

@@ -183,7 +183,7 @@ class _Nodes:
                 for sharded, one in first.items():
                     key = (costs.micro_batch_size, costs.halves, sharded, order, low)
                     bounds = known.get(key, np.zeros(len(some))).copy()
-                    for bound in (LayoutBatch.least_seconds, LayoutBatch.through):
+                    for bound in (LayoutBatch.least_seconds, LayoutBatch.trip_seconds):
                         if len(near := np.nonzero(worth(bounds))[0]):
                             closer = bound(self.many.take(some[near]), self.orders[order], one, work, self.names)
                             bounds[near] = np.maximum(bounds[near], closer)

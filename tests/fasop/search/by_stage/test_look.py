@@ -164,7 +164,7 @@ def test_no_plan_is_below_its_bounds(seed: int) -> None:
         many, taken = LayoutBatch.of([layout]), fastest(plan)
         assert many.inside_nodes([node.gpus for node in plan.nodes]).all()
         assert many.least_seconds(plan.nodes, one, work, names)[0] <= taken * (1 + 1e-9)
-        assert many.through(plan.nodes, one, work, names)[0] <= taken * (1 + 1e-9)
+        assert many.trip_seconds(plan.nodes, one, work, names)[0] <= taken * (1 + 1e-9)
         assert Candidate(one, plan.nodes, work, names).bound <= taken * (1 + 1e-9)
 
 
