@@ -48,7 +48,7 @@ class _Alone:
     sums: Floats
     """[layers + 1, kinds]: all gradients of a stage of so many layers."""
     last: Floats
-    """Of them those of the last bucket, which nothing hides."""
+    """The part of `sums` that the last bucket takes, which nothing hides."""
     handing: Floats
     """[layers + 1, kinds]: handing out the new weights of a stage of so many layers."""
     embedding: Floats
@@ -58,18 +58,19 @@ class _Beside(NamedTuple):
     """What plans take beside their layers, at least; seconds, [plans] each."""
 
     hops: Floats
-    """Of all messages from the first stage to the last."""
+    """All messages from the first stage to the last."""
     around: Floats
-    """Of the message from the last stage to the first."""
+    """The message from the last stage to the first."""
     embedding: Floats
-    """Of its forward and backward passes that a micro-batch waits for."""
+    """Its forward pass, and the part of its backward pass that a micro-batch waits for."""
     head: Floats
     ending: Floats
     """From the first stage's last backward pass to the end of the iteration."""
 
 
 class LowerBounds:
-    """Of plans of many sizes, on some nodes of these kinds. What does not depend on their numbers is kept."""
+    """Bounds the times of plans of many sizes, on some nodes of these kinds. What does not depend on the numbers of
+    plans and nodes is kept."""
 
     def __init__(self, kinds: Sequence[NodeKind]) -> None:
         self._kinds = kinds
@@ -94,17 +95,12 @@ class LowerBounds:
             units, times = self._units(plans, way, kinds)
         classes, beside = self._classes(plans, way, kinds, times, layers), self._beside(plans, way, kinds)
         count = np.array([_micro_batches(one, kinds) for one in plans])
-        least = _least(classes, beside, count, way, units, whole=whole)
-        apart = np.nonzero([_has_heterogeneous_replicas(one, kinds) for one in plans])[0]
-        if len(kinds) > 2 and len(apart):
-            some, near = classes.take(apart), _Beside(*(seconds[apart] for seconds in beside))
-            found = [
-                _least(some.in_two(kind), near, count[apart], way, units[apart], whole=whole)
-                for kind in range(1, len(kinds))
-            ]
-            mean = replace(some, stages=some.shares)
-            least[apart] = np.max([*found, _least(mean, near, count[apart], way, units[apart], whole=False)], axis=0)
-        return least
+        found = _least(classes, beside, count, way, units, whole=whole)
+        mixed = np.nonzero([_has_heterogeneous_replicas(one, kinds) for one in plans])[0]
+        if len(kinds) > 2 and len(mixed):
+            some, its_own = classes.take(mixed), _Beside(*(seconds[mixed] for seconds in beside))
+            found[mixed] = _of_mixed_replicas(some, its_own, count[mixed], way, units[mixed], whole=whole)
+        return found
 
     def _units(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> tuple[Floats, Floats]:
         """[plans]: units of all layers; [plans, kinds, 2]: seconds of one, forward and backward, at least."""
@@ -205,7 +201,7 @@ class LowerBounds:
     def _on_links(
         self, one: Training, way: Way, some: Sequence[int], kinds: Sequence[NodeKind]
     ) -> tuple[float, float, float]:
-        """Of a plan's messages and sums the seconds `hops`, `around` and `ending`; 0 where nodes differ in GPUs."""
+        """The seconds `hops`, `around` and `ending` of a plan's messages and sums; 0 where nodes differ in GPUs."""
         if len({kind.gpus for kind in kinds}) > 1:
             return 0.0, 0.0, 0.0
         p, nodes = one.parallel, [kind.group.count for kind in kinds]
@@ -267,7 +263,7 @@ def _has_heterogeneous_replicas(one: Training, kinds: Sequence[NodeKind]) -> boo
 
 
 def _micro_batches(one: Training, kinds: Sequence[NodeKind]) -> int:
-    """Of every replica, at least. Where all have the same GPUs, those with the most take longest."""
+    """Micro-batches of every replica, at least. Where all have the same GPUs, those with the most take longest."""
     parallel = one.parallel
     if parallel.shares is None or not _has_heterogeneous_replicas(one, kinds):
         return parallel.micro_batches
@@ -304,6 +300,23 @@ def _least(classes: Classes, beside: _Beside, count: Integers, way: Way, units: 
         fixed = (beside.embedding + beside.head) / classes.slowest
         least = np.maximum(least, beside.ending + (units + fixed) / reach(classes, count))
     return least
+
+
+def _of_mixed_replicas(
+    classes: Classes, beside: _Beside, count: Integers, way: Way, units: Floats, *, whole: bool
+) -> Floats:
+    """[plans]: as `_least`, where the GPUs of a stage may be of three or more kinds.
+
+    The largest bound counts: for each number of fastest kinds, as if these were one kind and the others another one;
+    and for the mean of all replicas, whose stages need not be whole numbers.
+    """
+    bounds = [
+        _least(classes.in_two(kind), beside, count, way, units, whole=whole)
+        for kind in range(1, classes.stages.shape[1])
+    ]
+    of_mean = replace(classes, stages=classes.shares)
+    found: Floats = np.max([*bounds, _least(of_mean, beside, count, way, units, whole=False)], axis=0)
+    return found
 
 
 @lru_cache(maxsize=4096)
