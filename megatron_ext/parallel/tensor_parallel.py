@@ -79,6 +79,14 @@ class TensorGroup(NamedTuple):
             return x
         return _Scatter.apply(x, self) if self.sequence_parallel else _Reduce.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
 
+    def gather(self, x: Tensor) -> Tensor:
+        """[…, width / size] -> [… width] on every rank, which all then compute the same with."""
+        return x if self.size == 1 else _GatherLast.apply(x, self)  # type: ignore[no-untyped-call]
+
+    def split(self, x: Tensor) -> Tensor:
+        """The inverse of `gather`: from what all ranks have alike to a rank's share of the last dimension."""
+        return x if self.size == 1 else _SplitLast.apply(x, self)  # type: ignore[no-untyped-call]
+
     def positions(self, sequence: int) -> slice:
         """This rank's share of the sequence outside parallel regions."""
         if not self.sequence_parallel:
@@ -176,6 +184,32 @@ class _Scatter(Function):
         return _gather(gradient, ctx.tensor), None
 
 
+class _GatherLast(Function):
+    """Gathers the last dimension; a share of the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Tensor:
+        ctx.tensor = tensor
+        return _gather_last(x, tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
+        return gradient.chunk(ctx.tensor.size, -1)[ctx.tensor.rank].contiguous(), None
+
+
+class _SplitLast(Function):
+    """A share of the last dimension; gathers the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Tensor:
+        ctx.tensor = tensor
+        return x.chunk(tensor.size, -1)[tensor.rank].contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
+        return _gather_last(gradient, ctx.tensor), None
+
+
 def reduce(x: Tensor, tensor: TensorGroup, op: Any = dist.ReduceOp.SUM, name: str = "tensor-all-reduce") -> Tensor:
     total = x.clone()
     with tensor.recorder.inside(name), annotate_errors("all-reduce of the tensor group"):
@@ -191,6 +225,10 @@ def _gather(x: Tensor, tensor: TensorGroup) -> Tensor:
         all_gather(x, shares, tensor.group, "all-gather of the tensor group")
     tensor.recorder.traffic.all_gathered(x, tensor.group, TENSOR)
     return shares.transpose(0, 1).flatten(1, 2)
+
+
+def _gather_last(x: Tensor, tensor: TensorGroup) -> Tensor:
+    return _gather(x.movedim(-1, 0)[None], tensor)[0].movedim(0, -1).contiguous()
 
 
 def _sum_scatter(x: Tensor, tensor: TensorGroup) -> Tensor:

@@ -127,10 +127,15 @@ def check_tensor_groups(
     Raises:
         ConfigError: they do not.
     """
-    if model.measured:
+    if model.measured and not model.traits.shares_layers:
         return
     for tensor in dict.fromkeys(parallel.layout.tensors):
         divides("parallel.tensor", tensor, "model.heads", model.heads)
+        if parallel.sequence_parallel and tensor > 1 and model.measured:
+            raise ConfigError(
+                f"parallel.sequence_parallel=true cannot be combined with model.family={model.family} and "
+                f"parallel.tensor={tensor}; use parallel.sequence_parallel=false"
+            )
         if model.num_query_groups is not None:
             divides("parallel.tensor", tensor, "model.num_query_groups", model.num_query_groups)
         if model.ffn_hidden is not None:

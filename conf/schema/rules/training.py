@@ -107,7 +107,7 @@ def check_measured(model: Model, parallel: Parallel, engine: Engine, executor: E
     if not model.measured:
         return
     for key, value, allowed in (
-        ("parallel.tensor", str(parallel.tensor), "1"),
+        *([] if model.traits.shares_layers else [("parallel.tensor", str(parallel.tensor), "1")]),
         ("engine.kind", str(engine.kind), str(EngineKind.tdpp)),
         ("executor.rehearse", str(executor.rehearse), str(Rehearse.none)),
     ):

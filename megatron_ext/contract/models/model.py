@@ -236,7 +236,9 @@ class Family:
     attends = False
     """Whether anything is known of attention in it, of which a part could be computed again."""
     measured = False
-    """Whether no formula says what a block takes: a profile has its blocks. Nothing cuts these over a tensor group."""
+    """Whether no formula says what a block takes: a profile has its blocks."""
+    shares_layers = False
+    """Whether a tensor group can share out its blocks though they are measured."""
     counts_all = False
     """Whether a partition counts every one of its blocks."""
     has_norms = True

@@ -18,7 +18,7 @@ def _model(plan: Values) -> Faults:
         yield PlanFault(broken)
     if family.user_code and not model.get("code"):
         yield "model.code", model.get("code"), f"FILE.py:NAME {with_family}"
-    if family.measured and tensor > 1:
+    if family.measured and not family.shares_layers and tensor > 1:
         yield "tensor", tensor, f"1 {with_family}"
     fixed = not model.get("config")  # whose model says how wide its heads are
     if fixed and "heads" in model and model.get("kv_channels") is None and model.get("hidden", 0) % model["heads"]:

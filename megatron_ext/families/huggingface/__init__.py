@@ -32,6 +32,7 @@ class _HuggingFace(Family):
     running_text = True
     metrics = ("loss", "perplexity")
     measured = True
+    shares_layers = True
     published = True
     options = ("config", "code_digest")
     needs = ("config",)

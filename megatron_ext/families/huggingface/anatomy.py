@@ -66,7 +66,7 @@ class Anatomy:
             raise EngineError(f"{self.name} cannot be cut: later layers attend to keys and values of earlier ones")
         self.kinds = _kinds(self.layers)
         self._told = threading.local()
-        self._vocab_size, self._length = vocab_size, sequence_length
+        self._vocab_size, self.sequence_length = vocab_size, sequence_length
         for number, layer in enumerate(self.layers):
             layer.forward = _Routed(self._told, number)
         self.inside = {id(one) for layer in self.layers for one in layer.modules()}
@@ -118,6 +118,10 @@ class Anatomy:
         """What is made for a layer before the first one, of what it is given."""
         flat, _ = flat_of(args, kwargs)
         return [flat[one.at] for one in self.crossing[number] if one.other is None]
+
+    def some_tokens(self, hidden: Tensor) -> Optional[Tensor]:
+        """Tokens for hidden states of this shape, if layers are given what depends on them."""
+        return torch.zeros(self.shape_of(hidden), dtype=torch.int64) if self.by_tokens else None
 
     def gives(self, number: int) -> List[Crossing]:
         """What the next layer takes of what a layer returns beside hidden states."""
@@ -208,9 +212,9 @@ class Anatomy:
         self.hidden = wire_of("hidden", hidden_of(*found[0]), tokens.shape)
 
         def whole() -> List[Arguments]:
-            return self._passed(tokens.new_zeros(1, self._length), torch.float32, True)
+            return self._passed(tokens.new_zeros(1, self.sequence_length), torch.float32, True)
 
-        self.crossing = crossings(self.layers, found, tokens.shape, whole, (1, self._length))
+        self.crossing = crossings(self.layers, found, tokens.shape, whole, (1, self.sequence_length))
         return self._called(found)
 
     def _called(self, passed: Sequence[Arguments]) -> List[Call]:

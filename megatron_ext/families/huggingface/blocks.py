@@ -11,18 +11,20 @@ from torch import Tensor, nn
 from megatron_ext.families.huggingface.anatomy import Anatomy, Enough, logits_of
 from megatron_ext.families.huggingface.crossing import hidden_of
 from megatron_ext.families.huggingface.initial import fill
+from megatron_ext.families.huggingface.shares import Shares
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 
 
 class Frame(nn.Module):
     """Modules outside the layers, under their names in the model, whose forward pass is the model's own."""
 
-    def __init__(self, anatomy: Anatomy, held: Set[str], seed: int) -> None:
+    def __init__(self, anatomy: Anatomy, shares: Shares, held: Set[str], seed: int, tensor: TensorGroup) -> None:
         super().__init__()
         device = torch.empty(0).device
         model = anatomy.copied(held, device)
         if device.type != "meta":
             fill(model, "", None, seed)
+        shares.ends(model, held, tensor)
         for name, module in model.named_modules():
             if name in held and not any(name.startswith(f"{other}.") for other in held):
                 _register(self, name, module)
@@ -41,8 +43,8 @@ class Frame(nn.Module):
 class Embedding(Frame):
     """What stands before the first layer."""
 
-    def __init__(self, anatomy: Anatomy, seed: int, tensor: TensorGroup) -> None:
-        super().__init__(anatomy, anatomy.first, seed)
+    def __init__(self, anatomy: Anatomy, shares: Shares, seed: int, tensor: TensorGroup) -> None:
+        super().__init__(anatomy, shares, anatomy.first, seed, tensor)
 
     def forward(self, tokens: Tensor) -> Union[Tensor, Tuple[Tensor, ...]]:
         """[batch, sequence] -> hidden states, and what else of it layers take."""
@@ -66,11 +68,11 @@ class Embedding(Frame):
 class Head(Frame):
     """What stands behind the last layer."""
 
-    def __init__(self, anatomy: Anatomy, seed: int, tensor: TensorGroup) -> None:
-        super().__init__(anatomy, anatomy.last, seed)
+    def __init__(self, anatomy: Anatomy, shares: Shares, seed: int, tensor: TensorGroup) -> None:
+        super().__init__(anatomy, shares, anatomy.last, seed, tensor)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Hidden states -> logits [batch, sequence, vocabulary]."""
+        """Hidden states -> logits [batch, sequence, vocabulary, or a rank's share of it]."""
         anatomy, model = self._model(x)
         tokens = torch.zeros(anatomy.shape_of(x), dtype=torch.int64, device=x.device)
         with anatomy.routed(lambda number, args, kwargs: anatomy.given(x, number)):
@@ -100,12 +102,13 @@ class _Layer:
         return (y[0], *beside) if beside else y[0]
 
 
-def layer_of(anatomy: Anatomy, number: int, seed: int, tensor: TensorGroup) -> nn.Module:
+def layer_of(anatomy: Anatomy, shares: Shares, number: int, seed: int, tensor: TensorGroup) -> nn.Module:
     """A layer of transformers as a block, with its initial weights."""
     device = torch.empty(0).device
     layer = anatomy.layer(number, device)
     if device.type != "meta":
         fill(layer, f"{anatomy.path}.{number}", anatomy.owner, seed)
+    shares.layer(layer, number, tensor)
     _keep_formats(layer)
     layer.forward = _Layer(anatomy, number, layer)
     return layer

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.families.huggingface.library import transformers
+from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.task import SEQUENCE, Wire
 
 HIDDEN = "hidden_states"
@@ -140,7 +141,7 @@ def _returned(layers: Sequence[nn.Module], passed: Sequence[Arguments], wanted: 
         args, kwargs = pytree.tree_unflatten(flat, spec)
         layer = layers[number]
         try:
-            with torch.no_grad(), _NothingFound():  # type: ignore[no-untyped-call]
+            with torch.no_grad(), Meaningless():  # type: ignore[no-untyped-call]
                 out = type(layer).forward(layer, *args, **kwargs)
         except Exception as error:
             raise EngineError(
@@ -154,7 +155,7 @@ def _meta(value: Any) -> Any:
     return value.to("meta") if isinstance(value, Tensor) else value
 
 
-class _NothingFound(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Meaningless(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Where tensors have no content, there are no numbers but 0 in them: no expert has a token."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -166,3 +167,19 @@ class _NothingFound(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten._grouped_mm.default:
             return args[0].new_empty(*args[0].shape[:-1], args[1].shape[-1])
         return func(*args, **(kwargs or {}))
+
+
+class Pretended(TensorGroup):
+    """A tensor group of ranks that are not there, for tensors without content."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        return x
+
+    def leave(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        return torch.cat([x] * self.size, -1)
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.chunk(self.size, -1)[0]

@@ -13,11 +13,12 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.families.huggingface.anatomy import Anatomy
 from megatron_ext.families.huggingface.blocks import Embedding, Head, layer_of
 from megatron_ext.families.huggingface.library import made
+from megatron_ext.families.huggingface.shares import Shares
 from megatron_ext.families.huggingface.weights import Published, save
-from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
 from megatron_ext.tasks.language.language_task import NextTokenTask
 from megatron_ext.tasks.repeatable import repeatable
-from megatron_ext.tasks.task import SEQUENCE, Block, Placement, Wire
+from megatron_ext.tasks.task import SEQUENCE, Block, Micro, Placement, Tensors, Wire
 
 TOKENS = "tokens"
 FIRST, LAST = "embedding", "head"
@@ -40,6 +41,9 @@ class HuggingFaceTask(NextTokenTask):
         layers = len(anatomy.layers)
         if layers != plan.model.layers:
             raise EngineError(f"model.layers={plan.model.layers}, but model.config={plan.model.config} has {layers}")
+        self._shares = Shares(anatomy)
+        for size in {*plan.layout.tensors} - {1}:
+            self._shares.require(size)
         names = [f"hidden.{number}" for number in range(layers + 1)]
         extra = [f"{TOKENS}"] if anatomy.by_tokens else []
         before = [one.wire for of in anatomy.crossing for one in of if one.other is None]
@@ -48,7 +52,7 @@ class HuggingFaceTask(NextTokenTask):
         self.blocks = [
             Block(
                 *(FIRST, FIRST, (TOKENS,), (names[0], *(one.name for one in before))),
-                partial(block, FIRST, partial(Embedding, anatomy, seed)),
+                partial(block, FIRST, partial(Embedding, anatomy, self._shares, seed)),
                 Placement.FIRST,
             ),
             *(
@@ -56,13 +60,13 @@ class HuggingFaceTask(NextTokenTask):
                     *(f"layers.{number}", anatomy.kinds[number]),
                     (names[number], *extra, *(one.wire.name for one in anatomy.crossing[number])),
                     (names[number + 1], *(one.wire.name for one in anatomy.gives(number))),
-                    partial(block, f"layers.{number}", partial(layer_of, anatomy, number, seed)),
+                    partial(block, f"layers.{number}", partial(layer_of, anatomy, self._shares, number, seed)),
                 )
                 for number in range(layers)
             ),
             Block(
                 *(LAST, LAST, (names[-1],), self.outputs),
-                partial(block, LAST, partial(Head, anatomy, seed)),
+                partial(block, LAST, partial(Head, anatomy, self._shares, seed)),
                 Placement.LAST,
             ),
         ]
@@ -108,11 +112,19 @@ class HuggingFaceTask(NextTokenTask):
         block, _, inner = name.partition(".")
         return inner if block in (FIRST, LAST) else f"{self.anatomy.path}.{inner}"
 
-    def shard(self, name: str) -> None:
-        return None
+    def loss(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensor:
+        return super().loss(left, micro, tensor if self._shares.vocabulary else TensorGroup())
 
-    def rows(self, name: str) -> None:
-        return None
+    def shard(self, name: str) -> Optional[Shard]:
+        block, _, inner = name.partition(".")
+        if block in (FIRST, LAST):
+            return None if self.rows(name) is None else Shard(0)
+        number, _, inner = inner.partition(".")
+        return self._shares.layers[int(number)].get(inner)
+
+    def rows(self, name: str) -> Optional[int]:
+        block, _, inner = name.partition(".")
+        return self._shares.rows.get(inner) if block in (FIRST, LAST) else None
 
 
 def _made(name: str, make: Any, tensor: TensorGroup, seed: Any, again: bool) -> nn.Module:

@@ -45,6 +45,8 @@ LAYOUTS = {
     "one process": (),
     "two stages": ("parallel.pipeline=2", "parallel.partition=1-3"),
     "two replicas": ("parallel.data=2",),
+    "tensor": ("parallel.tensor=2",),
+    "tensor and stages": ("parallel.tensor=2", "parallel.pipeline=2", "parallel.partition=3-1"),
 }
 
 
@@ -172,7 +174,7 @@ def test_the_first_loss_is_that_of_from_pretrained(layout: str, tmp_path: Path, 
 def test_a_trained_run_goes_back_to_transformers_and_on_under_another_layout(
     tmp_path: Path, corpus: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = run_of(tmp_path / "runs" / "mine" / "20260101-120000-0123abcd", corpus, folder, *LAYOUTS["two stages"])
+    run = run_of(tmp_path / "runs" / "mine" / "20260101-120000-0123abcd", corpus, folder, *LAYOUTS["tensor and stages"])
     (run.run.path / "config.yaml").touch()
     out = tmp_path / "out"
     assert cli.main(["checkpoint", "convert", str(run.run.path), "--to", "huggingface", str(out)]) == 0
