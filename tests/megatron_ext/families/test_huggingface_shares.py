@@ -139,7 +139,8 @@ def test_sequence_parallelism_is_refused(tmp_path: Path) -> None:
 
 
 UNSHARED = {"diffusion_gemma_text", "dots3_note_text", "glm5_next_text", "gpt_oss", "molmo2_text"}
-"""Families whose plan does not fit their layers, or that have none, as the page says."""
+"""Families whose plan does not fit their layers, or that have none; of the first, rounding decides the losses (see the
+page)."""
 
 
 @pytest.mark.slow
