@@ -8,10 +8,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from launch.machine import processes
+from tests.support.launch.live import wait_for
 from tests.support.ordinary_user import ordinary_user
 
 TOKEN = secrets.token_hex(8)
@@ -21,6 +23,7 @@ TOKEN = secrets.token_hex(8)
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(["sleep", "60"], env={"TDPP_RUN_TOKEN": TOKEN, "NODE_RANK": "1"}, start_new_session=True)
+    wait_for(lambda: Path(f"/proc/{process.pid}/environ").read_bytes() != b"")  # just after exec it is empty
     yield process
     process.kill()
     process.wait()
