@@ -100,9 +100,8 @@ def test_a_sharded_optimizer_keeps_its_share_only(
     monkeypatch.setattr(dist, "all_gather", lambda *given, **_: None)
     numel = engine.flat.weight.numel()
     engine.optimizer.load({kind: torch.zeros(numel) for kind in engine.optimizer.kinds}, 1)
-    adam = engine.optimizer._rule._optimizer
-    (master,) = adam.param_groups[0]["params"]
-    tensors = [engine.flat.weight, engine.flat.grad, engine.flat.initial, master, *adam.state[master].values()]
+    rule = engine.optimizer._rule
+    tensors = [engine.flat.weight, engine.flat.grad, engine.flat.initial, rule._master, *rule._state.values()]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel() > 1}
     assert sum(storages.values()) / numel == pytest.approx(each, rel=1e-3)
 
