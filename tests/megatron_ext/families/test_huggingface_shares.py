@@ -138,7 +138,7 @@ def test_sequence_parallelism_is_refused(tmp_path: Path) -> None:
         plan_of(working("llama"), tmp_path, *words)
 
 
-UNSHARED = {"diffusion_gemma_text", "dots3_note_text", "glm5_next_text", "gpt_oss", "molmo2_text"}
+UNSHARED = {"diffusion_gemma_text", "doge", "dots3_note_text", "glm5_next_text", "gpt_oss", "molmo2_text"}
 """Families whose plan does not fit their layers, or that have none; of the first, rounding decides the losses (see the
 page)."""
 
