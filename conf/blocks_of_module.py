@@ -18,7 +18,7 @@ from conf.errors import ConfigError
 from conf.schema.experiment import Experiment
 from conf.schema.model import Model, check_code
 from conf.schema.parallel import AUTO
-from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.files import digest_of_file, why
 from megatron_ext.contract.models.hf_config import config_file
 from megatron_ext.contract.models.model import defined_by_user
 
@@ -68,11 +68,6 @@ def digest_of_config(config: str) -> str:
         raise ConfigError(
             f"model.config={config}: {path} cannot be read: {why(error)}; give a config.json, or the folder that has it"
         ) from error
-
-
-def digest_of_file(path: Path) -> str:
-    """SHA-256 of what it holds. Raises OSError if it cannot be read."""
-    return hashlib.sha256(read_regular(path)).hexdigest()
 
 
 def asked_of(experiment: Experiment) -> Asked:

@@ -22,7 +22,7 @@ from torch import Tensor
 from megatron_ext.checkpoints import hf_files, hf_gpt2, hf_llama, safetensors
 from megatron_ext.checkpoints.header import of_part
 from megatron_ext.checkpoints.hf_files import taken
-from megatron_ext.checkpoints.kept_weights import add_weights, kind_of, note
+from megatron_ext.checkpoints.kept_weights import add_weights, kind_of, tell_kind
 from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_file, part_names, written
 from megatron_ext.checkpoints.published import INDEX
 from megatron_ext.contract.errors import EngineError
@@ -173,8 +173,7 @@ def main(argv: List[str]) -> int:
             checkpoint = Checkpoint.at(arguments.checkpoint)
             kind = kind_of(checkpoint, arguments.weights)
             export(checkpoint, arguments.out, kind)
-            if arguments.weights is None and (said := note(kind)) is not None:
-                print(f"({said})", file=sys.stderr)
+            tell_kind(kind, arguments.weights)
             print(arguments.out)
         else:
             made = import_(arguments.source, arguments.checkpoint, arguments.heads, arguments.sequence_length)

@@ -59,7 +59,7 @@ class LogText:
     def __iter__(self) -> Iterator[str]:
         text = io.TextIOWrapper(io.BufferedReader(self._bytes, 1 << 20), encoding="utf-8", errors="replace")
         while line := text.readline(LINE_LIMIT):
-            if not line.isascii() or not line.isprintable():
+            if not _is_plain(line):
                 self._look_at(line)
             yield from pieces(line)
 
@@ -73,11 +73,16 @@ class LogText:
 def pieces(line: str) -> Iterator[str]:
     """A line without stray characters and labels; in two, where an iteration's begins inside another one. U+FFFD stands
     for what cannot be read inside it."""
-    plain = unlabelled(line if line.isascii() and line.rstrip("\n").isprintable() else _readable(line))
+    plain = unlabelled(line if _is_plain(line) else _readable(line))
     begins = [_begin(plain, found.start()) for found in ITERATION.finditer(plain)] if "iteration" in plain else []
     for begin, end in pairwise([0, *(at for at in begins if plain[:at].strip()), len(plain)]):
         piece = unlabelled(_trimmed(plain[begin:end]))
         yield piece if end == len(plain) else f"{piece}\n"
+
+
+def _is_plain(line: str) -> bool:
+    """Whether there is nothing in the line that `_readable` would change; most lines are so."""
+    return line.isascii() and line.rstrip("\n").isprintable()
 
 
 def _readable(line: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from conf.run_folder.rundir import RunDir
 from launch.commands.run_arguments import add_runs_dir
 from launch.commands.translate import add_checkpoint, require_torch
 from launch.errors import LaunchError
-from megatron_ext.checkpoints.kept_weights import kind_of, note
+from megatron_ext.checkpoints.kept_weights import kind_of, tell_kind
 
 HUGGINGFACE = "huggingface"
 
@@ -43,8 +42,7 @@ def main(argv: Sequence[str]) -> int:
             export(checkpoint, out, kind)
     except EngineError as error:
         raise LaunchError(str(error)) from error
-    if arguments.weights is None and (said := note(kind)) is not None:
-        print(f"({said})", file=sys.stderr)
+    tell_kind(kind, arguments.weights)
     print(f"written: {out}: {checkpoint.folder.name} of {run.name}, for from_pretrained of transformers")
     if source is not None:
         print(f"with the tokenizer's and generation's files of {source}")

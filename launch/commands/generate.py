@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from conf.reading.values import Parser, from_0, not_negative, option, whole
 from launch.commands.run_arguments import add_run, chosen_run
 from launch.commands.translate import add_checkpoint, require_torch
 from launch.errors import LaunchError
-from megatron_ext.checkpoints.kept_weights import kind_of, note
+from megatron_ext.checkpoints.kept_weights import kind_of, tell_kind
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,8 +35,7 @@ def main(argv: Sequence[str]) -> int:
     except EngineError as error:
         raise LaunchError(str(error)) from error
     tokenizer = tokenizer_of(data_of(plan))
-    if arguments.weights is None and (said := note(kind)) is not None:
-        print(f"({said})", file=sys.stderr)
+    tell_kind(kind, arguments.weights)
     end = tokenizer.end_of_document
     prompt = [int(token) for token in tokenizer.encode([arguments.prompt])[0]] or [end]
     tokens, shown = list[int](), ""

@@ -12,7 +12,6 @@ from datetime import datetime
 from pathlib import Path
 
 from conf import utf8
-from conf.blocks_of_module import digest_of_file
 from conf.compose import config_text, read_experiment
 from conf.errors import RunFolderError
 from conf.identity import identity
@@ -39,7 +38,7 @@ from launch.node.settings import NodeSettings
 from launch.node.worker_command import WORKER, ModuleWorker, ProfiledWorker, Profiler, SingleWorker, Worker
 from launch.observe.look import observe
 from launch.tracking.run_info import require_ready
-from megatron_ext.contract.files import read_regular, why, write_atomic
+from megatron_ext.contract.files import digest_of_file, read_regular, why, write_atomic
 from megatron_ext.contract.models.hf_config import config_file
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from megatron_ext.contract.worker import TOKEN

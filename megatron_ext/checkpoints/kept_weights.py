@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Optional
 
 from megatron_ext.checkpoints.header import read_header
@@ -35,6 +36,12 @@ def kind_of(checkpoint: Checkpoint, asked: Optional[str] = None) -> str:
     if asked == EMA and not averaged:
         raise EngineError(f"--weights {EMA}: {checkpoint.folder} has no average of its weights (train.ema)")
     return EMA if averaged else WEIGHTS
+
+
+def tell_kind(kind: str, asked: Optional[str]) -> None:
+    """Tells on standard error which weights were taken where nobody asked for one of two kinds."""
+    if asked is None and (said := note(kind)) is not None:
+        print(f"({said})", file=sys.stderr)
 
 
 def note(kind: str) -> Optional[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from pathlib import Path
 from typing import Dict, Iterator, Optional
@@ -14,7 +13,7 @@ from megatron_ext.checkpoints.published import is_published
 from megatron_ext.checkpoints.safetensors import read_part
 from megatron_ext.checkpoints.tensors import STATE
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.files import digest_of_file, why
 from megatron_ext.contract.models.hf_config import config_file
 from megatron_ext.contract.plan import Plan
 from megatron_ext.families.tasks import task_of
@@ -59,7 +58,7 @@ def publish(plan: Plan, checkpoint: Checkpoint, out: Path, kind: str) -> Optiona
 def _require_config(plan: Plan) -> None:
     path = Path(config_file(str(plan.model.config)))
     try:
-        found = hashlib.sha256(read_regular(path)).hexdigest()
+        found = digest_of_file(path)
     except OSError as error:
         raise EngineError(
             f"model.config={plan.model.config}: {path} cannot be read: {why(error)}; the run's model is described by "

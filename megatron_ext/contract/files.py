@@ -4,6 +4,7 @@ small ones whole."""
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import stat
@@ -33,6 +34,11 @@ def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
 def read_regular_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
     """The same as text, without a byte order mark; also raises UnicodeDecodeError for what is not UTF-8."""
     return read_regular(path, most_bytes).decode("utf-8-sig")
+
+
+def digest_of_file(path: Path) -> str:
+    """SHA-256 of what `read_regular` gives, in hexadecimal digits; raises as it does."""
+    return hashlib.sha256(read_regular(path)).hexdigest()
 
 
 @contextmanager

@@ -17,9 +17,11 @@ from torch.utils import _pytree as pytree
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.families.huggingface.anatomy import LENGTH, Anatomy
-from megatron_ext.families.huggingface.crossing import Meaningless, Pretended
+from megatron_ext.families.huggingface.crossing import BATCH, Meaningless, Pretended
 from megatron_ext.families.huggingface.library import Headed
+from megatron_ext.families.huggingface.weights import base_of
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup, reduce
+from megatron_ext.tasks.task import SEQUENCE
 
 COLUMNS, COLUMNS_GATHERED = "colwise", "colwise_gather_output"
 ROWS, ROWS_SPLIT = "rowwise", "rowwise_split_input"
@@ -150,7 +152,7 @@ class Shares:
         anatomy = self._anatomy
         layer = anatomy.layer(number, torch.device("meta"))
         self.layer(layer, number, Pretended(size))
-        sizes = {"batch": 1, "sequence": min(LENGTH, anatomy.sequence_length)}
+        sizes = {BATCH: 1, SEQUENCE: min(LENGTH, anatomy.sequence_length)}
         x = _like(anatomy.hidden.dims, sizes, "cpu")
         call = anatomy.calls(x, anatomy.some_tokens(x), True)[number]
         crossing = [_like(one.wire.dims, sizes, "meta") for one in anatomy.crossing[number]]
@@ -191,7 +193,7 @@ def _like(dims: Any, sizes: Dict[str, int], device: str) -> Tensor:
 
 def _ends(model: Any) -> Tuple[Any, Any]:
     """The embedding and the head."""
-    root: Any = model.model if isinstance(model, Headed) else model
+    root, _ = base_of(model)
     head = model.lm_head if isinstance(model, Headed) else root.get_output_embeddings()
     return root.get_input_embeddings(), head
 

@@ -3,7 +3,6 @@ with them."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import inspect
 import re
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.files import digest_of_file, why
 from megatron_ext.tasks.task import LOGGED
 
 
@@ -69,7 +68,7 @@ def digest(path: Path) -> str:
         EngineError: it cannot be read.
     """
     try:
-        return hashlib.sha256(read_regular(path)).hexdigest()
+        return digest_of_file(path)
     except OSError as error:
         raise EngineError(f"model.code={path}: cannot be read: {why(error)}; give FILE.py:NAME") from error
 
