@@ -147,7 +147,7 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 constraints: .venv/dev.installed
 	mkdir -p build
 	$(CHECKED) uv
-	printf '%s\n' pip setuptools uv | $(BIN)/uv pip compile pyproject.toml - --all-extras --universal --generate-hashes \
+	printf '%s\n' pip setuptools cython uv | $(BIN)/uv pip compile pyproject.toml - --all-extras --universal --generate-hashes \
 	  --custom-compile-command 'make constraints' --no-annotate --quiet $(UPGRADE) --output-file constraints.txt
 	version=$$(sed -nE 's/^torch==([^ ]+) .*/\1/p' constraints.txt) && curl -fsS $(TORCH_CPU)/torch/ \
 	  | sed -nE "s/.*torch-$$version%2Bcpu-.*linux.*#sha256=([0-9a-f]{64})\".*/    --hash=sha256:\1 \\\\/p" \

@@ -168,8 +168,8 @@ SEARCH = (
     ),
     Mutation(
         _VECTORISED,
-        "split = (SHARES[kind] * times.backward for",
-        "split = (1.2 * SHARES[kind] * times.backward for",
+        "*(SHARES[kind] * times.backward for",
+        "*(1.2 * SHARES[kind] * times.backward for",
         _REPLAYED,
     ),
     Mutation(_VECTORISED, "np.maximum(made, free, out=out)", "np.copyto(out, made)", _LINKED),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -23,9 +22,7 @@ from fasop.costs import sizes
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
-from fasop.costs.network import links
-from fasop.costs.network.link_table import has_pairs
-from fasop.costs.schedules import backward_left, filling, forward_left
+from fasop.costs.schedules import backward_left, forward_left
 from fasop.costs.training import Training
 from fasop.partition.bounds import mean_of, whole_of
 from fasop.simulation.linear import Linear
@@ -56,11 +53,12 @@ def least(chains: Chains, work: float) -> Floats:
     """[plans]: no way to share out so many units of work takes less."""
     later = np.zeros(len(chains.own))
     constant = np.zeros(len(chains.own))
-    for stage in range(chains.own.shape[1] - 1, -1, -1):
-        weight = np.maximum(0.0, 1 - chains.trip[:, stage] * later) / np.maximum(chains.own[:, stage], 1e-30)
-        weight = np.where(chains.exists[:, stage], weight, 0.0)
+    faster = np.where(chains.exists, 1 / np.maximum(chains.own, 1e-30), 0.0)
+    by_stage = (np.ascontiguousarray(kind.T[::-1]) for kind in (chains.trip, faster, chains.fixed))
+    for trip, rate, fixed in zip(*by_stage, strict=True):
+        weight = np.maximum(0.0, 1 - trip * later) * rate
         later += weight
-        constant += weight * chains.fixed[:, stage]
+        constant += weight * fixed
     found: Floats = np.maximum((work + constant) / np.maximum(later, 1e-30), chains.fixed.max(axis=1))
     return found
 
@@ -141,220 +139,6 @@ class Work:
             return np.zeros(every.shape[:2])
         least_of: Floats = (every[..., some] / self.units[some]).min(axis=-1)
         return least_of
-
-
-class LayoutBatch:
-    """Layouts with as many GPUs, in arrays [layouts, stages]."""
-
-    def __init__(self, tensors: Integers, replicas: Integers, exists: NDArray[np.bool_]) -> None:
-        self.tensors, self.replicas, self.exists = tensors, replicas, exists
-        widths = tensors * replicas * exists
-        self.ends = np.cumsum(widths, axis=1)
-        self.begins = self.ends - widths
-        self.last = exists.sum(axis=1) - 1
-
-    @classmethod
-    def of(cls, every: Sequence[Layout]) -> LayoutBatch:
-        shape = len(every), max((layout.stages for layout in every), default=1)
-        tensors, replicas, exists = np.ones(shape, np.int64), np.ones(shape, np.int64), np.zeros(shape, bool)
-        for row, layout in enumerate(every):
-            tensors[row, : layout.stages] = layout.tensors
-            replicas[row, : layout.stages] = layout.replicas
-            exists[row, : layout.stages] = True
-        return cls(tensors, replicas, exists)
-
-    def take(self, rows: Integers) -> LayoutBatch:
-        most = int(self.last[rows].max(initial=0)) + 1
-        return LayoutBatch(self.tensors[rows, :most], self.replicas[rows, :most], self.exists[rows, :most])
-
-    def inside_nodes(self, gpus: Sequence[int]) -> NDArray[np.bool_]:
-        """[layouts]: whether every tensor group lies inside one of nodes of so many GPUs."""
-        fine = np.ones(len(self.tensors), bool)
-        for end in [*accumulate(gpus)][:-1]:
-            inside = (self.begins < end) & (end < self.ends)
-            fine &= ~(inside & ((end - self.begins) % self.tensors > 0)).any(axis=1)
-        return fine
-
-    def least_seconds(self, nodes: Sequence[NodeKind], one: Training, work: Work, kinds: Sequence[str]) -> Floats:
-        """[layouts]: on these nodes in their order, with the schedule and the micro-batches of `one`.
-
-        `kinds` are those of `work`.
-        """
-        here, found = self._lies_on(nodes, kinds), np.zeros(len(self.tensors))
-        for way in ways(one.parallel.schedule):
-            chains = self._chains(way, nodes, one, work, kinds, here)
-            found = np.maximum(found, least(chains, work.whole))
-        return found
-
-    def _chains(
-        self,
-        way: Way,
-        nodes: Sequence[NodeKind],
-        one: Training,
-        work: Work,
-        kinds: Sequence[str],
-        here: Sequence[NDArray[np.bool_]],
-    ) -> Chains:
-        """What each stage takes in chains of this way: a micro-batch comes as fast as the stage's fastest kind of node
-        lets it, and the stage's own passes take as long as on its slowest.
-
-        `here` says which kinds of nodes a stage lies on. A replica takes `fewest` micro-batches at least; the first
-        one of a stage, which is on the kind `first`, takes `most`.
-        """
-        parallel, size, number = one.parallel, self._size(work), np.arange(self.tensors.shape[1])
-        count = parallel.global_batch_size // parallel.micro_batch_size
-        fewest, most = count // self.replicas, -(-count // self.replicas)
-        of_gpu = _kind_of_gpus(nodes, kinds)
-        first = of_gpu[np.minimum(self.begins, len(of_gpu) - 1)]
-        shape = self.tensors.shape
-        own, hidden = np.zeros(shape), np.zeros(shape)
-        trip, ends, embedding = (np.full(shape, np.inf) for _ in range(3))
-        for kind, present in enumerate(here):
-            forward, backward = work.forward[size, kind], work.backward[size, kind]
-            batches = np.where(first == kind, most, fewest)
-            own = _largest(own, batches * (forward + way.own * backward), present)
-            hidden = _largest(hidden, filling(parallel.schedule) * backward, present)
-            trip = _smallest(trip, forward + way.back * backward, present)
-            of_ends = self._ends(work, size, kind)
-            ends = _smallest(ends, fewest * (of_ends[0] + way.own * of_ends[1]), present)
-            of_embedding = work.embedding[size, kind, 0] + way.back * work.embedding[size, kind, 1]
-            embedding = _smallest(embedding, of_embedding, present)
-        if way.sums:  # the chain does not go back to the first stage
-            own += np.maximum(0.0, self._summed(nodes, one, work, kinds, here) - hidden * one.overlaps)
-        after = 0.0 if way.sums else self._ending(nodes, one)[:, np.newaxis]
-        messages = (1 if way.sums else 2) * self._hop(nodes, work) * number
-        fixed = ends + messages + np.where(number > 0, embedding[:, :1], 0.0) + after
-        return Chains(
-            own=own,
-            trip=np.where(self.exists, trip, 0.0),
-            fixed=np.where(self.exists, fixed, 0.0),
-            exists=self.exists,
-        )
-
-    def _lies_on(self, nodes: Sequence[NodeKind], kinds: Sequence[str]) -> list[NDArray[np.bool_]]:
-        """[layouts, stages] for each kind of node: whether the stage lies on such nodes, too."""
-        of_gpu = _kind_of_gpus(nodes, kinds)
-        before = np.array([[0, *np.cumsum(of_gpu == kind)] for kind in range(len(kinds))])
-        return [(before[kind][self.ends] > before[kind][self.begins]) & self.exists for kind in range(len(kinds))]
-
-    def _ends(self, work: Work, size: Integers, kind: int) -> tuple[Floats, Floats]:
-        """[layouts, stages], forward and backward: seconds of the embedding on the first stage and of the head on the
-        last one."""
-        number = np.arange(self.tensors.shape[1])
-        is_first, is_last = number == 0, number == self.last[:, np.newaxis]
-        embedding, head = work.embedding[size, kind], work.head[size, kind]
-        forward, backward = (
-            np.where(is_first, embedding[..., way], 0.0) + np.where(is_last, head[..., way], 0.0) for way in (0, 1)
-        )
-        return forward, backward
-
-    def _size(self, work: Work) -> Integers:
-        """[layouts, stages]: the number of each stage's tensor size in `work`."""
-        numbers = np.zeros(max(work.sizes) + 1, np.int64)
-        numbers[[*work.sizes]] = [*work.sizes.values()]
-        found: Integers = numbers[self.tensors]
-        return found
-
-    def trip_seconds(self, nodes: Sequence[NodeKind], one: Training, work: Work, kinds: Sequence[str]) -> Floats:
-        """[layouts]: a bound like `least_seconds` from another chain (`TripBound`), which takes longer to find."""
-        schedule, count = one.parallel.schedule, one.parallel.global_batch_size // one.parallel.micro_batch_size
-        half, size, shape = schedule.definition.input_share, self._size(work), self.tensors.shape
-        ahead, back = self._passes_left(schedule, count)
-        trip, layer, fixed, ends = (np.full(shape, np.inf) for _ in range(4))
-        for kind, present in enumerate(self._lies_on(nodes, kinds)):
-            forward, backward = work.forward[size, kind], work.backward[size, kind]
-            of_ends = self._ends(work, size, kind)
-            trip = _smallest(trip, forward + half * backward, present)
-            layer = _smallest(layer, ahead * forward + back * backward, present)
-            fixed = _smallest(fixed, ahead * of_ends[0] + back * of_ends[1], present)
-            ends = _smallest(ends, of_ends[0] + half * of_ends[1], present)
-        messages = 2 * self._hop(nodes, work) * self.last
-        constant = messages + np.where(self.exists, ends, 0.0).sum(axis=1) + self._ending(nodes, one)
-        chain = TripBound(trip, Linear(fixed=fixed, layer=layer), self.exists, constant)
-        return chain.least(work.whole, np.full(shape, one.blocks.layers), alike=len(work.units) == 1)
-
-    def _passes_left(self, schedule: Schedule, count: int) -> tuple[Floats, Floats]:
-        """[layouts, stages]: what `left` says of each stage, for `count` micro-batches of the iteration."""
-        behind = self.exists * self.replicas
-        after = np.cumsum(behind[:, ::-1], axis=1)[:, ::-1]
-        ahead: Integers = (after - 1) // self.replicas
-        lag: Integers = (np.cumsum(behind, axis=1) - behind) // self.replicas
-        fewest = count // self.replicas
-        return np.asarray(forward_left(schedule, ahead, fewest)), np.asarray(backward_left(schedule, lag, fewest))
-
-    def _summed(
-        self,
-        nodes: Sequence[NodeKind],
-        one: Training,
-        work: Work,
-        names: Sequence[str],
-        here: Sequence[NDArray[np.bool_]],
-    ) -> Floats:
-        """[layouts, stages]: seconds in which replicas on several nodes sum a unit's gradients, at least; `here` says
-        which kinds of nodes a stage lies on."""
-        if has_pairs(nodes):
-            return np.zeros(self.tensors.shape)
-        of_gpu = np.array([number for number, node in enumerate(nodes) for _ in range(node.gpus)])
-        last = len(of_gpu) - 1
-        apart = of_gpu[np.minimum(self.begins, last)] < of_gpu[np.maximum(self.ends - 1, 0)]
-        each = np.zeros(max(work.sizes) + 1)
-        each[[*work.sizes]] = [tensor * work.gradients[number] for tensor, number in work.sizes.items()]
-        rounds = 1 if one.parallel.sharded_optimizer else 2  # a reduce-scatter, or an all-reduce
-        bytes_sent = each[self.tensors] * rounds * (self.replicas - 1) / self.replicas
-        slowest = np.zeros(self.tensors.shape)
-        kinds = {node.name: node for node in nodes}
-        for kind, present in zip(names, here, strict=True):
-            link = links.between(kinds[kind].group, 1)
-            slowest = np.maximum(slowest, np.where(present, kinds[kind].factors.gradients * link.s_per_byte, 0.0))
-        return np.where(apart & (self.replicas > 1), bytes_sent * slowest, 0.0)
-
-    def _hop(self, nodes: Sequence[NodeKind], work: Work) -> float:
-        """Seconds of a message, at least."""
-        if has_pairs(nodes):
-            return 0.0
-        kinds = {node.name: node for node in nodes}.values()
-        ways = [
-            kind.factors.messages * link.takes(work.message)
-            for kind in kinds
-            for link in (links.within(kind.group), links.between(kind.group, 1))
-        ]
-        return min(ways)
-
-    def _ending(self, nodes: Sequence[NodeKind], one: Training) -> Floats:
-        """[layouts]: seconds in which the first and the last stage sum the embedding's gradients, at least: nothing
-        where they may lie on one node. All ranks of a stage that are on one node share its link."""
-        if has_pairs(nodes):
-            return np.zeros(len(self.tensors))
-        of_gpu = np.array([number for number, node in enumerate(nodes) for _ in range(node.gpus)])
-        rows = np.arange(len(self.tensors))
-        apart = of_gpu[self.ends[:, 0] - 1] < of_gpu[np.minimum(self.begins[rows, self.last], len(of_gpu) - 1)]
-        ends = (self.tensors[:, 0], self.tensors[rows, self.last])
-        replicas = np.array([self.replicas[:, 0], self.replicas[rows, self.last]])
-        members = replicas.sum(axis=0) / replicas.min(axis=0)
-        widths = (self.ends[:, 0], self.ends[rows, self.last] - self.begins[rows, self.last])
-        taken = np.zeros(len(self.tensors))
-        for tensor in np.unique(np.minimum(*ends)):
-            shared, holders = sizes.shared_parameters(one.model, int(tensor))
-            size = float(one.gradient_bytes * shared)
-            for node, width in zip((nodes[0], nodes[-1]), widths, strict=True):
-                link = links.between(node.group, 1).all_reduce(min(holders, 2))
-                sharing = np.minimum(width, node.gpus)
-                seconds = node.factors.embedding * (link.latency_s + sharing * size * link.s_per_byte)
-                taken = np.where(np.minimum(*ends) == tensor, np.maximum(taken, seconds), taken)
-        return np.where(apart & (self.last > 0), taken * 2 * (members - 1) / members, 0.0)
-
-
-def _kind_of_gpus(nodes: Sequence[NodeKind], kinds: Sequence[str]) -> Integers:
-    """[GPUs]: the number of the kind of node that each lies in."""
-    return np.array([kinds.index(node.name) for node in nodes for _ in range(node.gpus)])
-
-
-def _largest(found: Floats, seconds: Floats, present: NDArray[np.bool_]) -> Floats:
-    return np.maximum(found, np.where(present, seconds, 0.0))
-
-
-def _smallest(found: Floats, seconds: Floats, present: NDArray[np.bool_]) -> Floats:
-    return np.minimum(found, np.where(present, seconds, np.inf))
 
 
 class Way(NamedTuple):

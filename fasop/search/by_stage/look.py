@@ -25,8 +25,9 @@ from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import Training
-from fasop.search.by_stage.bounds import LayoutBatch, Work, sized
+from fasop.search.by_stage.bounds import Work, sized
 from fasop.search.by_stage.candidate import Candidate
+from fasop.search.by_stage.layout_bounds import LayoutBatch, PlacedLayouts
 from fasop.search.by_stage.layouts import Layouts, layouts
 from fasop.search.search import Best
 from fasop.search.space import node_orders
@@ -165,43 +166,36 @@ class _Nodes:
 
     def rows(self, number: int, worth: Callable[[Floats], NDArray[np.bool_]]) -> Iterator[_Rows]:
         """Those that are worth it, by their bounds, and for each group of options and order the least of the others."""
-        batch = self._training.parallel.global_batch_size
-        inside = [self.many.inside_nodes([node.gpus for node in order]) for order in self.orders]
-        groups: dict[_Costs, list[int]] = {}
+        batch, groups = self._training.parallel.global_batch_size, dict[_Costs, list[int]]()
         for option, one in enumerate(self.options):
             groups.setdefault(_Costs.of(one.parallel), []).append(option)
-        known: dict[tuple[object, ...], Floats] = {}
-        for costs, options in sorted(groups.items(), key=lambda row: row[0].recompute is not Recompute.none):
-            count = batch // costs.micro_batch_size
-            first = {one.parallel.sharded_optimizer: one for one in map(self.options.__getitem__, reversed(options))}
+        every = []
+        for costs, numbers in sorted(groups.items(), key=lambda row: row[0].recompute is not Recompute.none):
+            first = {self.options[option].parallel.sharded_optimizer: self.options[option] for option in numbers[::-1]}
             one = first.get(False) or first[True]
             self.works[costs[:2]] = self.works.get(costs[:2]) or Work(one, self.kinds, self.tensors)
-            fine = self.many.replicas.max(axis=1) <= min(count, MOST_REPLICAS)
-            for (order, whole), (low, high) in product(enumerate(inside), pairwise(STAGES)):
-                some = np.nonzero(fine & whole & (self.many.last >= low) & (self.many.last < high))[0]
-                work, found = self.works[costs[:2]], dict[bool, Floats]()
-                for sharded, one in first.items():
-                    key = (costs.micro_batch_size, costs.halves, sharded, order, low)
-                    bounds = known.get(key, np.zeros(len(some))).copy()
-                    for bound in (LayoutBatch.least_seconds, LayoutBatch.trip_seconds):
-                        if len(near := np.nonzero(worth(bounds))[0]):
-                            closer = bound(self.many.take(some[near]), self.orders[order], one, work, self.names)
-                            bounds[near] = np.maximum(bounds[near], closer)
-                    if costs.recompute is Recompute.none:
-                        known[key] = bounds  # to compute again takes no less
-                    found[sharded] = bounds
-                bounds, of_sharded = found.get(False, bounds), found.get(True, bounds)
-                lower = np.minimum(bounds, of_sharded)
-                kept = worth(lower)
-                least = float(lower[~kept].min(initial=math.inf))
+            every.append((costs, tuple(numbers), one, int(min(first)), int(max(first))))
+        for (order, nodes), (low, high) in product(enumerate(self.orders), pairwise(STAGES)):
+            inside = self.many.inside_nodes([node.gpus for node in nodes])
+            some = np.nonzero(inside & (self.many.last >= low) & (self.many.last < high))[0]
+            placed, most = PlacedLayouts(self.many.take(some), nodes, self.names), self.many.replicas[some].max(axis=1)
+            known: dict[tuple[object, ...], Floats] = {}
+            for costs, options, one, whole, sharded in every:
+                work = self.works[costs[:2]]
+                fine = most <= min(batch // costs.micro_batch_size, MOST_REPLICAS)
+                bounds = known.get(costs[::2], np.zeros((2, len(some)))).copy()
+                lowest = bounds[sharded]  # where a sharded optimizer is tried, with that
+                for bound in (PlacedLayouts.least_seconds, PlacedLayouts.trip_seconds):
+                    if len(near := np.nonzero(fine & worth(lowest))[0]):
+                        of_near = placed if len(near) == len(some) else placed.take(near)
+                        bounds[:, near] = np.maximum(bounds[:, near], bound(of_near, one, work))
+                if costs.recompute is Recompute.none:
+                    known[costs[::2]] = bounds  # to compute again takes no less
+                kept = fine & worth(lowest)
+                rows = zip(bounds[whole, kept].tolist(), some[kept].tolist(), lowest[kept].tolist(), strict=True)
                 yield _Rows(
-                    least,
-                    [
-                        _Row(bound, number, order, tuple(options), place, other)
-                        for bound, place, other in zip(
-                            bounds[kept].tolist(), some[kept].tolist(), of_sharded[kept].tolist(), strict=True
-                        )
-                    ],
+                    float(lowest[fine & ~kept].min(initial=math.inf)),
+                    [_Row(bound, number, order, options, place, other) for bound, place, other in rows],
                 )
 
     def candidate(self, row: _Row, option: int) -> Candidate:

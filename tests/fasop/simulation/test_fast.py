@@ -1,6 +1,11 @@
-"""The fast simulation says what the replay of the engine's own schedule says, to the last bit."""
+"""The fast simulation says what the replay of the engine's own schedule says, to the last bit: its compiled loops
+as its arrays."""
 
 from __future__ import annotations
+
+import shutil
+from contextlib import AbstractContextManager
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -8,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.schema.experiment import Schedule
-from fasop.simulation import blocking
+from fasop.simulation import blocking, vectorised
 from fasop.simulation.ranks.replay import StageTimes, simulate
 from fasop.simulation.steps import steps
 from fasop.simulation.vectorised import Times, Traffic, ends
@@ -18,6 +23,15 @@ from tests.support.fasop.random_pipelines import FLUSHING
 
 SCHEDULES = (*FLUSHING, Schedule.model_parallel)
 TIMES = st.floats(0, 100, allow_nan=False)
+
+
+def uncompiled() -> AbstractContextManager[None]:
+    """While it lasts, arrays are used, as where no C compiler was there."""
+    return patch.object(vectorised, "compiled", None)
+
+
+def test_loops_are_compiled_where_a_compiler_is() -> None:
+    assert vectorised.compiled is not None or shutil.which("cc") is None, "pip install -e . builds them"
 
 
 @given(st.sampled_from(SCHEDULES), st.integers(1, 9), st.integers(1, 12), st.integers(2, 3), st.data())
@@ -32,6 +46,8 @@ def test_every_stage_ends_when_the_replay_says(
 
     times = Times(rows(parts), rows(parts), rows(stages), rows(stages), np.zeros((stages, 2)))
     found = ends(name, micro_batches, times)
+    with uncompiled():
+        assert np.array_equal(found, ends(name, micro_batches, times))
     lists = as_json(schedule(name, stages, chunks, micro_batches), chunks, micro_batches)
     for number in range(2):
         forward, backward, ahead, back, _ = (kind[:, number].tolist() for kind in times)
@@ -60,6 +76,10 @@ def test_links_that_are_occupied_for_a_part_of_a_message_are_free_when_the_repla
     times, traffic = Times(*passes, *hops, begin), Traffic(*busy, out)
     after = random.random((stages, many))
     found, why = ends(name, micro_batches, times, traffic), longest_path(name, micro_batches, times, after, traffic)
+    with uncompiled():
+        assert np.array_equal(found, ends(name, micro_batches, times, traffic))
+        path = longest_path(name, micro_batches, times, after, traffic)
+    assert all(np.array_equal(one, other) for one, other in zip(why, path, strict=True))
     lists = as_json(schedule(name, stages, chunks, micro_batches), chunks, micro_batches)
     for number in range(many):
         stage_times = [

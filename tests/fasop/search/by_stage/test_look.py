@@ -18,8 +18,9 @@ from conf.schema.values.partition import Partition, Shares
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.arguments import Arguments
-from fasop.search.by_stage.bounds import LayoutBatch, Work
+from fasop.search.by_stage.bounds import Work
 from fasop.search.by_stage.candidate import Candidate
+from fasop.search.by_stage.layout_bounds import LayoutBatch, PlacedLayouts
 from fasop.search.by_stage.look import WHOLE, explore_stages
 from fasop.search.inputs import read
 from fasop.search.run import best_plans
@@ -163,8 +164,9 @@ def test_no_plan_is_below_its_bounds(seed: int) -> None:
         work = Work(one, kinds, sorted(set(layout.tensors)))
         many, taken = LayoutBatch.of([layout]), fastest(plan)
         assert many.inside_nodes([node.gpus for node in plan.nodes]).all()
-        assert many.least_seconds(plan.nodes, one, work, names)[0] <= taken * (1 + 1e-9)
-        assert many.trip_seconds(plan.nodes, one, work, names)[0] <= taken * (1 + 1e-9)
+        placed, sharded = PlacedLayouts(many, plan.nodes, names), one.parallel.sharded_optimizer
+        assert placed.least_seconds(one, work)[int(sharded), 0] <= taken * (1 + 1e-9)
+        assert placed.trip_seconds(one, work)[0] <= taken * (1 + 1e-9)
         assert Candidate(one, plan.nodes, work, names).bound <= taken * (1 + 1e-9)
 
 

@@ -1,0 +1,265 @@
+"""Bounds of many layouts at once, on nodes in one order (`fasop.search.by_stage.bounds`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasop.costs import sizes
+from fasop.costs.arrays import Floats, Integers
+from fasop.costs.hardware import NodeKind
+from fasop.costs.network import links
+from fasop.costs.network.link_table import has_pairs
+from fasop.costs.schedules import backward_left, filling, forward_left
+from fasop.costs.training import Training
+from fasop.search.by_stage.bounds import Chains, TripBound, Work, least, ways
+from fasop.simulation.linear import Linear
+from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.parallel_config import Schedule
+
+
+class LayoutBatch:
+    """Layouts with as many GPUs, in arrays [layouts, stages]."""
+
+    def __init__(self, tensors: Integers, replicas: Integers, exists: NDArray[np.bool_]) -> None:
+        self.tensors, self.replicas, self.exists = tensors, replicas, exists
+        widths = tensors * replicas * exists
+        self.ends = np.cumsum(widths, axis=1)
+        self.begins = self.ends - widths
+        self.last = exists.sum(axis=1) - 1
+
+    @classmethod
+    def of(cls, every: Sequence[Layout]) -> LayoutBatch:
+        shape = len(every), max((layout.stages for layout in every), default=1)
+        tensors, replicas, exists = np.ones(shape, np.int64), np.ones(shape, np.int64), np.zeros(shape, bool)
+        for row, layout in enumerate(every):
+            tensors[row, : layout.stages] = layout.tensors
+            replicas[row, : layout.stages] = layout.replicas
+            exists[row, : layout.stages] = True
+        return cls(tensors, replicas, exists)
+
+    def take(self, rows: Integers) -> LayoutBatch:
+        most = int(self.last[rows].max(initial=0)) + 1
+        return LayoutBatch(self.tensors[rows, :most], self.replicas[rows, :most], self.exists[rows, :most])
+
+    def inside_nodes(self, gpus: Sequence[int]) -> NDArray[np.bool_]:
+        """[layouts]: whether every tensor group lies inside one of nodes of so many GPUs."""
+        fine = np.ones(len(self.tensors), bool)
+        for end in [*accumulate(gpus)][:-1]:
+            inside = (self.begins < end) & (end < self.ends)
+            fine &= ~(inside & ((end - self.begins) % self.tensors > 0)).any(axis=1)
+        return fine
+
+
+@dataclass(frozen=True)
+class _KindCosts:
+    """What stages would take for one micro-batch on nodes of one kind; [layouts, stages] each, and infinite or nothing
+    where a stage lies on no such node."""
+
+    number: int
+    present: NDArray[np.bool_]
+    forward: Floats
+    """Seconds of a unit of work."""
+    backward: Floats
+    ends: tuple[Floats, Floats]
+    """Forward and backward: the embedding on the first stage, and the head on the last one."""
+    embedding: tuple[Floats, Floats]
+    """Forward and backward: the embedding on any stage."""
+
+
+class PlacedLayouts:
+    """Layouts on nodes in their order. `kinds` are the names of those of `Work`, which has the sizes of all layouts."""
+
+    def __init__(self, layouts: LayoutBatch, nodes: Sequence[NodeKind], kinds: Sequence[str]) -> None:
+        self._layouts, self._nodes, self._names = layouts, nodes, kinds
+        self._kinds = {node.name: node for node in nodes}
+        self._number = np.arange(layouts.tensors.shape[1])
+
+    def take(self, rows: Integers) -> PlacedLayouts:
+        """Some of them."""
+        return PlacedLayouts(self._layouts.take(rows), self._nodes, self._names)
+
+    def least_seconds(self, one: Training, work: Work) -> Floats:
+        """[2, layouts], without and with a sharded optimizer, of the schedule and the micro-batches of `one`: seconds
+        below which no iteration is.
+
+        A micro-batch comes as fast as the stage's fastest kind of node lets it, and the stage's own passes take as long
+        as on its slowest.
+        """
+        layouts, schedule, number = self._layouts, one.parallel.schedule, self._number
+        count = one.parallel.global_batch_size // one.parallel.micro_batch_size
+        fewest, most = count // layouts.replicas, -(-count // layouts.replicas)  # of a replica
+        costs, hop, scattered = [*self._costs(work)], self._hop(work), self._scattered(work)
+        found = np.zeros((2, len(layouts.tensors)))
+        for way in ways(schedule):
+            own, hidden = np.zeros(layouts.tensors.shape), np.zeros(layouts.tensors.shape)
+            trip, ends, embedding = (np.full(layouts.tensors.shape, np.inf) for _ in range(3))
+            for kind in costs:
+                batches = np.where(self._first == kind.number, most, fewest)
+                own = _largest(own, batches * (kind.forward + way.own * kind.backward), kind.present)
+                hidden = _largest(hidden, filling(schedule) * kind.backward, kind.present)
+                trip = _smallest(trip, kind.forward + way.back * kind.backward, kind.present)
+                ends = _smallest(ends, fewest * (kind.ends[0] + way.own * kind.ends[1]), kind.present)
+                embedding = _smallest(embedding, kind.embedding[0] + way.back * kind.embedding[1], kind.present)
+            after = 0.0 if way.sums else self._ending(one)[:, np.newaxis]
+            fixed = ends + (1 if way.sums else 2) * hop * number + np.where(number > 0, embedding[:, :1], 0.0) + after
+            chains = Chains(
+                own=own,
+                trip=np.where(layouts.exists, trip, 0.0),
+                fixed=np.where(layouts.exists, fixed, 0.0),
+                exists=layouts.exists,
+            )
+            if not way.sums:
+                found = np.maximum(found, least(chains, work.whole))
+                continue
+            for sharded, rounds in enumerate((2, 1)):  # an all-reduce, or a reduce-scatter
+                exposed = np.maximum(0.0, rounds * scattered - hidden * one.overlaps)
+                found[sharded] = np.maximum(found[sharded], least(replace(chains, own=own + exposed), work.whole))
+        return found
+
+    def trip_seconds(self, one: Training, work: Work) -> Floats:
+        """[layouts]: a bound like `least_seconds` from another chain (`TripBound`), which takes longer to find."""
+        layouts, schedule = self._layouts, one.parallel.schedule
+        half, shape = schedule.definition.input_share, layouts.tensors.shape
+        ahead, back = self._passes_left(schedule, one.parallel.global_batch_size // one.parallel.micro_batch_size)
+        trip, layer, fixed, ends = (np.full(shape, np.inf) for _ in range(4))
+        for kind in self._costs(work):
+            trip = _smallest(trip, kind.forward + half * kind.backward, kind.present)
+            layer = _smallest(layer, ahead * kind.forward + back * kind.backward, kind.present)
+            fixed = _smallest(fixed, ahead * kind.ends[0] + back * kind.ends[1], kind.present)
+            ends = _smallest(ends, kind.ends[0] + half * kind.ends[1], kind.present)
+        messages = 2 * self._hop(work) * layouts.last
+        constant = messages + np.where(layouts.exists, ends, 0.0).sum(axis=1) + self._ending(one)
+        chain = TripBound(trip, Linear(fixed=fixed, layer=layer), layouts.exists, constant)
+        return chain.least(work.whole, np.full(shape, one.blocks.layers), alike=len(work.units) == 1)
+
+    @cached_property
+    def _of_gpu(self) -> Integers:
+        """[GPUs]: the number of the kind of node that each lies in."""
+        return np.array([self._names.index(node.name) for node in self._nodes for _ in range(node.gpus)])
+
+    @cached_property
+    def _first(self) -> Integers:
+        """[layouts, stages]: the kind of node on which a stage begins."""
+        found: Integers = self._of_gpu[np.minimum(self._layouts.begins, len(self._of_gpu) - 1)]
+        return found
+
+    @cached_property
+    def _present(self) -> list[NDArray[np.bool_]]:
+        """[layouts, stages] for each kind of node: whether the stage lies on such nodes, too."""
+        layouts = self._layouts
+        before = [np.array([0, *np.cumsum(self._of_gpu == kind)]) for kind in range(len(self._names))]
+        return [(of_kind[layouts.ends] > of_kind[layouts.begins]) & layouts.exists for of_kind in before]
+
+    @cached_property
+    def _ends(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """[layouts, stages]: which stages are the first and the last ones."""
+        return self._number == 0, self._number == self._layouts.last[:, np.newaxis]
+
+    def _sizes(self, work: Work) -> Integers:
+        """[layouts, stages]: the number of each stage's tensor size in `work`."""
+        numbers = np.zeros(max(work.sizes) + 1, np.int64)
+        numbers[[*work.sizes]] = [*work.sizes.values()]
+        found: Integers = numbers[self._layouts.tensors]
+        return found
+
+    def _costs(self, work: Work) -> Iterator[_KindCosts]:
+        size, (is_first, is_last) = self._sizes(work), self._ends
+        for kind, present in enumerate(self._present):
+            if present.any():
+                embedding, head = work.embedding[size, kind], work.head[size, kind]
+                first, last = (
+                    np.where(is_first, embedding[..., way], 0.0) + np.where(is_last, head[..., way], 0.0)
+                    for way in (0, 1)
+                )
+                yield _KindCosts(
+                    number=kind,
+                    present=present,
+                    forward=work.forward[size, kind],
+                    backward=work.backward[size, kind],
+                    ends=(first, last),
+                    embedding=(embedding[..., 0], embedding[..., 1]),
+                )
+
+    def _passes_left(self, schedule: Schedule, count: int) -> tuple[Floats, Floats]:
+        """[layouts, stages]: what `bounds.left` says of each stage, for `count` micro-batches of the iteration."""
+        replicas = self._layouts.replicas
+        behind = self._layouts.exists * replicas
+        after = np.cumsum(behind[:, ::-1], axis=1)[:, ::-1]
+        ahead: Integers = (after - 1) // replicas
+        lag: Integers = (np.cumsum(behind, axis=1) - behind) // replicas
+        fewest = count // replicas
+        return np.asarray(forward_left(schedule, ahead, fewest)), np.asarray(backward_left(schedule, lag, fewest))
+
+    def _scattered(self, work: Work) -> Floats:
+        """[layouts, stages]: seconds in which replicas on several nodes reduce-scatter a unit's gradients, at least."""
+        if has_pairs(self._nodes):
+            return np.zeros(self._layouts.tensors.shape)
+        each = np.zeros(max(work.sizes) + 1)
+        each[[*work.sizes]] = [tensor * work.gradients[number] for tensor, number in work.sizes.items()]
+        found: Floats = each[self._layouts.tensors] * self._s_per_byte
+        return found
+
+    @cached_property
+    def _s_per_byte(self) -> Floats:
+        """[layouts, stages]: seconds in which replicas on several nodes reduce-scatter a byte, at least."""
+        layouts, node = self._layouts, _node_of_gpus(self._nodes)
+        apart = node[np.minimum(layouts.begins, len(node) - 1)] < node[np.maximum(layouts.ends - 1, 0)]
+        slowest = np.zeros(layouts.tensors.shape)
+        for name, present in zip(self._names, self._present, strict=True):
+            if name in self._kinds:
+                link = links.between(self._kinds[name].group, 1)
+                slowest[present] = np.maximum(slowest[present], self._kinds[name].factors.gradients * link.s_per_byte)
+        found: Floats = np.where(apart, slowest * (layouts.replicas - 1) / layouts.replicas, 0.0)
+        return found
+
+    def _hop(self, work: Work) -> float:
+        """Seconds of a message, at least."""
+        if has_pairs(self._nodes):
+            return 0.0
+        return min(
+            kind.factors.messages * link.takes(work.message)
+            for kind in self._kinds.values()
+            for link in (links.within(kind.group), links.between(kind.group, 1))
+        )
+
+    def _ending(self, one: Training) -> Floats:
+        """[layouts]: seconds in which the first and the last stage sum the embedding's gradients, at least: nothing
+        where they may lie on one node. All ranks of a stage that are on one node share its link."""
+        layouts, nodes = self._layouts, self._nodes
+        if has_pairs(nodes):
+            return np.zeros(len(layouts.tensors))
+        node, rows = _node_of_gpus(nodes), np.arange(len(layouts.tensors))
+        apart = node[layouts.ends[:, 0] - 1] < node[np.minimum(layouts.begins[rows, layouts.last], len(node) - 1)]
+        ends = (layouts.tensors[:, 0], layouts.tensors[rows, layouts.last])
+        replicas = np.array([layouts.replicas[:, 0], layouts.replicas[rows, layouts.last]])
+        members = replicas.sum(axis=0) / replicas.min(axis=0)
+        widths = (layouts.ends[:, 0], layouts.ends[rows, layouts.last] - layouts.begins[rows, layouts.last])
+        taken = np.zeros(len(layouts.tensors))
+        for tensor in np.unique(np.minimum(*ends)):
+            shared, holders = sizes.shared_parameters(one.model, int(tensor))
+            size = float(one.gradient_bytes * shared)
+            for end, width in zip((nodes[0], nodes[-1]), widths, strict=True):
+                link = links.between(end.group, 1).all_reduce(min(holders, 2))
+                sharing = np.minimum(width, end.gpus)
+                seconds = end.factors.embedding * (link.latency_s + sharing * size * link.s_per_byte)
+                taken = np.where(np.minimum(*ends) == tensor, np.maximum(taken, seconds), taken)
+        return np.where(apart & (layouts.last > 0), taken * 2 * (members - 1) / members, 0.0)
+
+
+def _node_of_gpus(nodes: Sequence[NodeKind]) -> Integers:
+    """[GPUs]: the number of the node that each lies in."""
+    return np.array([number for number, node in enumerate(nodes) for _ in range(node.gpus)])
+
+
+def _largest(found: Floats, seconds: Floats, present: NDArray[np.bool_]) -> Floats:
+    return np.maximum(found, np.where(present, seconds, 0.0))
+
+
+def _smallest(found: Floats, seconds: Floats, present: NDArray[np.bool_]) -> Floats:
+    return np.minimum(found, np.where(present, seconds, np.inf))

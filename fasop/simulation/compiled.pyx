@@ -1,0 +1,216 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The loops of `fasop.simulation.vectorised`, compiled: one pipeline after another, action by action.
+
+Sums and maxima are those of the arrays there, in the order in which each stage takes them, so times are equal to the
+last bit. Kinds of passes are numbers of `fasop.simulation.steps.Pass`.
+"""
+
+import numpy as np
+
+from libc.math cimport INFINITY
+
+cdef enum:
+    FORWARD = 0
+    WEIGHT = 3
+
+
+def ordered(lists, int chunks):
+    """The actions of all stages in an order in which each can be done, and the number of slots of their messages.
+
+    Args:
+        lists: [stages][actions, 3]: kind, micro-batch and chunk.
+
+    Returns:
+        [actions, 5]: kind, stage, part, the slot of the message that it waits for and of the one that it sends; -1
+        where there is none.
+
+    Raises:
+        ValueError: the schedule never ends.
+    """
+    cdef int stages = len(lists), parts = len(lists) * chunks, stage, part, kind, m, own, other, depth = 1, done = 0
+    cdef Py_ssize_t count = sum(len(own_list) for own_list in lists), found = 0
+    cdef int[:, ::1] every = np.concatenate(lists)
+    cdef int[::1] place = np.cumsum([0, *(len(own_list) for own_list in lists)], dtype=np.intc)
+    cdef int[::1] begin = np.array(place), sent = np.full(2 * parts, -1, np.intc), read = np.full(2 * parts, -1, np.intc)
+    cdef int[:, ::1] rows = np.empty((count, 5), np.intc)
+    while found < count:
+        done = 0
+        for stage in range(stages):
+            while place[stage] < begin[stage + 1]:
+                kind, m = every[place[stage], 0], every[place[stage], 1]
+                part = every[place[stage], 2] * stages + stage
+                own = part if kind == FORWARD else parts + part
+                other = -1
+                if kind == FORWARD and part > 0:
+                    other = part - 1
+                elif kind != FORWARD and kind != WEIGHT and part < parts - 1:
+                    other = parts + part + 1
+                if other >= 0 and sent[other] < m:
+                    break
+                rows[found, 0], rows[found, 1], rows[found, 2], rows[found, 3], rows[found, 4] = kind, stage, part, -1, -1
+                if other >= 0:
+                    rows[found, 3] = other
+                    read[other] = m
+                if kind != WEIGHT:
+                    rows[found, 4] = own
+                    sent[own] = m
+                    if own != parts - 1 and own != parts:  # nobody reads those of the model's ends
+                        depth = max(depth, m - read[own])
+                place[stage] += 1
+                found += 1
+                done = 1
+        if not done:
+            raise ValueError("the schedule deadlocks")
+    for stage in range(stages):
+        place[stage] = begin[stage]
+    for found in range(count):
+        stage = rows[found, 1]
+        m = every[place[stage], 1] % depth
+        place[stage] += 1
+        for own in (3, 4):
+            if rows[found, own] >= 0:
+                rows[found, own] = rows[found, own] * depth + m
+    return np.asarray(rows), 2 * parts * depth
+
+
+cdef class _Pipeline:
+    """The times of one pipeline, and where its actions stand."""
+
+    cdef int stages, parts, queues
+    cdef double[:, ::1] compute, send, busy
+    cdef double[::1] now, messages, free
+    cdef int[:, ::1] link
+
+    def __init__(self, int stages, int parts, int slots, link):
+        self.stages, self.parts, self.queues = stages, parts, link is not None
+        self.compute, self.send, self.busy = np.empty((4, parts)), np.empty((2, stages)), np.zeros((2, parts))
+        self.now, self.messages, self.free = np.empty(stages), np.zeros(slots), np.empty(2 * stages)
+        self.link = np.zeros((2, stages), np.intc) if link is None else link
+
+    cdef void load(
+        self, const double[:, :, :] compute, const double[:, :, :] send, const double[:, :] start,
+        const double[:, :, :] busy, Py_ssize_t column,
+    ) noexcept:
+        cdef int kind, at
+        for kind in range(4):
+            for at in range(self.parts):
+                self.compute[kind, at] = compute[kind, at, column]
+        for kind in range(2):
+            for at in range(self.stages):
+                self.send[kind, at] = send[kind, at, column]
+            if self.queues:
+                for at in range(self.parts):
+                    self.busy[kind, at] = busy[kind, at, column]
+        for at in range(self.stages):
+            self.now[at] = start[at, column]
+        for at in range(2 * self.stages):
+            self.free[at] = -INFINITY
+
+    cdef void replay(self, const int[:, ::1] actions, unsigned char[::1] waited, unsigned char[::1] queued) noexcept:
+        """Goes through all actions, and notes which waited for their message, and which of their messages for a
+        link."""
+        cdef Py_ssize_t number
+        cdef int kind, stage, part, way, link
+        cdef double done, begin, message
+        cdef bint notes = len(waited) > 0
+        for number in range(len(actions)):
+            kind, stage, part = actions[number, 0], actions[number, 1], actions[number, 2]
+            done = self.now[stage]
+            if actions[number, 3] >= 0:
+                message = self.messages[actions[number, 3]]
+                if notes:
+                    waited[number] = message > done
+                if message > done:
+                    done = message
+            elif notes:
+                waited[number] = False
+            done += self.compute[kind, part]
+            self.now[stage] = done
+            if kind == WEIGHT:
+                continue
+            begin, way = done, 0 if kind == FORWARD else 1
+            if self.queues:
+                link = self.link[way, stage]
+                if self.free[link] > begin:
+                    begin = self.free[link]
+                self.free[link] = begin + self.busy[way, part]
+                if notes:
+                    queued[number] = begin > done
+            self.messages[actions[number, 4]] = begin + self.send[way, stage]
+
+
+def ends(
+    const int[:, ::1] actions, int slots, const double[:, :, :] compute, const double[:, :, :] send,
+    const double[:, :] start, const double[:, :, :] busy, link,
+):
+    """[stages, pipelines]: when each stage has done its last action.
+
+    Args:
+        actions: as `ordered` returns them, with the number of `slots`.
+        compute: [kinds, parts, pipelines]
+        send: [2, stages, pipelines]: forward and backward.
+        start: [stages, pipelines]
+        busy: [2, parts, pipelines]: for how long a message occupies its link.
+        link: [2, stages]: the number of the link of a stage's messages; None where none waits for a link.
+    """
+    cdef int stages = start.shape[0], stage
+    cdef Py_ssize_t column
+    cdef _Pipeline one = _Pipeline(stages, compute.shape[1], slots, link)
+    cdef unsigned char[::1] nothing = np.empty(0, np.uint8)
+    cdef double[:, ::1] found = np.empty((stages, start.shape[1]))
+    for column in range(start.shape[1]):
+        one.load(compute, send, start, busy, column)
+        one.replay(actions, nothing, nothing)
+        for stage in range(stages):
+            found[stage, column] = one.now[stage]
+    return np.asarray(found)
+
+
+def longest(
+    const int[:, ::1] actions, int slots, const double[:, :, :] compute, const double[:, :, :] send,
+    const double[:, :] start, const double[:, :, :] busy, link, const double[:, :] after, const double[::1] shares,
+):
+    """What `vectorised.Longest` has, in its order. `after` [stages, pipelines] comes after a stage's last action, and
+    `shares` [kinds] is what part of a pass a kind is; the rest as for `ends`."""
+    cdef int stages = start.shape[0], parts = compute.shape[1], stage, kind, way, last
+    cdef Py_ssize_t column, number, pipelines = start.shape[1]
+    cdef _Pipeline one = _Pipeline(stages, parts, slots, link)
+    cdef unsigned char[::1] waited = np.zeros(len(actions), np.uint8), queued = np.zeros(len(actions), np.uint8)
+    cdef double[:, :, ::1] passes = np.zeros((2, parts, pipelines))
+    cdef double[:, ::1] begun = np.empty((stages, pipelines)), end = np.zeros((stages, pipelines))
+    cdef double[::1] total = np.empty(pipelines), here = np.empty(stages), behind = np.empty(2 * stages)
+    cdef double sent, on_path
+    for column in range(pipelines):
+        one.load(compute, send, start, busy, column)
+        one.replay(actions, waited, queued)
+        last = 0
+        for stage in range(stages):
+            one.now[stage] += after[stage, column]
+            if one.now[stage] > one.now[last]:
+                last = stage
+            here[stage] = behind[stage] = behind[stages + stage] = 0
+        total[column] = one.now[last]
+        end[last, column] = here[last] = 1
+        one.messages[:] = 0
+        for number in range(len(actions) - 1, -1, -1):
+            kind, stage = actions[number, 0], actions[number, 1]
+            way = 0 if kind == FORWARD else 1
+            on_path = here[stage]
+            if kind != WEIGHT:
+                sent = one.messages[actions[number, 4]]
+                one.messages[actions[number, 4]] = 0
+                if one.queues:
+                    sent += behind[one.link[way, stage]]
+                    behind[one.link[way, stage]] = sent if queued[number] else 0
+                    if queued[number]:
+                        sent = 0
+                on_path += sent
+            passes[way, actions[number, 2], column] += shares[kind] * on_path
+            if kind == WEIGHT:
+                continue
+            here[stage] = 0 if waited[number] else on_path
+            if actions[number, 3] >= 0:
+                one.messages[actions[number, 3]] = on_path if waited[number] else 0
+        for stage in range(stages):
+            begun[stage, column] = here[stage]
+    return np.asarray(passes[0]), np.asarray(passes[1]), np.asarray(begun), np.asarray(end), np.asarray(total)
