@@ -1,4 +1,4 @@
-"""What prepared data are: text, pairs, images or videos."""
+"""What prepared data are: text, chats, pairs, images or videos."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from conf.errors import RunFolderError
 from conf.run_folder.json_values import Count, typed
 from data_prep.errors import DataPrepError
 from megatron_ext.contract.files import read_regular, why
-from megatron_ext.contract.models.model import IMAGES, PAIRS, TEXT, VIDEOS, family_named
+from megatron_ext.contract.models.model import CHATS, IMAGES, PAIRS, TEXT, VIDEOS, family_named
 from megatron_ext.data.indexed_dataset import data_file
 
 T = TypeVar("T")
 MADE_BY = {
     TEXT: "tdpp data prepare",
+    CHATS: "tdpp data chats",
     PAIRS: "tdpp data pairs",
     IMAGES: "tdpp data images",
     VIDEOS: "tdpp data videos",
 }
 VERSION = 1
-"""The version of the manifests of pairs, images and videos."""
+"""The version of the manifests of chats, pairs, images and videos."""
 
 
 def kind_of(prefix: Path) -> str | None:
@@ -48,6 +49,8 @@ def kind_for(family: str) -> str:
 def require_kind(prefix: Path, family: str, key: str) -> None:
     """Raises DataPrepError for data of another kind than a model of this family learns from."""
     found, wanted = kind_of(prefix), kind_for(family)
+    if found == CHATS and family_named(family).running_text:
+        return
     if found not in (None, wanted):
         raise DataPrepError(
             f"{key}={prefix} holds {found}, but model.family={family} learns from {wanted}; give data that "
@@ -151,6 +154,30 @@ class VideosManifest(Described):
     made_by: str = MADE_BY[VIDEOS]
     corpus: str
     """Where the videos came from, for people."""
+    sha256: dict[str, str]
+    """Hashes of the files beside this one, by suffix."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatsManifest(Described):
+    """Counts and hashes of conversations."""
+
+    version: Count = VERSION
+    kind: str = CHATS
+    conversations: Count
+    tokens: Count
+    answers: Count
+    """Tokens that are to be learned."""
+    longest: Count
+    """Tokens of the longest conversation."""
+    vocab_size: Count
+    end_token: str
+    """How the tokeniser beside the data calls the end of a text."""
+    made_by: str = MADE_BY[CHATS]
+    corpus: str
+    """Where the conversations came from, for people."""
+    left_out: dict[str, Count]
+    """How many conversations of the corpus are not in the data, by reason."""
     sha256: dict[str, str]
     """Hashes of the files beside this one, by suffix."""
 

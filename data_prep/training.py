@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from conf.schema.experiment import Experiment
+from data_prep.chats.check import check_documents, samples_of_documents
 from data_prep.errors import DataPrepError
 from data_prep.images.check import check_images
 from data_prep.indexed.check import check_text, samples_of_split
@@ -28,6 +29,8 @@ def check_for_training(experiment: Experiment) -> list[str]:
     for number, corpus in enumerate(data.corpora()):
         require_kind(Path(corpus.prefix), family, f"data.blend[{number - 1}].prefix" if number else "data.prefix")
     kind = kind_for(family)
+    if kind == TEXT and data.documents() is not None:
+        return check_documents(experiment)
     if kind == TEXT:
         return check_text(experiment)
     if data.blend:
@@ -49,6 +52,8 @@ def samples_in_split(experiment: Experiment, split: str) -> int | None:
         DataPrepError: the split cannot be used, or has no sample.
     """
     kind, model, prefix = kind_for(str(experiment.model.family)), experiment.model, Path(experiment.data.prefix)
+    if kind == TEXT and experiment.data.documents() is not None:
+        return samples_of_documents(experiment, split)
     if kind == TEXT:
         return samples_of_split(experiment, split)
     try:

@@ -77,7 +77,7 @@ FLOORS = {
         "indexed text",
         "making",
         "images pairs preparation",
-        "videos",
+        "chats videos",
         "training",
     ],
     "fasop": ["errors bits", "costs", "simulation", "partition", "search shares", "graphs trainings", "tables"],

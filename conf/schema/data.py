@@ -55,6 +55,10 @@ class Data:
     bucketing: int | None = option(None, Range(1, 10**4))
     """For transformer and gnmt: sort this many global batches at a time by length, such as 80, so that samples of
     similar length are padded together; null: samples keep their random order and are padded to the model's lengths."""
+    packing: bool = False
+    """For gpt and huggingface: put several documents into a sample, without their seeing each other: attention stays
+    within each, and positions restart. Otherwise text is cut into samples where it runs, and a conversation has a
+    sample of its own."""
     augment: Augment = field(default_factory=Augment)
     cache: str | None = None
     """A shared folder for index maps; null: beside the data or, if you may not write there, in your own cache
@@ -75,6 +79,11 @@ class Data:
         if family_named(family).learns != IMAGES or self.augment == unchanged:
             return None
         return plan_parts.Augment(**asdict(self.augment))
+
+    def documents(self) -> plan_parts.Documents | None:
+        """What a rank is given where samples are documents; None: they are running text, or no text."""
+        chats = any(os.path.exists(corpus.prefix + plan_parts.ANSWERS) for corpus in self.corpora())  # noqa: PTH110
+        return plan_parts.Documents(packing=self.packing) if chats or self.packing else None
 
     def masking(self, family: str) -> plan_parts.Masking | None:
         """What a rank is given for a model of this family, with Megatron's defaults."""

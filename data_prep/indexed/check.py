@@ -9,7 +9,7 @@ import numpy as np
 
 from conf.schema.experiment import EngineKind, Experiment
 from data_prep.errors import DataPrepError
-from data_prep.indexed.manifest import Manifest, is_true, read_manifest, same_vocabulary
+from data_prep.indexed.manifest import Manifest, has_manifest, is_true, read_manifest, same_vocabulary
 from data_prep.tokenizers.vocabulary import TOKENIZER, unknown_doubt
 from megatron_ext.contract.errors import DataError
 from megatron_ext.data.blend import normalized, samples_of
@@ -71,7 +71,7 @@ def check_text(experiment: Experiment) -> list[str]:
         doubts += _check_corpus(experiment, Path(corpus.prefix), key, of_corpus if len(corpora) > 1 else samples)
     prefixes = [Path(corpus.prefix) for corpus in corpora]
     _check_different(prefixes)
-    _check_vocabularies(prefixes)
+    check_vocabularies(prefixes)
     return doubts
 
 
@@ -96,9 +96,9 @@ def _check_different(prefixes: Sequence[Path]) -> None:
                 )
 
 
-def _check_vocabularies(prefixes: Sequence[Path]) -> None:
+def check_vocabularies(prefixes: Sequence[Path]) -> None:
     """Checks that all corpora have one vocabulary, where that is known."""
-    known = [(number, prefix) for number, prefix in enumerate(prefixes) if read_manifest(prefix) is not None]
+    known = [(number, prefix) for number, prefix in enumerate(prefixes) if has_manifest(prefix)]
     for number, prefix in known[1:]:
         first = known[0][1]
         if not same_vocabulary(first, prefix):
@@ -112,14 +112,10 @@ def _check_vocabularies(prefixes: Sequence[Path]) -> None:
 
 def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) -> list[str]:
     """Checks one corpus, from which a run takes so many samples."""
-    for suffix in (".bin", ".idx"):
-        if not (file := data_file(prefix, suffix)).is_file():
-            raise DataPrepError(
-                f"{key}={prefix}: {file.absolute()} is not there; 'tdpp data prepare --source stdlib "
-                f"--output data/stdlib' makes sample data; for your own, set {key} to their path without .bin"
-            )
+    require_files(prefix, f"{key}={prefix}")
     data, model = open_checked(prefix, key), experiment.model
-    doubts = _check_vocabulary(data, read_manifest(prefix), f"{key}={prefix}", model.vocab_size)
+    made = made_with(data, read_manifest(prefix))
+    doubts = check_vocabulary(made, f"{key}={prefix}", model.vocab_size)
     if (lacking := unknown_doubt(data, prefix, f"{key}={prefix}", in_full=False)) is not None:
         doubts.append(lacking)
     weights = [float(weight) for weight in experiment.data.split.split(",")]
@@ -134,6 +130,16 @@ def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) 
     except DataError as error:
         raise DataPrepError(f"{key}={prefix}: {error}") from error
     return doubts
+
+
+def require_files(prefix: Path, given: str) -> None:
+    """Raises DataPrepError where there are no indexed data."""
+    for suffix in (".bin", ".idx"):
+        if not (file := data_file(prefix, suffix)).is_file():
+            raise DataPrepError(
+                f"{given}: {file.absolute()} is not there; 'tdpp data prepare --source stdlib --output data/stdlib' "
+                f"makes sample data; for your own, set {given.partition('=')[0]} to their path without .bin"
+            )
 
 
 def _cut_of(experiment: Experiment, samples: int) -> tuple[sentence_maps.Cut, Sequence[str]]:
@@ -167,14 +173,23 @@ def _check_sentences(experiment: Experiment, prefix: Path, data: IndexedDataset,
     ]
 
 
-def _check_vocabulary(data: IndexedDataset, manifest: Manifest | None, given: str, allowed: int) -> list[str]:
-    """Checks the vocabulary; in data that others made, ids of some places show how large it is at least."""
-    if manifest is not None:
-        needed, other = manifest.vocab_size, f"model.vocab_size={manifest.vocab_size}"
-        fact = f"was made with a vocabulary of {needed} ({manifest.tokenizer})"
-    else:
-        needed, other = highest_id(data) + 1, "model.vocab_size to that of the data's tokenizer"
-        fact = f"has token ids up to {needed - 1}"
+def made_with(data: IndexedDataset, manifest: Manifest | None) -> tuple[int, str, str]:
+    """The ids that data need, the fact behind that, and how model.vocab_size is set; in data that others made, ids of
+    some places show how large their vocabulary is at least."""
+    if manifest is None:
+        needed = highest_id(data) + 1
+        return needed, f"has token ids up to {needed - 1}", "model.vocab_size to that of the data's tokenizer"
+    needed = manifest.vocab_size
+    return needed, f"was made with a vocabulary of {needed} ({manifest.tokenizer})", f"model.vocab_size={needed}"
+
+
+def check_vocabulary(made: tuple[int, str, str], given: str, allowed: int) -> list[str]:
+    """Checks what `made_with` says against the model's vocabulary; returns what is odd.
+
+    Raises:
+        DataPrepError: it is larger.
+    """
+    needed, fact, other = made
     if needed > allowed:
         raise DataPrepError(f"{given} {fact}, but model.vocab_size={allowed}; set {other}, or choose other data")
     if 2 * needed > allowed:
@@ -207,7 +222,12 @@ def check(prefix: Path, vocab_size: int | None = None) -> IndexedDataset:
         raise DataPrepError(f"{data.idx}: the tokens are {data.dtype.name}, but token ids are whole numbers")
     if manifest is not None and not is_true(manifest, prefix):
         raise DataPrepError(f"{prefix}: the files are not those that the manifest describes; prepare them again")
-    limit = vocab_size or (manifest.vocab_size if manifest is not None else None)
+    check_ids(data, vocab_size or (manifest.vocab_size if manifest is not None else None))
+    return data
+
+
+def check_ids(data: IndexedDataset, limit: int | None) -> None:
+    """Raises DataPrepError for a token id that is not below the limit, where there is one, or below 0."""
     for first in range(0, len(data.tokens), BLOCK):
         block = data.tokens[first : first + BLOCK]
         low, high = int(block.min()), int(block.max())
@@ -218,7 +238,6 @@ def check(prefix: Path, vocab_size: int | None = None) -> IndexedDataset:
                 f"{data.bin}: sequence {sequence} has token id {low if low < 0 else high}, but the vocabulary has 0 to "
                 f"{'…' if limit is None else limit - 1}; the data were prepared with another tokenizer, or are damaged"
             )
-    return data
 
 
 def open_checked(prefix: Path, key: str = "data.prefix") -> IndexedDataset:

@@ -9,9 +9,11 @@ from typing import Any, get_origin, get_type_hints
 
 from data_prep.errors import DataPrepError
 from data_prep.files.progress import unchanged
+from data_prep.kinds import ChatsManifest, kind_of, read_described
 from data_prep.tokenizers.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from data_prep.tokenizers.vocabulary import TOKENIZER
 from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.models.model import CHATS
 from megatron_ext.data.indexed_dataset import data_file
 
 VERSION = 2
@@ -87,6 +89,8 @@ def tokenizer_of(prefix: Path) -> Tokenizer:
     Raises:
         DataPrepError: nobody knows, or its file cannot be used.
     """
+    if kind_of(prefix) == CHATS:
+        return JsonTokenizer.from_file(data_file(prefix, TOKENIZER), read_described(prefix, ChatsManifest).end_token)
     manifest = read_manifest(prefix)
     if manifest is None:
         raise DataPrepError(f"{prefix} has no manifest, so its tokens cannot be turned into text")
@@ -101,10 +105,21 @@ def same_vocabulary(one: Path, other: Path) -> bool:
     Raises:
         DataPrepError: a manifest is none, or the tokeniser beside it cannot be read.
     """
-    hashes = [found.sha256.get(TOKENIZER) if found else None for found in map(read_manifest, (one, other))]
+    hashes = [_tokenizer_hash(prefix) for prefix in (one, other)]
     if None in hashes or hashes[0] == hashes[1]:
-        return hashes[0] == hashes[1]  # bytes have no file
+        return hashes[0] == hashes[1]
     return _vocabulary(data_file(one, TOKENIZER)) == _vocabulary(data_file(other, TOKENIZER))
+
+
+def has_manifest(prefix: Path) -> bool:
+    """Whether it is known what indexed data or conversations were made with."""
+    return kind_of(prefix) == CHATS or read_manifest(prefix) is not None
+
+
+def _tokenizer_hash(prefix: Path) -> str | None:
+    """Of the tokeniser beside data; None for bytes, which have no file."""
+    found = read_described(prefix, ChatsManifest) if kind_of(prefix) == CHATS else read_manifest(prefix)
+    return found.sha256.get(TOKENIZER) if found else None
 
 
 def _vocabulary(path: Path) -> dict[str, int]:

@@ -22,8 +22,8 @@ from megatron_ext.data.indexed_dataset import token_dtype
 class Options:
     """What decides, beside the corpus and the tokeniser, on the data."""
 
-    key: str = "text"
-    """The key of the text in a JSON object."""
+    key: str | None = "text"
+    """The key of the text in a JSON object; None: a document is the whole object."""
     documents: Documents = Documents.file
     min_chars: int = 1
     max_chars: int | None = None
@@ -69,7 +69,7 @@ def texts(chunk: Chunk, options: Options, left_out: Counter[str]) -> Iterator[st
     """
     for raw in chunk.raw:
         try:
-            text = text_of(raw.content, chunk.kind, options.key)
+            text = text_of(raw.content, chunk.kind, options.key or "")
         except BadDocument as error:
             raise BadDocument(raw.line - 1 + error.line, error.why, raw.file) from error
         if not text:

@@ -1,7 +1,8 @@
-"""Rows of Parquet files: the text in one column, a row at a time, without the other columns."""
+"""Rows of Parquet files: the text in one column, without the others, or whole rows as JSON; a few rows at a time."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,16 +11,17 @@ from data_prep.errors import BadDocument, DataPrepError, missing_package
 from data_prep.files.compressed import unreadable
 
 if TYPE_CHECKING:
+    from pyarrow import RecordBatch
     from pyarrow.parquet import ParquetFile
 
 ROWS = 16
 """Rows in memory at once: a small file may hold the same large text in every row."""
 
 
-def rows(path: Path, column: str, first: int, largest: int) -> Iterator[tuple[int, bytes, int]]:
+def rows(path: Path, column: str | None, first: int, largest: int) -> Iterator[tuple[int, bytes, int]]:
     """Number (from 0), text in UTF-8, and bytes of the file up to there, of each row from `first` on.
 
-    Groups of rows before it are not read.
+    Without a column the text is the row as a JSON object. Groups of rows before it are not read.
 
     Raises:
         DataPrepError: the file cannot be read, is damaged, or has no such column of text.
@@ -51,29 +53,37 @@ def _opened(path: Path) -> tuple[ParquetFile, tuple[type[Exception], ...]]:
         raise _damaged(path, error) from error
 
 
-def _rows(file: ParquetFile, path: Path, column: str, first: int, largest: int) -> Iterator[tuple[int, bytes, int]]:
-    _require_text(file, path, column)
+def _rows(
+    file: ParquetFile, path: Path, column: str | None, first: int, largest: int
+) -> Iterator[tuple[int, bytes, int]]:
+    if column is not None:
+        _require_text(file, path, column)
     size, total = path.stat().st_size, max(file.metadata.num_rows, 1)
     begin = 0
     for group in range(file.metadata.num_row_groups):
         end = begin + file.metadata.row_group(group).num_rows
         number = begin
         if first < end:
-            for batch in file.iter_batches(ROWS, row_groups=[group], columns=[column], use_threads=False):
-                for value in batch.column(0):
+            for batch in file.iter_batches(ROWS, row_groups=[group], columns=column and [column], use_threads=False):
+                for place in range(len(batch)):
                     if number >= first:
-                        yield number, _content(value, number, column, largest), size * (number + 1) // total
+                        content = _text(batch.column(0)[place], number, column) if column else _row(batch, place)
+                        if len(content) > largest:
+                            raise BadDocument(number, f"larger than a document may be ({largest} bytes)")
+                        yield number, content, size * (number + 1) // total
                     number += 1
         begin = end
 
 
-def _content(value: Any, number: int, column: str, largest: int) -> bytes:
+def _text(value: Any, number: int, column: str) -> bytes:
     if not value.is_valid:
         raise BadDocument(number, f"{column!r} has no text in this row; choose another column with --key")
     content: bytes = value.as_buffer().to_pybytes()
-    if len(content) > largest:
-        raise BadDocument(number, f"larger than a document may be ({largest} bytes)")
     return content
+
+
+def _row(batch: RecordBatch, place: int) -> bytes:
+    return json.dumps(batch.slice(place, 1).to_pylist()[0], default=str).encode()
 
 
 def _require_text(file: ParquetFile, path: Path, column: str) -> None:

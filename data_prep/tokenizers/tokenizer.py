@@ -60,8 +60,8 @@ class Tokenizer(Protocol):
         """The ids of each text, without an end of document."""
         ...
 
-    def decode(self, tokens: NDArray[np.integer]) -> str:
-        """The text of ids, ends of documents left out; bytes that are no UTF-8 are shown as U+FFFD."""
+    def decode(self, tokens: NDArray[np.integer], whole: bool = False) -> str:
+        """The text of ids, without ends of documents unless `whole`; bytes that are no UTF-8 are shown as U+FFFD."""
         ...
 
 
@@ -77,7 +77,7 @@ class ByteTokenizer:
     def encode(self, texts: Sequence[str]) -> list[Sequence[int] | NDArray[np.integer]]:
         return [np.frombuffer(text.encode(), np.uint8) for text in texts]
 
-    def decode(self, tokens: NDArray[np.integer]) -> str:
+    def decode(self, tokens: NDArray[np.integer], whole: bool = False) -> str:
         return tokens[tokens < 256].astype(np.uint8).tobytes().decode(errors="replace")
 
 
@@ -173,8 +173,9 @@ class JsonTokenizer:
             np.concatenate([np.array(self._ids([piece])[0], np.uint32) for piece in pieces(text)]) for text in texts
         ]
 
-    def decode(self, tokens: NDArray[np.integer]) -> str:
-        return self._tokenizer.decode(tokens[tokens != self.end_of_document].tolist(), skip_special_tokens=False)
+    def decode(self, tokens: NDArray[np.integer], whole: bool = False) -> str:
+        kept = tokens if whole else tokens[tokens != self.end_of_document]
+        return self._tokenizer.decode(kept.tolist(), skip_special_tokens=False)
 
     def text_of(self, tokens: Sequence[str]) -> str:
         """The text of tokens that need not be in the vocabulary."""
@@ -223,16 +224,25 @@ def end_token_of(path: Path) -> str:
     Raises:
         DataPrepError: the tokenizer cannot be read or used.
     """
-    file = _main_file(path)
     if loaded(content_of(path)).token_to_id(END_OF_TEXT) is not None:
         return END_OF_TEXT
+    return eos_token_of(path) or END_OF_TEXT
+
+
+def eos_token_of(path: Path) -> str | None:
+    """The token that the `tokenizer_config.json` beside a tokenizer calls the end of a text; None where none does.
+
+    Raises:
+        DataPrepError: the folder has no tokenizer.
+    """
     try:
-        found = json.loads(read_regular(file.with_name("tokenizer_config.json"))).get("eos_token")
+        content = json.loads(read_regular(_main_file(path).with_name("tokenizer_config.json")))
+        found = content.get("eos_token")
     except (OSError, ValueError, RecursionError, AttributeError):
-        return END_OF_TEXT
+        return None
     if isinstance(found, dict):  # as it was saved before transformers 5
         found = found.get("content")
-    return found if isinstance(found, str) else END_OF_TEXT
+    return found if isinstance(found, str) else None
 
 
 def _main_file(path: Path) -> Path:

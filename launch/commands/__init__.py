@@ -24,7 +24,7 @@ COMMANDS = {
     "report": "write pages that show runs, or serve them to a browser",
     "init": "describe your cluster and write a first experiment, or import a model from Hugging Face",
     "config": "explain the keys of a configuration",
-    "data": "turn text, pairs, images and videos into training data, and inspect it",
+    "data": "turn text, chats, pairs, images and videos into training data, and inspect it",
     "completion": "set up Tab completion in bash, zsh or fish",
 }
 """What each does, by the name that it shares with its module."""

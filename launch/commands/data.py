@@ -1,4 +1,4 @@
-"""`tdpp data`: prepare text, pairs, images and videos, look into them, check, merge and split them."""
+"""`tdpp data`: prepare text, chats, pairs, images and videos, look into them, check, merge and split them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from pathlib import Path
 from conf.reading.files import why_not_writable, write_whole
 from conf.reading.values import Parser, from_0, option, prefix_path, whole
 from conf.visible import plural
+from data_prep.chats import options as chats_options
+from data_prep.chats.check import chat_text
+from data_prep.chats.check import check_in_full as check_chats
+from data_prep.chats.check import described as described_chats
 from data_prep.errors import DataPrepError
 from data_prep.images import options as images_options
 from data_prep.images.check import check_in_full as check_images
@@ -30,12 +34,13 @@ from data_prep.videos.check import check_in_full as check_videos
 from data_prep.videos.check import described as described_videos
 from data_prep.videos.check import video_text
 from megatron_ext.contract.models.keys import DEFAULT
-from megatron_ext.contract.models.model import IMAGES, PAIRS, TEXT, VIDEOS, family_named, family_names
+from megatron_ext.contract.models.model import CHATS, IMAGES, PAIRS, TEXT, VIDEOS, family_named, family_names
 
 PREFIX = "path without .bin or .idx"
 FAMILIES = (DEFAULT, *(name for name in family_names() if family_named(name).masks))
 MAKERS = {
     "prepare": (options, "write indexed data from a source of text"),
+    "chats": (chats_options, "write conversations by a tokenizer's chat template, with a mask of the answers"),
     "pairs": (pairs_options, "write aligned sentences in two languages"),
     "images": (images_options, "pack images and their classes into arrays"),
     "videos": (videos_options, "write frame features and captions of videos"),
@@ -64,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = Parser(prog="tdpp data", description="Turn text, sentence pairs, images and videos into training data.")
+    made = Parser(prog="tdpp data", description="Turn text, chats, pairs, images and videos into training data.")
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (maker, purpose) in MAKERS.items():
         maker.add_options(commands.add_parser(name, help=purpose))
@@ -149,6 +154,9 @@ def _seed(text: str) -> int:
 def _checked(prefix: Path, vocab_size: int | None) -> str:
     """Checks data of any kind in full; returns how many there are."""
     kind = kind_of(prefix)
+    if kind == CHATS:
+        made = check_chats(prefix, vocab_size)
+        return f"{plural(made.conversations, 'conversation')}, {made.tokens} tokens, {made.answers} of them in answers"
     if kind == PAIRS:
         splits = check_pairs(prefix, vocab_size).splits.items()
         return f"{', '.join(f'{split.pairs} {name}' for name, split in splits)} pairs"
@@ -193,10 +201,11 @@ def _inspect_other(arguments: argparse.Namespace, kind: str) -> None:
         samples = arguments.samples or arguments.sample + 1
         print(pair_sample(prefix, arguments.sample, samples, arguments.seed, arguments.sequence_length))
     elif arguments.document is not None:
-        one_of = {PAIRS: pair_text, IMAGES: image_text, VIDEOS: video_text}
+        one_of = {CHATS: chat_text, PAIRS: pair_text, IMAGES: image_text, VIDEOS: video_text}
         print(one_of[kind](prefix, arguments.document))
     else:
-        facts = {PAIRS: described_pairs, IMAGES: described_images, VIDEOS: described_videos}[kind](prefix)
+        describes = {CHATS: described_chats, PAIRS: described_pairs, IMAGES: described_images, VIDEOS: described_videos}
+        facts = describes[kind](prefix)
         print("\n".join(f"{key}: {value}" for key, value in facts.items()))
 
 

@@ -20,6 +20,7 @@ from megatron_ext.contract.plan_check import PlanFault, build, check_object, req
 from megatron_ext.contract.plan_parts import (
     Augment,
     Corpus,
+    Documents,
     Elastic,
     Masking,
     Node,
@@ -137,6 +138,8 @@ class Content:
     """The folder for index maps; null: beside the data, or in the user's cache."""
     data_masking: Optional[Masking] = field(metadata=about(written=False))
     """For bert and t5: which tokens are hidden."""
+    data_documents: Optional[Documents] = field(metadata=about(written=False))
+    """For conversations, and for text with data.packing: samples are documents."""
     data_augment: Optional[Augment] = field(metadata=about(written=False))
     """How training changes images, where it does."""
     data_bucketing: Optional[int] = field(metadata=about(COUNT, written=False))

@@ -40,6 +40,18 @@ class Masking:
     """Whether the lengths of runs are distributed geometrically (SpanBERT), which overrides `longer_ngrams`."""
 
 
+ANSWERS = ".answers"
+"""What the mask beside conversations ends in: a byte for each token, 1 where it is to be learned."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """How samples are made where each document stands for itself, and is not a part of running text."""
+
+    packing: bool
+    """Whether several share a sample, without their seeing each other; else each has one of its own."""
+
+
 @dataclass(frozen=True)
 class Augment:
     """How training changes images; every change follows from the seed and the numbers of the samples."""

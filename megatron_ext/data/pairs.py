@@ -10,7 +10,7 @@ import numpy as np
 
 from megatron_ext.contract.errors import DataError
 from megatron_ext.data.indexed_dataset import IndexedDataset
-from megatron_ext.data.samples import Samples, Split, check_token_ids
+from megatron_ext.data.samples import Orders, Samples, Split, check_token_ids
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,8 +22,6 @@ MOST_UNKNOWN = 0.9
 """Share from which the vocabulary is not that of the text."""
 """Token ids in every vocabulary of pairs; the data have no marks, which are added here."""
 SIDES = ("source", "target")
-_EPOCHS_KEPT = 2
-"""Orders in memory: a global batch may lie over the end of an epoch."""
 
 
 def side_prefix(prefix: Union[str, Path], split: str, side: str) -> Path:
@@ -84,16 +82,15 @@ class PairSamples(Samples):
         self._pairs = Pairs(prefix, split.name, sequence_length, decoder_sequence_length)
         self._lengths = (sequence_length, decoder_sequence_length)
         self._vocab_size = vocab_size
-        self._seed = split.seed
-        self._orders: Dict[int, NDArray[np.int64]] = {}
         self.in_epoch = self._count = len(self._pairs.kept)
+        self._orders = Orders(split.seed, self._count)
         self.order: Dict[str, float] = {"seed": split.seed, "pairs": self._count}
 
     def sample(self, number: int) -> Dict[str, NDArray[Any]]:
         """[sequence_length] and [decoder_sequence_length]: `text_enc` the source and its end, `enc_mask` 0 where
         there is padding; `text_dec` a begin and the target; `labels` the target and its end, `loss_mask` 1 there."""
         epoch, place = divmod(number, self._count)
-        pair = int(self._pairs.kept[self._order_of(epoch)[place]])
+        pair = int(self._pairs.kept[self._orders.of(epoch)[place]])
         source, target = self._tokens(self._pairs.source, pair), self._tokens(self._pairs.target, pair)
         text_enc, enc_mask = padded([*source, END], self._lengths[0])
         text_dec, _ = padded([BEGIN, *target], self._lengths[1])
@@ -112,18 +109,9 @@ class PairSamples(Samples):
         pairs = np.empty_like(numbers)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
-            pairs[here] = self._pairs.kept[self._order_of(epoch)[places[here]]]
+            pairs[here] = self._pairs.kept[self._orders.of(epoch)[places[here]]]
         sides = (self._pairs.source, self._pairs.target)
         return np.stack([np.asarray(side.lengths)[pairs] for side in sides], -1).astype(np.int64) + 1
-
-    def _order_of(self, epoch: int) -> NDArray[np.int64]:
-        """In which an epoch takes the pairs: seeded, and the same whatever was asked for before."""
-        if epoch not in self._orders:
-            if len(self._orders) == _EPOCHS_KEPT:
-                del self._orders[next(iter(self._orders))]
-            random = np.random.RandomState([self._seed, epoch])  # whose stream no version of numpy changes
-            self._orders[epoch] = random.permutation(self._count)
-        return self._orders[epoch]
 
     def _tokens(self, data: IndexedDataset, pair: int) -> List[int]:
         tokens = data[pair]

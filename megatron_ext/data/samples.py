@@ -57,6 +57,27 @@ class Split(NamedTuple):
     """Where maps of samples lie (see `megatron_ext.data.map_places`)."""
 
 
+class Orders:
+    """In which order each epoch takes a split's samples: seeded, and the same whatever was asked for before."""
+
+    _KEPT = 2
+    """In memory: a global batch may lie over the end of an epoch."""
+
+    def __init__(self, seed: int, count: int) -> None:
+        self._seed = seed
+        self._count = count
+        self._orders: Dict[int, NDArray[np.int64]] = {}
+
+    def of(self, epoch: int) -> NDArray[np.int64]:
+        """[count]: the numbers of its samples."""
+        if epoch not in self._orders:
+            if len(self._orders) == self._KEPT:
+                del self._orders[next(iter(self._orders))]
+            random = np.random.RandomState([self._seed, epoch])  # whose stream no version of numpy changes
+            self._orders[epoch] = random.permutation(self._count)
+        return self._orders[epoch]
+
+
 class Samples(ABC):
     """The samples of a split, numbered from 0; the same on every rank."""
 

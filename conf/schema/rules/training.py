@@ -133,6 +133,19 @@ def check_bucketing(model: Model, data: Data) -> None:
         )
 
 
+def check_packing(model: Model, data: Data, engine: Engine) -> None:
+    """Whether documents that share a sample can be kept apart."""
+    if not data.packing:
+        return
+    if not model.traits.packs:
+        raise ConfigError(
+            f"data.packing=true keeps documents that share a sample apart, which model.family={model.family} cannot "
+            "do; leave it out"
+        )
+    if engine.kind is not EngineKind.tdpp:
+        raise ConfigError(f"data.packing=true cannot be combined with engine.kind={engine.kind}; use engine=tdpp")
+
+
 def check_images(model: Model, data: Data, parallel: Parallel) -> None:
     """Rules for images, and for what is theirs alone."""
     family = model.traits

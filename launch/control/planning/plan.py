@@ -92,6 +92,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         data_split=[float(weight) for weight in experiment.data.split.split(",")],
         data_cache=experiment.data.cache and os.path.abspath(experiment.data.cache),  # noqa: PTH100
         data_masking=experiment.data.masking(str(model.family)),
+        data_documents=experiment.data.documents() if model.traits.running_text else None,
         data_augment=experiment.data.augmented(str(model.family)),
         data_bucketing=experiment.data.bucketing,
         timeline=experiment.profile.timeline and experiment.engine.kind is EngineKind.tdpp,  # Megatron-LM records none

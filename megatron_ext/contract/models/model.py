@@ -21,6 +21,8 @@ from megatron_ext.contract.models.pieces import ImageBlock, Parameters, Stack, W
 T = TypeVar("T")
 TEXT, PAIRS, IMAGES, VIDEOS = "text", "pairs", "images", "videos"
 """What a family learns from."""
+CHATS = "chats"
+"""Text that is conversations; for families of running text."""
 SIZES = ("hidden", "heads", "sequence_length", "vocab_size", "padded_vocab_size")
 """Sizes of a transformer over tokens. A family that lacks some of them has 0 there, and none in a plan."""
 TOKEN_TYPES = 2
@@ -199,6 +201,8 @@ class Family:
     learns = TEXT
     running_text = False
     """Whether it learns the next token of running text."""
+    packs = False
+    """Whether documents that share a sample can be kept from seeing each other."""
     masking_ngram: Optional[int] = None
     """The most words masked in a row, unless data.masking_max_ngram says so; None: it has no masked tokens."""
     masking_geometric = False

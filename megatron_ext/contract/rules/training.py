@@ -64,6 +64,16 @@ def _masking(plan: Values) -> Faults:
         yield "data_masking", masking, f"{'given' if masking is None else 'null'} with model.family={family.name}"
 
 
+def _documents(plan: Values) -> Faults:
+    family, documents = _family_of(plan), plan.get("data_documents")
+    if documents is None:
+        return
+    if not family.running_text:
+        yield "data_documents", documents, f"null with model.family={family.name}"
+    elif documents["packing"] and not family.packs:
+        yield "data_documents.packing", True, f"false with model.family={family.name}"
+
+
 def _augment(plan: Values) -> Faults:
     family, augment = _family_of(plan), plan.get("data_augment")
     if family.learns != IMAGES and augment is not None:
@@ -87,4 +97,5 @@ RULES: Rules = [
     (("model", "data_prefix"), _masking),
     (("model", "data_prefix"), _augment),
     (("model",), _bucketing),
+    (("model",), _documents),
 ]

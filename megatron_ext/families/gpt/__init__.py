@@ -18,6 +18,7 @@ class _Gpt(TransformerFamily):
     order = 1
     model_types = ("gpt2", "llama", "mistral")
     running_text = True
+    packs = True
     metrics = ("loss", "perplexity")
     megatron_lm = True
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Optional, Tuple, Type
+
+from torch import Tensor
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.tasks.language.language_task import NextTokenTask
-from megatron_ext.tasks.language.transformer import Embedding, Head
+from megatron_ext.tasks.language.transformer import Embedding, Head, TransformerLayer
 from megatron_ext.tasks.task import SEQUENCE, Block, Placement, Wire
 
 
@@ -16,17 +19,36 @@ class GptTask(NextTokenTask):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         model = plan.model
-        number = ("number",) if model.hidden_dropout or model.attention_dropout else ()
-        layers, wires = self.layers(model.stacks()[0], "hidden", SEQUENCE, number)
+        taken: Tuple[str, ...] = ("number",) if model.hidden_dropout or model.attention_dropout else ()
+        kinds: Tuple[Type[Embedding], Type[TransformerLayer]] = (Embedding, TransformerLayer)
+        if self.packs:
+            taken, kinds = ("number", "positions"), (PackedEmbedding, PackedLayer)
+        layers, wires = self.layers(model.stacks()[0], "hidden", SEQUENCE, taken, kinds[1])
         first, last = wires[0].name, wires[-1].name
-        embedding = partial(Embedding, model, seed=self._seed)
+        embedding = partial(kinds[0], model, seed=self._seed)
         self.blocks = [
-            Block("embedding", "embedding", ("tokens", *number), (first,), embedding, Placement.FIRST),
+            Block("embedding", "embedding", ("tokens", *taken), (first,), embedding, Placement.FIRST),
             *layers,
             Block("head", "head", (last,), self.outputs, partial(Head, model), Placement.LAST),
         ]
         logits = Wire("logits", ("batch", model.sequence_length, model.padded_vocab_size))
         self.wires = {wire.name: wire for wire in (*wires, logits)}
+
+
+class PackedEmbedding(Embedding):
+    """Of documents that share a sequence."""
+
+    def forward(self, tokens: Tensor, number: Optional[Tensor] = None, positions: Optional[Tensor] = None) -> Tensor:
+        return self.embedded(tokens, number, positions=positions)
+
+
+class PackedLayer(TransformerLayer):
+    """In which documents that share a sequence do not see each other."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, number: Optional[Tensor] = None, positions: Optional[Tensor] = None
+    ) -> Tensor:
+        return self.passed(x, number, positions=positions)
 
 
 TASK = GptTask

@@ -30,6 +30,7 @@ class _HuggingFace(Family):
     summary = "A causal model of Hugging Face's transformers, from its config.json (docs/models.md)."
     order = 12
     running_text = True
+    packs = True
     metrics = ("loss", "perplexity")
     measured = True
     shares_layers = True

@@ -32,7 +32,7 @@ from megatron_ext.families.huggingface.crossing import (
     wire_of,
 )
 from megatron_ext.families.huggingface.initial import fill
-from megatron_ext.families.huggingface.library import layers_of, transformers
+from megatron_ext.families.huggingface.library import Headed, layers_of, placed, transformers
 
 MOST_WEIGHTS = 2**22
 """Of a matrix, that a product with zeros may touch."""
@@ -57,7 +57,7 @@ class Anatomy:
             EngineError: the model cannot be cut.
         """
         self.model = model
-        self.name = type(model).__name__
+        self.name = type(model.model if isinstance(model, Headed) else model).__name__
         self.path, row = layers_of(model)
         self.layers = list(row)
         self.owner = _owner(model, self.path)
@@ -92,11 +92,16 @@ class Anatomy:
         """What a layer must return, as the forward pass takes it."""
         return (x, *(Other(number, place) for place in range(1, self._results))) if self._results else x
 
-    def calls(self, like: Tensor, tokens: Optional[Tensor], training: bool) -> List[Call]:
+    def calls(
+        self, like: Tensor, tokens: Optional[Tensor], training: bool, positions: Optional[Tensor] = None, way: int = 0
+    ) -> List[Call]:
         """What each layer is given, for hidden states like these [batch, sequence, …].
 
-        Remembered, unless it depends on the tokens.
+        Remembered, unless it depends on the tokens. With the `positions` [batch, sequence] of documents that share a
+        sequence, given in this `way`, that of the last micro-batch is.
         """
+        if positions is not None:
+            return self._of_documents(like, tokens, training, positions, way)
         shape = self.shape_of(like)
         key = (shape, like.device, like.dtype, training)
         if tokens is None and key in self._known:
@@ -108,6 +113,19 @@ class Anatomy:
             return self._known[key]
         with torch.no_grad():
             return self._called(self._passed(tokens, like.dtype, training))
+
+    def _of_documents(
+        self, like: Tensor, tokens: Optional[Tensor], training: bool, positions: Tensor, way: int
+    ) -> List[Call]:
+        latest = getattr(self._told, "latest", None)
+        key = (like.device, like.dtype, training, way)
+        if latest is None or latest[0] is not positions or latest[1] != key:
+            given = torch.zeros_like(positions) if tokens is None else tokens
+            with torch.no_grad():
+                latest = positions, key, self._called(self._passed(given, like.dtype, training, positions, way))
+            self._told.latest = latest
+        found: List[Call] = latest[2]
+        return found
 
     @property
     def carries(self) -> bool:
@@ -229,7 +247,9 @@ class Anatomy:
             calls.append(Call(flat, spec))
         return calls
 
-    def _passed(self, tokens: Tensor, dtype: torch.dtype, training: bool) -> List[Arguments]:
+    def _passed(
+        self, tokens: Tensor, dtype: torch.dtype, training: bool, positions: Optional[Tensor] = None, way: int = 0
+    ) -> List[Arguments]:
         """What each layer is given, of a micro-batch, whose hidden states are not the right ones."""
         skeleton = self._skeleton(tokens.device, dtype).train(training)
         found: List[Arguments] = []
@@ -251,7 +271,7 @@ class Anatomy:
 
         with self.routed(handler):
             try:
-                skeleton(input_ids=tokens, use_cache=False)
+                skeleton(input_ids=tokens, use_cache=False, **placed(positions, way, self.config, dtype))
             except Enough:
                 return found
         raise _Between("its forward pass does not pass all of its layers")

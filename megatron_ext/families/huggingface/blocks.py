@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from megatron_ext.families.huggingface.anatomy import Anatomy, Enough, logits_of
+from megatron_ext.families.huggingface.apart import way_of
 from megatron_ext.families.huggingface.crossing import hidden_of
 from megatron_ext.families.huggingface.initial import fill
+from megatron_ext.families.huggingface.library import placed
 from megatron_ext.families.huggingface.shares import Shares
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 
@@ -46,8 +48,9 @@ class Embedding(Frame):
     def __init__(self, anatomy: Anatomy, shares: Shares, seed: int, tensor: TensorGroup) -> None:
         super().__init__(anatomy, shares, anatomy.first, seed, tensor)
 
-    def forward(self, tokens: Tensor) -> Union[Tensor, Tuple[Tensor, ...]]:
-        """[batch, sequence] -> hidden states, and what else of it layers take."""
+    def forward(self, tokens: Tensor, positions: Optional[Tensor] = None) -> Union[Tensor, Tuple[Tensor, ...]]:
+        """[batch, sequence] -> hidden states, and what else of it layers take; `positions` [batch, sequence] of
+        documents that share a sequence."""
         anatomy, model = self._model(next(self.parameters()))
         left: List[Tensor] = []
 
@@ -61,7 +64,7 @@ class Embedding(Frame):
             return anatomy.given(x, number)
 
         with anatomy.routed(handler), contextlib.suppress(Enough):
-            model(input_ids=tokens, use_cache=False)
+            model(input_ids=tokens, use_cache=False, **placed(positions, 0, anatomy.config, torch.float32))
         return left[0] if len(left) == 1 else tuple(left)
 
 
@@ -82,19 +85,35 @@ class Head(Frame):
 class _Layer:
     """A layer's forward pass, from a wire to a wire."""
 
-    def __init__(self, anatomy: Anatomy, number: int, layer: nn.Module) -> None:
+    def __init__(self, anatomy: Anatomy, number: int, layer: nn.Module, packs: bool) -> None:
         self._anatomy = anatomy
+        self._packs = packs
+        self._way = 0
         self._number = number
         self._layer = layer
         self._forward = layer.forward
 
-    def __call__(self, x: Tensor, *others: Tensor) -> Union[Tensor, Tuple[Tensor, ...]]:
+    def keep_apart(self) -> None:
+        """Has documents that share a sequence not see each other.
+
+        Raises:
+            EngineError: they would.
+        """
+        training = self._layer.training
+        self._layer.eval()
+        self._way = way_of(self._anatomy, self._number, next(self._layer.parameters()), self)
+        self._layer.train(training)
+
+    def __call__(self, x: Tensor, *others: Tensor, way: Optional[int] = None) -> Union[Tensor, Tuple[Tensor, ...]]:
         anatomy = self._anatomy
         tokens: Optional[Tensor] = None
+        positions: Optional[Tensor] = None
         if anatomy.by_tokens:
             tokens, others = others[0], others[1:]
-        call = anatomy.calls(x, tokens, self._layer.training)[self._number]
-        args, kwargs = call.arguments(x, others)
+        if self._packs:
+            positions, others = others[0], others[1:]
+        calls = anatomy.calls(x, tokens, self._layer.training, positions, self._way if way is None else way)
+        args, kwargs = calls[self._number].arguments(x, others)
         y = self._forward(*args, **kwargs)
         if not isinstance(y, (tuple, list)):
             return y  # type: ignore[no-any-return]
@@ -102,15 +121,21 @@ class _Layer:
         return (y[0], *beside) if beside else y[0]
 
 
-def layer_of(anatomy: Anatomy, shares: Shares, number: int, seed: int, tensor: TensorGroup) -> nn.Module:
-    """A layer of transformers as a block, with its initial weights."""
+def layer_of(anatomy: Anatomy, shares: Shares, number: int, seed: int, packs: bool, tensor: TensorGroup) -> nn.Module:
+    """A layer of transformers as a block, with its initial weights; `packs`: it takes positions of documents.
+
+    Raises:
+        EngineError: documents that share a sequence would see each other in it.
+    """
     device = torch.empty(0).device
     layer = anatomy.layer(number, device)
     if device.type != "meta":
         fill(layer, f"{anatomy.path}.{number}", anatomy.owner, seed)
-    shares.layer(layer, number, tensor)
     _keep_formats(layer)
-    layer.forward = _Layer(anatomy, number, layer)
+    layer.forward = forward = _Layer(anatomy, number, layer, packs)
+    if packs and device.type != "meta":
+        forward.keep_apart()
+    shares.layer(layer, number, tensor)
     return layer
 
 

@@ -7,7 +7,7 @@ import json
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Iterator, Optional, Tuple, Type
+from typing import Any, Dict, Iterator, Optional, Tuple, Type
 
 import torch
 from torch import nn
@@ -24,6 +24,14 @@ transformers would download and run; so this machine's usual ones are taken."""
 LAYERS = "layers"
 """Of a pipeline plan: the row of layers."""
 
+POSITIONS, MASKS = "position_ids", "attention_mask"
+"""The keywords by which a model takes positions and masks."""
+AXES = 4
+"""Of positions of text, and of time, height and width of images, which are the same for text."""
+WAYS = 3
+"""There are so many, tried in this order: positions, from which a model makes its masks itself; those of `AXES`; and
+positions with masks, which transformers makes of them."""
+
 
 class Headed(nn.Module):
     """A model without a head of its own, as the text models inside models of images and speech, with a linear one."""
@@ -36,9 +44,9 @@ class Headed(nn.Module):
         if embedding is not None:
             self.lm_head.weight = embedding.weight
 
-    def forward(self, input_ids: torch.Tensor, use_cache: bool) -> Tuple[torch.Tensor]:
+    def forward(self, input_ids: torch.Tensor, use_cache: bool, **given: torch.Tensor) -> Tuple[torch.Tensor]:
         """[batch, sequence] -> logits [batch, sequence, vocabulary]."""
-        return (self.lm_head(self.model(input_ids=input_ids, use_cache=use_cache)[0]),)
+        return (self.lm_head(self.model(input_ids=input_ids, use_cache=use_cache, **given)[0]),)
 
 
 def transformers() -> Any:
@@ -183,3 +191,18 @@ def layers_of(model: nn.Module) -> Tuple[str, nn.ModuleList]:
             f"{len(outermost) or 'no'} row{'s' * (len(outermost) != 1)} of {count} layers"
         )
     return outermost[0]
+
+
+def placed(positions: Optional[torch.Tensor], way: int, config: Any, dtype: torch.dtype) -> Dict[str, Any]:
+    """What a model is given beside tokens for the `positions` [batch, sequence] of its documents."""
+    if positions is None:
+        return {}
+    if way == 0:
+        return {POSITIONS: positions}
+    if way == 1:
+        return {POSITIONS: positions.expand(AXES, *positions.shape)}
+    like = torch.zeros(1, dtype=dtype, device=positions.device).expand(*positions.shape, 1)
+    return {
+        POSITIONS: positions,
+        MASKS: transformers().masking_utils.create_masks_for_generate(config, like, None, None, positions),
+    }

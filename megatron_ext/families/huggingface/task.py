@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.families.huggingface.anatomy import Anatomy
+from megatron_ext.families.huggingface.apart import require_positions
 from megatron_ext.families.huggingface.blocks import Embedding, Head, layer_of
 from megatron_ext.families.huggingface.library import made
 from megatron_ext.families.huggingface.shares import Shares
@@ -20,7 +21,7 @@ from megatron_ext.tasks.language.language_task import NextTokenTask
 from megatron_ext.tasks.repeatable import repeatable
 from megatron_ext.tasks.task import SEQUENCE, Block, Micro, Placement, Tensors, Wire
 
-TOKENS = "tokens"
+TOKENS, POSITIONS = "tokens", "positions"
 FIRST, LAST = "embedding", "head"
 """The names of what stands before the layers, and behind them."""
 RANDOM = ("drop", "jitter")
@@ -30,7 +31,7 @@ RANDOM = ("drop", "jitter")
 class HuggingFaceTask(NextTokenTask):
     """Predicts the next token, with the layers and initial weights of transformers."""
 
-    inputs = (TOKENS,)
+    inputs: Tuple[str, ...] = (TOKENS,)
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
@@ -38,6 +39,8 @@ class HuggingFaceTask(NextTokenTask):
         model = made(plan.model)
         anatomy = Anatomy(model, plan.model.sequence_length, plan.model.vocab_size)
         self.anatomy = anatomy
+        if self.packs:
+            require_positions(model, anatomy.name)
         layers = len(anatomy.layers)
         if layers != plan.model.layers:
             raise EngineError(f"model.layers={plan.model.layers}, but model.config={plan.model.config} has {layers}")
@@ -45,13 +48,15 @@ class HuggingFaceTask(NextTokenTask):
         for size in {*plan.layout.tensors} - {1}:
             self._shares.require(size)
         names = [f"hidden.{number}" for number in range(layers + 1)]
-        extra = [f"{TOKENS}"] if anatomy.by_tokens else []
+        self.inputs = (TOKENS, POSITIONS) if self.packs else (TOKENS,)
+        placed = [POSITIONS] if self.packs else []
+        extra = [*([TOKENS] if anatomy.by_tokens else []), *placed]
         before = [one.wire for of in anatomy.crossing for one in of if one.other is None]
         seed, again = plan.train.seed, plan.recompute == "full"
         block = partial(_made, seed=seed if _draws(anatomy.config) else None, again=again)
         self.blocks = [
             Block(
-                *(FIRST, FIRST, (TOKENS,), (names[0], *(one.name for one in before))),
+                *(FIRST, FIRST, (TOKENS, *placed), (names[0], *(one.name for one in before))),
                 partial(block, FIRST, partial(Embedding, anatomy, self._shares, seed)),
                 Placement.FIRST,
             ),
@@ -60,7 +65,9 @@ class HuggingFaceTask(NextTokenTask):
                     *(f"layers.{number}", anatomy.kinds[number]),
                     (names[number], *extra, *(one.wire.name for one in anatomy.crossing[number])),
                     (names[number + 1], *(one.wire.name for one in anatomy.gives(number))),
-                    partial(block, f"layers.{number}", partial(layer_of, anatomy, self._shares, number, seed)),
+                    partial(
+                        block, f"layers.{number}", partial(layer_of, anatomy, self._shares, number, seed, self.packs)
+                    ),
                 )
                 for number in range(layers)
             ),

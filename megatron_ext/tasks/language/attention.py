@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from megatron_ext.parallel.fused import Fused, fuses
 from megatron_ext.tasks.dropout import dropout, masked
+from megatron_ext.tasks.language.packing import attend_apart, attends_apart
+from megatron_ext.tasks.language.packing import seen as apart
 
 PLAIN_TOKENS = 512
 """See `_plainly`."""
@@ -36,11 +38,20 @@ class Dropped(NamedTuple):
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Optional[Tensor], dropped: Optional[Dropped]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    mask: Optional[Tensor],
+    dropped: Optional[Dropped],
+    positions: Optional[Tensor] = None,
 ) -> Tensor:
     """query [batch, heads, sequence, width], the others [batch, groups, tokens, width] -> [batch, sequence, heads,
-    width]. `mask` [batch, tokens] is 0 where no token stands."""
+    width]. `mask` [batch, tokens] is 0 where no token stands. With `positions` [batch, sequence], of causal attention,
+    documents that share a sequence do not see each other."""
     heads, groups = query.shape[1], key.shape[1]
+    if positions is not None and dropped is None and attends_apart(query):
+        return attend_apart(query, key, value, positions)
     seen = None if mask is None else mask.bool()
     if dropped is not None and not dropped.holding:
         from megatron_ext.tasks.language.dropped_flash import dropped_flash
@@ -52,6 +63,8 @@ def attend(
     elif groups < heads:
         key, value = (x.repeat_interleave(heads // groups, 1) for x in (key, value))
     seen = None if seen is None else seen[:, None, None]
+    if positions is not None:
+        causal, seen = False, apart(positions)
     if dropped is not None:
         attended = _dropped_weights(query @ key.transpose(-1, -2), query.shape[-1], causal, seen, *dropped[:2]) @ value
     elif _plainly(query):

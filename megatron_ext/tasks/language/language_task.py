@@ -6,17 +6,19 @@ from __future__ import annotations
 import math
 import zlib
 from functools import partial
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple, Type
 
 import torch
 from torch import Tensor
 
 from megatron_ext.contract.models.pieces import Parameter, Stack
 from megatron_ext.contract.plan import Plan
+from megatron_ext.data import documents
 from megatron_ext.data.blend import samples_of_plan
+from megatron_ext.data.documents import DocumentSamples
 from megatron_ext.data.gpt_samples import GptSamples, samples_in_epoch
-from megatron_ext.data.samples import Samples
-from megatron_ext.parallel.cross_entropy import vocab_cross_entropy
+from megatron_ext.data.samples import Samples, Split
+from megatron_ext.parallel.cross_entropy import vocab_cross_entropy, vocab_losses
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
 from megatron_ext.tasks.cut import block_of
 from megatron_ext.tasks.initial_weights import draw
@@ -42,10 +44,17 @@ class LanguageTask(Task):
         model = self._model
         return {"batch": micro_batch_size, SEQUENCE: model.sequence_length, DECODER_SEQUENCE: model.decoder_tokens}
 
-    def layers(self, stack: Stack, wires: str, sequence: str, taken: Tuple[str, ...]) -> Tuple[List[Block], List[Wire]]:
+    def layers(
+        self,
+        stack: Stack,
+        wires: str,
+        sequence: str,
+        taken: Tuple[str, ...],
+        layer: Type[TransformerLayer] = TransformerLayer,
+    ) -> Tuple[List[Block], List[Wire]]:
         """The blocks of a stack, and the wires between them: `wires.0` goes into the first, and so on.
 
-        `taken` is what each block takes after its wire (`TransformerLayer.forward`).
+        `taken` is what each block takes after its wire (the forward pass of `layer`).
         """
         names = [f"{wires}.{number}" for number in range(stack.layers + 1)]
         blocks = [
@@ -55,7 +64,7 @@ class LanguageTask(Task):
                 (names[number], *taken),
                 (names[number + 1],),
                 partial(
-                    TransformerLayer,
+                    layer,
                     self._model,
                     stack=stack,
                     recompute=self._plan.recompute,
@@ -113,34 +122,69 @@ def perplexity(loss: float) -> float:
 
 
 class NextTokenTask(LanguageTask):
-    """A family that takes `tokens` and the samples' `number`, and gives `logits`."""
+    """A family that takes `tokens` and the samples' `number`, and gives `logits`.
+
+    Where samples are documents, the loss is the mean over the tokens that are to be learned.
+    """
 
     inputs: Tuple[str, ...] = ("tokens", "number")
     outputs = ("logits",)
 
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self._documents = plan.data_documents
+        self.packs = plan.data_documents is not None and plan.data_documents.packing
+        """Whether blocks take `positions` [batch, sequence], which restart with each document."""
+        if self.packs:
+            self.inputs = (*self.inputs, "positions")
+
     def samples(self, split: str, count: int) -> Samples:
-        make = partial(GptSamples, sequence_length=self._model.sequence_length, vocab_size=self._model.vocab_size)
-        return samples_of_plan(self._plan, split, count, make)
+        length, vocab_size = self._model.sequence_length, self._model.vocab_size
+        if self._documents is not None:
+            make = partial(DocumentSamples, sequence_length=length, vocab_size=vocab_size, packing=self.packs)
+            return samples_of_plan(self._plan, split, count, make)
+        running = partial(GptSamples, sequence_length=length, vocab_size=vocab_size)
+        return samples_of_plan(self._plan, split, count, running)
 
     def micro(self, sample: Tensors) -> Micro:
-        """`tokens` [micro-batch size, sequence + 1]: inputs and, shifted, labels; and the samples' `number`."""
+        """`tokens` [micro-batch size, sequence + 1]: inputs and, shifted, labels; and the samples' `number`. Of
+        documents, what `Documents.sample` gives."""
+        if "labels" in sample:
+            targets = {name: sample[name] for name in ("labels", "loss_mask")}
+            rest = {name: one for name, one in sample.items() if name not in targets}
+            return Micro(rest, targets, weight=sample["loss_mask"].sum())
         tokens = sample["tokens"]
-        return Micro({"tokens": tokens[:, :-1], "number": sample["number"]}, {"labels": tokens[:, 1:]})
+        inputs: Tensors = {"tokens": tokens[:, :-1], "number": sample["number"]}
+        if self.packs:
+            inputs["positions"] = torch.arange(tokens.shape[1] - 1).expand(len(tokens), -1)
+        return Micro(inputs, {"labels": tokens[:, 1:]})
 
     def example(self, micro_batch_size: int, source: torch.Generator) -> Micro:
         shape = (micro_batch_size, self._model.sequence_length + 1)
         tokens = torch.randint(self._model.vocab_size, shape, generator=source)
-        return self.micro({"tokens": tokens, "number": torch.arange(micro_batch_size)})
+        micro = self.micro({"tokens": tokens, "number": torch.arange(micro_batch_size)})
+        if self._documents is None:
+            return micro
+        mask = torch.ones_like(micro.targets["labels"])
+        return micro._replace(targets={**micro.targets, "loss_mask": mask}, weight=mask.sum())
 
     def loss(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensor:
-        """The mean over the tokens; every micro-batch has as many."""
-        return vocab_cross_entropy(left["logits"], micro.targets["labels"], self._model.vocab_size, tensor)
+        """The mean over the tokens, of which every micro-batch has as many; of documents, the sum over those that are
+        to be learned."""
+        labels, vocab_size = micro.targets["labels"], self._model.vocab_size
+        if micro.weight is None:
+            return vocab_cross_entropy(left["logits"], labels, vocab_size, tensor)
+        losses = vocab_losses(left["logits"], labels, vocab_size, tensor)
+        return (losses * micro.targets["loss_mask"].flatten()).sum()
 
     def epoch(self, split: str) -> Optional[int]:
-        plan = self._plan
+        plan, length = self._plan, self._model.sequence_length
         if plan.data_blend:
             return None
-        return samples_in_epoch(plan.data_prefix, plan.data_split, split, self._model.sequence_length)
+        if self._documents is not None:
+            one = Split(1, plan.train.seed, name=split)
+            return documents.samples_in_epoch(plan.data_prefix, plan.data_split, one, length, self.packs)
+        return samples_in_epoch(plan.data_prefix, plan.data_split, split, length)
 
     def evaluated(self, means: Mapping[str, float]) -> Mapping[str, float]:
         return {**means, "perplexity": perplexity(means["loss"])}

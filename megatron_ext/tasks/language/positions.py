@@ -38,8 +38,8 @@ def rotary(config: ModelConfig, sequence: int, device: torch.device, dtype: torc
 @Fused
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [batch, heads, sequence, width], each pair of numbers half a width apart turned by its angle; cosines and sines
-    of at least as many places."""
-    cos, sin = cos[: x.shape[-2]], sin[: x.shape[-2]]
+    of at least as many places, [places, width] or [batch, 1, places, width]."""
+    cos, sin = cos[..., : x.shape[-2], :], sin[..., : x.shape[-2], :]
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat([-second, first], -1) * sin
 

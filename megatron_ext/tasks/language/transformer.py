@@ -69,13 +69,24 @@ class Embedding(nn.Module):
     def forward(self, tokens: Tensor, number: Optional[Tensor] = None, types: Optional[Tensor] = None) -> Tensor:
         """tokens and types [batch, sequence] -> [batch, sequence, hidden]; `number` [batch] is of the samples, for
         dropout."""
+        return self.embedded(tokens, number, types)
+
+    def embedded(
+        self,
+        tokens: Tensor,
+        number: Optional[Tensor],
+        types: Optional[Tensor] = None,
+        positions: Optional[Tensor] = None,
+    ) -> Tensor:
+        """The same; `positions` [batch, sequence], where they are not those of the sequence."""
         x = vocab_embedding(tokens, self.word, self.tensor, partial(embedding, later=self.later))
         here = self.tensor.positions(tokens.shape[1])
         if self.waves:
             waves = sinusoids(self.begins_at + tokens.shape[1], x.shape[-1], x.device)[self.begins_at :]
-            x = x * math.sqrt(x.shape[-1]) + waves[here].to(x.dtype)
+            placed = waves[here] if positions is None else waves[positions[:, here]]
+            x = x * math.sqrt(x.shape[-1]) + placed.to(x.dtype)
         if self.position is not None:
-            x = x + self.position[here]
+            x = x + (self.position[here] if positions is None else F.embedding(positions[:, here], self.position))
         if self.types is not None and types is not None:
             x = x + F.embedding(types[:, here], self.types)
         return self.dropout(x, number, self.training)
@@ -142,22 +153,41 @@ class TransformerLayer(nn.Module):
         `mask` [batch, tokens] is 0 where no token stands: of the sequence itself or, of a layer that attends to
         `context` [batch, tokens, hidden], of that one.
         """
-        again = self.recompute == "full"
-        return _again(self._forward, x, number, mask, context) if again else self._forward(x, number, mask, context)
+        return self.passed(x, number, mask, context)
+
+    def passed(
+        self,
+        x: Tensor,
+        number: Optional[Tensor],
+        mask: Optional[Tensor] = None,
+        context: Optional[Tensor] = None,
+        positions: Optional[Tensor] = None,
+    ) -> Tensor:
+        """The same; `positions` [batch, sequence], which restart with each document, where several share a sequence."""
+        taken = (x, number, mask, context, positions)
+        return _again(self._forward, *taken) if self.recompute == "full" else self._forward(*taken)
 
     def _forward(
-        self, x: Tensor, number: Optional[Tensor], mask: Optional[Tensor], context: Optional[Tensor]
+        self,
+        x: Tensor,
+        number: Optional[Tensor],
+        mask: Optional[Tensor],
+        context: Optional[Tensor],
+        positions: Optional[Tensor],
     ) -> Tensor:
-        attended = self._attention(self.tensor.enter(self.attention_norm(x)), number, None if self.crosses else mask)
+        mask_of_own = None if self.crosses else mask
+        attended = self._attention(self.tensor.enter(self.attention_norm(x)), number, mask_of_own, positions)
         x = self.attention_dropout(attended, number, self.training, x)
         if context is not None:
             crossed = self._cross(self.tensor.enter(self.cross_norm(x)), self.tensor.enter(context), number, mask)
             x = self.cross_dropout(crossed, number, self.training, x)
         return self.mlp_dropout(self._mlp(self.tensor.enter(self.mlp_norm(x)), number), number, self.training, x)
 
-    def _attention(self, x: Tensor, number: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
-        qkv = linear(x, self.qkv.weight, self.qkv.bias, self.later)
-        attended = _again(self._core, qkv, number, mask) if self._core_again else self._core(qkv, number, mask)
+    def _attention(
+        self, x: Tensor, number: Optional[Tensor], mask: Optional[Tensor], positions: Optional[Tensor]
+    ) -> Tensor:
+        taken = (linear(x, self.qkv.weight, self.qkv.bias, self.later), number, mask, positions)
+        attended = _again(self._core, *taken) if self._core_again else self._core(*taken)
         return self._joined(self.attention_out, attended)
 
     def _cross(self, x: Tensor, context: Tensor, number: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
@@ -180,7 +210,9 @@ class TransformerLayer(nn.Module):
         """Whether the attention's core is computed again: weights that dropout holds are too large to be kept."""
         return self.recompute == "selective" or (self._drops and self.holds_weights)
 
-    def _core(self, qkv: Tensor, number: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
+    def _core(
+        self, qkv: Tensor, number: Optional[Tensor], mask: Optional[Tensor], positions: Optional[Tensor]
+    ) -> Tensor:
         """[batch, sequence, queries, keys and values of the heads] -> [batch, sequence, heads x width]."""
         batch, sequence, _ = qkv.shape
         width = self.config.head_width
@@ -189,13 +221,15 @@ class TransformerLayer(nn.Module):
         query, key, value = (part.view(batch, sequence, -1, width).transpose(1, 2) for part in parts)
         if self.config.position_embedding_type == ROTARY:
             cos, sin = self._angles(sequence, qkv)
+            if positions is not None:
+                cos, sin = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
             query, key = rotated(query, cos, sin), rotated(key, cos, sin)
         if self.kept is not None:
             if self.kept:
                 key, value = torch.cat([self.kept["key"], key], 2), torch.cat([self.kept["value"], value], 2)
             self.kept.update({"key": key, "value": value})
         causal = self.causal and self.kept is None  # the one token that goes on sees all before it
-        return self._attended(query, key, value, causal, self.core_key, number, mask)
+        return self._attended(query, key, value, causal, self.core_key, number, mask, positions)
 
     def place_constants(self, device: torch.device, dtype: torch.dtype) -> None:
         """Works out once what torch.compile would have each layer's graph do."""
@@ -229,6 +263,7 @@ class TransformerLayer(nn.Module):
         dropout_key: Tensor,
         number: Optional[Tensor],
         mask: Optional[Tensor],
+        positions: Optional[Tensor] = None,
     ) -> Tensor:
         """query [batch, heads, sequence, width], the others [batch, groups, tokens, width] and mask [batch, tokens] ->
         [batch, sequence, heads x width]."""
@@ -237,8 +272,9 @@ class TransformerLayer(nn.Module):
             first, device = self.tensor.rank * self.heads, query.device
             heads = numbers(first, first + self.heads, device)
             rows = rows_of(dropout_key, number, heads, numbers(0, query.shape[-2], device))
-            dropped = Dropped(self.config.attention_dropout, rows, self.holds_weights)
-        return attend(query, key, value, causal, mask, dropped).flatten(2)
+            holding = self.holds_weights or positions is not None
+            dropped = Dropped(self.config.attention_dropout, rows, holding)
+        return attend(query, key, value, causal, mask, dropped, positions).flatten(2)
 
     def _mlp(self, x: Tensor, number: Optional[Tensor]) -> Tensor:
         inner = linear(x, self.mlp_in.weight, self.mlp_in.bias, self.later)

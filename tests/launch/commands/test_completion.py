@@ -26,7 +26,7 @@ START = {
     "fish": ["fish", "--no-config", "-i"],
 }
 ENOUGH_S = 300.0
-DATA = ("prepare", "pairs", "images", "videos", "inspect", "check", "merge", "split")
+DATA = ("prepare", "chats", "pairs", "images", "videos", "inspect", "check", "merge", "split")
 
 
 class Terminal:
