@@ -28,6 +28,8 @@ from megatron_ext.contract.run_files import RunFiles
 T = TypeVar("T")
 SCHEDULE = "schedule.json"
 """What plan.json calls the copy of `parallel.schedule_file` in the run's folder."""
+CODE = "code"
+"""The folder of the user's code in a run's folder."""
 
 
 def _shared(folder: Path) -> None:
@@ -172,6 +174,16 @@ class RunDir(RunFiles):
     @property
     def diff(self) -> Path:
         return self.path / "diff.patch"
+
+    @property
+    def code_tree(self) -> Path:
+        """The user's code as it was at the launch, from which ranks run."""
+        return self.path / CODE / "tree"
+
+    @property
+    def code_diff(self) -> Path:
+        """What it had beyond its commit, where it lay in a git tree."""
+        return self.path / CODE / "diff.patch"
 
     @property
     def schedule(self) -> Path:

@@ -281,6 +281,9 @@ def _resume(run: RunDir, worker: str) -> int:
     with interruptible():
         resume(run, worker, check_start)
         print(f"run {run.path}", file=sys.stderr, flush=True)
+        if run.code_tree.is_dir():
+            own = f"({run.code_tree} is the code that it runs; a new run with train.load={run.path} takes later edits)"
+            print(own, file=sys.stderr, flush=True)
         if read_experiment(run.config).executor.followed:
             follow(run)
     verdict = judge(run)

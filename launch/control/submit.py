@@ -8,6 +8,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from conf import utf8
 from conf.compose import config_text, read_experiment
 from conf.errors import RunFolderError
 from conf.identity import identity
-from conf.run_folder.rundir import RunDir, is_full
+from conf.run_folder.rundir import CODE, RunDir, is_full
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, RunsMode
 from launch.control import megatron_lm
 from launch.control.executors import hosts, local, slurm
@@ -23,6 +24,7 @@ from launch.control.notify import settings_of
 from launch.control.planning.checks import check, check_supported, profiler_of, require_exported
 from launch.control.planning.plan import make_plan
 from launch.errors import LaunchError
+from launch.files.code_snapshot import Snapshot, keep_code
 from launch.files.locks import launching
 from launch.files.own_path import own_folder, require_own_file, require_place
 from launch.files.owner import check_may_resume
@@ -79,7 +81,8 @@ def start(
         with launching(run):
             _require_group(run, trusted)
             with own_folder(run.path, run.submitit.name, group=in_group):  # while it was made, others could
-                plan = make_plan(experiment, run.name)
+                kept = _keep_code(experiment, run)
+                plan = _from_kept(kept, make_plan(experiment, run.name))
             _make_cache(plan.data_cache)
             with _report_unwritable(run):
                 write_atomic(run.config, config)
@@ -87,7 +90,8 @@ def start(
                     write_atomic(run.schedule, read_schedule(experiment.parallel.schedule_file))
                 write_atomic(run.overrides, "".join(f"{override}\n" for override in overrides))
                 write_atomic(run.diff, source.diff)
-                run.write_json(run.provenance, provenance(source))
+                code = {} if kept is None else {"code": kept.as_json()}
+                run.write_json(run.provenance, provenance(source) | code)
                 kinds = {"executor": str(experiment.executor.kind), "container": str(experiment.container.kind)}
                 if (after := experiment.executor.after) is not None:
                     kinds["after"] = after
@@ -100,6 +104,28 @@ def start(
             run.path.parent.rmdir()
         raise
     return run
+
+
+def _keep_code(experiment: Experiment, run: RunDir) -> Snapshot | None:
+    """The user's code, which may be edited from now on; None if there is none."""
+    if experiment.model.code is None:
+        return None
+    try:
+        return keep_code(Path(experiment.model.code_file), run)
+    except OSError as error:
+        raise LaunchError(
+            f"model.code={experiment.model.code}: it cannot be copied to {run.path / CODE}: {why(error)}"
+        ) from error
+
+
+def _from_kept(kept: Snapshot | None, plan: Plan) -> Plan:
+    """The plan whose ranks run the code that was kept."""
+    if kept is None:
+        return plan
+    model = plan.model
+    if digest_of_file(kept.file) != model.code_digest:
+        raise LaunchError(f"model.code={model.code} was changed while the run was launched; launch it again")
+    return replace(plan, model=replace(model, code=f"{kept.file}:{str(model.code).rpartition(':')[2]}"))
 
 
 def _require_group(run: RunDir, trusted: int | None) -> None:

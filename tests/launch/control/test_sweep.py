@@ -188,21 +188,29 @@ def test_a_module_whose_file_has_other_content_is_another_run(here: Path, tmp_pa
         assert len(list(RunDir.all(here))) == runs
 
 
-def test_a_module_whose_file_has_changed_is_not_resumed(runs: Path, tmp_path: Path) -> None:
+def test_only_the_code_that_a_run_keeps_decides_whether_it_is_resumed(
+    runs: Path, tmp_path: Path
+) -> None:
     own = tmp_path / "my.py"
     own.write_text("# one")
     run = start(runs, *module_of(own), "train.iterations=100000")
     wait_until_running(run)
     stop(run)
     own.write_text("# two")
+    kept = Path(str(run.read_plan().model.code).removesuffix(":Net"))
+    assert run.code_tree in kept.parents
+    assert kept.read_text() == "# one"
+    own.unlink()
     before = run.jobs.read_text()
+    kept.unlink()
+    kept.write_text("# mine")
     with pytest.raises(LaunchError) as caught:
         main([f"resume={run.path}"], worker=WORKER)
     assert str(caught.value) == (
-        f"resume={run.name}: model.code={own}:Net: {own} has changed since the run was launched; restore it, "
+        f"resume={run.name}: model.code={kept}:Net: {kept} has changed since the run was launched; restore it, "
         f"or start a new run with its weights: train.load={run.path}"
     )
-    own.unlink()
+    kept.unlink()
     with pytest.raises(LaunchError, match=r"my\.py cannot be read: No such file or directory; restore it"):
         main([f"resume={run.path}"], worker=WORKER)
     assert run.jobs.read_text() == before
