@@ -188,9 +188,7 @@ def test_a_module_whose_file_has_other_content_is_another_run(here: Path, tmp_pa
         assert len(list(RunDir.all(here))) == runs
 
 
-def test_only_the_code_that_a_run_keeps_decides_whether_it_is_resumed(
-    runs: Path, tmp_path: Path
-) -> None:
+def test_only_the_code_that_a_run_keeps_decides_whether_it_is_resumed(runs: Path, tmp_path: Path) -> None:
     own = tmp_path / "my.py"
     own.write_text("# one")
     run = start(runs, *module_of(own), "train.iterations=100000")
