@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, Callable, Dict, Optional, Tuple, TypeVar
 
@@ -11,11 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 T = TypeVar("T")
-
-try:
-    varlen_attn: Any = import_module("torch.nn.attention.varlen").varlen_attn
-except ImportError:  # older than torch 2.10
-    varlen_attn = None
 
 CAUSAL = (-1, 0)
 """Windows of attention: all tokens before, none behind."""
@@ -47,9 +43,19 @@ def seen(positions: Tensor) -> Tensor:
     return _LATEST.of(positions, "seen", _seen)
 
 
+@lru_cache(maxsize=None)
+def _varlen_attn() -> Any:
+    """Return torch's attention over documents of different lengths; None where torch is older than 2.10. Its import
+    brings torch's compiler, so it waits until it is needed."""
+    try:
+        return import_module("torch.nn.attention.varlen").varlen_attn
+    except ImportError:
+        return None
+
+
 def attends_apart(query: Tensor) -> bool:
     """Whether torch has attention over documents of different lengths for queries like these."""
-    return varlen_attn is not None and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
+    return query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and _varlen_attn() is not None
 
 
 def attend_apart(query: Tensor, key: Tensor, value: Tensor, positions: Tensor) -> Tensor:
@@ -58,7 +64,7 @@ def attend_apart(query: Tensor, key: Tensor, value: Tensor, positions: Tensor) -
     ends, longest = _LATEST.of(positions, "ends", _ends)
     rows = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
-    found: Tensor = varlen_attn(*rows, ends, ends, longest, longest, window_size=CAUSAL, enable_gqa=grouped)
+    found: Tensor = _varlen_attn()(*rows, ends, ends, longest, longest, window_size=CAUSAL, enable_gqa=grouped)
     return found.view(query.shape[0], -1, *found.shape[1:])
 
 
