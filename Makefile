@@ -1,7 +1,7 @@
 # make demo: train a small GPT over four ranks on this machine and write its report
 # make test: everything the project promises, in about 30 minutes on two cores; make test-fast: most of it, in 5;
 # make test-thorough: every case of the products from which make test draws some
-# make test-megatron: BERT, T5 and their samples beside megatron-core's own, which it installs
+# make test-megatron: the engine megatron_core, and BERT, T5 and their samples beside megatron-core's own, which it installs
 # make test-mutations: mistakes in the engine, the search and the judge that the tests are to catch
 # make test-cuda: what ranks do on GPUs, on a machine without one; installs the CUDA build of torch, 3 GB to download
 # make lint: style and types
@@ -48,7 +48,9 @@ test-fast: .venv/dev.installed
 
 # Not a part of `make test`, which installs nothing that neither the project nor its other tests need.
 test-megatron: .venv/dev,megatron.installed
-	$(BIN)/pytest tests/megatron_ext/tasks/language/test_megatron_core.py tests/megatron_ext/data/test_megatron_core.py
+	$(BIN)/pytest tests/megatron_ext/tasks/language/test_megatron_core.py tests/megatron_ext/data/test_megatron_core.py \
+	  tests/megatron_ext/core
+	$(BIN)/pytest --engine=megatron_core tests/megatron_ext/test_worker.py
 
 # What the tests are worth: each mistake is made in a copy of the project, where its test must fail.
 test-mutations: .venv/dev.installed

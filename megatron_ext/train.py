@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Mapping, Optional, Tuple
+from datetime import timedelta
+from functools import partial
+from typing import Callable, Mapping, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -17,12 +19,13 @@ from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.goal import BLEU, SPLIT, names_metric
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.data.samples import BEGINNING, Samples
+from megatron_ext.contract.rules.engine import MEGATRON_CORE
+from megatron_ext.data.samples import BEGINNING, Position, Samples
 from megatron_ext.engine.adaptation import FixedBatch, adaptation_of
-from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.evaluation import Evaluation, Evaluator, samples_to_evaluate
 from megatron_ext.engine.executor.pace import messages_timeout
 from megatron_ext.engine.goal import GoalTracker, Spending
+from megatron_ext.engine.interface import AnyEngine
 from megatron_ext.engine.log import TrainingLog, Unlogged
 from megatron_ext.engine.rehearsal import rehearse
 from megatron_ext.engine.streams.streaming import make_engine
@@ -60,18 +63,14 @@ def train(
     timeout = messages_timeout(device, plan.train.comm_timeout_s)
     task = _task(plan, place, store)
     meet(store, place.rank, plan.world_size, device, timeout)
-    with annotate_errors("making the groups of ranks"):
-        tied = [
-            Tied(stages, task.shard(owner) is not None) for owner, stages in ties(task, plan.partition, plan.pipeline)
-        ]
-        groups = Groups.make(plan.layout, plan.chunks, tied, timeout, plan.sharded_optimizer, plan.by_node)
     recorder = _recorder(plan, place, buffers)
     try:
         if plan.rehearsal is not None:
-            last, reached = rehearse(plan, place, groups, recorder), True
+            last, reached = rehearse(plan, place, _groups(plan, task, timeout), recorder), True
             Barrier(store, plan.world_size).wait("rehearsed", "waiting for the end of the run to be recorded")
         else:
-            last, reached = Training(plan, task, place, groups, recorder, device, store, unlogged).run()
+            build = _engine(plan, task, place, recorder, timeout)
+            last, reached = Training(plan, task, place, build, recorder, device, store, unlogged).run()
     except BaseException:
         recorder.abandon()
         raise
@@ -88,13 +87,13 @@ class Training:
         plan: Plan,
         task: Task,
         place: Place,
-        groups: Groups,
+        build: Callable[[Samples, Position], AnyEngine],
         recorder: Recorder,
         device: torch.device,
         store: Store,
         unlogged: Optional[Unlogged],
     ) -> None:
-        """Builds the engine, and loads what the run goes on from."""
+        """Builds the engine by `build`, and loads what the run goes on from."""
         self._plan, self._place, self._recorder = plan, place, recorder
         self._store = store
         self._barrier = barrier = Barrier(store, plan.world_size)
@@ -104,7 +103,7 @@ class Training:
         wanted = plan.train.samples or start.consumed(plan.train.iterations, plan.global_batch_size)
         samples = _samples(task, place, "train", wanted, barrier)
         held_out = _held_out(plan, task, place, barrier)
-        self._engine = engine = make_engine(plan, task, place, groups, samples, recorder, start)
+        self._engine = engine = build(samples, start)
         barrier.wait("model", "waiting for the models of all ranks")
         engine.pass_once()
         if found is not None:
@@ -198,7 +197,7 @@ class RunEnd:
         self,
         plan: Plan,
         place: Place,
-        engine: Engine,
+        engine: AnyEngine,
         goal: GoalTracker,
         adaptation: FixedBatch,
         spending: Optional[Spending],
@@ -239,6 +238,27 @@ class RunEnd:
         if self._goal.reached or over or self._asked == SPENT:
             barrier.wait("recorded", "waiting for the end of the run to be recorded")
         return done or self._asked == SPENT
+
+
+def _engine(
+    plan: Plan, task: Task, place: Place, recorder: Recorder, timeout: timedelta
+) -> Callable[[Samples, Position], AnyEngine]:
+    """What makes the plan's engine, which goes on with the samples after a position. All ranks call it."""
+    if plan.engine == MEGATRON_CORE:
+        from megatron_ext.core.engine import CoreEngine  # megatron.core is not everywhere
+
+        return partial(CoreEngine, plan, task, place, timeout, recorder)
+    groups = _groups(plan, task, timeout)
+    return lambda samples, start: make_engine(plan, task, place, groups, samples, recorder, start)
+
+
+def _groups(plan: Plan, task: Task, timeout: timedelta) -> Groups:
+    """Makes all groups of ranks."""
+    with annotate_errors("making the groups of ranks"):
+        tied = [
+            Tied(stages, task.shard(owner) is not None) for owner, stages in ties(task, plan.partition, plan.pipeline)
+        ]
+        return Groups.make(plan.layout, plan.chunks, tied, timeout, plan.sharded_optimizer, plan.by_node)
 
 
 def _task(plan: Plan, place: Place, store: Store) -> Task:

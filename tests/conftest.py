@@ -47,6 +47,7 @@ SLOW = {"slurm", "fleet", "browser", "engine_run", "runs"}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run all cases where else a few are drawn")
+    parser.addoption("--engine", default="tdpp", help="what trains in tests that any engine is to pass")
 
 
 def pytest_configure(config: pytest.Config) -> None:

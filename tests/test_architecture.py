@@ -58,12 +58,12 @@ FLOORS = {
         "experiment",
     ],
     "megatron_ext": [
-        *("contract", "timeline", "data", "parallel", "tasks", "families", "engine", "checkpoints"),
+        *("contract", "timeline", "data", "parallel", "tasks", "families", "engine", "core", "checkpoints"),
         *("inference measuring learning", "rank_processes", "train", "worker"),
         "doctor profile hf schedule blocks translate",
     ],
     "megatron_ext/engine": [
-        *("goal gradients results", "batches executor optimizer", "workers"),
+        *("goal gradients results", "batches executor optimizer", "interface workers"),
         *("engine", "evaluation", "log", "streams", "adaptation", "rehearsal"),
     ],
     "megatron_ext/tasks": [
@@ -250,6 +250,7 @@ USED_IF_INSTALLED = {
     "megatron_ext/inference/text.py": {"tokenizers"},
     "megatron_ext/families/huggingface/library.py": {"transformers"},
     "megatron_ext/families/huggingface/weights.py": {"transformers", "safetensors"},
+    **{file: {"megatron"} for file in RANK_FILES if file.startswith("megatron_ext/core/")},
     # Comes with torch's CUDA builds, and is asked for there alone.
     **{f"megatron_ext/tasks/language/{name}.py": {"triton"} for name in ("attention", "dropped_flash")},
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 from enum import StrEnum
+from typing import Any
 
 from conf.errors import ConfigError
 from conf.schema.values.ranges import config
@@ -13,12 +14,16 @@ class EngineKind(StrEnum):
     """What trains on the ranks."""
 
     tdpp = "tdpp"
+    megatron_core = "megatron_core"
+    """Megatron-Core's model, schedules and optimizer, with everything that tdpp has around them (docs/engines.md)."""
     megatron_lm = "megatron_lm"
+    """A checkout's own script (docs/megatron-lm.md)."""
 
 
 @config
 class Engine:
-    """What trains; all but `kind` is for Megatron-LM. Paths are as the ranks see them, for example in a container."""
+    """What trains; all but `kind` and `options` is for Megatron-LM. Paths are as the ranks see them, for example in a
+    container."""
 
     kind: EngineKind = EngineKind.tdpp
     checkout: str | None = None
@@ -28,6 +33,9 @@ class Engine:
     files Megatron-LM gets only the vocabulary size."""
     merge_file: str | None = None
     """Merge file of GPT-2's tokenizer, together with vocab_file."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """For megatron_core: fields of its TransformerConfig that no key of tdpp sets, such as
+    {moe_aux_loss_coeff: 0.02}."""
     arguments: list[str] = field(default_factory=list)
     """Further options of pretrain_gpt.py; they come last, so they override those that tdpp sets."""
 
@@ -38,9 +46,16 @@ class Engine:
 def _check_engine(value: Engine) -> None:
     """What the keys of the engine say together."""
     given = [key for key in ("checkout", "vocab_file", "merge_file", "arguments") if getattr(value, key)]
-    if value.kind == "tdpp":
+    if value.options and value.kind is not EngineKind.megatron_core:
+        name = next(iter(value.options))
+        raise ConfigError(
+            f"engine.options.{name} is for Megatron-Core, but engine.kind={value.kind}; use engine=megatron_core too"
+        )
+    if value.kind is not EngineKind.megatron_lm:
         if given:
-            raise ConfigError(f"engine.{given[0]} is for Megatron-LM, but engine.kind=tdpp; use engine=megatron_lm too")
+            raise ConfigError(
+                f"engine.{given[0]} is for Megatron-LM, but engine.kind={value.kind}; use engine=megatron_lm too"
+            )
         return
     if not value.checkout:
         raise ConfigError(

@@ -142,6 +142,16 @@ class Experiment:
                 self.model, self.parallel, self.train, self.cluster, order.groups, self.executor.rehearse
             )
             execution.check_megatron_lm_log(self.log)
+        execution.check_engine(
+            self.engine,
+            self.model,
+            self.parallel,
+            self.train,
+            self.adapt,
+            self.elastic,
+            self.overlaps_optimizer,
+            self.executor,
+        )
         execution.check_rehearsal(self.executor)
         execution.check_time(self.executor, self.cluster, order.groups)
         adaptation.check(self.adapt, self.parallel, self.train, self.engine, self.executor)

@@ -124,7 +124,7 @@ def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) 
             return doubts + _check_sentences(experiment, prefix, data, samples, f"{key}={prefix}")
         train = split_documents(weights, len(data))[0]
         require_one_sample(data, train, "train", model.sequence_length)
-        if experiment.engine.kind is EngineKind.tdpp:
+        if experiment.engine.kind is not EngineKind.megatron_lm:
             seed, cache = experiment.train.seed, experiment.data.cache
             check_saved(prefix, data, train, "train", samples, model.sequence_length, seed, cache)
     except DataError as error:

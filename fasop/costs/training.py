@@ -52,6 +52,11 @@ class Training:
         return self.engine.kind is EngineKind.megatron_lm
 
     @property
+    def equal_only(self) -> bool:
+        """Whether the engine has neither stages that differ nor replicas with different shares."""
+        return self.engine.kind is not EngineKind.tdpp
+
+    @property
     def overlaps(self) -> bool:
         """Whether gradients are summed while the backward pass of earlier layers goes on; those of several streams are
         added up first."""
@@ -61,8 +66,8 @@ class Training:
 
     @property
     def blocking(self) -> bool:
-        """Whether stages wait until what they send has arrived: Megatron-LM does, but for interleaved stages."""
-        return self.megatron_lm and not self.parallel.schedule.definition.has_chunks
+        """Whether stages wait until what they send has arrived: Megatron's do, but for interleaved ones."""
+        return self.equal_only and not self.parallel.schedule.definition.has_chunks
 
     @property
     def reduces_by_node(self) -> bool:

@@ -202,7 +202,7 @@ def _spaces(
     inputs: Inputs, some: Sequence[Sequence[NodeKind]], bounds: LowerBounds | None = None, *, uneven: bool = False
 ) -> list[Space]:
     known = bounds or LowerBounds(inputs.kinds)
-    if uneven and inputs.training.megatron_lm:
+    if uneven and inputs.training.equal_only:
         return []
     return [Space(inputs.training, kinds, inputs.choices, known, uneven=uneven) for kinds in some]
 

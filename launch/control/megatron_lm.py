@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ContainerKind, Experiment, Model, Precision, Recompute
 from launch.errors import LaunchError
 from launch.node.worker_command import PRETRAIN_GPT, MegatronLM, Options, option_words
+from megatron_ext.contract.layout import megatron_layout
 from megatron_ext.contract.plan import Plan
 
 ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
@@ -51,20 +51,6 @@ def pretrain_options(experiment: Experiment, data_path: list[str], checkpoints: 
         **_data(experiment, data_path),
         **_output(experiment, checkpoints),
     }
-
-
-def layout(partition: Iterable[int], pipeline: int) -> str | None:
-    """Layers per (virtual) stage in Megatron-LM's words: E embedding, t layer, L head and loss; None for one stage.
-
-    Source: docs/user-guide/features/pipeline_parallel_layout.md of Megatron-LM; a stage may be empty. With several
-    chunks both sides count the stages of chunk 0 first.
-    """
-    if pipeline == 1:
-        return None
-    stages = [f"t*{layers}" if layers else "" for layers in partition]
-    stages[0] = f"E{stages[0]}"
-    stages[-1] = f"{stages[-1]}L"
-    return "|".join(stages)
 
 
 def _model(experiment: Experiment) -> Options:
@@ -110,7 +96,7 @@ def _layout(experiment: Experiment) -> Options:
     return {
         "tensor-model-parallel-size": parallel.tensor_size,
         "pipeline-model-parallel-size": parallel.pipeline,
-        "pipeline-model-parallel-layout": layout(experiment.partition.layers, parallel.pipeline),
+        "pipeline-model-parallel-layout": megatron_layout(experiment.partition.layers, parallel.pipeline),
         "sequence-parallel": _flag(parallel.sequence_parallel),
         "use-distributed-optimizer": _flag(parallel.sharded_optimizer),
         "recompute-granularity": None if parallel.recompute is Recompute.none else str(parallel.recompute),

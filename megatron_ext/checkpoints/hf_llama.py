@@ -12,6 +12,7 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.keys import RMS_NORM, ROTARY
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan_check import PlanFault, check_object
+from megatron_ext.families.gpt.options import GptOptions
 
 _LAYER = {
     "attention_norm.weight": Twin(("input_layernorm.weight",)),
@@ -38,6 +39,7 @@ def fits(model: ModelConfig) -> bool:
         and model.normalization == RMS_NORM
         and model.position_embedding_type == ROTARY
         and model.swiglu
+        and model.own(GptOptions).experts is None
     )
 
 

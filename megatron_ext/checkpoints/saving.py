@@ -23,7 +23,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.run_files import BEST, LATEST, META, checkpoint_name
 from megatron_ext.engine.adaptation import FixedBatch
-from megatron_ext.engine.engine import Engine
+from megatron_ext.engine.interface import AnyEngine
 from megatron_ext.parallel.comm import Barrier
 
 Parts = Iterable[Tuple[str, Dict[str, Tensor]]]
@@ -40,7 +40,7 @@ class Saver:
         self,
         plan: Plan,
         place: Place,
-        engine: Engine,
+        engine: AnyEngine,
         order: Dict[str, float],
         barrier: Barrier,
         adaptation: FixedBatch,

@@ -19,7 +19,7 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.run_files import EMA, WEIGHTS
-from megatron_ext.engine.engine import Engine
+from megatron_ext.engine.interface import AnyEngine
 from megatron_ext.engine.optimizer.precision import STATE as STATE_OF_SCALER
 from megatron_ext.engine.optimizer.update_rules import recounted
 from megatron_ext.parallel.comm import all_gather, annotate_errors
@@ -34,7 +34,7 @@ SCALER = "optimizer/scaler"
 """The loss scale of the stage that held a part, where each has its own: the numbers of `LossScaler.state`."""
 
 
-def parts(engine: Engine, state: Dict[str, Tensor]) -> Iterator[Tuple[str, Dict[str, Tensor]]]:
+def parts(engine: AnyEngine, state: Dict[str, Tensor]) -> Iterator[Tuple[str, Dict[str, Tensor]]]:
     """The parts of the model that this rank's stage holds, one at a time, with the tensors of each on the CPU.
 
     A part holds of each parameter the tensors `<kind>/<parameter>`, whole and in fp32 (`Optimizer.kinds`).
@@ -47,7 +47,9 @@ def parts(engine: Engine, state: Dict[str, Tensor]) -> Iterator[Tuple[str, Dict[
             members[block].append(name)
     for block, names in members.items():
         content = {
-            f"{kind}/{engine.places[name][1]}": _whole(name, engine.flat.view(name, tensor), engine.tensor, engine.task)
+            f"{kind}/{engine.places[name][1]}": _whole(
+                name, engine.flat.view(name, tensor).to(engine.device), engine.tensor, engine.task
+            )
             for name in names
             for kind, tensor in state.items()
         }
@@ -115,7 +117,7 @@ def check_order(checkpoint: Checkpoint, order: Dict[str, float]) -> None:
         )
 
 
-def load(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> None:
+def load(checkpoint: Checkpoint, plan: Plan, engine: AnyEngine) -> None:
     """Gives this rank its share of the weights and the optimizer's state. All replicas call it together.
 
     Raises:
@@ -123,7 +125,7 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> None:
     """
     flat = engine.flat
     kinds = engine.optimizer.kinds
-    state = {kind: torch.zeros(flat.weight.numel()) for kind in kinds}
+    state = {kind: torch.zeros(flat.numel) for kind in kinds}
     names: Dict[str, List[str]] = {}
     steps: Dict[str, int] = {}
     """By block, how often its weights were updated, where the stages that saved them counted that by themselves."""

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import List, NamedTuple, Sequence, Tuple
+from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 
 class Summed(NamedTuple):
@@ -184,3 +184,17 @@ class PlacedPlan:
     def virtual_stages(self) -> int:
         """Parts of the model: chunk c of stage s is number c * pipeline + s."""
         return self.pipeline * self.chunks
+
+
+def megatron_layout(partition: Iterable[int], pipeline: int) -> Optional[str]:
+    """Layers per (virtual) stage in Megatron's words: E embedding, t layer, L head and loss; None for one stage.
+
+    Source: docs/user-guide/features/pipeline_parallel_layout.md of Megatron-LM; a stage may be empty. With several
+    chunks both sides count the stages of chunk 0 first.
+    """
+    if pipeline == 1:
+        return None
+    stages = [f"t*{layers}" if layers else "" for layers in partition]
+    stages[0] = f"E{stages[0]}"
+    stages[-1] = f"{stages[-1]}L"
+    return "|".join(stages)

@@ -87,6 +87,8 @@ class Parallel:
 
     With several chunks: first the layers of every stage's chunk 0, then of chunk 1, and so on.
     """
+    expert: int = option(1, Range(1, 1024))
+    """Expert parallel size: replicas that share the experts of each layer out (model.experts), of parallel.data."""
     sequence_parallel: bool = False
     """Sequence parallelism: split the sequence over the tensor group outside its parallel regions. Less memory, the
     same communication volume."""

@@ -30,6 +30,7 @@ from megatron_ext.contract.plan_parts import (
     Streaming,
 )
 from megatron_ext.contract.rules import check_rules
+from megatron_ext.contract.rules.engine import MEGATRON_CORE
 from megatron_ext.contract.run_files import PLANS, RunFiles
 from megatron_ext.contract.schedule.deal import dealt_to
 from megatron_ext.contract.schedule.streams import Stream
@@ -70,6 +71,7 @@ EVEN = 1
 """The version that plans have whose stages and replicas are all alike: what there is to know of them has not changed
 since."""
 TDPP, MEGATRON_LM = "tdpp", "megatron_lm"
+ENGINES = (TDPP, MEGATRON_CORE, MEGATRON_LM)
 """What trains."""
 _SINCE_VERSION_2 = ("shares", "streams", "tensors", "replicas", "streaming", "adapt", "elastic")
 BUCKET_BYTES = 16 * 2**20
@@ -93,6 +95,10 @@ class Content:
     pipeline: int
     chunks: int
     partition: List[int] = field(metadata=about(NOT_NEGATIVE))
+    expert: Optional[int] = field(metadata=about(COUNT, written=False))
+    """Ranks that share the experts of a stage out, replicas that follow each other; null: each has all of them."""
+    engine_options: Optional[Dict[str, object]] = field(metadata=about(written=False))
+    """Of megatron.core's TransformerConfig, beside what the plan says."""
     sequence_parallel: bool
     recompute: Recompute
     sharded_optimizer: bool
@@ -163,7 +169,7 @@ class Plan(PlacedPlan, Content):
     @property
     def resumable(self) -> bool:
         """Whether the run leaves checkpoints from which it goes on when it is started again."""
-        return self.train.checkpoint and self.rehearsal is None and self.engine == TDPP
+        return self.train.checkpoint and self.rehearsal is None and self.engine != MEGATRON_LM
 
     @classmethod
     def read(cls, path: Path) -> Plan:
@@ -340,8 +346,12 @@ def _check(content: Any, whole: bool) -> None:
     if not isinstance(content, dict) or content.get("version") not in (EVEN, VERSION):
         found = content.get("version") if isinstance(content, dict) else content
         raise PlanFault(f"expected version {EVEN} or {VERSION}, found {found!r}")
-    values = {key: value for key, value in content.items() if key != "version"}
+    values = {key: value for key, value in content.items() if key not in ("version", "engine")}
     check_object(Content, values, "", whole)
+    engine = content.get("engine", TDPP)
+    known = (TDPP, MEGATRON_CORE) if whole else ENGINES  # Megatron-LM's ranks read no plan
+    if engine not in known:
+        raise PlanFault(f"engine={engine!r} must be {' or '.join(known)}")
     if not whole:
         for key, needed in _NEEDED.items():
             for number, entry in enumerate(values[key]):
@@ -349,6 +359,4 @@ def _check(content: Any, whole: bool) -> None:
         require(values["train"], ("iterations", "log_interval"), "train")
         if values.get("rehearsal") is not None:
             require(values["rehearsal"], ("clock", "nodes"), "rehearsal")
-        if values.get("engine", TDPP) not in (TDPP, MEGATRON_LM):
-            raise PlanFault(f"engine={values['engine']!r} must be {TDPP} or {MEGATRON_LM}")
-    check_rules(values)
+    check_rules({**values, "engine": engine})

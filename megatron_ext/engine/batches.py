@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from megatron_ext.contract.schedule.schedules import Action
 from megatron_ext.data.ahead import Ahead
 from megatron_ext.data.samples import Position, Samples
 from megatron_ext.engine.results import Stopwatch
+from megatron_ext.tasks.cut import Part
 from megatron_ext.tasks.stage import Stage
 from megatron_ext.tasks.task import Micro, Task
 
@@ -132,7 +133,7 @@ class ReplicaBatches:
 class BatchLoader:
     """Gives a rank micro-batches on its device."""
 
-    def __init__(self, task: Task, stages: Sequence[Stage], device: torch.device, helpers: int) -> None:
+    def __init__(self, task: Task, stages: Sequence[Union[Stage, Part]], device: torch.device, helpers: int) -> None:
         """`helpers` prepare samples ahead."""
         self._task = task
         self._device = device

@@ -22,15 +22,15 @@ from megatron_ext.contract.schedule.deal import Division
 from megatron_ext.contract.schedule.schedules import Action, Kind
 from megatron_ext.data.ahead import helpers_of
 from megatron_ext.data.samples import BEGINNING, Position, Samples
-from megatron_ext.engine.batches import BatchAssignment, BatchLoader, ReplicaBatches
+from megatron_ext.engine.batches import BatchAssignment, BatchLoader
 from megatron_ext.engine.executor.executor import Executor, Factor
 from megatron_ext.engine.executor.factory import ExecutorFactory
 from megatron_ext.engine.executor.messages import Channels, channels, warm_up
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.gradients.gradients import Gradients, RunningStatistics, late_names
-from megatron_ext.engine.optimizer.learning_rate import rate_of
+from megatron_ext.engine.interface import AnyEngine
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
-from megatron_ext.engine.results import Progress, StepResult, Stopwatch, not_finite
+from megatron_ext.engine.results import StepResult, Stopwatch, not_finite
 from megatron_ext.engine.workers import Worker, Workers, copy_stream
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.groups import Groups
@@ -45,7 +45,7 @@ from megatron_ext.timeline.recorder import NOTHING, Recorder
 FORWARD = (Kind.RECV_FORWARD, Kind.FORWARD, Kind.SEND_FORWARD)
 
 
-class Engine(ReplicaBatches):
+class Engine(AnyEngine):
     """One rank's stage, optimizer and place in the pipeline."""
 
     _executes = Executor
@@ -66,12 +66,12 @@ class Engine(ReplicaBatches):
         self._groups = groups
         self._samples = samples
         self._recorder = recorder
-        self._device = torch.device(plan.device)
+        self.device = torch.device(plan.device)
         self.task = task
         self.assignment = BatchAssignment(plan, place, start)
         peers = channels(plan.layout, place, plan.chunks, groups)
         # Before anything takes its time: ranks wait here for each other, and no longer than for any message.
-        warm_up(groups, peers, place, plan.pipeline, self._device)
+        warm_up(groups, peers, place, plan.pipeline, self.device)
         tensor_size = plan.layout.tensors[place.stage]
         self.tensor = TensorGroup(tensor_size, place.tp, groups.tensor, plan.sequence_parallel, recorder)
         self._build_stages()
@@ -100,9 +100,9 @@ class Engine(ReplicaBatches):
         self.blocks = [block.name for v in self._virtual_stages for block in self._parts[v].blocks]
         self.state = [one for stage in self._stages for one in stage.state]
         """What is not trained, but part of a checkpoint: by block and name there."""
-        self._loader = BatchLoader(task, self._stages, self._device, helpers_of(plan, self._place))
+        self._loader = BatchLoader(task, self._stages, self.device, helpers_of(plan, self._place))
         for stage in self._stages:
-            stage.place(self._device, DTYPES[plan.train.precision])
+            stage.place(self.device, DTYPES[plan.train.precision])
 
     def _build_optimizer(self) -> None:
         """Lays weights and gradients out in flat memory, for the optimizer and the sums over replicas."""
@@ -112,7 +112,7 @@ class Engine(ReplicaBatches):
         self.flat = FlatWeights(
             self._named,
             DTYPES[plan.train.precision],
-            self._device,
+            self.device,
             shares,
             rank=0 if shares == 1 else place.dp if groups.by_node is None else groups.by_node.number,
             bucket_bytes=BUCKET_BYTES,
@@ -154,11 +154,11 @@ class Engine(ReplicaBatches):
         self._factory = factory = ExecutorFactory(
             plan, self.task, self._parts, self._virtual_stages, self.tensor, peers, self._loss, self._executes
         )
-        self.stopwatch = None if plan.adapt is None else Stopwatch(self._device)
+        self.stopwatch = None if plan.adapt is None else Stopwatch(self.device)
         self._executor = factory.executor(self._stages, plan.micro_batch_size, self._recorder, self._later)
         self._executor.stopwatch = self.stopwatch
         first = Worker(self._executor, self.flat, self._stages[0])
-        self._workers = Workers(first, self._scheduled, self._device)
+        self._workers = Workers(first, self._scheduled, self.device)
         self._workers.resize(self.assignment.streams, self._make_replica_copy)
         self._executor_of = lru_cache(maxsize=2)(
             lambda size: factory.executor(self._stages, size, Recorder(None), self._later)
@@ -167,25 +167,15 @@ class Engine(ReplicaBatches):
 
     def _make_replica_copy(self) -> Worker:
         """Makes a copy of the one stage that a plan with streams has; events are those of the first copy alone."""
-        with copy_stream(self._device) as stream:
+        with copy_stream(self.device) as stream:
             dtype = DTYPES[self._plan.train.precision]
             stage = Stage(self.task, self._parts[0], TensorGroup(1, 0, None, False))
-            stage.place(self._device, dtype)
-            flat = FlatWeights(stage.parameters_by_name(), dtype, self._device, of=self.flat)
+            stage.place(self.device, dtype)
+            flat = FlatWeights(stage.parameters_by_name(), dtype, self.device, of=self.flat)
             later = WeightGradients(flat.add, flat.add_rows)
             stage.defer_weight_grads(later, stage.shared, flat.adds)
         executor = self._factory.executor([stage], self.assignment.size, Recorder(None), later)
         return Worker(executor, flat, stage, stream)
-
-    @property
-    def updates(self) -> int:
-        """How far the learning rate's policy has come."""
-        return self.optimizer.updates
-
-    def progress(self, iteration: int) -> Progress:
-        """Returns where the run stands after the last iteration, with the shares that it had."""
-        consumed, size = self.consumed(iteration), self.global_batch_size
-        return Progress(consumed, size, self._learning_rate(consumed))
 
     def divide(self, iteration: int, division: Division) -> None:
         super().divide(iteration, division)
@@ -195,29 +185,6 @@ class Engine(ReplicaBatches):
         ]:
             worker.executor.resize(self._factory.chunks_of(stages, self.assignment.size))
         self._workers.resize(self.assignment.streams, self._make_replica_copy)
-
-    def _learning_rate(self, consumed: int) -> float:
-        """Returns the learning rate of the update after so many samples."""
-        return rate_of(self._plan, self.updates, consumed, self.global_batch_size)
-
-    @property
-    def stage_updates(self) -> Optional[int]:
-        """Updates of this stage's weights, where stages count their own."""
-        return None
-
-    @property
-    def max_forward(self) -> int:
-        """Micro-batches that `forward` takes at most."""
-        return self.assignment.count
-
-    @property
-    def max_iteration_skew(self) -> int:
-        """The most iterations that ranks may be apart, at least 1."""
-        return 1
-
-    def soonest_end(self, iteration: int) -> int:
-        """Returns after which iteration the run ends, when it is asked to after this one."""
-        return iteration
 
     def step(self, iteration: int, halves: bool = False) -> StepResult:
         """Trains on the global batch of `iteration` (from 1), and looks at the gradients of its `halves` if asked to.
@@ -295,7 +262,7 @@ class Engine(ReplicaBatches):
         weights = [[micro.weight for micro in half if micro is not None] for half in self.assignment.halves(micros)]
         known = [[weight.reshape(()).double() for weight in half if weight is not None] for half in weights]
         if any(known) and any(stage.last for stage in self._stages):
-            zero = torch.zeros((), dtype=torch.float64, device=self._device)
+            zero = torch.zeros((), dtype=torch.float64, device=self.device)
             sums = torch.stack([sum(half, zero) for half in known])
             all_reduce(sums, self._groups.data, "all-reduce of the weights of micro-batches")
             part = float(sums[0] / sums.sum())
@@ -311,7 +278,7 @@ class Engine(ReplicaBatches):
         has begun, a receive among it.
         """
         plan = self._plan
-        if not (plan.train.compile or (self._device.type == "cuda" and plan.pipeline > 1)):
+        if not (plan.train.compile or (self.device.type == "cuda" and plan.pipeline > 1)):
             return
         self._gradients.begin(1 << 30)  # more than come: nothing is summed
         of_replicas = None if plan.adapt is None else plan.adapt.micro_batch_sizes
@@ -344,7 +311,7 @@ class Engine(ReplicaBatches):
         """Without gradients, dropout, events or traffic, with the average of the weights where there is one; then
         training goes on as if nothing had been in between."""
         iteration, self._recorder.iteration = self._recorder.iteration, 0
-        devices = [self._place.local_rank] if self._device.type == "cuda" else []
+        devices = [self._place.local_rank] if self.device.type == "cuda" else []
         try:
             uncounted, modes = self._recorder.traffic.paused(), evaluation_mode(self._stages)
             with modes, uncounted, torch.random.fork_rng(devices), torch.no_grad(), self.optimizer.averaged():
@@ -367,10 +334,3 @@ class Engine(ReplicaBatches):
         total = torch.stack([weight.reshape(()).double() for weight in weights]).sum()
         all_reduce(total, self._groups.data, "all-reduce of the weights of micro-batches")
         return torch.where(total > 0, scale / total, 0.0).float()
-
-    def _batch(self, iteration: int) -> Dict[int, Optional[Micro]]:
-        """This replica's micro-batches, by number; what they hold, where the rank has a use for it."""
-        own = self.assignment.own(iteration)
-        with self._recorder.span("batch-generator") if self._loader.looks_at_samples else NOTHING:
-            coming = chain.from_iterable(map(self.assignment.own, counting(iteration + 1)))
-            return self._loader.micros(self._samples, own, self.assignment.keys(len(own)), coming)

@@ -14,7 +14,7 @@ from megatron_ext.contract.goal import SPLIT
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.data.samples import Samples
-from megatron_ext.engine.engine import Engine
+from megatron_ext.engine.interface import AnyEngine
 from megatron_ext.parallel.comm import exchange
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.task import Micro, Task, Tensors
@@ -86,7 +86,7 @@ def means(task: Task, parts: Sequence[Mapping[str, float]]) -> Mapping[str, floa
 class Evaluator:
     """All ranks call it together."""
 
-    def __init__(self, plan: Plan, place: Place, engine: Engine, samples: Samples, count: int) -> None:
+    def __init__(self, plan: Plan, place: Place, engine: AnyEngine, samples: Samples, count: int) -> None:
         """The first `count` of `samples` are evaluated, always the same.
 
         Raises:

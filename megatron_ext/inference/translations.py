@@ -18,8 +18,8 @@ from megatron_ext.contract.goal import BLEU, SPLIT
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.run_files import EMA, WEIGHTS
-from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.evaluation import Evaluation
+from megatron_ext.engine.interface import AnyEngine
 from megatron_ext.inference import bleu
 from megatron_ext.inference.lines import AT_ONCE
 from megatron_ext.inference.scoring import GREEDY
@@ -32,7 +32,7 @@ from megatron_ext.parallel.comm import Barrier, annotate_errors, exchange
 class Translations:
     """All ranks call it together."""
 
-    def __init__(self, plan: Plan, place: Place, engine: Engine, barrier: Barrier) -> None:
+    def __init__(self, plan: Plan, place: Place, engine: AnyEngine, barrier: Barrier) -> None:
         """It takes the first sentences of the split: as many as an evaluation has samples.
 
         Raises:

@@ -57,7 +57,8 @@ def compatible(group: str, choice: str) -> list[str]:
         config = ROOT / "tests" / "support" / "megatron_ext" / "qwen3.json"
         return ["model=huggingface", f"model.config={config}", "parallel.partition=null"]
     if group == "model":
-        return [f"model={choice}", "parallel.partition=null"]
+        engine = ["engine=megatron_core"] if read(group, choice).get("experts") else []
+        return [f"model={choice}", "parallel.partition=null", *engine]
     if group == "parallel":
         partition = read(group, choice).get("partition")
         layers = [f"model.layers={sum(Partition.parse(partition).layers)}"] if partition else []

@@ -16,10 +16,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def engine_run(tmp_path: Path, corpus: Path) -> Callable[..., EngineRun]:
-    """Makes a run folder of the tiny model with some overrides."""
+def engine_run(tmp_path: Path, corpus: Path, request: pytest.FixtureRequest) -> Callable[..., EngineRun]:
+    """Makes a run folder of the tiny model with some overrides, for the engine that the tests are asked for."""
+    engine = request.config.getoption("--engine")
 
     def make(*overrides: str, name: str = "run") -> EngineRun:
-        return make_run(tmp_path / name, corpus, *overrides)
+        return make_run(tmp_path / name, corpus, f"engine={engine}", *overrides)
 
     return make

@@ -26,10 +26,10 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.worker import SAVED, die_with_parent
 from megatron_ext.data.indexed_dataset import write_indexed
-from megatron_ext.engine.engine import Engine
-from megatron_ext.engine.results import StepResult
+from megatron_ext.engine.interface import AnyEngine
 from megatron_ext.parallel import interruption
 from megatron_ext.parallel.store import AuthenticatedStore, StoreError
+from megatron_ext.tasks.task import Micro
 from tests.support import PATIENCE_S, ROOT, cases
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 
@@ -187,14 +187,14 @@ def test_a_stopped_rank_is_given_up_after_the_timeout_and_named_by_who_waited(
     engine_run: Callable[..., EngineRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stops as it begins an iteration: the other one is then waiting for its message, not in an all-reduce."""
-    step = Engine.step
+    batch = AnyEngine._batch
 
-    def stops(self: Engine, iteration: int) -> StepResult:
+    def stops(self: AnyEngine, iteration: int) -> dict[int, Micro | None]:
         if iteration == 4 and self._place.rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
-        return step(self, iteration)
+        return batch(self, iteration)
 
-    monkeypatch.setattr(Engine, "step", stops)
+    monkeypatch.setattr(AnyEngine, "_batch", stops)
     run = engine_run(
         "parallel.data=1", "parallel.pipeline=2", "parallel.partition=1-2", *LONG, "train.comm_timeout_s=2"
     )
@@ -224,7 +224,9 @@ def test_while_a_rank_stands_still_its_node_says_what_all_of_them_do(
     wait_for(lambda: all(doings(run).values()) and [doings(run)[rank]["does"] for rank in (0, 2)] == ["waits", "waits"])
     found = doings(run)
     assert [found[rank]["process"] == "T" for rank in range(3)] == [False, True, False]
-    assert {found[0]["what"], found[2]["what"]} <= {"gradients from rank 1", "activations from rank 1", *TOLD_TO_END}
+    assert {found[0]["what"], found[2]["what"]} <= {
+        *("gradients from rank 1", "activations to rank 1", "activations from rank 1", *TOLD_TO_END)
+    }
     os.kill(pids(run)[1], signal.SIGCONT)
     wait_for(lambda: doings(run) == dict.fromkeys(range(3)))
     os.kill(pid, signal.SIGTERM)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from conf.errors import ConfigError
+from conf.schema.adapt import Adapt, Elastic
 from conf.schema.cluster import Cluster
 from conf.schema.engine import Engine, EngineKind
 from conf.schema.executor import Executor, Rehearse
@@ -17,6 +18,7 @@ from conf.schema.profile import Notify, Tracker
 from conf.schema.train import Train
 from conf.visible import plural
 from megatron_ext.contract.parallel_config import ReduceDtype
+from megatron_ext.contract.rules.engine import RULES as RULES_OF_ENGINES
 from megatron_ext.contract.schedule.schedules import SCHEDULES
 
 
@@ -115,6 +117,55 @@ def check_megatron_lm(
             f"train.iterations={train.iterations} must be a multiple of train.log_interval={train.log_interval}: "
             f"Megatron-LM logs only such iterations, and a run counts as complete only when its last one is logged"
         )
+
+
+_PLAIN = ("chunks", "data", "expert", "global_batch_size", "micro_batch_size", "pipeline", "sequence_parallel")
+
+
+def check_engine(
+    engine: Engine,
+    model: Model,
+    parallel: Parallel,
+    train: Train,
+    adapt: Adapt,
+    elastic: Elastic,
+    overlaps_optimizer: bool,
+    executor: Executor,
+) -> None:
+    """Whether the engine can run this plan. The rules are those of `megatron_ext.contract`."""
+    tensors = parallel.layout.tensors
+    given: dict[str, tuple[str, object, object]] = {
+        # By key of plan.json: what a user calls it, has given, and the plan will have.
+        "tensors": ("parallel.tensor", parallel.tensor, tensors if len(set(tensors)) > 1 else None),
+        "replicas": ("parallel.replicas", parallel.replicas, None if parallel.layout.even else parallel.replicas),
+        "shares": ("parallel.shares", parallel.shares, parallel.shares),
+        "streams": ("parallel.streams", parallel.streams, parallel.streams),
+        "reduce_dtype": (
+            "parallel.reduce_dtype",
+            parallel.reduce_dtype,
+            None if parallel.reduce_dtype is ReduceDtype.fp32 else parallel.reduce_dtype,
+        ),
+        "hierarchical_stages": ("parallel.hierarchical_reduce", "true", parallel.hierarchical_reduce or None),
+        "schedule_file": ("parallel.schedule_file", parallel.schedule_file, parallel.schedule_file),
+        "schedule": ("parallel.schedule", parallel.schedule, str(parallel.schedule)),
+        "adapt": ("adapt.rule", adapt.rule, adapt.on or None),
+        "elastic": ("elastic.enabled", "true", elastic.enabled or None),
+        "rehearsal": ("executor.rehearse", executor.rehearse, None if executor.rehearse == "none" else True),
+        "model.family": ("model.family", model.family, None),
+    }
+    values = {
+        "engine": str(engine.kind),
+        **{key: value for key, (_, _, value) in given.items()},
+        **{key: getattr(parallel, key) for key in _PLAIN},
+        "tensor": parallel.tensor_size,
+        "model": {**vars(model), "family": str(model.family)},
+        "train": {**vars(train), "overlap_optimizer": overlaps_optimizer},
+    }
+    for keys, rule in RULES_OF_ENGINES:
+        for key, value, must in rule(values) if all(one in values for one in keys) else ():
+            own = key if key.startswith(("train.", "model.")) else f"parallel.{key}"
+            name, said, _ = given.get(key, (own, value, None))
+            raise ConfigError(f"{name}={said} must be {must}")
 
 
 def check_megatron_lm_log(log: list[Tracker]) -> None:

@@ -244,8 +244,8 @@ def _tries(choices: Choices, layout: Layout) -> bool:
 
 def why_not(training: Training, kinds: Sequence[NodeKind], choices: Choices, effort: Effort) -> str | None:
     """Why no plan can have stages that differ, and what to do about it; None if some can."""
-    if training.megatron_lm:
-        return "Megatron-LM's stages are all alike; use engine=tdpp, or leave it out"
+    if training.equal_only:
+        return "Megatron's stages are all alike; use engine=tdpp, or leave it out"
     if not any(schedule in SCHEDULES for schedule in choices.schedule):
         return (
             f"stages that differ cannot have parallel.schedule={','.join(choices.schedule)}; try one of "

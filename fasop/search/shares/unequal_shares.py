@@ -44,7 +44,7 @@ def explore_shares(
     Raises:
         SearchError: a profile has no costs for a tensor size.
     """
-    if training.megatron_lm:
+    if training.equal_only:
         return
     until = min(until, time.process_time() + MOST_S)
     looked: list[tuple[float, int, Training, Nodes]] = []

@@ -160,11 +160,11 @@ def sizes(
     A tensor group lies inside a node, and was measured where the model was. A pipeline has no more stages than layers
     and one each for embedding and head, where there are such. Options are as in `training`. A replica has at most so
     many micro-batches, and as many as every other one; if `uneven`, of the sizes where that is impossible, their shares
-    are as even as they can be. Megatron-LM has no such.
+    are as even as they can be. Only tdpp's own engine has such.
     """
     parallel, most_stages = training.parallel, training.blocks.most_stages
     gpus = gpus_of(kinds)
-    if uneven and training.megatron_lm:
+    if uneven and training.equal_only:
         return
     for tensor in tensor_sizes(training, kinds):
         for data in divisors(gpus // tensor):

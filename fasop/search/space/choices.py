@@ -67,6 +67,8 @@ class Choices:
         if not schedule.definition.has_chunks:
             return True
         groups = engine.kind is EngineKind.tdpp or sized.micro_batches >= sized.pipeline
+        if engine.kind is EngineKind.megatron_core:  # megatron_ext.contract.rules.engine
+            groups = sized.micro_batches % sized.pipeline == 0
         return groups and sized.pipeline > 1 and sized.pipeline * chunks <= blocks_of(model).layers
 
     def variants(self, sized: Parallelism) -> Iterator[Parallelism]:
@@ -84,13 +86,13 @@ def _that_matter(values: Sequence[bool], matters: bool) -> Sequence[bool]:
 
 def runnable(engine: Engine, train: Train, model: Model) -> Choices:
     """All that can be run with these parts of a configuration (conf/schema/rules/), and that is predicted."""
-    megatron_lm = engine.kind is EngineKind.megatron_lm
+    megatron = engine.kind is not EngineKind.tdpp
     # Compiled layers, LSTMs and a user's blocks compute the gradients of weights and inputs together.
     whole = train.compile or model.traits.recurrent or model.measured
     schedules = tuple(
         schedule
         for schedule in SEARCHED
-        if (schedule.definition.megatron_lm or not megatron_lm) and not (whole and schedule.definition.splits_backward)
+        if (schedule.definition.megatron_lm or not megatron) and not (whole and schedule.definition.splits_backward)
     )
     both = (False, True)
     if model.measured:  # whose blocks have no tensor groups

@@ -151,7 +151,7 @@ def in_streams(plans: Sequence[Plan]) -> str | None:
 
     for row, plan in enumerate(plans, 1):
         parallel = plan.parallel
-        if not (parallel.world_size == parallel.data and parallel.alike) or plan.training.megatron_lm:
+        if not (parallel.world_size == parallel.data and parallel.alike) or plan.training.equal_only:
             continue
         found = best_in_streams(plan, replace(parallel, micro_batch_size=AUTO, shares=AUTO))  # type: ignore[arg-type]
         if found is None or found.seconds >= plan.total:

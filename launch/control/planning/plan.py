@@ -56,6 +56,8 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         pipeline=parallel.pipeline,
         chunks=parallel.chunks,
         partition=list(experiment.partition.layers),
+        expert=parallel.expert if parallel.expert > 1 else None,
+        engine_options=dict(experiment.engine.options) or None,
         sequence_parallel=parallel.sequence_parallel,
         recompute=parallel.recompute,
         sharded_optimizer=parallel.sharded_optimizer,
@@ -95,7 +97,8 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         data_documents=experiment.data.documents() if model.traits.running_text else None,
         data_augment=experiment.data.augmented(str(model.family)),
         data_bucketing=experiment.data.bucketing,
-        timeline=experiment.profile.timeline and experiment.engine.kind is EngineKind.tdpp,  # Megatron-LM records none
+        timeline=experiment.profile.timeline
+        and experiment.engine.kind is not EngineKind.megatron_lm,  # which records none
         nsys=experiment.profile.nsys or experiment.profile.ncu,
         trace_iteration=experiment.profile.trace_iteration,
         device="cpu" if all(_gpu(experiment, node.group).is_cpu for node in nodes) else "cuda",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatron_ext.contract.plan_check import PlanFault, Values, fault
-from megatron_ext.contract.rules import batch, layout, rehearsal, training
+from megatron_ext.contract.rules import batch, engine, layout, rehearsal, training
 
 
 def check_rules(plan: Values) -> None:
@@ -12,7 +12,7 @@ def check_rules(plan: Values) -> None:
     Raises:
         PlanFault: a rule does not hold.
     """
-    for keys, rule in (*batch.RULES, *layout.RULES, *training.RULES, *rehearsal.RULES):
+    for keys, rule in (*batch.RULES, *layout.RULES, *training.RULES, *rehearsal.RULES, *engine.RULES):
         if all(key in plan for key in keys):
             for broken in rule(plan):
                 raise broken if isinstance(broken, PlanFault) else fault(*broken)

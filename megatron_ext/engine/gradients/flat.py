@@ -87,6 +87,11 @@ class FlatWeights:
             else:
                 self._after_each_gradient(parameter, partial(self._move, name))
 
+    @property
+    def numel(self) -> int:
+        """The length of a tensor laid out like `weight`."""
+        return self.weight.numel()
+
     def view(self, name: str, flat: Tensor) -> Tensor:
         """The part of a tensor laid out like `weight` that belongs to the parameter `name`."""
         return flat[self.slices[name]].view(self.parameters[name].shape)

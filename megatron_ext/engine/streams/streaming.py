@@ -54,7 +54,7 @@ class StreamingEngine(Engine):
         self._scale: Optional[StageScale] = None
         if is_scaled:
             assert isinstance(self._executor, ScaledExecutor)
-            self._scale = StageScale(self.optimizer.scaler, self._device, (self._groups.tensor, self._groups.data))
+            self._scale = StageScale(self.optimizer.scaler, self.device, (self._groups.tensor, self._groups.data))
             self._executor.scale = self._scale
         self._stream: Stream = plan.stream
         self._versions = Versions(self.flat, self.optimizer)
@@ -81,7 +81,7 @@ class StreamingEngine(Engine):
 
     @property
     def stage_updates(self) -> Optional[int]:
-        return self.optimizer.updates
+        return int(self.optimizer.updates)
 
     @property
     def max_forward(self) -> int:
@@ -216,12 +216,12 @@ class StreamingEngine(Engine):
         like = next(iter(found.values()), None)
         width = len(like) if like is not None else 1 + len(self._names)
         if len(learned) < self._stream.replicas[self._place.stage]:  # one without any may not know what there is
-            widest = torch.tensor([width], device=self._device)
+            widest = torch.tensor([width], device=self.device)
             if self._groups.data is not None:
                 with annotate_errors("agreeing on the metrics"):
                     dist.all_reduce(widest, dist.ReduceOp.MAX, self._groups.data)
             width = int(widest.item())
-        rows = torch.zeros(len(learned), width, device=self._device)
+        rows = torch.zeros(len(learned), width, device=self.device)
         for m, values in found.items():
             rows[m - learned.start] = values
         all_reduce(rows, self._groups.data, "all-reduce of the losses")

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, Dict, Mapping
 
 from megatron_ext.contract.models.hf_config import TANH_GELU, HfConfig, dropouts, unless
-from megatron_ext.contract.models.tokens import TransformerFamily
+from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.contract.models.pieces import Parameter, Parameters, Stack
+from megatron_ext.contract.models.tokens import TransformerFamily, matrices
+from megatron_ext.families.gpt.options import GptOptions
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The scaled rotary embedding that the engine computes."""
+
+
+_MLP = ("mlp_in.", "mlp_out.")
 
 
 class _Gpt(TransformerFamily):
@@ -21,6 +28,33 @@ class _Gpt(TransformerFamily):
     packs = True
     metrics = ("loss", "perplexity")
     megatron_lm = True
+    options = (*TransformerFamily.options, "experts", "experts_per_token")
+
+    def layer(self, model: ModelConfig, stack: Stack) -> Parameters:
+        """With experts, these have the MLP's parameters each, and the router has one row for each of them."""
+        found, own = super().layer(model, stack), model.own(GptOptions)
+        if own.experts is None:
+            return found
+        mlp = {name: one for name, one in found.items() if name.startswith(_MLP)}
+        return {
+            **{name: one for name, one in found.items() if name not in mlp},
+            "router.weight": Parameter((own.experts, model.hidden)),
+            **{f"experts.{number}.{name}": one for number in range(own.experts) for name, one in mlp.items()},
+        }
+
+    def inside_activations(self, model: ModelConfig, kind: str, fused: bool = False) -> int:
+        own = model.own(GptOptions)
+        working = 1 if own.experts is None else own.experts_per_token
+        return super().inside_activations(replace(model, ffn_hidden=working * model.inner), kind, fused)
+
+    def operations(self, model: ModelConfig, kind: str) -> int:
+        """Of the experts, of those that work on a token."""
+        whole, own = super().operations(model, kind), model.own(GptOptions)
+        if own.experts is None or kind != "layer":
+            return whole
+        idle = own.experts - own.experts_per_token
+        of_expert = {name: one for name, one in self.parameters(model, kind).items() if name.startswith("experts.0.")}
+        return whole - 2 * model.sequence_length * idle * matrices(of_expert)
 
     def from_hf(self, config: HfConfig) -> Dict[str, object]:
         if config.kind == "gpt2":

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint
 
+from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.keys import ROTARY, SINUSOIDAL
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.models.pieces import Stack
@@ -100,6 +101,8 @@ class TransformerLayer(nn.Module):
     ) -> None:
         """`recompute` is "none", "selective" (the attention's core) or "full"; dropout follows from name and seed."""
         super().__init__()
+        if (experts := getattr(config, "experts", None)) is not None:
+            raise EngineError(f"model.experts={experts}: tdpp's own layers have none; use engine=megatron_core")
         self.config = config
         self.causal = stack.causal
         self.tensor = tensor

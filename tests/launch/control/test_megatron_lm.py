@@ -15,7 +15,7 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from launch.control.follow import follow
-from launch.control.megatron_lm import check, layout, worker
+from launch.control.megatron_lm import check, worker
 from launch.control.planning.plan import make_plan
 from launch.control.stop import stop
 from launch.control.submit import submit
@@ -24,6 +24,7 @@ from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.machine import processes
 from launch.node.worker_command import Master
+from megatron_ext.contract.layout import megatron_layout
 from tests.support import ROOT
 from tests.support.launch.live import TWO_NODES, agents, done, token, wait_for
 from tests.support.launch.megatron_lm import pretrain_gpt
@@ -178,13 +179,13 @@ def test_a_resumed_run_loads_what_it_saved() -> None:
     ids=["seed", "two-stages", "an-empty-stage", "two-chunks", "one-stage"],
 )
 def test_a_partition_is_said_as_a_layout(partition: list[int], pipeline: int, said: str | None) -> None:
-    assert layout(partition, pipeline) == said
+    assert megatron_layout(partition, pipeline) == said
 
 
 @given(st.lists(st.integers(0, 40), min_size=2, max_size=16))
 def test_a_layout_has_the_layers_of_its_partition(partition: list[int]) -> None:
     """Read as the documentation of Megatron-LM says: bars between stages, `x*n` for n times x."""
-    said = layout(partition, len(partition))
+    said = megatron_layout(partition, len(partition))
     assert said is not None
     stages = [stage.strip("EL").removeprefix("t*") or "0" for stage in said.split("|")]
     assert [int(layers) for layers in stages] == partition

@@ -212,7 +212,7 @@ def test_a_search_finds_replicas_by_stage_and_launch_takes_them(
         (["parallel.replicas=3-1"], "parallel.replicas=3-1: the search itself finds the replicas; leave it out"),
         (
             ["by_stage=true", "engine=megatron_lm", "engine.checkout=/m"],
-            "by_stage=true: Megatron-LM's stages are all alike; use engine=tdpp",
+            "by_stage=true: Megatron's stages are all alike; use engine=tdpp",
         ),
         (
             ["by_stage=true", "parallel.schedule=interleaved"],

@@ -1,0 +1,91 @@
+"""What a plan must be for another engine than tdpp's own."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterator, List, Tuple
+
+from megatron_ext.contract.models.keys import DEFAULT
+from megatron_ext.contract.models.model import family_named
+from megatron_ext.contract.plan_check import Values
+from megatron_ext.contract.schedule.schedules import SCHEDULES
+from megatron_ext.contract.train_config import ADAM, ADAMW, BACKOFF, OPTIONS
+
+Faults = Iterator[Tuple[str, Any, str]]
+"""Each is a key, its value and what this must be."""
+MEGATRON_CORE = "megatron_core"
+WITH = f"with engine={MEGATRON_CORE}"
+_ALIKE = {
+    "tensors": f"one number {WITH}, whose stages have tensor groups of one size; engine=tdpp has one for each stage",
+    "replicas": f"null {WITH}, whose stages have equal numbers of replicas; engine=tdpp has one for each stage",
+    "shares": f"null {WITH}, whose replicas take equal numbers of micro-batches; engine=tdpp has shares",
+    "streams": f"null {WITH}, which has one copy of the model on a GPU; engine=tdpp has several",
+    "adapt": f"null {WITH}, whose batch stays as it is; engine=tdpp has batches that adapt",
+    "elastic": f"null {WITH}, which needs all of its nodes; engine=tdpp goes on without one",
+    "schedule_file": f"null {WITH}, which reads no schedules; engine=tdpp does",
+    "hierarchical_stages": f"null {WITH}, which leaves the order of sums to NCCL; engine=tdpp sums by node",
+    "reduce_dtype": f"null {WITH}, which sums gradients in fp32; engine=tdpp sums in bf16, too",
+    "rehearsal": f"null {WITH}; engine=tdpp has rehearsals",
+}
+"""What only tdpp's own engine has, and plan.json has null for it otherwise."""
+_OF_TRAINING = {
+    "optimizer": ((ADAMW, ADAM), f"{ADAMW} or {ADAM}"),
+    "loss_scaler": ((BACKOFF,), BACKOFF),
+    "compile": ((False,), "false"),
+    "overlap_optimizer": ((False,), "false"),
+    "ema": ((None,), "null"),
+}
+
+
+def _experts(plan: Values) -> Faults:
+    model, core = plan["model"], plan["engine"] == MEGATRON_CORE
+    experts, shared = model.get("experts"), plan.get("expert") or 1
+    if experts is not None and not core:
+        yield "model.experts", experts, f"null with engine={plan['engine']}; engine={MEGATRON_CORE} has experts"
+    if shared > 1 and experts is None:
+        yield "expert", shared, "1 without model.experts"
+    for whole, name in ((plan["data"], "data"), (experts or shared, "model.experts")):
+        if whole % shared:
+            yield "expert", shared, f"a divisor of {name}={whole}"
+    if experts is not None and model.get("experts_per_token", 2) > experts:
+        yield "model.experts_per_token", model.get("experts_per_token", 2), f"at most model.experts={experts}"
+    if experts is not None and plan["tensor"] > 1 and not plan["sequence_parallel"]:
+        yield "sequence_parallel", False, f"true with model.experts and tensor={plan['tensor']}"
+
+
+def _megatron_core(plan: Values) -> Faults:
+    if plan["engine"] != MEGATRON_CORE:
+        return
+    for key, must in _ALIKE.items():
+        if plan.get(key) is not None:
+            yield key, plan[key], must
+    family = plan.get("model", {}).get("family", DEFAULT)
+    if not family_named(family).megatron_lm:
+        yield "model.family", family, f"{DEFAULT} {WITH}, which trains GPT-2 and Llama here; engine=tdpp trains all"
+    schedule = SCHEDULES.get(plan.get("schedule", ""))
+    if schedule is not None and not schedule.megatron_lm:
+        known = " or ".join(name for name, one in SCHEDULES.items() if one.megatron_lm)
+        yield "schedule", plan["schedule"], f"{known} {WITH}; engine=tdpp has more schedules"
+    for key, (values, must) in _OF_TRAINING.items():
+        given = plan.get("train", {}).get(key, OPTIONS.get(key, values[0]))
+        if given not in values:
+            yield f"train.{key}", given, f"{must} {WITH}; engine=tdpp has more"
+
+
+def _groups(plan: Values) -> Faults:
+    """Interleaved stages take micro-batches in groups of as many as there are stages."""
+    if plan["engine"] != MEGATRON_CORE or plan["chunks"] == 1 or plan.get("shares"):
+        return
+    step = plan["data"] * plan["micro_batch_size"] * plan["pipeline"]
+    if plan["global_batch_size"] % step:
+        yield (
+            "global_batch_size",
+            plan["global_batch_size"],
+            f"a multiple of data x micro_batch_size x pipeline = {step} with chunks {WITH}; engine=tdpp takes others",
+        )
+
+
+RULES: List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]] = [
+    (("engine",), _megatron_core),
+    (("engine", "model", "data", "tensor", "sequence_parallel"), _experts),
+    (("engine", "chunks", "data", "micro_batch_size", "pipeline", "global_batch_size"), _groups),
+]

@@ -1,0 +1,74 @@
+"""Finds megatron.core, and what it can do on this machine."""
+
+from __future__ import annotations
+
+import warnings
+from typing import List, NamedTuple, Tuple
+
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.plan import Plan
+from megatron_ext.core import on_cpu
+
+OLDEST, NEWEST = (0, 13), (0, 16)
+"""The versions that were tried; a layout of uneven stages is not in earlier ones."""
+
+
+class Library(NamedTuple):
+    """The megatron.core that is here."""
+
+    version: Tuple[int, ...]
+    transformer_engine: bool
+    """Whether layers are Transformer Engine's."""
+
+    @property
+    def remarks(self) -> List[str]:
+        """What the log says of it."""
+        shown = ".".join(map(str, self.version))
+        layers = (
+            "layers of Transformer Engine"
+            if self.transformer_engine
+            else "its own layers and torch's attention, for Transformer Engine is not there"
+        )
+        found = [f"megatron-core {shown} trains, with {layers}"]
+        if self.version[:2] > NEWEST:
+            found.append(
+                f"megatron-core {shown} is newer than {'.'.join(map(str, NEWEST))}, the last that was tried with tdpp"
+            )
+        return found
+
+
+def load(plan: Plan) -> Library:
+    """Imports megatron.core, for the plan's device.
+
+    Raises:
+        EngineError: it is not installed, or too old.
+    """
+    warnings.filterwarnings("ignore", module="megatron")  # of what only some GPUs have, at each import
+    try:
+        import megatron.core
+    except ImportError as error:
+        raise EngineError(
+            f"engine=megatron_core needs megatron-core, which cannot be imported: {error}; install tdpp[megatron] "
+            "where the ranks run, take a container that has it, or use engine=tdpp"
+        ) from error
+    version = tuple(int(part) for part in megatron.core.__version__.split("+")[0].split(".")[:3] if part.isdigit())
+    if version[:2] < OLDEST:
+        raise EngineError(
+            f"engine=megatron_core: megatron-core {megatron.core.__version__} is too old for stages of different "
+            f"lengths; install {'.'.join(map(str, OLDEST))} or newer, or use engine=tdpp"
+        )
+    if plan.device == "cpu":
+        on_cpu.begin()
+    found = Library(version, plan.device == "cuda" and _has_transformer_engine())
+    if not found.transformer_engine:
+        from megatron.core.transformer.moe import moe_utils
+
+        if not hasattr(moe_utils, "te_general_gemm"):  # which its router asks for even then (0.16.1)
+            moe_utils.te_general_gemm = None
+    return found
+
+
+def _has_transformer_engine() -> bool:
+    from megatron.core.models.gpt import gpt_layer_specs
+
+    return bool(gpt_layer_specs.HAVE_TE)  # megatron.core has names of Transformer Engine's layers even without it

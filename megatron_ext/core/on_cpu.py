@@ -1,0 +1,102 @@
+"""Sends what megatron.core asks of CUDA to the CPU, where a plan's device is one. Nothing of it is loaded on a GPU.
+
+megatron.core names the device `cuda` in its sources. A mode of torch's functions puts the CPU in its place; streams,
+events and the states of random number generators, which are not functions of torch, have stand-ins.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_CPU = torch.device("cpu")
+_CUDA = "torch.cuda."
+
+
+class _OnCpu(TorchFunctionMode):
+    """Has every function of torch that is asked for CUDA give a tensor on the CPU."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[Any], args: Tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is Tensor.cuda:
+            return args[0]
+        if func is Tensor.type and len(args) == 1 and not kwargs:
+            return func(*args).replace("torch.", _CUDA)  # by which an optimizer knows fp32 from 16 bits
+        if kwargs and "device" in kwargs and _cuda(kwargs["device"]):
+            kwargs = {**kwargs, "device": _CPU}
+        if func is Tensor.to and len(args) > 1 and _cuda(args[1]):
+            args = (args[0], _CPU, *args[2:])
+        return func(*args, **(kwargs or {}))
+
+
+def _cuda(device: object) -> bool:
+    return isinstance(device, (str, torch.device)) and str(device).startswith("cuda")
+
+
+class _Stream:
+    """A stream or an event of CUDA: on a CPU all that was begun has ended."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __getattr__(self, _: str) -> Callable[..., "_Stream"]:
+        return lambda *_, **__: self
+
+
+_begun: List[_OnCpu] = []
+
+
+def begin() -> None:
+    """From now on, for the rest of this process."""
+    if _begun:
+        return
+    from megatron.core import dist_checkpointing  # noqa: F401  (asks for CUDA itself, and has to find none)
+    from megatron.core.tensor_parallel import random
+
+    stream = _Stream()
+    stand_ins: Dict[Any, Dict[str, Any]] = {
+        torch.cuda: {
+            "current_device": lambda: _CPU,
+            "synchronize": lambda *_: None,
+            "current_stream": lambda *_: stream,
+            "default_stream": lambda *_: stream,
+            "stream": lambda _: nullcontext(),
+            "Stream": _Stream,
+            "Event": _Stream,
+            "empty_cache": lambda: None,
+        },
+        Tensor: {"record_stream": lambda *_: None},
+        random: {"_get_cuda_rng_state": lambda *_, **__: None, "_set_cuda_rng_state": lambda *_, **__: None},
+        random.CudaRNGStatesTracker: {"fork": lambda *_, **__: nullcontext()},
+    }
+    stand_ins[dist] = {"all_to_all_single": _counted(dist.all_to_all_single)}
+    for owner, names in stand_ins.items():
+        for name, stand_in in names.items():
+            setattr(owner, name, stand_in)
+    mode = _OnCpu()
+    mode.__enter__()  # type: ignore[no-untyped-call]
+    _begun.append(mode)
+
+
+def _counted(exchange: Callable[..., Any]) -> Callable[..., Any]:
+    """gloo wants counts as numbers where megatron.core gives it tensors of them."""
+
+    def all_to_all(
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Optional[Iterable[Any]] = None,
+        input_split_sizes: Optional[Iterable[Any]] = None,
+        **options: Any,
+    ) -> Any:
+        sizes = [
+            None if one is None else [int(size) for size in one] for one in (output_split_sizes, input_split_sizes)
+        ]
+        return exchange(output, input, *sizes, **options)
+
+    return all_to_all

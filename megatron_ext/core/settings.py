@@ -1,0 +1,219 @@
+"""A plan in the words of megatron.core: its groups, and the settings of its model, replicas and optimizer."""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from dataclasses import fields
+from datetime import timedelta
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, Dict, Iterator, Mapping
+
+import torch
+from torch.nn import functional as F
+
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.layout import megatron_layout
+from megatron_ext.contract.models.keys import RMS_NORM
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.train_config import ADAMW
+from megatron_ext.core.library import Library
+from megatron_ext.engine.optimizer.precision import LossScaler
+from megatron_ext.families.gpt.options import GptOptions
+from megatron_ext.parallel.comm import annotate_errors
+from megatron_ext.tasks.task import DTYPES
+
+BALANCE = 0.01
+"""Factor of the loss by which a router learns to use all experts alike (Fedus et al. 2021)."""
+_MAY_CHANGE = (
+    *("moe_aux_loss_coeff", "moe_token_dispatcher_type", "moe_ffn_hidden_size", "bias_activation_fusion"),
+    *("bias_dropout_fusion", "apply_rope_fusion", "masked_softmax_fusion", "gradient_accumulation_fusion"),
+    *("persist_layer_norm", "overlap_p2p_comm"),
+)
+"""What tdpp sets by itself, and no key of it says."""
+
+
+def make_groups(plan: Plan, timeout: timedelta) -> None:
+    """Makes megatron.core's groups, whose ranks lie as the plan's do. All ranks call it."""
+    from megatron.core import parallel_state
+
+    if plan.device == "cpu":
+        from megatron_ext.parallel.comm import require_room_for_threads
+
+        require_room_for_threads()
+    with annotate_errors("making the groups of ranks"):
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=plan.tensor,
+            pipeline_model_parallel_size=plan.pipeline,
+            virtual_pipeline_model_parallel_size=plan.chunks if plan.chunks > 1 else None,
+            distributed_timeout_minutes=timeout.total_seconds() / 60,
+            expert_model_parallel_size=plan.expert or 1,
+            create_gloo_process_groups=False,
+        )
+
+
+def model_config(plan: Plan, library: Library) -> Any:
+    """megatron.core's TransformerConfig."""
+    from megatron.core.transformer import TransformerConfig
+
+    own = {**_model(plan), **_experts(plan), **_layout(plan), **_kernels(plan, library)}
+    options = _checked(plan.engine_options or {}, TransformerConfig, own)
+    with _refusing(options):
+        return TransformerConfig(**{**own, **options})
+
+
+def _checked(options: Mapping[str, object], config: Any, own: Mapping[str, Any]) -> Dict[str, object]:
+    """`engine.options`, whose names are those of the megatron.core that is here.
+
+    Raises:
+        EngineError: it has no such field, or a key of tdpp sets it, or it takes another type.
+    """
+    kinds = {one.name: one for one in fields(config)}
+    for name, value in options.items():
+        shown = f"engine.options.{name}={value}"
+        if name not in kinds:
+            near = get_close_matches(name, kinds, 1)
+            meant = f"did you mean {near[0]}?" if near else "see the fields of its TransformerConfig"
+            raise EngineError(f"{shown}: this megatron-core has no such option; {meant}")
+        if name in own and name not in _MAY_CHANGE:
+            raise EngineError(f"{shown}: the plan says {name}={own[name]}, from keys of tdpp; leave it out")
+        default = kinds[name].default
+        if isinstance(default, (bool, int, float, str)) and not _fits(value, default):
+            raise EngineError(f"{shown} must be of the type {type(default).__name__}, such as {default}")
+    return dict(options)
+
+
+def _fits(value: object, default: object) -> bool:
+    """Whether a value is of the same type as a default; a whole number is a number, too."""
+    if isinstance(default, float):
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return type(value) is type(default)
+
+
+@contextmanager
+def _refusing(options: Mapping[str, object]) -> Iterator[None]:
+    """Has what megatron.core says of values that do not go together be one message."""
+    try:
+        yield
+    except (AssertionError, ValueError, TypeError, KeyError) as error:
+        given = ", ".join(f"engine.options.{name}={value}" for name, value in options.items()) or "this plan"
+        raise EngineError(f"megatron-core refuses {given}: {error or type(error).__name__}") from error
+
+
+def _model(plan: Plan) -> Dict[str, Any]:
+    model = plan.model
+    return {
+        "num_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "num_query_groups": model.query_groups,
+        "kv_channels": model.head_width,
+        "ffn_hidden_size": model.inner,
+        "hidden_dropout": model.hidden_dropout,
+        "attention_dropout": model.attention_dropout,
+        "normalization": str(model.normalization),
+        "layernorm_epsilon": model.norm_epsilon,
+        "add_bias_linear": model.add_bias_linear,
+        "gated_linear_unit": model.swiglu,
+        "activation_func": F.silu if model.swiglu else partial(F.gelu, approximate="tanh"),
+    }
+
+
+def _experts(plan: Plan) -> Dict[str, Any]:
+    own = plan.model.own(GptOptions)
+    if own.experts is None:
+        return {}
+    return {
+        "num_moe_experts": own.experts,
+        "moe_router_topk": own.experts_per_token,
+        "moe_ffn_hidden_size": plan.model.inner,
+        "expert_model_parallel_size": plan.expert or 1,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_aux_loss_coeff": BALANCE,
+    }
+
+
+def _layout(plan: Plan) -> Dict[str, Any]:
+    recompute: Dict[str, Any] = {}
+    if plan.recompute == "full":
+        recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    elif plan.recompute == "selective":
+        recompute = {"recompute_granularity": "selective"}
+    return {
+        "tensor_model_parallel_size": plan.tensor,
+        "sequence_parallel": plan.sequence_parallel,
+        "pipeline_model_parallel_size": plan.pipeline,
+        "virtual_pipeline_model_parallel_size": plan.chunks if plan.chunks > 1 else None,
+        "pipeline_model_parallel_layout": megatron_layout(plan.partition, plan.pipeline),
+        **recompute,
+    }
+
+
+def _kernels(plan: Plan, library: Library) -> Dict[str, Any]:
+    """Number formats, and what is fused where."""
+    cuda, dtype, model = plan.device == "cuda", DTYPES[plan.train.precision], plan.model
+    fused = cuda and (model.swiglu or model.add_bias_linear)
+    return {
+        "fp16": dtype == torch.float16,
+        "bf16": dtype == torch.bfloat16,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "perform_initialization": False,  # tdpp's initial weights, or a checkpoint's, take their place
+        "use_cpu_initialization": not cuda,
+        "bias_activation_fusion": fused,
+        **({"activation_func": F.gelu} if fused and not model.swiglu else {}),  # which is then the tanh one
+        "bias_dropout_fusion": cuda,
+        "apply_rope_fusion": cuda and library.transformer_engine,
+        "masked_softmax_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "persist_layer_norm": library.transformer_engine and model.normalization != RMS_NORM,
+        "batch_p2p_comm": False,  # so that a receive and a send that go together end each at its own time
+        "overlap_p2p_comm": plan.chunks > 1,
+    }
+
+
+def replicas_config(plan: Plan) -> Any:
+    """megatron.core's DistributedDataParallelConfig."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    return DistributedDataParallelConfig(
+        grad_reduce_in_fp32=plan.reduce_dtype is None,
+        overlap_grad_reduce=plan.data > 1,
+        use_distributed_optimizer=plan.sharded_optimizer,
+    )
+
+
+def optimizer_config(plan: Plan) -> Any:
+    """megatron.core's OptimizerConfig. The learning rate is given at each step."""
+    from megatron.core.optimizer import OptimizerConfig
+
+    train, dtype = plan.train, DTYPES[plan.train.precision]
+    scaler = LossScaler.of(train.precision)
+    decoupled = {"decoupled_weight_decay": train.optimizer == ADAMW}
+    if not any(one.name in decoupled for one in fields(OptimizerConfig)):  # before 0.15 it always was
+        if train.optimizer != ADAMW:
+            raise EngineError(
+                f"train.optimizer={train.optimizer}: this megatron-core has {ADAMW} alone; use it, megatron-core 0.15 "
+                "or newer, or engine=tdpp"
+            )
+        decoupled = {}
+    return OptimizerConfig(
+        optimizer="adam",
+        **decoupled,
+        lr=train.lr,
+        min_lr=train.min_lr,
+        weight_decay=train.weight_decay,
+        adam_beta1=train.adam_beta1,
+        adam_beta2=train.adam_beta2,
+        adam_eps=train.adam_eps,
+        clip_grad=train.clip_grad or math.inf,  # which clips nothing, and has the norm worked out
+        fp16=dtype == torch.float16,
+        bf16=dtype == torch.bfloat16,
+        params_dtype=dtype,
+        initial_loss_scale=scaler.scale,
+        min_loss_scale=scaler.least,
+        loss_scale_window=scaler.window,
+        hysteresis=scaler.hysteresis,
+        use_distributed_optimizer=plan.sharded_optimizer,
+    )

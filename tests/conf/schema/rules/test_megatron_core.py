@@ -1,0 +1,102 @@
+"""What engine=megatron_core cannot do is refused with the key, the rule and the engine that can."""
+
+from __future__ import annotations
+
+import pytest
+
+from conf.compose import compose
+from conf.errors import ConfigError
+from launch.control.planning.plan import make_plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_check import PlanFault
+
+CORE = ("engine=megatron_core", "parallel=single", "model.layers=4", "parallel.partition=null", "model.vocab_size=64")
+REFUSED = {
+    "shares": (
+        ["parallel.data=2", "parallel.shares=3-1", "parallel.global_batch_size=8"],
+        "parallel.shares=3-1 must be null with engine=megatron_core, whose replicas take equal numbers of",
+    ),
+    "replicas by stage": (
+        ["parallel.pipeline=2", "parallel.replicas=2-1"],
+        "parallel.replicas=2-1 must be null with engine=megatron_core, whose stages have equal numbers of replicas",
+    ),
+    "tensor sizes by stage": (
+        ["parallel.pipeline=2", "parallel.tensor=1-2"],
+        "parallel.tensor=1-2 must be one number with engine=megatron_core, whose stages have tensor groups of one size",
+    ),
+    "streams": (
+        ["parallel.data=2", "parallel.streams=2", "parallel.global_batch_size=8"],
+        "parallel.streams=2 cannot be combined with engine.kind=megatron_core; use engine.kind=tdpp",
+    ),
+    "zb_h1": (
+        ["parallel.pipeline=2", "parallel.schedule=zb_h1"],
+        "parallel.schedule=zb_h1 must be one_f_one_b or interleaved with engine=megatron_core; engine=tdpp has more",
+    ),
+    "groups of micro-batches": (
+        [
+            *("parallel.pipeline=2", "parallel.schedule=interleaved", "parallel.chunks=2"),
+            *("parallel.micro_batch_size=1", "parallel.global_batch_size=9"),
+        ],
+        "parallel.global_batch_size=9 must be a multiple of data x micro_batch_size x pipeline = 2 with chunks",
+    ),
+    "sums in bf16": (
+        ["parallel.data=2", "parallel.reduce_dtype=bf16"],
+        "parallel.reduce_dtype=bf16 must be null with engine=megatron_core, which sums gradients in fp32",
+    ),
+    "another family": (
+        ["model=bert-tiny", "model.layers=4"],
+        "model.family=bert must be gpt with engine=megatron_core, which trains GPT-2 and Llama here; engine=tdpp",
+    ),
+    "lamb": (["train.optimizer=lamb"], "train.optimizer=lamb must be adamw or adam with engine=megatron_core"),
+    "an average": (["train.ema=0.9"], "train.ema=0.9 must be null with engine=megatron_core; engine=tdpp has more"),
+    "compiled": (["train.compile=true"], "train.compile=True must be false with engine=megatron_core"),
+    "a rehearsal": (["executor.rehearse=virtual"], "executor.rehearse=virtual must be null with engine=megatron_core"),
+    "experts of another engine": (
+        ["model=mixtral-tiny", "engine=tdpp"],
+        "model.experts=4 must be null with engine=tdpp; engine=megatron_core has experts",
+    ),
+    "options of another engine": (
+        ["+engine.options.qk_layernorm=true", "engine=tdpp"],
+        "engine.options.qk_layernorm is for Megatron-Core, but engine.kind=tdpp; use engine=megatron_core too",
+    ),
+    "expert without experts": (
+        ["parallel.data=2", "parallel.expert=2"],
+        "parallel.expert=2 must be 1 without model.experts",
+    ),
+    "expert and replicas": (
+        ["model=mixtral-tiny", "parallel.data=2", "parallel.expert=4"],
+        "parallel.expert=4 must be a divisor of data=2",
+    ),
+    "experts and tensor": (
+        ["model=mixtral-tiny", "parallel.tensor=2"],
+        "parallel.sequence_parallel=False must be true with model.experts and tensor=2",
+    ),
+    "too few experts": (
+        ["model=mixtral-tiny", "model.experts_per_token=5"],
+        "model.experts_per_token=5 must be at most model.experts=4",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED.values(), ids=list(REFUSED))
+def test_what_it_cannot_do_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose([*CORE, *words])
+    assert message in str(refused.value)
+
+
+def test_a_rank_refuses_the_same_in_a_plan() -> None:
+    words = ["model=mixtral-tiny", "parallel.data=2", "parallel.expert=2", "+engine.options.moe_z_loss_coeff=0.001"]
+    plan = make_plan(compose([*CORE, *words]), "test/run")
+    content = plan.as_json()
+    assert (content["engine"], content["expert"]) == ("megatron_core", 2)
+    assert content["engine_options"] == {"moe_z_loss_coeff": 0.001}
+    assert Plan.parse(content, plan.folder) == plan
+    for change, message in (
+        ({"shares": [5, 3]}, "shares=\\[5, 3\\] must be null with engine=megatron_core"),
+        ({"engine": "tdpp"}, "model.experts=4 must be null with engine=tdpp"),
+        ({"engine": "deepspeed"}, "engine='deepspeed' must be tdpp or megatron_core or megatron_lm"),
+        ({"expert": 3}, "expert=3 must be a divisor of data=2"),
+    ):
+        with pytest.raises(PlanFault, match=message):
+            Plan.parse({**content, **change}, plan.folder)

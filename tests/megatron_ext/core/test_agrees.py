@@ -1,0 +1,140 @@
+"""engine=megatron_core learns what tdpp's own engine learns, under every layout that both can have.
+
+make test-megatron
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.megatron_ext.engine_run import make_run
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+
+MEGATRON = "engine=megatron_core"
+MODELS = {
+    "gpt2": ("model.layers=4",),
+    "llama": (
+        *("model.layers=4", "model.normalization=RMSNorm", "model.position_embedding_type=rope", "model.swiglu=true"),
+        *("model.add_bias_linear=false", "model.untie_embeddings_and_output_weights=true"),
+        *("model.num_query_groups=2", "model.ffn_hidden=48"),
+    ),
+}
+SINGLE = ("parallel=single",)
+LAYOUTS = {
+    "single": SINGLE,
+    "pipeline": (*SINGLE, "parallel.pipeline=2", "parallel.partition=2-2"),
+    "uneven": (*SINGLE, "parallel.pipeline=2", "parallel.partition=1-3"),
+    "no-layer": (*SINGLE, "parallel.pipeline=3", "parallel.partition=0-4-0"),
+    "tensor": (*SINGLE, "parallel.tensor=2"),
+    "sequence": (*SINGLE, "parallel.tensor=2", "parallel.sequence_parallel=true", "parallel.pipeline=2"),
+    "data": (*SINGLE, "parallel.data=2"),
+    "interleaved": (
+        *SINGLE,
+        *("parallel.pipeline=2", "parallel.schedule=interleaved", "parallel.chunks=2", "parallel.partition=2-1-0-1"),
+    ),
+    "sharded": (*SINGLE, "parallel.data=2", "parallel.sharded_optimizer=true", "parallel.pipeline=2"),
+    "recomputed": (*SINGLE, "parallel.recompute=full"),
+    "core-recomputed": (*SINGLE, "parallel.recompute=selective"),
+    "all": (
+        *("parallel=single", "parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.partition=3-1"),
+        *("parallel.sharded_optimizer=true", "parallel.sequence_parallel=true"),
+    ),
+}
+TWENTY = ("train.iterations=20", "train.log_interval=1")
+
+
+def losses(folder: Path, corpus: Path, *words: str) -> np.ndarray:
+    run = make_run(folder, corpus, *words)
+    assert run.go() == 0, run.stderr()
+    return run.losses()
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Callable[[str], np.ndarray]:
+    """The losses of tdpp's own engine on one process, by model."""
+    known: dict[str, np.ndarray] = {}
+
+    def of(model: str) -> np.ndarray:
+        if model not in known:
+            known[model] = losses(tmp_path_factory.mktemp(model), corpus, *MODELS[model], *SINGLE, *TWENTY)
+        return known[model]
+
+    return of
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("model", MODELS)
+def test_losses_are_those_of_tdpps_own_engine(
+    tmp_path: Path, corpus: Path, ours: Callable[[str], np.ndarray], model: str, layout: str
+) -> None:
+    theirs = losses(tmp_path / "run", corpus, MEGATRON, *MODELS[model], *LAYOUTS[layout], *TWENTY)
+    assert len(theirs) == 20
+    np.testing.assert_allclose(theirs, ours(model), rtol=0, atol=1e-5)
+
+
+PADDED = ("model.vocab_size=61", "parallel.tensor=2", "train.iterations=4")
+
+
+def test_a_vocabulary_that_is_padded_for_a_tensor_group_loses_as_much(tmp_path: Path, corpus: Path) -> None:
+    both = [losses(tmp_path / one, corpus, f"engine={one}", *SINGLE, *PADDED) for one in ("tdpp", "megatron_core")]
+    np.testing.assert_allclose(*both, rtol=0, atol=1e-5)
+
+
+FP16 = ("train.precision=fp16", "train.iterations=24", "train.log_interval=1")
+
+
+def test_fp16_skips_the_same_iterations_and_has_the_same_loss_scale(tmp_path: Path, corpus: Path) -> None:
+    found = []
+    for one in ("tdpp", "megatron_core"):
+        run = make_run(tmp_path / one, corpus, f"engine={one}", *SINGLE, *FP16)
+        assert run.go() == 0, run.stderr()
+        found.append([(line["loss_scale"], line["skipped"]) for line in run.metrics()])
+    assert found[0] == found[1]
+    assert {skipped for _, skipped in found[0]} == {0, 1}
+
+
+EVALUATED = ("train.iterations=4", "train.eval_interval=2", 'data.split="80,20,0"', "train.best=loss")
+
+
+@pytest.mark.parametrize("layout", ["single", "data", "interleaved", "all"])
+def test_evaluations_agree(tmp_path: Path, corpus: Path, layout: str) -> None:
+    found = []
+    for one in (SINGLE, (MEGATRON, *LAYOUTS[layout])):
+        run = make_run(tmp_path / f"run{len(found)}", corpus, *one, *MODELS["llama"], *EVALUATED)
+        assert run.go() == 0, run.stderr()
+        found.append([line["valid_loss"] for line in run.metrics() if "valid_loss" in line])
+    assert len(found[0]) == 2
+    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-5)
+
+
+WAYS = {
+    "tdpp to sharded": ((), (MEGATRON, *LAYOUTS["all"])),
+    "sharded to tdpp": ((MEGATRON, *LAYOUTS["all"]), ()),
+    "pipeline to interleaved": ((MEGATRON, *LAYOUTS["uneven"]), (MEGATRON, *LAYOUTS["interleaved"])),
+    "data to single": ((MEGATRON, *LAYOUTS["data"]), (MEGATRON,)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_run_goes_on_with_another_engine_and_layout(tmp_path: Path, corpus: Path, model: str, way: str) -> None:
+    """As one that was never stopped: losses, weights and the optimizer's state."""
+    begin, end = WAYS[way]
+    words = (*MODELS[model], *SINGLE, "train.lr_decay_iterations=6")
+    whole = make_run(tmp_path / "whole", corpus, *words, "train.iterations=6")
+    assert whole.go() == 0, whole.stderr()
+    run = make_run(tmp_path / "run", corpus, *words, "train.iterations=3", "train.samples=null", *begin)
+    assert run.go() == 0, run.stderr()
+    run = run.replan(*words, "train.iterations=6", *end)
+    assert run.go() == 0, run.stderr()
+    np.testing.assert_allclose(run.losses(), whole.losses(), rtol=0, atol=1e-5)
+    found, expected = run.state(), whole.state()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5, msg=lambda text, at=name: f"{at}: {text}")
