@@ -48,7 +48,8 @@ def row_of_images(name: str) -> str:
 
 
 def row(name: str) -> str:
-    model = experiment(f"model={name}", "parallel.partition=null").model
+    engine = ["engine=megatron_core"] if "\nexperts:" in (MODELS / f"{name}.yaml").read_text() else []
+    model = experiment(f"model={name}", "parallel.partition=null", *engine).model
     sizes = model.sized(1)
     layers = "+".join(str(count) for count in (sizes.layers, sizes.decoder_count) if count)
     tokens = "+".join(str(count) for count in (sizes.sequence_length, sizes.decoder_tokens) if count)

@@ -40,7 +40,7 @@ def test_a_model_there_is_taken_by_its_name(
         (nothing_set / "other").mkdir()
         monkeypatch.setenv(VARIABLE, f"{nothing_set / 'other'}:{nothing_set / place}")
     assert compose(["model=mine", "parallel.partition=1-1"]).model.hidden == 96
-    assert main(["completion", "--line", "tdpp launch model=mi"]) == 0
+    assert main(["completion", "--line", "tdpp launch model=min"]) == 0
     assert capsys.readouterr().out == "model=mine\n"
 
 
