@@ -95,7 +95,7 @@ def test_ranks_do_without_torchs_compiler_or_share_one_import_of_it(
     engine_run: Callable[..., EngineRun], words: tuple[str, ...], compiler: bool
 ) -> None:
     """Its import takes 1.5 CPU seconds of the start of every run."""
-    run = engine_run("parallel=single", "parallel.data=2", "parallel.micro_batch_size=1", *words)
+    run = engine_run("engine=tdpp", "parallel=single", "parallel.data=2", "parallel.micro_batch_size=1", *words)
     done = subprocess.run(
         [sys.executable, "-c", TRAINS, str(run.run.plan)], cwd=ROOT, capture_output=True, text=True, check=True
     )
