@@ -122,7 +122,7 @@ def offered(line: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
         ("tdpp completion ", ["bash", "zsh", "fish"]),
         ("tdpp launch mod", ["model=", "model."]),
         ("tdpp launch -m model=tiny,sm", ["model=tiny,small"]),
-        ("tdpp launch --config-dir=own model=mi", ["model=mine"]),
+        ("tdpp launch --config-dir=own model=min", ["model=mine"]),
         (
             "tdpp launch +cluster.groups.local.gp",
             ["+cluster.groups.local.gpus_per_node=", "+cluster.groups.local.gpu="],
