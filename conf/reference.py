@@ -125,7 +125,7 @@ def _parts(name: str, kind: Any) -> Iterator[Part]:
 
 
 def _first_paragraph(kind: Any) -> str:
-    """Of a class's own docstring; none that it inherits, or that dataclasses write."""
+    """Return the first paragraph of a class's own docstring; none that it inherits, or that dataclasses write."""
     text = inspect.cleandoc(vars(kind).get("__doc__") or "")
     return "" if text.startswith(f"{kind.__name__}(") else " ".join(text.partition("\n\n")[0].split())
 
@@ -252,7 +252,7 @@ def _meaning(key: Key) -> str:
 
 
 def _lowered(text: str) -> str:
-    """As it stands within a sentence, without its full stop."""
+    """Return the text as it stands within a sentence, without its full stop."""
     return text.removesuffix(".")
 
 

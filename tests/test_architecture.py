@@ -422,6 +422,18 @@ for command in {[[], *([name] for name in COMMANDS)]}:
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists() or shutil.which("git") is None, reason="not a git checkout, or no git")
+def test_docstrings_are_sentences() -> None:
+    """One that begins "Of a stage" leaves a reader to guess what the function does with it."""
+    described = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    found = [
+        f"{file}: {node.name}"
+        for file in FILES
+        for node in ast.walk(parsed(file))
+        if isinstance(node, described) and (ast.get_docstring(node) or "").startswith(("Of ", "By ", "As "))
+    ]
+    assert found == []
+
+
 def test_every_tracked_file_has_its_place() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert {name.split("/")[0] for name in listed.split("\0") if name} - TOP_LEVEL == set()

@@ -132,7 +132,8 @@ class _Source:
 
 
 def stage_package(model: ModelConfig, partition: Sequence[int], name: str) -> dict[str, str]:
-    """By file name, the package of a model of one of the `WRITTEN` families, whose stages hold so many blocks."""
+    """Return the files of the package of a model of one of the `WRITTEN` families, whose stages hold so many blocks, by
+    name."""
     blocks = image_blocks(model)
     files = {}
     stages = len(partition)

@@ -30,7 +30,7 @@ class Layer(NamedTuple):
 
 
 def layers_of(package: Path) -> list[list[Layer]]:
-    """By module, the loss left out.
+    """List the layers of each module, the loss left out.
 
     Raises:
         ConfigError: it is not a package of stages, or what a module holds would be known only by running it.
@@ -50,7 +50,7 @@ def layers_of(package: Path) -> list[list[Layer]]:
 
 
 def _layers(entry: ast.expr, files: dict[str, Path], package: Path) -> list[Layer]:
-    """Of `(Stage0(), [...], [...])`."""
+    """List the layers of `(Stage0(), [...], [...])`."""
     made = entry.elts[0] if isinstance(entry, ast.Tuple) and entry.elts else entry
     name = made.func.id if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) else None
     if name is None or name not in files:

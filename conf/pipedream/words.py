@@ -25,7 +25,7 @@ MOST_TOKENS = 50
 
 
 def words_of(path: Path, given: tuple[str, ...], model_of: ModelOf) -> tuple[list[str], list[str]]:
-    """As a `Reader` of conf/foreign_files.py."""
+    """Return the words of a configuration, as a `Reader` of conf/foreign_files.py does."""
     said, notes = _read(path, given, model_of)
     groups = {word.partition("=")[0] for word in given}
     return [f"{key}={in_word(value)}" for key, value in said.items() if not _replaced(key, groups)], notes
@@ -152,7 +152,7 @@ def _layout(path: Path, placed: Placement, model: Model, reading: Reading) -> No
 
 
 def _blocks(path: Path, placed: Placement, model: Model, reading: Reading) -> list[int]:
-    """Of the model, by stage."""
+    """Count the model's blocks of each stage."""
     if len(placed.ranks) == 1:
         return [model.counted]
     if reading.has("parallel.partition") or reading.has("parallel"):  # which then stands

@@ -24,7 +24,7 @@ class Corpus(plan_parts.Corpus):
 
 @config
 class Augment(plan_parts.Augment):
-    """Of images: how training changes them; every change follows from train.seed and the numbers of the samples."""
+    """How training changes images; every change follows from train.seed and the numbers of the samples."""
 
     def __post_init__(self) -> None:
         ranges.check("data.augment", self)

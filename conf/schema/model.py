@@ -116,7 +116,7 @@ class Model(keys.Model):
         return ":".join((os.path.basename(self.code_file), (self.code or "").rpartition(":")[2]))  # noqa: PTH119
 
     def block_names(self) -> list[str]:
-        """Of a model of images, the names of the blocks that a partition counts."""
+        """List the names of the blocks of a model of images that a partition counts."""
         return counted_blocks(self.sized(1))
 
     @property

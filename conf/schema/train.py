@@ -73,7 +73,7 @@ class Train(train_config.Train):
 
     @property
     def last_iteration(self) -> int:
-        """Of a training whose length is in iterations, or was found by a launch."""
+        """Return the last iteration of a training whose length is in iterations, or was found by a launch."""
         assert self.iterations is not None, f"{self.length}: only a launch counts its iterations"
         return self.iterations
 

@@ -210,7 +210,7 @@ def _own(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """Of a tokenizer; empty where there is none."""
+    """Read a tokenizer's configuration; empty where there is none."""
     if not path.is_file():
         return {}
     try:

@@ -117,7 +117,7 @@ def has_manifest(prefix: Path) -> bool:
 
 
 def _tokenizer_hash(prefix: Path) -> str | None:
-    """Of the tokeniser beside data; None for bytes, which have no file."""
+    """Return the hash of the tokeniser beside data; None for bytes, which have no file."""
     found = read_described(prefix, ChatsManifest) if kind_of(prefix) == CHATS else read_manifest(prefix)
     return found.sha256.get(TOKENIZER) if found else None
 

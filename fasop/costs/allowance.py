@@ -63,18 +63,19 @@ def with_allowance(kind: NodeKind, training: Training, memory: StageMemory[float
 
 
 def room_gib(kind: NodeKind, training: Training) -> float:
-    """Of the memory of such a node's GPU, what is left for `fasop.costs.memory.stage_memory`."""
+    """Return the GiB of such a node's GPU that are left for `fasop.costs.memory.stage_memory`."""
     taken = context_bytes(kind.gpu) + communicator_bytes(kind, communicators(training))
     return kind.gpu.memory_gib - (taken + _score_bytes(kind.gpu, training)) / GIB
 
 
 def context_bytes(gpu: Gpu) -> float:
-    """Of a CUDA context and the kernels in it; of a CPU, of a rank's process."""
+    """Return the bytes of a CUDA context and the kernels in it; on a CPU, those of a rank's process."""
     return float(PROCESS_MIB * MIB if gpu.is_cpu else (_architecture(gpu.name)[1] + KERNELS_MIB) * MIB)
 
 
 def communicator_bytes(kind: NodeKind, count: int) -> float:
-    """Of so many communicators of NCCL's, of which each makes a ring on the fastest link that its ranks may have."""
+    """Return the bytes of so many of NCCL's communicators, each of which makes a ring on the fastest link that its
+    ranks may have."""
     if kind.gpu.is_cpu:
         return 0.0
     return float(count * channels(kind) * CHANNEL_MIB * MIB)
@@ -87,9 +88,10 @@ def channels(kind: NodeKind) -> int:
 
 
 def communicators(training: Training) -> int:
-    """Of a rank, at most (megatron_ext/parallel/groups.py): its tensor and its data group, two more for sums within
-    nodes and across, the one of the gradient's norm, one each way between stages, twice with chunks, and one for copies
-    of a tied parameter."""
+    """Count the communicators of a rank, at most (megatron_ext/parallel/groups.py): its tensor and its data group, two
+    more for sums within nodes and across, the one of the gradient's norm, one each way between stages, twice with
+    chunks, and one for copies of a tied parameter.
+    """
     parallel = training.parallel
     stages = parallel.pipeline
     found = (parallel.tensor_size > 1) + (parallel.data > 1) + (stages * parallel.tensor_size > 1)
@@ -101,14 +103,14 @@ def communicators(training: Training) -> int:
 
 
 def _score_bytes(gpu: Gpu, training: Training) -> float:
-    """Of a GPU for which Triton makes no kernels, what is not in `stage_memory`."""
+    """Return the bytes that a GPU for which Triton makes no kernels needs beside those in `stage_memory`."""
     triton = not gpu.is_cpu and _architecture(gpu.name)[0] not in BEFORE_TRITON
     return held_scores(training, triton=triton) - held_scores(training, triton=True)
 
 
 @lru_cache(maxsize=256)
 def _architecture(name: str) -> tuple[str, int]:
-    """By the name of a GPU, with its context's MiB."""
+    """Find a GPU's architecture by its name; beside it stand the MiB of its context."""
     for architecture, names, mib in CONTEXTS:
         if re.search(names, name.replace("_", " "), re.IGNORECASE):
             return architecture, mib

@@ -54,7 +54,7 @@ class Blocks:
 
     @property
     def every_kind(self) -> Kinds:
-        """Of blocks, each once."""
+        """List the kinds of all blocks, each once."""
         return tuple(dict.fromkeys(kind for part in (self.first, *self.kinds, self.last) for kind in part))
 
     @cached_property
@@ -66,12 +66,12 @@ class Blocks:
         return counted
 
     def by_kind(self, partition: Sequence[int]) -> list[tuple[int, ...]]:
-        """Of each part how many layers of each kind it has."""
+        """Count the layers of each kind in each part."""
         behind = self.counts[:, np.cumsum([0, *partition])]
         return [tuple(part) for part in np.diff(behind, axis=1).T.tolist()]
 
     def contents(self, partition: Sequence[int]) -> list[str]:
-        """Of each part its layers, in words: how many, by kind where there are several, or by their names."""
+        """Say in words which layers each part has: how many, by kind where there are several, or by their names."""
         if not self.names:
             return [self.named(counts) for counts in self.by_kind(partition)]
         ends = np.cumsum([0, *partition]).tolist()
@@ -112,8 +112,8 @@ def _of_module(model: MeasuredModule) -> Blocks:
 
 
 def _laid_out(places: Sequence[tuple[str, str | None]], crosses: Sequence[int], names: tuple[str, ...]) -> Blocks:
-    """Of all blocks in their order: their kinds, and where each lies, which None says of a layer. What follows the last
-    layer lies on the last stage."""
+    """Lay out all blocks in their order, given their kinds and where each lies, which is None for a layer. What follows
+    the last layer lies on the last stage."""
     first: list[str] = []
     last: list[str] = []
     waiting: list[str] = []

@@ -55,7 +55,7 @@ class Calibration:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Of a file.
+    """Read a calibration file.
 
     Raises:
         SearchError: it cannot be read, or is none.

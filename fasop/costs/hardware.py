@@ -18,7 +18,7 @@ LEAST, MOST = 0.01, 100.0
 
 @config
 class Factors:
-    """By what predicted times are multiplied (fasop/costs/calibration.py); 1: as they are."""
+    """What predicted times are multiplied by (fasop/costs/calibration.py); 1 leaves them as they are."""
 
     forward: float = 1.0
     backward: float = 1.0
@@ -79,5 +79,5 @@ def node_kinds(cluster: Cluster) -> Sequence[NodeKind]:
 
 
 def gpus_of(kinds: Sequence[NodeKind]) -> int:
-    """Of all nodes of these kinds."""
+    """Count the GPUs of all nodes of these kinds."""
     return sum(kind.gpus * kind.group.count for kind in kinds)

@@ -66,7 +66,7 @@ class LayerTimes:
 
     @property
     def layer(self) -> Time:
-        """Of the first kind."""
+        """Return the times of the first kind of layer."""
         return self.layers[0]
 
 
@@ -99,14 +99,15 @@ def layer_times(gpu: Gpu, profile: LayerProfile | None, training: Training, with
 
 
 def _together(times: Mapping[str, Time], kinds: Kinds) -> Time:
-    """Of blocks that lie together."""
+    """Add up the times of blocks that lie together."""
     return Time(
         forward=sum(times[kind].forward for kind in kinds), backward=sum(times[kind].backward for kind in kinds)
     )
 
 
 def _recomputed(training: Training, times: Mapping[str, Time], kinds: Kinds) -> Mapping[str, Time]:
-    """By kind of block of a layer: the last one's forward pass is repeated, or a part of it."""
+    """Add to the backward pass what is computed again, by kind of block of a layer: the last one's forward pass, or a
+    part of it."""
     time, recompute = times[kinds[-1]], training.parallel.recompute
     if recompute is Recompute.none or isinstance(training.model, MeasuredModule):
         return {}
@@ -115,7 +116,7 @@ def _recomputed(training: Training, times: Mapping[str, Time], kinds: Kinds) -> 
 
 
 def _computed_again(training: Training, times: Mapping[str, Time]) -> Mapping[str, Time]:
-    """Of a user's module: with full recomputation every block's forward pass is repeated, and not the loss."""
+    """Add what full recomputation repeats of a user's module: every block's forward pass, but not the loss."""
     if training.parallel.recompute is Recompute.none:
         return times
     return {
@@ -160,7 +161,7 @@ def _known(gpu: Gpu, profile: LayerProfile | None, training: Training) -> tuple[
 
 
 def _profiled(gpu: Gpu, points: Sequence[ModelCosts], training: Training) -> tuple[Mapping[str, Time], Basis]:
-    """By kind of block."""
+    """Look the times up in a profile, by kind of block."""
     parallel = training.parallel
     known = {p.micro_batch_size: p for p in points if p.tensor == parallel.tensor_size}
     if not known:

@@ -103,7 +103,7 @@ EACH_STREAM = ("gradients", "buffers", "fragments")
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterBytes:
-    """Of one parameter."""
+    """Bytes that one parameter takes."""
 
     weight: float
     gradient: float
@@ -136,7 +136,8 @@ def parameter_bytes(training: Training) -> ParameterBytes:
 
 
 def layer_activations(training: Training, kind: int = 0, *, fused: bool = False) -> float:
-    """Of one layer of a kind and one micro-batch, kept from its forward to its backward pass, without recomputation.
+    """Count the bytes of activations that one layer of a kind keeps of one micro-batch from its forward to its backward
+    pass, without recomputation.
 
     Counted in tensors of [micro-batch, sequence, hidden]. tdpp's engine: the inputs of both norms and of the linear
     layers after them; and, shared by the tensor group, what attention and MLP keep inside
@@ -206,7 +207,7 @@ def _passing(
     logits: float,
     words: float,
 ) -> Number:
-    """Of tdpp's engine on a GPU, what is there for a moment at the fullest one, beside all that is kept.
+    """Count the bytes that tdpp's engine on a GPU needs for a moment at the fullest one, beside all that is kept.
 
     Either in a layer's backward pass: what is computed again, and the scratch of the largest sum over rows, a bias's
     gradient. Or, where one stage has tied embeddings, when the loss has gone back: a gradient of all words in the
@@ -232,7 +233,7 @@ def _passing(
 
 
 def _context_bytes(training: Training, sized: ModelConfig) -> int:
-    """Of a micro-batch, what layers attend to beside what passes through them."""
+    """Count the bytes of a micro-batch that layers attend to beside what passes through them."""
     tokens = max(stack.context for stack in sized.stacks())
     return training.parallel.micro_batch_size * tokens * sized.hidden * training.width
 
@@ -240,7 +241,8 @@ def _context_bytes(training: Training, sized: ModelConfig) -> int:
 def stage_memory(
     training: Training, stage: Number, of_layer: Number | None = None, kind: int = 0, versions: int = 1
 ) -> StageMemory[Number]:
-    """Of the ranks of a stage, or of each of several, with the schedule, batches and sizes of `training.parallel`.
+    """Work out what the ranks of a stage keep in memory, or those of each of several, with the schedule, batches and
+    sizes of `training.parallel`.
 
     `of_layer` is of how many micro-batches a layer keeps its activations; without it, what follows from the schedule
     for a stage of one chunk. Of several chunks each has its own number (`chunks_in_flight`). Layers are of one kind
@@ -294,7 +296,8 @@ def stage_memory(
 def _of_module(
     training: Training, model: MeasuredModule, stage: Number, of_layer: Number | None, kind: int, versions: int
 ) -> StageMemory[Number]:
-    """As `stage_memory`: what enters a stage is there for all micro-batches in flight, as much as any cut has.
+    """Do as `stage_memory` for a user's module: what enters a stage is there for all micro-batches in flight, as much
+    as any cut has.
 
     Of a block that is computed again its inputs are kept, and what one of all blocks keeps is there once more.
     """
@@ -311,7 +314,7 @@ def _of_module(
     message = float(max(training.messages))
 
     def beside(of: Callable[[MeasuredBlock], float]) -> Number:
-        """Of what the first and the last stage have beside their layers."""
+        """Count what the first and the last stage have beside their layers."""
         sums = [sum(of(model.block(name)) for name in part) for part in (blocks.first, blocks.last)]
         both: Number = none + first * sums[0] + last * sums[1]
         return both
@@ -335,8 +338,10 @@ def _of_module(
 
 
 def memory_of_streams(one: StageMemory[float], streams: int) -> StageMemory[float]:
-    """Of a rank with so many copies of the model, which hold activations of as many micro-batches (`one` has these):
-    each has gradients and buffers of its own, and blocks of the allocator, which gives none to another stream."""
+    """Work out the memory of a rank with so many copies of the model, which hold activations of as many micro-batches
+    (`one` has these): each has gradients and buffers of its own, and blocks of the allocator, which gives none to
+    another stream.
+    """
 
     def of_all(amount: Amount[float]) -> Amount[float]:
         return Amount(layer=streams * amount.layer, fixed=streams * amount.fixed)

@@ -39,13 +39,13 @@ def first_bucket_share(model: MeasuredModule) -> float:
 
 
 def first_bucket_layers(model: Model, tensor: int, kind: int = 0) -> float:
-    """Of how many layers the gradients must be complete before any can be summed."""
+    """Return of how many layers the gradients must be complete before any can be summed."""
     return 1 / max(LEAST, buckets_per_layer(model, tensor, kind))
 
 
 def last_bucket_parameters(model: Model, tensor: int, *, first: bool) -> float:
-    """Of a stage's last bucket; that of the first stage has the embeddings, which are complete at the very end.
-    Where layers differ, of the largest kind."""
+    """Count the parameters of a stage's last bucket; that of the first stage has the embeddings, which are complete at
+    the very end. Where layers differ, of the largest kind."""
     if first and not isinstance(model, MeasuredModule):
         return embedding_parameters(model, tensor)
     kinds = range(len(blocks_of(model).kinds))

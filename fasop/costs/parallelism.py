@@ -139,7 +139,7 @@ class Parallelism(PlacedPlan):
 
     @cached_property
     def micro_batches_of(self) -> Numbers:
-        """By replica, where all stages have as many."""
+        """Count the micro-batches of each replica, where all stages have as many."""
         return Shares(self.shares or (1,) * self.first_replicas).of(self.global_batch_size // self.micro_batch_size)
 
 

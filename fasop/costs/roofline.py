@@ -34,8 +34,8 @@ class Time:
 def roofline(
     gpu: Gpu, model: Model, precision: Precision, tensor: int, batch: int, within: Link[float]
 ) -> Mapping[str, Time]:
-    """By kind of block, what peak rates allow (Williams et al. 2009): matrix products by the GPU's operations per
-    second or the reading of their weights, everything else by the memory traffic. Kernels take their starts, too,
+    """Estimate by kind of block what peak rates allow (Williams et al. 2009): matrix products by the GPU's operations
+    per second or the reading of their weights, everything else by the memory traffic. Kernels take their starts, too,
     without which no micro-batch would be too small; the more they compute, the more of that is hidden. A backward pass
     takes twice a forward pass.
 

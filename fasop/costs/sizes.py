@@ -21,32 +21,34 @@ read and, clipped and updated, written; a 16-bit weight made of that in fp32; th
 
 @lru_cache(maxsize=4096)
 def layer_parameters(model: Model, tensor: int, kind: int = 0) -> int:
-    """Of a layer of one of the kinds (`Blocks.kinds`): matrices, and biases of their inner width, are shared; norms and
-    outer biases are not."""
+    """Count the parameters of a layer of one of the kinds (`Blocks.kinds`): matrices, and biases of their inner width,
+    are shared; norms and outer biases are not."""
     return _parameters(model, tensor, blocks_of(model).kinds[kind])
 
 
 def word_parameters(model: Model, tensor: int) -> int:
-    """Of the word embedding, which the head has too; the vocabulary is shared."""
+    """Count the parameters of the word embedding, which the head has too; the vocabulary is shared."""
     return model.padded_vocab(tensor) // tensor * model.sized(tensor).word_width
 
 
 @lru_cache(maxsize=4096)
 def embedding_parameters(model: Model, tensor: int) -> int:
-    """Of the first stage's word and position embeddings."""
+    """Count the parameters of the first stage's word and position embeddings."""
     return _parameters(model, tensor, blocks_of(model).first)
 
 
 @lru_cache(maxsize=4096)
 def head_parameters(model: Model, tensor: int, *, own_word: bool) -> int:
-    """Of the last stage's norm and, where the first stage is another one or the model has two, a word embedding."""
+    """Count the parameters of the last stage's norm and, where the first stage is another one or the model has two, of
+    a word embedding."""
     last = blocks_of(model).last
     return _parameters(model, tensor, last) - (0 if own_word else _copies(model, tensor, last))
 
 
 @lru_cache(maxsize=4096)
 def kind_parameters(model: Model, tensor: int, *, own_word: bool) -> tuple[int, ...]:
-    """Of a layer of each kind; a T5's decoder embedding is the encoder's if it lies on the same stage."""
+    """Count the parameters of a layer of each kind; a T5's decoder embedding is the encoder's if it lies on the same
+    stage."""
     kinds = blocks_of(model).kinds
     copies = [0 if own_word else _copies(model, tensor, kind) for kind in kinds]
     return tuple(_parameters(model, tensor, kind) - copied for kind, copied in zip(kinds, copies, strict=True))
@@ -73,7 +75,7 @@ def _parameters(model: Model, tensor: int, kinds: Kinds) -> int:
 
 
 def _copies(model: Model, tensor: int, kinds: Kinds) -> int:
-    """Of parameters that are another block's, too."""
+    """Count the parameters that are another block's, too."""
     sized = model.sized(tensor)
     tied = sized.traits.tied(sized)
     return sum(
@@ -90,6 +92,6 @@ def longest_message(model: Model) -> int:
 
 
 def activation_bytes(model: Model, micro_batch_size: int, precision: Precision) -> int:
-    """Of the largest message between stages for a micro-batch. Every rank of a tensor group has, and sends, all of
-    it."""
+    """Count the bytes of the largest message between stages for a micro-batch. Every rank of a tensor group has, and
+    sends, all of it."""
     return micro_batch_size * longest_message(model) * BYTES[precision]

@@ -14,7 +14,7 @@ from fasop.costs.profiles.profile import LayerProfile
 
 @dataclass(frozen=True, kw_only=True)
 class StreamRates:
-    """Of a GPU that trains a whole model with micro-batches of one size."""
+    """How fast a GPU trains a whole model with micro-batches of one size."""
 
     rates: Mapping[int, float]
     """By the number of streams, upwards from 1: micro-batches in a time, over those of one stream."""

@@ -77,13 +77,13 @@ class Training:
 
     @property
     def reduced_bytes(self) -> int:
-        """Of a parameter's gradient, as the replicas send it to each other to sum."""
+        """Return the bytes of a parameter's gradient, as the replicas send it to each other to sum."""
         half = not self.megatron_lm and self.parallel.reduce_dtype is ReduceDtype.bf16
         return 2 if half else self.gradient_bytes
 
     @property
     def gradient_bytes(self) -> int:
-        """Of a parameter's gradient, as a rank has it, and as stages that share a parameter sum it.
+        """Return the bytes of a parameter's gradient, as a rank has it, and as stages that share a parameter sum it.
 
         tdpp's engine sums in fp32. Megatron-LM does too, but for fp16, whose gradients stay 16 bit unless it is told
         --accumulate-allreduce-grads-in-fp32.
@@ -93,7 +93,7 @@ class Training:
 
     @property
     def blocks(self) -> Blocks:
-        """Of the model."""
+        """Return the model's blocks."""
         return blocks_of(self.model)
 
     @property
@@ -116,7 +116,7 @@ class Training:
         return [wire._replace(numbers=self.message_bytes(wire.numbers)) for wire in wires]
 
     def message_bytes(self, numbers: int) -> int:
-        """Of so many numbers of a sample, that a rank hands to the next stage for a micro-batch."""
+        """Return the bytes of so many numbers of a sample, which a rank hands to the next stage for a micro-batch."""
         whole = self.parallel.micro_batch_size * numbers * self.width
         return whole // self.parallel.tensor_size if self.parallel.sequence_parallel else whole
 
@@ -139,5 +139,5 @@ class PlacedTraining:
 
     @property
     def kinds(self) -> list[NodeKind]:
-        """Of the nodes, each once."""
+        """List the kinds of the nodes, each once."""
         return [*{node.name: node for node in self.nodes}.values()]

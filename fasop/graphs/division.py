@@ -37,7 +37,7 @@ class Stage:
 
     @property
     def compute_s(self) -> float:
-        """Of a mini-batch on one machine."""
+        """Add up the seconds of a mini-batch on one machine."""
         return sum(node.compute_ms for node in self.nodes) / 1e3
 
     @property
@@ -69,14 +69,14 @@ class Division:
 
     @property
     def replicas(self) -> str:
-        """By stage, such as 15-1; by level and stage such as 2x3-2x1."""
+        """Write the replicas of each stage, such as 15-1; by level and stage such as 2x3-2x1."""
         return "-".join("x".join(map(str, stage.replicas)) for stage in self.stages)
 
 
 def stages_of(
     operators: Operators, placed: Sequence[int | None], replicas: Sequence[tuple[int, ...]]
 ) -> tuple[Stage, ...]:
-    """By the number of each operator's stage."""
+    """Make the stages from the number of each operator's stage."""
     return tuple(
         Stage(
             nodes=tuple(node for node, where in zip(operators.nodes, placed, strict=True) if where == stage),

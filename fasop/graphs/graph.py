@@ -63,7 +63,7 @@ class Graph:
 
     @cached_property
     def users(self) -> Mapping[str, tuple[str, ...]]:
-        """By node, those that take its results, in the order of the file."""
+        """Map each node to those that take its results, in the order of the file."""
         found: dict[str, dict[str, None]] = {node.name: {} for node in self.nodes}
         for node in self.nodes:
             for name in node.inputs:

@@ -153,7 +153,7 @@ def _edge(line: str, nodes: dict[str, Node]) -> tuple[str, str]:
 
 
 def graph_text(graph: Graph) -> str:
-    """As the public tools write it."""
+    """Write a graph as the public tools do."""
     lines = [_node_line(node) for node in graph.nodes]
     lines += [f"\t{name}{SEPARATOR}{node.name}" for node in graph.nodes for name in node.inputs]
     return "\n".join(lines) + "\n"

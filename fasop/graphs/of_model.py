@@ -118,7 +118,7 @@ def _wires(training: Training) -> list[Wire]:
 
 
 def _parts(training: Training, kind: NodeKind) -> dict[int, _Part]:
-    """By place, in their order."""
+    """Map each place to its part, in their order."""
     model, blocks = training.model, training.blocks
     times = layer_times(kind.gpu, kind.profile, training, within(kind.group))
     parameters = kind_parameters(model, 1, own_word=True)
@@ -175,7 +175,7 @@ def _fixed(training: Training, kinds: Sequence[str]) -> float:
 
 
 def _between(training: Training, kind: int = 0, in_flight: float = 1.0) -> StageMemory[float]:
-    """Of a stage between others."""
+    """Work out the memory of a stage between others."""
     return stage_memory(_of_stages(training, 3), 1.0, in_flight, kind)
 
 
@@ -193,7 +193,8 @@ def _of_stages(training: Training, stages: int) -> Training:
 
 
 def held_of(training: Training) -> Held:
-    """By byte of a summed gradient; all as `fasop.costs.memory` predicts it of a run, but for what a GPU has anyway."""
+    """Work out what stages hold by byte of a summed gradient; all as `fasop.costs.memory` predicts it of a run, but for
+    what a GPU has anyway."""
     state, gradient = parameter_bytes(training), training.reduced_bytes
     measured = isinstance(training.model, MeasuredModule)
     received = float(max(training.messages)) if measured else 0.0

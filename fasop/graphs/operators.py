@@ -14,7 +14,7 @@ from fasop.graphs.graph import Graph
 
 
 class Operators:
-    """Of a graph without the nodes that stand for its inputs, and without unused parts of results.
+    """A graph without the nodes that stand for its inputs, and without unused parts of results.
 
     An input costs nothing on a stage: the samples are read there. A `__getitem__` that nobody uses is what a profiler
     saw of a tuple, such as an LSTM's state. Operator i is bit i of a mask; each has a larger number than its inputs.
@@ -69,7 +69,7 @@ class Operators:
 
 
 def users_and_above(takes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Of each number, as masks: those that take it, and all that depend on it; what a number takes is smaller."""
+    """Return masks for each number: those that take it, and all that depend on it; what a number takes is smaller."""
     users, above = [0] * len(takes), [0] * len(takes)
     for number, taken in enumerate(takes):
         for other in bits(taken):

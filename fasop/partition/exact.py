@@ -113,7 +113,7 @@ class _Search:
         return self.seconds * (1 - EXACT)
 
     def _whole_box(self) -> Solved:
-        """Of all partitions."""
+        """Solve the box of all partitions."""
         root = self._problem.root(np.zeros_like(self._high), self._high)
         solved = self._cut_off(self._problem.solve(root), CUTS[0])
         for _ in range(EXCLUDED):
@@ -180,7 +180,7 @@ class _Search:
 
 
 def _sides(solved: Solved, number: int) -> tuple[Node, Node]:
-    """Of the box, below and above an amount."""
+    """Split the box below and above an amount."""
     node, below = solved.node, np.floor(solved.amounts[number])
     high, low = node.high.copy(), node.low.copy()
     high[number], low[number] = below, below + 1

@@ -151,5 +151,5 @@ def _run(numbers: int) -> int:
 
 
 def _sums_from(values: Sequence[int]) -> list[int]:
-    """Of each and all after it."""
+    """Add up each value and all after it."""
     return [sum(values[first:]) for first in range(len(values))]

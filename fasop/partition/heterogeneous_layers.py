@@ -166,7 +166,7 @@ def of_first_layers(pipelines: Pipelines, layer: Floats) -> Floats:
 
 
 def memory_taken(pipelines: Pipelines) -> Floats:
-    """As `_sums`, of the part of a stage's free memory; of several chunks at their fullest moments."""
+    """Do as `_sums`, for the part of a stage's free memory; of several chunks at their fullest moments."""
     assert pipelines.shares is not None
     shares = pipelines.shares.max(axis=0)
     return of_first_layers(pipelines, np.where(np.isnan(shares), 1.0, shares))
@@ -210,7 +210,7 @@ class Units:
 
     @classmethod
     def of(cls, layer: Floats, pipelines: Pipelines) -> Units:
-        """As many units to a layer as the parts take seconds for it in the mean, [kinds, parts, pipelines]."""
+        """Give a layer as many units as the parts take seconds for it in the mean, [kinds, parts, pipelines]."""
         assert pipelines.order is not None
         of_kind = layer.mean(axis=1)
         return cls(of_kind=of_kind, whole=np.einsum("kc,k->c", of_kind, pipelines.order.counts[:, -1].astype(float)))

@@ -52,8 +52,8 @@ def _limit(most: Floats) -> Floats:
 
 
 def amp_of_heterogeneous_layers(pipelines: Pipelines, balanced: Integers) -> Integers:
-    """As `fasop.partition.baselines.amp`, but for layers that differ, within memory, and of some limits to the largest
-    part. `balanced` is from `bottleneck`, and returned where nothing is better."""
+    """Do as `fasop.partition.baselines.amp`, but for layers that differ, within memory, and with some limits to the
+    largest part. `balanced` is from `bottleneck`, and returned where nothing is better."""
     both = both_of_parts(pipelines)
     least = both.of(pipelines.counted(balanced)).max(axis=0)
     limits = [factor * least - both.fixed for factor in LARGEST]

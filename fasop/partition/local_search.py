@@ -103,7 +103,7 @@ def shortest(pipelines: Pipelines, layers: int, begin: Integers) -> tuple[Intege
 
 
 def improved_by_cuts(pipelines: Pipelines, begin: Integers) -> tuple[Integers, Floats]:
-    """As `improved`, and then by moving single cuts further, for as long as one of the two gains.
+    """Do as `improved`, and then move single cuts further, for as long as one of the two gains.
 
     Where layers differ, so do messages: what a cut gains a few layers further need not be gained on the way.
     """

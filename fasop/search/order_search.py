@@ -112,7 +112,7 @@ def _best(some: Bounded, partitions: Integers, seconds: Floats) -> BestOrder:
 
 
 def _faster(some: Bounded, one: Integers, other: Integers) -> Integers:
-    """Of two partitions of each candidate the faster one; `one` fits."""
+    """Choose the faster of two partitions of each candidate; `one` fits."""
     lines = some.group.pipelines
     better = lines.fits(other) & (lines.iteration(other) < lines.iteration(one))
     return np.where(better, other, one)

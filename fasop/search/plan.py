@@ -44,7 +44,7 @@ class Plan(PlacedTraining):
 
     @cached_property
     def parallel(self) -> Parallel:
-        """As a configuration has it, for those who show the plan or launch it."""
+        """Return the plan as a configuration has it, for those who show or launch it."""
         return self.training.parallel.configured()
 
     @property
@@ -82,7 +82,7 @@ class Run:
 
     @classmethod
     def of_tokens(cls, tokens: float, global_batch_size: int, sequence_length: int) -> Run:
-        """Of the iterations that so many tokens take."""
+        """Make a run of the iterations that so many tokens take."""
         return cls(iterations=math.ceil(tokens / (global_batch_size * sequence_length)))
 
     def days(self, plan: Plan) -> float:
@@ -108,7 +108,7 @@ def cost_of_step(plan: Plan) -> float | None:
 
 
 def step_cost(plan: Plan) -> float:
-    """As `cost_of_step`, of nodes whose prices are known."""
+    """Return what `cost_of_step` does, for nodes whose prices are known."""
     cost = cost_of_step(plan)
     assert cost is not None
     return cost
@@ -127,7 +127,7 @@ def check_prices(kinds: Sequence[NodeKind]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Of a whole training; US dollars and days."""
+    """Limits of a whole training, in US dollars and days."""
 
     cost: float = math.inf
     days: float = math.inf

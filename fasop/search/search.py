@@ -55,7 +55,7 @@ class Coverage:
     """Sizes that were worth a look when the time was up."""
 
     def __add__(self, other: Coverage) -> Coverage:
-        """Of both."""
+        """Return what both have covered together."""
         return Coverage(
             sizes=self.sizes + other.sizes,
             searched=self.searched + other.searched,

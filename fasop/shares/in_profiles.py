@@ -132,7 +132,7 @@ def public_of(profiles: Mapping[str, LayerProfile]) -> PublicFolders:
 
 
 def _names(profiles: Mapping[str, LayerProfile]) -> dict[str, str]:
-    """Of GPUs: as CUDA calls them where that is known, because the public tools compare with it."""
+    """Name GPUs as CUDA calls them where that is known, because the public tools compare with it."""
     return {
         name: profile.device if profile.device and "cuda" in profile.versions else profile.gpu
         for name, profile in profiles.items()

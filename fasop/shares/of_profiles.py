@@ -32,7 +32,7 @@ RING = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Solved:
-    """Of a batch, the micro-batch size and the micro-batches of each replica that take least."""
+    """The micro-batch size and the micro-batches of each replica that take least for a batch."""
 
     size: int
     counts: tuple[int, ...]
@@ -219,7 +219,7 @@ def _with_streams(
 
 
 def _seconds_of_streams(pace: Pace, streams: int, total: int) -> Floats:
-    """By number of micro-batches from 0 to `total`; infinite where the streams do not divide them."""
+    """Return the seconds of 0 to `total` micro-batches; infinite where the streams do not divide them."""
     seconds = np.full(total + 1, np.inf)
     passes = np.arange(total // streams)
     seconds[streams::streams] = pace.first_s + passes * pace.more_s
@@ -248,7 +248,8 @@ def _taken(
 
 
 def _by_size(profile: LayerProfile, model: str, in_streams: bool) -> dict[int, MeasuredGpu]:
-    """Of several hosts the first one; with one worker, whatever memory has room for, or as many as were measured."""
+    """Map each micro-batch size to what was measured, of several hosts on the first one; with one worker, whatever
+    memory has room for, or as many as were measured."""
     found: dict[int, MeasuredGpu] = {}
     for steps in profile.steps:
         if steps.model == model and steps.times and steps.times[0].workers == 1:

@@ -132,7 +132,8 @@ def _of_size(
 
 
 def _seconds(placed: PlacedTraining, durations: Durations, kind: str, total: int) -> Iterator[tuple[int, Floats]]:
-    """By streams, what an iteration takes with 0, 1, … micro-batches; infinite where they cannot be shared evenly."""
+    """Yield for each number of streams what an iteration takes with 0, 1, … micro-batches; infinite where they cannot
+    be shared evenly."""
     training = placed.training
     profile = next(node.profile for node in placed.nodes if node.name == kind)
     rates = stream_rates(profile, training.model, training.precision, training.parallel.micro_batch_size)

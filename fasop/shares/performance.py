@@ -94,7 +94,7 @@ def recommended(buckets_mib: Sequence[float]) -> WeightSync:
 
 
 def paces(cluster: Cluster, server: Server, local_batch_size: int, sync: WeightSync) -> list[Pace]:
-    """Of one GPU of a server, by number of workers from 1 to the most that its memory has room for.
+    """List the paces of one GPU of a server, by number of workers from 1 to the most that its memory has room for.
 
     Raises:
         SearchError: memory has room for more workers than the times say anything of.

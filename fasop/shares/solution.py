@@ -33,7 +33,7 @@ class UnitShare:
 
     @property
     def micro_batches(self) -> int:
-        """Of one GPU, in an iteration."""
+        """Count the micro-batches of one GPU in an iteration."""
         return self.workers * (self.accumulation + 1)
 
 
@@ -59,11 +59,11 @@ class Solution:
 
     @property
     def micro_batches(self) -> int:
-        """Of all GPUs."""
+        """Count the micro-batches of all GPUs."""
         return self.global_batch_size // self.local_batch_size
 
     def line(self) -> str:
-        """As IIDP's solver prints it."""
+        """Write the solution as IIDP's solver prints it."""
         units = [
             f"{share.server.name}:{share.gpus}GPU,VSW:{share.workers},GA:{share.accumulation}" for share in self.shares
         ]
@@ -87,7 +87,7 @@ class Solution:
         return [Run(seconds=seconds, words=[*self._words(WeightSync.sequential), streams]), in_turn]
 
     def _seconds(self, cluster: Cluster, sync: WeightSync, in_turn: bool) -> float:
-        """Of an iteration, by the performance model."""
+        """Return the seconds of an iteration by the performance model."""
         longest = 0.0
         for share in self.shares:
             by_workers = paces(cluster, share.server, self.local_batch_size, sync)
@@ -96,7 +96,7 @@ class Solution:
         return longest
 
     def _words(self, sync: WeightSync) -> list[str]:
-        """Of a run whose replicas take these shares, and update their weights in this way."""
+        """List the words of a run whose replicas take these shares and update their weights in this way."""
         of_replicas = [share.micro_batches for share in self.shares for _ in range(share.gpus)]
         shares = [f"parallel.shares={run_length_text(of_replicas, '-')}"] if len({*of_replicas}) > 1 else []
         overlap = ["train.overlap_optimizer=true", "train.clip_grad=0"]

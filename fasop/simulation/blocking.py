@@ -75,7 +75,7 @@ def _of_stage(stage: int, stages: int, micro_batches: int) -> list[tuple[Kind, i
 
 
 def _slices(numbers: Sequence[int]) -> Iterator[slice]:
-    """As few as it takes."""
+    """Yield as few slices as it takes."""
     begin = 0
     while begin < len(numbers):
         stride = numbers[begin + 1] - numbers[begin] if begin + 1 < len(numbers) else 1
@@ -128,6 +128,6 @@ def _following(stages: slice) -> slice:
 
 
 def _takes(times: Times) -> tuple[Floats, ...]:
-    """By kind of step; of a meeting in the row of its first stage."""
+    """Return what each kind of step takes; a meeting is in the row of its first stage."""
     back = np.roll(times.send_backward, -1, axis=0)
     return times.forward, times.backward, times.send_forward, back, np.maximum(times.send_forward, back)

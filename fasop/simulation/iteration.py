@@ -42,7 +42,7 @@ class Durations:
 
     @classmethod
     def of(cls, lines: Pipelines, handing: Linear, layers: Sequence[int]) -> Durations:
-        """By the one pipeline of `lines`; `layers` are by virtual stage."""
+        """Read the durations off the one pipeline of `lines`; `layers` are by virtual stage."""
         whole = lines.held(np.array([layers]).T)
         return cls(
             times=stage_times(lines, layers),
@@ -163,7 +163,7 @@ class Iteration(NamedTuple):
 
 
 def iteration(layout: Layout, actions: Sequence[Sequence[Actions]], ranks: Sequence[RankDurations]) -> Iteration:
-    """Of ranks that take the actions of their stage and replica.
+    """Simulate an iteration of ranks that take the actions of their stage and replica.
 
     Raises:
         SearchError: the schedule never ends.
@@ -236,7 +236,7 @@ def waiting(event: Event, embedding: float) -> float:
 
 
 def terms(events: Sequence[Event], embedding: float) -> Terms:
-    """Of the events of one stage; `embedding` is what summing its gradients takes."""
+    """Split the events of one stage into terms; `embedding` is what summing its gradients takes."""
     spent = dict.fromkeys((field.name for field in fields(Terms)), 0.0)
     for event in events:
         took, waited = event.end - event.start, waiting(event, embedding)

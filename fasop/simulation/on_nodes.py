@@ -84,12 +84,12 @@ class Exchanged:
 
     @property
     def least_exposed(self) -> Floats:
-        """As in `Pipelines`."""
+        """Return what the attribute of this name in `Pipelines` has."""
         return self.sums.fixed if self.last is None else np.minimum(self.sums.fixed, self.last)
 
 
 def exchanged_on(training: Training, nodes: Nodes) -> Exchanged:
-    """Of `training` on these nodes, in each of their orders."""
+    """Work out what `training` exchanges on these nodes, in each of their orders."""
     where = nodes.links_of(training)
     summing = gradients_summed(where.sums, training)
     sums = by_parameters(training, summing)
@@ -142,7 +142,7 @@ def _capacity(training: Training, memory_gib: Floats) -> tuple[Integers, Floats 
 
 
 def _capacity_by_kind(training: Training, memory_gib: Floats, stages: Floats) -> tuple[Integers, Floats]:
-    """As `_capacity`, of the smallest kind of layer; the shares are [moments, kinds, parts, pipelines]."""
+    """Do as `_capacity`, for the smallest kind of layer; the shares are [moments, kinds, parts, pipelines]."""
     parallel, kinds = training.parallel, range(len(training.blocks.kinds))
     held = None
     if parallel.chunks > 1:
@@ -320,7 +320,8 @@ def _last_bucket(training: Training, summing: Link[Floats]) -> Floats:
 
 
 def _beside_steps(hidden: Hidden, training: Training, stepping: Floats) -> Hidden:
-    """Of a data parallel plan whose weights are updated bucket by bucket, `stepping` seconds for a parameter."""
+    """Work out what hides sums in a data parallel plan whose weights are updated bucket by bucket, `stepping` seconds
+    for a parameter."""
     parameters = training.blocks.counts[:, -1] @ np.array(sizes.kind_parameters(training.model, 1, own_word=False))
     parameters += sizes.embedding_parameters(training.model, 1)
     parameters += sizes.head_parameters(training.model, 1, own_word=False)

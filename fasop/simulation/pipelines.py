@@ -83,7 +83,7 @@ class Pipelines:
 
     @property
     def parts_count(self) -> int:
-        """Of the model: as many to a stage as it has chunks. A partition has a row for each."""
+        """Count the model's parts: as many to a stage as it has chunks. A partition has a row for each."""
         return len(self.forward.fixed)
 
     def take(self, columns: Integers) -> Pipelines:
@@ -263,8 +263,8 @@ class Pipelines:
         return replace(self, sums=sums, hidden=None, replicas=replicas)
 
     def _sums_left(self, hidden: Hidden) -> Linear:
-        """Of layers that differ, a line below `exposed`: where no kind of layer has its sums hidden, what is left of
-        those; elsewhere what there is at least."""
+        """Return a line below `exposed` where layers differ: where no kind of layer has its sums hidden, what is left
+        of those; elsewhere what there is at least."""
         left = self.sums.layer - hidden.time.layer
         longer = (left >= 0).all(axis=0) & (hidden.time.fixed <= 0) & (hidden.time.layer >= 0).all(axis=0)
         return Linear(fixed=np.where(longer, self.sums.fixed, self.least_exposed), layer=np.where(longer, left, 0.0))

@@ -107,7 +107,8 @@ def on_pairs(
     *,
     least: bool = False,
 ) -> PlacedLinks:
-    """By pairs of kinds; with `least`, of nodes of one kind by themselves, what no link of theirs goes below."""
+    """Work out the links by pairs of kinds; with `least`, those of nodes of one kind by themselves, what no link of
+    theirs goes below."""
     parallel, messages = training.parallel, Messages.of(training)
     if isinstance(where, HeterogeneousPlacement):
         pairs = where.pairs

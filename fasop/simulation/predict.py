@@ -124,14 +124,14 @@ class Prediction:
 
     @property
     def waiting(self) -> list[float]:
-        """Of each event the part in which its stage waits for others."""
+        """Return the part of each event in which its stage waits for others."""
         return [waiting(event, self.durations.embedding) for event in self.events]
 
 
 def predict(
     experiment: Experiment, schedule: Mapping[str, Any] | None = None, calibration: Calibration | None = None
 ) -> Prediction:
-    """Of an experiment, such as a run's frozen configuration (`conf.compose.read_experiment`).
+    """Predict an experiment, such as a run's frozen configuration (`conf.compose.read_experiment`).
 
     `schedule` is the content of its `parallel.schedule_file`, if it has one; a run has a copy (`schedule.json`).
 
@@ -170,7 +170,7 @@ def planned(experiment: Experiment) -> PlacedTraining:
 
 
 def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None) -> Prediction:
-    """Of a training that has its nodes, such as a search's plan.
+    """Predict a training that has its nodes, such as a search's plan.
 
     Raises:
         SearchError: a profile has no costs for the tensor size, or the schedule is none of the plan's.
@@ -302,7 +302,7 @@ def _in_streams(plan: PlacedTraining, events: Sequence[Event], durations: Durati
 
 
 def _versions(parallel: Parallelism, stage: int) -> int:
-    """Of the weights, that a stage holds at once."""
+    """Count the versions of the weights that a stage holds at once."""
     if parallel.stream is None:
         return 1
     return prove(parallel.stream, 2 * parallel.stream.in_flight + 2 * parallel.stream.period).versions[stage]
@@ -311,8 +311,8 @@ def _versions(parallel: Parallelism, stage: int) -> int:
 def _memory(
     training: Training, layers: Sequence[int], stage: int, held: int | None, versions: int
 ) -> StageMemory[float]:
-    """Of a stage, which may be known to hold so many micro-batches. Where its layers are of several kinds, a layer
-    takes their mean."""
+    """Work out the memory of a stage, which may be known to hold so many micro-batches. Where its layers are of several
+    kinds, a layer takes their mean."""
     parallel, blocks = training.parallel, training.blocks
 
     def kept(of_chunks: Sequence[int]) -> float | None:
@@ -337,7 +337,8 @@ def _memory(
 
 
 def _kept(parallel: Parallelism, of_chunks: Sequence[int], stage: int) -> float | None:
-    """Of how many micro-batches a layer of a stage keeps its activations, the mean; None where it has one chunk."""
+    """Return of how many micro-batches a layer of a stage keeps its activations, in the mean; None where it has one
+    chunk."""
     if parallel.chunks == 1:
         return None
     held = chunks_in_flight(parallel.schedule, parallel.pipeline, parallel.micro_batches, parallel.chunks)[..., stage]

@@ -23,7 +23,7 @@ from fasop.simulation.pipelines import HeterogeneousReplicas, Pipelines
 
 
 def by_replica(training: Training, nodes: Nodes) -> Pipelines:
-    """As `on_nodes`, with the replicas of the plans that take less than the slowest GPU of each stage.
+    """Do as `on_nodes`, with the replicas of the plans that take less than the slowest GPU of each stage.
 
     Raises:
         SearchError: a profile has no costs for the tensor size.

@@ -153,7 +153,7 @@ def _slot(message: tuple[int, int], depth: int, count: int, apart: int) -> int:
 
 
 def _runs(kind: Pass, passes: Sequence[_Done], slot: Callable[[tuple[int, int]], int]) -> Iterator[Step]:
-    """As few slices as it takes, in the order of the stages. What nobody waits for has no messages."""
+    """Yield as few slices as it takes, in the order of the stages. What nobody waits for has no messages."""
     rows = [
         (one.stage, one.part, one.stage, one.stage)
         if kind is Pass.WEIGHT

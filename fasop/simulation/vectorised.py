@@ -60,7 +60,7 @@ class Traffic(NamedTuple):
 
     @classmethod
     def whole(cls, times: Times) -> Traffic:
-        """Of links that take no message before the last one has arrived."""
+        """Make the traffic of links that take no message before the last one has arrived."""
         stages = len(times.start)
         return cls(times.send_forward, times.send_backward, np.full(stages, stages == 2))
 
@@ -69,7 +69,7 @@ class Traffic(NamedTuple):
 
 
 def _some(values: Floats, columns: NDArray[np.int64]) -> Floats:
-    """Of some pipelines; what all have in common has one column."""
+    """Take some pipelines; what all have in common has one column."""
     return values if values.shape[1] == 1 else values[:, columns]
 
 
@@ -292,7 +292,7 @@ def _prepared(
 
 
 def _passes(times: Times) -> tuple[Floats, ...]:
-    """By kind of pass, [parts, pipelines]: what it takes."""
+    """Return what each kind of pass takes, [parts, pipelines]."""
     return times.forward, times.backward, *(SHARES[kind] * times.backward for kind in (Pass.INPUT, Pass.WEIGHT))
 
 

@@ -44,7 +44,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStage:
-    """Of a stage's ranks the slowest one's, for each time of its own."""
+    """What the slowest of a stage's ranks took, for each time of its own."""
 
     forward: Sequence[float]
     """Of one micro-batch, by chunk; on the last one with the loss."""
@@ -82,7 +82,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Of the prediction, as a part of what was measured; positive where it took less than predicted."""
+        """Return the prediction's error as a part of what was measured; positive where it took less than predicted."""
         return self.prediction.iteration_s / self.measured.iteration_s - 1
 
     @property
@@ -92,7 +92,7 @@ class Comparison:
 
 
 def compare(measured: Measured, prediction: Prediction) -> Comparison:
-    """Of one run; `prediction` is that of its frozen configuration.
+    """Compare one run with `prediction`, which is that of its frozen configuration.
 
     It is compared as a whole alone where it has no events, or stages have no one time of a kind, since replicas take
     unequal shares or stages have unlike numbers of them.
@@ -132,7 +132,8 @@ def _as_measured(predicted: Durations, measured: Measured) -> Durations:
 
 
 def _with(times: StageTimes, measured: MeasuredStage) -> StageTimes:
-    """As measured. How long messages occupied links was not: as predicted, or for as long as they took."""
+    """Return the times as measured. How long messages occupied links was not: as predicted, or for as long as they
+    took."""
     ahead = times.send_forward if measured.send_forward is None else measured.send_forward
     back = times.send_backward if measured.send_backward is None else measured.send_backward
     return replace(

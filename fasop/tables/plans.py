@@ -93,7 +93,8 @@ def csv_text(plans: Sequence[Plan], run: Run) -> str:
 
 
 def _record(plan: Plan, run: Run) -> dict[str, object]:
-    """By column. The first ones have the names of the public FASOP's CSV files; its time is seconds a step."""
+    """Return a plan's values by column. The first ones have the names of the public FASOP's CSV files; its time is
+    seconds a step."""
     p, parts, idle_gpus = plan.parallel, plan.parts, idle(plan)
     return {
         "mbs": p.micro_batch_size,

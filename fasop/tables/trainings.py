@@ -72,7 +72,7 @@ def table(results: Results) -> list[list[str]]:
 
 
 def row(results: Results, one: Played) -> list[str]:
-    """Of one training, under `HEAD`."""
+    """Return the row of one training, under `HEAD`."""
     batch = (
         f"{one.first_batch:,}" if one.first_batch == one.largest_batch else f"{one.first_batch:,}-{one.largest_batch:,}"
     )

@@ -113,7 +113,7 @@ def _replicas(cluster: Cluster, size: int) -> list[WholeSteps]:
 
 
 def _most_streams(cluster: Cluster, size: int) -> list[int]:
-    """By replica, as many as were measured."""
+    """Return the most streams of each replica that were measured."""
     gpus = cluster.measured[size]
     return [gpus[server.measured_as].most_workers for server in cluster.servers for _ in range(server.gpus)]
 
@@ -142,7 +142,8 @@ def _check(experiment: Experiment, cluster: Cluster) -> None:
 
 
 def _ways(experiment: Experiment, cluster: Cluster, own: bool) -> list[dict[int, list[int]]] | None:
-    """By replica, the sizes that its micro-batches may have, and the numbers of streams with each: those measured."""
+    """List for each replica the sizes that its micro-batches may have, and the numbers of streams with each: those
+    measured."""
     adapt, parallel = experiment.adapt, experiment.parallel
     sizes, streams = sorted({*adapt.micro_batch_sizes}), sorted({*adapt.streams})
     if not sizes and not streams:

@@ -27,7 +27,7 @@ def growing(first: float, last: float, samples: float) -> Noise:
 
 
 def measured(points: Iterable[tuple[float, float | None]], source: str) -> Noise:
-    """Of (samples, noise scale) as a run measured them; those without a noise scale are left out.
+    """Make the noise from (samples, noise scale) as a run measured them; those without a noise scale are left out.
 
     Raises:
         SearchError: there are none, or samples do not go up.
@@ -43,7 +43,7 @@ def measured(points: Iterable[tuple[float, float | None]], source: str) -> Noise
 
 
 def read_csv(file: Path) -> Noise:
-    """Of a file with the columns samples and noise_scale.
+    """Read a file with the columns samples and noise_scale.
 
     Raises:
         SearchError: it cannot be read.
@@ -67,7 +67,8 @@ def read_csv(file: Path) -> Noise:
 
 
 def of_numbers(text: str, samples: float) -> Noise:
-    """Of a training of so many samples, from one number or two joined by a comma: at the beginning and at the end.
+    """Make the noise of a training of so many samples from one number, or from two joined by a comma: at the beginning
+    and at the end.
 
     Raises:
         SearchError: they are something else.

@@ -78,7 +78,8 @@ class Predicted:
 
 
 def _ways(experiment: Experiment, there: PlacedTraining, own: bool) -> list[dict[int, list[int]]] | None:
-    """By replica, the sizes that its micro-batches may have, and the numbers of streams with each, as far as they fit.
+    """List for each replica the sizes that its micro-batches may have, and the numbers of streams with each, as far as
+    they fit.
 
     Raises:
         SearchError: one fits no replica of the experiment's own nodes.
@@ -202,7 +203,7 @@ def _shared(parallel: Parallel) -> Parallel:
 
 
 def _streams_on(experiment: Experiment, nodes: Sequence[NodeKind]) -> tuple[int, ...]:
-    """By replica: those that the replicas of each group have on the experiment's own nodes.
+    """Return the streams of each replica: those that the replicas of each group have on the experiment's own nodes.
 
     Raises:
         ConfigError: these have several numbers.

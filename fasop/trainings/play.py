@@ -36,8 +36,8 @@ class Nodes(Protocol):
 
     @property
     def ways(self) -> Sequence[Mapping[int, Sequence[int]]] | None:
-        """By replica, the sizes that its micro-batches may have, and with each of them the numbers of streams; None:
-        what it begins with alone."""
+        """List for each replica the sizes that its micro-batches may have, and with each of them the numbers of
+        streams; None: what it begins with alone."""
         ...
 
     @property
@@ -46,7 +46,7 @@ class Nodes(Protocol):
         ...
 
     def seconds(self, division: Division, measures: bool = False) -> float:
-        """Of an iteration with such a division, or of one that measures the noise."""
+        """Return the seconds of an iteration with such a division, or of one that measures the noise."""
         ...
 
     def times(self, division: Division, iterations: int, measures: bool) -> Times | None:
@@ -109,7 +109,7 @@ class Stretch:
 
 
 class Player:
-    """Of a training on one set of nodes, from a state on."""
+    """Plays a training on one set of nodes, from a state on."""
 
     def __init__(self, training: Training, nodes: Nodes, start: State) -> None:
         """Raises ValueError where no batch fits the bounds."""
@@ -227,7 +227,7 @@ class Player:
         return numbers[bisect_left(numbers, True, key=changes)]
 
     def _decided(self, known: Sequence[Measurement], first: int, number: int) -> Division:
-        """By the decision of this number from now on."""
+        """Return the division by the decision of this number from now on."""
         controller, now = self.controller, self.division
         controller.window = self._window(known, first, number)
         found = self._halves(first, number) if self._config.measures else None

@@ -167,12 +167,12 @@ class Played:
 
 
 def quickest(trainings: Sequence[Played]) -> Played:
-    """Of those that take equally long the cheapest."""
+    """Return the quickest training; the cheapest of those that take equally long."""
     return min(trainings, key=lambda one: (one.seconds, math.inf if one.dollars is None else one.dollars))
 
 
 def cheapest(trainings: Sequence[Played]) -> Played | None:
-    """Of those that cost the same the quickest; None where no price is known."""
+    """Return the cheapest training, the quickest of those that cost the same; None where no price is known."""
     priced = [(one.dollars, one.seconds, number) for number, one in enumerate(trainings) if one.dollars is not None]
     return trainings[min(priced)[2]] if priced else None
 

@@ -46,8 +46,8 @@ class PublicNodes:
         self._sum_s = max(sum(all_reduces(cluster, server)) for server in cluster.servers)
 
     def seconds(self, division: Division, measures: bool = False) -> float:
-        """Of the best local batch size. A batch that cannot be divided, as the last one of a training may be, takes
-        what the next larger one does. One that measures sums a second gradient."""
+        """Return the seconds with the best local batch size. A batch that cannot be divided, as the last one of a
+        training may be, takes what the next larger one does. One that measures sums a second gradient."""
         of_unit = min(self._sizes) * self._unit
         batch = -(-sum(division.shares) * self._step // of_unit) * of_unit
         if batch not in self._known:
@@ -70,8 +70,8 @@ class PublicNodes:
 
     @cached_property
     def _kinds(self) -> dict[int, dict[tuple[tuple[Pace, ...], int | None], int]]:
-        """By local batch size: the paces of units that are alike and their workers, if these stay, and how many units
-        these are."""
+        """Map each local batch size to the paces of units that are alike and their workers, if these stay, and how many
+        units these are."""
         return {size: self._alike(size) for size in self._sizes}
 
     def _alike(self, size: int) -> dict[tuple[tuple[Pace, ...], int | None], int]:
@@ -200,7 +200,7 @@ def kinds_of(cluster: Cluster, streams: Streams | None = None) -> dict[str, list
 
 
 def whole_order(cluster: Cluster, streams: Streams | None = None) -> NodeOrder:
-    """Of all servers, by the names of their kinds.
+    """Return an order of all servers, by the names of their kinds.
 
     Raises:
         SearchError: a server has a name that no node order can have.

@@ -42,7 +42,7 @@ class ReplicaNodes:
         return self._known[key]
 
     def times(self, division: Division, iterations: int, measures: bool) -> Times:
-        """As the stopwatches of a run's ranks show them: medians over the iterations."""
+        """Return the times as the stopwatches of a run's ranks show them: medians over the iterations."""
         key = division, min(iterations, 3), measures
         if key not in self._timed:
             self._timed[key] = self._times(*key)
@@ -64,7 +64,7 @@ class ReplicaNodes:
         )
 
     def _taken(self, division: Division, measures: bool) -> list[Taken]:
-        """By replica."""
+        """List what each replica takes."""
         unlike = self._unlike(division, measures)
         return [unlike[one] for one in self._shared(division, measures)]
 
@@ -77,7 +77,7 @@ class ReplicaNodes:
         return {one: one[0].measuring(*one[1], one[2], again) for one in every}
 
     def _shared(self, division: Division, measures: bool) -> Iterable[_Shared]:
-        """By replica."""
+        """Yield what each replica shares."""
         in_streams = bool(division.streams)
         replicas = self._replicas(division.sizes[0], in_streams)
         if len(sizes := {*division.sizes}) > 1:

@@ -115,7 +115,7 @@ class SeveralStages:
         return self._known[key]
 
     def _periodic(self, halves: _Halves, over: Sequence[int], again: tuple[float, ...]) -> Taken:
-        """Of a pipeline that is full for long: whole periods, of which one is looked at, are added."""
+        """Work out a pipeline that is full for long: whole periods, of which one is looked at, are added."""
         counts = [count - periods * PERIOD for count, periods in zip(halves, over, strict=True)]
 
         def numbers(of: Sequence[int]) -> Floats:

@@ -27,7 +27,7 @@ from megatron_ext.contract.schedule.deal import Division, several
 
 
 class Courses:
-    """Of one training from its beginning."""
+    """The courses of one training from its beginning."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
@@ -96,7 +96,7 @@ def _batches(training: Training, batches: BatchRange, count: int) -> _Batches:
 
 
 def _taken(batches: _Batches, player: Player, nodes: Nodes, adapt: AdaptConfig) -> Course:
-    """By nodes whose player has not begun."""
+    """Play a training on nodes whose player has not begun."""
     course, controller = batches.course, player.controller
     if not course:
         return course
@@ -225,7 +225,8 @@ def _longer(seconds: Callable[[float], float], factor: float, batch: float) -> f
 
 
 class _Seconds:
-    """Of an iteration on a set of nodes, by its batch in samples, with the plan's micro-batches and streams."""
+    """The seconds of an iteration on a set of nodes, by its batch in samples, with the plan's micro-batches and
+    streams."""
 
     def __init__(self, training: Training, nodes: Nodes) -> None:
         self._size, self._nodes = training.micro_batch_size, nodes

@@ -57,7 +57,8 @@ def parser() -> Parser:
 
 
 def _progress(left: int) -> None:
-    """Of runs that nobody has looked at since they ended; later looks find their records."""
+    """Show how many runs are still to be read that nobody has looked at since they ended; later looks find their
+    records."""
     if sys.stderr.isatty():
         print(f"\r{plural(left, 'run')} to be read ", end="" if left > 1 else "\r\033[K", file=sys.stderr, flush=True)
 

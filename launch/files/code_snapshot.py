@@ -181,7 +181,7 @@ def _walked(root: Path, runs: Path) -> Iterator[Path]:
 
 
 def _chosen(sizes: Mapping[Path, int], first: Path) -> list[Path]:
-    """As many as there is room for: `first`, then Python's, then those near the top."""
+    """Choose as many files as there is room for: `first`, then Python's, then those near the top."""
     chosen, room = [], MOST_BYTES
     order = sorted(sizes, key=lambda path: (path != first, path.suffix != ".py", len(path.parts), path))
     for path in order[:MOST_FILES]:

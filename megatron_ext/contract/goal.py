@@ -33,7 +33,7 @@ class Target(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Of `METRIC<=VALUE` or `METRIC>=VALUE`.
+        """Parse `METRIC<=VALUE` or `METRIC>=VALUE`.
 
         Raises:
             ValueError: what the text must be.
@@ -48,7 +48,7 @@ class Target(NamedTuple):
         return cls(found[1], found[2] == ">=", value)
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
-        """By what an evaluation gave; what is not a number reaches nothing."""
+        """Tell whether an evaluation's metrics reach it; what is not a number reaches nothing."""
         found = metrics.get(self.metric, math.nan)
         return found >= self.value if self.larger else found <= self.value
 
@@ -61,7 +61,7 @@ class Best(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Best:
-        """Of `METRIC` whose direction is known, or `min:METRIC` or `max:METRIC`.
+        """Parse `METRIC` whose direction is known, or `min:METRIC` or `max:METRIC`.
 
         Raises:
             ValueError: what the text must be.

@@ -115,8 +115,8 @@ class CoreOptimizer:
         return math.nan if norm is None else float(norm)
 
     def state(self, kinds: Optional[Sequence[str]] = None) -> Dict[str, Tensor]:
-        """By kind, of all or some kinds, what there is of all parameters of the rank, in fp32 and laid out as `flat`
-        says."""
+        """Return by kind, of all or some kinds, what there is of all parameters of the rank, in fp32 and laid out as
+        `flat` says."""
         found = {kind: torch.zeros(self.flat.numel) for kind in kinds or self.kinds}
         for name, parameter in self._named.items():
             held = self._held[name]

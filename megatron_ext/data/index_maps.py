@@ -253,7 +253,8 @@ def _layout_of(data: IndexedDataset, documents: range, samples: int, sequence_le
 
 
 def _dtypes(entries: int, samples: int) -> List[np.dtype[Any]]:
-    """Of the three maps, for `entries` entries of `doc_idx`; Megatron widens two where 32 bits would not do."""
+    """Return the types of the three maps, for `entries` entries of `doc_idx`; Megatron widens two where 32 bits would
+    not do."""
     wide_entries = entries > np.iinfo(np.int32).max
     wide_samples = samples >= np.iinfo(np.uint32).max - 1
     chosen = (np.int32, np.int64 if wide_entries else np.int32, np.int64 if wide_samples else np.uint32)
@@ -261,7 +262,7 @@ def _dtypes(entries: int, samples: int) -> List[np.dtype[Any]]:
 
 
 def save_map(file: Path, content: NDArray[Any]) -> None:
-    """As `np.save`, which does not notice when the disk has no room for the last bytes."""
+    """Save as `np.save` does, which does not notice when the disk has no room for the last bytes."""
     with replacing(file) as opened:
         npy.write_array_header_1_0(opened, npy.header_data_from_array_1_0(content))
         opened.write(content.data)

@@ -25,7 +25,7 @@ SIDES = ("source", "target")
 
 
 def side_prefix(prefix: Union[str, Path], split: str, side: str) -> Path:
-    """Of the indexed data of one language."""
+    """Return the prefix of the indexed data of one language."""
     return Path(f"{prefix}-{split}.{side}")
 
 

@@ -57,7 +57,8 @@ class Generator:
             yield token
 
     def _logits(self, tokens: Sequence[int]) -> Tensor:
-        """Of the token after these [vocabulary], in fp32 on the CPU. No token looks at the padding behind it."""
+        """Return the logits of the token after these [vocabulary], in fp32 on the CPU. No token looks at the padding
+        behind it."""
         padded = torch.zeros(1, self._length + 1, dtype=torch.int64)
         padded[0, : len(tokens)] = torch.tensor(tokens)
         micro = self._task.micro({"tokens": padded, "number": torch.zeros(1, dtype=torch.int64)}).to(self._device)

@@ -24,8 +24,8 @@ _SHORT = 0x9E3779B9, 0x7FEB352D, 0x846CA68B
 
 
 def key_of(seed: int, name: str) -> Tensor:
-    """Of the place in the model whose name this is: an int64 in the CPU's memory. It is a tensor, since torch.compile
-    would make a graph of its own for every Python number."""
+    """Return the key of the place in the model whose name this is: an int64 in the CPU's memory. It is a tensor, since
+    torch.compile would make a graph of its own for every Python number."""
     return torch.tensor(_signed((seed << 32) ^ zlib.crc32(name.encode()), 64), device="cpu")
 
 

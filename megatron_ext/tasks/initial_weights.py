@@ -78,7 +78,7 @@ def draw(
 
 
 def _rows(rows: int, shard: Optional[Shard], size: int, rank: int) -> List[Rows]:
-    """By place in the whole matrix."""
+    """List the rows by place in the whole matrix."""
     if shard is None or shard.dim == 1:
         return [Rows(0, rows, 0)]
     found, first, begin = [], 0, 0

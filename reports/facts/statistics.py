@@ -187,6 +187,7 @@ def _complete(count: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def ideal_bubble(schedule: str, stages: int, chunks: int, micro_batches: int) -> Bubble | None:
-    """Of a schedule whose stages take equally long and whose messages take no time; None where no formula is known."""
+    """Return the bubble of a schedule whose stages take equally long and whose messages take no time; None where no
+    formula is known."""
     one = SCHEDULES.get(schedule)
     return None if one is None else one.bubble(stages, chunks, micro_batches)

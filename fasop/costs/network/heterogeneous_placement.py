@@ -27,7 +27,7 @@ Pairs = list[tuple[int, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class HeterogeneousPlacement:
-    """As `fasop.costs.network.placement.Placement`, with links by pairs of nodes."""
+    """What `fasop.costs.network.placement.Placement` is, with links by pairs of nodes."""
 
     stages: Uses
     one_way_out: NDArray[np.bool_]
@@ -36,7 +36,7 @@ class HeterogeneousPlacement:
 
 @lru_cache(maxsize=1024)
 def place_heterogeneous(gpus_per_node: tuple[int, ...], layout: Layout) -> HeterogeneousPlacement:
-    """Of as many ranks as the nodes have GPUs."""
+    """Place as many ranks as the nodes have GPUs."""
     of_ranks = [node for node, gpus in enumerate(gpus_per_node) for _ in range(gpus)]
     assert len(of_ranks) == layout.world_size, f"{len(of_ranks)} GPUs for {layout.world_size} ranks"
     ends = [*(layout.rank(stage, 0, 0) for stage in range(layout.stages)), layout.world_size]

@@ -41,7 +41,7 @@ class Link(Generic[Number]):
         return self._steps(ranks - 1, ranks)
 
     def all_gather(self, ranks: int) -> Link[Number]:
-        """As `reduce_scatter`: the second half of an all-reduce."""
+        """Return what the second half of an all-reduce takes; it takes as long as `reduce_scatter`."""
         return self._steps(ranks - 1, ranks)
 
     def _steps(self, steps: int, ranks: int) -> Link[Number]:

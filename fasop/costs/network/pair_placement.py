@@ -15,7 +15,7 @@ from fasop.costs.network.placement import Use, rings, stage_nodes, transfers
 
 
 class PairUse(NamedTuple):
-    """Of the link from a node to another; of the links in a node, where both are the same."""
+    """How the link from one node to another is used; where both are the same node, how the links in it are."""
 
     source: int
     target: int
@@ -60,7 +60,7 @@ class PairPlacement:
 
 @lru_cache(maxsize=4096)
 def place_pairs(gpus_per_node: tuple[int, ...], tensor: int, data: int, pipeline: int) -> PairPlacement:
-    """As `fasop.costs.network.placement.place`."""
+    """Do as `fasop.costs.network.placement.place`, for pairs of nodes."""
     nodes = stage_nodes(gpus_per_node, tensor, data, pipeline)
     hops = [[*zip(here, there, strict=True)] for here, there in pairwise([*nodes, nodes[0]])]
     ends = [*zip(nodes[0], nodes[-1], strict=True)]

@@ -20,7 +20,7 @@ from fasop.costs.arrays import Integers
 
 
 class Use(NamedTuple):
-    """Of a node's links."""
+    """How a node's links are used."""
 
     node: int
     between: int
@@ -66,7 +66,7 @@ class Placement:
 
 @lru_cache(maxsize=4096)
 def place(gpus_per_node: tuple[int, ...], tensor: int, data: int, pipeline: int) -> Placement:
-    """Of `tensor * data * pipeline` ranks, which must be as many as the nodes have GPUs."""
+    """Place `tensor * data * pipeline` ranks, which must be as many as the nodes have GPUs."""
     nodes = stage_nodes(gpus_per_node, tensor, data, pipeline)
     hops = [transfers(zip(here, there, strict=True)) for here, there in pairwise([*nodes, nodes[0]])]
     return Placement(
@@ -80,7 +80,7 @@ def place(gpus_per_node: tuple[int, ...], tensor: int, data: int, pipeline: int)
 
 
 def stage_nodes(gpus_per_node: Sequence[int], tensor: int, data: int, pipeline: int) -> list[list[int]]:
-    """By stage, the node of each of its ranks."""
+    """List the node of each rank, by stage."""
     node_of = [node for node, gpus in enumerate(gpus_per_node) for _ in range(gpus)]
     width = tensor * data
     assert len(node_of) == width * pipeline, f"{len(node_of)} GPUs for {width} * {pipeline} ranks"
@@ -125,7 +125,7 @@ def transfers(pairs: Iterable[tuple[int, int]], *, both_ways: bool = False) -> l
 
 
 def rings(stage_nodes: Sequence[Sequence[int]], tensors: Sequence[int]) -> list[list[Use]]:
-    """By stage, the links of its rings of replicas, one ring for each tensor rank, over neighbouring ranks.
+    """List the links of each stage's rings of replicas, one ring for each tensor rank, over neighbouring ranks.
 
     A ring that several nodes hold leaves and enters each once; all rings run at the same time, of all stages.
     """

@@ -42,7 +42,8 @@ _BASES = {
 
 
 def doubts(training: Training, kinds: Sequence[NodeKind], bases: Collection[Basis]) -> Iterator[str]:
-    """Of times on these nodes: what some of them rest on, what is odd about a profile, and why it does not serve."""
+    """Say what is doubtful about times on these nodes: what some of them rest on, what is odd about a profile, and why
+    it does not serve."""
     yield from (text for basis, text in _BASES.items() if basis in bases)
     for name, profile in {kind.gpu.profile: kind.profile for kind in kinds}.items():
         if profile is not None:
@@ -81,7 +82,7 @@ def _too_long(every: Sequence[ModelCosts]) -> Iterator[str]:
 
 
 def _lone_doubts(every: Sequence[ModelCosts]) -> Iterator[str]:
-    """Of each entry by itself."""
+    """Say what is odd about each entry by itself."""
     for costs in every:
         for name, part in costs.parts.items():
             if not name.endswith("embedding"):
@@ -89,7 +90,7 @@ def _lone_doubts(every: Sequence[ModelCosts]) -> Iterator[str]:
 
 
 def _doubts_between(every: Sequence[ModelCosts]) -> Iterator[str]:
-    """Of entries that differ in one size alone."""
+    """Say what is odd between entries that differ in one size alone."""
     by_tensor: dict[object, list[ModelCosts]] = defaultdict(list)
     by_batch: dict[object, list[ModelCosts]] = defaultdict(list)
     for costs in every:

@@ -16,14 +16,14 @@ FOLDER = Path(__file__).parents[2] / "profiles"
 
 
 def name_of(wanted: str, gpu: str, *, alone: bool) -> str:
-    """Of the profile of a GPU; of several the name that is asked for ends with the GPU's."""
+    """Return the name of a GPU's profile; of several, the name that is asked for ends with the GPU's."""
     if alone:
         return wanted
     return f"{wanted.removesuffix(SUFFIX)}_{gpu}{SUFFIX}" if is_file(wanted) else f"{wanted}_{gpu}"
 
 
 def profile_path(name: str) -> Path:
-    """Of what has a name: in `profiles` of a folder of your own, or among the shipped ones."""
+    """Find the file of a profile that has a name: in `profiles` of a folder of your own, or among the shipped ones."""
     return path_of(name, PROFILES, FOLDER)
 
 

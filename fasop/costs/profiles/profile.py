@@ -37,7 +37,7 @@ HELD = ("first", "last", "next")
 
 @config
 class Cost:
-    """Of one micro-batch, on one rank. Times are medians, milliseconds."""
+    """What one micro-batch takes on one rank. Times are medians, in milliseconds. Times are medians, milliseconds."""
 
     forward: float = MISSING
     backward: float = MISSING
@@ -50,7 +50,7 @@ class Cost:
 
 @config
 class SequenceBytes:
-    """Of one micro-batch, by the blocks of a user's module in their order."""
+    """Bytes of one micro-batch, by the blocks of a user's module in their order."""
 
     kept: list[int] = MISSING
     """That autograd keeps of each block, every storage once: with the block that made it."""
@@ -86,13 +86,13 @@ class ModelCosts:
 
     @property
     def parts(self) -> Mapping[str, Cost]:
-        """By kind of block."""
+        """Map each kind of block to its cost."""
         usual = {"embedding": self.embedding, "layer": self.layer, "head": self.head}
         return {**{name: cost for name, cost in usual.items() if cost is not None}, **self.blocks}
 
     @classmethod
     def of(cls, parts: Mapping[str, Cost], **values: Any) -> ModelCosts:
-        """Of blocks by kind."""
+        """Make the costs of a model from blocks by kind."""
         others = {name: cost for name, cost in parts.items() if name not in USUAL}
         embedding, layer, head = map(parts.get, USUAL)
         return cls(embedding=embedding, layer=layer, head=head, blocks=others, **values)
@@ -195,7 +195,7 @@ class Links:
 
 @config
 class LayerProfile:
-    """Of one type of GPU."""
+    """What was measured on one type of GPU."""
 
     gpu: str = MISSING
     source: str = MISSING
@@ -259,8 +259,8 @@ class LayerProfile:
 
 
 def optimizer_s_per_parameter(gpu: Gpu, profile: LayerProfile | None, precision: Precision) -> float:
-    """As measured, in this number format or in the other one of 16 bits, of which a step moves as many bytes; or by the
-    memory traffic of Adam, a lower bound."""
+    """Return the seconds of an optimizer step as measured, in this number format or in the other one of 16 bits, of
+    which a step moves as many bytes; or by the memory traffic of Adam, a lower bound."""
     known = {} if profile is None else profile.optimizer_ns_per_parameter
     for measured in (precision, OTHER_16_BIT.get(precision)):
         if measured in known:

@@ -56,7 +56,7 @@ class Steps:
 
 @config
 class Host:
-    """Of which GPUs a host has, and how they are connected, as IIDP's solver is told."""
+    """Which GPUs a host has and how they are connected, as IIDP's solver is told."""
 
     gpus: int = MISSING
     tflops: float = 0.0

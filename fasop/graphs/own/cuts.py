@@ -88,7 +88,7 @@ def between(work: Work, least: float, most: float, allowed: int) -> list[int]:
 
 
 def sum_of(values: Sequence[float], chosen: int) -> float:
-    """Of the values whose bits are set."""
+    """Add up the values whose bits are set."""
     total = 0.0
     while chosen:
         low = chosen & -chosen

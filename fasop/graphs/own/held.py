@@ -40,8 +40,8 @@ class Held:
         first: bool,
         last: bool,
     ) -> Bytes:
-        """Of stages with so many bytes of gradients, activations of a mini-batch and what has one copy, whose cut
-        before them `sent` bytes cross."""
+        """Count the bytes of stages with so many bytes of gradients, activations of a mini-batch and what has one copy,
+        whose cut before them `sent` bytes cross."""
         beside = self.beside[2 * first + last]
         entering = sent if self.received is None else sent * 0.0 + self.received * (not first)
         return (

@@ -86,7 +86,7 @@ class Machines:
 
 
 def of_levels(levels: Sequence[Level], memory_bytes: float | None) -> Machines:
-    """As the public optimizer knows machines; `levels` begin with the innermost one."""
+    """Make machines as the public optimizer knows them; `levels` begin with the innermost one."""
     ranks = np.arange(prod(level.machines for level in levels))
     sizes = [1, *accumulate((level.machines for level in levels[:-1]), lambda a, b: a * b)]
     units = np.array([ranks // size for size in sizes])
@@ -105,7 +105,7 @@ def of_levels(levels: Sequence[Level], memory_bytes: float | None) -> Machines:
 def of_nodes(
     kinds: Sequence[NodeKind], order: Sequence[int], profiles: Sequence[int], memory: Sequence[float]
 ) -> Machines:
-    """Of a cluster's nodes in this order of kinds, which have these profiles and bytes of memory."""
+    """Make machines from a cluster's nodes in this order of kinds, which have these profiles and bytes of memory."""
     table = LinkTable.of(kinds, [1.0] * len(kinds), BUCKET)
     kind = np.array([one for one in order for _ in range(kinds[one].gpus)])
     node = np.array([number for number, one in enumerate(order) for _ in range(kinds[one].gpus)])

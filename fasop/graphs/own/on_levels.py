@@ -53,7 +53,7 @@ class CutStates:
         return np.flatnonzero(~(self._words[:state] & ~self._words[state]).any(axis=1))
 
     def stages(self, ends: list[int]) -> list[int | None]:
-        """By operator the number of the first of some states that contains it."""
+        """Return, for each operator, the number of the first of some states that contains it."""
         masks = [self._masks[end] for end in ends]
         return [*self._work.placed([mask & ~before for mask, before in zip(masks, [0, *masks], strict=False)])]
 

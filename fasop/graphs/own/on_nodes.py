@@ -101,7 +101,7 @@ def _in_other_orders(work: Work, best: Best | None, found: Best) -> Iterator[str
 
 
 def _runs(names: Sequence[str]) -> str:
-    """As parallel.node_order takes them."""
+    """Write names as parallel.node_order takes them."""
     runs: list[tuple[str, int]] = []
     for name in names:
         if runs and runs[-1][0] == name:

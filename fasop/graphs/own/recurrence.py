@@ -66,7 +66,7 @@ class Best:
 
 
 class Recurrence:
-    """Of divisions over all of some ranks."""
+    """Divisions over all of some ranks."""
 
     def __init__(self, work: Work, machines: Machines, options: Options, held: Held) -> None:
         self.work, self.machines, self.straight = work, machines, options.straight
@@ -103,7 +103,7 @@ class Recurrence:
         return Best(seconds=found.seconds, bound=min(bound, found.seconds), pieces=found.pieces)
 
     def _alone_s(self) -> float:
-        """Of one stage on all ranks; infinite if it does not fit."""
+        """Return the seconds of one stage on all ranks; infinite if it does not fit."""
         work, ranks = self.work, self.machines.count
         parameters, kept, fixed = (float(one.sum()) for one in (work.parameters, work.activations, work.fixed))
         memory = self.held.of(parameters, kept, fixed, 0.0, 1, first=True, last=True)
@@ -130,7 +130,7 @@ class Recurrence:
         return layers
 
     def _layers(self, limit: float) -> dict[int, Cuts]:
-        """By number of ranks before it, the cuts that a division within the limit may have."""
+        """Map each number of ranks before it to the cuts that a division within the limit may have."""
         layers = {}
         for count in range(1, self.machines.count):
             cuts = between(self.work, *self._window(count, limit), STEPS)
@@ -160,7 +160,7 @@ class Recurrence:
         return self._sync.together(*self.parts_s(compute_s, parameters, begin, replicas))
 
     def parts_s(self, compute_s: Floats, parameters: Floats, begin: int, replicas: int) -> tuple[Floats, Floats]:
-        """Of computing a mini-batch, and of summing its gradients."""
+        """Return the seconds of computing a mini-batch, and of summing its gradients."""
         kinds = sorted(set(self.machines.kinds[begin : begin + replicas]))
         latency, rate = self.machines.summing(begin, replicas)
         slowest: Floats = compute_s[..., kinds].max(axis=-1)

@@ -80,7 +80,7 @@ class Work:
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """Of operators, in their order."""
+        """List the nodes of the operators, in their order."""
         return self._operators.nodes
 
     @property
@@ -88,7 +88,8 @@ class Work:
         return (1 << self.count) - 1
 
     def placed(self, stages: Sequence[int]) -> list[int]:
-        """By operator its stage, if `stages` are masks of groups; what was left out lies with its first user."""
+        """Return the stage of each operator, if `stages` are masks of groups; what was left out lies with its first
+        user."""
         operators = self._operators
         found = [len(stages) - 1] * operators.count
         known = set()

@@ -117,7 +117,8 @@ def optimize(states: Sets, levels: Sequence[Level], options: Options, *, strict:
 
 
 def data_parallel_s(compute_s: float, parameter_bytes: float, levels: Sequence[Level], sync: Sync) -> float:
-    """Of a mini-batch, where all machines have the whole graph; `levels` begin with the innermost one."""
+    """Return the seconds of a mini-batch where all machines have the whole graph; `levels` begin with the innermost
+    one."""
     seconds, inner = compute_s, 1
     for level in levels:
         n = level.machines
@@ -177,7 +178,7 @@ class _Table:
 
     @property
     def _most_replicas(self) -> int:
-        """Of the last of several stages."""
+        """Return the most replicas of the last of several stages."""
         return min(1 if self._options.straight else self._level.machines, self._level.machines - 1)
 
     def _last(self, cuts: NDArray[np.intp], end: int, number: int) -> Floats:
@@ -239,7 +240,7 @@ def _nothing(levels: Sequence[Level], options: Options, states: int) -> SearchEr
 
 
 def divide(graph: Graph, levels: Sequence[Level], options: Options) -> Division:
-    """As the public tool's `-o` writes it.
+    """Divide a graph as the public tool's `-o` writes it.
 
     Raises:
         SearchError: there is none, or too many states to look at.

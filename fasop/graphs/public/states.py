@@ -47,7 +47,7 @@ class States:
         return np.flatnonzero(~(self._words[:state] & ~self._words[state]).any(axis=1))
 
     def stages(self, ends: list[int]) -> list[int | None]:
-        """By operator the number of the first of some states that contains it."""
+        """Return, for each operator, the number of the first of some states that contains it."""
         found: list[int | None] = [None] * self._operators.count
         for stage, end in enumerate(ends):
             for one in bits(self.masks[end]):
@@ -56,7 +56,7 @@ class States:
 
 
 def _reachable(operators: Operators, first: int) -> dict[int, tuple[list[int], list[int]]]:
-    """By state its augmented antichain, and the states that follow.
+    """Map each state to its augmented antichain and the states that follow.
 
     An antichain is augmented by what it depends on and is used elsewhere, too. The next states add an operator that
     uses a result of one of these, with all that this operator depends on.

@@ -62,7 +62,7 @@ class Candidate:
 
     @property
     def steps(self) -> int:
-        """Of a replay."""
+        """Count the steps of a replay."""
         return len(self._replay.steps)
 
     def _memory(self) -> tuple[Floats, Floats]:
@@ -264,7 +264,7 @@ class Candidate:
         return found[:, 0], seconds, steps
 
     def plan(self, partition: Integers) -> Plan:
-        """As a search shows it."""
+        """Return the plan as a search shows it."""
         layers = Partition(tuple(partition.tolist()))
         parallel = replace(self.training.parallel, partition=layers.layers)
         training = replace(self.training, parallel=parallel)

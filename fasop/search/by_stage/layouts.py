@@ -18,7 +18,7 @@ Run = tuple[int, int, int]
 
 
 class Layouts(NamedTuple):
-    """Of all GPUs of some nodes, without those whose stages are all alike."""
+    """Layouts of all GPUs of some nodes, without those whose stages are all alike."""
 
     every: Sequence[Layout]
     said: str

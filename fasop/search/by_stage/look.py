@@ -104,7 +104,7 @@ class _Rows(NamedTuple):
 
 
 class _Costs(NamedTuple):
-    """Of options, what their bounds depend on."""
+    """What the bounds of options depend on."""
 
     micro_batch_size: int
     recompute: Recompute

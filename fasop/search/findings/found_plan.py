@@ -32,5 +32,5 @@ class FoundPlan:
             raise ValueError(str(error)) from error
 
     def layers(self) -> tuple[int, ...] | None:
-        """Of each part, where the plan differs from the run's in them alone."""
+        """Return the layers of each part, where the plan differs from the run's in them alone."""
         return Partition.parse(self.differs["partition"]).layers if {*self.differs} == {"partition"} else None

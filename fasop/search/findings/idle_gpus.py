@@ -15,7 +15,7 @@ ALIKE = 5e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Idle:
-    """Of one plan."""
+    """The GPUs that one plan leaves idle."""
 
     gpus: int
     whole: Sequence[str]

@@ -20,8 +20,8 @@ from megatron_ext.contract.parallel_config import Recompute
 
 
 def that_fit(experiment: Experiment, sizes: Sequence[int], streams: Sequence[int]) -> list[dict[int, list[int]]]:
-    """By replica: the micro-batch size of the plan and those of `sizes` that fit, each with the numbers of streams that
-    fit with it, which are the plan's or in `streams`.
+    """Choose for each replica the micro-batch size of the plan and those of `sizes` that fit, each with the numbers of
+    streams that fit with it, which are the plan's or in `streams`.
 
     Of a model of which profiles have whole steps alone, imported from IIDP or JABAS, those fit that were measured, and
     smaller ones. Of a model that was not profiled all do.
@@ -84,7 +84,7 @@ def that_fit_on(
 
 
 def _nodes(placed: PlacedTraining, ranks_per_node: Sequence[int]) -> list[NodeKind]:
-    """Of each rank; with whole replicas on single ranks, of each replica."""
+    """List the node of each rank; with whole replicas on single ranks, that of each replica."""
     return [node for node, ranks in zip(placed.nodes, ranks_per_node, strict=True) for _ in range(ranks)]
 
 
@@ -97,7 +97,7 @@ def _most_streams(placed: PlacedTraining, node: NodeKind, size: int) -> int | No
 
 
 def _measured_streams(profile: LayerProfile, models: Collection[str], precision: Precision) -> dict[int, int]:
-    """By micro-batch size, of the host with least room."""
+    """Map each micro-batch size to the streams that were measured on the host with least room."""
     found: dict[int, int] = {}
     for steps in profile.steps:
         if steps.model in models and steps.times and steps.precision in (None, precision):
@@ -109,7 +109,8 @@ def _measured_streams(profile: LayerProfile, models: Collection[str], precision:
 def _by_whole_steps(
     experiment: Experiment, sizes: Sequence[int], counts: Sequence[Sequence[int]]
 ) -> Iterator[dict[int, list[int]]]:
-    """By replica; a size that was not measured has the room of the next larger one that was."""
+    """Yield for each replica the sizes that fit; a size that was not measured has the room of the next larger one that
+    was."""
     parallel, cluster, model = experiment.parallel, experiment.cluster, experiment.model.name
     if parallel.world_size != parallel.layout.replicas[0]:
         yield from ({size: [*of_replica] for size in sizes} for of_replica in counts)

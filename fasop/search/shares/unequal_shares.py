@@ -144,7 +144,7 @@ def _micro_batches(time: float, first: float, stages: int) -> float:
 
 
 def _plans(group: Candidates, least: float, until: float) -> Iterator[Plan]:
-    """Of each candidate the best that is found, if its shares are unequal and it fits into memory."""
+    """Yield the best plan that is found of each candidate, if its shares are unequal and it fits into memory."""
     partitions, _ = search_partitions(Bounded.of(group))
     for column in range(len(group)):
         nodes = [group.kinds[kind] for kind in group.orders[column]]
@@ -196,7 +196,7 @@ def _moved(shares: _Shares, layers: Sequence[int], until: float) -> tuple[int, .
 
 
 def _plan(placed: PlacedTraining, least: float) -> Plan | None:
-    """As a search shows it; None if it does not fit into memory with these shares."""
+    """Return the plan as a search shows it; None if it does not fit into memory with these shares."""
     predicted = predict_plan(placed)
     if any(stage.memory_gib > stage.limit_gib for stage in predicted.stages):
         return None

@@ -33,8 +33,8 @@ MOST_REPLICAS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """Of the same sizes and schedule, on nodes with the same numbers of GPUs: one for each option and node order that
-    makes a difference.
+    """Plans of the same sizes and schedule, on nodes with the same numbers of GPUs: one for each option and node order
+    that makes a difference.
     """
 
     options: Sequence[Training]
@@ -53,7 +53,7 @@ class Candidates:
         return self.options[0].blocks.layers
 
     def training(self, column: int) -> Training:
-        """Of one candidate."""
+        """Return the training of one candidate."""
         return self.options[int(self.option[column])]
 
     def take(self, columns: Integers) -> Candidates:

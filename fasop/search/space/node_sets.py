@@ -18,7 +18,7 @@ Counts = tuple[int, ...]
 
 
 def step(counts: Sequence[int]) -> int | None:
-    """By how many nodes the clusters of so many nodes of each group differ: 1 if that does not make too many.
+    """Return by how many nodes the clusters of so many nodes of each group differ: 1 if that does not make too many.
 
     None: there are too many even with all or none of a group.
     """

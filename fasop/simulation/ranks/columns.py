@@ -52,7 +52,8 @@ class Step(NamedTuple):
 
 
 class ColumnReplay:
-    """Of one layout and schedule; every replica of a stage takes `counts` micro-batches where stages have as many."""
+    """The replay of one layout and schedule; every replica of a stage takes `counts` micro-batches where stages have as
+    many."""
 
     def __init__(self, layout: Layout, name: str, counts: Sequence[int], chunks: int = 1) -> None:
         self.layout = layout

@@ -134,7 +134,7 @@ class HeterogeneousStages:
 
     @property
     def trainings(self) -> list[Training]:
-        """By stage: with its sizes in all stages."""
+        """List the training of each stage: with its sizes in all stages."""
         return [self._trained[size] for size in self.sizes]
 
     @property
@@ -143,25 +143,25 @@ class HeterogeneousStages:
         return Basis(max(int(lines.pipelines.basis[0]) for lines in self.whole.values()))
 
     def _lines(self, training: Training, nodes: Sequence[NodeKind]) -> Lines:
-        """As if all stages had the sizes of `training`, on the links that they have in the plan."""
+        """Work out the lines as if all stages had the sizes of `training`, on the links that they have in the plan."""
         placed = _UnlikeNodes(nodes, self._layout)
         return Lines(on_nodes(training, placed), handing_out(training, placed))
 
     @cached_property
     def kinds(self) -> list[str]:
-        """By rank, the name of its kind of node."""
+        """List the name of each rank's kind of node."""
         return [node.name for node in self._plan.nodes for _ in range(node.gpus)]
 
     @cached_property
     def ranks(self) -> list[RankDurations]:
-        """By rank, with the plan's own partition."""
+        """List the durations of each rank, with the plan's own partition."""
         columns = self.columns(np.array([self._plan.partition.layers]).T)
         known = {id(one): one.of(0) for one in columns}
         return [known[id(one)] for one in columns]
 
     def columns(self, partitions: Integers) -> list[RankColumns]:
-        """By rank, with partitions [parts, partitions]: its own GPU's time to compute and to step; of all else, what
-        its stage takes. Ranks that take the same share an object."""
+        """List what each rank takes with partitions [parts, partitions]: its own GPU's time to compute and to step; of
+        all else, what its stage takes. Ranks that take the same share an object."""
         whole = {size: lines.taken(partitions) for size, lines in self.whole.items()}
         gathered = {size: lines.taken(partitions) for size, lines in self._gathered.items()}
         alone = {

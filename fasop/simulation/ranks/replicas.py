@@ -141,7 +141,8 @@ def _all_of(plan: PlacedTraining, kind: str) -> PlacedTraining:
 
 
 def in_streams(one: Durations, streams: int, rates: StreamRates) -> Durations:
-    """Of a replica with so many streams on its GPU, each micro-batch its share of what they take together."""
+    """Return the durations of a replica with so many streams on its GPU, each micro-batch its share of what they take
+    together."""
     rate = rates.rate(streams)
     return replace(
         one,
@@ -158,7 +159,7 @@ def in_streams(one: Durations, streams: int, rates: StreamRates) -> Durations:
 
 
 def _own(whole: Durations, own: Sequence[Durations]) -> Durations:
-    """Of a replica whose GPU of each stage takes what that stage takes in `own`."""
+    """Return the durations of a replica whose GPU of each stage takes what that stage takes in `own`."""
     steps = [one.optimizer[stage] - one.weights[stage] for stage, one in enumerate(own)]
     return replace(
         whole,

@@ -31,7 +31,7 @@ class Replica:
         self._known: dict[int, float] = {}
 
     def seconds(self, count: int) -> float:
-        """Of an iteration, if no replica were slower than one of these."""
+        """Return the seconds of an iteration, if no replica were slower than one of these."""
         if count not in self._known:
             if self._alone and count > 2:  # one stage waits for nobody: each micro-batch takes the same
                 return self.seconds(2) + (count - 2) * (self.seconds(2) - self.seconds(1))

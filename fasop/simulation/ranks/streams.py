@@ -33,7 +33,7 @@ class StreamIteration(NamedTuple):
 def stream_iteration(
     layout: Layout, stream: Stream, micro_batches: int, ranks: Sequence[RankDurations]
 ) -> StreamIteration:
-    """Of so many micro-batches in an iteration.
+    """Simulate a stream of so many micro-batches in an iteration.
 
     Raises:
         SearchError: the stream never ends.

@@ -50,7 +50,7 @@ class HfConfig:
         return HfConfigError(f"{self.path}: {key}={json.dumps(value, default=str)}: {why}")
 
     def differs(self, key: str, value: object, why: str) -> HfConfigError:
-        """As `refuse`, of a value that makes another model than the family's."""
+        """Refuse, as `refuse` does, a value that makes another model than the family's."""
         return AnotherModelError(str(self.refuse(key, value, why)))
 
     def given(self, key: str, default: object = _MISSING) -> Any:

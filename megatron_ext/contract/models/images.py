@@ -142,7 +142,7 @@ def encoder(model: ModelConfig, tokens: int, qkv_bias: bool) -> List[ImageBlock]
 
 
 def convolution(number: int, inputs: int, outputs: int, kernel: int, side: int, after: int) -> ImageBlock:
-    """Of which `side` is that of its own result, and `after` that of a pool's behind it."""
+    """Describe a convolution; `side` is that of its own result, and `after` that of a pool's behind it."""
     parameters: Shapes = {"conv.weight": (outputs, inputs, kernel, kernel), "conv.bias": (outputs,)}
     products = outputs * inputs * kernel**2 * side**2
     kind = f"conv-{inputs}-{outputs}-{side}" + "-pool" * (after != side)

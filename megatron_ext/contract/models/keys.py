@@ -15,7 +15,7 @@ DEFAULT = "gpt"
 
 
 class Normalization(Word):
-    """Of the inputs of attention, MLP and head."""
+    """How the inputs of attention, MLP and head are normalized."""
 
     LayerNorm = "LayerNorm"
     RMSNorm = "RMSNorm"

@@ -124,7 +124,7 @@ class ModelConfig(Model, _PaddedSizes):
         return self.traits.all_kinds(self)
 
     def block_name(self, number: int) -> str:
-        """Of a counted block, which are numbered over the whole model: `layers.7`, `decoder.3`."""
+        """Name a counted block, which are numbered over the whole model: `layers.7`, `decoder.3`."""
         for stack in self.stacks():
             if number < stack.layers:
                 return f"{stack.name}.{stack.first + number}"
@@ -322,7 +322,7 @@ class Family:
         return 0
 
     def attention_operations(self, model: ModelConfig, kind: str) -> int:
-        """Of these, those of attention's scores and of their product with the values."""
+        """Count those of these operations that are attention's scores and their product with the values."""
         return 0
 
     def sizes_of(self, config: str) -> Dict[str, int]:

@@ -37,22 +37,22 @@ class Division(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Of the global batch."""
+        """Count the samples of the global batch."""
         return sum(count * size for count, size in zip(self.shares, self.sizes))
 
     @property
     def copies(self) -> Tuple[int, ...]:
-        """Of the model, by replica."""
+        """Count the model's copies on each replica."""
         return self.streams or (1,) * len(self.shares)
 
 
 def several(copies: Sequence[int]) -> Tuple[int, ...]:
-    """As `Division.streams` has them."""
+    """Return copies as `Division.streams` has them."""
     return () if {*copies} <= {1} else tuple(copies)
 
 
 def samples_of_halves(division: Division) -> Tuple[int, int]:
-    """Of the even and the odd micro-batches of an iteration."""
+    """Count the samples of the even and the odd micro-batches of an iteration."""
     if len({*division.sizes}) == 1:  # they need not be dealt to be counted
         odd = sum(division.shares) // 2 * division.sizes[0]
     else:

@@ -174,7 +174,7 @@ class PipelineSchedule:
         by_forward = [(turn + last - ahead) % group for last in (0, micro_batches % stages) for turn in turns]
 
         def passed(passes: int, earlier: int) -> int:
-            """Of a chunk, with so many others before it in a group."""
+            """Count the passes of a chunk, with so many others before it in a group."""
             whole, begun = divmod(passes, group)
             return whole * stages + min(max(begun - earlier * stages, 0), stages)
 

@@ -25,7 +25,7 @@ class Proof(NamedTuple):
 
 
 def prove(stream: Stream, micro_batches: int) -> Proof:
-    """Of a stream of so many micro-batches.
+    """Prove a stream of so many micro-batches.
 
     A long one is proved by a shorter one: once the pipeline is full, all ranks do the same again after each period.
     Where their steps and what is under way are the same, relative to the micro-batch, at the end of two periods, they
@@ -50,7 +50,7 @@ def prove(stream: Stream, micro_batches: int) -> Proof:
 
 
 def check_stream(stream: Stream, lists: Sequence[Sequence[Steps]], micro_batches: int) -> Proof:
-    """Of these steps, by stage and replica, as of the stream; raises as `prove`."""
+    """Prove these steps, by stage and replica, as those of the stream; raises as `prove`."""
     first: Dict[int, int] = {}
     """By micro-batch, the version that it meets on the first stage."""
     versions, activations = [], []

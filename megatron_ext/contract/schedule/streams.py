@@ -81,7 +81,7 @@ class Stream:
         return range(min((version - 1) * each, micro_batches), min(version * each, micro_batches))
 
     def updates(self, stage: int, micro_batches: int) -> int:
-        """Of a stage, in a stream of so many."""
+        """Count the updates of a stage in a stream of so many micro-batches."""
         return -(-micro_batches // (self.update_every * self.replicas[stage]))
 
     def met(self, stage: int, micro_batch: int) -> Tuple[int, int]:

@@ -45,7 +45,7 @@ class BertSamples(MaskedSamples):
         self._pairs = pairs
 
     def sample(self, number: int) -> Dict[str, NDArray[Any]]:
-        """As megatron-core's: [sequence_length] each, and two numbers.
+        """Make a sample as megatron-core does: [sequence_length] each, and two numbers.
 
         `text` the tokens, some of them hidden; `types` 1 in part b; `labels` what was hidden, -1 elsewhere;
         `loss_mask` 1 where something was; `padding_mask` 0 where there is padding; `is_random` whether part b came
@@ -90,7 +90,8 @@ class BertSamples(MaskedSamples):
         return parts[swapped], parts[not swapped], swapped
 
     def _instead(self, random: np.random.RandomState) -> Optional[int]:
-        """Of ten hidden tokens eight become [MASK], one becomes any token, and one stays."""
+        """Choose what stands in the place of a hidden token: of ten, eight become [MASK], one becomes any token, and
+        one stays."""
         if random.random_sample() < 0.8:
             return self._special["mask"]
         return int(random.randint(0, self._vocabulary.size)) if random.random_sample() >= 0.5 else None

@@ -110,7 +110,7 @@ def _aims(cut: Cut) -> Iterator[int]:
 
 
 def round_half_away(value: float) -> int:
-    """As C's `round`, of a value that is not negative."""
+    """Round as C's `round` does, a value that is not negative."""
     whole = int(value)
     return whole + (value - whole >= 0.5)
 

@@ -44,7 +44,7 @@ class T5Samples(MaskedSamples):
         self._lengths = (sequence_length, decoder_sequence_length)
 
     def sample(self, number: int) -> Dict[str, NDArray[Any]]:
-        """As megatron-core's: [sequence_length] and [decoder_sequence_length], and one number.
+        """Make a sample as megatron-core does: [sequence_length] and [decoder_sequence_length], and one number.
 
         `text_enc` the text with a sentinel for each span; `text_dec` what the decoder reads, `labels` what it writes:
         each sentinel and its span, -1 after them; `loss_mask` 1 where it writes; `enc_mask` and `dec_mask` 0 where

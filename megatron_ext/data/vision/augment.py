@@ -113,7 +113,7 @@ def identity(image: Pixels, _: float, __: int) -> Pixels:
 
 
 def rotate(image: Pixels, strength: float, sign: int) -> Pixels:
-    """By 30 degrees at most."""
+    """Rotate by 30 degrees at most."""
     angle = math.radians(30.0 * strength * sign)
     cos, sin = math.cos(angle), math.sin(angle)
     return _mapped(image, (cos, sin), (-sin, cos), (0.0, 0.0))
@@ -128,7 +128,7 @@ def shear_y(image: Pixels, strength: float, sign: int) -> Pixels:
 
 
 def translate_x(image: Pixels, strength: float, sign: int) -> Pixels:
-    """By 0.45 of the width at most."""
+    """Shift by 0.45 of the width at most."""
     return _mapped(image, (1.0, 0.0), (0.0, 1.0), (0.0, 0.45 * strength * sign * image.shape[1]))
 
 

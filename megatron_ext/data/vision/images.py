@@ -173,8 +173,8 @@ class ImageSamples(Samples):
         return {"images": images, **found}
 
     def targets(self, numbers: NDArray[np.int64]) -> Dict[str, NDArray[Any]]:
-        """By name, each of `numbers`' shape: `label`; `other`, the class of the image that is mixed in; `share` fp32,
-        the part of the image itself; `number`. No image is read."""
+        """Return by name, each of `numbers`' shape: `label`; `other`, the class of the image that is mixed in; `share`
+        fp32, the part of the image itself; `number`. No image is read."""
         outside = numbers[(numbers < 0) | (numbers >= len(self))]
         if len(outside):
             raise IndexError(f"sample {outside[0]} of {len(self)}")
@@ -197,11 +197,11 @@ class ImageSamples(Samples):
         return augment.drawn(self._changes, manifest.height, manifest.width, source)
 
     def _micros(self, array: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
-        """By micro-batch, a view."""
+        """Return a view by micro-batch."""
         return array.reshape(-1, *array.shape[numbers.ndim - 1 :])
 
     def _places(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of samples among the images of the split."""
+        """Find the places of samples among the images of the split."""
         if not self._trains:  # mixed, too: files may lie class by class, and an evaluation may take the first of them
             return self._order(0)[numbers % self._count]
         epochs, places = np.divmod(numbers, self._count)

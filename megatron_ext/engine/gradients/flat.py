@@ -237,7 +237,7 @@ class Share:
 
     @property
     def length(self) -> int:
-        """Of what this rank keeps."""
+        """Count the numbers that this rank keeps."""
         return self.parts[-1][1].stop if self.parts else 0
 
     def of(self, flat: Tensor) -> Tensor:
@@ -272,5 +272,5 @@ class Share:
         return slice(0, 0)
 
     def of_gradient(self, part: Tensor) -> slice:
-        """As `within`, of a parameter's gradient, a view of the flat ones."""
+        """Do as `within` for a parameter's gradient, a view of the flat ones."""
         return self.within(slice(part.storage_offset(), part.storage_offset() + part.numel()))

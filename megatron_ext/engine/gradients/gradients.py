@@ -27,7 +27,7 @@ AT_ONCE = 2**22
 def late_names(
     plan: Plan, task: Task, place: Place, named: Sequence[Tuple[str, nn.Parameter]], owned: Mapping[str, nn.Parameter]
 ) -> AbstractSet[str]:
-    """Of a rank with a sharded optimizer, the parameters whose gradients are summed over others than replicas, too:
+    """Name the parameters of a rank with a sharded optimizer whose gradients are summed over others than replicas, too:
     those of which other stages have copies and, with sequence parallelism, those that all of a tensor group have.
 
     `named` and `owned` are all that the rank has, by name, and by the owner's name where they are tied.
@@ -42,7 +42,8 @@ def late_names(
 
 
 class HalfGradients:
-    """Of one rank. It takes as much memory as the gradients, from `keep` to the end of `compared`."""
+    """The half gradients of one rank. It takes as much memory as the gradients, from `keep` to the end of
+    `compared`."""
 
     def __init__(
         self, flat: FlatWeights, elsewhere: Sequence[Tensor], model: Optional[dist.ProcessGroup], copies: int
@@ -104,7 +105,7 @@ def _pieces(a: Tensor, b: Tensor) -> Iterator[Tuple[Tensor, Tensor]]:
 
 
 class Gradients:
-    """Of one rank's stages."""
+    """The gradients of one rank's stages."""
 
     def __init__(
         self,
@@ -150,7 +151,8 @@ class Gradients:
 
     @property
     def ends(self) -> List[int]:
-        """Of what is summed over the replicas in messages of its own, but the last one, in the flat weights."""
+        """List where, in the flat weights, that ends which is summed over the replicas in messages of its own, but for
+        the last one."""
         return self._reducer.ends
 
     def begin(self, micro_batches: int, at_once: bool = False) -> None:

@@ -68,7 +68,7 @@ class GradientReducer:
 
     @property
     def ends(self) -> List[int]:
-        """Of the buckets that are summed by themselves, but the last one, in the flat weights."""
+        """List where, in the flat weights, the buckets end that are summed by themselves, but for the last one."""
         return [here.stop for here, _ in self._flat.buckets[:-1]] if self._early else []
 
     def begin(self, micro_batches: int, at_once: bool = False) -> None:

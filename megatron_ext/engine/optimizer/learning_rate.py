@@ -30,7 +30,7 @@ def learning_rate(updates: float, train: TrainConfig) -> float:
 
 
 def rate_of(plan: Plan, updates: float, consumed: int, batch: int) -> float:
-    """Of the update with this batch, after `updates` and so many consumed samples.
+    """Return the learning rate of the update with this batch, after `updates` and so many consumed samples.
 
     A batch that adapts counts as many updates of the policy as its samples would have been with the plan's batch, for
     which the rate is meant.

@@ -152,8 +152,8 @@ class Optimizer:
         return norm
 
     def state(self, kinds: Optional[Sequence[str]] = None) -> Dict[str, Tensor]:
-        """By kind, of all or some kinds, what there is of all parameters of the rank, in fp32, laid out as the flat
-        weights.
+        """Return by kind, of all or some kinds, what there is of all parameters of the rank, in fp32, laid out as the
+        flat weights.
 
         All replicas call it together.
         """
@@ -250,8 +250,8 @@ class Optimizer:
             traffic.all_gathered(own, group)
 
     def _measured(self, recorder: Recorder) -> Tensor:
-        """Of the whole model's gradient, with the loss scale: its norm, and how far from 0 any of it lies where the
-        loss scale follows that, else NaN; fp64. Each weight counts once."""
+        """Measure the whole model's gradient, with the loss scale: its norm, and how far from 0 any of it lies where
+        the loss scale follows that, else NaN; fp64. Each weight counts once."""
         square = square_norm(self._gradient[self._stepped :], self._norms_of_stepped)
         elsewhere = [self._gradient[part] for part in self._counted_elsewhere if part.start < part.stop]
         if elsewhere:

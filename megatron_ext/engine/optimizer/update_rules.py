@@ -28,7 +28,7 @@ SGD_IS_FUSED = "fused" in signature(sgd).parameters
 
 
 def recounted(train: TrainConfig, updates: int, instead: int) -> Dict[str, float]:
-    """By kind, the factor of moments that had so many updates, for the same means where they count as others."""
+    """Return by kind the factor of moments that had so many updates, for the same means where they count as others."""
     if updates == instead or train.optimizer == SGD:
         return {}
     betas = (train.adam_beta1, train.adam_beta2)
@@ -72,7 +72,7 @@ class UpdateRule(ABC):
 
     @abstractmethod
     def state(self) -> Dict[str, Tensor]:
-        """By kind, [n]; zeros before the first update."""
+        """Return the state by kind, [n]; zeros before the first update."""
 
     @abstractmethod
     def load(self, state: Mapping[str, Tensor], updates: int) -> None:
@@ -290,7 +290,7 @@ def updates_at_once(device: torch.device, train: TrainConfig) -> bool:
 
 
 def row_norms(flat: Tensor) -> Tensor:
-    """Of as many whole rows as there are."""
+    """Return the norms of as many whole rows as there are."""
     whole = len(flat) // NORM_ROW * NORM_ROW
     norms: Tensor = torch.linalg.vector_norm(flat[:whole].view(-1, NORM_ROW), dim=1)
     return norms
@@ -310,7 +310,7 @@ def square_norm(flat: Tensor, before: Sequence[Tensor] = ()) -> Tensor:
 
 
 def square_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Of each the sum of its squares, fp64; on a GPU in few kernels, however many there are."""
+    """Return the sum of the squares of each tensor, fp64; on a GPU in few kernels, however many there are."""
     if tensors[0].is_cuda:
         return torch.stack(torch._foreach_norm(list(tensors))).double().square()
     return torch.stack([square_norm(tensor.flatten()) for tensor in tensors])

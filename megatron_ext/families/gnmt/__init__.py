@@ -70,7 +70,7 @@ class _Gnmt(LstmFamily):
         return decoder.tokens
 
     def inside_activations(self, model: ModelConfig, kind: str, fused: bool = False) -> int:
-        """As other LSTMs; the attention keeps a tanh for every two tokens, too."""
+        """Count activations as other LSTMs do; the attention keeps a tanh for every two tokens, too."""
         found = 0
         for stack in model.stacks():
             if stack.kind == kind:

@@ -48,7 +48,7 @@ class _Gpt(TransformerFamily):
         return super().inside_activations(replace(model, ffn_hidden=working * model.inner), kind, fused)
 
     def operations(self, model: ModelConfig, kind: str) -> int:
-        """Of the experts, of those that work on a token."""
+        """Count, of the experts, those that work on a token."""
         whole, own = super().operations(model, kind), model.own(GptOptions)
         if own.experts is None or kind != "layer":
             return whole

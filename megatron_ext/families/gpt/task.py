@@ -36,7 +36,7 @@ class GptTask(NextTokenTask):
 
 
 class PackedEmbedding(Embedding):
-    """Of documents that share a sequence."""
+    """The embedding of documents that share a sequence."""
 
     def forward(self, tokens: Tensor, number: Optional[Tensor] = None, positions: Optional[Tensor] = None) -> Tensor:
         return self.embedded(tokens, number, positions=positions)

@@ -147,7 +147,7 @@ class Anatomy:
         return [one for one in after if one.other is not None]
 
     def shape_of(self, hidden: Tensor) -> Tuple[int, ...]:
-        """Of the tokens whose hidden states these are: (batch, sequence)."""
+        """Return the shape of the tokens whose hidden states these are: (batch, sequence)."""
         at = self.hidden.dims.index(BATCH)
         return tuple(hidden.shape[at : at + 2])
 
@@ -353,7 +353,7 @@ def _owner(model: nn.Module, path: str) -> Any:
 
 
 def logits_of(out: Any) -> Tensor:
-    """Of what a model returns."""
+    """Take the logits out of what a model returns."""
     found: Tensor = out.logits if hasattr(out, "logits") else out[0]
     return found
 

@@ -75,7 +75,7 @@ def hidden_of(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tensor:
 
 
 def wire_of(name: str, tensor: Tensor, tokens: Sequence[int]) -> Wire:
-    """Of a tensor that belongs to tokens of the shape [batch, sequence].
+    """Describe the wire of a tensor that belongs to tokens of the shape [batch, sequence].
 
     Raises:
         EngineError: it has no such dimensions.
@@ -121,7 +121,7 @@ def crossings(
 
 
 def _needed(number: int, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Dict[int, Union[Tensor, Other]]:
-    """By its place, what a layer is given that may need a wire."""
+    """Map each place to what a layer is given there that may need a wire."""
     x = hidden_of(args, kwargs)
     found: Dict[int, Union[Tensor, Other]] = {}
     for at, one in enumerate(flat_of(args, kwargs)[0]):

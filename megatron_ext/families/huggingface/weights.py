@@ -60,7 +60,7 @@ class Published:
         return {name: found[name] for name in names if name in found}
 
     def _opened(self, files: Mapping[str, Path]) -> Dict[str, Any]:
-        """By the name of a tensor, the open file that it is in."""
+        """Map the name of each tensor to the open file that it is in."""
         safe_open = import_module("safetensors").safe_open
         opened = {}
         for path in set(files.values()):

@@ -162,7 +162,7 @@ def _is_device(node: fx.Node) -> bool:
 
 
 def _device_of(*values: Any) -> torch.device:
-    """Of the first tensor among values."""
+    """Return the device of the first tensor among values."""
     for value in values:
         if isinstance(value, Tensor):
             return value.device

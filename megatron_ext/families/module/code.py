@@ -62,7 +62,7 @@ class UserCode(NamedTuple):
 
 
 def digest(path: Path) -> str:
-    """Of the file's content.
+    """Return the digest of the file's content.
 
     Raises:
         EngineError: it cannot be read.
@@ -187,7 +187,7 @@ _METRIC = re.compile(r"\w[\w /.@-]*")
 
 
 class Fault(EngineError):
-    """Of the model, whatever it is looked at with."""
+    """A fault of the model, whatever it is looked at with."""
 
 
 def require_gradients(code: UserCode, without: Sequence[str]) -> None:

@@ -100,7 +100,7 @@ class UserSamples(Samples):
         return dict(zip(self._form.names, (_array(tensor) for tensor in (*of_inputs, *of_targets))))
 
     def _place(self, number: int) -> int:
-        """Of a sample in the data set."""
+        """Find the place of a sample in the data set."""
         if self.length is None:
             return number
         epoch, place = divmod(number, self.length)

@@ -74,7 +74,7 @@ class ModuleTask(Task):
         return UserSamples(self._code, split, 1, self._seed).length
 
     def wires_at(self, micro_batch_size: int) -> Mapping[str, Wire]:
-        """By another look: the batch may be inside a dimension, as in [batch * tokens, width]."""
+        """Work out the wires by another look: the batch may be inside a dimension, as in [batch * tokens, width]."""
         if micro_batch_size not in self._wires_at:
             try:
                 with torch.random.fork_rng([]):
@@ -198,7 +198,7 @@ def _positional(code: UserCode, model: nn.Module, count: int) -> List[str]:
 
 
 def _defaults(code: UserCode, model: nn.Module, given: Sequence[str]) -> Dict[str, Any]:
-    """Of the arguments that samples do not give."""
+    """Return the defaults of the arguments that samples do not give."""
     found = {}
     for one in _signature(code, model):
         if one.name in given or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):

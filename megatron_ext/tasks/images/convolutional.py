@@ -18,7 +18,7 @@ class ConvolutionalTask(ImageTask):
     """Blocks with ReLU, whose weights begin as such blocks need."""
 
     def std_of_weight(self, weight: Tensor) -> float:
-        """As He et al. 2015; the logits have no ReLU behind them."""
+        """Return the standard deviation of He et al. 2015; the logits have no ReLU behind them."""
         outputs, inputs = weight.shape[0], weight[0].numel()
         if weight.dim() == 4:
             return math.sqrt(2.0 / (outputs * weight[0, 0].numel()))

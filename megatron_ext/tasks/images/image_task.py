@@ -133,7 +133,7 @@ class ImageTask(Task):
         parameter.normal_(0.0, std, generator=source)
 
     def _std(self, name: str, parameter: Tensor) -> Optional[float]:
-        """Of the normal numbers; None: there are none."""
+        """Return the standard deviation of the normal numbers; None: there are none."""
         if name.endswith((".position", ".class_token")):
             return 0.02
         if parameter.dim() == 1:
@@ -141,7 +141,8 @@ class ImageTask(Task):
         return self.std_of_weight(parameter)
 
     def std_of_weight(self, weight: Tensor) -> float:
-        """Of a matrix or a convolution's kernel: as Glorot and Bengio 2010 for transformers."""
+        """Return the standard deviation of a matrix or a convolution's kernel: as Glorot and Bengio 2010 for
+        transformers."""
         return math.sqrt(2.0 / (weight.shape[0] + weight[0].numel()))
 
     @abstractmethod

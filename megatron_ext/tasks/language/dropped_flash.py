@@ -97,7 +97,7 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 
 @triton.jit
 def _kept(hashes, columns, dropped):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    """As `megatron_ext.tasks.dropout.masked` has it: hashes [M] of rows, columns [N] -> [M, N]."""
+    """Work out what is kept as `megatron_ext.tasks.dropout.masked` does: hashes [M] of rows, columns [N] -> [M, N]."""
     found = hashes.to(tl.uint32)[:, None] + ((columns // 2).to(tl.uint32) * 0x9E3779B9).to(tl.uint32)[None, :]
     found = ((found ^ (found >> 16)) * 0x7FEB352D).to(tl.uint32) + (hashes >> 32).to(tl.uint32)[:, None]
     found = ((found ^ (found >> 15)) * 0x846CA68B).to(tl.uint32)
@@ -219,7 +219,7 @@ def dropped_flash_backward_key_value(  # type: ignore[no-untyped-def]
     CAUSAL: tl.constexpr, SEEN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """Of one group: the sum over its heads."""
+    """Add up the gradients of one group over its heads."""
     number = tl.program_id(1).to(tl.int64)
     batch, group = number // groups, number % groups
     columns = tl.program_id(0) * N + tl.arange(0, N)

@@ -117,7 +117,8 @@ def _seed(seed: int, name: str) -> int:
 
 
 def perplexity(loss: float) -> float:
-    """Of the mean negative logarithm of the probabilities; infinite where no number is as large."""
+    """Return the perplexity from the mean negative logarithm of the probabilities; infinite where no number is as
+    large."""
     return math.exp(loss) if loss < _LARGEST_EXPONENT else math.inf
 
 

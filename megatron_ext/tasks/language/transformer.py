@@ -29,7 +29,7 @@ Kept = Dict[str, Tensor]
 
 
 class Dropout:
-    """Of a tensor [batch, sequence, hidden], of which a rank may hold its share of the sequence.
+    """Drops numbers of a tensor [batch, sequence, hidden], of which a rank may hold its share of the sequence.
 
     Not a module: calling one costs more than everything else where nothing is dropped.
     """
@@ -323,7 +323,7 @@ class Head(nn.Module):
         return self.logits(self.norm(x))
 
     def logits(self, x: Tensor) -> Tensor:
-        """Of what is normalized."""
+        """Return the logits of what is normalized."""
         return linear(self.tensor.enter(x), self.word, self.bias, self.later)
 
 
