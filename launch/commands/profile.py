@@ -30,7 +30,7 @@ from launch.errors import LaunchError
 from launch.profile import files, pair_links
 from launch.profile.arguments import Arguments, check_free, parse
 from launch.profile.files import write
-from launch.profile.findings import merged, short_of, too_large, unsettled
+from launch.profile.findings import Found, merged, short_of, too_large, unsettled
 from launch.profile.measured import measured, steps_table, tables
 from launch.screen import print_table
 from megatron_ext.contract.worker import PROFILE
@@ -116,25 +116,8 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
         files.check_free(files.graph_paths(arguments.graph_output, [*job.names]).values(), arguments)
     with interruptible():
         found, failure = measured(job.experiment, arguments, job.run_min, worker)
-    profiles = {}
     table = pair_links.measured_table(found)
-    for gpu, name in job.names.items():
-        profile = merged(found, gpu, "measured by 'tdpp profile'", datetime.now().date().isoformat())
-        profile = replace(profile, links=table if len(table) > 1 else {})
-        profiles[gpu] = profile
-        for text in too_large(found, gpu):
-            print(f"({name}: {text} does not fit into memory and was left out)", file=sys.stderr)
-        reason = short_of(found, gpu)
-        if reason is not None:
-            print(f"({name}: no larger micro-batch of the whole model fits: {reason})", file=sys.stderr)
-        for text in unsettled(found, gpu):
-            print(
-                f"({name}: {text} could not be measured to 2 % within seconds={arguments.seconds:g}; allow more "
-                f"seconds)",
-                file=sys.stderr,
-            )
-        write(name, profile, arguments, comment)
-        _print_profile(name, profile, [group for group, one in job.experiment.cluster.groups.items() if one.gpu == gpu])
+    profiles = {gpu: _written(gpu, found, table, job, arguments, comment) for gpu in job.names}
     if arguments.graph_output is not None and failure is None:
         for file in files.write_graphs(arguments.graph_output, job.experiment, profiles):
             print(f"written: {file}; 'tdpp search graph={file}' divides it")
@@ -152,6 +135,27 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
         output_files.write(arguments.page, profile_page(f"tdpp profile {shlex.join(argv)}", named))
         print(arguments.page)
     return 0
+
+
+def _written(
+    gpu: str, found: Found, table: pair_links.Table, job: Job, arguments: Arguments, comment: str
+) -> LayerProfile:
+    """Write the profile of one kind of GPU, print it, and tell what it lacks."""
+    name = job.names[gpu]
+    profile = merged(found, gpu, "measured by 'tdpp profile'", datetime.now().date().isoformat())
+    profile = replace(profile, links=table if len(table) > 1 else {})
+    for text in too_large(found, gpu):
+        print(f"({name}: {text} does not fit into memory and was left out)", file=sys.stderr)
+    if (reason := short_of(found, gpu)) is not None:
+        print(f"({name}: no larger micro-batch of the whole model fits: {reason})", file=sys.stderr)
+    for text in unsettled(found, gpu):
+        print(
+            f"({name}: {text} could not be measured to 2 % within seconds={arguments.seconds:g}; allow more seconds)",
+            file=sys.stderr,
+        )
+    write(name, profile, arguments, comment)
+    _print_profile(name, profile, [group for group, one in job.experiment.cluster.groups.items() if one.gpu == gpu])
+    return profile
 
 
 def _tell_pairs(table: pair_links.Table, arguments: Arguments, comment: str) -> None:

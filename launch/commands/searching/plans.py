@@ -34,13 +34,37 @@ if TYPE_CHECKING:
 
 def rank(args: Arguments, command: str) -> int:
     """Prints the best plans for the nodes of the cluster."""
-    from fasop.costs.calibration import read_calibration
     from fasop.costs.profiles.doubts import doubts
+    from fasop.search.run import best_plans, front
+    from fasop.tables.plans import front as front_table
+    from fasop.tables.plans import ranking
+
+    inputs, notes = _inputs(args)
+    if args.start is not None:
+        return _by_end(args, inputs, command)
+    outcome = front(inputs, args) if args.pareto else best_plans(inputs, args)
+    plans = outcome.plans
+    if args.explain is not None and args.explain > len(plans):
+        raise SearchError(f"explain={args.explain}: the table has {plural(len(plans), 'row')}; choose one of them")
+    print_table(*(front_table(plans, inputs.run) if args.pareto else ranking(plans)))
+    for note in (*doubts(inputs.training, inputs.kinds, {plan.basis for plan in plans}), *outcome.notes):
+        print(f"({note})", file=sys.stderr)
+    print(*outcome.summary, sep="\n", file=sys.stderr)
+    if (line := in_streams(plans)) is not None:
+        notes.append(line.strip("()"))
+        print(line, file=sys.stderr)
+    if args.explain is not None:
+        explain(args.explain, plans[args.explain - 1])
+    _write(args, inputs, plans, [*outcome.notes, *outcome.summary, *notes], command)
+    print_next(with_plan(args.plan, args.overrides, command))
+    return 0
+
+
+def _inputs(args: Arguments) -> tuple[Inputs, list[str]]:
+    """Read what is searched, and tell what is to be known of it; returns these notes, too."""
+    from fasop.costs.calibration import read_calibration
     from fasop.search.inputs import read
     from fasop.search.plan import Run
-    from fasop.search.run import best_plans, front
-    from fasop.tables.plans import csv_text, plan_yaml, ranking
-    from fasop.tables.plans import front as front_table
 
     inputs = read(args.overrides, args.profile)
     notes = [] if inputs.by_default is None else [inputs.by_default]
@@ -67,37 +91,24 @@ def rank(args: Arguments, command: str) -> int:
         inputs = replace(inputs, kinds=calibration.applied(inputs.kinds))
         notes.append(str(calibration))
         print(f"({calibration})", file=sys.stderr)
-    if args.start is not None:
-        return _by_end(args, inputs, command)
-    outcome = front(inputs, args) if args.pareto else best_plans(inputs, args)
-    plans = outcome.plans
-    if args.explain is not None and args.explain > len(plans):
-        raise SearchError(f"explain={args.explain}: the table has {plural(len(plans), 'row')}; choose one of them")
-    print_table(*(front_table(plans, inputs.run) if args.pareto else ranking(plans)))
-    for doubt in doubts(inputs.training, inputs.kinds, {plan.basis for plan in plans}):
-        print(f"({doubt})", file=sys.stderr)
-    for note in outcome.notes:
-        print(f"({note})", file=sys.stderr)
-    print(*outcome.summary, sep="\n", file=sys.stderr)
-    if (line := in_streams(plans)) is not None:
-        notes.append(line.strip("()"))
-        print(line, file=sys.stderr)
-    if args.explain is not None:
-        explain(args.explain, plans[args.explain - 1])
+    return inputs, notes
+
+
+def _write(args: Arguments, inputs: Inputs, plans: Sequence[Plan], notes: Sequence[str], command: str) -> None:
+    """Write the files that were asked for."""
+    from fasop.tables.plans import csv_text, plan_yaml
+
     if args.csv is not None:
         write(args.csv, csv_text(plans, inputs.run))
     if args.page is not None:
         from reports.pages.search_page import render  # few ask for a page, and it is slow to import
 
-        shown = [*outcome.notes, *outcome.summary, *notes]
-        write(args.page, render(command, plans, inputs.run, shown, _launches(args, plans, inputs.run)))
+        write(args.page, render(command, plans, inputs.run, notes, _launches(args, plans, inputs.run)))
         print(args.page)
     if args.plan is not None:
         path = plan_path(args.plan)
         write(path, plan_yaml(plans[0], command))
         print(f"parallel={args.plan} is the first plan ({path})")
-    print_next(with_plan(args.plan, args.overrides, command))
-    return 0
 
 
 def _by_end(args: Arguments, inputs: Inputs, command: str) -> int:

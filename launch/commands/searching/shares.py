@@ -6,10 +6,15 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conf.reading.values import one_of, parse_key_values, path, whole
 from fasop.errors import SearchError
 from launch.screen import print_table
+
+if TYPE_CHECKING:
+    from fasop.shares.performance import WeightSync
+    from fasop.shares.public_files import Cluster
 
 KEY = "iidp"
 
@@ -34,6 +39,14 @@ def asked(argv: Sequence[str]) -> bool:
     return any(word.startswith(f"{KEY}=") for word in argv)
 
 
+def weight_sync(given: Overlap, cluster: Cluster) -> WeightSync:
+    """Return when the workers' weights are updated; `auto` follows the public rule."""
+    from fasop.shares.performance import WeightSync, recommended
+
+    known = {Overlap.true: WeightSync.overlap, Overlap.false: WeightSync.sequential}
+    return known.get(given) or recommended(cluster.buckets_mib)
+
+
 def main(argv: Sequence[str]) -> int:
     """Prints the best solution.
 
@@ -42,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     """
     from fasop.shares.adaptive_keys import adaptive_words
     from fasop.shares.json_files import of_word
-    from fasop.shares.performance import WeightSync, recommended
+    from fasop.shares.performance import WeightSync
     from fasop.shares.public_files import read_cluster
     from fasop.shares.solution import best
 
@@ -59,11 +72,7 @@ def main(argv: Sequence[str]) -> int:
         raise SearchError(f"{KEY}={file} needs a global batch: add parallel.global_batch_size=512, for example")
     with of_word(KEY, file):
         adapting = adaptive_words(file, batch)
-    sync = {
-        Overlap.auto: recommended(cluster.buckets_mib),
-        Overlap.true: WeightSync.overlap,
-        Overlap.false: WeightSync.sequential,
-    }[given.get("train.overlap_optimizer", Overlap.auto)]
+    sync = weight_sync(given.get("train.overlap_optimizer", Overlap.auto), cluster)
     solution = best(cluster, batch, sync, given.get("parallel.micro_batch_size"), given.get("unit"))
     print(solution.line())
     print_table(

@@ -12,7 +12,6 @@ from conf.schema.adapt import Adapt, Rule
 from conf.schema.values.streams import AUTO
 from fasop.errors import SearchError
 from fasop.shares.json_files import of_word
-from fasop.shares.performance import WeightSync, recommended
 from fasop.shares.public_files import read_adaptation, read_cluster
 from fasop.trainings.node_set import orders
 from fasop.trainings.play import Training
@@ -25,7 +24,7 @@ from fasop.trainings.public_nodes import (
     unit_of,
     whole_order,
 )
-from launch.commands.searching.shares import Overlap
+from launch.commands.searching.shares import Overlap, weight_sync
 from launch.commands.simulating.arguments import OF_PUBLIC, Arguments
 from launch.commands.simulating.experiment import Simulated
 
@@ -76,11 +75,7 @@ def simulated(args: Arguments, file: Path) -> Simulated:
     prices, kinds = args.prices or {}, kinds_of(cluster, streams)
     if unknown := [name for name in prices if name not in kinds]:
         raise SearchError(f"prices={unknown[0]}:…: the kinds of servers are {', '.join(kinds)}")
-    sync = {
-        Overlap.auto: recommended(cluster.buckets_mib),
-        Overlap.true: WeightSync.overlap,
-        Overlap.false: WeightSync.sequential,
-    }[given.get("train.overlap_optimizer", Overlap.auto)]
+    sync = weight_sync(given.get("train.overlap_optimizer", Overlap.auto), cluster)
     return Simulated(
         training=Training(
             adapt=adapt.planned(batch),
