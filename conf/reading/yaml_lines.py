@@ -137,6 +137,8 @@ _hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 def require_shapes(node: Any, kind: Any, key: str = "") -> None:
     """Raises ConfigError where what stands at `key` is not a group of keys, no list, or one of another kind."""
+    if type(None) in get_args(kind) and node is not None:
+        (kind,) = (one for one in get_args(kind) if one is not type(None))
     origin = get_origin(kind)
     if not (is_dataclass(kind) or origin in (dict, list)):
         if isinstance(node, DictConfig | ListConfig) and kind is not Any:

@@ -37,13 +37,16 @@ def main(argv: Sequence[str]) -> int:
         checkpoint = checkpoint_of(run.path, arguments.checkpoint)
         kind = kind_of(checkpoint, arguments.weights)
         if plan.model.traits.published:
-            source = publish(plan, checkpoint, out, kind)
+            source = publish(plan, checkpoint, out, kind, arguments.adapter)
+        elif arguments.adapter:
+            raise LaunchError(f"--adapter: model.family={plan.model.family} has no adapters")
         else:
             export(checkpoint, out, kind)
     except EngineError as error:
         raise LaunchError(str(error)) from error
     tell_kind(kind, arguments.weights)
-    print(f"written: {out}: {checkpoint.folder.name} of {run.name}, for from_pretrained of transformers")
+    reader = "peft, as an adapter" if arguments.adapter else "from_pretrained of transformers"
+    print(f"written: {out}: {checkpoint.folder.name} of {run.name}, for {reader}")
     if source is not None:
         print(f"with the tokenizer's and generation's files of {source}")
     return 0
@@ -60,6 +63,11 @@ def parser() -> argparse.ArgumentParser:
         required=True,
         choices=[HUGGINGFACE],
         help="the layout: config.json and model.safetensors, for from_pretrained of Hugging Face's transformers",
+    )
+    convert.add_argument(
+        "--adapter",
+        action="store_true",
+        help="of a run with train.lora_rank: write the adapter alone, for peft, instead of adding it to the weights",
     )
     add_runs_dir(convert)
     add_checkpoint(convert)

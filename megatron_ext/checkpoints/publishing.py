@@ -25,9 +25,11 @@ BESIDE = (
 """Files of a model's folder that say how it is used."""
 
 
-def publish(plan: Plan, checkpoint: Checkpoint, out: Path, kind: str) -> Optional[Path]:
+def publish(plan: Plan, checkpoint: Checkpoint, out: Path, kind: str, adapters: bool = False) -> Optional[Path]:
     """Makes the new folder `out` of a run's checkpoint: the weights of this kind in fp32, config.json, and the files
     for tokens and generation of the folder that the run's model came from. Returns that folder, if it has any.
+
+    `adapters`: those alone, instead of the whole model with them added.
 
     Raises:
         EngineError: the checkpoint is damaged, the model's config.json has changed since the run, or `out` is there
@@ -45,7 +47,7 @@ def publish(plan: Plan, checkpoint: Checkpoint, out: Path, kind: str) -> Optiona
     try:
         try:
             partial.mkdir(parents=True)
-            task_of(plan).publish(content, partial)
+            task_of(plan).publish(content, partial, adapters)
             source = _copied(plan, partial)
             partial.rename(out)
         finally:

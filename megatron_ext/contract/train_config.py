@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, Optional, Tuple, Union
 
 from megatron_ext.contract.keys import (
     COUNT,
@@ -159,6 +159,13 @@ class Train:
     """Of precision fp16."""
     ema: Optional[float] = option(None, PART)
     """Keep an exponential moving average of the weights, used by evaluations, with this decay rate, such as 0.999."""
+    lora_rank: Optional[int] = option(None, Range(1, 2**16))
+    """Train adapters of this rank beside the matrices of the layers, and nothing else (LoRA; docs/fine-tuning.md). For
+    huggingface."""
+    lora_alpha: Optional[float] = option(None, positive(1e6))
+    """What adapters add is scaled by this divided by lora_rank; null: twice the rank."""
+    lora_targets: Optional[List[str]] = option(None)
+    """The names of the matrices that get adapters, such as [q_proj,v_proj]; null: all linear ones in the layers."""
     max_cost: Optional[float] = option(None, positive(1e12))
     """Save and end when the nodes have cost this many dollars, by cluster.groups.<group>.price_per_hour."""
     log_interval: Interval = option(10, COUNT, written=True)
@@ -235,6 +242,7 @@ def broken_by_training(get: Get) -> Iterator[str]:
                 f"train.{key}={shown(value)} has no effect with train.{decider}={decided}; use train.{decider}="
                 f"{' or '.join(allowed)}, or leave it out"
             )
+    yield from _broken_adapters(get)
     if get("eval_interval", None) is None:
         for key in EVALUATING:
             if get(key, None) is not None:
@@ -242,6 +250,22 @@ def broken_by_training(get: Get) -> Iterator[str]:
                     f"train.{key}={get(key, None)} needs evaluations; set train.eval_interval, in iterations, such as "
                     "100"
                 )
+
+
+def _broken_adapters(get: Get) -> Iterator[str]:
+    rank = get("lora_rank", None)
+    for key in ("lora_alpha", "lora_targets"):
+        value = get(key, None)
+        if rank is None and value is not None:
+            yield f"train.{key}={shown(value)} needs adapters; set train.lora_rank, such as 16"
+    if rank is not None and get("load", None) is None:
+        yield (
+            f"train.lora_rank={rank} trains adapters of a model whose own weights stay as they are; set train.load to "
+            "the folder of published weights, or leave train.lora_rank out"
+        )
+    targets = get("lora_targets", None)
+    if targets is not None and not (targets and all(targets)):
+        yield f"train.lora_targets={shown(list(targets))} must name matrices, such as [q_proj,v_proj]; null takes all"
 
 
 def _broken_learning_rate(get: Get) -> Iterator[str]:

@@ -126,12 +126,13 @@ class Stage(nn.Module):
             module.first = first
 
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Puts what is not trained where the parameters are, in the model's number format where a module keeps none."""
+        """Puts what is not trained where the parameters are, in the model's number format; not buffers of a module that
+        keeps theirs."""
         for module in self.modules():
             keeps = getattr(module, "keeps_format", False)
-            fixed = [one for one in module.parameters(recurse=False) if not one.requires_grad]
-            for tensor in (*module.buffers(recurse=False), *fixed):
-                changes = tensor.is_floating_point() and not keeps
+            fixed = [(one, False) for one in module.parameters(recurse=False) if not one.requires_grad]
+            for tensor, kept in (*((one, keeps) for one in module.buffers(recurse=False)), *fixed):
+                changes = tensor.is_floating_point() and not kept
                 tensor.data = tensor.data.to(device, dtype if changes else tensor.dtype)
             place_constants = getattr(module, "place_constants", None)
             if place_constants is not None:

@@ -172,9 +172,9 @@ class Task(ABC):
         """
         raise NotImplementedError
 
-    def publish(self, content: Callable[[str], Tensors], folder: Path) -> None:
-        """Writes config.json and the weights as their publishers do into `folder`; for the same families. `content`
-        gives what a checkpoint has of a block.
+    def publish(self, content: Callable[[str], Tensors], folder: Path, adapters: bool = False) -> None:
+        """Writes config.json and the weights as their publishers do into `folder`, or the adapters alone; for the same
+        families. `content` gives what a checkpoint has of a block.
 
         Raises:
             EngineError: the model cannot be published, or `folder` not be written.

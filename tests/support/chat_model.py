@@ -35,7 +35,7 @@ def save_tokenizer(folder: Path, template: str | None = CHATML) -> Any:
     return tokenizer
 
 
-def save_model(folder: Path, kind: str = "qwen3", length: int = 64) -> Any:
+def save_model(folder: Path, kind: str = "qwen3", length: int = 64, tied: bool = False) -> Any:
     """With its tokenizer; returns transformers' own."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -45,7 +45,7 @@ def save_model(folder: Path, kind: str = "qwen3", length: int = 64) -> Any:
     config = AutoConfig.for_model(
         kind, vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=length,
-        tie_word_embeddings=False, pad_token_id=None, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=tied, pad_token_id=None, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(folder)

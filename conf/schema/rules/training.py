@@ -146,6 +146,23 @@ def check_packing(model: Model, data: Data, engine: Engine) -> None:
         raise ConfigError(f"data.packing=true cannot be combined with engine.kind={engine.kind}; use engine=tdpp")
 
 
+def check_adapters(model: Model, train: Train, parallel: Parallel) -> None:
+    """Whether the model can have adapters."""
+    if train.lora_rank is None:
+        return
+    if not model.traits.adapters:
+        raise ConfigError(
+            f"train.lora_rank={train.lora_rank} trains adapters, which model.family={model.family} cannot have; use "
+            "model.family=huggingface (docs/fine-tuning.md), or leave it out"
+        )
+    tensor = max(parallel.layout.tensors)
+    if tensor != 1:
+        raise ConfigError(
+            f"train.lora_rank={train.lora_rank} cannot be combined with parallel.tensor={tensor}; use "
+            "parallel.tensor=1, and more stages where memory is short"
+        )
+
+
 def check_images(model: Model, data: Data, parallel: Parallel) -> None:
     """Rules for images, and for what is theirs alone."""
     family = model.traits

@@ -228,6 +228,8 @@ class Family:
 
     published = False
     """Whether transformers loads and saves its weights: `train.load` may be a folder of them, and exports are such."""
+    adapters = False
+    """Whether adapters can be trained instead of its own weights (`train.lora_rank`)."""
     user_code = False
     """Whether a user's file defines it."""
     decoder = False

@@ -74,6 +74,12 @@ def _documents(plan: Values) -> Faults:
         yield "data_documents.packing", True, f"false with model.family={family.name}"
 
 
+def _adapters(plan: Values) -> Faults:
+    family, rank = _family_of(plan), plan["train"].get("lora_rank")
+    if rank is not None and not family.adapters:
+        yield "train.lora_rank", rank, f"null with model.family={family.name}"
+
+
 def _augment(plan: Values) -> Faults:
     family, augment = _family_of(plan), plan.get("data_augment")
     if family.learns != IMAGES and augment is not None:
@@ -98,4 +104,5 @@ RULES: Rules = [
     (("model", "data_prefix"), _augment),
     (("model",), _bucketing),
     (("model",), _documents),
+    (("model", "train"), _adapters),
 ]

@@ -35,6 +35,7 @@ class _HuggingFace(Family):
     measured = True
     shares_layers = True
     published = True
+    adapters = True
     options = ("config", "code_digest")
     needs = ("config",)
 

@@ -14,6 +14,7 @@ from megatron_ext.families.huggingface.anatomy import Anatomy
 from megatron_ext.families.huggingface.apart import require_positions
 from megatron_ext.families.huggingface.blocks import Embedding, Head, layer_of
 from megatron_ext.families.huggingface.library import made
+from megatron_ext.families.huggingface.lora import Adapters
 from megatron_ext.families.huggingface.shares import Shares
 from megatron_ext.families.huggingface.weights import Published, save
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
@@ -47,13 +48,17 @@ class HuggingFaceTask(NextTokenTask):
         self._shares = Shares(anatomy)
         for size in {*plan.layout.tensors} - {1}:
             self._shares.require(size)
+        self._adapters: Optional[Adapters] = None
+        if plan.train.lora_rank is not None:
+            self._adapters = Adapters(plan.train, list(anatomy.layers), anatomy.name)
         names = [f"hidden.{number}" for number in range(layers + 1)]
         self.inputs = (TOKENS, POSITIONS) if self.packs else (TOKENS,)
         placed = [POSITIONS] if self.packs else []
         extra = [*([TOKENS] if anatomy.by_tokens else []), *placed]
         before = [one.wire for of in anatomy.crossing for one in of if one.other is None]
         seed, again = plan.train.seed, plan.recompute == "full"
-        block = partial(_made, seed=seed if _draws(anatomy.config) else None, again=again)
+        draws = seed if _draws(anatomy.config) else None
+        block = partial(_made, seed=draws, again=again, adapters=self._adapters)
         self.blocks = [
             Block(
                 *(FIRST, FIRST, (TOKENS, *placed), (names[0], *(one.name for one in before))),
@@ -77,11 +82,12 @@ class HuggingFaceTask(NextTokenTask):
                 Placement.LAST,
             ),
         ]
-        wires = [anatomy.hidden._replace(name=name) for name in names]
-        wires += [one.wire for of in anatomy.crossing for one in of]
+        wires = [self._wire(anatomy.hidden, number)._replace(name=name) for number, name in enumerate(names)]
+        for number, of in enumerate(anatomy.crossing):
+            wires += [self._wire(one.wire, 0 if one.other is None else number) for one in of]
         logits = Wire("logits", ("batch", SEQUENCE, *anatomy.logits))
         self.wires = {wire.name: wire for wire in (*wires, logits)}
-        self.tied = _tied(anatomy)
+        self.tied = _tied(anatomy) if self._adapters is None else {}
 
     def initialise(self, name: str, parameter: Tensor, tensor: TensorGroup) -> None:
         """Nothing: blocks are made with their weights."""
@@ -91,16 +97,28 @@ class HuggingFaceTask(NextTokenTask):
         if self._published is None:
             self._published = Published(made(self._model), files)
         names = {self._name(f"{block}.{inner}"): inner for inner in self._inner(block)}
-        return {names[name]: one for name, one in self._published.of(list(names)).items()}
+        found = {names[name]: one for name, one in self._published.of(list(names)).items()}
+        return found if self._adapters is None else {**found, **self._adapters.beside(block, found)}
 
-    def publish(self, content: Callable[[str], Dict[str, Tensor]], folder: Path) -> None:
-        """Makes `folder` one that from_pretrained loads."""
+    def publish(self, content: Callable[[str], Dict[str, Tensor]], folder: Path, adapters: bool = False) -> None:
+        """Makes `folder` one that from_pretrained loads, or, of adapters alone, peft."""
         tensors = {
             self._name(f"{block.name}.{inner}"): one
             for block in self.blocks
             for inner, one in content(block.name).items()
         }
-        save(made(self._model), tensors, folder)
+        if self._adapters is None and adapters:
+            raise EngineError("the run has trained the whole model and no adapters (train.lora_rank)")
+        if self._adapters is not None and adapters:
+            self._adapters.save(tensors, folder, self._plan.train.load)
+        else:
+            save(made(self._model), tensors if self._adapters is None else self._adapters.merged(tensors), folder)
+
+    def _wire(self, wire: Wire, layer: int) -> Wire:
+        """A wire that comes from before this layer; without a gradient, where nothing is trained there."""
+        if self._adapters is None or self._adapters.trained_before(layer):
+            return wire
+        return wire._replace(gradient=False)
 
     def _inner(self, block: str) -> List[str]:
         """The names of a block's tensors in it."""
@@ -134,8 +152,10 @@ class HuggingFaceTask(NextTokenTask):
         return self._shares.rows.get(inner) if block in (FIRST, LAST) else None
 
 
-def _made(name: str, make: Any, tensor: TensorGroup, seed: Any, again: bool) -> nn.Module:
+def _made(name: str, make: Any, tensor: TensorGroup, seed: Any, again: bool, adapters: Optional[Adapters]) -> nn.Module:
     module: nn.Module = make(tensor)
+    if adapters is not None:
+        adapters.attach(name, module)
     return module if seed is None and not again else repeatable(module, name, seed, again)
 
 

@@ -3,6 +3,7 @@ them: under the names of today, or of the versions of transformers that a family
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
 from functools import partial
 from importlib import import_module
@@ -136,6 +137,12 @@ def save(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
         root.save_pretrained(folder)
     except OSError as error:
         raise EngineError(f"{folder}: cannot be written: {error}") from error
+
+
+def save_adapters(tensors: Dict[str, Tensor], config: Mapping[str, Any], folder: Path) -> None:
+    """Writes what peft loads: the adapters, and what they are."""
+    import_module("safetensors.torch").save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def base_of(model: nn.Module) -> Tuple[Any, str]:

@@ -91,7 +91,8 @@ def losses_alone(plan: Plan, model: torch.nn.Module, logits: Logits) -> list[flo
     """Of one process, which reads one document after the other."""
     task = task_of(plan)
     assert isinstance(task, NextTokenTask)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3, weight_decay=0.0)
     losses = []
     for iteration in range(ITERATIONS):
         numbers = np.arange(iteration * BATCH, (iteration + 1) * BATCH)
