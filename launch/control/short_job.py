@@ -15,7 +15,7 @@ from pathlib import Path
 
 from conf.run_folder.rundir import RunDir
 from conf.schema.adapt import Elastic, Rule
-from conf.schema.experiment import Engine, ExecutorKind, Experiment
+from conf.schema.experiment import Engine, EngineKind, ExecutorKind, Experiment
 from conf.schema.profile import Profile
 from conf.visible import span
 from launch.control.follow import tidy
@@ -50,7 +50,7 @@ def short_job(
         without_goal(replace(experiment, train=train, elastic=Elastic())),
         runs_dir=str(Path(experiment.runs_dir) / folder),
         cluster=replace(experiment.cluster, groups=groups),
-        engine=Engine(),
+        engine=Engine() if experiment.engine.kind is EngineKind.megatron_lm else experiment.engine,  # it has own ranks
         log=[],
         profile=Profile(timeline=False, gpu_interval_s=gpu_interval_s),
         executor=replace(experiment.executor, meet_min=wait_min, time_min=limit, save_s=SAVE_S),

@@ -90,6 +90,10 @@ class RankFindings:
     """Names of all that torch sees."""
     memory: tuple[int, int] | None = None
     """The bytes of its own GPU: free, and all."""
+    engine: str | None = None
+    """What its engine takes beside torch, in words."""
+    no_engine: str | None = None
+    """Why it could not train."""
     failed: str | None = None
     symptom: bool = False
     """Whether it failed only because another rank was lost."""
@@ -191,7 +195,7 @@ def _node(run: RunDir, node: Node, content: Mapping[str, Any]) -> NodeFindings:
 
 
 def _rank(rank: int, content: Mapping[str, Any], exit_code: int | None) -> RankFindings:
-    plain = ("stage", "torch", "nccl", "failed", "symptom", "hindrance", "all_reduce_ms")
+    plain = ("stage", "torch", "nccl", "engine", "no_engine", "failed", "symptom", "hindrance", "all_reduce_ms")
     return RankFindings(
         rank=rank,
         exit_code=exit_code,

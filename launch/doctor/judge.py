@@ -95,13 +95,17 @@ def _software(group: str, nodes: Sequence[NodeFindings]) -> Check:
         elif _version(node.python) < LEAST_PYTHON or (torch and _version(torch) < LEAST_TORCH):
             text = f"python {node.python} and torch {torch}; ranks need Python 3.8 and torch 2.0 or newer"
             faults.append(Fault(level=Level.error, node=node.name, text=text))
+        elif (why := next((rank.no_engine for rank in node.ranks if rank.no_engine), None)) is not None:
+            faults.append(Fault(level=Level.error, node=node.name, text=why))
     return check(group, "software", faults, "; ".join(dict.fromkeys(map(_versions, nodes))))
 
 
 def _versions(node: NodeFindings) -> str:
     rank = next((rank for rank in node.ranks if rank.torch), None)
     torch = f", torch {rank.torch}" if rank else ""
-    return f"python {node.python}{torch}" + (f", NCCL {rank.nccl}" if rank and rank.nccl else "")
+    nccl = f", NCCL {rank.nccl}" if rank and rank.nccl else ""
+    engine = f"; {rank.engine}" if rank and rank.engine else ""
+    return f"python {node.python}{torch}{nccl}{engine}"
 
 
 def _version(text: str) -> tuple[int, int]:

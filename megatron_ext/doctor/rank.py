@@ -16,6 +16,7 @@ from megatron_ext import rank_processes as node_ranks
 from megatron_ext.contract.errors import EngineError, PeerLost, shortage
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
+from megatron_ext.contract.rules.engine import MEGATRON_CORE
 from megatron_ext.parallel import clock, links, meeting
 from megatron_ext.parallel.comm import annotate_errors, meet
 from megatron_ext.parallel.meeting import LocalStore, join_store, open_store
@@ -116,7 +117,19 @@ class Ranks:
 def _alone(plan: Plan, place: Place) -> Dict[str, Any]:
     torch.set_num_threads(1)
     found: Dict[str, Any] = {"torch": str(torch.__version__), "nccl": None, "gpus": [], "memory": None}
-    return {**found, **(_gpu(plan, place) if plan.device == "cuda" else {})}
+    return {**found, **(_gpu(plan, place) if plan.device == "cuda" else {}), **_engine(plan)}
+
+
+def _engine(plan: Plan) -> Dict[str, Any]:
+    """What the engine needs beside torch, or why it is not to be had."""
+    if plan.engine != MEGATRON_CORE:
+        return {}
+    from megatron_ext.core.library import load  # megatron.core is not everywhere
+
+    try:
+        return {"engine": "; ".join(load(plan).remarks)}
+    except EngineError as error:
+        return {"no_engine": str(error)}
 
 
 def _gpu(plan: Plan, place: Place) -> Dict[str, Any]:

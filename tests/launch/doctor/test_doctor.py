@@ -82,6 +82,21 @@ def test_gpus_that_are_not_there_are_told_and_the_rest_all_the_same(
     assert found["local", "data"][0] == "ok"
 
 
+@pytest.mark.slow
+def test_an_engine_that_no_node_has_is_told_with_the_way_out(
+    here: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "without" / "megatron").mkdir(parents=True)
+    (tmp_path / "without" / "megatron" / "__init__.py").write_text('raise ImportError("it is not here")')
+    code, found = examined(
+        capsys, *here, "engine=megatron_core", f"+cluster.environment.PYTHONPATH={tmp_path / 'without'}"
+    )
+    assert code == 1
+    assert {place for place, (level, _) in found.items() if level == "error"} == {("local", "software")}
+    assert "megatron-core, which cannot be imported: it is not here; install" in found["local", "software"][1]
+    assert found["all nodes", "all-reduce"][1].startswith("correct on all 4 ranks")
+
+
 def test_a_worker_that_cannot_run_is_told_with_its_last_words(
     here: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
