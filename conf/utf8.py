@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 VARIABLE = "PYTHONUTF8"
 _PRINTED = "PYTHONIOENCODING"
+AS_BYTES = "tdpp.as_bytes"
+r"""How a stream prints what its encoding lacks (`errors=`): `\xff` for a byte of a name that is not UTF-8."""
 
 
 def uses_utf8() -> bool:
@@ -36,7 +39,7 @@ def enter_utf8_mode(*, terminal: bool = False) -> None:
     os.environ.pop(_PRINTED, None)
     for stream in () if terminal else (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+            stream.reconfigure(encoding="utf-8", errors=AS_BYTES)
 
 
 def is_utf8(text: str) -> bool:
@@ -49,8 +52,23 @@ def shown(text: str) -> str:
     return text.encode(errors="surrogateescape").decode(errors="backslashreplace") if _of_bytes(text) else repr(text)
 
 
+def _as_bytes(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letters = error.object[error.start : error.end]
+    as_bytes = (shown(letter) if _is_byte(letter) else ascii(letter)[1:-1] for letter in letters)
+    return "".join(as_bytes), error.end
+
+
+codecs.register_error(AS_BYTES, _as_bytes)
+
+
+def _is_byte(letter: str) -> bool:
+    return "\udc80" <= letter <= "\udcff"
+
+
 def _of_bytes(text: str) -> bool:
-    return all(not "\ud800" <= letter <= "\udfff" or "\udc80" <= letter <= "\udcff" for letter in text)
+    return all(not "\ud800" <= letter <= "\udfff" or _is_byte(letter) for letter in text)
 
 
 def require_utf8(config: DataclassInstance, folder: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from conf.errors import TdppError
-from conf.utf8 import enter_utf8_mode, is_utf8, shown
+from conf.utf8 import AS_BYTES, enter_utf8_mode, is_utf8, shown
 from conf.visible import nearest, shortened, visible
 from launch.commands import COMMANDS, module_of
 
@@ -27,8 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         enter_utf8_mode(terminal=True)
         argv = sys.argv[1:]
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may hold what no encoding has
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=AS_BYTES)  # names of files may hold what no encoding has
     os.umask(os.umask(0o022) | 0o022)  # what others could write to, they could have a job of ours run
     try:
         try:

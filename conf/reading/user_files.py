@@ -23,6 +23,8 @@ OPTIONS = ("--config-dir", "-cd")
 SCHEME = "tdpp"
 """The scheme of folders in Hydra's search path (conf/hydra_files.py)."""
 PARTS = "parts"
+_PATHS = ("/", "./", "../", "~")
+"""How a value begins that is a path and never a name."""
 
 COMPARED = ("train.until",)
 """Keys whose values hold < or >, which Hydra reads only between quotes."""
@@ -107,6 +109,9 @@ def _found(command: Sequence[str], links: Scratch) -> Words:
             files = [value] if Path(value).is_file() else [file.strip() for file in value.split(",")]
             choices = [_link(links, group, file, given) if is_file(file) else file for file in files]
             overrides.append(f"{key}={','.join(choices)}")
+        elif value.startswith(_PATHS) and group in groups():
+            what = "no such file" if not Path(value).exists() else f"no file of YAML whose name ends in {SUFFIX}"
+            raise ConfigError(f"{key}={value}: {what}; give a file's path with {SUFFIX}, or a name without a folder")
         elif key.lstrip("+") in COMPARED and re.fullmatch(r"[^'\",]*[<>][^'\",]*", value):
             given[f"'{value}'"] = value
             overrides.append(f"{key}='{value}'")
@@ -146,6 +151,8 @@ def _config_dir(option: str, name: str) -> Path:
 
 def _link(links: Scratch, group: str, file: str, given: dict[str, str]) -> str:
     """A choice of the group that leads to the file. Its own name may be one that Hydra cannot read, or taken."""
+    if Path(file).exists() and not Path(file).is_file():
+        raise ConfigError(f"{group}={file}: not a regular file; give a file of YAML")
     if not Path(file).is_file():
         raise ConfigError(
             f"{group}={file}: no such file; without {SUFFIX} the value is one of the names in {SHIPPED / group}, or "

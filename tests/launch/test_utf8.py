@@ -13,7 +13,7 @@ import tdpp as tdpp_of_python
 from conf.compose import compose
 from conf.errors import ConfigError, TdppError
 from conf.run_folder.rundir import RunDir
-from conf.utf8 import require_utf8, shown
+from conf.utf8 import AS_BYTES, require_utf8, shown
 from launch.cli import main
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
@@ -100,3 +100,18 @@ def test_a_program_of_ones_own_is_told_to_use_utf_8(monkeypatch: pytest.MonkeyPa
 def test_a_byte_is_shown_as_one() -> None:
     assert shown("a\udcf6") == r"a\xf6"
     assert shown("a\ud800") == r"'a\ud800'"
+
+
+@pytest.mark.parametrize("verb", ["report", "status", "logs", "runs --runs-dir", "data inspect", "nodes --runs-dir"])
+def test_every_command_shows_the_bytes_of_a_path(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "/no/folder\udcff"
+    main([*verb.split(), f"--runs-dir={name}" if " " not in verb else name])
+    said = "".join(capsys.readouterr())
+    assert ("/no/folder\\xff" in said, "udcff" in said) == (True, False)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_stream_shows_bytes_and_half_characters(encoding: str) -> None:
+    assert "a\udcf6\ud800".encode(encoding, AS_BYTES) == rb"a\xf6\ud800"
+    with pytest.raises(UnicodeDecodeError):
+        b"\xff".decode("ascii", AS_BYTES)

@@ -80,13 +80,29 @@ def compose_text(file: str) -> str:
             r"parallel=nope.yaml: no such file; without .yaml the value is one of the names",
         ),
         (["parallel=own/parallel/mine.yaml,nope.yaml"], "parallel=nope.yaml: no such file"),
+        (["cluster=/dev/zero"], r"cluster=/dev/zero: no file of YAML whose name ends in .yaml; give a file's path"),
+        (["gpu@cluster.gpus.a10=./nope"], r"gpu@cluster.gpus.a10=./nope: no such file; give a file's path with .yaml"),
+        (["cluster=zero.yaml"], r"cluster=zero.yaml: not a regular file; give a file of YAML"),
+        (["parallel=folder.yaml"], r"parallel=folder.yaml: not a regular file"),
         (["--config-dir=nope"], r"--config-dir nope: no such folder"),
         (["--config-dir"], r"--config-dir '': no such folder"),
         (["--config-dir", "own/parallel/mine.yaml"], "mine.yaml: no such folder"),
     ],
-    ids=["file", "one-of-two", "folder", "nothing", "file-for-folder"],
+    ids=[
+        "file",
+        "one-of-two",
+        "device",
+        "path",
+        "link-to-device",
+        "folder-for-file",
+        "folder",
+        "nothing",
+        "file-for-folder",
+    ],
 )
 def test_what_is_not_there_is_told_before_anything_is_composed(folder: Path, words: list[str], message: str) -> None:
+    Path("zero.yaml").symlink_to("/dev/zero")
+    Path("folder.yaml").mkdir()
     with pytest.raises(ConfigError, match=message):
         compose(words)
 
