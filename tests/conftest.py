@@ -58,6 +58,12 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("tests")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Takes one worker more than there are cores: in many tests it waits for a launch, a clock or a page."""
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_collection_finish() -> None:
     """What was collected stays to the end: no process, forked or not, looks through it for garbage."""
     gc.collect()
