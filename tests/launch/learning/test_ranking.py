@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from launch.learning.ranking import (
     MOST_SEEDS,
@@ -37,10 +36,14 @@ NEVER = plan("never", [(0.1, 0.2, 0.3), (0.5, 0.8, 0.9)], iteration_s=0.1)
 
 
 def test_the_quantiles_are_those_of_students_t() -> None:
+    from scipy import stats
+
     assert T_95[1:] == pytest.approx([stats.t.ppf(0.975, seeds - 1) for seeds in range(2, MOST_SEEDS + 1)], abs=5e-4)
 
 
 def test_an_interval_is_that_of_scipy() -> None:
+    from scipy import stats
+
     values = [0.3, 0.5, 0.45, 0.7]
     low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
     found = Mean.of(values)

@@ -14,7 +14,7 @@ import pytest
 
 from megatron_ext.contract.events import ACTIVATIONS, ALL_REDUCE, GRADIENTS
 from reports.readers.events import read_run
-from tests.megatron_ext.core.test_agrees import LAYOUTS, MEGATRON, MODELS
+from tests.support.megatron_ext.core_layouts import LAYOUTS, MEGATRON, MODELS
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")

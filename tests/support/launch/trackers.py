@@ -7,14 +7,15 @@ import struct
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-
-from mlflow import MlflowClient
-from mlflow.entities import Run
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wandb.proto.wandb_internal_pb2 import Record
+from typing import TYPE_CHECKING
 
 from conf.run_folder.rundir import RunDir
 from conf.schema.profile import Tracker
+
+if TYPE_CHECKING:  # their imports take 2 CPU seconds of every process of the tests
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+    from wandb.proto.wandb_internal_pb2 import Record
 
 Found = dict[str, list[tuple[int, float]]]
 BLOCK = 1 << 15
@@ -28,6 +29,8 @@ def found(kind: Tracker, run: RunDir) -> Found:
 def in_tensorboard(run: RunDir) -> Found:
     if not (folder := run.path / "tensorboard").is_dir():
         return {}
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     read = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     return {tag: [(one.step, one.value) for one in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
 
@@ -46,6 +49,8 @@ def in_wandb(run: RunDir) -> Found:
 
 
 def offline_records(run: RunDir) -> Iterator[Record]:
+    from wandb.proto.wandb_internal_pb2 import Record
+
     for path in sorted((run.path / "wandb").glob("offline-run-*/run-*.wandb")):
         for text in _log_records(path):
             record = Record()
@@ -82,4 +87,6 @@ def in_mlflow(run: RunDir) -> Found:
 
 
 def _client(run: RunDir) -> MlflowClient:
+    from mlflow import MlflowClient
+
     return MlflowClient(tracking_uri=f"sqlite:///{run.runs / 'mlflow.db'}")

@@ -1,0 +1,34 @@
+"""Models and layouts that both engines can have: tdpp's own and `engine=megatron_core`."""
+
+from __future__ import annotations
+
+MEGATRON = "engine=megatron_core"
+MODELS = {
+    "gpt2": ("model.layers=4",),
+    "llama": (
+        *("model.layers=4", "model.normalization=RMSNorm", "model.position_embedding_type=rope", "model.swiglu=true"),
+        *("model.add_bias_linear=false", "model.untie_embeddings_and_output_weights=true"),
+        *("model.num_query_groups=2", "model.ffn_hidden=48"),
+    ),
+}
+SINGLE = ("parallel=single",)
+LAYOUTS = {
+    "single": SINGLE,
+    "pipeline": (*SINGLE, "parallel.pipeline=2", "parallel.partition=2-2"),
+    "uneven": (*SINGLE, "parallel.pipeline=2", "parallel.partition=1-3"),
+    "no-layer": (*SINGLE, "parallel.pipeline=3", "parallel.partition=0-4-0"),
+    "tensor": (*SINGLE, "parallel.tensor=2"),
+    "sequence": (*SINGLE, "parallel.tensor=2", "parallel.sequence_parallel=true", "parallel.pipeline=2"),
+    "data": (*SINGLE, "parallel.data=2"),
+    "interleaved": (
+        *SINGLE,
+        *("parallel.pipeline=2", "parallel.schedule=interleaved", "parallel.chunks=2", "parallel.partition=2-1-0-1"),
+    ),
+    "sharded": (*SINGLE, "parallel.data=2", "parallel.sharded_optimizer=true", "parallel.pipeline=2"),
+    "recomputed": (*SINGLE, "parallel.recompute=full"),
+    "core-recomputed": (*SINGLE, "parallel.recompute=selective"),
+    "all": (
+        *("parallel=single", "parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.partition=3-1"),
+        *("parallel.sharded_optimizer=true", "parallel.sequence_parallel=true"),
+    ),
+}
