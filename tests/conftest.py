@@ -38,6 +38,8 @@ for variable in [name for name in os.environ if name.startswith(OF_A_JOB)]:
 os.environ[own_folders.VARIABLE] = ""
 os.environ.pop(run_folders.RUNS_DIR, None)
 
+gc.disable()  # until all is collected
+
 compose._composed = composing.composed
 blocks_of_module._run = looking.forked
 
@@ -66,6 +68,7 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 def pytest_collection_finish() -> None:
     """What was collected stays to the end: no process, forked or not, looks through it for garbage."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
