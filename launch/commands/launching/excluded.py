@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from conf.schema.cluster import Cluster
 from conf.schema.executor import ExecutorKind
-from conf.schema.experiment import Experiment
 from conf.schema.parallel import AUTO
 from conf.schema.values.sbatch import names_nodes
 from launch.errors import LaunchError
@@ -20,13 +20,14 @@ def unhealthy(runs: Path) -> list[Host]:
     return [host for host in hosts_of(records(runs)) if host.health is not Health.healthy]
 
 
-def with_excluded(experiment: Experiment) -> tuple[Experiment, str | None]:
-    """The experiment with the names of hosts in the place of `auto`, and in words which; None without that word."""
-    given = experiment.cluster.exclude
+def with_excluded(cluster: Cluster, executor: ExecutorKind, runs: Path) -> tuple[Cluster, str | None]:
+    """Put the names of hosts in the place of `auto`, and say which; None without that word. `runs` is the folder of the
+    runs that show what hosts are like."""
+    given = cluster.exclude
     if AUTO not in given:
-        return experiment, None
-    bad = unhealthy(Path(experiment.runs_dir))
-    nodes = _nodes(experiment)
+        return cluster, None
+    bad = unhealthy(runs)
+    nodes = _nodes(executor)
     found = {name: host for host in bad if (name := _node_of(host.name, nodes)) is not None}
     others = [host.name for host in bad if host not in found.values()]
     names = list(dict.fromkeys([*(host for host in given if host != AUTO), *found]))
@@ -35,14 +36,12 @@ def with_excluded(experiment: Experiment) -> tuple[Experiment, str | None]:
         why += f"; not healthy, but no node of Slurm: {', '.join(others)}"
     elif not found:
         why += ", for all are healthy"
-    return replace(experiment, cluster=replace(experiment.cluster, exclude=names)), (
-        f"cluster.exclude={AUTO} leaves out {why}"
-    )
+    return replace(cluster, exclude=names), f"cluster.exclude={AUTO} leaves out {why}"
 
 
-def _nodes(experiment: Experiment) -> frozenset[str] | None:
+def _nodes(executor: ExecutorKind) -> frozenset[str] | None:
     """The nodes that Slurm has; None without Slurm, or where it does not answer, as for a dry run elsewhere."""
-    if experiment.executor.kind is not ExecutorKind.slurm:
+    if executor is not ExecutorKind.slurm:
         return None
     try:
         return frozenset(row.node for row in sinfo.parse(slurm_commands.nodes()))

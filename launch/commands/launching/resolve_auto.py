@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
@@ -35,7 +36,8 @@ def resolve_auto(cfg: DictConfig, words: Sequence[str] | None = None) -> tuple[E
     if AUTO in experiment.cluster.exclude:
         from launch.commands.launching.excluded import with_excluded  # few launches look at all runs
 
-        experiment, left_out = with_excluded(experiment)
+        cluster, left_out = with_excluded(experiment.cluster, experiment.executor.kind, Path(experiment.runs_dir))
+        experiment = replace(experiment, cluster=cluster)
         chosen = "; ".join(filter(None, [chosen, left_out]))
     return experiment, chosen
 

@@ -68,6 +68,13 @@ def _inputs(args: Arguments) -> tuple[Inputs, list[str]]:
 
     inputs = read(args.overrides, args.profile)
     notes = [] if inputs.by_default is None else [inputs.by_default]
+    if AUTO in inputs.cluster.exclude:
+        from launch.commands.launching.excluded import with_excluded  # few searches look at all runs
+        from launch.commands.searching.queue import runs_dir
+
+        cluster, left_out = with_excluded(inputs.cluster, inputs.executor.kind, runs_dir(args.overrides))
+        inputs = replace(inputs, cluster=cluster)
+        notes += [left_out] if left_out else []
     if inputs.executor.kind is ExecutorKind.slurm and args.start is None:
         notes += nodes_now(inputs.cluster)
     for note in notes:

@@ -91,7 +91,7 @@ def rank_by_end(inputs: Inputs, args: Arguments) -> list[Choice]:
             "job, and 'sbatch --test-only' what Slurm says of it"
         )
     print(f"({idle_now(inputs.cluster, known)})", file=sys.stderr)
-    if (words := estimates_so_far(_runs_dir(args.overrides))) is not None:
+    if (words := estimates_so_far(runs_dir(args.overrides))) is not None:
         print(f"({words})", file=sys.stderr)
     found: dict[str, Choice] = {}
     searched: list[Counts] = []
@@ -204,7 +204,8 @@ def idle_now(cluster: Cluster, known: Sequence[Waiting]) -> str:
     return f"free now, by Slurm: {', '.join(parts)}"
 
 
-def _runs_dir(words: Sequence[str]) -> Path:
+def runs_dir(words: Sequence[str]) -> Path:
+    """Return the folder of the runs that a search looks at."""
     given = [word.partition("=")[2] for word in words if word.startswith("runs_dir=")]
     return Path(given[-1]) if given else usual_runs_dir()
 

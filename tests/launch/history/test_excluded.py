@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from conf.compose import compose
+from conf.schema.executor import ExecutorKind
+from launch.cli import main
 from launch.commands.launching import excluded
+from launch.commands.searching import plans
 from launch.errors import LaunchError
 from launch.history.record import RunRecord
 from launch.machine import slurm_commands
@@ -29,9 +33,9 @@ def records() -> list[RunRecord]:
 def left_out(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str]:
     monkeypatch.setattr(excluded, "records", lambda runs: records())
     words = ["experiment=seed_a100x1_a10x7", "executor=slurm", "cluster.exclude=[gpu2-001,auto]"]
-    experiment, why = excluded.with_excluded(compose(words))
+    cluster, why = excluded.with_excluded(compose(words).cluster, ExecutorKind.slurm, Path("runs"))
     assert why is not None
-    return experiment.cluster.exclude, why
+    return cluster.exclude, why
 
 
 def test_hosts_that_are_no_nodes_of_slurm_are_not_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,3 +53,13 @@ def test_without_an_answer_of_slurm_every_host_with_the_name_of_a_node_is(monkey
 
     monkeypatch.setattr(slurm_commands, "nodes", silent)
     assert left_out(monkeypatch)[0] == ["gpu2-001", "gpu2-002.cluster", "login01"]
+
+
+def test_a_search_asks_slurm_about_hosts_and_not_about_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(excluded, "records", lambda runs: records())
+    monkeypatch.setattr(slurm_commands, "nodes", lambda: LINE.format("gpu2-002"))
+    asked = []
+    monkeypatch.setattr(plans, "nodes_now", lambda cluster: asked.append(cluster.exclude) or [])
+    words = ["experiment=seed_a100x1_a10x7", "executor=slurm", "cluster.exclude=[auto]", "leave_out=false"]
+    assert main(["search", *words, "parallel.schedule=gpipe", "by_stage=false", "top=1"]) == 0
+    assert asked == [["gpu2-002"]]
