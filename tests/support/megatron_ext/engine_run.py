@@ -53,7 +53,8 @@ class EngineRun:
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # not pytest's
             code = 1
             try:
-                on_one_core()
+                if self.plan.rehearsal is None:  # whose ranks sleep, and are to wake on time
+                    on_one_core()
                 with within:
                     code = worker.main([str(self.run.plan), str(node)])
             finally:
