@@ -80,6 +80,10 @@ SAVING = ("save_interval", "best")
 """Keys of `train` by which checkpoints are saved between iterations."""
 ENDING = ("max_cost",)
 """Real numbers of `train` that say when a training ends."""
+SCALES = ("lr", "min_lr", "lora_alpha")
+"""Real numbers of `train` that others are multiplied by."""
+WORK = ("lora_rank",)
+"""Whole numbers of `train` that say what an iteration computes."""
 NAMES = ("model.name", "cluster.name")
 _TYPES = {
     f"{part}.{one.name}": re.sub(r"Optional\[(.*)\]|(.*) \| None", r"\1\2", str(one.type))
@@ -102,8 +106,8 @@ def _of_speed(key: str, value: str) -> str | None:
     if key in NAMES:
         return None
     if part == "train" and name not in SAVING:
-        rate = name.startswith("lr_") or name in ("lr", "min_lr")
-        if rate or name in ENDING or kind in (*_COUNTS, *_TEXTS):
+        scale = name.startswith("lr_") or name in SCALES
+        if scale or name in ENDING or (kind in (*_COUNTS, *_TEXTS) and name not in WORK):
             return None
     return _whether_0(value) if kind == _REAL else value
 

@@ -11,7 +11,7 @@ from conf.schema.train import Train
 
 CAN = {
     *("optimizer", "nesterov", "overlap_optimizer", "precision", "compile", "loss_scaler"),
-    *("checkpoint", "save_interval", "save_async", "best"),
+    *("checkpoint", "save_interval", "save_async", "best", "lora_rank", "lora_targets"),
 }
 BY_BEING_0 = {"momentum", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "ema"}
 
@@ -31,6 +31,8 @@ def test_of_the_training_what_an_iteration_computes_can_and_how_long_or_large_th
         ("model.hidden_dropout", "0.1", "0.2", False),
         ("model.hidden_dropout", "0.1", "0.0", True),
         ("train.ema", "0.9", "null", True),
+        ("train.lora_rank", "16", "null", True),
+        ("train.lora_alpha", "16.0", "32.0", False),
         ("model.name", "one", "two", False),
         ("model.hidden", "64", "128", True),
         ("parallel.partition", "1-3", "2-2", True),

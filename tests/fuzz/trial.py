@@ -29,8 +29,8 @@ from launch.errors import LaunchError
 
 CPU_S = 5
 WALL_S = 60
-MEMORY_BYTES = 4 * 2**30
-"""Of address space."""
+MEMORY_BYTES = 2 * 2**30
+"""Of address space, beside what the process that runs the tests has: hours of tests leave up to 3 GiB in it."""
 FILE_BYTES = 2**28
 LONGEST = 4500
 """Characters of a message that somebody still reads (conf/visible.py), and of what stands before it."""
@@ -130,7 +130,8 @@ def _run(argv: Sequence[str], work: Path, home: Path, out: Path, err: Path) -> N
         sys.stdin, sys.stdout = (open(number, mode, closefd=False) for number, mode in enumerate("rw"))  # noqa: SIM115
         sys.stderr = open(2, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115  (as Python opens it)
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        memory = MEMORY_BYTES + int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
         for number in (signal.SIGXCPU, signal.SIGALRM):  # where it hung is printed, then the signal ends it
             signal.signal(number, signal.SIG_DFL)
