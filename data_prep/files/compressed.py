@@ -13,6 +13,8 @@ from data_prep.errors import DataPrepError, missing_package
 
 SUFFIXES = (".gz", ".bz2", ".zst")
 BLOCK = 1 << 16
+MOST_READ = 1 << 20
+"""Bytes: who asks for more gets it in such parts, as each takes memory a second time."""
 
 
 class _Readable(Protocol):
@@ -51,7 +53,7 @@ class Decompressed(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # bytearray and others are not passed here
         try:
-            data = self._content.read1(len(buffer))
+            data = self._content.read1(min(len(buffer), MOST_READ))
         except OSError as error:
             if error.errno is not None:
                 raise unreadable(self._path, error) from error
