@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from math import log
+from math import inf, isfinite, log
 from typing import NamedTuple
 
 import numpy as np
@@ -97,7 +97,7 @@ def paces(cluster: Cluster, server: Server, local_batch_size: int, sync: WeightS
     """List the paces of one GPU of a server, by number of workers from 1 to the most that its memory has room for.
 
     Raises:
-        SearchError: memory has room for more workers than the times say anything of.
+        SearchError: memory has room for more workers than the times say anything of, or the times give no throughput.
     """
     gpu = cluster.measured[local_batch_size][server.measured_as]
     rates = _rates(gpu)
@@ -116,12 +116,23 @@ def paces(cluster: Cluster, server: Server, local_batch_size: int, sync: WeightS
             data_s + largest.statistics_s * workers + forward_s + max(backward_s, sum(reduces[:-1])) + reduces[-1]
         ) + (largest.update_s + copy_s * (workers - 1)) * share
         found.append(Pace(first_s, data_s + forward_s + backward_s, copy_s * share))
+    if not isfinite(found[-1].first_s):
+        raise SearchError(
+            f"{server.name}: an iteration with local batch size {local_batch_size} would take {found[-1].first_s} s; "
+            f"are its bandwidth of {server.bandwidth_between:g} byte/s and the times of {gpu.gpu} right?"
+        )
     return found
 
 
 def _rates(gpu: MeasuredGpu) -> list[float]:
     """Samples a second of 1, 2, … workers."""
-    one = round(gpu.local_batch_size / (gpu.steps[0].forward_s + gpu.steps[0].backward_s), 2)
+    passes_s = gpu.steps[0].forward_s + gpu.steps[0].backward_s
+    one = round(gpu.local_batch_size / passes_s, 2)
+    if not 0 < one < inf:
+        raise SearchError(
+            f"{gpu.gpu}, local batch size {gpu.local_batch_size}: forward and backward passes of {passes_s:g} s give a "
+            f"throughput of {one} samples/s; measure again"
+        )
     measured = [
         round(gpu.local_batch_size * step.workers / (step.forward_s + step.backward_s) / one, 3) for step in gpu.steps
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -61,3 +62,21 @@ def test_a_batch_that_no_solver_could_share_out_ends_at_once(
     config = quickstart.write(tmp_path)
     assert main(["search", f"iidp={config}", f"parallel.global_batch_size={batch}"]) == 1
     assert f"parallel.global_batch_size={batch} " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "bandwidth, passes_ms, said", [(1e-300, 1.0, "inf s"), (1e10, 1e12, "0.0"), (1e10, 1e-310, "inf")]
+)
+def test_times_that_are_none_are_called_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], bandwidth: float, passes_ms: float, said: str
+) -> None:
+    config = quickstart.write(tmp_path)
+    servers = json.loads((tmp_path / "cluster.json").read_text())
+    servers["node0"]["inter_network_bandwidth"] = bandwidth
+    (tmp_path / "cluster.json").write_text(json.dumps(servers))
+    for file in (tmp_path / "comp").rglob("*.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "fwd_time": passes_ms, "bwd_time": passes_ms}))
+    assert main(["search", f"iidp={config}", "parallel.global_batch_size=512"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert "right?" in line or "measure again" in line
