@@ -51,7 +51,9 @@ def evidence_of(seen: Observation, judged: State, later: Iterable[str]) -> Itera
     if seen.start > Start(0, 0):
         why = f"start {seen.start} (submission.restart)"
         if seen.restarted is not None:
-            why = f"restarted {clock(seen.restarted.unix, seen.now_unix)}: {seen.restarted.reason}; {why}"
+            waits = any(job.state is not None and job.state.pending for job in seen.jobs)
+            when = "waits to be restarted" if waits else f"restarted {clock(seen.restarted.unix, seen.now_unix)}"
+            why = f"{when}: {seen.restarted.reason}; {why}"
         yield Evidence("", f"{why}; {saved(seen)}")
     if seen.log:
         last = seen.log[-1]

@@ -286,7 +286,8 @@ def _progress(seen: Observation) -> Finding:
     waiting = ", ".join(str(job) for job in seen.jobs if job.state and job.state.pending)
     if seen.start.restarts:
         where = f": {waiting}" if waiting else ""
-        reason = f"waiting to be started again (restart {seen.start.restarts}){where}; {saved(seen)}"
+        why = f", because {seen.restarted.reason}" if seen.restarted is not None and waiting else ""
+        reason = f"waiting to be started again (restart {seen.start.restarts}){why}{where}; {saved(seen)}"
         return State.starting, "restarting", reason
     preparing = next((node for node in seen.nodes if node.alive and node.doing), None)
     if preparing is not None:

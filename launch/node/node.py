@@ -24,7 +24,7 @@ from launch.node.elastic.peer_status import PARKED
 from launch.node.own_caches import with_own_caches
 from launch.node.peers import SILENCE_S, Finding, Peers, watched
 from launch.node.rank_failures import failures, only_lost_others
-from launch.node.run_notices import note_restart, notify_if_last
+from launch.node.run_notices import note_requeue, note_restart, notify_if_last
 from launch.node.settings import NodeSettings
 from launch.node.slurm_job import SlurmJob
 from launch.node.worker_command import GRACE_S, given_environment, job_info
@@ -37,6 +37,7 @@ INTERRUPT_GRACE_S = 0.5
 """The same after SIGINT: submitit kills its tasks 1 s after that signal."""
 WRITTEN_S = 15.0
 """For trackers to write what was logged last, once the ranks have ended."""
+_SAVED_IN_TIME = "its ranks saved because their time ran out or a signal asked them to"
 REQUEUE_S = 120.0
 """Slurm has ended a job that is to be started again by then."""
 _POLL_S = 0.1
@@ -381,6 +382,8 @@ class Node:
 
     def _started_again(self, slurm: SlurmJob) -> bool:
         """Asks Slurm to start the job again, and waits to be ended for that; False, and `reason`, if it does not."""
+        why = self._finding.reason if self._finding is not None else _SAVED_IN_TIME
+        note_requeue(self._run, self._start.next, why)
         self._state.publish(state=REQUEUED)
         try:
             slurm.requeue(from_any=self._elastic is not None)

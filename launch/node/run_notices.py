@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -74,29 +75,74 @@ FAILED = {"NODE_FAIL": "failed", "BOOT_FAIL": "did not boot"}
 _OTHERS = {
     "PREEMPTED": "made room for another job",
     "TIMEOUT": "had reached its time limit",
-    "REQUEUED": "was put back into the queue: its time ran out, it made room, or somebody asked for it",
+    "REQUEUED": "was put back into the queue, by a preemption or by scontrol requeue",
 }
 
 
-def note_restart(run: RunDir, start: Start, nodes: int, job: str) -> None:
-    """Finds out and writes it down, in a thread: the run, of which this is a job, need not wait for that."""
-    threading.Thread(target=_note, args=(run, start, nodes, job, time.time()), daemon=True).start()
+def note_requeue(run: RunDir, start: Start, reason: str) -> None:
+    """Writes why an agent asks Slurm to start its job again, so that the reason is known while the job waits.
+
+    `start` is the one that follows. Of several agents that ask, the first one's reason stays.
+    """
+    if not run.restarted(str(start)).exists():
+        run.write_json(run.restarted(str(start)), {"unix": time.time(), "reason": _with_hosts(run, reason)})
+
+
+def _with_hosts(run: RunDir, text: str) -> str:
+    """Puts its host behind each node that the text names: in the next start the node may be on another one."""
+
+    def placed(found: re.Match[str]) -> str:
+        record = run.read(run.node_state(found[1]), NodeRecord)
+        host = None if record is None else record.host
+        return found[0] if host in (None, found[1]) else f"{found[0]} on {host}"
+
+    return re.sub(r"\bnode ([\w.-]+)", placed, text)
+
+
+def note_restart(run: RunDir, start: Start, nodes: int, job: str) -> threading.Thread:
+    """Finds out why Slurm started the run again and writes it, in a thread: the run need not wait for that.
+
+    What an agent wrote when it asked for this start says more than that the job was put back into the queue, and stays
+    unless Slurm names a host that failed.
+    """
+    thread = threading.Thread(target=_note, args=(run, start, nodes, job, time.time()), daemon=True)
+    thread.start()
+    return thread
 
 
 def _note(run: RunDir, start: Start, nodes: int, job: str, unix: float) -> None:
     for attempt in range(ATTEMPTS):
         try:
             ids = read_submitted(run, nodes).by_id
-            ended = slurm_commands.ended_starts(ids)
-            complete = sum(one.id.partition("+")[0] == job for one in ended) >= start.restarts
-            reason = why(ended, _down) if complete else None
-        except (LaunchError, RunFolderError) as error:  # without it the run is only told to have been started again
+            found = restart_cause(ids, start, job)
+        except (LaunchError, RunFolderError) as error:  # then only the restart itself is reported
             print(f"why the run was started again is not known: {error}", flush=True)
             return
-        if reason is not None:
-            run.write_json(run.restarted(str(start)), {"unix": unix, "reason": reason})
+        if found is not None:
+            reason, failed = found
+            if failed or not run.restarted(str(start)).exists():
+                run.write_json(run.restarted(str(start)), {"unix": unix, "reason": reason})
             return
         time.sleep(BETWEEN_S * (attempt < ATTEMPTS - 1))
+
+
+def restart_cause(
+    ids: Iterable[str], start: Start, job: str, timeout_s: float = slurm_commands.TIMEOUT_S
+) -> tuple[str, bool] | None:
+    """Asks Slurm's accounting why jobs of a run are started again, and whether a host failed.
+
+    Args:
+        ids: the jobs of the run.
+        job: the one that is started again; None is returned until the accounting has all of its ends before `start`.
+
+    Raises:
+        LaunchError: there is no accounting, or it does not answer.
+    """
+    ended = slurm_commands.ended_starts(ids, timeout_s)
+    if sum(one.id.partition("+")[0] == job for one in ended) < start.restarts:
+        return None
+    reason = why(ended, _down)
+    return None if reason is None else (reason, any(one.state in FAILED for one in ended))
 
 
 def why(ended: Sequence[JobState], down: Callable[[Iterable[str]], Sequence[str]]) -> str | None:

@@ -30,6 +30,7 @@ from launch.files.records import (
 from launch.files.run_files import Faults, RunFiles, read_run_files, states_of
 from launch.machine import slurm_commands
 from launch.node.rank_failures import STILL_S, read_doings
+from launch.node.run_notices import restart_cause
 from launch.observe.executors import Answers, Records, executor_of, launch_of
 from launch.observe.iterations import clocks_of, read_log, read_text_log, read_times
 from launch.observe.observation import READINGS, Job, Kind, Node, NodeGpus, Observation
@@ -41,6 +42,8 @@ ERR_TAIL_BYTES = 128 * 1024
 """How much of nodes/<node>.err is read where a process of the node died."""
 GPU_TAIL_BYTES = 16 * 1024
 """How much of nodes/<node>.gpu is read: the last three readings of 16 GPUs, and more."""
+ACCOUNTING_S = 5.0
+"""How long a look waits for Slurm's accounting to say why a waiting run is started again."""
 T = TypeVar("T")
 
 
@@ -102,7 +105,7 @@ def finish_observation(before: RunFiles, answers: Answers, now: float | None = N
         silence=str(answers) if jobs and isinstance(answers, LaunchError) else None,
         cut_off=launch.cut_off(nodes),
         start=start,
-        restarted=faults.tried(lambda: run.read(run.restarted(str(start)), RestartRecord), None),
+        restarted=_restart(run, start, jobs, now, faults),
         saved=_saved(run, faults),
         spent=_spent(run, faults) if plan.train.max_cost is not None else None,
         nodes=tuple(_with_stderr(run, node, errors, faults) for node in nodes),
@@ -221,6 +224,19 @@ def _newest(before: RunFiles, states: Records, jobs: tuple[Job, ...]) -> Start:
     earlier = _starts(before.states)
     waiting = any(job.state and job.state.pending and earlier.get(name) == newest for job in jobs for name in job.nodes)
     return Start(newest.submission, newest.restarts + 1) if requeued or waiting else newest
+
+
+def _restart(run: RunDir, start: Start, jobs: Sequence[Job], now: float, faults: Faults) -> RestartRecord | None:
+    """Why Slurm starts the run again. While its job waits, no agent may be there to write that: Slurm is asked."""
+    written = faults.tried(lambda: run.read(run.restarted(str(start)), RestartRecord), None)
+    waits = [job.id for job in jobs if job.state is not None and job.state.pending]
+    if written is not None or start.restarts == 0 or not waits:
+        return written
+    try:
+        cause = restart_cause([job.id for job in jobs], start, waits[0], ACCOUNTING_S)
+    except LaunchError:
+        return None
+    return None if cause is None else RestartRecord(unix=now, reason=cause[0])
 
 
 def _starts(states: Records) -> dict[str, Start]:

@@ -90,6 +90,7 @@ def test_a_run_that_is_preempted_saves_and_goes_on_when_it_may(slurm: Cluster, t
     with occupied(slurm, "--partition=hgx"):
         wait_for(lambda: observe(run).start.restarts == 1)
         wait_for(lambda: observe(run).saved is not None)
+        wait_for(lambda: "(restart 1), because " in judge(run).reason)
     verdict = verdict_of(run)
     assert verdict.state is State.succeeded, verdict
     assert iterations(run) == list(range(1, 601))

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from conf.run_folder.rundir import RunDir
+from launch.files.records import Start
 from launch.files.run_files import read_run_files
 from launch.judge.findings import findings
 from launch.judge.state import State
 from launch.judge.status_text import as_json, as_text, more_cells
 from launch.judge.verdict import decide
+from launch.machine import slurm_commands
 from launch.machine.job_states import JobState, compressed, expanded, parse_starts
-from launch.node.run_notices import why
+from launch.node.run_notices import note_requeue, note_restart, why
 from launch.observe.look import finish_observation
 from launch.observe.observation import Observation
 from megatron_ext.contract.errors import reason_of
@@ -102,6 +104,43 @@ def test_a_restart_says_when_and_why(tmp_path: Path) -> None:
     run.write_json(run.restarted("0.1"), {"unix": NOW - 60, "reason": "gpu2-002 failed, NODE_FAIL"})
     (line,) = [line for line in decide(seen_of(folder)).evidence if line.startswith("restarted")]
     assert ": gpu2-002 failed, NODE_FAIL; start 0.1 (submission.restart); " in line
+
+
+def test_a_run_that_waits_to_be_started_again_says_why_its_agent_asked(tmp_path: Path) -> None:
+    folder = run_of(tmp_path / "run", Case([Node(), Node()], last=20))
+    note_requeue(RunDir(folder), Start(0, 1), "node local-1 waits to be started again")
+    note_requeue(RunDir(folder), Start(0, 1), "what another agent found later")
+    verdict = decide(seen_of(folder, "PENDING"))
+    why = "because node local-1 on gpu2-002 waits to be started again: job 11 is PENDING"
+    assert f"waiting to be started again (restart 1), {why}" in verdict.reason
+
+
+def test_a_run_whose_agent_wrote_nothing_says_why_by_slurms_accounting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = "11|NODE_FAIL|gpu2-[001-002]|2026-11-26T13:51:43\n11|PENDING|None assigned|Unknown\n"
+    monkeypatch.setattr(slurm_commands, "ended_starts", lambda *_: parse_starts(ended))
+    monkeypatch.setattr(slurm_commands, "nodes", lambda: "")
+    folder = run_of(tmp_path / "run", Case([Node(), Node()], last=20))
+    verdict = decide(seen_of(folder, "PENDING"))
+    assert "(restart 1), because one of gpu2-[001-002] failed, NODE_FAIL: job 11 is PENDING" in verdict.reason
+    assert any(line.startswith("waits to be restarted: one of gpu2-[001-002] failed") for line in verdict.evidence)
+
+
+@pytest.mark.parametrize(
+    ("sacct", "kept"),
+    [("11|REQUEUED|gpu2-001|2026-11-26T13:51:43\n", True), ("11|NODE_FAIL|a|2026-11-26T13:51:43\n", False)],
+    ids=["requeued by the agent", "a host failed"],
+)
+def test_what_the_agent_wrote_stays_unless_a_host_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sacct: str, kept: bool
+) -> None:
+    monkeypatch.setattr(slurm_commands, "ended_starts", lambda *_: parse_starts(sacct))
+    monkeypatch.setattr(slurm_commands, "nodes", lambda: "")
+    run = RunDir(run_of(tmp_path / "run", Case([Node(), Node()], last=20)))
+    note_requeue(run, Start(0, 1), "its time ran out")
+    note_restart(run, Start(0, 1), 2, "11").join()
+    assert (run.read_json(run.restarted("0.1"))["reason"] == "its time ran out") == kept
 
 
 SACCT = """11|NODE_FAIL|gpu2-[001-003]|2026-11-26T13:51:43
