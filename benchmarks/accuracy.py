@@ -58,7 +58,7 @@ class Outcome:
     load: float = 0.0
     """Processes that wanted a core, on average over about the minute before the end."""
     passes_error: float | None = None
-    """Of a run of a user's module: as `error`, of the passes of a micro-batch through all stages alone."""
+    """For a run of a user's module: the same as `error`, of the passes of a micro-batch through all stages alone."""
 
     @property
     def error(self) -> float:
@@ -124,7 +124,7 @@ def _slope(layers: Sequence[int], seconds: Sequence[float]) -> float:
 
 
 def _passes(prediction: Prediction) -> list[Pass]:
-    """By virtual stage."""
+    """Returns them for each virtual stage."""
     times = prediction.durations.times
     return [
         Pass(forward=of.forward[chunk], backward=of.backward[chunk])

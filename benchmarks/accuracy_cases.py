@@ -16,11 +16,11 @@ from fasop.costs.training import PlacedTraining, Training
 class Case:
     name: str
     overrides: tuple[str, ...]
-    """As of `tdpp launch`."""
+    """Overrides of `tdpp launch`."""
     nodes: str = ""
-    """Of a run whose layers sleep: the node order that its ranks stand for, such as fast+slow."""
+    """The node order that the ranks of a run whose layers sleep stand for, such as fast+slow."""
     slow_motion: int = 1
-    """Of such a run: its layers take so many times as long as those of the GPUs."""
+    """How many times as long as those of the GPUs the layers of such a run take."""
 
     @property
     def experiment(self) -> Experiment:
@@ -147,7 +147,7 @@ def _computing(name: str, sizes: str, partition: str, *more: str, batch: int = 6
 
 
 PROFILED = tuple(_computing(f"{layers} layers", "1x1x1", str(layers), f"model.layers={layers}") for layers in (2, 8))
-"""Of one rank: what all others are predicted from."""
+"""Cases of one rank: what all others are predicted from."""
 REAL = (
     _computing("half each", "2x1x1", "4-4"),
     _computing("more on the last", "2x1x1", "2-6"),
@@ -186,7 +186,7 @@ MODULES = {
     ),
     SKIPPING: (_module("convnet that skips, captured", SKIPPING, "2x1x1", "4-4"),),
 }
-"""By what each is profiled with."""
+"""What each is profiled with."""
 
 
 REHEARSED = (

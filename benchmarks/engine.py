@@ -89,16 +89,16 @@ OTHERS = PIPELINING, SAME_STAGES, MEGATRON = "pipelining", "pipelining, our stag
 
 
 Summary = dict[str, dict[str, float]]
-"""By kind of time, then by statistic."""
+"""Statistics for each kind of time."""
 
 
 @dataclass
 class Times:
-    """Of one contender, an entry per round: milliseconds per iteration."""
+    """Collects milliseconds per iteration of one contender, an entry per round."""
 
     wall_ms: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
-    """Of all ranks together."""
+    """CPU milliseconds of all ranks together."""
 
     def summary(self) -> Summary:
         return {name: _statistics(values) for name, values in vars(self).items()}

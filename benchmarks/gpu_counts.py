@@ -115,7 +115,8 @@ class Counter:
 
 
 def cells(found: list[Counts]) -> list[str]:
-    """Of the first micro-batch, the second, the rest; host waits, and MiB to NCCL. Ranks that differ have one each."""
+    """Counts those of the first micro-batch, the second, the rest; host waits, and MiB to NCCL. Ranks that differ have
+    one each."""
     of_ranks = []
     for one in found:
         sent = sum(message.bytes for message in one.messages if message.call != "recv")

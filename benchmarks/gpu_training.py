@@ -78,9 +78,9 @@ CALLS = {
 Record = dict[str, Any]
 Clock = Callable[[], float]
 MINUTES = 9.5
-"""Of a call, whose ten include the start."""
+"""Minutes of a call, whose ten include the start."""
 MOST = 1 / 4
-"""Of a call's minutes that one measurement may take: a compiler that hangs must not take those of all."""
+"""The part of a call's minutes that one measurement may take: a compiler that hangs must not take those of all."""
 MACHINE = """
 import json, os, platform, sys, torch
 found = {"torch": torch.__version__, "python": platform.python_version(), "cores": len(os.sched_getaffinity(0))}
@@ -173,7 +173,7 @@ def in_time(
 
 
 def write(folder: Path, content: Mapping[str, Any]) -> None:
-    """As the next file of a folder."""
+    """Names the next file of a folder."""
     number = len([*folder.glob("*.json")]) + 1
     name = f"{number:02d}-{content['case']}-{content['contender']}.json"
     (folder / name).write_text(json.dumps(content) + "\n")

@@ -69,7 +69,7 @@ def iterations() -> Iterator[np.ndarray]:
 
 
 def cpu_s(pids: list[int]) -> float:
-    """Of this process and these."""
+    """Returns those of this process and these."""
     own = resource.getrusage(resource.RUSAGE_SELF)
     ticks = 0
     for pid in pids:
@@ -79,7 +79,8 @@ def cpu_s(pids: list[int]) -> float:
 
 
 def fed(samples: ImageSamples, helpers: int, compute_s: float, rounds: int) -> tuple[dict[str, float], list[int]]:
-    """Of iterations, without the first two: images per second, the wait for them, CPU ms an image; and checksums."""
+    """Measures iterations without the first two: images per second, the wait for them, CPU ms an image; and
+    checksums."""
     ahead = Ahead(helpers, torch.device("cpu"))
     sums: list[int] = []
     waits: list[float] = []

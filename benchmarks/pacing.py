@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 VARIABLE = "BENCHMARK_PACE_MS"
-"""Of the environment: milliseconds of a micro-batch by node, joined by commas."""
+"""The environment's variable: milliseconds of a micro-batch by node, joined by commas."""
 FORWARD = 1 / 3
 """The part of a micro-batch's time that its forward pass takes."""
 SITECUSTOMIZE = "import benchmarks.pacing\n\nbenchmarks.pacing.begin()\n"

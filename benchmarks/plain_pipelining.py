@@ -112,7 +112,7 @@ class PlainPipelining:
         return loss.item()
 
     def _clip(self) -> None:
-        """As torch.nn.utils.clip_grad_norm_, over the whole pipeline; the shared embedding counts once."""
+        """Clips as torch.nn.utils.clip_grad_norm_ does, over the whole pipeline; the shared embedding counts once."""
         counted = [p.grad for p in self._parameters if p.grad is not None and not (self._last and p is self._word)]
         square = torch.nn.utils.get_total_norm(counted).square()
         dist.all_reduce(square, group=self._groups.model)

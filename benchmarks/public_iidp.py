@@ -110,7 +110,7 @@ class Public:
             return read_cluster(Path(QUICKSTART.name) / "config.json")
 
     def seconds(self, cluster: Cluster, batch: int) -> float | None:
-        """Of its best answer over all local batch sizes, as its command line asks for them."""
+        """Returns its best answer over all local batch sizes, as its command line asks for them."""
         profiles = self.folder / QUICKSTART
         folders = dict(
             zip(

@@ -26,8 +26,8 @@ import numpy as np
 from fasop.errors import SearchError
 from fasop.graphs.graph_text import graph_text, parse, read_graph
 from fasop.graphs.options import Level, Options
-from fasop.graphs.own.held import Held
 from fasop.graphs.own.on_levels import on_levels
+from fasop.graphs.own.versioned_memory import VersionedMemory
 from fasop.graphs.public.recurrence import divide
 
 EQUAL = 1e-4
@@ -68,7 +68,7 @@ with open(os.devnull, "w") as nowhere:
     sys.stdout = out
 print(json.dumps(seconds))
 """
-"""Of which `main` reads some of its arguments as globals."""
+"""A module whose `main` reads some of its arguments as globals."""
 
 
 def profiles(public: Path) -> dict[str, Path]:
@@ -149,7 +149,7 @@ def compared(public: Path, file: Path, levels: list[Level], options: dict[str, A
 
 def own(file: Path, levels: list[Level]) -> dict[str, Any]:
     """Our own division."""
-    found = on_levels(read_graph(file), levels, Options(**COUNTED), Held())
+    found = on_levels(read_graph(file), levels, Options(**COUNTED), VersionedMemory())
     return {
         "own_ms": round(found.pipeline_s * 1e3, 4),
         "own_replicas": found.replicas,

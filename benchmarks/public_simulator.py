@@ -107,8 +107,8 @@ def _longest(micro_batches: int, times: Times, after: Floats) -> Longest:
 
 
 def _steps(stages: int, micro_batches: int) -> Iterator[tuple[Kind, slice, slice, bool]]:
-    """Of a meeting both stages, and whether activations wait until the second one is ready; each by itself where that
-    differs."""
+    """Simulates a meeting of both stages, and whether activations wait until the second one is ready; each by itself
+    where that differs."""
     sent = [0] * stages
     for kind, some in steps(stages, micro_batches):
         following = slice(some.start + 1, some.stop + 1, some.step)

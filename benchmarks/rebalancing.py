@@ -24,12 +24,12 @@ MICRO_BATCHES, SLOWER, EVERY, ITERATIONS, SLOW_FROM = 8, 3, 3, 14, 8
 """Replica 0 takes twice as long from iteration `SLOW_FROM` on."""
 FOLLOWING = ("adapt.rebalance=true", f"adapt.every={EVERY}")
 PASS = Pass(forward=0.07, backward=0.14)
-"""Of a micro-batch, on replica 0: in a pipeline on its last stage. Those before it take `FIRST`."""
+"""A pass of a micro-batch on replica 0: in a pipeline on its last stage. Those before it take `FIRST`."""
 FIRST = Pass(forward=0.04, backward=0.08)
 
 
 LAUNCHES = Pass(forward=0.03, backward=0.06)
-"""Of a micro-batch of any size."""
+"""What launching a micro-batch of any size takes."""
 RESIZING = ("adapt.rebalance=true", "adapt.every=2", "adapt.micro_batch_sizes=[2,4]")
 RESIZED = 7
 """Iterations."""
@@ -49,7 +49,7 @@ class Phase:
 
     @property
     def ideal_ms(self) -> float:
-        """Of nothing but sleep."""
+        """Computes nothing but sleep."""
         filling = (self.stages - 1) * (FIRST.forward + FIRST.backward)
         each = PASS.forward + PASS.backward
         return max(factor * (n * each + filling) for n, factor in zip(self.shares, self.speeds, strict=True)) * 1e3
@@ -77,7 +77,7 @@ class Ran:
     phases: list[Phase]
     losses: list[float]
     reasons: list[str]
-    """Of its decisions."""
+    """Reasons of its decisions."""
 
 
 def measured(folder: Path, *more: str, stages: int = 1, iterations: int = ITERATIONS) -> Ran:

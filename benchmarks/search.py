@@ -46,7 +46,7 @@ def search(space: Space, most: int) -> tuple[Coverage, Sequence[Plan]]:
 
 
 def compare(experiment: str) -> dict[str, Any]:
-    """Of one cluster, in milliseconds of an iteration."""
+    """Holds the times of one cluster, in milliseconds of an iteration."""
     inputs = read([f"experiment={experiment}", *MEGATRON])
     seen, plans = search(Space(inputs.training, inputs.kinds, Choices()), 1)
     best = prove(plans)[0]

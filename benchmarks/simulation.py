@@ -97,7 +97,7 @@ def _compared(run: RunDir, words: Sequence[str], noise: str | None) -> Compared:
     asked = [*words, *([] if noise is None else [f"noise={noise}"])]
     own = compose(words).node_order
     (one,) = played(parse([*asked, f"nodes={own}"]))[0].trainings
-    course = one.legs[0].course
+    course = one.legs[0].trajectory
     batches = [line["consumed_samples"] for line in lines]
     sizes = [after - before for before, after in zip([0, *batches], batches, strict=False)]
     return Compared(

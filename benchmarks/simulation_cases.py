@@ -25,7 +25,7 @@ groups:
          inter_latency_us: 200}}
 """
 LAYER_MS = {"fast": Cost(forward=20.0, backward=40.0), "slow": Cost(forward=60.0, backward=120.0)}
-"""Of a micro-batch of whatever size."""
+"""Milliseconds of a layer for a micro-batch of whatever size."""
 SIZES, STREAMS = (1, 2, 4), (1, 2, 4)
 LAYERS = 4
 MODEL = (
@@ -40,7 +40,7 @@ TRAIN = ("train.checkpoint=false", "train.log_interval=1", "train.lr_warmup_iter
 class Case:
     name: str
     words: tuple[str, ...]
-    """Of a launch, without its cluster."""
+    """Words of a launch, without its cluster."""
     noise: str | None = None
     """That is forecast, where a rule follows it."""
     rehearsed: bool = True
@@ -111,8 +111,8 @@ CASES = (
 
 
 def write_cluster(folder: Path) -> Path:
-    """Of fast nodes and of slow ones, whose profiles say what their layers take; streams run without slowing each
-    other down."""
+    """Makes a cluster of fast nodes and slow ones, whose profiles say what their layers take; streams run without
+    slowing each other down."""
     experiment = compose((*MODEL, "parallel.partition=null"))
     for name, layer in LAYER_MS.items():
         profile = given_profile(experiment, f"CPU {name}", layer)

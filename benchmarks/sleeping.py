@@ -86,7 +86,7 @@ class Sleep(torch.autograd.Function):
 Slowness = Callable[[int, int], float]
 """How many times as long a rank's passes take in an iteration."""
 _iteration = 0
-"""Of this rank, while `_child` notes it."""
+"""This rank's iteration, while `_child` notes it."""
 
 
 Late = Callable[[str, int], float]

@@ -52,7 +52,8 @@ def data(model: str, folder: Path) -> str:
 
 
 def of_layout(words: Sequence[str], layout: str, folder: Path) -> dict[str, object]:
-    """Of one layout: predicted and measured milliseconds of a mini-batch, the medians of iterations over theirs."""
+    """Compares one layout: predicted and measured milliseconds of a mini-batch, the medians of iterations over
+    theirs."""
     ranks = sum(map(int, layout.split("-")))
     sizes = [
         *(*words, f"cluster.groups.local.gpus_per_node={ranks}", "parallel.schedule=pipedream", "parallel.pipeline=2"),

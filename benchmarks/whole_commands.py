@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results/whole-commands.json"
 TDPP = (sys.executable, "-m", "tdpp")
 GPUS = (128,)
-"""Of the two kinds of IIDP's quickstart together."""
+"""GPUs of the two kinds of IIDP's quickstart together."""
 PER_GPU = 256
 """Samples."""
 IIDP = """
@@ -58,7 +58,7 @@ runpy.run_path("optimizer/optimizer_graph_hierarchical.py", run_name="__main__")
 @dataclass(frozen=True, kw_only=True)
 class Command:
     shown: str
-    """As a user types it."""
+    """The command as a user types it."""
     argv: Sequence[str]
     folder: Path
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Of a command, one for each round."""
+    """Holds the measurements of a command, one for each round."""
 
     command: str
     cpu_s: list[float]

@@ -31,13 +31,13 @@ class Asked:
     """What a module's blocks depend on."""
 
     code: str
-    """As `model.code`."""
+    """The same as `model.code`."""
     capture: bool
     micro_batch_size: int
     precision: str
     seed: int
     recompute: str
-    """As `parallel.recompute`."""
+    """The same as `parallel.recompute`."""
 
 
 def digest_of(model: Model) -> str:
@@ -89,7 +89,7 @@ def can_look() -> bool:
 
 
 _seen: dict[Asked, tuple[str, ...]] = {}
-"""By this process, in which the file does not change: looking takes seconds."""
+"""What this process found: the file does not change meanwhile, and looking takes seconds."""
 
 
 def known_blocks(experiment: Experiment) -> list[str] | None:

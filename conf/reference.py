@@ -215,7 +215,7 @@ UNITS = {
     "price_per_hour": "US dollars",
     "max_cost": "US dollars",
 }
-"""By the end of a name."""
+"""Units by the end of a name."""
 
 
 def markdown() -> str:

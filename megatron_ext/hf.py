@@ -33,7 +33,7 @@ from megatron_ext.contract.run_files import META, WEIGHTS
 from megatron_ext.data.indexed_dataset import replacing
 
 FAMILIES = {"gpt2": hf_gpt2, "llama": hf_llama}
-"""By `model_type` of config.json."""
+"""The importer of each `model_type` of config.json."""
 
 
 def export(checkpoint: Checkpoint, out: Path, kind: str = WEIGHTS) -> None:

@@ -117,9 +117,9 @@ class Ranks:
         self._board = Board([place.rank for place in self._places])
         self._stacks = Stacks([place.rank for place in self._places])
         self._located: Dict[int, Dict[str, Any]] = {}
-        """By pid, where a rank stood still, and since when."""
+        """For each pid, where a rank stood still, and since when."""
         self._state: Dict[int, Dict[str, Any]] = {}
-        """By pid: what nodes/<node>.ranks.json says of it."""
+        """For each pid, what nodes/<node>.ranks.json says of it."""
 
     def start(self) -> None:
         """Forks every rank. What an earlier start of the run left behind of errors is no longer true."""

@@ -38,7 +38,7 @@ class Step(Protocol):
 
 
 def ignore(number: int) -> None:
-    """Of nobody who counts."""
+    """Counts nothing."""
 
 
 class PlainGpt(nn.Module):

@@ -19,7 +19,7 @@ from launch.profile.findings import merged, read_found
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """Of a case."""
+    """Holds the prediction of a case."""
 
     case: str
     ms: float
@@ -30,7 +30,7 @@ class Predicted:
 def predictions(
     noted: Mapping[str, Any], of: ProfileCase, cases: Mapping[str, Case], folder: Path
 ) -> Iterator[Predicted]:
-    """Of all cases that a profile is for, from what its rank noted; the profile goes into this folder.
+    """Predicts all cases that a profile is for, from what its rank noted; the profile goes into this folder.
 
     Raises:
         TdppError: the profile is not complete.

@@ -24,7 +24,7 @@ LONGEST, NAMES = 12, 120
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one iteration."""
+    """Describes one iteration."""
 
     kernels: int
     host_waits: int
@@ -36,17 +36,17 @@ class Counts:
 
 @dataclass(frozen=True)
 class Result:
-    """Of a training run on one device."""
+    """Describes a training run on one device."""
 
     samples_per_s: float
     mib: dict[str, float]
-    """As `megatron_ext.timeline.usage.measure` says."""
+    """Memory as `megatron_ext.timeline.usage.measure` says."""
     losses: list[float]
     counts: Counts
 
 
 def counts(events: Iterable[dict[str, Any]]) -> Counts:
-    """Of the events of a trace in Chrome's format; times in µs."""
+    """Reads the events of a trace in Chrome's format; times in µs."""
     spans, waits = [], 0
     number: Counter[str] = Counter()
     taken: Counter[str] = Counter()
@@ -80,7 +80,7 @@ def counts_of_file(trace: Path) -> Counts:
 
 
 def counted(step: Callable[[], object], device: str) -> Counts:
-    """Of one call of `step`."""
+    """Profiles one call of `step`."""
     kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda")
     with profile(activities=kinds) as found:
         step()

@@ -39,7 +39,7 @@ def read(folders: Sequence[Path]) -> list[Record]:
 
 
 def table(head: str, rows: Sequence[Sequence[object]]) -> list[str]:
-    """Of Markdown, with an empty line before; nothing without rows."""
+    """Makes a table of Markdown, with an empty line before; nothing without rows."""
     if not rows:
         return []
     lines = ["", f"| {head} |", "|---" * (head.count("|") + 1) + "|"]

@@ -23,7 +23,7 @@ from megatron_ext.contract.worker import PROFILE
 ROOT = Path(__file__).resolve().parents[2]
 WARM_UP, TIMED = 5, 10
 ITERATIONS = WARM_UP + TIMED + 1
-"""Of a run, unless its case says more; the last one is traced, the TIMED before it are timed."""
+"""Iterations of a run, unless its case says more; the last one is traced, the TIMED before it are timed."""
 
 
 @contextmanager

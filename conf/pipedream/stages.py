@@ -26,7 +26,7 @@ class Layer(NamedTuple):
     kind: str
     """Conv2d."""
     kernel: int
-    """Of a side of a convolution; 1 of others."""
+    """A side of a convolution; 1 of others."""
 
 
 def layers_of(package: Path) -> list[list[Layer]]:

@@ -21,7 +21,7 @@ from megatron_ext.contract.models.model import IMAGES, PAIRS
 MODELS = {"vgg16": "vgg16", "resnet50": "resnet50", "alexnet": "alexnet", "gnmt": "gnmt", "gnmt_large": "gnmt-16"}
 """tdpp's configuration, by the name that a module has in PipeDream."""
 MOST_TOKENS = 50
-"""Of a sentence that PipeDream trains on."""
+"""Tokens of a sentence that PipeDream trains on, at most."""
 
 
 def words_of(path: Path, given: tuple[str, ...], model_of: ModelOf) -> tuple[list[str], list[str]]:
@@ -195,7 +195,7 @@ def _with_blocks(counts: Sequence[int], model: Model) -> list[int]:
 WARMUP_EPOCHS, STEP_EPOCHS, DECAY = 5, 30, 0.97
 BUCKETING = 80
 SYNTHETIC_IMAGES = 1_000_000
-"""Of an epoch."""
+"""Images of an epoch."""
 
 
 def add(reading: Reading) -> None:

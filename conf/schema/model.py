@@ -30,7 +30,7 @@ from megatron_ext.contract.models.model import Family as Traits
 from megatron_ext.contract.models.rules import broken_by_model
 
 MOST_BLOCKS = 10_000
-"""Of a module."""
+"""Blocks of a module, at most."""
 
 
 class Family(StrEnum):

@@ -30,11 +30,11 @@ class EncodedChats(NamedTuple):
     lengths: NDArray[np.int32]
     """Tokens of each."""
     tokens: NDArray[Any]
-    """Of all, laid end to end."""
+    """Tokens of all, laid end to end."""
     answers: NDArray[np.uint8]
     """[tokens]: 1 where a token is to be learned."""
     digests: list[bytes]
-    """Of their texts, where repetitions are to be left out; else none."""
+    """Digests of their texts, where repetitions are to be left out; else none."""
     left_out: Counter[str]
     """How many conversations were `unanswered`, `special` or `long`."""
     file: int
@@ -47,7 +47,7 @@ class Encoder:
     """Pure: the same chunk gives the same arrays in any process."""
 
     content: str
-    """Of the tokenizer.json."""
+    """The content of the tokenizer.json."""
     end: str | None
     """The token that ends a text; None: the tokenizer names none."""
     template: ChatTemplate | None

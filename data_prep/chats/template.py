@@ -40,7 +40,7 @@ class ChatTemplate:
 
     source: str
     tokens: dict[str, str]
-    """By their names in `tokenizer_config.json`: `bos_token` and so on."""
+    """Tokens by their names in `tokenizer_config.json`: `bos_token` and so on."""
     special: tuple[str, ...]
     """All special tokens of the tokenizer."""
     day: str

@@ -19,11 +19,12 @@ from fasop.costs.training import Training
 
 MIB = 2**20
 PROCESS_MIB = 512
-"""Of a rank on a CPU: Python, torch and its threads. Importing torch and a first backward pass take 245 MiB."""
+"""A rank on a CPU takes this for Python, torch and its threads. Importing torch and a first backward pass take 245
+MiB."""
 
 KERNELS_MIB = 128
-"""Of kernels that are loaded when they are first used: a third of torch's own (pytorch/pytorch#86509, 666 MB against
-287), assumed."""
+"""Kernels that are loaded when they are first used take this: a third of torch's own (pytorch/pytorch#86509, 666 MB
+against 287), assumed."""
 
 CONTEXTS: tuple[tuple[str, str, int], ...] = (
     ("Blackwell", r"\bG?B[123]00|\bRTX ?50\d\d|blackwell", 658),  # RTX PRO 6000 (local-inference-lab/rtx6kpro#42)
@@ -34,18 +35,18 @@ CONTEXTS: tuple[tuple[str, str, int], ...] = (
     ("Volta", r"\bV100|volta", 400),  # pytorch/pytorch#20532
     ("Pascal", r"\bP(4|40|100)\b|\bGTX ?10\d\d|pascal", 400),  # as Volta
 )
-"""Of an architecture: a GPU's name, and the MiB of a context with torch that loads kernels lazily, as since CUDA 11.7.
-An unknown GPU counts as the largest."""
+"""Each row is an architecture, a GPU's name, and the MiB of a context with torch that loads kernels lazily, as since
+CUDA 11.7. An unknown GPU counts as the largest."""
 
 BEFORE_TRITON = ("Pascal",)
 """Architectures for which Triton makes no kernels: they hold the weights of attention of which some are dropped."""
 
 CHANNEL_MIB = 10 + 2
-"""Of a communicator's channel: what a rank receives in, and what it sends from (NVIDIA/nccl#1685). The first holds the
-buffers of three protocols, 4 + 4.7 + 0.5 MiB (NCCL's src/include/device.h and src/init.cc)."""
+"""What a communicator's channel takes: what a rank receives in, and what it sends from (NVIDIA/nccl#1685). The first
+holds the buffers of three protocols, 4 + 4.7 + 0.5 MiB (NCCL's src/include/device.h and src/init.cc)."""
 
 CHANNEL_GB_PER_S = 12.5
-"""Of a link that one channel serves: 24 channels on the 300 GB/s of an A100."""
+"""The bandwidth of a link that one channel serves: 24 channels on the 300 GB/s of an A100."""
 
 LEAST_CHANNELS, MOST_CHANNELS = 2, 32
 """NCCL makes as many, however slow or fast the link is."""

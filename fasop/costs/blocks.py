@@ -19,8 +19,8 @@ from fasop.costs.measured_module import MeasuredModule
 from megatron_ext.contract.models.counts import crossing
 
 Kinds = tuple[str, ...]
-"""Of the blocks that lie together. In the place of its kind, a block of a user's module has the name of the first one
-that costs the same."""
+"""Kinds of the blocks that lie together. In the place of its kind, a block of a user's module has the name of the first
+one that costs the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +29,14 @@ class Blocks:
     """What the first stage has beside its layers."""
     last: Kinds
     kinds: tuple[Kinds, ...]
-    """Of layers."""
+    """The kinds of layers."""
     sequence: tuple[int, ...]
-    """Of each layer the number of its kind."""
+    """The number of each layer's kind."""
     crossing: tuple[int, ...]
     """Numbers of a sample that cross a cut behind so many layers, from none to all; of a user's module the bytes of the
     smallest micro-batch that was measured."""
     names: tuple[str, ...] = ()
-    """Of layers, where they have names that their owner knows."""
+    """Names of layers, where they have names that their owner knows."""
 
     @property
     def layers(self) -> int:

@@ -26,7 +26,7 @@ class Calibration:
     runs: list[str] = MISSING
     """Names of the runs that it was made from."""
     groups: dict[str, Factors] = MISSING
-    """By node group."""
+    """Factors of each node group."""
 
     def text(self) -> str:
         """A file that `read_calibration` reads."""

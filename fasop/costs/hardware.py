@@ -41,7 +41,7 @@ class NodeKind:
     group: NodeGroup
     gpu: Gpu
     gpus: int
-    """Of one node."""
+    """GPUs of one node."""
     profile: LayerProfile | None
     """None: its GPUs were not measured."""
     factors: Factors = field(default_factory=Factors)

@@ -44,11 +44,11 @@ class LayerTimes:
     """Seconds that the parts of a model take on a GPU."""
 
     embedding: Time
-    """Of all that the first stage has beside its layers."""
+    """The time of all that the first stage has beside its layers."""
     layers: tuple[Time, ...]
-    """Of a layer of each kind (`fasop.costs.blocks.Blocks.kinds`)."""
+    """The time of a layer of each kind (`fasop.costs.blocks.Blocks.kinds`)."""
     head: Time
-    """Of all that the last stage has beside its layers."""
+    """The time of all that the last stage has beside its layers."""
     basis: Basis
 
     def multiplied(self, forward: float, backward: float) -> LayerTimes:

@@ -17,12 +17,12 @@ LOSS = "loss()"
 class MeasuredBlock:
     name: str
     kind: str
-    """By which its times are known."""
+    """The name under which its times are known."""
     held: str | None
     """None: a partition counts it; else `first`, `last` or `next`, where it lies."""
     parameters: int
     fixed_bytes: int
-    """Of what is not trained: buffers, and frozen parameters."""
+    """Bytes of what is not trained: buffers, and frozen parameters."""
     kept: tuple[int, ...]
     """Bytes that autograd keeps of a micro-batch, by `MeasuredModule.sizes`."""
     given: tuple[int, ...]
@@ -35,7 +35,7 @@ class MeasuredWire:
     """Where it lies, as in `megatron_ext.contract.models.pieces.Wire`."""
     takers: tuple[int, ...]
     bytes: tuple[int, ...]
-    """Of a micro-batch, by `MeasuredModule.sizes`."""
+    """Bytes of a micro-batch, one for each of `MeasuredModule.sizes`."""
 
 
 class MeasuredModule(Model):

@@ -43,7 +43,7 @@ FRAGMENT_BYTES = 375.0 * 2**20
 the most in 34 ranks of 20 runs (GPT-2 of 124M and 355M, Llama of 1B and 7B), rounded up."""
 
 ONE_BYTE = 1.0
-"""Of a layer that keeps nothing, so that some number of them fits into a memory."""
+"""What a layer that keeps nothing counts for, so that some number of them fits into a memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class StageMemory(Generic[Number]):
     optimizer: Amount[Number]
     """Master weights, moments and the average of the weights."""
     activations: Amount[Number]
-    """Of all micro-batches in flight."""
+    """Activations of all micro-batches in flight."""
     buffers: Amount[Number]
     """Messages, cuBLAS's workspaces, and what is there for a moment only."""
     fragments: Amount[Number]

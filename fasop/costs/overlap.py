@@ -18,11 +18,12 @@ from fasop.costs.sizes import embedding_parameters, layer_parameters
 from megatron_ext.contract.plan import BUCKET_BYTES
 
 SUM_BYTES = 4
-"""Of a gradient, as tdpp's engine sums it."""
+"""Bytes of a gradient, as tdpp's engine sums it."""
 LEAST = 1e-9
 """Buckets of a layer that has no weights."""
 LARGE_PARTS = 3
-"""Of a layer: the two matrices of the MLP, and the attention's together, with a third of the weights each."""
+"""Large parts of a layer: the two matrices of the MLP, and the attention's together, with a third of the weights
+each."""
 
 
 def buckets_per_layer(model: Model, tensor: int, kind: int = 0) -> float:

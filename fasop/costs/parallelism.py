@@ -38,15 +38,15 @@ class Parallelism(PlacedPlan):
     schedule: Schedule = Schedule.one_f_one_b
     chunks: int = 1
     replicas: Numbers | None = None
-    """By stage; None: `data` in every stage."""
+    """Replicas of each stage; None: `data` in every stage."""
     shares: Numbers | None = None
-    """By replica; None: equal."""
+    """Micro-batches of each replica; None: equal."""
     streams: Numbers | None = None
-    """By replica; None: one each."""
+    """Streams of each replica; None: one each."""
     semantics: Semantics = Semantics.stashing
     update_every: int = 1
     depth: Numbers | None = None
-    """By stage."""
+    """Forward passes of each stage before its first backward pass."""
     node_order: tuple[str, ...] | None = None
 
     @classmethod

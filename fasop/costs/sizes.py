@@ -11,7 +11,7 @@ from fasop.costs.measured_module import MeasuredModule
 from megatron_ext.contract.models.counts import block_numel
 
 BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp16: 2}
-"""Of a weight or an activation."""
+"""Bytes of a weight or an activation."""
 
 ADAM_BYTES = {Precision.fp32: 40, Precision.bf16: 46, Precision.fp16: 46}
 """Memory traffic of an update by Adam per parameter: the gradient read for its norm; weight, gradient and two moments

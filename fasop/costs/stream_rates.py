@@ -17,7 +17,7 @@ class StreamRates:
     """How fast a GPU trains a whole model with micro-batches of one size."""
 
     rates: Mapping[int, float]
-    """By the number of streams, upwards from 1: micro-batches in a time, over those of one stream."""
+    """For each number of streams, upwards from 1: micro-batches in a time, over those of one stream."""
     copy_s: float
     """Seconds in which a further stream's gradients are added up, once an iteration."""
 

@@ -15,7 +15,7 @@ from fasop.graphs.options import Level, Options, Sync
 
 T = TypeVar("T")
 LEAST_BYTES_PER_S = 1e5
-"""Of a link: less was meant in another unit."""
+"""The slowest link that is believed: less was meant in another unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Arguments:
     """What a command line asks for; every field but the last is a word."""
 
     graph: Mapping[str, Path]
-    """By GPU of the cluster; with the key "" of any."""
+    """The graph's file for each GPU of the cluster; with the key "" for any."""
     reference: bool = False
     """The public optimizer's answer."""
     levels: tuple[int, ...] = ()
@@ -146,4 +146,4 @@ WORDS: Mapping[str, Reader[Any]] = {
     "graph_output": path,
     "export": path,
 }
-"""By word, which is a field of `Arguments`."""
+"""How each word is read, which is a field of `Arguments`."""

@@ -17,9 +17,9 @@ class Takes:
     compute_s: float
     """On the slowest GPU."""
     summing_s: float
-    """Of the gradients."""
+    """Seconds of summing the gradients."""
     received_s: float
-    """Of the busiest link that what enters the stage crosses, there and its gradients back."""
+    """Seconds of the busiest link that what enters the stage crosses, there and its gradients back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +27,11 @@ class Stage:
     nodes: tuple[Node, ...]
     """Each after its inputs."""
     replicas: tuple[int, ...]
-    """By level of the network, the outermost first; of a stage on contiguous ranks one number."""
+    """Replicas on each level of the network, the outermost first; a stage on contiguous ranks has one number."""
     versions: int | None = None
-    """Of the weights that are alive at once, at most; None: not known."""
+    """Versions of the weights that are alive at once, at most; None: not known."""
     memory_bytes: float | None = None
-    """Of a rank."""
+    """Memory that a rank needs."""
     takes: Takes | None = None
     """None: not known, as of nested stages."""
 
@@ -56,14 +56,14 @@ class Division:
     graph: Graph
     """With stages, as the public optimizer writes it."""
     pipeline_s: float
-    """Of a mini-batch in the steady state: that of the slowest stage or link."""
+    """Seconds of a mini-batch in the steady state: those of the slowest stage or link."""
     sync: Sync = Sync.sum
     """How stages are counted whose gradients are summed."""
     data_parallel_s: float
     single_s: float
     """On one machine."""
     node_order: str | None = None
-    """As `parallel.node_order` takes it; None: the machines are no cluster."""
+    """A node order that `parallel.node_order` takes; None: the machines are no cluster."""
     notes: tuple[str, ...] = ()
     """In words, what is proved of it, and what else a reader must know."""
 

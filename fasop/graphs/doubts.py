@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from fasop.graphs.graph import Graph, Node
 
 NOTICEABLE = 0.01
-"""Of the time of all nodes."""
+"""The part of all nodes' time from which on a doubt matters."""
 TOO_SHORT = 0.05
-"""Of its forward pass: no backward pass of an operator with parameters is so short."""
+"""The part of its forward pass that a backward pass takes at least, where an operator has parameters."""
 
 
 def doubts(graph: Graph) -> Iterator[str]:

@@ -27,7 +27,7 @@ class Node:
     kept_bytes: float | None = None
     """From the forward to the backward pass; None: its results, if they are not those of another node."""
     fixed_bytes: float = 0.0
-    """Of what is not trained, of which there is one copy."""
+    """Bytes of what is not trained, of which there is one copy."""
 
     @property
     def activation_bytes(self) -> float:

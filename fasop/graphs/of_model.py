@@ -18,7 +18,7 @@ from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.graphs.division import Division
 from fasop.graphs.graph import PART, Graph, Node
-from fasop.graphs.own.held import Beside, Held
+from fasop.graphs.own.versioned_memory import ExtraMemory, VersionedMemory
 from megatron_ext.contract.models.pieces import Wire
 
 FIRST, LAST = "first stage", "last stage"
@@ -192,22 +192,22 @@ def _of_stages(training: Training, stages: int) -> Training:
     return replace(training, parallel=plain)
 
 
-def held_of(training: Training) -> Held:
+def held_of(training: Training) -> VersionedMemory:
     """Work out what stages hold by byte of a summed gradient; all as `fasop.costs.memory` predicts it of a run, but for
     what a GPU has anyway."""
     state, gradient = parameter_bytes(training), training.reduced_bytes
     measured = isinstance(training.model, MeasuredModule)
     received = float(max(training.messages)) if measured else 0.0
 
-    def beside(stages: int, stage: int) -> Beside:
+    def beside(stages: int, stage: int) -> ExtraMemory:
         of_one, of_two = (stage_memory(_of_stages(training, stages), float(stage), n) for n in (1.0, 2.0))
         each = of_two.activations.fixed - of_one.activations.fixed
         once = of_one.activations.fixed - each + of_one.buffers.fixed + of_one.fragments.fixed
         ends = [(stage == 0, training.blocks.first), (stage == stages - 1, training.blocks.last)]
         known = sum(_kept(training, kinds) for there, kinds in ends if there) + received * (stage > 0)
-        return Beside(once=once, each=each - known)
+        return ExtraMemory(once=once, each=each - known)
 
-    return Held(
+    return VersionedMemory(
         version=state.weight / gradient,
         once=(state.gradient + state.optimizer) / gradient,
         received=received,

@@ -40,11 +40,11 @@ class Operators:
         """Bytes of what is not trained."""
         self.parameters: Floats = np.array([node.parameter_bytes for node in self.nodes])
         self.takes = [mask(self.number[name] for name in node.inputs) for node in self.nodes]
-        """By operator, whose results it uses."""
+        """For each operator, whose results it uses."""
         self.users, self.above = users_and_above(self.takes)
-        """By operator, which use its results, and all that depend on it, both without itself."""
+        """For each operator, which use its results, and all that depend on it, both without itself."""
         self.below = [0] * self.count
-        """By operator, all that it depends on, without itself."""
+        """For each operator, all that it depends on, without itself."""
         for number, taken in enumerate(self.takes):
             for other in bits(taken):
                 self.below[number] |= self.below[other] | 1 << other

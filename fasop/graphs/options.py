@@ -33,11 +33,11 @@ class Options:
     """The public optimizer's flags, and how gradients are summed."""
 
     memory_bytes: float | None = None
-    """Of each machine; None: it does not limit."""
+    """Memory of each machine; None: it does not limit."""
     straight: bool = False
     """No replicas."""
     fewer: bool = False
     """Fewer machines where more are no faster."""
     compression: float | None = None
-    """By which activations are divided before they are sent; None: sending them takes no time."""
+    """What activations are divided by before they are sent; None: sending them takes no time."""
     sync: Sync = Sync.sum

@@ -25,7 +25,7 @@ class Classes:
 
     stages: Integers | Floats
     shares: Floats
-    """Of the stages, those that the GPUs of a kind would fill: parts of them, too."""
+    """How many of the stages the GPUs of a kind would fill: parts of them, too."""
     trip: Floats
     """For a micro-batch there and back, but for what `zb_h1` puts off."""
     both: Floats

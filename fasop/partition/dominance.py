@@ -10,7 +10,7 @@ from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Pipelines
 
 ROUNDING = 1e-9
-"""Of a pass: what differences of times may be off by."""
+"""The part of a pass that differences of times may be off by."""
 
 
 def never_worse(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.bool_]:

@@ -42,7 +42,7 @@ EXCLUDED = 10
 TRIED = 8
 """Amounts at which a box is halved on trial."""
 ROUNDED = 4
-"""Of the solution of every so many boxes the nearest partition is simulated."""
+"""After so many boxes the partition nearest to a box's solution is simulated."""
 WHOLE = 1e-6
 """What an amount may differ from a number of layers."""
 

@@ -24,8 +24,8 @@ class Units:
 
     count: int
     seconds: Floats
-    """Of 0, 1, … micro-batches; infinite where there is no way to take so many, as for all that are not listed. No unit
-    takes 0."""
+    """Seconds of 0, 1, … micro-batches; infinite where there is no way to take so many, as for all that are not listed.
+    No unit takes 0."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Shares:
 
     seconds: float
     numbers: tuple[tuple[int, ...], ...]
-    """By kind of unit; in it, by unit."""
+    """Micro-batches of each unit, kind by kind."""
 
 
 def least_time(kinds: Sequence[Units], total: int, at_most: float = inf) -> Shares | None:

@@ -15,7 +15,7 @@ import numpy as np
 from fasop.costs.arrays import Floats, Integers
 
 TOLERANCE = 1e-9
-"""By how much a row may be broken."""
+"""How much a row may be broken."""
 PIVOT = 1e-6
 """What a row must change by, for each unit of another one's slack, to take its place."""
 IMPOSSIBLE = 1e-4
@@ -26,7 +26,7 @@ MOST_STEPS = 1000
 CLEAR = 0.01
 """An amount is made whole that is farther than this from a whole number."""
 SAFE = 1e-9
-"""By how much such rows are loosened for each layer, so that rounding excludes nothing."""
+"""How much such rows are loosened for each layer, so that rounding excludes nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class MinimaxLP:
         self._rows = np.concatenate([ones, -ones])
         self._least = np.zeros(0)
         self._whole = np.full(2 * amounts, True)
-        """Of rows: whether whole amounts leave them a whole slack."""
+        """Whether whole amounts leave a row a whole slack."""
 
     def cut(self, slopes: Floats, constants: Floats) -> None:
         """T >= constants + slopes x, with [cuts, amounts]."""

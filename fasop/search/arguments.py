@@ -36,7 +36,7 @@ class Arguments:
     plan: str | None = None
     overwrite: bool = False
     profile: str | None = None
-    """Of all GPUs."""
+    """The profile of all GPUs."""
     explain: int | None = None
     leave_out: bool = True
     by_stage: bool | None = None
@@ -49,7 +49,7 @@ class Arguments:
     """US dollars, of the whole training."""
     max_days: float = math.inf
     tokens: float | None = None
-    """Of the whole training."""
+    """Tokens of the whole training."""
     validate: tuple[str, ...] = ()
     """Runs."""
     calibrate: Path | None = None
@@ -134,4 +134,4 @@ WORDS: Mapping[str, Reader[Any]] = {
     "calibrate": path,
     "calibration": path,
 }
-"""By word, which is a field of `Arguments`."""
+"""How each word is read, which is a field of `Arguments`."""

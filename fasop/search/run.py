@@ -34,15 +34,16 @@ from fasop.simulation.pipelines import Pipelines
 LIMIT_S = 45.0
 """CPU seconds of a search, after which it begins nothing new: nobody waits longer than a minute for an answer."""
 SETS_S = 27.0
-"""Of them, those for all sets of nodes; where that is too little, the rest is for all nodes together."""
+"""Seconds of these for all sets of nodes; where that is too little, the rest is for all nodes together."""
 SHARES_S = 5.0
-"""Of a front, at least those for plans with unequal shares."""
+"""Seconds of a front that are, at least, for plans with unequal shares."""
 WORTH = 0.999
-"""Of the time of the best plan: one with other shares that gains less is not worth it."""
+"""The part of the best plan's time that a plan with other shares has to beat to be worth it."""
 BOXES = (200, 0)
 """Boxes that a proof halves, at most: for the first plan, and for every other one."""
 PASSES = 2**13
-"""Of parts with micro-batches: of a plan with more, which takes longer to simulate, only the first one is proved."""
+"""Parts times micro-batches of a plan; of one with more, which takes longer to simulate, only the first one is
+proved."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from fasop.search.space.candidates import Candidates, Space
 FIRST, BATCH = 16, 64
 """Candidates of which partitions are searched together, at first and at most; what they give may leave out others."""
 GAIN = 0.95
-"""Of a plan's time: what moving nodes makes of it at best. (In some hundred sets of nodes it was 0.985.)"""
+"""What moving nodes makes of a plan's time at best. (In some hundred sets of nodes it was 0.985.)"""
 NEAR = 1.03
 """Times the fastest plan on some nodes: sizes that are as fast in their first orders are worth climbing."""
 
@@ -46,7 +46,7 @@ class Coverage:
     sizes: int
     """On all sets of nodes, with every schedule."""
     searched: int
-    """Of them, with their options and node orders, those of which partitions were searched; bounds left out others."""
+    """How many of them, with their options and node orders, had their partitions searched; bounds left out others."""
     climbed: int
     """Sizes on sets of nodes with too many orders, whose best order was searched from the first ones."""
     least: float

@@ -13,7 +13,7 @@ from fasop.shares.public_folders import Points, PublicFolders, PublicLimit, Publ
 from fasop.shares.public_servers import PublicServer
 
 LEAST_BYTES = 2**20
-"""Of an all-reduce that IIDP's profiler measures."""
+"""The smallest all-reduce that IIDP's profiler measures."""
 
 
 def profiles_of(public: PublicFolders, source: str) -> dict[str, LayerProfile]:

@@ -37,9 +37,9 @@ class Solved:
     size: int
     counts: tuple[int, ...]
     seconds: float
-    """Of an iteration."""
+    """Seconds of an iteration."""
     streams: tuple[int, ...]
-    """Of each replica."""
+    """Streams of each replica."""
     sizes: tuple[int, ...]
     """Micro-batch sizes that were compared."""
     even: tuple[float, int] | None

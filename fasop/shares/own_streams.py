@@ -29,7 +29,7 @@ from fasop.simulation.ranks.replicas import Replicas, in_streams
 from fasop.simulation.ranks.shares import Replica
 
 MOST_MICRO_BATCHES = 2**12
-"""Of an iteration; more of them are not looked at, for larger ones take less."""
+"""Micro-batches of an iteration; more of them are not looked at, for larger ones take less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class InStreams:
     """None: all alike."""
     streams: str
     seconds: float
-    """Of an iteration, as predicted."""
+    """Seconds of an iteration, as predicted."""
     sizes: tuple[int, ...]
     """Micro-batch sizes with which some GPU would have several streams."""
     basis: Basis

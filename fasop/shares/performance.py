@@ -30,7 +30,7 @@ which the line through measured times makes up for."""
 BUCKET_MIB = 25.0
 """PyTorch's capacity of a bucket."""
 UNEVEN = 1.5
-"""Of a bucket's capacity, the mean size from which on the optimizer had better wait for all of them."""
+"""The mean size of buckets, over their capacity, from which on the optimizer had better wait for all of them."""
 _OF_PACE = ("first_s", "more_s", "copy_s")
 
 
@@ -48,7 +48,7 @@ class Pace:
     first_s: float
     more_s: float
     copy_s: float = 0.0
-    """Of `first_s`, what each worker but the first adds by getting the weights."""
+    """The part of `first_s` that each worker but the first adds by getting the weights."""
 
     def seconds(self, passes_before: int) -> float:
         return self.first_s + passes_before * self.more_s
@@ -59,7 +59,7 @@ class InRounds(NamedTuple):
 
     whole: float
     passes: float
-    """Of these, the data and the passes of the micro-batches."""
+    """The part of these for the data and the passes of the micro-batches."""
 
 
 def in_rounds(by_workers: Sequence[Pace], workers: int, *halves: int) -> InRounds:

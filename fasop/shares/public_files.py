@@ -35,7 +35,7 @@ class Step:
     backward_s: float
     update_s: float
     copy_s: float
-    """Of the weights, to the workers but the first."""
+    """Seconds that copying the weights to the workers but the first takes."""
     statistics_s: float = 0.0
     """Batch norm's, summed over GPUs, for each worker."""
 
@@ -49,7 +49,7 @@ class MeasuredGpu:
     most_workers: int
     """That its memory has room for."""
     steps: tuple[Step, ...]
-    """By number of workers, upwards; the first one has one."""
+    """Steps for each number of workers, upwards; the first one has one."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,10 @@ class Cluster:
     servers: tuple[Server, ...]
     """Those that are to be used, in the configuration's order."""
     measured: Mapping[int, Mapping[str, MeasuredGpu]]
-    """By local batch size, then by `Server.measured_as`; only sizes that were measured on the GPUs of every server."""
+    """GPUs as measured, by local batch size, then by `Server.measured_as`; only sizes that were measured on the GPUs of
+    every server."""
     buckets_mib: tuple[float, ...]
-    """Of gradients, in the order of the backward pass."""
+    """Buckets of gradients, in the order of the backward pass."""
     all_reduces_within: tuple[tuple[float, float], ...]
     """Theoretical and measured milliseconds; none where they were not measured."""
     all_reduces_between: tuple[tuple[float, float], ...]

@@ -25,7 +25,7 @@ FOLDERS = {
     "bucket_profile_dir": "bucket_profile_data",
     "comm_profile_dir": "comm_profile_data",
 }
-"""By key of a configuration."""
+"""The folder of each key of a configuration."""
 TIMES = {"data_time": "data", "fwd_time": "forward", "bwd_time": "backward", "update_time": "update"}
 TIMES |= {"copy_time": "copy"}
 OPTIONAL_TIMES = {"total_time": "total", "bn_sync_time": "statistics"}
@@ -60,15 +60,15 @@ class PublicFolders:
     """All that some folders hold."""
 
     steps: dict[tuple[str, int, str, int], PublicStep] = field(default_factory=dict)
-    """By model, local batch size, host and workers."""
+    """Steps by model, local batch size, host and workers."""
     limits: dict[tuple[int, str], PublicLimit] = field(default_factory=dict)
-    """By local batch size and host."""
+    """Limits by local batch size and host."""
     buckets: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """MiB, by model, in the order of the backward pass."""
     all_reduces: dict[str, Points] = field(default_factory=dict)
     """`within` a server and `between` servers."""
     servers: dict[str, PublicServer] = field(default_factory=dict)
-    """By name."""
+    """Servers by name."""
 
 
 def read_folders(roots: Sequence[Path]) -> PublicFolders:

@@ -13,7 +13,7 @@ from fasop.shares.json_files import number_in, object_in, there, whole_in
 
 INFO_FILE, CONFIGURATION = "gpu_cluster_info.json", "config.json"
 TFLOPS = "tfplos"
-"""As the two projects spell it."""
+"""Spelt so by the two projects."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,9 +53,9 @@ class Solution:
     local_batch_size: int
     sync: WeightSync
     seconds: float
-    """Of an iteration."""
+    """Seconds of an iteration."""
     shares: tuple[UnitShare, ...]
-    """By unit, in the order of the servers."""
+    """The share of each unit, in the order of the servers."""
 
     @property
     def micro_batches(self) -> int:

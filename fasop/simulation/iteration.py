@@ -159,7 +159,7 @@ class Iteration(NamedTuple):
     seconds: float
     """From the end of one iteration to the end of the next."""
     events: Sequence[Sequence[Event]]
-    """By rank, then time."""
+    """Events of each rank in the order of time."""
 
 
 def iteration(layout: Layout, actions: Sequence[Sequence[Actions]], ranks: Sequence[RankDurations]) -> Iteration:

@@ -43,7 +43,7 @@ class Hidden:
     """What the last backward pass hides of summing the gradients (fasop/costs/overlap.py)."""
 
     time: Linear
-    """Of the pass, after the first bucket was complete; negative where none is."""
+    """The time of the pass after the first bucket was complete; negative where none is."""
     last: Floats
     """[stages, pipelines]: what the last bucket takes, which nothing hides."""
 
@@ -72,7 +72,7 @@ class BackwardMessages:
     busy: Floats
     """For how much of this the link is occupied."""
     s_per_byte: Floats | None = None
-    """Of what messages are longer, where they differ."""
+    """Seconds that each byte adds by which messages are longer, where they differ."""
 
     def take(self, columns: Integers) -> BackwardMessages:
         rate = self.s_per_byte

@@ -79,7 +79,7 @@ class Exchanged:
     hop: Floats
     sums: Linear
     last: Floats | None
-    """As in `Hidden`; None where gradients are summed after the last backward pass."""
+    """The same as in `Hidden`; None where gradients are summed after the last backward pass."""
     embedding: Floats
 
     @property
@@ -171,7 +171,7 @@ class SlowestGpus:
     """[2 + kinds, stages, pipelines]: of embedding, head, and a layer of each kind."""
     backward: Floats
     step: Floats
-    """Of the optimizer, for a parameter."""
+    """Seconds of the optimizer, for a parameter."""
     memory_gib: Floats
     """Without what a rank takes there in any case."""
 

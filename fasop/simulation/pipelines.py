@@ -71,8 +71,8 @@ class Pipelines:
     """[stages, pipelines]: with an `order`, of what messages are longer."""
     back: BackwardMessages | None = None
     replicas: tuple[HeterogeneousReplicas, ...] = ()
-    """Of the pipelines no replica of which is as slow as `forward`, `backward` and `optimizer` in all stages. All
-    other fields are the same for each of their replicas. An iteration ends when the slowest replica is done."""
+    """Pipelines no replica of which is as slow as `forward`, `backward` and `optimizer` in all stages. All other fields
+    are the same for each of their replicas. An iteration ends when the slowest replica is done."""
 
     def __len__(self) -> int:
         return len(self.basis)

@@ -28,10 +28,10 @@ class Messages(NamedTuple):
     """Across a cut."""
     longest: int
     sums: float
-    """Of a step of a ring that sums gradients: a replica's share of a bucket, or of the mean stage's gradients where
-    these are less, or are all summed at once."""
+    """A step of a ring that sums gradients: a replica's share of a bucket, or of the mean stage's gradients where these
+    are less, or are all summed at once."""
     embedding: float
-    """Of a step that sums those of the embedding."""
+    """A step that sums those of the embedding."""
 
     @classmethod
     def of(cls, training: Training) -> Messages:

@@ -54,16 +54,16 @@ class Stage:
     """What is predicted of one stage."""
 
     layers: tuple[int, ...]
-    """By chunk."""
+    """Layers of each chunk."""
     holds: tuple[str, ...]
-    """By chunk, in words: its layers, by kind where there are several."""
+    """What each chunk has, in words: its layers, by kind where there are several."""
     groups: tuple[str, ...]
     """Names of its nodes' groups."""
     gpus: tuple[str, ...]
     """Names of its kinds of GPU."""
     terms: Terms
     times: StageTimes
-    """Of one micro-batch."""
+    """Times of one micro-batch."""
     memory: StageMemory[float]
     limit_gib: float
     """Memory of the GPU that has least room for it."""
@@ -86,8 +86,8 @@ class Prediction:
     """From the end of one iteration to the end of the next."""
     stages: Sequence[Stage]
     events: Sequence[Event]
-    """By stage, then time; 0 is when the first stage begins. Those without a micro-batch have -1. Of unlike replicas,
-    those of the slowest."""
+    """Events of each stage in the order of time; 0 is when the first stage begins. Those without a micro-batch have -1.
+    Unlike replicas give those of the slowest."""
     basis: Basis
     """The worst of what its times rest on."""
     pipelines: Sequence[Pipeline]

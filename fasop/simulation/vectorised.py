@@ -173,7 +173,7 @@ class _Links:
         stages, columns = times.start.shape
         chunks = len(times.forward) // stages
         self.busy = (np.tile(traffic.forward, (chunks, 1)), np.tile(traffic.backward, (chunks, 1)))
-        """By way, [parts, pipelines]: for how long a message occupies its link."""
+        """For each direction, [parts, pipelines]: how long a message occupies its link."""
         self.busy[0][-1] = self.busy[1][0] = 0.0  # the last part sends nothing forward, and the first nothing back
         one_way_out = traffic.one_way_out.copy()
         if chunks == 1:

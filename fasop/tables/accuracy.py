@@ -20,7 +20,7 @@ from fasop.simulation.ranks.replay import StageTimes
 
 TERMS = tuple(field.name for field in fields(Factors))
 MESSAGES = ("send_forward", "send_backward", "busy_forward", "busy_backward")
-"""Of `StageTimes`."""
+"""Fields of `StageTimes` for messages."""
 SMALL_S = 1e-6
 """What is predicted to take less has no factor: any measurement would be many times as much."""
 
@@ -47,7 +47,7 @@ class MeasuredStage:
     """What the slowest of a stage's ranks took, for each time of its own."""
 
     forward: Sequence[float]
-    """Of one micro-batch, by chunk; on the last one with the loss."""
+    """Seconds of one micro-batch, for each chunk; on the last one with the loss."""
     backward: Sequence[float]
     send_forward: float | None
     """From a send until the receiver has it, of those that it waits for; None where it waits for none."""
@@ -74,7 +74,7 @@ class Comparison:
     measured: Measured
     prediction: Prediction
     durations: Durations | None
-    """As measured; what was not measured is as predicted. None of a run that is compared as a whole alone."""
+    """Durations as measured; what was not measured is as predicted. None where a run is compared as a whole alone."""
     terms: Sequence[Term]
     """None of such a run."""
     replayed_s: float | None

@@ -13,9 +13,9 @@ from conf.visible import plural, span
 from fasop.trainings.played import Played, cheapest, front, quickest
 
 PARTS = 10
-"""Of a training whose epochs nobody knows."""
+"""Parts of a training whose epochs nobody knows."""
 DIGITS = 3
-"""Of times, which differ little between sets of nodes."""
+"""Digits of times, which differ little between sets of nodes."""
 HEAD = ("nodes", "GPUs", "batch", "iterations", "time", "$", "")
 
 
@@ -120,7 +120,7 @@ def elastic_words(one: Played) -> str:
     """What it uses when."""
     if len(one.legs) == 1:
         return f"elastic: {spent(one)}, on {one.legs[0].node_set.name} throughout"
-    used = [f"{leg.node_set.name} from sample {leg.course.consumed[0]:,.0f} on" for leg in one.legs]
+    used = [f"{leg.node_set.name} from sample {leg.trajectory.consumed[0]:,.0f} on" for leg in one.legs]
     return f"elastic: {spent(one)}, on {', '.join(used)}"
 
 
@@ -174,7 +174,7 @@ def _facts(one: Played, span: float) -> dict[str, Any]:
                 "nodes": leg.node_set.name,
                 "gpus": leg.node_set.gpus,
                 "price_per_hour": leg.node_set.price_per_hour,
-                "from_samples": float(leg.course.consumed[0]),
+                "from_samples": float(leg.trajectory.consumed[0]),
                 "restart_s": leg.restart_s,
                 "seconds": leg.seconds,
             }

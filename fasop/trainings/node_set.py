@@ -19,7 +19,7 @@ class NodeSet:
     """Some nodes, which a training can use."""
 
     name: str
-    """As a node order."""
+    """The nodes, written as a node order."""
     gpus: int
     price_per_hour: float | None
     """US dollars, of all of them; None: not known."""

@@ -16,7 +16,7 @@ from megatron_ext.contract.adaptive.noise import Noise
 from megatron_ext.contract.files import read_regular_text
 
 COLUMNS = ("samples", "noise_scale")
-"""Of a CSV file."""
+"""Columns of a CSV file."""
 NUMBERS = re.compile(r"[0-9.eE+,\s-]+")
 """What is not a name of a run or file."""
 

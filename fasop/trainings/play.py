@@ -65,7 +65,7 @@ class Training:
     global_batch_size: int
     """With which it begins, in samples."""
     samples: float
-    """Of the whole training."""
+    """Samples of the whole training."""
     noise: Noise | None
     """None: nobody looks at it."""
 
@@ -91,7 +91,7 @@ class Stretch:
     iterations: int
     division: Division
     seconds: float
-    """Of one that measures nothing."""
+    """Seconds of an iteration that measures nothing."""
     measured: int
     """How many of them measure the noise."""
     measured_s: float
@@ -127,7 +127,7 @@ class Player:
         )
         self._every = self._config.every if adapt is not None else None
         self._halved: tuple[Division, tuple[int, int]] | None = None
-        """Of the last division that was measured, the samples of its halves."""
+        """The last division that was measured, and the samples of its halves."""
         self.fitted = False
         """Whether the batch is what is left of the samples."""
         self.iteration, self.consumed = start.iteration, start.consumed

@@ -17,7 +17,7 @@ HOUR = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Course:
+class Trajectory:
     """Stretches of iterations with the same batch; arrays have a value for each of them."""
 
     consumed: Floats
@@ -26,14 +26,14 @@ class Course:
     batches: Floats
     """Samples of an iteration."""
     seconds: Floats
-    """Of an iteration that measures nothing."""
+    """Seconds of an iteration that measures nothing."""
     measured: Floats
     """How many of the iterations measure the noise."""
     measured_s: Floats
-    """Of each of these; 0 without any."""
+    """Seconds of each of these; 0 without any."""
 
     @classmethod
-    def of(cls, stretches: Sequence[Stretch]) -> Course:
+    def of(cls, stretches: Sequence[Stretch]) -> Trajectory:
         return cls(
             consumed=np.array([one.consumed for one in stretches], float),
             iterations=np.array([one.iterations for one in stretches], float),
@@ -59,11 +59,11 @@ class Leg:
     node_set: NodeSet
     restart_s: float
     """Before it."""
-    course: Course
+    trajectory: Trajectory
 
     @cached_property
     def seconds(self) -> float:
-        return self.restart_s + float(self.course.whole_s.sum())
+        return self.restart_s + float(self.trajectory.whole_s.sum())
 
     @property
     def dollars(self) -> float | None:
@@ -113,21 +113,21 @@ class Played:
 
     @property
     def first_batch(self) -> int:
-        return int(self.legs[0].course.batches[0])
+        return int(self.legs[0].trajectory.batches[0])
 
     @property
     def largest_batch(self) -> int:
-        return int(max(leg.course.batches.max() for leg in self.legs))
+        return int(max(leg.trajectory.batches.max() for leg in self.legs))
 
     def steps(self) -> list[tuple[float, int]]:
         """Consumed samples and the global batch from there on, wherever it changes, and the last one at the end."""
-        consumed = np.concatenate([leg.course.consumed for leg in self.legs])
-        batches = np.concatenate([leg.course.batches for leg in self.legs])
+        consumed = np.concatenate([leg.trajectory.consumed for leg in self.legs])
+        batches = np.concatenate([leg.trajectory.batches for leg in self.legs])
         changes = np.flatnonzero(np.diff(batches, prepend=0.0))
         found = [(float(consumed[place]), int(batches[place])) for place in changes]
         return [*found, (self.consumed, found[-1][1])]
 
-    def course(self) -> tuple[list[float], list[float]]:
+    def trajectory(self) -> tuple[list[float], list[float]]:
         """Samples, and the seconds until they were trained, wherever the pace changes."""
         samples, seconds, _ = self._cumulated
         return samples.tolist(), seconds.tolist()
@@ -138,7 +138,7 @@ class Played:
         count = max(1, math.ceil(self.consumed / samples - 1e-9))
         ends = np.minimum(np.arange(count + 1) * samples, self.consumed)
         took, updates = np.diff(np.interp(ends, consumed, seconds)), np.diff(np.interp(ends, consumed, iterations))
-        begun = np.array([leg.course.consumed[0] for leg in self.legs])
+        begun = np.array([leg.trajectory.consumed[0] for leg in self.legs])
         names = [leg.node_set.name for leg in self.legs]
         at = np.searchsorted(begun, ends[1:], side="left") - 1
         return [
@@ -157,12 +157,12 @@ class Played:
         behind it."""
         samples, took, counts = [np.zeros(1)], [np.zeros(1)], [np.zeros(1)]
         for leg in self.legs:
-            course = leg.course
-            seconds = course.whole_s
+            trajectory = leg.trajectory
+            seconds = trajectory.whole_s
             seconds[0] += leg.restart_s
-            samples.append(course.consumed + course.iterations * course.batches)
+            samples.append(trajectory.consumed + trajectory.iterations * trajectory.batches)
             took.append(seconds)
-            counts.append(course.iterations)
+            counts.append(trajectory.iterations)
         return np.concatenate(samples), np.cumsum(np.concatenate(took)), np.cumsum(np.concatenate(counts))
 
 

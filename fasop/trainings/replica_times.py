@@ -35,9 +35,9 @@ class Taken(NamedTuple):
     whole: float
     """If no other replica were slower."""
     work: tuple[float, ...]
-    """By stage, what it does itself."""
+    """What each stage does itself."""
     passes: tuple[float, ...]
-    """By stage, that and its waits for other stages."""
+    """For each stage, that and its waits for other stages."""
 
 
 class ReplicaTimes(Protocol):

@@ -1,7 +1,7 @@
 """Plays a training on each of many sets of nodes, and one that changes its nodes at the end of epochs.
 
-Where batches follow each other alike, many sets of nodes are played in one course: what a rule that looks at nothing
-but the noise decides does not depend on the nodes. Only how the replicas share the batches, and how long they take, is
+Where batches follow each other alike, many sets of nodes share one trajectory: what a rule that looks at nothing but
+the noise decides does not depend on the nodes. Only how the replicas share the batches, and how long they take, is
 found for each set of nodes.
 """
 
@@ -18,7 +18,7 @@ from fasop.costs.arrays import Integers
 from fasop.errors import SearchError
 from fasop.trainings.node_set import NodeSet
 from fasop.trainings.play import Nodes, Player, State, Stretch, Training
-from fasop.trainings.played import Course, Leg, Played
+from fasop.trainings.played import Leg, Played, Trajectory
 from megatron_ext.contract.adaptive.config import NONE, AdaptConfig
 from megatron_ext.contract.adaptive.forecast import GOALS, TIME, Candidate, choose, forecast
 from megatron_ext.contract.adaptive.rules import BatchRange
@@ -26,14 +26,14 @@ from megatron_ext.contract.adaptive.shares import Times, fastest
 from megatron_ext.contract.schedule.deal import Division, several
 
 
-class Courses:
-    """The courses of one training from its beginning."""
+class Trajectories:
+    """The trajectories of one training from its beginning."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
         self._known: dict[tuple[BatchRange, int], _Batches] = {}
 
-    def on(self, nodes: Nodes) -> Course:
+    def on(self, nodes: Nodes) -> Trajectory:
         """What these nodes go through; nothing if the samples are less than a batch.
 
         Raises ValueError where no batch fits the bounds.
@@ -42,7 +42,7 @@ class Courses:
         player = Player(training, nodes, State(0, 0.0, training.global_batch_size))
         adapt, batches = training.adapt, player.controller.batches
         if adapt is None or batches is None or adapt.follows_times or not _simple(nodes, adapt):
-            return Course.of([*player.play()])
+            return Trajectory.of([*player.play()])
         key = batches, sum(player.division.shares)
         if key not in self._known:
             self._known[key] = _batches(training, *key)
@@ -56,9 +56,9 @@ def _simple(nodes: Nodes, adapt: AdaptConfig) -> bool:
 
 @dataclass(frozen=True)
 class _Batches:
-    """A course whose seconds nobody knows."""
+    """A trajectory whose seconds nobody knows."""
 
-    course: Course
+    trajectory: Trajectory
     fitted: bool
     """Whether the last stretch is what was left of the samples."""
     counts: Sequence[int]
@@ -90,16 +90,16 @@ def _batches(training: Training, batches: BatchRange, count: int) -> _Batches:
     assert training.adapt is not None, "a batch that stays is not shared"
     adapt = replace(training.adapt, lower=batches.least * size, upper=batches.most * size)
     player = Player(replace(training, adapt=adapt), _Anywhere(count), State(0, 0.0, count * size))
-    course = Course.of([*player.play()])
-    counts, place = np.unique(np.rint(course.batches / size).astype(int), return_inverse=True)
-    return _Batches(course, player.fitted, counts.tolist(), place)
+    trajectory = Trajectory.of([*player.play()])
+    counts, place = np.unique(np.rint(trajectory.batches / size).astype(int), return_inverse=True)
+    return _Batches(trajectory, player.fitted, counts.tolist(), place)
 
 
-def _taken(batches: _Batches, player: Player, nodes: Nodes, adapt: AdaptConfig) -> Course:
+def _taken(batches: _Batches, player: Player, nodes: Nodes, adapt: AdaptConfig) -> Trajectory:
     """Play a training on nodes whose player has not begun."""
-    course, controller = batches.course, player.controller
-    if not course:
-        return course
+    trajectory, controller = batches.trajectory, player.controller
+    if not trajectory:
+        return trajectory
     times = nodes.times(player.division, adapt.every, adapt.measures) if adapt.rebalance else None
     divisions = [player.divided(one) for one in _dealt(controller.order(times), len(nodes.weights), batches.counts)]
     seconds, measured_s = (
@@ -107,28 +107,32 @@ def _taken(batches: _Batches, player: Player, nodes: Nodes, adapt: AdaptConfig) 
     )
     ends = [(0, player.division)]
     if batches.fitted and len(seconds) > 1:
-        ends.append((-1, player.divided(controller.fitted(int(course.batches[-1])))))
+        ends.append((-1, player.divided(controller.fitted(int(trajectory.batches[-1])))))
     for place, division in ends:
         seconds[place], measured_s[place] = nodes.seconds(division), nodes.seconds(division, measures=True)
-    course = replace(course, seconds=seconds, measured_s=np.where(course.measured, measured_s, 0.0))
+    trajectory = replace(trajectory, seconds=seconds, measured_s=np.where(trajectory.measured, measured_s, 0.0))
     now = player.division
     balanced = player.divided(controller.decide(now.shares, None, times, now.sizes, now.copies).shares)
-    if balanced != now and course.iterations[0] > adapt.every:  # the first decision changes the shares alone
-        return _split(course, adapt.every, nodes.seconds(balanced), nodes.seconds(balanced, measures=True))
-    return course
+    if balanced != now and trajectory.iterations[0] > adapt.every:  # the first decision changes the shares alone
+        return _split(trajectory, adapt.every, nodes.seconds(balanced), nodes.seconds(balanced, measures=True))
+    return trajectory
 
 
-def _split(course: Course, iterations: int, seconds: float, measured_s: float) -> Course:
+def _split(trajectory: Trajectory, iterations: int, seconds: float, measured_s: float) -> Trajectory:
     """With its first stretch in two: so many iterations as they are, the last of which measures, and the others of
     other seconds."""
-    left, batch, measured = float(course.iterations[0]) - iterations, course.batches[0], course.measured[0] - 1
-    return Course(
-        consumed=np.insert(course.consumed, 1, course.consumed[0] + iterations * batch),
-        iterations=np.concatenate([[iterations, left], course.iterations[1:]]),
-        batches=np.insert(course.batches, 1, batch),
-        seconds=np.insert(course.seconds, 1, seconds),
-        measured=np.concatenate([[1.0, measured], course.measured[1:]]),
-        measured_s=np.insert(course.measured_s, 1, measured_s if measured else 0.0),
+    left, batch, measured = (
+        float(trajectory.iterations[0]) - iterations,
+        trajectory.batches[0],
+        trajectory.measured[0] - 1,
+    )
+    return Trajectory(
+        consumed=np.insert(trajectory.consumed, 1, trajectory.consumed[0] + iterations * batch),
+        iterations=np.concatenate([[iterations, left], trajectory.iterations[1:]]),
+        batches=np.insert(trajectory.batches, 1, batch),
+        seconds=np.insert(trajectory.seconds, 1, seconds),
+        measured=np.concatenate([[1.0, measured], trajectory.measured[1:]]),
+        measured_s=np.insert(trajectory.measured_s, 1, measured_s if measured else 0.0),
     )
 
 
@@ -160,15 +164,15 @@ class Elastic:
 
 def simulate(training: Training, node_sets: Sequence[NodeSet]) -> tuple[list[Played], dict[str, str]]:
     """The training on each set of nodes alone, and of those that cannot train it why not."""
-    found, refused, courses = list[Played](), dict[str, str](), Courses(training)
+    found, refused, trajectories = list[Played](), dict[str, str](), Trajectories(training)
     for one in node_sets:
         try:
-            course = courses.on(one.nodes)
+            trajectory = trajectories.on(one.nodes)
         except ValueError as error:
             refused[one.name] = str(error)
             continue
-        if course:
-            found.append(Played(name=one.name, legs=[Leg(node_set=one, restart_s=0.0, course=course)]))
+        if trajectory:
+            found.append(Played(name=one.name, legs=[Leg(node_set=one, restart_s=0.0, trajectory=trajectory)]))
         else:
             refused[one.name] = f"{training.samples:,.0f} samples are less than a batch"
     return found, refused
@@ -213,7 +217,7 @@ def simulate_elastic(training: Training, node_sets: Sequence[NodeSet], how: Elas
         state = player.state
         history.append((state.consumed, float(state.batch)))
     kept = [
-        Leg(node_set=one, restart_s=restart_s, course=Course.of(stretches))
+        Leg(node_set=one, restart_s=restart_s, trajectory=Trajectory.of(stretches))
         for one, restart_s, stretches in legs
         if stretches
     ]

@@ -45,7 +45,7 @@ MAKERS = {
     "images": (images_options, "pack images and their classes into arrays"),
     "videos": (videos_options, "write frame features and captions of videos"),
 }
-"""By command, the module that has its options and runs it, and what `--help` says of it."""
+"""For each command, the module that has its options and runs it, and what `--help` says of it."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -20,7 +20,7 @@ SLOWER = 1.05
 AGAIN = 1.02
 """At least three of four of its runs show this much: a host is not slow for one run beside somebody else's job."""
 SLOW_RUNS = 3
-"""Of fewer runs nobody can tell whether a host is slow."""
+"""Runs from which on it can be known whether a host is slow."""
 FAILURES = 2
 """So many failures of its own make a host a failing one."""
 UNLIKELY = 0.02
@@ -126,7 +126,8 @@ def _machines(records: Sequence[RunRecord]) -> dict[str, str]:
 
 
 Peers = dict[str, dict[str, float | None]]
-"""By what is computed, for each machine the median milliseconds of all others; None where there are none."""
+"""For each thing that is computed and each machine, the median milliseconds of all others; None where there are
+none."""
 
 
 def _peers(records: Sequence[RunRecord], machines: dict[str, str]) -> Peers:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 TAIL_BYTES = 1 << 22
-"""Of a rank's events so much is read, from the end: some 130,000."""
+"""So much of a rank's events is read, from the end: some 130,000."""
 GPU_TAIL_BYTES = 1 << 20
 _PASSES = ("forward-compute", "backward-compute", "backward-input-compute", "backward-weight-compute")
 _FIRST_PASS = _PASSES[0]
@@ -51,13 +51,13 @@ class HostRecord:
     """Milliseconds that its slowest rank computes for a micro-batch, by what is computed (`work_key`): values of one
     key compare between hosts and runs."""
     readings: Count = 0
-    """Of its GPUs, as far as they are read here."""
+    """Readings of its GPUs, as far as they are read here."""
     throttled: dict[str, int] = field(default_factory=dict)
     """Readings in which a GPU was slowed down, by the reason."""
     troubles: tuple[str, ...] = ()
     """Faults of its GPUs, in words."""
     rule: str = ""
-    """By which rule the run failed, where that began here."""
+    """The rule by which the run failed, where that began here."""
     reason: str = ""
 
 

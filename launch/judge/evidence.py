@@ -141,7 +141,7 @@ def saved(seen: Observation) -> str:
 
 
 STACKS, FRAMES = 3, 8
-"""Of so many ranks that stand still the innermost frames are shown."""
+"""So many ranks that stand still are shown, with so many of their innermost frames."""
 NOTED_S = 10.0
 """From then on it is said; an agent writes every two seconds, on a busy file system less often."""
 

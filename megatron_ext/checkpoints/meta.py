@@ -52,8 +52,8 @@ class Meta:
     adaptation: Optional[Adapted] = None
     """The state of a batch that adapts, or of shares that do; not written without."""
     parts: Optional[Dict[str, str]] = None
-    """By the name of a part, the digest of its file's header, which has the checksum of the tensors. None until they
-    are written, and of a checkpoint without checksums."""
+    """For the name of each part, the digest of its file's header, which has the checksum of the tensors. None until
+    they are written, and in a checkpoint without checksums."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Meta:

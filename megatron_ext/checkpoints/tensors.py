@@ -128,7 +128,7 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: AnyEngine) -> None:
     state = {kind: torch.zeros(flat.numel) for kind in kinds}
     names: Dict[str, List[str]] = {}
     steps: Dict[str, int] = {}
-    """By block, how often its weights were updated, where the stages that saved them counted that by themselves."""
+    """How often the weights of each block were updated, where the stages that saved them counted that by themselves."""
     scalers: List[Dict[str, float]] = []
     """The state of the loss scalers of the stages that saved the blocks."""
     for name, (block, _) in engine.places.items():

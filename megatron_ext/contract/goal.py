@@ -14,9 +14,9 @@ LARGER = {
     **dict.fromkeys(("loss", "perplexity", "nll"), False),
     **dict.fromkeys(("accuracy", "top-1", "top-5", "bleu"), True),
 }
-"""Of a metric by its name, whether more is better."""
+"""For each metric by its name, whether more is better."""
 BLEU = "bleu"
-"""Of models that translate, by greedy translation of text: measured where a goal names it."""
+"""The metric of models that translate, by greedy translation of text: measured where a goal names it."""
 OF_TRANSLATION = ("loss", "nll", "accuracy", "perplexity", BLEU)
 """What an evaluation of a model that translates gives."""
 _TARGET = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(<=|>=)\s*(\S+)\s*")

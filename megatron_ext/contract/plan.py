@@ -98,7 +98,7 @@ class Content:
     expert: Optional[int] = field(metadata=about(COUNT, written=False))
     """Ranks that share the experts of a stage out, replicas that follow each other; null: each has all of them."""
     engine_options: Optional[Dict[str, object]] = field(metadata=about(written=False))
-    """Of megatron.core's TransformerConfig, beside what the plan says."""
+    """Fields of megatron.core's TransformerConfig, beside what the plan says."""
     sequence_parallel: bool
     recompute: Recompute
     sharded_optimizer: bool

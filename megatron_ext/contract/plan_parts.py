@@ -17,9 +17,9 @@ class Corpus:
     """Indexed data and their weight in a blend."""
 
     prefix: str
-    """As `data.prefix`."""
+    """The same as `data.prefix`."""
     weight: float = option(1.0, positive(), written=True)
-    """As `data.weight`."""
+    """The same as `data.weight`."""
 
 
 @dataclass(frozen=True)

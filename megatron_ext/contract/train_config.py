@@ -127,9 +127,9 @@ class Train:
     """With lr_policy polynomial: the exponent."""
     optimizer: Optimizer = Optimizer.adamw
     momentum: float = option(0.9, FRACTION)
-    """Of optimizer sgd."""
+    """With optimizer sgd: its momentum."""
     nesterov: bool = False
-    """Of optimizer sgd."""
+    """With optimizer sgd: whether the momentum is Nesterov's."""
     weight_decay: float = option(0.01, from_0(1e6), written=True)
     """Weight decay of all weights except biases and norms."""
     adam_beta1: float = option(0.9, FRACTION, written=True)
@@ -156,7 +156,7 @@ class Train:
     best: Optional[str] = None
     """Keep the checkpoint whose evaluation is best by this metric, such as loss, or max:METRIC for one of your own."""
     loss_scaler: LossScaler = LossScaler.backoff
-    """Of precision fp16."""
+    """With precision fp16: how the scale of the loss changes."""
     ema: Optional[float] = option(None, PART)
     """Keep an exponential moving average of the weights, used by evaluations, with this decay rate, such as 0.999."""
     lora_rank: Optional[int] = option(None, Range(1, 2**16))

@@ -97,7 +97,7 @@ class CoreEngine(AnyEngine):
             for number, model in enumerate(formatted)
         ]
         self._options = {"fp32_output": False} if half else {}
-        """Of the chunks' forward passes: tdpp's loss takes logits as they are."""
+        """Options of the chunks' forward passes: tdpp's loss takes logits as they are."""
         self.optimizer = CoreOptimizer(plan, self._replicas, self._parameters)
         self.flat = self.optimizer.flat
 

@@ -61,7 +61,7 @@ class Parameter(NamedTuple):
 
     tensor: nn.Parameter
     groups: int
-    """Of queries, keys and values, this rank's groups of heads, by which megatron.core orders them; of others, 0."""
+    """For queries, keys and values, this rank's groups of heads, by which megatron.core orders them; for others 0."""
     heads: int
     """Query heads of each of these groups."""
 

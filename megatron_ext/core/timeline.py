@@ -30,7 +30,7 @@ _MESSAGES = {
     "forward-send-backward-recv": ("forward-send", "backward-recv"),
     "backward-send-forward-recv": ("backward-send", "forward-recv"),
 }
-"""Of the timers that tell of messages: the events, of which a rank waits for the last."""
+"""For each timer that tells of messages, the events, of which a rank waits for the last."""
 _CLIP = "optimizer-clip-main-grad"
 _LIBRARY: Tuple[Any, ...] = (getattr(torch.distributed, "DistBackendError", ()),)
 """What NCCL's failures are, since torch 2.1."""
@@ -117,7 +117,7 @@ class Timers:
         self.turns: Optional[Turns] = None
         """Those of the iteration under way; None: nothing is recorded."""
         self.peers: Dict[str, int] = {}
-        """By message the rank at its other end, where timers have to tell of messages."""
+        """For each message the rank at its other end, where timers have to tell of messages."""
         self.under_way: List[Any] = []
         """Messages that were begun, and not waited for."""
 

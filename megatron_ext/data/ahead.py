@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_HELPERS = 16
-"""Of a rank. With RandAugment they prepare some 3,000 images of 224 x 224 a second, as many as a GPU of 2025 takes."""
+"""Helpers of a rank, at most. With RandAugment they prepare some 3,000 images of 224 x 224 a second, as many as a GPU
+of 2025 takes."""
 SMALLEST = 2**16
 """Bytes of a micro-batch for which a helper pays; handing it over costs some 0.2 ms."""
 LIMIT = 2**31

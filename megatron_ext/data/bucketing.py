@@ -26,13 +26,13 @@ class Side(NamedTuple):
     """What has one length in a sample, and is padded to the longest of its micro-batch."""
 
     size: str
-    """Of the task's wires, the one that it sets (`Task.sizes`)."""
+    """The size of the task's wires that it sets (`Task.sizes`)."""
     arrays: Tuple[str, ...]
-    """Of a sample, [longest] each."""
+    """Arrays of a sample, [longest] each."""
     longest: int
 
 
-class Dealing(NamedTuple):
+class BatchAssignment(NamedTuple):
     """How training samples are dealt out anew."""
 
     batches: int
@@ -54,7 +54,7 @@ class Dealing(NamedTuple):
 class Bucketed(Samples):
     """Other samples, sorted by length, whose batches are trimmed to their longest.
 
-    With a `dealing` they are for training, and `inner` has whole windows; else they are held-out ones, which are all
+    With a `assignment` they are for training, and `inner` has whole windows; else they are held-out ones, which are all
     sorted, for nothing is learned from their order.
     """
 
@@ -67,7 +67,7 @@ class Bucketed(Samples):
         split: str,
         sides: Sequence[Side],
         multiple: int,
-        dealing: Optional[Dealing] = None,
+        assignment: Optional[BatchAssignment] = None,
     ) -> None:
         """Lengths are rounded up to a `multiple`. `inner.lengths` has a column for each of both `sides`; samples are
         sorted by the second, and where that is the same by the first."""
@@ -75,13 +75,13 @@ class Bucketed(Samples):
         self._inner = inner
         self._sides = sides
         self._multiple = multiple
-        self._dealing = dealing
-        self._window = samples if dealing is None else dealing.window
+        self._assignment = assignment
+        self._window = samples if assignment is None else assignment.window
         self._orders: Dict[int, NDArray[np.int64]] = {}
         self.in_epoch = inner.in_epoch
         self.order: Dict[str, float] = dict(inner.order)
-        if dealing is not None:
-            self.order.update({"bucketing": dealing.batches, "global_batch_size": dealing.batch_size})
+        if assignment is not None:
+            self.order.update({"bucketing": assignment.batches, "global_batch_size": assignment.batch_size})
 
     def sample(self, number: int) -> Dict[str, NDArray[Any]]:
         return self._inner.sample(int(self._dealt(np.array([number]))[0]))
@@ -124,8 +124,8 @@ class Bucketed(Samples):
         # Sources grow and shrink by turns, so that they are alike where targets of two lengths meet.
         source, target = lengths.T
         order: NDArray[np.int64] = np.lexsort((np.where(target % 2, -source, source), target))
-        if self._dealing is None:
+        if self._assignment is None:
             return order
-        random = np.random.RandomState([self._dealing.seed, window, _STREAM])
-        batches = order.reshape(self._dealing.batches, self._dealing.batch_size)
+        random = np.random.RandomState([self._assignment.seed, window, _STREAM])
+        batches = order.reshape(self._assignment.batches, self._assignment.batch_size)
         return batches[random.permutation(len(batches))].ravel()

@@ -50,7 +50,7 @@ class Split(NamedTuple):
     samples: int
     seed: int
     weights: Tuple[float, ...] = (1.0, 0.0, 0.0)
-    """Of the documents of `SPLITS`."""
+    """Parts of the documents for each of `SPLITS`."""
     name: str = "train"
     """One of `SPLITS`."""
     cache: Optional[str] = None

@@ -38,12 +38,12 @@ class Ranks:
         self._plan = replace(plan, meeting_timeout_s=WAIT_S)
         self._node_rank = node_rank
         self._pipes = {rank: os.pipe() for rank in plan.nodes[node_rank].ranks}
-        """By rank: whence it hears whether to meet the others."""
+        """Pipes by which each rank hears whether to meet the others."""
         self._store: Optional[Server] = None
         self._local = LocalStore() if meeting.local_store_suffices(plan) else None
         self._ranks = node_ranks.Ranks(self._plan, node_rank, self._rank_main)
         self.exit_codes: Dict[int, int] = {}
-        """By rank, of those that have ended; negative for a signal."""
+        """Exit codes of the ranks that have ended; negative for a signal."""
 
     def __enter__(self) -> Ranks:
         self._ranks.start()

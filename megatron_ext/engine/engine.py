@@ -96,7 +96,7 @@ class Engine(AnyEngine):
                 stage.compile_blocks()
         self._named = [pair for stage in self._stages for pair in stage.parameters_by_name()]
         self.places = {name: at for stage in self._stages for name, at in stage.places.items()}
-        """By a parameter's name: its block, and its name there. Of a copy of a tied one, the owner's."""
+        """For each parameter's name: its block, and its name there. A copy of a tied one has the owner's."""
         self.blocks = [block.name for v in self._virtual_stages for block in self._parts[v].blocks]
         self.state = [one for stage in self._stages for one in stage.state]
         """What is not trained, but part of a checkpoint: by block and name there."""

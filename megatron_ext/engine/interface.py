@@ -35,11 +35,11 @@ class AnyEngine(ReplicaBatches):
     optimizer: Any
     """With `kinds`, `state`, `load`, `scaler` and `updates` as `megatron_ext.engine.optimizer` has them."""
     flat: Any
-    """Of the optimizer's state: `numel`, and `view`, the part that belongs to a parameter."""
+    """The optimizer's flat state: `numel`, and `view`, the part that belongs to a parameter."""
     blocks: Sequence[str]
     """The blocks that this rank's stage holds."""
     places: Mapping[str, Tuple[str, str]]
-    """By a parameter's name: its block, and its name there. Of a copy of a tied one, the owner's."""
+    """For each parameter's name: its block, and its name there. A copy of a tied one has the owner's."""
     state: Sequence[Tuple[str, str, Tensor]]
     """What is not trained, but part of a checkpoint: by block and name there."""
 

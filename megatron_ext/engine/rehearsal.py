@@ -90,7 +90,7 @@ class Rehearsal(ReplicaBatches):
             else:
                 self._outboxes[kind] = [[Outbox(peer, "time") for peer in way] for way in ways]
         self._free: Dict[Optional[Kind], int] = {}
-        """By link, when it has sent all that it was given."""
+        """For each link, when it has sent all that it was given."""
         self.clock: str = plan.rehearsal.clock
         self.now_ns = self._began_ns = _common_start()
 

@@ -20,7 +20,7 @@ class Exported(NamedTuple):
     model: Mapping[str, object]
     """`ModelConfig.identity`."""
     weights: Mapping[str, Tensor]
-    """By their names in the model, fp32."""
+    """Weights by their names in the model, fp32."""
     tokenizer: str
     """The content of a tokenizer.json."""
 

@@ -14,7 +14,7 @@ class Request(NamedTuple):
     """What is to be measured."""
 
     padded_vocab_sizes: Dict[int, int]
-    """By tensor size."""
+    """The padded vocabulary for each tensor size."""
     micro_batch_sizes: List[int]
     seconds: float
     """How long passes last for a tensor size and micro-batch, at most, if their times do not become known before."""

@@ -127,7 +127,7 @@ def _read(path: Path) -> str:
 MOST = 2**16
 """A micro-batch beyond which nobody looks."""
 ADAM_BYTES = 8
-"""Of a parameter."""
+"""Bytes of Adam's state for a parameter."""
 
 
 def largest(fits: Callable[[int], bool], step: int) -> int:

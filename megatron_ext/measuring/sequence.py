@@ -116,12 +116,12 @@ class Ledger:
 
     def __init__(self, task: Task) -> None:
         self.kept = [0] * len(task.blocks)
-        """By block, bytes."""
+        """Bytes that each block keeps."""
         self.given = [0] * len(task.blocks)
-        """By block, bytes of what it gives, and takes of the micro-batch: all that is kept of one that is computed
+        """Bytes of what each block gives, and takes of the micro-batch: all that is kept of one that is computed
         again."""
         self._storages: Dict[int, _Storage] = {}
-        """By address."""
+        """Storages by address."""
 
     def note(self, number: int, inputs: Tensors, left: Tensors, kept: Mapping[int, int]) -> None:
         """Notes what a block takes of the micro-batch, the wires it gives, and the storages that are kept for its

@@ -29,7 +29,8 @@ from megatron_ext.contract.errors import PeerLost, address_space_left, reason_of
 from megatron_ext.timeline.progress import Wait
 
 GROUP_THREADS = 4
-"""Of a group with gloo: two that do its work, the loop of its device, and one for what else starts meanwhile."""
+"""Threads of a group with gloo: two that do its work, the loop of its device, and one for what else starts
+meanwhile."""
 THREAD_ROOM = 2**20
 """Bytes beside the stacks."""
 

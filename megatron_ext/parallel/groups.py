@@ -26,7 +26,7 @@ class TiedPart(NamedTuple):
     group: dist.ProcessGroup
     part: int
     parts: int
-    """Of the parameter's rows here, cut into so many parts, it is this one."""
+    """How many parts the parameter's rows here are cut into, of which it is this one."""
     gives: bool
     """Whether this rank's gradient is one of those that are added up."""
 
@@ -63,7 +63,8 @@ class Groups:
     backward_wrap: Optional[dist.ProcessGroup] = None
     """Gradients, from the first stage to the last one's previous chunk."""
     tied: Sequence[Sequence[TiedPart]] = ()
-    """By parameter of which several stages have a copy, in the order of `ties`; none where this rank has no copy."""
+    """For each parameter of which several stages have a copy, in the order of `ties`; none where this rank has no
+    copy."""
 
     @classmethod
     def make(

@@ -14,7 +14,7 @@ class Part(NamedTuple):
     number: int
     blocks: Tuple[Block, ...]
     inputs: Tuple[str, ...]
-    """Of the micro-batch, that its blocks take."""
+    """Inputs of the micro-batch that its blocks take."""
     enters: Tuple[str, ...]
     """Wires that come from the stage before: taken here, or handed on."""
     leaves: Tuple[str, ...]

@@ -18,7 +18,7 @@ from megatron_ext.parallel.fused import Fused
 LEVELS = 1 << 16
 """A rate is a multiple of a `LEVELS`-th: one 32-bit hash decides about two numbers."""
 _LONG = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-"""Of SplitMix64 (Steele et al. 2014): the step between states, and the factors of its finalizer."""
+"""SplitMix64's constants (Steele et al. 2014): the step between states, and the factors of its finalizer."""
 _SHORT = 0x9E3779B9, 0x7FEB352D, 0x846CA68B
 """The same for 32 bits; the factors are those of Wellons' lowbias32."""
 

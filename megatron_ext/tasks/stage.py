@@ -48,12 +48,12 @@ class Stage(nn.Module):
         self._tensor = tensor
         owned = {} if owned is None else owned
         self.places: Dict[str, Tuple[str, str]] = {}
-        """By a parameter's name in the whole model: its block, and its name there. Of a tied one, the owner's."""
+        """For each parameter's name in the whole model: its block, and its name there. A tied one has the owner's."""
         self._named: List[Tuple[str, nn.Parameter]] = []
         self.shared: List[nn.Parameter] = []
         """Those that another block of this rank uses, too."""
         self.state: List[Tuple[str, str, Tensor]] = []
-        """Of a checkpoint's, what is not trained: buffers and frozen parameters, by block and name there."""
+        """What a checkpoint has that is not trained: buffers and frozen parameters, by block and name there."""
         self._steps: List[_Step] = []
         self.blocks = nn.ModuleList()
         last_use = {name: number for number, block in enumerate(part.blocks) for name in block.takes}

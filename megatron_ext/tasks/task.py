@@ -19,9 +19,9 @@ from megatron_ext.data.samples import Samples
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""By a run's precision."""
+"""The type for each precision of a run."""
 Tensors = Dict[str, Tensor]
-"""By the name of a wire, an input or a target."""
+"""Tensors by the name of a wire, an input or a target."""
 LOGGED = (
     *("iteration", "unix", "consumed_samples", "elapsed_ms", "learning_rate", "loss", "loss_scale", "grad_norm"),
     *("samples_per_s", "tokens_per_s", "tflops_per_rank", "skipped", "nan"),

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.data.blend import samples_of_plan
-from megatron_ext.data.bucketing import Bucketed, Dealing, Side
+from megatron_ext.data.bucketing import BatchAssignment, Bucketed, Side
 from megatron_ext.data.pairs import Pairs, PairSamples
 from megatron_ext.data.samples import SPLITS, Samples
 from megatron_ext.parallel.cross_entropy import vocab_hits, vocab_losses
@@ -53,11 +53,11 @@ class TranslationTask(EncoderDecoderTask):
         multiple = GPU_MULTIPLE if plan.device == "cuda" else 1
         for share in plan.layout.tensors if plan.sequence_parallel else ():
             multiple *= share // gcd(multiple, share)
-        dealing = None
+        assignment = None
         if split == SPLITS[0]:
-            dealing = Dealing(plan.data_bucketing, plan.global_batch_size, plan.train.seed)
-        inner = samples_of_plan(plan, split, count if dealing is None else dealing.whole(count), make)
-        return Bucketed(inner, count, split, sides, multiple, dealing)
+            assignment = BatchAssignment(plan.data_bucketing, plan.global_batch_size, plan.train.seed)
+        inner = samples_of_plan(plan, split, count if assignment is None else assignment.whole(count), make)
+        return Bucketed(inner, count, split, sides, multiple, assignment)
 
     def micro(self, sample: Tensors) -> Micro:
         """[micro-batch size, encoder's sequence]: `text_enc` and `enc_mask`, 0 where no token stands; [micro-batch
@@ -145,7 +145,7 @@ class Layer(nn.Module):
         self.again = again
         self.residual = residual
         self.kept: Optional[Kept] = None
-        """As of a `TransformerLayer`."""
+        """The same as in a `TransformerLayer`."""
         self.dropout = Dropout(config.hidden_dropout, key_of(seed, name), tensor)
         self.lstm = nn.LSTM(inputs, config.hidden, batch_first=True)
 
@@ -174,7 +174,7 @@ class AttentionLayer(nn.Module):
         self.recompute = recompute
         self.later: Optional[WeightGradients] = None
         self.kept: Optional[Kept] = None
-        """As of a `TransformerLayer`."""
+        """The same as in a `TransformerLayer`."""
         self.watch: Optional[Callable[[Tensor], None]] = None
         """Is given how much tokens attend to the context's, [batch, sequence, context], where a search asks for it."""
         self.lstm = nn.LSTM(hidden, hidden, batch_first=True)

@@ -132,7 +132,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self._counted: CounterOf[Tuple[str, int]] = Counter()
-        """By kind and divisor, for a ring's part of a tensor need not be whole bytes."""
+        """Counts for each kind and divisor, for a ring's part of a tensor need not be whole bytes."""
         self._on = False
 
     def begin(self) -> None:

@@ -74,7 +74,7 @@ def _paces(drawn: Sequence[Played]) -> str:
     """Samples trained over hours."""
     series = []
     for one in drawn:
-        samples, seconds = one.course()
+        samples, seconds = one.trajectory()
         series.append(pd.Series(samples, index=[second / HOUR for second in seconds], name=one.name))
     series = _told_apart(series)
     return embedded(lines(series, x_title="hours", title="Samples trained", from_zero=True), "Samples over hours")

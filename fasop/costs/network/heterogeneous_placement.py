@@ -22,7 +22,7 @@ from fasop.costs.network.placement import Use, Uses, rings
 from megatron_ext.contract.layout import Layout
 
 Pairs = list[tuple[int, int]]
-"""Of ranks of two stages, each by its number in its own."""
+"""Pairs of ranks of two stages, each by its number in its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

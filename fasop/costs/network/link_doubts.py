@@ -9,7 +9,7 @@ from conf.schema.experiment import NodeGroup
 from conf.schema.values.links import KEY, PairLink
 
 OTHER = 2.0
-"""By how many times directions may differ, or a pair may be faster than its groups' own links."""
+"""How many times directions may differ, or a pair may be faster than its groups' own links."""
 
 
 def link_doubts(groups: Mapping[str, NodeGroup], links: Mapping[tuple[str, str], PairLink]) -> Iterator[str]:

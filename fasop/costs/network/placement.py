@@ -26,7 +26,7 @@ class Use(NamedTuple):
     between: int
     """1 where the link out of the node is used, 0 where GPUs within it talk."""
     sharing: int
-    """By how many ranks at the same time."""
+    """How many ranks use it at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,9 @@ from fasop.costs.profiles.profile import LayerProfile, ModelCosts
 from fasop.costs.training import Training
 
 LONGEST_MS = 600_000.0
-"""Of a pass of one part of a model."""
+"""The longest believable pass of one part of a model."""
 SLOWEST_NS = 10_000.0
-"""Of the optimizer, for a parameter."""
+"""The longest believable time of the optimizer, for a parameter."""
 SLOWER_BACKWARD = (1 / 8, 8.0)
 """A layer's or head's backward pass, in forward passes: matrix products twice, so about 2. An embedding's is another
 matter: its gradient is as large as the vocabulary."""

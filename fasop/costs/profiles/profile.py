@@ -59,7 +59,7 @@ class SequenceBytes:
     crossing: list[int] = MISSING
     """That cross a cut behind so many blocks that a partition counts, from none to all, with what is handed on."""
     wires: list[int] = field(default_factory=list)
-    """Of each of the module's `wires`; empty: not known."""
+    """Bytes of each of the module's `wires`; empty: not known."""
 
 
 @config
@@ -76,9 +76,9 @@ class ModelCosts:
     head: Cost | None = None
     """Final norm, logits and loss."""
     blocks: dict[str, Cost] = field(default_factory=dict)
-    """Of other kinds of blocks, by their names: a T5's `encoder` and `decoder`, and what lies between them."""
+    """Costs of other kinds of blocks, by their names: a T5's `encoder` and `decoder`, and what lies between them."""
     sequence: SequenceBytes | None = None
-    """Of a user's module."""
+    """What a user's module keeps and sends."""
     peak_bytes: int | None = None
     """Most that the allocator held at once, but for weights, gradients and optimizer, while embedding, `peak_layers`
     layers and head went forward and backward; null: not measured, as on a CPU."""
@@ -137,10 +137,10 @@ class Shape:
 class ModuleBlock:
     name: str = MISSING
     kind: str = MISSING
-    """By which `ModelCosts.blocks` has its times."""
+    """The name under which `ModelCosts.blocks` has its times."""
     parameters: int = MISSING
     fixed_bytes: int = 0
-    """Of what is not trained: buffers, and frozen parameters."""
+    """Bytes of what is not trained: buffers, and frozen parameters."""
     held: str | None = None
     """Where it lies if no partition counts it: `first` or `last` stage, or that of the `next` block."""
 
@@ -180,7 +180,8 @@ class LinkTimes:
 
     latency_us: float = MISSING
     gbit_per_s: float = MISSING
-    """Of an all-reduce, latency and bandwidth are those of each link of the ring that would take as long."""
+    """Bandwidth. Those of an all-reduce, latency and bandwidth, belong to each link of the ring that would take as
+    long."""
     ranks: int = 2
     """That took part."""
     us_by_bytes: dict[int, float] = field(default_factory=dict)
@@ -202,12 +203,12 @@ class LayerProfile:
     """Where the figures come from."""
     date: str | None = None
     device: str | None = None
-    """As the driver calls it."""
+    """The GPU's name, which its driver gives."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Of the software that it was measured with."""
+    """Versions of the software that it was measured with."""
     models: dict[str, Shape] = field(default_factory=dict)
     modules: dict[str, Module] = field(default_factory=dict)
-    """Of users, by name."""
+    """Users' modules, by name."""
     costs: list[ModelCosts] = field(default_factory=list)
     optimizer_ns_per_parameter: dict[Precision, float] = field(default_factory=dict)
     """Nanoseconds a parameter of a rank takes in the whole optimizer step; without: what the GPU's memory allows."""
@@ -218,15 +219,15 @@ class LayerProfile:
     steps: list[Steps] = field(default_factory=list)
     """Whole training steps with IIDP's or JABAS's engine (docs/iidp.md)."""
     buckets_mib: dict[str, list[float]] = field(default_factory=dict)
-    """By model, sizes of the buckets in which its gradients are summed, in the order of the backward pass."""
+    """For each model, sizes of the buckets in which its gradients are summed, in the order of the backward pass."""
     room: list[Room] = field(default_factory=list)
-    """By model and number format, how large a micro-batch may be."""
+    """How large a micro-batch may be, for each model and number format."""
     all_reduces: dict[str, AllReduces] = field(default_factory=dict)
     """`within` a node and `between` nodes, of a cluster on which steps were measured."""
     links: dict[str, Any] = field(default_factory=dict)
     """Between groups of nodes of the cluster that was measured, as `cluster.links` has them."""
     hosts: dict[str, Host] = field(default_factory=dict)
-    """Of which steps were measured, by name."""
+    """Hosts of which steps were measured, by name."""
 
     def __post_init__(self) -> None:
         _check(self)

@@ -24,7 +24,7 @@ class StepTimes:
     backward: float = MISSING
     update: float = MISSING
     copy: float = MISSING
-    """Of the weights, to the workers but the first."""
+    """Seconds that copying the weights to the workers but the first takes."""
     statistics: float | None = None
     """Batch norm's, summed over GPUs, for each worker."""
 
@@ -42,9 +42,9 @@ class Steps:
     most_workers: int | None = None
     """That its memory has room for; null: not measured."""
     memory_bytes: int | None = None
-    """Of the GPU."""
+    """The GPU's memory."""
     times: list[StepTimes] = MISSING
-    """By number of workers, upwards."""
+    """Times for each number of workers, upwards."""
 
     def __str__(self) -> str:
         of_format = "" if self.precision is None else f" train.precision={self.precision}"
@@ -61,7 +61,7 @@ class Host:
     gpus: int = MISSING
     tflops: float = 0.0
     within_gbit_per_s: float | None = None
-    """Of the bandwidth that all-reduces have at best; null: that of the measured ones."""
+    """The bandwidth that all-reduces have at best; null: that of the measured ones."""
     between_gbit_per_s: float | None = None
 
 

@@ -27,9 +27,9 @@ BUCKET = 2**24
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Machines:
     kinds: tuple[int, ...]
-    """By rank, which of the profiles has its times."""
+    """For each rank, which of the profiles has its times."""
     memory_bytes: Floats
-    """By rank; infinite: it does not limit."""
+    """Memory of each rank; infinite: it does not limit."""
     units: Integers
     """[levels, ranks]: the rank itself, its node, and so on."""
     s_per_byte: Floats
@@ -37,7 +37,7 @@ class Machines:
     latency_s: Floats
     """Likewise."""
     rounds: float
-    """Of an all-reduce, how often each byte is counted on a link: 2 of a ring, 4 by the public optimizer's formula."""
+    """How often an all-reduce counts each byte on a link: 2 of a ring, 4 by the public optimizer's formula."""
 
     @property
     def count(self) -> int:

@@ -15,9 +15,9 @@ from fasop.graphs.graph import Graph
 from fasop.graphs.operators import Operators
 from fasop.graphs.options import Level, Options, Sync
 from fasop.graphs.own.cuts import Cuts, TooMany, between
-from fasop.graphs.own.held import Held
 from fasop.graphs.own.machines import of_levels
 from fasop.graphs.own.recurrence import EQUAL, Best, fastest
+from fasop.graphs.own.versioned_memory import VersionedMemory
 from fasop.graphs.own.work import Work
 from fasop.graphs.public.recurrence import Answer, data_parallel_s, optimize
 from fasop.graphs.public.states import States
@@ -93,7 +93,7 @@ def _public(operators: Operators) -> States:
 
 
 def stages_with_memory(
-    operators: Operators, states: States | CutStates, answer: Answer, held: Held
+    operators: Operators, states: States | CutStates, answer: Answer, held: VersionedMemory
 ) -> tuple[Stage, ...]:
     """With the memory of a pipeline of such stages."""
     stages = stages_of(operators, states.stages(answer.ends), [one.replicas for one in answer.segments])
@@ -108,7 +108,7 @@ def stages_with_memory(
 
 
 def fits(
-    operators: Operators, states: States | CutStates, answer: Answer, held: Held, memory_bytes: float | None
+    operators: Operators, states: States | CutStates, answer: Answer, held: VersionedMemory, memory_bytes: float | None
 ) -> bool:
     if memory_bytes is None:
         return True
@@ -116,7 +116,7 @@ def fits(
     return all((stage.memory_bytes or 0) <= memory_bytes for stage in stages)
 
 
-def on_levels(graph: Graph, levels: Sequence[Level], options: Options, held: Held) -> Division:
+def on_levels(graph: Graph, levels: Sequence[Level], options: Options, held: VersionedMemory) -> Division:
     """The better one of contiguous and nested stages, for machines as the public optimizer knows them.
 
     Raises:

@@ -16,17 +16,17 @@ from fasop.graphs.division import Division
 from fasop.graphs.graph import Graph
 from fasop.graphs.operators import Operators
 from fasop.graphs.options import Options
-from fasop.graphs.own.held import Held
 from fasop.graphs.own.machines import of_nodes
 from fasop.graphs.own.on_levels import division, nothing, proved
 from fasop.graphs.own.recurrence import EQUAL, Best, Recurrence, fastest
+from fasop.graphs.own.versioned_memory import VersionedMemory
 from fasop.graphs.own.work import Work
 from fasop.search.space import node_orders
 
 ORDERS_S = 20.0
 """CPU seconds for the orders of nodes."""
 COMMUNICATORS = 4
-"""Of a rank, at most: of replicas, of the gradient's norm, and one each way between stages."""
+"""Communicators of a rank, at most: of replicas, of the gradient's norm, and one each way between stages."""
 NOTICEABLE = 1e-3
 """A part of the time that is worth another order of blocks."""
 
@@ -36,7 +36,7 @@ def on_nodes(
     profiles: Sequence[int],
     kinds: Sequence[NodeKind],
     options: Options,
-    held: Held,
+    held: VersionedMemory,
     *,
     in_order: bool = False,
 ) -> Division:

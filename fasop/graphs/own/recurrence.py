@@ -25,14 +25,14 @@ from fasop.costs.arrays import Floats, Integers
 from fasop.graphs.division import Takes
 from fasop.graphs.options import Options
 from fasop.graphs.own.cuts import Cuts, TooMany, between, in_one_order
-from fasop.graphs.own.held import Held
 from fasop.graphs.own.machines import Machines
+from fasop.graphs.own.versioned_memory import VersionedMemory
 from fasop.graphs.own.work import Work
 
 CLOSER = (1e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Limits, as parts of the way from the lower bound to the best division that is known."""
 STEPS = 1_000_000
-"""Of listing the cuts for one limit."""
+"""Steps that listing the cuts for one limit may take."""
 PAIRS = 300_000_000
 """Pairs of cuts that are looked at for one limit, at most."""
 BLOCK = 2**21
@@ -68,7 +68,7 @@ class Best:
 class Recurrence:
     """Divisions over all of some ranks."""
 
-    def __init__(self, work: Work, machines: Machines, options: Options, held: Held) -> None:
+    def __init__(self, work: Work, machines: Machines, options: Options, held: VersionedMemory) -> None:
         self.work, self.machines, self.straight = work, machines, options.straight
         self._compression, self._sync, self.held = options.compression or 1.0, options.sync, held
         reference = work.compute_s[:, :1]
@@ -78,7 +78,8 @@ class Recurrence:
             for kind in range(work.compute_s.shape[1])
         ]
         self._does: Floats = np.concatenate([[0.0], np.cumsum([1 / speed[kind] for kind in machines.kinds])])
-        """By number of ranks from the first, seconds of work on the first kind of GPU that they do in a second."""
+        """For each number of ranks from the first, seconds of work on the first kind of GPU that they do in a
+        second."""
 
     def best(self) -> Best | None:
         """None: no division fits."""
@@ -182,9 +183,9 @@ class _Pass:
         self._ranks = of.machines.count
         self._most = 1 if of.straight else self._ranks
         self._stages: dict[tuple[int, int], tuple[Floats, Integers]] = {}
-        """By ranks up to a stage's last one and its replicas: the value, and the cut before it, of each cut."""
+        """For ranks up to a stage's last one and its replicas: the value, and the cut before it, of each cut."""
         self._ready: dict[tuple[int, int], tuple[Floats, Integers]] = {}
-        """By ranks before a cut and replicas behind it: the value, and replicas before it, of each cut."""
+        """For ranks before a cut and replicas behind it: the value, and replicas before it, of each cut."""
 
     def run(self) -> Best | None:
         for replicas in range(1, self._most + 1):
@@ -298,7 +299,9 @@ class _Pass:
         return Best(seconds=slowest, bound=0.0, pieces=tuple(reversed(pieces)))
 
 
-def fastest(work: Work, machines: Machines, counts: Sequence[int], options: Options, held: Held) -> Best | None:
+def fastest(
+    work: Work, machines: Machines, counts: Sequence[int], options: Options, held: VersionedMemory
+) -> Best | None:
     """The best division over the first ranks, as many as one of `counts`, which fall; as few as are as fast. None: none
     fits."""
     best = None

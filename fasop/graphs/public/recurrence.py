@@ -58,13 +58,13 @@ class Segment:
     last: int
     """The state where it ends."""
     replicas: tuple[int, ...]
-    """By level, the outermost first."""
+    """Replicas on each level, the outermost first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     pipeline_s: float
-    """Of a mini-batch, in the steady state."""
+    """Seconds of a mini-batch, in the steady state."""
     data_parallel_s: float
     single_s: float
     """On one machine."""

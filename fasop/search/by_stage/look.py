@@ -56,7 +56,7 @@ class Effort:
     work: int
     """Steps of replays."""
     gpus: int
-    """Of a cluster of more, nothing is looked at."""
+    """In a cluster of more GPUs nothing is looked at."""
 
 
 QUICK = Effort(layouts=2500, work=100_000, gpus=256)
@@ -99,7 +99,7 @@ class _Row(NamedTuple):
 
 class _Rows(NamedTuple):
     least: float
-    """Of the bounds of those that are not worth it."""
+    """The least bound of those that are not worth it."""
     every: list[_Row]
 
 

@@ -21,7 +21,7 @@ class FoundPlan:
     own_s: float
     """The same of the run's plan."""
     differs: dict[str, str]
-    """By key of `parallel`, what the plan has in the place of the run's; empty where it is the run's plan."""
+    """For each key of `parallel`, what the plan has in the place of the run's; empty where it is the run's plan."""
 
     def __post_init__(self) -> None:
         if not (0 < self.iteration_s < math.inf and 0 < self.own_s < math.inf):

@@ -18,7 +18,7 @@ KEYS = (
     *("tensor", "data", "replicas", "pipeline", "partition", "node_order", "shares", "micro_batch_size", "schedule"),
     *("chunks", "recompute", "sharded_optimizer", "streams"),
 )
-"""Of `parallel`, those in which plans are compared."""
+"""The keys of `parallel` in which plans are compared."""
 
 
 def other_plans(experiment: Experiment, schedule: Mapping[str, Any] | None = None) -> list[FoundPlan]:

@@ -36,9 +36,9 @@ class Division:
     """What is chosen for the keys that were open."""
 
     values: dict[str, int | str | None]
-    """Of `parallel`, by key."""
+    """Keys of `parallel` with their values."""
     seconds: float
-    """Of an iteration, as predicted."""
+    """Seconds of an iteration, as predicted."""
     sizes: tuple[int, ...]
     """Micro-batch sizes that were compared: all that divide the batch, keep the rules and fit into memory."""
     even: tuple[float, int] | None

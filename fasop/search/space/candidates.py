@@ -26,9 +26,9 @@ from fasop.simulation.pipelines import Pipelines, joined
 from fasop.simulation.replica_pipelines import by_replica
 
 MOST_MICRO_BATCHES = 2**12
-"""Of a replica in an iteration: every one of them is simulated."""
+"""Micro-batches of a replica in an iteration, at most: every one of them is simulated."""
 MOST_REPLICAS = 1024
-"""Of which each may have a share of its own."""
+"""Replicas, at most: each may have a share of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

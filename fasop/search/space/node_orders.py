@@ -17,9 +17,9 @@ OF_LAYERS = 10_000
 since a stage may have all layers, and an order costs little.
 """
 KINDS = 4
-"""Of more kinds than these not every sequence is a start."""
+"""With more kinds than these not every sequence is a start."""
 NODES = 24
-"""Of more nodes than these not every single one is moved everywhere."""
+"""With more nodes than these not every single one is moved everywhere."""
 NEAR = 200
 """Neighbours of an order, at most."""
 

@@ -48,7 +48,7 @@ class Step(NamedTuple):
     does: Does
     rank: int
     number: int
-    """Of a pass its chunk, else the message's number."""
+    """A pass's chunk, else the message's number."""
 
 
 class ColumnReplay:

@@ -28,7 +28,7 @@ from megatron_ext.contract.schedule.schedules import Actions
 from megatron_ext.contract.schedule.streams import Semantics
 
 Size = tuple[int, int]
-"""Of a stage: ranks of a tensor group, and replicas."""
+"""A stage's size: ranks of a tensor group, and replicas."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,15 +115,15 @@ class HeterogeneousStages:
     def __init__(self, plan: PlacedTraining) -> None:
         self._plan, self._layout = plan, plan.training.parallel.layout
         self.sizes: list[Size] = [*zip(self._layout.tensors, self._layout.replicas, strict=True)]
-        """By stage."""
+        """The size of each stage."""
         self._trained = {size: _like(plan.training, *size) for size in dict.fromkeys(self.sizes)}
         self.whole = {size: self._lines(one, plan.nodes) for size, one in self._trained.items()}
-        """By size: each stage as slow as its slowest GPU."""
+        """For each size, each stage as slow as its slowest GPU."""
         self.alone = {
             kind.name: {size: self._lines(one, _all_of(plan.nodes, kind)) for size, one in self._trained.items()}
             for kind in plan.kinds
         }
-        """By kind of node and size: as if all nodes were of that kind."""
+        """For each kind of node and size, as if all nodes were of that kind."""
         self._gathered = {size: self._lines(_unshared(one), plan.nodes) for size, one in self._unshared.items()}
 
     @property

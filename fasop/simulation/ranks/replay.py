@@ -78,7 +78,7 @@ class Event:
     start: float
     end: float
     sent: float | None = None
-    """Of a receive, or of a send that blocks: when the message went under way, or began to wait for its link. Of a sum
+    """For a receive, or a send that blocks: when the message went under way, or began to wait for its link. For a sum
     over the replicas: when the last of them came to it, if that is later."""
 
 
@@ -167,7 +167,7 @@ class _Blocking(TimedReplay):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._waits: dict[tuple[int, int], int] = {}
-        """By the two stages: which of them is there already."""
+        """For two stages, which of them is there already."""
 
     def step(self, stage: int) -> bool:
         mine = self._coming(stage)

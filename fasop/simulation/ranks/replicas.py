@@ -40,18 +40,18 @@ class Replicas:
         parallel = plan.training.parallel
         groups = [node.name for node in plan.nodes for _ in range(node.gpus // parallel.tensor_size)]
         self.kinds = [tuple(groups[replica :: parallel.data]) for replica in range(parallel.data)]
-        """By replica, the kind of node that has it, stage by stage: a tensor group lies in one node."""
+        """For each replica, the kind of node that has it, stage by stage: a tensor group lies in one node."""
         self._parallel = parallel
         training = plan.training
         self._rates = {
             kind.name: stream_rates(kind.profile, training.model, training.precision, parallel.micro_batch_size)
             for kind in (plan.kinds if training.in_streams else ())
         }
-        """Of streams, by kind of node."""
+        """Rates of streams, for each kind of node."""
         self._whole = _Lines(plan)
-        """By the slowest GPU of each stage."""
+        """Lines by the slowest GPU of each stage."""
         self._alone = {kind.name: _Lines(_all_of(plan, kind.name)) for kind in plan.kinds if self.unlike}
-        """By kind of node, as if all nodes were of that kind."""
+        """Lines for each kind of node, as if all nodes were of that kind."""
 
     @property
     def unlike(self) -> bool:

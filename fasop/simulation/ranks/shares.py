@@ -17,9 +17,9 @@ class Shared(NamedTuple):
     """A division of the micro-batches of an iteration."""
 
     counts: tuple[int, ...]
-    """Of each replica."""
+    """Micro-batches of each replica."""
     seconds: float
-    """Of the iteration."""
+    """Seconds of the iteration."""
 
 
 class Replica:

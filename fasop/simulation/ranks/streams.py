@@ -25,9 +25,10 @@ class StreamIteration(NamedTuple):
 
     seconds: float
     events: Sequence[Sequence[Event]]
-    """By rank, then time; 0 is when the first of them begins. Those of micro-batches are of one iteration's."""
+    """Events of each rank in the order of time; 0 is when the first of them begins. Those of micro-batches belong to
+    one iteration."""
     passes: Sequence[Actions]
-    """By rank, what these are of, numbered from 0."""
+    """For each rank, the actions whose passes these are, numbered from 0."""
 
 
 def stream_iteration(

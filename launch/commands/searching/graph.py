@@ -102,14 +102,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _divided(args: Arguments, graphs: Mapping[str, Graph]) -> Division:
-    from fasop.graphs.own.held import Held
     from fasop.graphs.own.on_levels import on_levels
+    from fasop.graphs.own.versioned_memory import VersionedMemory
     from fasop.graphs.public.recurrence import divide
 
     if args.reference:
         return divide(graphs[""], args.network, args.options)
     if args.levels:
-        return on_levels(graphs[""], args.network, args.options, Held())
+        return on_levels(graphs[""], args.network, args.options, VersionedMemory())
     from fasop.costs.hardware import node_kinds
     from fasop.graphs.own.on_nodes import on_nodes
 
@@ -124,7 +124,7 @@ def _divided(args: Arguments, graphs: Mapping[str, Graph]) -> Division:
             f"graph={','.join(f'{gpu}:FILE' for gpu in used)}"
         )
     profiles = [used.index(kind.group.gpu) for kind in kinds]
-    return on_nodes([graphs[gpu] for gpu in used], profiles, kinds, args.options, Held())
+    return on_nodes([graphs[gpu] for gpu in used], profiles, kinds, args.options, VersionedMemory())
 
 
 def _cluster(args: Arguments) -> Cluster:

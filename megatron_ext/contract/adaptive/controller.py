@@ -83,7 +83,7 @@ class Controller:
         """The newest measurements, as many as decisions take together."""
         self._timed: Tuple[Sequence[float], Sequence[float]] = (), ()
         self._longest: Optional[SlowestReplica] = None
-        """By the seconds of micro-batches, and beside them, in `_timed`."""
+        """The slowest replica for the seconds of micro-batches, and beside them, in `_timed`."""
 
     def decide(
         self,

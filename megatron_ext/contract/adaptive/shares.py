@@ -74,7 +74,7 @@ class SlowestReplica:
         self._fixed = fixed or (0.0,) * len(seconds)
         self._shares = [1] * len(seconds)
         self._known = [longest(seconds, self._shares, fixed)]
-        """By the micro-batches behind the first one of everybody."""
+        """The longest replica for each number of micro-batches behind the first one of everybody."""
 
     def of(self, counts: Sequence[int]) -> List[float]:
         """Seconds that so many micro-batches take, by their number; these ascend, and each replica has one at least."""

@@ -26,7 +26,7 @@ CHATS = "chats"
 SIZES = ("hidden", "heads", "sequence_length", "vocab_size", "padded_vocab_size")
 """Sizes of a transformer over tokens. A family that lacks some of them has 0 there, and none in a plan."""
 TOKEN_TYPES = 2
-"""Of BERT with a binary head: which of two sentences a token belongs to."""
+"""Token types of BERT with a binary head: which of two sentences a token belongs to."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class ModelConfig(Model, _PaddedSizes):
 
 
 OPTIONS = left_out(ModelConfig)
-"""As they are for GPT-2."""
+"""Options with GPT-2's values."""
 
 
 class Family:

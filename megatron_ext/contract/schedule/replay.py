@@ -21,7 +21,7 @@ RECEIVES: Dict[str, Tuple[Kind, int]] = {
 }
 """The send that each receive takes its message from, and by how many stages away it is."""
 SENDS: Dict[str, int] = {Kind.SEND_FORWARD: 1, Kind.SEND_BACKWARD: -1}
-"""By how many stages away the receiver is."""
+"""How many stages away the receiver is."""
 
 
 class Replay:

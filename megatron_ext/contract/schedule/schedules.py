@@ -33,8 +33,8 @@ class Kind(str, Enum):
     RECV_BACKWARD = "backward-recv"
     SEND_BACKWARD = "backward-send"
     UPDATE = "optimizer"
-    """Of the weights, where micro-batches stream (`megatron_ext.contract.schedule.streams`); elsewhere it ends the
-    iteration, and no schedule has it."""
+    """The update of the weights, where micro-batches stream (`megatron_ext.contract.schedule.streams`); elsewhere it
+    ends the iteration, and no schedule has it."""
 
 
 PARTS = {Kind.BACKWARD: 1.0, Kind.BACKWARD_INPUT: INPUT_SHARE, Kind.BACKWARD_WEIGHT: 1 - INPUT_SHARE}
@@ -80,7 +80,7 @@ class PipelineSchedule:
     """
 
     name: str
-    """Of `parallel.schedule`."""
+    """The word of `parallel.schedule`."""
     label: str
     """In the literature: for tables, sentences and pages."""
     flushes = True

@@ -19,9 +19,10 @@ class Proof(NamedTuple):
     """What a stream needs."""
 
     versions: Tuple[int, ...]
-    """By stage, the most versions of the weights that a rank holds at once: of each use, the newest among them."""
+    """For each stage, the most versions of the weights that a rank holds at once: of each use, the newest among
+    them."""
     activations: Tuple[int, ...]
-    """By stage, the most micro-batches that a rank holds between forward and backward pass."""
+    """For each stage, the most micro-batches that a rank holds between forward and backward pass."""
 
 
 def prove(stream: Stream, micro_batches: int) -> Proof:
@@ -52,7 +53,7 @@ def prove(stream: Stream, micro_batches: int) -> Proof:
 def check_stream(stream: Stream, lists: Sequence[Sequence[Steps]], micro_batches: int) -> Proof:
     """Prove these steps, by stage and replica, as those of the stream; raises as `prove`."""
     first: Dict[int, int] = {}
-    """By micro-batch, the version that it meets on the first stage."""
+    """The version that each micro-batch meets on the first stage."""
     versions, activations = [], []
     for stage, replicas in enumerate(lists):
         most = []

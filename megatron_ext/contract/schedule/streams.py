@@ -61,13 +61,13 @@ class Stream:
     """A pipeline without a flush."""
 
     replicas: Tuple[int, ...]
-    """By stage."""
+    """Replicas of each stage."""
     semantics: Semantics = STASHING
     update_every: int = 1
     """Rounds of a stage's replicas between two updates."""
     depth: Optional[Tuple[int, ...]] = None
-    """By stage, how many forward passes a replica takes before its first backward pass; None: as many as keep all ranks
-    busy."""
+    """For each stage, how many forward passes a replica takes before its first backward pass; None: as many as keep all
+    ranks busy."""
 
     def ahead(self, stage: int) -> int:
         """Forward passes that a replica of a stage takes before its first backward pass."""

@@ -45,7 +45,7 @@ class Cut(NamedTuple):
     """How often it aims at fewer."""
     seed: int
     least_sentences: int
-    """Of a sample: 2 where it is made of two parts, else 1."""
+    """Sentences that a sample has at least: 2 where it is made of two parts, else 1."""
 
 
 def compute(lengths: NDArray[np.int32], boundaries: NDArray[np.int64], cut: Cut) -> NDArray[Any]:
@@ -271,7 +271,7 @@ def _misfit(file: Path, expected: str, found: str) -> NoReturn:
 
 
 WORDS, MIDDLE = 312, 156
-"""Of the state of 64 bits (Nishimura 2000)."""
+"""Words of the state of 64 bits (Nishimura 2000)."""
 _FACTOR = 6364136223846793005
 _TWIST = np.uint64(0xB5026F5AA96619E9)
 _HIGH, _LOW = np.uint64(0xFFFFFFFF80000000), np.uint64(0x7FFFFFFF)

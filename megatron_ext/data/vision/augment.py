@@ -29,7 +29,7 @@ CHANGING, ERASING, MIXING = 0xA06, 0xE7A5, 0x313
 HIGHEST = 10.0
 """Magnitude."""
 FILL = 128
-"""Of what a turned or moved image does not cover."""
+"""The colour of what a turned or moved image does not cover."""
 ERASED_AREA = (0.02, 1 / 3)
 """The least and the largest part of an image that is erased; its sides have a ratio of up to `ERASED_RATIO`."""
 ERASED_RATIO = 10 / 3
@@ -196,7 +196,7 @@ OPERATIONS: Tuple[Callable[[Pixels, float, int], Pixels], ...] = (
     *(identity, rotate, shear_x, shear_y, translate_x, translate_y, brightness, colour, contrast, sharpness),
     *(posterize, solarize, autocontrast, equalize),
 )
-"""Of RandAugment (Cubuk et al. 2020, section 3); a strength is from 0 to 1."""
+"""RandAugment's operations (Cubuk et al. 2020, section 3); a strength is from 0 to 1."""
 
 
 class Mixing(NamedTuple):

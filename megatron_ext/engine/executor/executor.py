@@ -91,7 +91,7 @@ class Executor:
             )
             if (ways := peers.get(kind)) is not None
         }
-        """By kind and, as in `peers`, by micro-batch."""
+        """Inboxes for each kind and, as in `peers`, each micro-batch."""
         self._outboxes = {
             kind: [[Outbox(peer, what) for peer in way] for way in peers[kind]]
             for kind, what in ((Kind.SEND_FORWARD, "activations"), (Kind.SEND_BACKWARD, "gradients"))

@@ -20,8 +20,8 @@ from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Task, Tensors
 
 Channels = Dict[Kind, List[List[Peer]]]
-"""By kind of message, to or from whom that of micro-batch m goes: those at m modulo the length of the list. A receive
-has one peer; a kind that a rank never exchanges is missing."""
+"""For each kind of message, to or from whom that of micro-batch m goes: those at m modulo the length of the list. A
+receive has one peer; a kind that a rank never exchanges is missing."""
 RECEIVES = (Kind.RECV_FORWARD, Kind.RECV_BACKWARD)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from megatron_ext.contract.layout import lcm
 
 GRADIENT_BYTES = 4
-"""Of a sum of gradients, which is in fp32."""
+"""Bytes of a sum of gradients, which is in fp32."""
 LARGE = 2**20
 """Numbers of a weight from which on it pays on a CPU to call Python from autograd, and to have no gradient of its own
 that is added to the sum."""
@@ -225,7 +225,7 @@ class Share:
         self.shares = shares
         self.buckets = [here for here, _ in buckets]
         self.parts: List[Tuple[slice, slice]] = []
-        """By bucket: this rank's part in the flat weights, and where it lies among what the rank keeps."""
+        """For each bucket, this rank's part in the flat weights, and where it lies among what the rank keeps."""
         for here in self.buckets:
             length, rest = divmod(here.stop - here.start, shares)
             assert rest == 0 and here.start % shares == 0, "a bucket cannot be shared out evenly"

@@ -59,7 +59,7 @@ class GradientReducer:
         self._left: Dict[str, int] = {}
         self._missing: List[int] = []
         self._begun: List[Tuple[int, UnderWaySum, UnderWay]] = []
-        """By bucket."""
+        """Sums that have begun, each with its bucket."""
         self._early = group is not None and len(flat.buckets) - flat.has_late > 1
         """Whether there is something to overlap; to be told of every gradient costs a small model some percent."""
         self._at_once = not self._early

@@ -74,7 +74,7 @@ class Optimizer:
         self._stepped = 0
         """How many weights this iteration has updated already."""
         self._norms_of_stepped: List[Tensor] = []
-        """Of the rows of their gradients."""
+        """Norms of the rows of their gradients."""
         self._flat = flat
         self._train = train
         self._model = model
@@ -95,9 +95,9 @@ class Optimizer:
         ]
         self._rule = update_rule(self._master, pieces, train, self._data.group, tensor, self._cuts)
         self._average = None if train.ema is None else self._master.data.clone()
-        """Of the weights, exponentially (`train.ema`), from the initial ones on."""
+        """The exponential average of the weights (`train.ema`), from the initial ones on."""
         self.kinds = (WEIGHTS, *self._rule.kinds, *((EMA,) if train.ema is not None else ()))
-        """Of the state, by the names that checkpoints have for it."""
+        """Kinds of the state, by the names that checkpoints have for them."""
         self.scaler = scaler_of(train)
         self.updates = 0
         """Updates made so far; skipped iterations make none."""

@@ -70,7 +70,7 @@ class LogMaxScaler(LossScaler):
     dynamic: bool = True
     most: float = 2.0**24
     deviations: float = 3.09
-    """Of that distribution, above its mean, of which 0.999 lies below."""
+    """Deviations of that distribution above its mean, below which 0.999 of it lie."""
     fast: float = 0.0
     slow: float = 0.0
     square: float = 0.0

@@ -112,7 +112,7 @@ class TorchRule(UpdateRule):
         kept = self.kinds if train.optimizer != SGD or train.momentum else ()
         self._state = {kind: torch.zeros_like(master.data) for kind in kept}
         self._steps = torch.zeros(len(parts), device=master.device)
-        """By part, how often torch has stepped it."""
+        """For each part, how often torch has stepped it."""
         self._groups = [
             (
                 train.weight_decay if wanted else 0.0,
@@ -124,7 +124,7 @@ class TorchRule(UpdateRule):
             )
             for wanted in (True, False)
         ]
-        """By weight decay the parts that have it: where, their moments, and how often they were stepped."""
+        """For each weight decay the parts that have it: where, their moments, and how often they were stepped."""
 
     @torch.no_grad()
     def step(self, lr: float, updates: int, here: slice, unscaled: Optional[Unscaled] = None) -> None:

@@ -62,7 +62,7 @@ class StreamingEngine(Engine):
         self._iteration = self.assignment.start.iteration
         self._steps = StreamSteps(plan, place, self._iteration)
         self._under_way: Dict[int, int] = {}
-        """By micro-batch between its passes, the version that it met."""
+        """For each micro-batch between its passes, the version that it met."""
         self._next = place.dp
         """The micro-batch whose forward pass comes next."""
         self._values: Dict[int, Tensor] = {}
@@ -72,7 +72,7 @@ class StreamingEngine(Engine):
         self._names: List[str] = []
         self._logged: Dict[int, List[float]] = {}
         self._gathered: Dict[int, Tensor] = {}
-        """By micro-batch, for running statistics."""
+        """For each micro-batch, what running statistics need."""
         self._norm = math.nan
 
     @property

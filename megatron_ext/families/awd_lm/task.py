@@ -26,9 +26,9 @@ from megatron_ext.tasks.linear import WeightGradients, embedding
 from megatron_ext.tasks.task import SEQUENCE, Block, Placement, Wire
 
 RANGE = 0.1
-"""Of the initial embedding, on both sides of 0."""
+"""The range of the initial embedding, on both sides of 0."""
 GATES = 4
-"""Of an LSTM: so many times as many rows as it is wide have its weights."""
+"""Gates of an LSTM: its weights have so many times as many rows as it is wide."""
 
 
 class AwdLmTask(NextTokenTask):

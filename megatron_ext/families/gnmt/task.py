@@ -16,8 +16,8 @@ from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Placement
 from megatron_ext.tasks.translation import AttentionLayer, BidirectionalLayer, Layer, TranslationTask
 
 RANGE = 3.2
-"""Of initial weights, on both sides of 0, times the root of the hidden size: 0.1 at 1024, NVIDIA's. Narrower models
-with 0.1 hardly learn, for what goes through their matrices shrinks."""
+"""The range of initial weights, on both sides of 0, times the root of the hidden size: 0.1 at 1024, NVIDIA's. Narrower
+models with 0.1 hardly learn, for what goes through their matrices shrinks."""
 
 
 class GnmtTask(TranslationTask):

@@ -35,7 +35,7 @@ from megatron_ext.families.huggingface.initial import fill
 from megatron_ext.families.huggingface.library import Headed, layers_of, placed, transformers
 
 MOST_WEIGHTS = 2**22
-"""Of a matrix, that a product with zeros may touch."""
+"""Weights of a matrix that a product with zeros may touch, at most."""
 LENGTH = 8
 """Tokens of the sequence by which a model is looked at, where it need not be longer."""
 RESULTS = (0, 2, 3, 4, 1)

@@ -14,7 +14,7 @@ from megatron_ext.families.huggingface.library import POSITIONS, WAYS, Headed
 from megatron_ext.tasks.task import SEQUENCE
 
 TOKENS = 8
-"""Of two documents by which a layer is tried."""
+"""Tokens of two documents by which a layer is tried."""
 
 
 def require_positions(model: nn.Module, name: str) -> None:

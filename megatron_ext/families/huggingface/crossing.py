@@ -19,7 +19,7 @@ HIDDEN = "hidden_states"
 """The keyword by which a layer may take what the one before it gives."""
 BATCH = "batch"
 Arguments = Tuple[Tuple[Any, ...], Dict[str, Any]]
-"""By place and by name."""
+"""Arguments by place and by name."""
 HELD, CROSSING = object(), object()
 """Stand for hidden states, and for tensors that come over another wire."""
 
@@ -59,7 +59,8 @@ class Crossing(NamedTuple):
     at: int
     """Its place in what the layer is given."""
     other: Optional[Other]
-    """Of what the layer before it returns; None: it is made before the first layer, and depends on weights there."""
+    """Where it is in what the layer before it returns; None: it is made before the first layer, and depends on weights
+    there."""
     wire: Wire
 
 

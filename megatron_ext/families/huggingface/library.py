@@ -22,12 +22,12 @@ CODE = "_implementation"
 """In keys that say by which kernels layers compute, as attn_implementation. A value may name code on a server, which
 transformers would download and run; so this machine's usual ones are taken."""
 LAYERS = "layers"
-"""Of a pipeline plan: the row of layers."""
+"""The name that a pipeline plan has for the row of layers."""
 
 POSITIONS, MASKS = "position_ids", "attention_mask"
 """The keywords by which a model takes positions and masks."""
 AXES = 4
-"""Of positions of text, and of time, height and width of images, which are the same for text."""
+"""Axes of positions: text's, and time, height and width of images, which are the same for text."""
 WAYS = 3
 """There are so many, tried in this order: positions, from which a model makes its masks itself; those of `AXES`; and
 positions with masks, which transformers makes of them."""

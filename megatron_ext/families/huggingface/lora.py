@@ -53,7 +53,7 @@ class Adapters:
                 + f"; they have {', '.join(known) or 'none'}"
             )
         self.targets = [[name for name in of if any(_ends(name, one) for one in targets)] for of in linear]
-        """By layer, the names of the linear layers in it that have adapters."""
+        """For each layer, the names of the linear layers in it that have adapters."""
 
     def attach(self, block: str, module: nn.Module) -> None:
         """Freezes a block and gives it its adapters."""

@@ -46,9 +46,9 @@ class Shares:
         self.vocabulary = bool(self.styles) and _shares_vocabulary(anatomy.model)
         """Whether the rows of the embedding and of the head are shared out, too."""
         self.rows = _rows_by_name(anatomy.model) if self.vocabulary else {}
-        """By the name of a parameter of these in the model, how many rows it has."""
+        """How many rows each parameter of these has, by its name in the model."""
         self.layers = [dict(self._shards(layer)) for layer in anatomy.layers]
-        """By the name of a parameter in a layer."""
+        """For each layer, the shards of its parameters by their names in it."""
 
     def require(self, size: int) -> None:
         """Whether a group of this size can share it out.

@@ -27,9 +27,9 @@ class Form(NamedTuple):
     gives: int
     """How many values the module returns: itself one, or a tuple of them."""
     kept: Tuple[int, ...]
-    """Of the tensors in what it returns, those that are wires."""
+    """Which of the tensors in what it returns are wires."""
     changed: Tuple[int, ...]
-    """Of the tensors it takes, those that it changes in place."""
+    """Which of the tensors it takes it changes in place."""
     random: bool
     """Whether it draws random numbers."""
 
@@ -102,7 +102,7 @@ class Piece(NamedTuple):
     where: str = ""
     """In the user's code."""
     unforeseen: Tuple[str, ...] = ()
-    """Of what it gives, what follows from what is in tensors; so it must be tensors, too."""
+    """What of its results follows from what is in tensors; so it must be tensors, too."""
 
 
 class Pieces(NamedTuple):

@@ -50,7 +50,7 @@ class _Cutter:
         self._inputs = inputs
         self._path = path
         self._piece_of: Dict[fx.Node, int] = {}
-        """Of a node that comes after a leaf."""
+        """The piece of each node that comes after a leaf."""
         self._leaves: List[fx.Node] = []
         self._called: Dict[str, int] = {}
 

@@ -28,7 +28,7 @@ class UserCode(NamedTuple):
 
     path: Path
     name: str
-    """Of what is trained, in the file."""
+    """The name, in the file, of what is trained."""
     module: ModuleType
 
     @property

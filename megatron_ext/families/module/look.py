@@ -40,10 +40,10 @@ class Look(NamedTuple):
     """What is known of a model."""
 
     forms: Tuple[Form, ...]
-    """By piece."""
+    """The form of each piece."""
     values: Dict[str, Given]
     wires: Dict[str, Wire]
-    """Of what pieces give."""
+    """Wires that pieces give."""
 
 
 class Sample(NamedTuple):
@@ -58,9 +58,9 @@ class Functions(NamedTuple):
 
     loss: Callable[[Any, Any], Any]
     metrics: Optional[Callable[[Any, Any], Any]] = None
-    """Of outputs and targets: what is logged beside the loss, by name."""
+    """What is logged beside the loss, by name, from outputs and targets."""
     weight: Optional[Callable[[Any], Any]] = None
-    """Of the targets: what the loss is a sum of, and the metrics are. None: they are means."""
+    """What the loss is a sum over, and the metrics are, from the targets. None: they are means."""
 
 
 def look_at(
@@ -125,7 +125,7 @@ class _Walk:
         self._targets = _moved(sample.targets, device)
         self._modules = [copied(piece.module, dtype, device) for piece in pieces.pieces]
         self._held: Dict[str, Tensor] = {}
-        """By wire: cut off from the piece that gave it."""
+        """Each wire, cut off from the piece that gave it."""
         for name, tensor in sample.inputs.items():
             self._held[name] = tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
         self._wires: Dict[str, Wire] = {}

@@ -57,7 +57,7 @@ class UserSamples(Samples):
         with code.running(f"{DATA}({split!r}, {seed})"):
             self._data: Any = function(split, seed)
         self.length = _length(self._data)
-        """Of the data set; None: it has none."""
+        """The length of the data set; None: it has none."""
         if self.length == 0:
             raise EngineError(f"model.code={code.spec}: {DATA}({split!r}, {seed}) has no samples")
         if not hasattr(self._data, "__getitem__"):

@@ -184,4 +184,4 @@ FORWARD: Dict[type, Callable[..., Any]] = {
     nn.TransformerDecoder: _decoder,
     nn.Transformer: _transformer,
 }
-"""By class: its forward pass."""
+"""The forward pass of each class."""

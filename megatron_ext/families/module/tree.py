@@ -32,7 +32,7 @@ class Nest(NamedTuple):
 
     kind: type
     keys: Tuple[Any, ...]
-    """Of a tuple or list, the numbers of its parts."""
+    """Keys of the parts; those of a tuple or list are numbers."""
     parts: Tuple[Any, ...]
 
 

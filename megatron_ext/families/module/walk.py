@@ -44,11 +44,11 @@ class Walk:
         self._dtype = dtype
         self._device = device
         self._held: Tensors = dict(self._micro.inputs)
-        """By wire: cut off from the block that gave it."""
+        """Each wire, cut off from the block that gave it."""
         self._parameters: Dict[str, nn.Parameter] = {}
-        """By name in the whole model."""
+        """Parameters by their names in the whole model."""
         self._name_of: Dict[int, str] = {}
-        """Of parameters, as the user's code made them."""
+        """Names of parameters, as the user's code made them."""
         self._made: List[nn.Module] = []
         """Kept, so that no two parameters have the same `id`."""
 

@@ -16,7 +16,7 @@ from megatron_ext.tasks.images.image_task import empty_convolution, empty_linear
 from megatron_ext.tasks.task import Running
 
 MOMENTUM = 0.1
-"""Of an iteration's mean in the running statistics."""
+"""The part that an iteration's mean has in the running statistics."""
 
 
 class ResNetTask(ConvolutionalTask):

@@ -27,9 +27,9 @@ from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Micro, Pl
 from megatron_ext.tasks.translation import Layer, TranslationTask
 
 RANGE = 0.1
-"""Of the initial weights of words and head, on both sides of 0."""
+"""The range of the initial weights of words and head, on both sides of 0."""
 GATES = 4
-"""Of an LSTM."""
+"""Gates of an LSTM."""
 
 
 class S2vtTask(TranslationTask):

@@ -26,7 +26,7 @@ from megatron_ext.tasks.language.transformer import TransformerLayer
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Micro, Task, Tensors, Wire
 
 _LARGEST_EXPONENT = 700.0
-"""Of e, for a number."""
+"""The largest exponent of e that gives a number."""
 
 
 class LanguageTask(Task):

@@ -15,7 +15,7 @@ from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.parallel.fused import Fused
 
 LOW_FREQUENCY, HIGH_FREQUENCY, TRAINED_WITH = 1.0, 4.0, 8192
-"""Of Llama 3's scaled rotary embedding: waves longer than `TRAINED_WITH / LOW_FREQUENCY` tokens are stretched, those
+"""Llama 3's scaled rotary embedding: waves longer than `TRAINED_WITH / LOW_FREQUENCY` tokens are stretched, those
 shorter than `TRAINED_WITH / HIGH_FREQUENCY` are not, and between them by part (as in Megatron-LM)."""
 
 

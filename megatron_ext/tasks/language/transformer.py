@@ -25,7 +25,7 @@ from megatron_ext.tasks.language.positions import rotary, rotated, sinusoids
 from megatron_ext.tasks.linear import WeightGradients, embedding, linear
 
 Kept = Dict[str, Tensor]
-"""By name, [hypotheses, …] each, what goes on with the hypotheses of a search."""
+"""What goes on with the hypotheses of a search, by name, [hypotheses, …] each."""
 
 
 class Dropout:
@@ -113,13 +113,13 @@ class TransformerLayer(nn.Module):
         """Where a search goes on token by token, what the layer keeps of those before."""
         self.heads, self.groups = config.heads // tensor.size, config.query_groups // tensor.size
         self.shares = [self.heads, self.groups, self.groups]
-        """Of queries, keys and values."""
+        """Heads of queries, keys and values."""
         width, inner = self.heads * config.head_width, config.inner // tensor.size
         bias, attention_bias = config.add_bias_linear, config.attention_bias
         self.relu = config.traits.relu
         """Instead of GELU, and dropped in training, as Vaswani et al. 2017's successors do."""
         self.angles: Optional[Tuple[Tensor, Tensor]] = None
-        """Of rotary positions, once the layer is where it stays."""
+        """Angles of rotary positions, once the layer is where it stays."""
         self.holds_weights = True
         """Whether attention dropout needs all weights of the attention at once."""
         self.core_key = key_of(seed, f"{name}.core")

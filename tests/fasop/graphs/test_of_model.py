@@ -20,9 +20,9 @@ from fasop.graphs.graph_text import read_graph
 from fasop.graphs.operators import Operators
 from fasop.graphs.options import Level, Options
 from fasop.graphs.own.cuts import Cuts
-from fasop.graphs.own.held import Held
 from fasop.graphs.own.machines import of_levels
 from fasop.graphs.own.recurrence import Recurrence
+from fasop.graphs.own.versioned_memory import VersionedMemory
 from fasop.graphs.own.work import Work
 from fasop.simulation.predict import Prediction, predict
 from launch.cli import main
@@ -177,7 +177,9 @@ def test_versions_are_those_that_the_schedule_proves() -> None:
     """Of all layouts of up to seven ranks."""
     work = Work(Operators(chain()), Operators(chain()).compute_s[:, np.newaxis], limited=False)
     for ranks in range(1, 8):
-        recurrence = Recurrence(work, of_levels([Level(machines=ranks, bytes_per_s=1e9)], None), Options(), Held())
+        recurrence = Recurrence(
+            work, of_levels([Level(machines=ranks, bytes_per_s=1e9)], None), Options(), VersionedMemory()
+        )
         for stages in range(1, ranks + 1):
             for replicas in replica_lists(stages, ranks):
                 stream = Stream(tuple(replicas))

@@ -12,8 +12,8 @@ import pytest
 
 from fasop.trainings.noise import growing
 from fasop.trainings.play import Player, State, Stretch, Training
-from fasop.trainings.played import Course
-from fasop.trainings.simulate import Courses
+from fasop.trainings.played import Trajectory
+from fasop.trainings.simulate import Trajectories
 from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.adaptive.controller import Controller
 from megatron_ext.contract.adaptive.noise import Noise, halves, measurement, noise_scale, similarity
@@ -151,16 +151,16 @@ def test_nodes_that_share_a_course_take_what_each_would_alone(seed: int) -> None
         replicas = random.choice([len(nodes.weights), random.randint(1, 6)])
         weights = nodes.weights if replicas == len(nodes.weights) else [random.randint(1, 5) for _ in range(replicas)]
         sets.append(Linear(weights, [random.uniform(0.01, 0.1) for _ in weights], random.uniform(0, 0.2)))
-    courses = Courses(training)
+    trajectories = Trajectories(training)
     for one in sets:
         try:
-            alone = Course.of([*Player(training, one, State(0, 0.0, training.global_batch_size)).play()])
+            alone = Trajectory.of([*Player(training, one, State(0, 0.0, training.global_batch_size)).play()])
         except ValueError:
             with pytest.raises(ValueError, match="no even number"):
-                courses.on(one)
+                trajectories.on(one)
             continue
-        shared = courses.on(one)
-        for field in fields(Course):
+        shared = trajectories.on(one)
+        for field in fields(Trajectory):
             assert getattr(shared, field.name).tolist() == getattr(alone, field.name).tolist(), (field.name, training)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from megatron_ext.data.blend import BlendedSamples
-from megatron_ext.data.bucketing import Bucketed, Dealing, Side
+from megatron_ext.data.bucketing import BatchAssignment, Bucketed, Side
 from megatron_ext.data.pairs import PairSamples
 from megatron_ext.data.samples import Split
 from tests.support.megatron_ext.pairs import write_pairs
@@ -20,7 +20,7 @@ SIDES = (
     Side("sequence", ("text_enc", "enc_mask"), LONGEST),
     Side("decoder sequence", ("text_dec", "labels", "loss_mask"), LONGEST),
 )
-DEALING = Dealing(BATCHES, BATCH, 7)
+ASSIGNMENT = BatchAssignment(BATCHES, BATCH, 7)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> PairSamples:
 
 
 def bucketed(plain: PairSamples, multiple: int = 1, samples: int = 600) -> Bucketed:
-    return Bucketed(plain, samples, "train", SIDES, multiple, DEALING)
+    return Bucketed(plain, samples, "train", SIDES, multiple, ASSIGNMENT)
 
 
 def sources(samples: PairSamples | Bucketed, numbers: range) -> list[tuple[int, ...]]:
@@ -39,29 +39,29 @@ def sources(samples: PairSamples | Bucketed, numbers: range) -> list[tuple[int, 
 
 def test_a_window_has_the_samples_that_it_would_have_had(plain: PairSamples) -> None:
     """Also where an epoch ends within it."""
-    assert PAIRS % DEALING.window == 0
-    assert 140 % DEALING.window != 0
+    assert PAIRS % ASSIGNMENT.window == 0
+    assert 140 % ASSIGNMENT.window != 0
     shorter = PairSamples(plain._pairs.source.idx.parent / "pairs", Split(600, 7), 20, 20, VOCAB)
     assert shorter.in_epoch is not None
-    assert shorter.in_epoch % DEALING.window != 0
+    assert shorter.in_epoch % ASSIGNMENT.window != 0
     for samples in (plain, shorter):
         found = bucketed(samples)
-        for first in range(0, 600, DEALING.window):
-            window = range(first, first + DEALING.window)
+        for first in range(0, 600, ASSIGNMENT.window):
+            window = range(first, first + ASSIGNMENT.window)
             assert Counter(sources(found, window)) == Counter(sources(samples, window))
             assert sources(found, window) != sources(samples, window)
 
 
 def test_a_global_batch_has_samples_of_alike_length_and_batches_come_in_any_order(plain: PairSamples) -> None:
     found = bucketed(plain)
-    window = np.arange(DEALING.window).reshape(BATCHES, BATCH)
+    window = np.arange(ASSIGNMENT.window).reshape(BATCHES, BATCH)
     targets = [plain.lengths(found._dealt(batch))[:, 1] for batch in window]
     shortest, longest = (np.array([pick(one) for one in targets]) for pick in (np.min, np.max))
     order = np.argsort(shortest, kind="stable")
     assert (longest[order][:-1] <= shortest[order][1:]).all()
     assert any(
-        (np.diff(plain.lengths(found._dealt(np.arange(first, first + DEALING.window)))[::BATCH, 1]) < 0).any()
-        for first in range(0, 600, DEALING.window)
+        (np.diff(plain.lengths(found._dealt(np.arange(first, first + ASSIGNMENT.window)))[::BATCH, 1]) < 0).any()
+        for first in range(0, 600, ASSIGNMENT.window)
     )
 
 
@@ -71,7 +71,7 @@ def test_the_order_follows_from_the_numbers_alone(plain: PairSamples) -> None:
     for number in (599, 3, 31, 333, 0, 61, 599):
         assert sources(fresh, range(number, number + 1)) == [every[number]]
     assert sources(bucketed(plain, samples=100), range(100)) == every[:100]
-    other = Bucketed(plain, 600, "train", SIDES, 1, DEALING._replace(seed=8))
+    other = Bucketed(plain, 600, "train", SIDES, 1, ASSIGNMENT._replace(seed=8))
     assert sources(other, range(600)) != every
 
 
@@ -124,7 +124,7 @@ def test_a_blend_is_sorted_as_one(tmp_path: Path) -> None:
     for number in range(60):
         sample = blend.sample(number)
         assert blend.lengths(np.array([number])).tolist() == [[sample["enc_mask"].sum(), sample["loss_mask"].sum()]]
-    found = Bucketed(blend, 50, "train", SIDES, 1, DEALING)
+    found = Bucketed(blend, 50, "train", SIDES, 1, ASSIGNMENT)
     assert Counter(sources(found, range(30))) == Counter(sources(blend, range(30)))
     assert found.order["bucketing"] == BATCHES
     assert found.order["global_batch_size"] == BATCH

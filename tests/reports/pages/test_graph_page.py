@@ -8,8 +8,8 @@ from pathlib import Path
 from fasop.graphs.graph import Graph, Node
 from fasop.graphs.graph_text import graph_text
 from fasop.graphs.options import Level, Options
-from fasop.graphs.own.held import Held
 from fasop.graphs.own.on_levels import on_levels
+from fasop.graphs.own.versioned_memory import VersionedMemory
 from fasop.graphs.public.recurrence import divide
 from fasop.graphs.table import bound, takes
 from launch.cli import main
@@ -21,7 +21,7 @@ LEVELS = [Level(machines=4, bytes_per_s=1e9)]
 
 
 def test_operators_edges_and_cuts_are_drawn() -> None:
-    division = on_levels(branches(), LEVELS, Options(), Held())
+    division = on_levels(branches(), LEVELS, Options(), VersionedMemory())
     drawn = drawn_graph(division)
     within, crossing, *stages = drawn.data
     edges = sum(len(node.inputs) for node in division.graph.nodes)
@@ -37,7 +37,7 @@ def test_operators_edges_and_cuts_are_drawn() -> None:
 def test_it_says_what_bounds_the_pipeline_and_what_each_stage_takes() -> None:
     """Of computing, of summing gradients, and of the links before and behind it."""
     heavy = Graph((node("a", 10, 20, 1e6, 1e3), node("b", 1, 1, 1e3, 1e3, ("a",))))
-    computing = on_levels(heavy, [Level(machines=2, bytes_per_s=1e9)], Options(straight=True), Held())
+    computing = on_levels(heavy, [Level(machines=2, bytes_per_s=1e9)], Options(straight=True), VersionedMemory())
     assert bound(computing) == (
         "Stage 0 bounds the pipeline: each mini-batch takes 30.000 ms of compute and 0.000 ms of gradient all-reduce."
     )
@@ -45,12 +45,14 @@ def test_it_says_what_bounds_the_pipeline_and_what_each_stage_takes() -> None:
         ["0", "1", "30.000", "0.000", "30.000", "0.000", "2.000"],
         ["1", "1", "2.000", "0.000", "2.000", "2.000", "0.000"],
     ]
-    slow = on_levels(heavy, [Level(machines=2, bytes_per_s=1e7)], Options(straight=True), Held())
+    slow = on_levels(heavy, [Level(machines=2, bytes_per_s=1e7)], Options(straight=True), VersionedMemory())
     assert bound(slow) == (
         "The messages between stage 0 and stage 1 bound the pipeline: each mini-batch takes 200.000 ms of the busiest "
         "link."
     )
-    together = on_levels(Graph((node("a", 10, 20, 1e6, 1e6),)), [Level(machines=2, bytes_per_s=1e9)], Options(), Held())
+    together = on_levels(
+        Graph((node("a", 10, 20, 1e6, 1e6),)), [Level(machines=2, bytes_per_s=1e9)], Options(), VersionedMemory()
+    )
     assert takes(together)[1] == [["0", "2", "15.000", "1.000", "16.000", "0.000", "0.000"]]
     assert escape(bound(slow)) in render("tdpp search", slow)
     public = divide(heavy, [Level(machines=2, bytes_per_s=1e9)], Options())
@@ -60,7 +62,9 @@ def test_it_says_what_bounds_the_pipeline_and_what_each_stage_takes() -> None:
 
 def test_its_operators_are_behind_a_line_that_the_keyboard_opens(tmp_path: Path, open_page: Opener) -> None:
     file = tmp_path / "page.html"
-    file.write_text(render("tdpp search graph=" + "x" * 200, on_levels(branches(), LEVELS, Options(), Held())))
+    file.write_text(
+        render("tdpp search graph=" + "x" * 200, on_levels(branches(), LEVELS, Options(), VersionedMemory()))
+    )
     page = open_page(file, viewport={"width": 400, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
     assert page.inner_text(".verdict").count("bounds the pipeline") == 1
@@ -81,7 +85,7 @@ def test_the_page_opens_alone_whatever_a_profile_says(tmp_path: Path) -> None:
             name=hostile, description="b", forward_ms=1, backward_ms=1, outputs=(8.0,), parameter_bytes=8, inputs=("a",)
         ),
     )
-    page = render("tdpp search", on_levels(Graph(nodes), LEVELS[:1], Options(fewer=True), Held()))
+    page = render("tdpp search", on_levels(Graph(nodes), LEVELS[:1], Options(fewer=True), VersionedMemory()))
     assert "<img" not in page
     file = tmp_path / "graph.txt"
     file.write_text(graph_text(branches()))

@@ -21,11 +21,11 @@ from fasop.graphs.graph import Graph
 from fasop.graphs.operators import Operators
 from fasop.graphs.options import Level, Options, Sync
 from fasop.graphs.own import recurrence
-from fasop.graphs.own.held import Held
 from fasop.graphs.own.machines import Machines, of_levels, of_nodes
 from fasop.graphs.own.on_levels import on_levels
 from fasop.graphs.own.on_nodes import on_nodes
 from fasop.graphs.own.recurrence import Best, fastest
+from fasop.graphs.own.versioned_memory import VersionedMemory
 from fasop.graphs.own.work import Work
 from fasop.graphs.public.recurrence import divide, optimize
 from fasop.graphs.public.states import States
@@ -102,7 +102,7 @@ class Brute:
 def best_of(operators: Operators, times: np.ndarray, machines: Machines, options: Options) -> Best | None:
     limited = bool(np.isfinite(machines.memory_bytes).any())
     work = Work(operators, times, limited=limited)
-    return fastest(work, machines, [machines.count], options, Held())
+    return fastest(work, machines, [machines.count], options, VersionedMemory())
 
 
 def machines_of(seed: int) -> Iterator[Any]:
@@ -174,7 +174,7 @@ def test_never_worse_than_the_nested_answer(seed: int) -> None:
     levels = [Level(machines=2, bytes_per_s=1e10), Level(machines=2 + seed % 2, bytes_per_s=[1e9, 1e8][seed % 2])]
     options = Options(compression=1.0)
     public = optimize(States(Operators(graph)), levels, options, strict=True)
-    ours = on_levels(graph, levels, options, Held())
+    ours = on_levels(graph, levels, options, VersionedMemory())
     assert ours.pipeline_s <= public.pipeline_s * (1 + 1e-9)
     assert ours.data_parallel_s == pytest.approx(public.data_parallel_s)
     stages = {one.name: one.stage for one in ours.graph.nodes}
@@ -204,7 +204,7 @@ def test_a_chain_has_the_public_optimum_and_branches_a_better_one() -> None:
         [by(chain()), by(branches())]
         for by in (
             lambda graph: divide(graph, levels, Options(compression=1.0)),
-            lambda graph: on_levels(graph, levels, Options(), Held()),
+            lambda graph: on_levels(graph, levels, Options(), VersionedMemory()),
         )
     )
     assert [one.pipeline_s for one in public] == pytest.approx([0.01521, 0.022])
@@ -215,31 +215,31 @@ def test_a_chain_has_the_public_optimum_and_branches_a_better_one() -> None:
 def test_memory_is_that_of_the_versions_and_mini_batches_in_flight() -> None:
     """The public rule lets data parallelism have nothing at all."""
     levels = [Level(machines=3, bytes_per_s=1e12)]
-    ours = on_levels(chain(), levels, Options(straight=True, memory_bytes=1e9), Held())
+    ours = on_levels(chain(), levels, Options(straight=True, memory_bytes=1e9), VersionedMemory())
     assert [stage.versions for stage in ours.stages] == [3, 2, 1]
     first = ours.stages[0]
     assert first.memory_bytes == first.parameter_bytes * (3 + 2) + 3 * first.activation_bytes
     with pytest.raises(SearchError, match="no division fits the memory"):
-        on_levels(chain(), levels, Options(memory_bytes=1e6), Held())
+        on_levels(chain(), levels, Options(memory_bytes=1e6), VersionedMemory())
 
 
 def test_fewer_machines_are_used_where_more_are_no_faster() -> None:
     """Weights that take long to sum up."""
     graph = Graph((node("a", 5, 5, 1e3, 4e9), node("b", 4, 5, 1e3, 4e9, ("a",))))
     levels = [Level(machines=4, bytes_per_s=1e9)]
-    assert on_levels(graph, levels, Options(fewer=True), Held()).replicas == "1-1"
-    assert len(on_levels(graph, levels, Options(), Held()).replicas.split("-")) == 2
+    assert on_levels(graph, levels, Options(fewer=True), VersionedMemory()).replicas == "1-1"
+    assert len(on_levels(graph, levels, Options(), VersionedMemory()).replicas.split("-")) == 2
     with pytest.raises(SearchError, match="straight=true: no division gives each rank"):
-        on_levels(graph, levels, Options(straight=True), Held())
+        on_levels(graph, levels, Options(straight=True), VersionedMemory())
 
 
 def test_of_a_cluster_whole_nodes_are_left_out() -> None:
     """Two operators whose gradients take long to sum up need two of the three nodes' GPUs at most."""
     graph = Graph((node("a", 5, 5, 1e3, 1e9), node("b", 4, 5, 1e3, 1e9, ("a",))))
     kinds = [kind("fast", 3, 2, 1, 1)]
-    ours = on_nodes([graph], [0], kinds, Options(fewer=True), Held())
+    ours = on_nodes([graph], [0], kinds, Options(fewer=True), VersionedMemory())
     assert (ours.replicas, ours.node_order) == ("1-1", "fast")
-    assert on_nodes([graph], [0], kinds, Options(), Held()).node_order == "fast*3"
+    assert on_nodes([graph], [0], kinds, Options(), VersionedMemory()).node_order == "fast*3"
 
 
 def test_unlike_nodes_get_the_work_that_they_can_do() -> None:
@@ -248,7 +248,7 @@ def test_unlike_nodes_get_the_work_that_they_can_do() -> None:
     fast = Graph(tuple(nodes))
     slow = Graph(tuple(node(n.name, 3, 6, 1e2, 1e3, n.inputs) for n in nodes))
     kinds = [kind("slow", 2, 1, 100, 100), kind("fast", 2, 1, 100, 100)]
-    ours = on_nodes([slow, fast], [0, 1], kinds, Options(straight=True), Held())
+    ours = on_nodes([slow, fast], [0, 1], kinds, Options(straight=True), VersionedMemory())
     assert ours.pipeline_s == pytest.approx(0.009)
     given = [len(stage.nodes) for stage in ours.stages]
     assert ours.node_order is not None
@@ -260,7 +260,7 @@ def test_unlike_nodes_get_the_work_that_they_can_do() -> None:
         "slow": [1, 1],
     }
     with pytest.raises(SearchError, match="belong to different models"):
-        on_nodes([slow, chain()], [0, 1], kinds, Options(), Held())
+        on_nodes([slow, chain()], [0, 1], kinds, Options(), VersionedMemory())
 
 
 def test_stages_in_the_order_of_the_blocks_and_what_another_order_would_give() -> None:
@@ -268,7 +268,7 @@ def test_stages_in_the_order_of_the_blocks_and_what_another_order_would_give() -
     times = {"a": (1, ()), "b": (1, ("a",)), "c": (2, ("a",)), "d": (2, ("b", "c"))}
     graph = Graph(tuple(node(name, ms, 0, 1e2, 1e3, inputs) for name, (ms, inputs) in times.items()))
     kinds, options = [kind("any", 2, 1, 100, 100)], Options(straight=True)
-    free, ours = (on_nodes([graph], [0], kinds, options, Held(), in_order=one) for one in (False, True))
+    free, ours = (on_nodes([graph], [0], kinds, options, VersionedMemory(), in_order=one) for one in (False, True))
     assert free.pipeline_s == pytest.approx(3e-3)
     assert ours.pipeline_s == pytest.approx(4e-3)
     assert [[one.name for one in stage.nodes] for stage in ours.stages] == [["a", "b"], ["c", "d"]]
@@ -292,22 +292,22 @@ def wide(width: int, depth: int) -> Graph:
 
 def test_many_branches_are_searched() -> None:
     """4,096 cuts, of which the public tables would have 16 million pairs."""
-    ours = on_levels(wide(6, 3), [Level(machines=8, bytes_per_s=1e9)], Options(), Held())
+    ours = on_levels(wide(6, 3), [Level(machines=8, bytes_per_s=1e9)], Options(), VersionedMemory())
     assert ours.notes[0] == "no division on contiguous ranks is faster (proved)"
 
 
 def test_of_many_cuts_nested_stages_are_left_out_in_words() -> None:
     levels = [Level(machines=2, bytes_per_s=1e10), Level(machines=2, bytes_per_s=1e9)]
-    ours = on_levels(wide(7, 4), levels, Options(), Held())
+    ours = on_levels(wide(7, 4), levels, Options(), VersionedMemory())
     assert ours.notes == (ours.notes[0], "nested stages were not searched: there are too many cuts")
 
 
 def test_a_gap_is_reported_where_there_are_too_many_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrence, "STEPS", 200)
-    ours = on_levels(wide(6, 3), [Level(machines=8, bytes_per_s=1e9)], Options(), Held())
+    ours = on_levels(wide(6, 3), [Level(machines=8, bytes_per_s=1e9)], Options(), VersionedMemory())
     assert "could be at most" in ours.notes[0]
 
 
 def test_the_same_search_says_the_same() -> None:
-    ours = [on_levels(branches(), [Level(machines=8, bytes_per_s=2e9)], Options(), Held()) for _ in range(2)]
+    ours = [on_levels(branches(), [Level(machines=8, bytes_per_s=2e9)], Options(), VersionedMemory()) for _ in range(2)]
     assert ours[0] == ours[1]

@@ -11,7 +11,7 @@ Bytes = TypeVar("Bytes", float, Floats)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class ExtraMemory:
     """What is there beside a stage's operators: a part of it for each version, that is, mini-batch in flight."""
 
     once: float = 0.0
@@ -19,15 +19,17 @@ class Beside:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class VersionedMemory:
+    """Counts bytes of a rank with several versions of its stage's weights, one for each mini-batch in flight."""
+
     version: float = 1.0
-    """Of a version of the weights, for each byte of gradients that are summed."""
+    """Bytes of a version of the weights, for each byte of gradients that are summed."""
     once: float = 2.0
     """Gradients, and the state of SGD with momentum, likewise."""
     received: float | None = None
-    """Of a mini-batch, that enters a stage but the first; None: what crosses the cut before it."""
-    beside: tuple[Beside, Beside, Beside, Beside] = (Beside(),) * 4
-    """Of a stage between others, the last one, the first one, and the only one."""
+    """Bytes of a mini-batch that enter a stage but the first; None: what crosses the cut before it."""
+    beside: tuple[ExtraMemory, ExtraMemory, ExtraMemory, ExtraMemory] = (ExtraMemory(),) * 4
+    """What is kept beside, of a stage between others, the last one, the first one, and the only one."""
 
     def of(
         self,
