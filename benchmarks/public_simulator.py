@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats
-from fasop.simulation.blocking import Kind, steps
+from fasop.simulation.blocking import LinkKind, steps
 from fasop.simulation.linear import Layers
 from fasop.simulation.loaded import PartitionedPipelines
 from fasop.simulation.pipelines import Pipelines
@@ -64,7 +64,7 @@ def _run(micro_batches: int, times: Times, noted: list[Masks] | None = None) -> 
     """[stages, pipelines]: when each stage has computed its last pass; `noted` gets what each step waited for."""
     computed, over = times.start.copy(), times.start.copy()
     for kind, one, other, waits in _steps(len(computed), micro_batches):
-        if kind < Kind.AHEAD:
+        if kind < LinkKind.AHEAD:
             if noted is not None:
                 noted.append((over[one] > computed[one],))
             computed[one] = np.maximum(computed[one], over[one]) + (times.forward, times.backward)[kind][one]
@@ -72,12 +72,12 @@ def _run(micro_batches: int, times: Times, noted: list[Masks] | None = None) -> 
         mine, theirs = computed[one], computed[other]
         ahead, both = mine + times.send_forward[one], np.maximum(mine, theirs)
         second = theirs > mine
-        if kind is Kind.AHEAD:
+        if kind is LinkKind.AHEAD:
             here = there = both + times.send_forward[one] if waits else ahead
             from_second = (second & waits, second & waits)
         else:
             here = both + times.send_backward[other]
-            there = np.maximum(ahead, here) if kind is Kind.BOTH else here
+            there = np.maximum(ahead, here) if kind is LinkKind.BOTH else here
             from_second = (second, second & (here >= there))
         if noted is not None:
             noted.append((*from_second, here > over[one], there > over[other]))
@@ -91,7 +91,7 @@ def _longest(micro_batches: int, times: Times, after: Floats) -> Longest:
     end = last_of(now)
     computed, over, passes = end.copy(), np.zeros_like(end), np.zeros((2, *now.shape))
     for kind, one, other, _ in reversed([*_steps(len(now), micro_batches)]):
-        if kind < Kind.AHEAD:
+        if kind < LinkKind.AHEAD:
             (waited,) = noted.pop()
             passes[kind][one] += computed[one]
             over[one] += np.where(waited, computed[one], 0)
@@ -106,13 +106,13 @@ def _longest(micro_batches: int, times: Times, after: Floats) -> Longest:
     return Longest(forward=passes[0], backward=passes[1], start=computed + over, end=end, total=now.max(axis=0))
 
 
-def _steps(stages: int, micro_batches: int) -> Iterator[tuple[Kind, slice, slice, bool]]:
+def _steps(stages: int, micro_batches: int) -> Iterator[tuple[LinkKind, slice, slice, bool]]:
     """Simulates a meeting of both stages, and whether activations wait until the second one is ready; each by itself
     where that differs."""
     sent = [0] * stages
     for kind, some in steps(stages, micro_batches):
         following = slice(some.start + 1, some.stop + 1, some.step)
-        if kind is not Kind.AHEAD:
+        if kind is not LinkKind.AHEAD:
             yield kind, some, following, True
             continue
         for stage in range(some.start, some.stop, some.step or 1):

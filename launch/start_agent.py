@@ -20,7 +20,7 @@ from conf.utf8 import enter_utf8_mode
 from launch.errors import LaunchError
 from launch.files.records import Start, Submitted
 from launch.node.elastic.regroup import newest
-from launch.node.node import Node
+from launch.node.node import NodeAgent
 from launch.node.settings import NodeSettings
 from launch.node.slurm_job import SlurmJob
 from launch.node.worker_process import StopSignals
@@ -76,7 +76,7 @@ def run_node(settings: NodeSettings) -> None:
     following: tuple[Start, Plan] | None = (start, plan) if plan.elastic is None else newest(run, settings.submission)
     restarted = slurm is not None and slurm.restarts > 0
     while following is not None:
-        node = Node(settings, job.global_rank, slurm, signals, *following, restarted=restarted)
+        node = NodeAgent(settings, job.global_rank, slurm, signals, *following, restarted=restarted)
         code, following = node.run(), node.following
         restarted = False
     if code != 0:

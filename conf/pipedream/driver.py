@@ -97,7 +97,7 @@ class Keys:
             raise ConfigError(f"{said} cannot be trained unchanged:" + "".join(f"\n  {line}" for line in self.refused))
 
 
-class Kind(StrEnum):
+class ModelType(StrEnum):
     """What a model learns, `model_type`."""
 
     images = "image_classification"
@@ -141,7 +141,7 @@ class Driver:
     container: str
     machines: tuple[Machine, ...]
     """The GPU of each rank."""
-    kind: Kind
+    kind: ModelType
     distributed_backend: str
     config_file: str | None
     """Stages and ranks, `conf.pipedream.placement`; None: the whole model on one machine."""
@@ -166,9 +166,9 @@ def read(path: Path) -> Driver:
     """Raises ConfigError for a file that cannot be read, or with a line for each value that cannot be."""
     said = f"pipedream={path}"
     keys = Keys(content_of(path, said))
-    kinds = {str(kind): kind for kind in Kind}
+    kinds = {str(kind): kind for kind in ModelType}
     kind = keys.choice("model_type", kinds, "tdpp has no other models")
-    images = kind is Kind.images
+    images = kind is ModelType.images
     policies = {str(policy): policy for policy in Policy}
     driver = Driver(
         kind=kind,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from conf.pipedream.driver import Kind
+from conf.pipedream.driver import ModelType
 from conf.pipedream.placement import placed
 from conf.pipedream.stages import KNOWN
 from conf.pipedream.words import MODELS
@@ -35,7 +35,7 @@ def files_of(
     replicas: Sequence[int],
     graph: str,
     machines: Sequence[str],
-    kind: Kind | None,
+    kind: ModelType | None,
     batch: int | None = None,
     model: ModelConfig | None = None,
     partition: Sequence[int] | None = None,
@@ -70,9 +70,9 @@ def files_of(
     return found
 
 
-def _driver(package: Path, placement: Path, machines: Sequence[str], kind: Kind, batch: int | None) -> str:
+def _driver(package: Path, placement: Path, machines: Sequence[str], kind: ModelType, batch: int | None) -> str:
     """Learning rates are those of PipeDream's own files."""
-    images = kind is Kind.images
+    images = kind is ModelType.images
     values = {
         "log_directory": "runs",
         "module": ".".join(package.parts),

@@ -10,7 +10,7 @@ from typing import Any
 from conf.errors import ConfigError
 from conf.pipedream import WORD, ModelOf, placement, stages
 from conf.pipedream import driver as driver_file
-from conf.pipedream.driver import Driver, Kind, Policy, Reading
+from conf.pipedream.driver import Driver, ModelType, Policy, Reading
 from conf.pipedream.placement import Placement
 from conf.reading.user_files import choices
 from conf.reading.words import in_word
@@ -71,18 +71,18 @@ def _model(path: Path, reading: Reading, model_of: ModelOf) -> Model:
                 f"model=… and parallel.partition=…"
             )
         words["model"] = MODELS[name] if name in MODELS else own[0]
-        if driver.kind is Kind.translation and name.startswith("gnmt"):
+        if driver.kind is ModelType.translation and name.startswith("gnmt"):
             words["model.untie_embeddings_and_output_weights"] = True
             words |= {"model.sequence_length": MOST_TOKENS, "model.decoder_sequence_length": MOST_TOKENS}
         chosen = [f"{key}={in_word(value)}" for key, value in words.items() if key.startswith("model")] + chosen
     model = model_of(chosen)
-    wanted = IMAGES if driver.kind is Kind.images else PAIRS
+    wanted = IMAGES if driver.kind is ModelType.images else PAIRS
     if model.traits.learns != wanted and not model.traits.user_code:
         reading.refused.append(f"model_type={driver.kind}: model={model.name} is of model.family={model.family}")
     return model
 
 
-def _found(path: Path, name: str, kind: Kind) -> Path | None:
+def _found(path: Path, name: str, kind: ModelType) -> Path | None:
     """A file or folder that a driver's file names from the folder of its model's type (runtime/translation)."""
     folders = [folder for base in [path.absolute().parent, Path.cwd()] for folder in (base, *base.parents)]
     tried = [place / name for folder in folders for place in (folder, folder / kind, folder / "runtime" / kind)]
@@ -206,7 +206,7 @@ def add(reading: Reading) -> None:
 
 def _training(reading: Reading) -> None:
     driver, words = reading.driver, reading.words
-    if driver.kind is Kind.images:
+    if driver.kind is ModelType.images:
         words |= {"train.optimizer": "sgd", "train.momentum": 0.9}
     else:
         words |= {"train.optimizer": "adam", "train.adam_beta1": 0.9, "train.adam_beta2": 0.999}
@@ -256,7 +256,7 @@ def _policy(reading: Reading) -> None:
 def _data(reading: Reading) -> None:
     driver, words = reading.driver, reading.words
     words |= {"container": "docker", "container.image": driver.container}
-    images = driver.kind is Kind.images
+    images = driver.kind is ModelType.images
     name = Path(driver.data_dir).name or "pipedream"
     words["data.prefix"] = f"data/{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}"
     if images:

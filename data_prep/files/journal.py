@@ -168,7 +168,7 @@ class _Content:
     steps: dict[str, Noted]
 
 
-class Step:
+class OpenStep:
     """A step at work: its files, open at their ends, and what it has counted."""
 
     def __init__(self, journal: Journal, name: str, files: dict[str, BinaryIO], noted: Noted) -> None:
@@ -222,7 +222,7 @@ class Journal:
         return Counter(noted.counts) if noted.finished else None
 
     @contextmanager
-    def step(self, name: str, files: Sequence[str]) -> Iterator[Step]:
+    def step(self, name: str, files: Sequence[str]) -> Iterator[OpenStep]:
         """Goes on with an unfinished step; it is finished when the block ends well.
 
         What was done is noted, too, where the block is interrupted by Ctrl-C.
@@ -233,7 +233,7 @@ class Journal:
         noted = self._steps.get(name, NOT_BEGUN)
         with ExitStack() as stack:
             opened = {file: self._open(file, noted.sizes.get(file, 0), stack) for file in files}
-            step = Step(self, name, opened, noted)
+            step = OpenStep(self, name, opened, noted)
             try:
                 yield step
             except KeyboardInterrupt:

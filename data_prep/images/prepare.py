@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.format import write_array_header_1_0
 
 from data_prep.errors import DataPrepError
-from data_prep.files.journal import Journal, Step, publish
+from data_prep.files.journal import Journal, OpenStep, publish
 from data_prep.files.progress import hashes, shown
 from data_prep.files.workers import batched, in_order
 from data_prep.images.image import SPLITS, Content, Item, Made, Raw, Reader, Shape, Wanted, made, packed, splits_of
@@ -151,7 +151,7 @@ def _pack(
     return step.counts
 
 
-def _begin(step: Step, splits: Sequence[str], shape: Shape) -> None:
+def _begin(step: OpenStep, splits: Sequence[str], shape: Shape) -> None:
     """Writes the headers of numpy's format."""
     for split in SPLITS:
         count = splits.count(split)
@@ -160,7 +160,7 @@ def _begin(step: Step, splits: Sequence[str], shape: Shape) -> None:
             write_array_header_1_0(step.files[f"-{split}.{what}.npy"], header)
 
 
-def _write(step: Step, item: Item, split: str, label: int, image: Made, shape: Shape) -> None:
+def _write(step: OpenStep, item: Item, split: str, label: int, image: Made, shape: Shape) -> None:
     found = Shape(*image.pixels.shape)
     if found != shape:
         way_out = "--size" if found[:2] != shape[:2] else "--channels"

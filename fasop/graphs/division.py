@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fasop.graphs.graph import Graph, Node
+from fasop.graphs.graph import Graph, Operator
 from fasop.graphs.operators import Operators
 from fasop.graphs.options import Sync
 
@@ -24,7 +24,7 @@ class Takes:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    nodes: tuple[Node, ...]
+    nodes: tuple[Operator, ...]
     """Each after its inputs."""
     replicas: tuple[int, ...]
     """Replicas on each level of the network, the outermost first; a stage on contiguous ranks has one number."""
@@ -51,7 +51,7 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Division:
+class StageDivision:
     stages: tuple[Stage, ...]
     graph: Graph
     """With stages, as the public optimizer writes it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fasop.graphs.graph import Graph, Node
+from fasop.graphs.graph import Graph, Operator
 
 NOTICEABLE = 0.01
 """The part of all nodes' time from which on a doubt matters."""
@@ -33,5 +33,5 @@ def doubts(graph: Graph) -> Iterator[str]:
             )
 
 
-def _named(node: Node) -> str:
+def _named(node: Operator) -> str:
     return f"{node.name} ({node.description.partition('(')[0].strip()})"

@@ -11,7 +11,7 @@ PART = "__getitem__"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class Operator:
     """An operator. Times and bytes are of a whole mini-batch."""
 
     name: str
@@ -54,11 +54,11 @@ class Node:
 class Graph:
     """A graph without cycles; every input is one of its nodes, and no two have the same name."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[Operator, ...]
     """In the order of their file."""
 
     @cached_property
-    def by_name(self) -> Mapping[str, Node]:
+    def by_name(self) -> Mapping[str, Operator]:
         return {node.name: node for node in self.nodes}
 
     @cached_property
@@ -71,7 +71,7 @@ class Graph:
         return {name: tuple(users) for name, users in found.items()}
 
     @cached_property
-    def topological(self) -> Sequence[Node]:
+    def topological(self) -> Sequence[Operator]:
         """Every node after its inputs; else in the order of the file."""
         return [self.by_name[name] for name in sorted_names({node.name: node.inputs for node in self.nodes})]
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fasop.errors import SearchError
-from fasop.graphs.graph import Cycle, Graph, Node, sorted_names
+from fasop.graphs.graph import Cycle, Graph, Operator, sorted_names
 from megatron_ext.contract.files import read_regular
 
 SEPARATOR = " -- "
@@ -60,7 +60,7 @@ def parse(text: str, where: str) -> Graph:
     Raises:
         GraphError: as `read_graph`.
     """
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, Operator] = {}
     inputs: dict[str, list[str]] = {}
     edges: dict[tuple[str, str], int] = {}
     for number, line in enumerate(text.split("\n"), 1):
@@ -86,7 +86,7 @@ def parse(text: str, where: str) -> Graph:
     return Graph(tuple(replace(node, inputs=tuple(inputs[name])) for name, node in nodes.items()))
 
 
-def _node(line: str, others: Container[str]) -> Node:
+def _node(line: str, others: Container[str]) -> Operator:
     fields = line.split(SEPARATOR)
     stage = None
     if len(fields) > 3 and fields[-1].startswith("stage_id="):
@@ -97,7 +97,7 @@ def _node(line: str, others: Container[str]) -> Node:
         raise _Fault(f"node {fields[0].strip()!r} already has a line above; rename it")
     values = dict(zip(KEYS, _values(fields[-1]), strict=True))
     forward, backward, parameters = (_one(values[key], key) for key in (KEYS[0], KEYS[1], KEYS[3]))
-    return Node(
+    return Operator(
         name=fields[0].strip(),
         description=SEPARATOR.join(fields[1:-1]),
         forward_ms=forward,
@@ -141,7 +141,7 @@ def _stage(text: str) -> int:
     return int(text)
 
 
-def _edge(line: str, nodes: dict[str, Node]) -> tuple[str, str]:
+def _edge(line: str, nodes: dict[str, Operator]) -> tuple[str, str]:
     names = line.split(SEPARATOR)
     if len(names) != 2:
         raise _Fault(f"{line!r} is not an edge; an edge is {EDGE_FORM}")
@@ -159,7 +159,7 @@ def graph_text(graph: Graph) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _node_line(node: Node) -> str:
+def _node_line(node: Operator) -> str:
     outputs = [str(float(size)) for size in node.outputs]
     size = outputs[0] if len(outputs) == 1 else f"[{'; '.join(outputs)}]"
     values = (f"{node.forward_ms:.3f}", f"{node.backward_ms:.3f}", size, f"{node.parameter_bytes:.3f}")

@@ -16,8 +16,8 @@ from fasop.costs.roofline import Time
 from fasop.costs.sizes import embedding_parameters, head_parameters, kind_parameters, shared_parameters
 from fasop.costs.training import Training
 from fasop.errors import SearchError
-from fasop.graphs.division import Division
-from fasop.graphs.graph import PART, Graph, Node
+from fasop.graphs.division import StageDivision
+from fasop.graphs.graph import PART, Graph, Operator
 from fasop.graphs.own.versioned_memory import ExtraMemory, VersionedMemory
 from megatron_ext.contract.models.pieces import Wire
 
@@ -70,10 +70,10 @@ def graph_of(training: Training, kind: NodeKind, *, together: bool = False) -> G
             Wire(max(wire.giver, 0), tuple(min(taker, last) for taker in wire.takers), wire.numbers) for wire in wires
         ]
     inputs: dict[int, list[str]] = {place: [] for place in parts}
-    nodes: list[Node] = []
+    nodes: list[Operator] = []
     for place, part in parts.items():
         gives = [(takers, wire.numbers) for wire in wires if wire.giver == place and (takers := _others(wire, parts))]
-        node = Node(
+        node = Operator(
             name=part.name,
             description=part.description,
             forward_ms=part.time.forward * 1e3,
@@ -99,8 +99,8 @@ def _others(wire: Wire, parts: Mapping[int, _Part]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(taker for taker in wire.takers if taker != wire.giver and taker in parts))
 
 
-def _result(name: str, number: int, of: Node, size: float) -> Node:
-    return Node(
+def _result(name: str, number: int, of: Operator, size: float) -> Operator:
+    return Operator(
         name=name,
         description=f"{PART}({number})",
         forward_ms=0.0,
@@ -225,12 +225,12 @@ def require_streaming(training: Training) -> None:
         )
 
 
-def partition_of(division: Division) -> Partition:
+def partition_of(division: StageDivision) -> Partition:
     """Layers by stage, of a graph of all `together`."""
     return Partition(tuple(sum(not node.is_part for node in stage.nodes) for stage in division.stages))
 
 
-def plan_text(division: Division, training: Training, command: str) -> str:
+def plan_text(division: StageDivision, training: Training, command: str) -> str:
     """A file of the group `parallel`, which `tdpp launch` takes."""
     return "\n".join(
         [

@@ -6,11 +6,11 @@ import csv
 import io
 from collections.abc import Sequence
 
-from fasop.graphs.division import Division, Stage
+from fasop.graphs.division import Stage, StageDivision
 from fasop.graphs.options import Sync
 
 
-def table(division: Division) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+def table(division: StageDivision) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     """A row for each stage."""
     rows = [
         {
@@ -33,7 +33,7 @@ def _span(stage: Stage) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} ({len(names)})" if names else "none"
 
 
-def summary(division: Division) -> str:
+def summary(division: StageDivision) -> str:
     """One line."""
     pipeline, data_parallel, single = division.pipeline_s, division.data_parallel_s, division.single_s
     return (
@@ -43,7 +43,7 @@ def summary(division: Division) -> str:
     )
 
 
-def takes(division: Division) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+def takes(division: StageDivision) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     """A row for each stage: what it takes of a mini-batch, in ms; none where that is not known."""
     head = ("stage", "replicas", "compute", "all-reduce", "both", "in", "out")
     stages, rows = division.stages, []
@@ -58,7 +58,7 @@ def takes(division: Division) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     return head, rows
 
 
-def bound(division: Division) -> str:
+def bound(division: StageDivision) -> str:
     """In words, what no other division would have to make faster; empty where it is not known."""
     found: list[tuple[float, str]] = []
     for number, stage in enumerate(division.stages):
@@ -77,7 +77,7 @@ def bound(division: Division) -> str:
     return max(found, key=lambda one: one[0])[1]
 
 
-def csv_text(division: Division) -> str:
+def csv_text(division: StageDivision) -> str:
     """A row for each stage; times in seconds, sizes in bytes."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")

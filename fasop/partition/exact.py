@@ -27,7 +27,7 @@ import numpy as np
 from fasop.costs.arrays import Floats, Integers
 from fasop.partition.heterogeneous_layers import memory_taken, of_first_layers, stage_room
 from fasop.partition.least_sum import least_sum
-from fasop.partition.linear_program import MinimaxLP, Node, Solved
+from fasop.partition.linear_program import BoxNode, MinimaxLP, Solved
 from fasop.simulation.linear import Layers
 from fasop.simulation.pipelines import FULL, Pipelines
 
@@ -179,7 +179,7 @@ class _Search:
         return best
 
 
-def _sides(solved: Solved, number: int) -> tuple[Node, Node]:
+def _sides(solved: Solved, number: int) -> tuple[BoxNode, BoxNode]:
     """Split the box below and above an amount."""
     node, below = solved.node, np.floor(solved.amounts[number])
     high, low = node.high.copy(), node.low.copy()

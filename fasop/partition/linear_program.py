@@ -30,7 +30,7 @@ SAFE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class BoxNode:
     """A box of amounts, and the basis reached in it."""
 
     low: Integers
@@ -43,7 +43,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Solved:
-    node: Node
+    node: BoxNode
     amounts: Floats
     least: float
     """T, or a lower bound of it; infinite where no amounts are possible."""
@@ -99,14 +99,14 @@ class MinimaxLP:
         self._least = np.concatenate([self._least, least])
         self._whole = np.concatenate([self._whole, np.full(len(rows), whole)])
 
-    def root(self, low: Integers, high: Integers) -> Node:
+    def root(self, low: Integers, high: Integers) -> BoxNode:
         """A basis of the box: the cut that was added last, and the lower bounds of all amounts but its cheapest one."""
         slopes = -self._rows[-1, :-1]
         active = np.arange(self._amounts)
         active[np.argmin(slopes)] = len(self._rows) - 1
-        return Node(low=low, high=high, active=active, inverse=self._inverse(active))
+        return BoxNode(low=low, high=high, active=active, inverse=self._inverse(active))
 
-    def solve(self, node: Node) -> Solved:
+    def solve(self, node: BoxNode) -> Solved:
         """From the basis of `node`, whose box may have been changed since."""
         rows, last = self._rows, self._amounts
         limits = np.concatenate([node.low, -node.high, self._least])

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Step:
+class MeasuredStep:
     """A training step of some virtual workers on one GPU, on average, in seconds."""
 
     workers: int
@@ -48,7 +48,7 @@ class MeasuredGpu:
     local_batch_size: int
     most_workers: int
     """That its memory has room for."""
-    steps: tuple[Step, ...]
+    steps: tuple[MeasuredStep, ...]
     """Steps for each number of workers, upwards; the first one has one."""
 
 
@@ -239,9 +239,9 @@ def _limit(folder: Path) -> tuple[str, str, int]:
     return limit.gpu, folder.name, limit.most_workers
 
 
-def _steps(folder: Path, size: int) -> tuple[str, str, tuple[Step, ...]]:
+def _steps(folder: Path, size: int) -> tuple[str, str, tuple[MeasuredStep, ...]]:
     """A host's GPU, its name, and its steps by number of workers."""
-    steps: dict[int, Step] = {}
+    steps: dict[int, MeasuredStep] = {}
     gpus = set[str]()
     for file in sorted(folder.glob("*.json")):
         workers, step = read_step(file, size)
@@ -256,9 +256,9 @@ def _steps(folder: Path, size: int) -> tuple[str, str, tuple[Step, ...]]:
     return gpus.pop(), folder.name, tuple(steps[workers] for workers in sorted(steps))
 
 
-def step_of(workers: int, ms: Mapping[str, float]) -> Step:
+def step_of(workers: int, ms: Mapping[str, float]) -> MeasuredStep:
     """From milliseconds by the names of `fasop.costs.profiles.steps.StepTimes`."""
-    return Step(
+    return MeasuredStep(
         workers=workers,
         data_s=ms["data"] / 1000,
         forward_s=ms["forward"] / 1000,

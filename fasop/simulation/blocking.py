@@ -20,7 +20,7 @@ from fasop.costs.arrays import Floats
 from fasop.simulation.vectorised import Longest, Times, last_of
 
 
-class Kind(IntEnum):
+class LinkKind(IntEnum):
     FORWARD = 0
     """A pass."""
     BACKWARD = 1
@@ -31,47 +31,47 @@ class Kind(IntEnum):
     BOTH = 4
 
 
-class Step(NamedTuple):
-    kind: Kind
+class LinkStep(NamedTuple):
+    kind: LinkKind
     stages: slice
     """That do a pass, or that meet the stage after each of them."""
 
 
 @lru_cache(maxsize=4096)
-def steps(stages: int, micro_batches: int) -> tuple[Step, ...]:
+def steps(stages: int, micro_batches: int) -> tuple[LinkStep, ...]:
     """In an order in which each stage's own are in theirs."""
     left = [list(reversed(_of_stage(stage, stages, micro_batches))) for stage in range(stages)]
-    found: list[Step] = []
+    found: list[LinkStep] = []
     while any(left):
         coming = [own[-1] if own else None for own in left]
-        for kind in Kind:
-            if kind in (Kind.FORWARD, Kind.BACKWARD):
+        for kind in LinkKind:
+            if kind in (LinkKind.FORWARD, LinkKind.BACKWARD):
                 ready = [s for s, one in enumerate(coming) if one == (kind, s)]
             else:
                 ready = [s for s in range(stages - 1) if coming[s] == coming[s + 1] == (kind, s)]
             for s in ready:
                 left[s].pop()
-                if kind not in (Kind.FORWARD, Kind.BACKWARD):
+                if kind not in (LinkKind.FORWARD, LinkKind.BACKWARD):
                     left[s + 1].pop()
-            found += (Step(kind, part) for part in _slices(ready))
+            found += (LinkStep(kind, part) for part in _slices(ready))
     return tuple(found)
 
 
-def _of_stage(stage: int, stages: int, micro_batches: int) -> list[tuple[Kind, int]]:
+def _of_stage(stage: int, stages: int, micro_batches: int) -> list[tuple[LinkKind, int]]:
     """Passes with the stage's own number, and meetings with the number of the first of the two."""
     ahead = min(stages - 1 - stage, micro_batches)
     before, after = stage - 1, stage
-    found: list[tuple[Kind, int]] = []
+    found: list[tuple[LinkKind, int]] = []
     for _ in range(ahead):
-        found += [(Kind.AHEAD, before), (Kind.FORWARD, stage), (Kind.AHEAD, after)]
+        found += [(LinkKind.AHEAD, before), (LinkKind.FORWARD, stage), (LinkKind.AHEAD, after)]
     both = micro_batches - ahead
-    found += [(Kind.AHEAD, before)] * (both > 0)
+    found += [(LinkKind.AHEAD, before)] * (both > 0)
     for number in range(both):
-        found += [(Kind.FORWARD, stage), (Kind.BOTH, after), (Kind.BACKWARD, stage)]
-        found += [(Kind.BOTH if number < both - 1 else Kind.BACK, before)]
+        found += [(LinkKind.FORWARD, stage), (LinkKind.BOTH, after), (LinkKind.BACKWARD, stage)]
+        found += [(LinkKind.BOTH if number < both - 1 else LinkKind.BACK, before)]
     for _ in range(ahead):
-        found += [(Kind.BACK, after), (Kind.BACKWARD, stage), (Kind.BACK, before)]
-    return [one for one in found if one[0] < Kind.AHEAD or 0 <= one[1] < stages - 1]
+        found += [(LinkKind.BACK, after), (LinkKind.BACKWARD, stage), (LinkKind.BACK, before)]
+    return [one for one in found if one[0] < LinkKind.AHEAD or 0 <= one[1] < stages - 1]
 
 
 def _slices(numbers: Sequence[int]) -> Iterator[slice]:
@@ -95,7 +95,7 @@ def _run(micro_batches: int, times: Times, second_last: list[NDArray[np.bool_]] 
     """`ends`; appends of each meeting whether the second of the two came last."""
     now, takes = times.start.copy(), _takes(times)
     for kind, stages in steps(len(now), micro_batches):
-        if kind < Kind.AHEAD:
+        if kind < LinkKind.AHEAD:
             now[stages] += takes[kind][stages]
             continue
         others = _following(stages)
@@ -114,7 +114,7 @@ def longest(micro_batches: int, times: Times, after: Floats) -> Longest:
     end = last_of(now)
     here, passes = end.copy(), np.zeros((2, *now.shape))
     for kind, stages in reversed(steps(len(now), micro_batches)):
-        if kind < Kind.AHEAD:
+        if kind < LinkKind.AHEAD:
             passes[kind][stages] += here[stages]
             continue
         others = _following(stages)

@@ -26,7 +26,7 @@ class Pass(IntEnum):
     """The rest of it, for which nobody waits."""
 
 
-class Step(NamedTuple):
+class PassSlice(NamedTuple):
     """Stages that all do a pass of the same sort."""
 
     kind: Pass
@@ -41,7 +41,7 @@ class Step(NamedTuple):
 class Steps(NamedTuple):
     """A schedule for so many stages and micro-batches."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PassSlice, ...]
     slots: int
 
 
@@ -152,7 +152,7 @@ def _slot(message: tuple[int, int], depth: int, count: int, apart: int) -> int:
     return channel * depth + (m + shift) % depth
 
 
-def _runs(kind: Pass, passes: Sequence[_Done], slot: Callable[[tuple[int, int]], int]) -> Iterator[Step]:
+def _runs(kind: Pass, passes: Sequence[_Done], slot: Callable[[tuple[int, int]], int]) -> Iterator[PassSlice]:
     """Yield as few slices as it takes, in the order of the stages. What nobody waits for has no messages."""
     rows = [
         (one.stage, one.part, one.stage, one.stage)
@@ -170,7 +170,7 @@ def _runs(kind: Pass, passes: Sequence[_Done], slot: Callable[[tuple[int, int]],
         ):
             length += 1
         strides = strides if length > 1 else [1] * 4
-        yield Step(
+        yield PassSlice(
             kind, *(slice(a, z + 1, stride) for a, z, stride in zip(rows[0], rows[length - 1], strides, strict=True))
         )
         rows = rows[length:]

@@ -18,7 +18,7 @@ from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.adaptive.controller import Controller
 from megatron_ext.contract.adaptive.noise import Halves, Measurement, Noise, halves, measurement
 from megatron_ext.contract.adaptive.shares import Times
-from megatron_ext.contract.schedule.deal import Division, samples_of_halves, several
+from megatron_ext.contract.schedule.deal import SampleDivision, samples_of_halves, several
 
 
 class Nodes(Protocol):
@@ -45,11 +45,11 @@ class Nodes(Protocol):
         """Whether what a run measures of a micro-batch depends on how many there are, as in a pipeline."""
         ...
 
-    def seconds(self, division: Division, measures: bool = False) -> float:
+    def seconds(self, division: SampleDivision, measures: bool = False) -> float:
         """Return the seconds of an iteration with such a division, or of one that measures the noise."""
         ...
 
-    def times(self, division: Division, iterations: int, measures: bool) -> Times | None:
+    def times(self, division: SampleDivision, iterations: int, measures: bool) -> Times | None:
         """What a run would have measured in so many iterations, the last of which `measures` the noise; None where it
         measures no times."""
         ...
@@ -89,7 +89,7 @@ class Stretch:
     consumed: float
     """Samples before the first of them."""
     iterations: int
-    division: Division
+    division: SampleDivision
     seconds: float
     """Seconds of an iteration that measures nothing."""
     measured: int
@@ -126,7 +126,7 @@ class Player:
             nodes.streams,
         )
         self._every = self._config.every if adapt is not None else None
-        self._halved: tuple[Division, tuple[int, int]] | None = None
+        self._halved: tuple[SampleDivision, tuple[int, int]] | None = None
         """The last division that was measured, and the samples of its halves."""
         self.fitted = False
         """Whether the batch is what is left of the samples."""
@@ -136,10 +136,12 @@ class Player:
         self.division = self.divided(tuple(nodes.weights) if as_planned else self.controller.fitted(start.batch))
         self._fit_to_end()
 
-    def divided(self, shares: tuple[int, ...], sizes: tuple[int, ...] = (), streams: tuple[int, ...] = ()) -> Division:
+    def divided(
+        self, shares: tuple[int, ...], sizes: tuple[int, ...] = (), streams: tuple[int, ...] = ()
+    ) -> SampleDivision:
         """In micro-batches of the training's size and the streams of the nodes, where nothing else is said."""
         size = self._training.micro_batch_size
-        return Division(shares, sizes or (size,) * len(shares), several(streams) if streams else self._streams)
+        return SampleDivision(shares, sizes or (size,) * len(shares), several(streams) if streams else self._streams)
 
     @property
     def batch(self) -> int:
@@ -194,7 +196,7 @@ class Player:
             self.division = self.divided(self.controller.fitted(int(left) // size * size))
             self.fitted = True
 
-    def _to_change(self, most: int) -> tuple[int, Division | None]:
+    def _to_change(self, most: int) -> tuple[int, SampleDivision | None]:
         """Iterations until the division changes, `most` of them at most, and to what."""
         every = self._every
         if every is None:
@@ -226,7 +228,7 @@ class Player:
 
         return numbers[bisect_left(numbers, True, key=changes)]
 
-    def _decided(self, known: Sequence[Measurement], first: int, number: int) -> Division:
+    def _decided(self, known: Sequence[Measurement], first: int, number: int) -> SampleDivision:
         """Return the division by the decision of this number from now on."""
         controller, now = self.controller, self.division
         controller.window = self._window(known, first, number)

@@ -20,7 +20,7 @@ from fasop.shares.public_files import Cluster, Server
 from fasop.shares.solution import check_unit, seconds_by_number, sizes_of
 from fasop.trainings.node_set import NodeSet, total
 from megatron_ext.contract.adaptive.shares import Times
-from megatron_ext.contract.schedule.deal import Division
+from megatron_ext.contract.schedule.deal import SampleDivision
 
 Streams = Mapping[str, tuple[int, ...]]
 """Workers that stay as they are, by server, then by unit of its GPUs."""
@@ -45,7 +45,7 @@ class PublicNodes:
         self.streams = (1,) * len(self.weights)
         self._sum_s = max(sum(all_reduces(cluster, server)) for server in cluster.servers)
 
-    def seconds(self, division: Division, measures: bool = False) -> float:
+    def seconds(self, division: SampleDivision, measures: bool = False) -> float:
         """Return the seconds with the best local batch size. A batch that cannot be divided, as the last one of a
         training may be, takes what the next larger one does. One that measures sums a second gradient."""
         of_unit = min(self._sizes) * self._unit
@@ -54,7 +54,7 @@ class PublicNodes:
             self._known[batch] = min(self._of_size(batch, size) for size in self._sizes)
         return self._known[batch] + (self._sum_s if measures else 0.0)
 
-    def times(self, division: Division, iterations: int, measures: bool) -> Times | None:
+    def times(self, division: SampleDivision, iterations: int, measures: bool) -> Times | None:
         return None
 
     def _of_size(self, batch: int, size: int) -> float:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from fasop.trainings.replica_times import ReplicaTimes, Taken, halves_of
 from megatron_ext.contract.adaptive.shares import Times
-from megatron_ext.contract.schedule.deal import Division
+from megatron_ext.contract.schedule.deal import SampleDivision
 
 _Shared: TypeAlias = tuple[ReplicaTimes, tuple[int, int], int]
 """A replica with its even and odd micro-batches and its streams."""
@@ -32,23 +32,23 @@ class ReplicaNodes:
         have, each with its numbers of streams; None: what the plan says alone."""
         self.weights, self.ways, self.streams, self.pipelined = weights, ways, streams, pipelined
         self._replicas = cache(replicas)
-        self._known: dict[tuple[Division, bool], float] = {}
-        self._timed: dict[tuple[Division, int, bool], Times] = {}
+        self._known: dict[tuple[SampleDivision, bool], float] = {}
+        self._timed: dict[tuple[SampleDivision, int, bool], Times] = {}
 
-    def seconds(self, division: Division, measures: bool = False) -> float:
+    def seconds(self, division: SampleDivision, measures: bool = False) -> float:
         key = division, measures
         if key not in self._known:
             self._known[key] = max(taken.whole for taken in self._unlike(division, measures).values())
         return self._known[key]
 
-    def times(self, division: Division, iterations: int, measures: bool) -> Times:
+    def times(self, division: SampleDivision, iterations: int, measures: bool) -> Times:
         """Return the times as the stopwatches of a run's ranks show them: medians over the iterations."""
         key = division, min(iterations, 3), measures
         if key not in self._timed:
             self._timed[key] = self._times(*key)
         return self._timed[key]
 
-    def _times(self, division: Division, iterations: int, measures: bool) -> Times:
+    def _times(self, division: SampleDivision, iterations: int, measures: bool) -> Times:
         every = self._taken(division, False)
         whole = self.seconds(division)
         if measures and iterations < 3:  # of three or more, one that measures is the longest
@@ -63,12 +63,12 @@ class ReplicaNodes:
             [both - own for both, own in zip(passes, work, strict=True)] if self.pipelined else (),
         )
 
-    def _taken(self, division: Division, measures: bool) -> list[Taken]:
+    def _taken(self, division: SampleDivision, measures: bool) -> list[Taken]:
         """List what each replica takes."""
         unlike = self._unlike(division, measures)
         return [unlike[one] for one in self._shared(division, measures)]
 
-    def _unlike(self, division: Division, measures: bool) -> dict[_Shared, Taken]:
+    def _unlike(self, division: SampleDivision, measures: bool) -> dict[_Shared, Taken]:
         """Interchangeable replicas, which are one object, take their share once."""
         every = {*self._shared(division, measures)}
         if not measures:
@@ -76,7 +76,7 @@ class ReplicaNodes:
         again = tuple(map(max, zip(*{replica.gradients for replica, *_ in every}, strict=True)))
         return {one: one[0].measuring(*one[1], one[2], again) for one in every}
 
-    def _shared(self, division: Division, measures: bool) -> Iterable[_Shared]:
+    def _shared(self, division: SampleDivision, measures: bool) -> Iterable[_Shared]:
         """Yield what each replica shares."""
         in_streams = bool(division.streams)
         replicas = self._replicas(division.sizes[0], in_streams)

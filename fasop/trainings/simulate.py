@@ -23,7 +23,7 @@ from megatron_ext.contract.adaptive.config import NONE, AdaptConfig
 from megatron_ext.contract.adaptive.forecast import GOALS, TIME, Candidate, choose, forecast
 from megatron_ext.contract.adaptive.rules import BatchRange
 from megatron_ext.contract.adaptive.shares import Times, fastest
-from megatron_ext.contract.schedule.deal import Division, several
+from megatron_ext.contract.schedule.deal import SampleDivision, several
 
 
 class Trajectories:
@@ -77,10 +77,10 @@ class _Anywhere:
     def __init__(self, count: int) -> None:
         self.weights = (count,)
 
-    def seconds(self, division: Division, measures: bool = False) -> float:
+    def seconds(self, division: SampleDivision, measures: bool = False) -> float:
         return 0.0
 
-    def times(self, division: Division, iterations: int, measures: bool) -> Times | None:
+    def times(self, division: SampleDivision, iterations: int, measures: bool) -> Times | None:
         return None
 
 
@@ -252,5 +252,5 @@ class _Seconds:
             self._known[count] = self._nodes.seconds(self._division(fastest(self._split, count, self._fixed)))
         return self._known[count]
 
-    def _division(self, shares: tuple[int, ...]) -> Division:
-        return Division(shares, (self._size,) * len(shares), self._copies)
+    def _division(self, shares: tuple[int, ...]) -> SampleDivision:
+        return SampleDivision(shares, (self._size,) * len(shares), self._copies)

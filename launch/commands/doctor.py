@@ -35,7 +35,7 @@ from launch.errors import LaunchError
 from launch.files.run_files import agent_logs, read_submitted
 from launch.judge.node_reports import last_words
 from launch.observe.look import observe
-from launch.observe.observation import Job, Node, Observation
+from launch.observe.observation import Job, Observation, SeenNode
 from launch.screen import print_table
 
 WORKER = "megatron_ext.doctor"
@@ -181,7 +181,7 @@ def _lost(run: RunDir, seen: Observation) -> dict[str, dict[str, str]]:
 
 
 def _why_lost(
-    node: Node, job: Job | None, wrote: bool, given_up: bool, of_worker: list[Path], of_agent: list[Path]
+    node: SeenNode, job: Job | None, wrote: bool, given_up: bool, of_worker: list[Path], of_agent: list[Path]
 ) -> str | None:
     """None for a node that wrote all, or ended early only because of others. The last two are what was printed."""
     if node.ended and node.exit_code == 0:

@@ -16,7 +16,7 @@ from conf.reading.values import NoValue, above_0, option, whole
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from launch.judge.state import State
-from launch.observe.observation import Kind, Observation
+from launch.observe.observation import Observation, RunKind
 
 _WATCH = "--watch"
 _DEFAULT = "auto"
@@ -89,7 +89,7 @@ class Filter:
     words: tuple[str, ...] = ()
     """Names, patterns of names, folders of runs, or what else means one run."""
     verdicts: frozenset[State] = frozenset()
-    kinds: frozenset[Kind] = frozenset()
+    kinds: frozenset[RunKind] = frozenset()
     limit: int | None = None
     """Only so many, the latest."""
 
@@ -125,10 +125,10 @@ def add_filter(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kind",
-        type=option(_several(Kind)),
+        type=option(_several(RunKind)),
         default=frozenset(),
         metavar="A,B",
-        help=f"only runs of one of these kinds: {_all(Kind)}",
+        help=f"only runs of one of these kinds: {_all(RunKind)}",
     )
     parser.add_argument("--limit", type=option(whole), metavar="N", help="only the latest N of them")
 

@@ -21,7 +21,7 @@ from launch.files.records import Submitted
 from launch.judge.causes import causes
 from launch.judge.state import State
 from launch.judge.verdict import Verdict
-from launch.observe.observation import Kind, Node, Observation
+from launch.observe.observation import Observation, RunKind, SeenNode
 from megatron_ext.contract import events
 from megatron_ext.contract.plan import Plan
 
@@ -83,7 +83,7 @@ def file_of(run: RunDir) -> Path:
 
 def record_of(run: RunDir, seen: Observation, verdict: Verdict) -> RunRecord:
     """The record of a run that is over. A rehearsal ran on no machine."""
-    nodes = [] if seen.kind is Kind.rehearsal else [node for node in seen.nodes if node.host is not None]
+    nodes = [] if seen.kind is RunKind.rehearsal else [node for node in seen.nodes if node.host is not None]
     starts = [node.started_unix for node in nodes if node.started_unix is not None]
     began = min(starts, default=seen.launched_unix)
     first = next(iter(causes(seen)), None) if verdict.state in (State.failed, State.lost) else None
@@ -119,7 +119,7 @@ def parse(content: object, where: str) -> RunRecord:
     return typed(RunRecord, content, where)
 
 
-def _host(run: RunDir, plan: Plan, node: Node) -> HostRecord:
+def _host(run: RunDir, plan: Plan, node: SeenNode) -> HostRecord:
     hours = 0.0 if node.started_unix is None else max(0.0, node.seen_unix - node.started_unix) / 3600
     placed = next(one for one in plan.nodes if one.name == node.name)
     work: dict[str, float] = {}

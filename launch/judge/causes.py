@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from conf.run_folder.rundir import numbered
 from conf.visible import shortened
 from launch.judge.evidence import FULL_DISK, disk_is_full
-from launch.observe.observation import Node, Observation
+from launch.observe.observation import Observation, SeenNode
 from launch.screen import one_line
 from megatron_ext.contract.failure import RankFailure
 
@@ -100,14 +100,14 @@ def _rank_failure(error: RankFailure, seen: Observation) -> tuple[str, str]:
     return "rank-failed", what(error)
 
 
-def _with_memory(rule: str, reason: str, node: Node, seen: Observation) -> tuple[str, str]:
+def _with_memory(rule: str, reason: str, node: SeenNode, seen: Observation) -> tuple[str, str]:
     """A process that gets no memory may end itself in any way; its stderr then says why."""
     if node.no_memory is None:
         return rule, reason
     return "out-of-memory", f"{reason}, out of memory: {node.no_memory} ({_stderr(node, seen)})"
 
 
-def _stderr(node: Node, seen: Observation) -> str:
+def _stderr(node: SeenNode, seen: Observation) -> str:
     return f"{seen.plan.folder}/nodes/{node.name}.err"
 
 
@@ -129,7 +129,7 @@ def _ended_with_its_node(error: RankFailure, seen: Observation) -> bool | None:
     return node.stopped_unix is None or error.unix >= node.stopped_unix - spread
 
 
-def _node_failure(node: Node, seen: Observation, ranks_told: bool) -> tuple[str, str] | None:
+def _node_failure(node: SeenNode, seen: Observation, ranks_told: bool) -> tuple[str, str] | None:
     """What went wrong with a node itself. If its ranks reported errors, a plain exit code follows from them."""
     if node.ended:
         if node.stopped or node.reason or not node.exit_code:

@@ -13,7 +13,7 @@ from launch.judge.progress import costs, held_up_by, held_up_words, outlook, sam
 from launch.judge.state import State
 from launch.node.peers import SILENCE_S
 from launch.observe.iterations import Iteration
-from launch.observe.observation import Kind, Node, Observation
+from launch.observe.observation import Observation, RunKind, SeenNode
 from launch.screen import ago, clock, first_line
 
 FULL_BYTES = 64 * 1024
@@ -146,12 +146,12 @@ NOTED_S = 10.0
 """From then on it is said; an agent writes every two seconds, on a busy file system less often."""
 
 
-def silent_s(node: Node, seen: Observation) -> float | None:
+def silent_s(node: SeenNode, seen: Observation) -> float | None:
     """Returns how long a node at work has shown no life; None for no longer than is usual.
 
     As long as the run logs iterations all of its nodes live, whatever the clock of one of them says.
     """
-    if seen.kind not in (Kind.slurm, Kind.hosts) or node.ended or not node.alive or node.unseen is not None:
+    if seen.kind not in (RunKind.slurm, RunKind.hosts) or node.ended or not node.alive or node.unseen is not None:
         return None
     if node.state in ("absent", REQUEUED):
         return None
@@ -160,7 +160,7 @@ def silent_s(node: Node, seen: Observation) -> float | None:
     return silence if silence > NOTED_S else None
 
 
-def silent_nodes(seen: Observation) -> list[tuple[float, Node]]:
+def silent_nodes(seen: Observation) -> list[tuple[float, SeenNode]]:
     """Those that may be lost, the longest silence first: silent for `SILENCE_S`, or for less where ranks already lost
     others."""
     least = NOTED_S if any(error.symptom for error in seen.errors) else SILENCE_S

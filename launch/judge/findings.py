@@ -16,7 +16,7 @@ from launch.judge.progress import held_up_by, held_up_words, lost_unix
 from launch.judge.state import State
 from launch.judge.verdict import Verdict, decide
 from launch.observe.look import observe
-from launch.observe.observation import Node, Observation
+from launch.observe.observation import Observation, SeenNode
 
 STDERR_BYTES = 128 * 1024
 """How many bytes at the end of each node's stderr are read."""
@@ -77,7 +77,7 @@ def all_findings(run: RunDir) -> AllFindings:
     return AllFindings(**vars(found), warnings=tuple(warnings(stderr)))
 
 
-def by_failure(seen: Observation) -> list[Node]:
+def by_failure(seen: Observation) -> list[SeenNode]:
     """The nodes, those first that failed first by themselves."""
     failed: dict[str, float] = {}
     for error in seen.errors:
@@ -114,7 +114,7 @@ def _of_lost_agents(run: RunDir, seen: Observation, faults: Faults) -> list[Line
     )
 
 
-def _ends(run: RunDir, nodes: Sequence[Node], faults: Faults) -> dict[str, bytes]:
+def _ends(run: RunDir, nodes: Sequence[SeenNode], faults: Faults) -> dict[str, bytes]:
     return {node.name: faults.tail(run.node_err(node.name), STDERR_BYTES, node.err_begin) for node in nodes}
 
 

@@ -14,7 +14,7 @@ from conf.run_folder.rundir import RunDir
 from launch.files.run_files import Faults
 from launch.node.worker_command import job_info
 from launch.observe.look import GPU_TAIL_BYTES
-from launch.observe.observation import Node
+from launch.observe.observation import SeenNode
 from launch.screen import some
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import NODE_RANK
@@ -28,7 +28,7 @@ _NAMED = 3
 """So many nodes are named; of more, their number is given."""
 
 
-def mismatches(run: RunDir, plan: Plan, nodes: Sequence[Node], faults: Faults) -> list[str]:
+def mismatches(run: RunDir, plan: Plan, nodes: Sequence[SeenNode], faults: Faults) -> list[str]:
     """A sentence for each difference between a node and the plan, nodes that differ alike together."""
     found: dict[str, list[str]] = {}
     rank_of = {name: rank for rank, name in enumerate(plan.node_names)}

@@ -21,7 +21,7 @@ from launch.judge.progress import began_unix, held_up_by, held_up_words, is_late
 from launch.judge.state import State
 from launch.node.elastic.peer_status import REGROUPS
 from launch.node.peers import SILENCE_S
-from launch.observe.observation import Node, Observation
+from launch.observe.observation import Observation, SeenNode
 from launch.screen import ago
 from megatron_ext.contract.failure import KILLED
 from megatron_ext.contract.goal import MAX_COST, UNTIL
@@ -124,7 +124,7 @@ def _ended_from_outside(seen: Observation) -> Finding | None:
     return State.failed, "ended-from-outside", reason
 
 
-def _ended_badly(seen: Observation) -> list[Node]:
+def _ended_badly(seen: Observation) -> list[SeenNode]:
     return [node for node in seen.nodes if node.ended and node.exit_code not in (0, SAVED)]
 
 

@@ -16,7 +16,7 @@ from launch.judge.plan_line import short_plan
 from launch.judge.progress import costs, outlook, samples_per_s, time_of
 from launch.judge.verdict import Verdict, decide
 from launch.machine.job_states import compressed
-from launch.observe.observation import Kind, Observation
+from launch.observe.observation import Observation, RunKind
 from launch.screen import some
 
 SHOWN = 5
@@ -148,5 +148,5 @@ def more_cells(seen: Observation) -> list[str]:
         "-" if took is None else span(took),
         outlook(seen, decide(seen).state).cell,
         short_plan(seen.plan),
-        compressed(node.host for node in seen.nodes if node.host and seen.kind is not Kind.rehearsal) or "-",
+        compressed(node.host for node in seen.nodes if node.host and seen.kind is not RunKind.rehearsal) or "-",
     ]

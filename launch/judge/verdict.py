@@ -18,7 +18,7 @@ from launch.judge.evidence import Evidence, evidence_of
 from launch.judge.rules import RULES
 from launch.judge.state import EXIT_CODES, State
 from launch.observe.look import observe
-from launch.observe.observation import Kind, Observation
+from launch.observe.observation import Observation, RunKind
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class HostNames:
     """
 
     def __init__(self, seen: Observation) -> None:
-        remote = seen.kind in (Kind.slurm, Kind.hosts)
+        remote = seen.kind in (RunKind.slurm, RunKind.hosts)
         self._hosts = {node.name: node.host for node in seen.nodes if remote and node.host not in (None, node.name)}
         names = "|".join(sorted(map(re.escape, self._hosts), key=len, reverse=True))
         self._node = re.compile(rf"\bnode ({names})(?![\w-])(?! on )") if names else None

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from conf.schema.experiment import Experiment
 from launch.learning.ranking import Goal, Mean, Row, quality_apart, reached_at, time_apart
 from megatron_ext.contract.adaptive.shares import fastest
-from megatron_ext.contract.schedule.deal import Division, several
+from megatron_ext.contract.schedule.deal import SampleDivision, several
 
 UNKNOWN = "-"
 
@@ -125,5 +125,5 @@ class BatchTimes:
         """Returns the seconds of an iteration with so many micro-batches, which may measure its gradient's noise."""
         weights = self._nodes.weights
         shares = fastest([1.0 / weight for weight in weights], micro_batches)
-        division = Division(shares, (self._size,) * len(shares), several(self._nodes.streams))
+        division = SampleDivision(shares, (self._size,) * len(shares), several(self._nodes.streams))
         return self._nodes.seconds(division, measures)

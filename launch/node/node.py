@@ -48,7 +48,7 @@ _NOT_READY = 1
 _Found = TypeVar("_Found")
 
 
-class Node:
+class NodeAgent:
     """One node of the run, for one start."""
 
     def __init__(

@@ -15,7 +15,7 @@ from launch.machine import processes, slurm_commands
 from launch.machine.job_states import JobState
 from launch.node.missing_run_dir import Unseen, not_started, unlaunched
 from launch.node.peers import SILENCE_S
-from launch.observe.observation import Job, Node
+from launch.observe.observation import Job, SeenNode
 
 SUBMISSION_S = 120.0
 """A launch is cut off if it has not named its jobs after this time, where nothing shows whether it goes on."""
@@ -42,7 +42,7 @@ class Launch:
     submitting: bool
     """Whether the jobs that are missing may still come."""
 
-    def cut_off(self, nodes: Iterable[Node]) -> bool:
+    def cut_off(self, nodes: Iterable[SeenNode]) -> bool:
         """Whether it ended before all nodes were submitted."""
         return not self.submitting and any(node.state == "absent" and node.name not in self.launched for node in nodes)
 
@@ -78,16 +78,16 @@ class Processes:
 
     def nodes(
         self, records: Records, start: Start, launch: Launch, now: float
-    ) -> tuple[tuple[Node, ...], tuple[Job, ...]]:
+    ) -> tuple[tuple[SeenNode, ...], tuple[Job, ...]]:
         """The nodes in the newest start, and no jobs."""
         return tuple(self._node(name, record, start, launch, now) for name, record in records.items()), ()
 
-    def _node(self, name: str, record: NodeRecord | None, start: Start, launch: Launch, now: float) -> Node:
+    def _node(self, name: str, record: NodeRecord | None, start: Start, launch: Launch, now: float) -> SeenNode:
         living = self._living if name in self._here else None
         if record is None or record.of != start:
             beats = self._elastic and record is not None and now - record.beat_unix < SILENCE_S
             starting = launch.submitting or bool(living) or beats or (name in launch.launched and launch.young)
-            return Node(name=name, alive=starting, seen_unix=launch.unix)
+            return SeenNode(name=name, alive=starting, seen_unix=launch.unix)
         alive = record.pid in living if living is not None else now - record.beat_unix < SILENCE_S
         node = _from_record(name, record, alive)
         halted = living is not None and node.alive and processes.is_stopped(record.pid)
@@ -105,7 +105,7 @@ class SlurmJobs:
 
     def nodes(
         self, records: Records, start: Start, launch: Launch, now: float
-    ) -> tuple[tuple[Node, ...], tuple[Job, ...]]:
+    ) -> tuple[tuple[SeenNode, ...], tuple[Job, ...]]:
         """The nodes in the newest start, and the jobs with what the nodes say of them."""
         nodes = [self._node(name, record, start, launch, now) for name, record in records.items()]
         if self.jobs and start.restarts == 0:  # what was said then may stand there still
@@ -114,7 +114,7 @@ class SlurmJobs:
         by = {job: node.name for node in nodes for job in node.withdrew}
         return tuple(nodes), tuple(_withdrawn(job, by[job.id]) if job.id in by else job for job in self.jobs)
 
-    def _node(self, name: str, record: NodeRecord | None, start: Start, launch: Launch, now: float) -> Node:
+    def _node(self, name: str, record: NodeRecord | None, start: Start, launch: Launch, now: float) -> SeenNode:
         """Where Slurm knows no job of the node, which may be because it shows users their own jobs only, signs of life
         must do. A node that never came is thought of last: its job may have been cancelled because another one failed.
         """
@@ -124,7 +124,7 @@ class SlurmJobs:
         if record is not None and record.of == start:
             node = _from_record(name, record, beats if job is None or job.state is None else alive)
         else:
-            node = Node(name=name, alive=alive, seen_unix=now, job=job.id if job else None, host=_host(name, job))
+            node = SeenNode(name=name, alive=alive, seen_unix=now, job=job.id if job else None, host=_host(name, job))
         # The job of an elastic run outlives nodes of it.
         was_here = record is not None and record.of.submission == self._files.submitted.submission
         silent = self._files.plan.elastic is not None and was_here and not beats
@@ -156,7 +156,7 @@ def _jobs(files: RunFiles, answers: Answers) -> Iterator[Job]:
             yield Job(id=known, nodes=tuple(files.names[rank] for rank in job.nodes), state=state)
 
 
-def _with_unseen(node: Node, unseen: Unseen | None, submitted_unix: float) -> Node:
+def _with_unseen(node: SeenNode, unseen: Unseen | None, submitted_unix: float) -> SeenNode:
     """Marks a node that does not see the folder: it never comes, and was the first thing that went wrong."""
     if unseen is None or node.state != "absent":
         return node
@@ -198,9 +198,9 @@ def is_here(run: RunDir, jobs: Iterable[JobRecord]) -> bool:
     return bool(host == socket.gethostname() and has_rights_of(owner_of(run)))
 
 
-def _from_record(name: str, record: NodeRecord, alive: bool) -> Node:
-    same = Node.__dataclass_fields__.keys() & NodeRecord.__dataclass_fields__.keys()
-    return Node(
+def _from_record(name: str, record: NodeRecord, alive: bool) -> SeenNode:
+    same = SeenNode.__dataclass_fields__.keys() & NodeRecord.__dataclass_fields__.keys()
+    return SeenNode(
         name=name,
         alive=alive and record.state != "ended",
         halted="the worker" if record.worker_stopped else None,

@@ -33,7 +33,7 @@ from launch.node.rank_failures import STILL_S, read_doings
 from launch.node.run_notices import restart_cause
 from launch.observe.executors import Answers, Records, executor_of, launch_of
 from launch.observe.iterations import clocks_of, read_log, read_text_log, read_times
-from launch.observe.observation import READINGS, Job, Kind, Node, NodeGpus, Observation
+from launch.observe.observation import READINGS, Job, NodeGpus, Observation, RunKind, SeenNode
 from megatron_ext.contract.failure import RankFailure
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from megatron_ext.contract.run_files import checkpoint_iteration
@@ -90,7 +90,7 @@ def finish_observation(before: RunFiles, answers: Answers, now: float | None = N
     started = {node.name: node.started_unix for node in nodes if node.started_unix is not None}
     disk = os.statvfs(run.path)
     return Observation(
-        kind=Kind.rehearsal if plan.rehearsal else Kind(submitted.executor),
+        kind=RunKind.rehearsal if plan.rehearsal else RunKind(submitted.executor),
         launched_unix=run.launched_unix,
         plan=plan,
         runs_dir=str(run.runs),
@@ -199,7 +199,7 @@ def _errors(run: RunDir, plan: Plan, start: Start, faults: Faults) -> Iterator[R
         yield error
 
 
-def _gpus(run: RunDir, plan: Plan, nodes: tuple[Node, ...], faults: Faults) -> tuple[NodeGpus, ...]:
+def _gpus(run: RunDir, plan: Plan, nodes: tuple[SeenNode, ...], faults: Faults) -> tuple[NodeGpus, ...]:
     ranks = {node.name: len(node.ranks) for node in plan.nodes}
 
     return tuple(
@@ -243,7 +243,7 @@ def _starts(states: Records) -> dict[str, Start]:
     return {name: state.of for name, state in states.items() if state is not None}
 
 
-def _with_stderr(run: RunDir, node: Node, errors: Iterable[RankFailure], faults: Faults) -> Node:
+def _with_stderr(run: RunDir, node: SeenNode, errors: Iterable[RankFailure], faults: Faults) -> SeenNode:
     died = any(error.node == node.name and error.type == "Killed" for error in errors)
     if not died and not (node.ended and node.exit_code):
         return node

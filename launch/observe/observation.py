@@ -24,7 +24,7 @@ SILENT_S = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class SeenNode:
     """A node as its agent last described it. `state` is `absent` before it has written anything."""
 
     name: str
@@ -117,7 +117,7 @@ class NodeGpus:
         return age if age > SILENT_S + 3 * last.interval_s else None
 
 
-class Kind(StrEnum):
+class RunKind(StrEnum):
     """What a run is: training, here, on a cluster or on hosts that ssh reaches, or no more than the times that it
     would take."""
 
@@ -131,7 +131,7 @@ class Kind(StrEnum):
 class Observation:
     """A run at one moment."""
 
-    kind: Kind
+    kind: RunKind
     launched_unix: float
     """For the first time."""
     plan: Plan
@@ -163,7 +163,7 @@ class Observation:
     """Iteration of the newest checkpoint."""
     spent: float | None = None
     """Dollars, of a run that counts them (train.max_cost)."""
-    nodes: tuple[Node, ...]
+    nodes: tuple[SeenNode, ...]
     errors: tuple[RankFailure, ...]
     """The errors of its ranks, by time."""
     goal: Goal | None = None
@@ -180,7 +180,7 @@ class Observation:
     faults: tuple[Fault, ...]
     """What of the run's files cannot be read."""
 
-    def job_of(self, node: Node) -> Job | None:
+    def job_of(self, node: SeenNode) -> Job | None:
         return next((job for job in self.jobs if node.name in job.nodes), None)
 
     @property

@@ -16,7 +16,7 @@ from megatron_ext.contract.adaptive.shares import Times, Way, known_of, nodes_of
 from megatron_ext.contract.goal import SAMPLES
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.schedule.deal import Division, several
+from megatron_ext.contract.schedule.deal import SampleDivision, several
 from megatron_ext.contract.worker import start_of_run
 from megatron_ext.engine.batches import ReplicaBatches
 from megatron_ext.engine.goal import record
@@ -106,12 +106,12 @@ class Adaptation(FixedBatch):
     def record(self, iteration: int) -> None:
         record(self._plan, iteration, SAMPLES, str(self._plan.train.samples), self._engine.consumed(iteration))
 
-    def _fitted(self, before: Adapted) -> Division:
+    def _fitted(self, before: Adapted) -> SampleDivision:
         """How an earlier start divided its batch or, on other nodes, in another layout or with other micro-batches, the
         same batch."""
         plan = self._plan
         sizes = before.sizes or [before.micro_batch_size] * len(before.shares)
-        division = Division(tuple(before.shares), tuple(sizes), tuple(before.streams or ()))
+        division = SampleDivision(tuple(before.shares), tuple(sizes), tuple(before.streams or ()))
         may_have = ways_of(self._config, plan.micro_batch_size, plan.streams or [1] * plan.data)
         ways = list(map(Way, division.sizes, division.copies))
         same = before.nodes == nodes_of(plan) and len(may_have) == len(ways)
@@ -121,10 +121,10 @@ class Adaptation(FixedBatch):
 
     def _in_micro_batches(
         self, shares: Sequence[int], sizes: Sequence[int] = (), streams: Sequence[int] = ()
-    ) -> Division:
+    ) -> SampleDivision:
         """Returns the division with these shares, in micro-batches and streams of the plan where none are given."""
         size = self._plan.micro_batch_size
-        return Division(
+        return SampleDivision(
             tuple(shares), tuple(sizes) or (size,) * len(shares), several(streams or self._plan.streams or ())
         )
 

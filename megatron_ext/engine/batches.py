@@ -10,7 +10,7 @@ from torch import Tensor
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.schedule.deal import Division, dealt_to, firsts, samples_of_halves, several
+from megatron_ext.contract.schedule.deal import SampleDivision, dealt_to, firsts, samples_of_halves, several
 from megatron_ext.contract.schedule.iteration import schedule
 from megatron_ext.contract.schedule.schedules import Action
 from megatron_ext.data.ahead import Ahead
@@ -31,7 +31,7 @@ class BatchAssignment:
         """The iterations after `start` go on with its samples."""
         self.start = start
         shares = tuple(plan.micro_batches)
-        self.division = Division(shares, (plan.micro_batch_size,) * len(shares), several(plan.streams or ()))
+        self.division = SampleDivision(shares, (plan.micro_batch_size,) * len(shares), several(plan.streams or ()))
         """How replicas share the samples of the iterations to come."""
         self.taken: NDArray[np.int64] = np.array(plan.taken_by(place.stage, place.dp))
         """The numbers of this replica's micro-batches among those of the iteration."""
@@ -57,7 +57,7 @@ class BatchAssignment:
         """Samples that were taken up to the end of an iteration, the last one or one with this division."""
         return self.start.consumed(iteration, self.division.samples)
 
-    def divide(self, iteration: int, division: Division) -> None:
+    def divide(self, iteration: int, division: SampleDivision) -> None:
         """Has the iterations after this one, the last one so far, be divided like this."""
         self.start = Position(iteration, self.consumed(iteration))
         self.division = division
@@ -106,7 +106,7 @@ class ReplicaBatches:
     """There is one where anything adapts."""
 
     @property
-    def division(self) -> Division:
+    def division(self) -> SampleDivision:
         """How replicas share the samples of the iterations to come."""
         return self.assignment.division
 
@@ -119,7 +119,7 @@ class ReplicaBatches:
         """Samples that were taken up to the end of an iteration, the last one or one with this division."""
         return self.assignment.consumed(iteration)
 
-    def divide(self, iteration: int, division: Division) -> None:
+    def divide(self, iteration: int, division: SampleDivision) -> None:
         """Has the iterations after this one, the last one so far, be divided like this."""
         self.assignment.divide(iteration, division)
         self._actions = self._scheduled(len(self.assignment.taken))

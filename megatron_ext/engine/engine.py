@@ -18,7 +18,7 @@ from megatron_ext.contract.adaptive.noise import Halves
 from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.check import actions_of
-from megatron_ext.contract.schedule.deal import Division
+from megatron_ext.contract.schedule.deal import SampleDivision
 from megatron_ext.contract.schedule.schedules import Action, Kind
 from megatron_ext.data.ahead import helpers_of
 from megatron_ext.data.samples import BEGINNING, Position, Samples
@@ -177,7 +177,7 @@ class Engine(AnyEngine):
         executor = self._factory.executor([stage], self.assignment.size, Recorder(None), later)
         return Worker(executor, flat, stage, stream)
 
-    def divide(self, iteration: int, division: Division) -> None:
+    def divide(self, iteration: int, division: SampleDivision) -> None:
         super().divide(iteration, division)
         for worker, stages in [
             (self._workers.first, self._stages),

@@ -12,7 +12,7 @@ from reports.readers.judgement import Findings
 from reports.readers.record import Record
 
 
-class Step(NamedTuple):
+class NextStep(NamedTuple):
     """What to type, and what comes of it."""
 
     command: str
@@ -24,7 +24,7 @@ def launch_with(overrides: Sequence[str], changes: Mapping[str, str]) -> str:
     return shlex.join(["tdpp", "launch", *with_values(overrides, changes)])
 
 
-def ways_on(record: Record, findings: Findings) -> list[Step]:
+def ways_on(record: Record, findings: Findings) -> list[NextStep]:
     """Returns the ways on from a failed run, the most likely first; none where it goes on or was read from a log."""
     verdict, plan, path = findings.verdict, record.plan, record.diff.parent
     if record.log is not None or verdict.state in ("succeeded", "running", "starting"):
@@ -34,26 +34,26 @@ def ways_on(record: Record, findings: Findings) -> list[Step]:
     if not findings.over:
         again = resume if plan.resumable else launch_with(record.overrides, {})
         means = "Stop it and resume from its newest checkpoint" if saved else "Stop it and start it again"
-        return [Step(f"{shlex.join(['tdpp', 'stop', str(path)])} && {again}", means)]
+        return [NextStep(f"{shlex.join(['tdpp', 'stop', str(path)])} && {again}", means)]
     weights = {"train.load": str(path)} if saved else {}
     from_weights = " from its saved weights" if saved else ""
     if findings.verdict.state == "not finite" or any(one.type == "NotFinite" for one in record.failures):
         lower = weights | {"train.lr": f"{plan.train.lr / 2:.6g}"}
         return [
-            Step(launch_with(record.overrides, lower), f"Start a new run{from_weights} with half the learning rate")
+            NextStep(launch_with(record.overrides, lower), f"Start a new run{from_weights} with half the learning rate")
         ]
     steps = []
     if (fewer := plan.micro_batch_size // 2) and _out_of_memory(record, findings) and plan.adapt is None:
         smaller = weights | {"parallel.micro_batch_size": str(fewer)}
         means = f"Start a new run{from_weights} with micro-batches of {fewer}, which take less memory"
-        steps.append(Step(launch_with(record.overrides, smaller), means))
+        steps.append(NextStep(launch_with(record.overrides, smaller), means))
     if plan.resumable:
         means = "Resume from its newest checkpoint" if saved else "Start it again; it saved no checkpoint"
-        steps.append(Step(resume, means))
+        steps.append(NextStep(resume, means))
     if not plan.resumable or plan.model.traits.user_code:
         means = f"Start a new run{from_weights}"
         means += " once model.code is changed" if plan.resumable else "; this one cannot be resumed"
-        steps.append(Step(launch_with(record.overrides, weights), means))
+        steps.append(NextStep(launch_with(record.overrides, weights), means))
     return steps
 
 

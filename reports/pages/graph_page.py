@@ -9,8 +9,8 @@ from itertools import pairwise
 from plotly import graph_objects as go
 
 from conf.visible import plural
-from fasop.graphs.division import Division
-from fasop.graphs.graph import Node
+from fasop.graphs.division import StageDivision
+from fasop.graphs.graph import Operator
 from fasop.graphs.options import Sync
 from fasop.graphs.table import bound, summary, table, takes
 from reports.figures.embed import BORDER, SERIES, SOFT, embedded, figure, page_with_figures
@@ -18,7 +18,7 @@ from reports.figures.page import bullets, copyable
 from reports.figures.page import table as html_table
 
 
-def render(command: str, division: Division, notes: Sequence[str] = ()) -> str:
+def render(command: str, division: StageDivision, notes: Sequence[str] = ()) -> str:
     """The page, as HTML.
 
     Args:
@@ -45,7 +45,7 @@ def _paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>" if text else ""
 
 
-def _shares(division: Division) -> str:
+def _shares(division: StageDivision) -> str:
     head, rows = takes(division)
     if not rows:
         return ""
@@ -57,7 +57,7 @@ def _shares(division: Division) -> str:
     return f"<p>{message}</p>{html_table(head, rows)}"
 
 
-def _operators(division: Division) -> str:
+def _operators(division: StageDivision) -> str:
     """What the figures show of each, for those who do not point at them."""
     head = ("operator", "stage", "forward, ms", "backward, ms", "result, MB", "parameters, MB", "takes")
     rows = [
@@ -78,7 +78,7 @@ LEAST, MOST = 6, 30
 """Pixels across an operator that takes no time, and the one that takes the most."""
 
 
-def drawn_graph(division: Division) -> go.Figure:
+def drawn_graph(division: StageDivision) -> go.Figure:
     """Each operator right of all that it depends on, as large as it is slow and in its stage's colour; edges that a cut
     crosses are dashed."""
     graph = division.graph
@@ -124,7 +124,7 @@ def drawn_graph(division: Division) -> go.Figure:
     return made
 
 
-def drawn_times(division: Division) -> go.Figure:
+def drawn_times(division: StageDivision) -> go.Figure:
     """Forward and backward pass of every operator in their order, and where stages end."""
     nodes = division.graph.topological
     made = figure(height=320, barmode="stack")
@@ -149,7 +149,7 @@ def drawn_times(division: Division) -> go.Figure:
     return made
 
 
-def _by_stage(division: Division) -> Mapping[int | None, list[Node]]:
+def _by_stage(division: StageDivision) -> Mapping[int | None, list[Operator]]:
     stages = sorted({node.stage for node in division.graph.nodes}, key=lambda one: (one is None, one))
     return {stage: [node for node in division.graph.nodes if node.stage == stage] for stage in stages}
 
@@ -158,7 +158,7 @@ def _named(stage: int | None) -> str:
     return "no stage" if stage is None else f"stage {stage}"
 
 
-def _tip(node: Node) -> str:
+def _tip(node: Operator) -> str:
     texts = [
         f"{node.name}: {node.description[:80]}",
         f"{_named(node.stage)}",

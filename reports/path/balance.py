@@ -16,7 +16,7 @@ from megatron_ext.contract.schedule.iteration import as_json, schedule
 from reports.facts.breakdown import BACKWARD, FORWARD, LOSS
 from reports.facts.labels import dashed
 from reports.path.change import Cause, Change, Gain
-from reports.path.graph import Graph, Integers, Kind, median_by_rank
+from reports.path.graph import EdgeKind, Graph, Integers, median_by_rank
 from reports.path.slow_ranks import all_alike, gpus, layers_of
 from reports.readers.events import Timeline
 
@@ -27,7 +27,10 @@ MOST_LAYERS = 64
 def moved_layers(graphs: Sequence[Graph], plan: Plan) -> Iterator[Change]:
     """Layers moved from the stage that computes longest to the one that is done first: one, and as many as help."""
     stages = {place.rank: place.stage for place in plan.ranks}
-    layers, before = layers_of(plan), by_stage(stages, median_by_rank([graph.sums(Kind.COMPUTE) for graph in graphs]))
+    layers, before = (
+        layers_of(plan),
+        by_stage(stages, median_by_rank([graph.sums(EdgeKind.COMPUTE) for graph in graphs])),
+    )
     if len(before) < 2 or not layers:
         return
     each = layer_ns(plan, before, layers)
@@ -75,9 +78,9 @@ def _with_layers(
     graph: Graph, stages: Mapping[int, int], before: Mapping[int, float], now: Mapping[int, float]
 ) -> Integers:
     """The lengths where stages that usually compute `before` usually compute `now`."""
-    here = by_stage(stages, graph.sums(Kind.COMPUTE))
+    here = by_stage(stages, graph.sums(EdgeKind.COMPUTE))
     factors = {stage: max(1 + (now[stage] - before[stage]) / ns, 0.0) for stage, ns in here.items() if ns > 0}
-    return graph.scaled(Kind.COMPUTE, {rank: factors.get(stages[rank], 1.0) for rank in graph.last})
+    return graph.scaled(EdgeKind.COMPUTE, {rank: factors.get(stages[rank], 1.0) for rank in graph.last})
 
 
 def layers_by_stage(other: FoundPlan, plan: Plan) -> tuple[int, ...] | None:
@@ -91,7 +94,7 @@ def replayed_plans(graphs: Sequence[Graph], plan: Plan, every: Sequence[Sequence
     if not every:
         return
     stages, layers_now = {place.rank: place.stage for place in plan.ranks}, layers_of(plan)
-    before = by_stage(stages, median_by_rank([graph.sums(Kind.COMPUTE) for graph in graphs]))
+    before = by_stage(stages, median_by_rank([graph.sums(EdgeKind.COMPUTE) for graph in graphs]))
     each = layer_ns(plan, before, layers_now)
     for layers in every:
         now = {stage: max(ns + each[stage] * (layers[stage] - layers_now[stage]), 0.0) for stage, ns in before.items()}
@@ -148,7 +151,7 @@ def vocabulary(graphs: Sequence[Graph], plan: Plan) -> Iterator[Change]:
         return
     stages = {place.rank: place.stage for place in plan.ranks}
     last = plan.pipeline - 1
-    before = by_stage(stages, median_by_rank([graph.sums(Kind.COMPUTE) for graph in graphs]))
+    before = by_stage(stages, median_by_rank([graph.sums(EdgeKind.COMPUTE) for graph in graphs]))
     if last not in before:
         return
     each = layer_ns(plan, before, layers)[last]
@@ -164,7 +167,7 @@ def vocabulary(graphs: Sequence[Graph], plan: Plan) -> Iterator[Change]:
         f"The embedding of {model.vocab_size:,} tokens weighs as much as {word / layer:,.1f} layers, and on stage "
         f"{last} its head computes as long as {head / each:,.1f} layers"
     )
-    summed = [sums for graph in graphs if (sums := max(graph.sums(Kind.EMBEDDING).values()))]
+    summed = [sums for graph in graphs if (sums := max(graph.sums(EdgeKind.EMBEDDING).values()))]
     because += f"; its all-reduce takes {np.median(summed) / 1e6:,.1f} ms per iteration." if summed else "."
     weights = {
         stage: (count * layer + word / plan.pipeline) / (count * layer + (word if stage in (0, last) else 0) or 1)
@@ -182,10 +185,10 @@ def _divided(
     graph: Graph, stages: Mapping[int, int], times: Mapping[int, float], weights: Mapping[int, float], part: float
 ) -> Integers:
     """The lengths with these factors: by stage of passes and of updates, and that of the embedding's all-reduce."""
-    lasts = graph.scaled(Kind.COMPUTE, {rank: times.get(stages[rank], 1.0) for rank in graph.last})
-    updates = graph.scaled(Kind.OPTIMIZER, {rank: weights[stages[rank]] for rank in graph.last})
-    lasts = np.where(graph.kind == Kind.OPTIMIZER, updates, lasts)
-    return np.where(graph.kind == Kind.EMBEDDING, (graph.lasts_ns * part).astype(np.int64), lasts)
+    lasts = graph.scaled(EdgeKind.COMPUTE, {rank: times.get(stages[rank], 1.0) for rank in graph.last})
+    updates = graph.scaled(EdgeKind.OPTIMIZER, {rank: weights[stages[rank]] for rank in graph.last})
+    lasts = np.where(graph.kind == EdgeKind.OPTIMIZER, updates, lasts)
+    return np.where(graph.kind == EdgeKind.EMBEDDING, (graph.lasts_ns * part).astype(np.int64), lasts)
 
 
 MS = 1e6
@@ -206,7 +209,7 @@ def other_shares(timeline: Timeline, graphs: Sequence[Graph], recorded: Sequence
     events = timeline.events
     own = [events[events["iteration"] == graph.iteration] for graph in graphs]
     times = [
-        [_times(one, plan, dp, graph.sums(Kind.COMPUTE), was.sums(Kind.COMPUTE)) for dp in range(len(counts))]
+        [_times(one, plan, dp, graph.sums(EdgeKind.COMPUTE), was.sums(EdgeKind.COMPUTE)) for dp in range(len(counts))]
         for one, graph, was in zip(own, graphs, recorded, strict=True)
     ]
     try:

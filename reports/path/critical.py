@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from megatron_ext.contract.plan import Plan
-from reports.path.graph import COLLECTIVES, HUB, STREAMED, Edge, Graph, Integers, Kind
+from reports.path.graph import COLLECTIVES, HUB, STREAMED, Edge, EdgeKind, Graph, Integers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Segment:
     """The receiver of a message, else the rank whose time it is."""
     sender: int
     """The sender of a message, else -1."""
-    kind: Kind
+    kind: EdgeKind
     event: int
     """Its number in the timeline's table, or -1."""
 
@@ -99,8 +99,8 @@ def _back(
     return found[::-1], rank
 
 
-BUSY = (Kind.COMPUTE, Kind.OPTIMIZER)
-LET_IN: Sequence[Sequence[Kind]] = ((), (), (Kind.MESSAGE,), COLLECTIVES, (Kind.DATA,), (Kind.HOST,))
+BUSY = (EdgeKind.COMPUTE, EdgeKind.OPTIMIZER)
+LET_IN: Sequence[Sequence[EdgeKind]] = ((), (), (EdgeKind.MESSAGE,), COLLECTIVES, (EdgeKind.DATA,), (EdgeKind.HOST,))
 IDLE = ("pipeline order", "slow neighbour", "message", "collective", "data", "host")
 
 
@@ -112,7 +112,7 @@ def idle_frame(graph: Graph, plan: Plan) -> pd.DataFrame:
     busy = {kind: graph.by_rank(np.where(graph.kind == kind, graph.lasts_ns, 0))[ranks] for kind in BUSY}
     lasts = np.where(np.isin(graph.kind, BUSY), graph.lasts_ns, 0)
     equal = _equal(graph)
-    together = busy[Kind.COMPUTE] + busy[Kind.OPTIMIZER]
+    together = busy[EdgeKind.COMPUTE] + busy[EdgeKind.OPTIMIZER]
     idle = [graph.period_ns(equal) - graph.by_rank(equal)[ranks]]
     for kinds in LET_IN[1:]:
         lasts = np.where(np.isin(graph.kind, kinds), graph.lasts_ns, lasts)
@@ -125,8 +125,8 @@ def idle_frame(graph: Graph, plan: Plan) -> pd.DataFrame:
         "rank": ranks,
         "stage": [places[rank].stage for rank in ranks],
         "node": [plan.node_of(rank) for rank in ranks],
-        "compute": busy[Kind.COMPUTE] / 1e6,
-        "optimizer": busy[Kind.OPTIMIZER] / 1e6,
+        "compute": busy[EdgeKind.COMPUTE] / 1e6,
+        "optimizer": busy[EdgeKind.OPTIMIZER] / 1e6,
         **{cause: added / 1e6 for cause, added in zip(IDLE, causes, strict=True)},
         "under_way": under_way / 1e6,
         "hidden": hidden / 1e6,
@@ -149,7 +149,7 @@ def _overlap(graph: Graph, ranks: Sequence[int]) -> tuple[Integers, Integers]:
     """Returns by rank how long its messages and collectives took, and for how much of that it kept computing, ns."""
     apart = {rank: [0, 0] for rank in ranks}
     for edge in graph.edges:
-        if edge.rank in apart and ((edge.kind == Kind.MESSAGE and edge.sender >= 0) or edge.kind in COLLECTIVES):
+        if edge.rank in apart and ((edge.kind == EdgeKind.MESSAGE and edge.sender >= 0) or edge.kind in COLLECTIVES):
             apart[edge.rank][0] += edge.lasts_ns
             apart[edge.rank][1] += max(edge.lasts_ns - edge.stood_ns, 0)
     both = np.array([apart[rank] for rank in ranks], np.int64)

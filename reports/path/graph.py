@@ -26,7 +26,7 @@ STREAMED = 12
 """Iterations that are replayed where one goes on beside the next: as many as a pipeline needs to settle, and some."""
 
 
-class Kind(IntEnum):
+class EdgeKind(IntEnum):
     """What the time of an edge goes into."""
 
     COMPUTE = 0
@@ -41,14 +41,14 @@ class Kind(IntEnum):
     HOST = 9
 
 
-COLLECTIVES = (Kind.TENSOR, Kind.GRADIENTS, Kind.EMBEDDING, Kind.WEIGHTS, Kind.NORM)
+COLLECTIVES = (EdgeKind.TENSOR, EdgeKind.GRADIENTS, EdgeKind.EMBEDDING, EdgeKind.WEIGHTS, EdgeKind.NORM)
 
 
 class Edge(NamedTuple):
     source: int
     target: int
     lasts_ns: int
-    kind: Kind
+    kind: EdgeKind
     rank: int
     """Whose time it is: of a message the receiver's; HUB on the way to where a group meets."""
     sender: int
@@ -130,12 +130,12 @@ class Graph:
         sums = np.bincount(self.on + 1, weights=lasts_ns, minlength=max(self.last) + 2)
         return np.asarray(np.rint(sums[1:]), np.int64)
 
-    def sums(self, kind: Kind) -> dict[int, int]:
+    def sums(self, kind: EdgeKind) -> dict[int, int]:
         """Returns for each rank that has events how long its edges of a kind last together, ns."""
         sums = self.by_rank(np.where(self.kind == kind, self.lasts_ns, 0))
         return {rank: int(sums[rank]) for rank in self.last}
 
-    def scaled(self, kind: Kind, factors: Mapping[int, float]) -> Integers:
+    def scaled(self, kind: EdgeKind, factors: Mapping[int, float]) -> Integers:
         """The lengths with those of a kind multiplied by the factor of their rank, where it has one."""
         by_rank = np.ones(max(self.last) + 1)
         for rank, factor in factors.items():
@@ -210,7 +210,7 @@ def on_own_cores(graphs: Sequence[Graph]) -> list[Graph]:
 
 def _passes(graph: Graph, rank: int) -> Integers:
     """The edges of a rank's passes, in their order."""
-    found = np.flatnonzero((graph.kind == Kind.COMPUTE) & (graph.on == rank))
+    found = np.flatnonzero((graph.kind == EdgeKind.COMPUTE) & (graph.on == rank))
     return found[np.argsort([graph.edges[number].event for number in found.tolist()], kind="stable")]
 
 
@@ -227,7 +227,7 @@ def _usual_passes(graphs: Sequence[Graph]) -> dict[int, Integers]:
 
 
 def _without_waits(graph: Graph, usual: dict[int, Integers]) -> Graph:
-    lasts, passes = graph.lasts_ns.astype(np.float64), graph.kind == Kind.COMPUTE
+    lasts, passes = graph.lasts_ns.astype(np.float64), graph.kind == EdgeKind.COMPUTE
     inside, outside = (graph.by_rank(np.where(chosen, graph.lasts_ns, 0)) for chosen in (passes, ~passes))
     for rank in graph.last:
         own = _passes(graph, rank)

@@ -34,7 +34,7 @@ from reports.facts.breakdown import (
     message_pairs,
     messages,
 )
-from reports.path.graph import HUB, Edge, Graph, Kind
+from reports.path.graph import HUB, Edge, EdgeKind, Graph
 from reports.readers.events import Timeline
 
 GAP = -1
@@ -98,13 +98,13 @@ NEAR = 4
 """Iterations that a message may be under way, without a flush."""
 BESIDE, GRADIENTS = "overlapped-grads-all-reduce", "grads-all-reduce"
 KINDS = {
-    **dict.fromkeys((*FORWARD, *BACKWARD, LOSS), Kind.COMPUTE),
-    **dict.fromkeys(TENSOR, Kind.TENSOR),
-    **dict.fromkeys((*ALL_REDUCE, BESIDE), Kind.GRADIENTS),
-    EMBEDDING: Kind.EMBEDDING,
-    NORM: Kind.NORM,
-    "params-all-gather": Kind.WEIGHTS,
-    "batch-generator": Kind.DATA,
+    **dict.fromkeys((*FORWARD, *BACKWARD, LOSS), EdgeKind.COMPUTE),
+    **dict.fromkeys(TENSOR, EdgeKind.TENSOR),
+    **dict.fromkeys((*ALL_REDUCE, BESIDE), EdgeKind.GRADIENTS),
+    EMBEDDING: EdgeKind.EMBEDDING,
+    NORM: EdgeKind.NORM,
+    "params-all-gather": EdgeKind.WEIGHTS,
+    "batch-generator": EdgeKind.DATA,
 }
 
 
@@ -115,11 +115,11 @@ Way = tuple[str, int, int]
 
 
 @cache
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> EdgeKind:
     """Returns what the time of an event of this name goes into."""
     if messages(name):
-        return Kind.MESSAGE
-    return KINDS.get(name, Kind.OPTIMIZER if name.startswith("optimizer") else Kind.HOST)
+        return EdgeKind.MESSAGE
+    return KINDS.get(name, EdgeKind.OPTIMIZER if name.startswith("optimizer") else EdgeKind.HOST)
 
 
 class Sent(NamedTuple):
@@ -333,12 +333,12 @@ class _Maker:
         lasts = end - sent.at_ns
         if start >= sent.at_ns + usual and end - start <= usual:
             lasts = min(lasts, int(usual))
-            self._edge(before, point, end - start, Kind.MESSAGE, rank, event, sender, end - start)
+            self._edge(before, point, end - start, EdgeKind.MESSAGE, rank, event, sender, end - start)
             stood = 0
         else:
             stood = end - max(start, sent.at_ns)
         if sent.event in self._begins:
-            self._edge(self._begins[sent.event], point, lasts, Kind.MESSAGE, rank, event, sender, stood, sent.back)
+            self._edge(self._begins[sent.event], point, lasts, EdgeKind.MESSAGE, rank, event, sender, stood, sent.back)
 
     def _point(self, rank: int) -> int:
         self.rank.append(rank)
@@ -358,7 +358,7 @@ class _Maker:
         source: int,
         target: int,
         lasts: int,
-        kind: Kind,
+        kind: EdgeKind,
         rank: int,
         event: int,
         sender: int = -1,

@@ -14,7 +14,7 @@ from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
 from reports.facts.statistics import Statistics
 from reports.path.change import Cause, Gain
-from reports.path.graph import Graph, Integers, Kind, on_own_cores
+from reports.path.graph import EdgeKind, Graph, Integers, on_own_cores
 from reports.path.graph_of_events import make_graph
 from reports.readers.events import Timeline
 
@@ -25,18 +25,18 @@ RECURS = 3
 MORE = 1.05
 """Times what a rank takes in the usual iteration, from which it takes longer in another."""
 KINDS = (
-    (Kind.COMPUTE, Cause.RANK, "computing"),
-    (Kind.DATA, Cause.DATA, "loading data"),
-    (Kind.OPTIMIZER, Cause.OPTIMIZER, "updating weights"),
-    (Kind.HOST, Cause.HOST, "between the recorded events"),
+    (EdgeKind.COMPUTE, Cause.RANK, "computing"),
+    (EdgeKind.DATA, Cause.DATA, "loading data"),
+    (EdgeKind.OPTIMIZER, Cause.OPTIMIZER, "updating weights"),
+    (EdgeKind.HOST, Cause.HOST, "between the recorded events"),
 )
 """What a rank does itself."""
 TOGETHER = (
-    (Kind.MESSAGE, Cause.LINK, "messages", "take"),
-    (Kind.TENSOR, Cause.TENSOR, "the communication of tensor groups", "takes"),
-    (Kind.EMBEDDING, Cause.EMBEDDING, "the embedding's all-reduce", "takes"),
-    (Kind.GRADIENTS, Cause.GRADIENTS, "the gradients' all-reduce", "takes"),
-    (Kind.WEIGHTS, Cause.WEIGHTS, "the weights' all-gather", "takes"),
+    (EdgeKind.MESSAGE, Cause.LINK, "messages", "take"),
+    (EdgeKind.TENSOR, Cause.TENSOR, "the communication of tensor groups", "takes"),
+    (EdgeKind.EMBEDDING, Cause.EMBEDDING, "the embedding's all-reduce", "takes"),
+    (EdgeKind.GRADIENTS, Cause.GRADIENTS, "the gradients' all-reduce", "takes"),
+    (EdgeKind.WEIGHTS, Cause.WEIGHTS, "the weights' all-gather", "takes"),
 )
 """What ranks do together."""
 
@@ -118,14 +118,18 @@ def _as_usual(
             f"{ranks}{where} {'spend up to' if len(slow) > 1 else 'spends'} {now[longest] / 1e6:,.0f} ms {doing} "
             f"instead of {then.get(longest, 0) / 1e6:,.0f} ms"
         )
-        title = {Kind.COMPUTE: "as fast", Kind.DATA: "loading data as fast", Kind.OPTIMIZER: "updating as fast"}
+        title = {
+            EdgeKind.COMPUTE: "as fast",
+            EdgeKind.DATA: "loading data as fast",
+            EdgeKind.OPTIMIZER: "updating as fast",
+        }
         change = f"{ranks}{where} {title.get(kind, 'as fast between the recorded events')}"
         sums = [one.sums(kind) for one in graphs]
         lasts = [
             one.scaled(kind, {rank: then.get(rank, 0) / (own.get(rank) or max(then.get(rank, 0), 1)) for rank in slow})
             for one, own in zip(graphs, sums, strict=True)
         ]
-        yield cause, change, because, lasts, everyone and kind is not Kind.DATA
+        yield cause, change, because, lasts, everyone and kind is not EdgeKind.DATA
     for kind, cause, what, takes in TOGETHER:
         before, after = sum(usual.sums(kind).values()), sum(graph.sums(kind).values())
         if after > MORE * before:
@@ -134,7 +138,7 @@ def _as_usual(
             yield cause, f"{what} as fast", because, lasts, False
 
 
-def _all_scaled(graph: Graph, kind: Kind, then: int) -> Integers:
+def _all_scaled(graph: Graph, kind: EdgeKind, then: int) -> Integers:
     """The lengths where a kind takes so many ns over all ranks."""
     now = max(sum(graph.sums(kind).values()), 1)
     return np.where(graph.kind == kind, (graph.lasts_ns * (then / now)).astype(np.int64), graph.lasts_ns)

@@ -14,16 +14,16 @@ from fasop.costs.network.links import Link, between, transfer_s, within
 from megatron_ext.contract.events import ACTIVATIONS, ALL_REDUCE, GRADIENTS, TENSOR, WEIGHTS
 from megatron_ext.contract.plan import Plan
 from reports.path.change import Cause, Change
-from reports.path.graph import Graph, Integers, Kind
+from reports.path.graph import EdgeKind, Graph, Integers
 from reports.readers.record import Traffic
 
 TIMES = 10
 """An order of magnitude."""
 SENT_FOR = {
-    Kind.GRADIENTS: ALL_REDUCE,
-    Kind.EMBEDDING: ALL_REDUCE,
-    Kind.WEIGHTS: WEIGHTS,
-    Kind.TENSOR: TENSOR,
+    EdgeKind.GRADIENTS: ALL_REDUCE,
+    EdgeKind.EMBEDDING: ALL_REDUCE,
+    EdgeKind.WEIGHTS: WEIGHTS,
+    EdgeKind.TENSOR: TENSOR,
 }
 PROBE = 1 << 20
 """Bytes of a message by which links are compared whose bandwidth depends on the size."""
@@ -58,7 +58,7 @@ class Allowed:
         size = (sent.get(ACTIVATIONS, 0.0) + sent.get(GRADIENTS, 0.0)) / max(messages, 1)
         return TIMES * self.links[rank].takes(size) * 1e9
 
-    def collectives_ns(self, rank: int, kind: Kind, count: int, ranks: int) -> float | None:
+    def collectives_ns(self, rank: int, kind: EdgeKind, count: int, ranks: int) -> float | None:
         """Returns what all collectives of a kind may take a rank in an iteration, in groups of so many ranks; their
         bytes are at most those of all collectives that they are counted with."""
         if rank not in self.sent or rank not in self.links:

@@ -14,7 +14,7 @@ from fasop.simulation.predict import Prediction
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
 from reports.path.change import Cause, Change
-from reports.path.graph import Graph, Kind, median_by_rank
+from reports.path.graph import EdgeKind, Graph, median_by_rank
 
 SLOWER = 1.05
 """Times the median of the other ranks of its stage, from which a rank is slow."""
@@ -48,7 +48,7 @@ class Expected:
 
 def slow_ranks(graphs: Sequence[Graph], plan: Plan, expected: Expected | None) -> Iterator[Change]:
     """Each as fast as its peers, together those of a node that are about as slow."""
-    each = [graph.sums(Kind.COMPUTE) for graph in graphs]
+    each = [graph.sums(EdgeKind.COMPUTE) for graph in graphs]
     slow: dict[str, dict[int, Peers]] = {}
     for rank, peers in _beside_peers(graphs, plan, expected).items():
         slow.setdefault(plan.node_of(rank), {})[rank] = peers
@@ -66,7 +66,9 @@ def slow_ranks(graphs: Sequence[Graph], plan: Plan, expected: Expected | None) -
             change = f"rank {ranks} on {node} as fast as its peers"
             because = f"Rank {ranks} on {node} takes {more:.2f} times as long to compute as its peers."
         lasts = [
-            graph.scaled(Kind.COMPUTE, {rank: _usual(one, peers) / max(one[rank], 1) for rank, peers in found.items()})
+            graph.scaled(
+                EdgeKind.COMPUTE, {rank: _usual(one, peers) / max(one[rank], 1) for rank, peers in found.items()}
+            )
             for graph, one in zip(graphs, each, strict=True)
         ]
         yield Change(cause=Cause.RANK, change=change, because=because, lasts_ns=lasts)
@@ -80,10 +82,10 @@ def _usual(own: Mapping[int, float], peers: Peers) -> float:
 def _beside_peers(graphs: Sequence[Graph], plan: Plan, expected: Expected | None) -> dict[int, Peers]:
     """Ranks that are slow."""
     gpu, stages = gpus(plan), {place.rank: place.stage for place in plan.ranks}
-    own = median_by_rank([graph.sums(Kind.COMPUTE) for graph in graphs])
+    own = median_by_rank([graph.sums(EdgeKind.COMPUTE) for graph in graphs])
     # Of a pass, for replicas may take unequal numbers of micro-batches.
     edges = graphs[0].edges
-    passes = Counter(rank for rank, _ in {(one.rank, one.event) for one in edges if one.kind is Kind.COMPUTE})
+    passes = Counter(rank for rank, _ in {(one.rank, one.event) for one in edges if one.kind is EdgeKind.COMPUTE})
     work, least_of_stages = _work(plan, expected)
     found: dict[int, Peers] = {}
     for rank in own:

@@ -15,7 +15,7 @@ from fasop.search.findings.found_plan import FoundPlan
 from megatron_ext.contract.plan import Plan
 from reports.path.balance import layers_by_stage, moved_layers, replayed_plans, vocabulary
 from reports.path.change import Cause, Change, Gain
-from reports.path.graph import Graph, Integers, Kind, median_by_rank, on_own_cores
+from reports.path.graph import EdgeKind, Graph, Integers, median_by_rank, on_own_cores
 from reports.path.links import Allowed, links
 from reports.path.slow_ranks import Expected, slow_ranks
 
@@ -90,18 +90,18 @@ def _gain(one: Change, graphs: Sequence[Graph], recorded: Sequence[Graph], now_n
 
 
 REMOVABLE = (
-    (Kind.DATA, Cause.DATA, "no time spent loading data", "Loading data"),
+    (EdgeKind.DATA, Cause.DATA, "no time spent loading data", "Loading data"),
     (
-        Kind.TENSOR,
+        EdgeKind.TENSOR,
         Cause.TENSOR,
         "no time spent on the tensor groups' communication",
         "The communication of tensor groups",
     ),
-    (Kind.EMBEDDING, Cause.EMBEDDING, "no time spent on the embedding's all-reduce", "The embedding's all-reduce"),
-    (Kind.GRADIENTS, Cause.GRADIENTS, "no time spent on the gradients' all-reduce", "The gradients' all-reduce"),
-    (Kind.WEIGHTS, Cause.WEIGHTS, "no time spent on the weights' all-gather", "The weights' all-gather"),
-    (Kind.OPTIMIZER, Cause.OPTIMIZER, "no time spent on the optimizer", "The optimizer"),
-    (Kind.HOST, Cause.HOST, "no time between the recorded events", "Time between the recorded events"),
+    (EdgeKind.EMBEDDING, Cause.EMBEDDING, "no time spent on the embedding's all-reduce", "The embedding's all-reduce"),
+    (EdgeKind.GRADIENTS, Cause.GRADIENTS, "no time spent on the gradients' all-reduce", "The gradients' all-reduce"),
+    (EdgeKind.WEIGHTS, Cause.WEIGHTS, "no time spent on the weights' all-gather", "The weights' all-gather"),
+    (EdgeKind.OPTIMIZER, Cause.OPTIMIZER, "no time spent on the optimizer", "The optimizer"),
+    (EdgeKind.HOST, Cause.HOST, "no time between the recorded events", "Time between the recorded events"),
 )
 FEW = 0.5
 """If no more than this part of the ranks that do a thing take most of its time, they are named."""
@@ -109,7 +109,7 @@ MUCH_LESS = 0.5
 """What the others take at most, as a part of the longest time."""
 
 
-PEERS = (Kind.OPTIMIZER, Kind.HOST)
+PEERS = (EdgeKind.OPTIMIZER, EdgeKind.HOST)
 """What every rank has to do: a rank is at fault for what it takes beyond LONGER times the median of its peers, which
 for the optimizer are the other ranks of its stage."""
 LONGER = 1.5
@@ -125,11 +125,11 @@ def without_work(graphs: Sequence[Graph], plan: Plan, allowed: Allowed | None = 
                 change=change,
                 because=f"{what} takes {max(lasts.values()) / 1e6:,.1f} ms per iteration{_where(lasts, plan)}.",
                 lasts_ns=[np.where(graph.kind == kind, 0, graph.lasts_ns) for graph in graphs],
-                healthy_ns=None if kind is Kind.DATA else _healthy(graphs, kind, plan, allowed),
+                healthy_ns=None if kind is EdgeKind.DATA else _healthy(graphs, kind, plan, allowed),
             )
 
 
-def _healthy(graphs: Sequence[Graph], kind: Kind, plan: Plan, allowed: Allowed | None) -> list[Integers]:
+def _healthy(graphs: Sequence[Graph], kind: EdgeKind, plan: Plan, allowed: Allowed | None) -> list[Integers]:
     """The lengths where no rank takes longer for a kind than it may."""
     limits = dict[int, float]()
     if kind in PEERS:
@@ -137,12 +137,12 @@ def _healthy(graphs: Sequence[Graph], kind: Kind, plan: Plan, allowed: Allowed |
         usual = median_by_rank([graph.sums(kind) for graph in graphs])
         for rank in usual:
             others = [usual[one] for one in usual if one != rank]
-            if kind is Kind.OPTIMIZER:
+            if kind is EdgeKind.OPTIMIZER:
                 others = [usual[one] for one in usual if one != rank and stages[one] == stages[rank]]
             if others:
                 limits[rank] = LONGER * float(np.median(others))
     elif allowed is not None:
-        ranks = {Kind.TENSOR: max(plan.layout.tensors), Kind.EMBEDDING: 2}.get(kind, max(plan.layout.replicas))
+        ranks = {EdgeKind.TENSOR: max(plan.layout.tensors), EdgeKind.EMBEDDING: 2}.get(kind, max(plan.layout.replicas))
         for rank in graphs[0].last:
             count = int(((graphs[0].kind == kind) & (graphs[0].on == rank)).sum())
             if (ns := allowed.collectives_ns(rank, kind, count, ranks)) is not None:
@@ -155,7 +155,7 @@ def _healthy(graphs: Sequence[Graph], kind: Kind, plan: Plan, allowed: Allowed |
     ]
 
 
-def _stood(graph: Graph, kind: Kind) -> dict[int, int]:
+def _stood(graph: Graph, kind: EdgeKind) -> dict[int, int]:
     """Returns by rank that does such work for how long it stood still for that, ns."""
     chosen = graph.kind == kind
     sums = graph.by_rank(np.where(chosen, graph.stood_ns, 0))

@@ -17,7 +17,7 @@ from reports.figures.page import Cell, Row, copy_button, table
 from reports.figures.stacked import Part, stacked
 from reports.path.change import Cause, Gain
 from reports.path.critical import IDLE, Segment
-from reports.path.graph import Kind
+from reports.path.graph import EdgeKind
 from reports.path.why import CLEAR, CLOSE, ITERATIONS, Unexplained, Why
 
 SMALL = 0.01
@@ -26,18 +26,18 @@ MOST_RANKS = 64
 """The most rows of the table of ranks, which are those that are idle longest."""
 MOST_BARS = 16
 """The most bars of the chart, where a run has one stage."""
-PIPELINE = (Kind.COMPUTE, Kind.MESSAGE, Kind.TENSOR)
+PIPELINE = (EdgeKind.COMPUTE, EdgeKind.MESSAGE, EdgeKind.TENSOR)
 NAMES = {
-    Kind.COMPUTE: "computing",
-    Kind.MESSAGE: "messages",
-    Kind.TENSOR: "tensor group",
-    Kind.GRADIENTS: "the gradients' all-reduce",
-    Kind.EMBEDDING: "the embedding's all-reduce",
-    Kind.WEIGHTS: "the weights' all-gather",
-    Kind.NORM: "the all-reduce of the gradient's norm",
-    Kind.OPTIMIZER: "the optimizer",
-    Kind.DATA: "loading data",
-    Kind.HOST: "between the recorded events",
+    EdgeKind.COMPUTE: "computing",
+    EdgeKind.MESSAGE: "messages",
+    EdgeKind.TENSOR: "tensor group",
+    EdgeKind.GRADIENTS: "the gradients' all-reduce",
+    EdgeKind.EMBEDDING: "the embedding's all-reduce",
+    EdgeKind.WEIGHTS: "the weights' all-gather",
+    EdgeKind.NORM: "the all-reduce of the gradient's norm",
+    EdgeKind.OPTIMIZER: "the optimizer",
+    EdgeKind.DATA: "loading data",
+    EdgeKind.HOST: "between the recorded events",
 }
 COLOURS = dict(zip(IDLE, (BORDER, SERIES[1], SERIES[2], "#a5549b", "#b3a000", SOFT), strict=True))
 WAITING = ("pipeline order", "slow neighbour")
@@ -82,11 +82,11 @@ def path_frame(path: Sequence[Segment], plan: Plan) -> pd.DataFrame:
 def path_in_words(why: Why, plan: Plan) -> str:
     """What the critical path is made of, the largest part first."""
     path, whole = path_frame(why.path, plan), why.length_ms
-    sums = path.groupby(path["kind"].replace(list(PIPELINE), Kind.COMPUTE), sort=False)["ns"].sum() / 1e6
+    sums = path.groupby(path["kind"].replace(list(PIPELINE), EdgeKind.COMPUTE), sort=False)["ns"].sum() / 1e6
     named = sums[sums >= SMALL * whole].sort_values(ascending=False, kind="stable")
     parts = [
-        f"{_ms(ms)} ms {'' if kind == Kind.HOST else 'for '}"
-        + (_pipeline(path, plan) if kind == Kind.COMPUTE else _other(Kind(kind), path, plan))
+        f"{_ms(ms)} ms {'' if kind == EdgeKind.HOST else 'for '}"
+        + (_pipeline(path, plan) if kind == EdgeKind.COMPUTE else _other(EdgeKind(kind), path, plan))
         for kind, ms in named.items()
     ]
     rest = whole - named.sum()
@@ -109,25 +109,25 @@ def _pipeline(path: pd.DataFrame, plan: Plan) -> str:
 def place_of(segment: Segment, stages: Mapping[int, int]) -> str:
     """What a part of the path is spent with, and where."""
     stage = stages[segment.rank]
-    if segment.kind == Kind.MESSAGE and segment.sender >= 0:
+    if segment.kind == EdgeKind.MESSAGE and segment.sender >= 0:
         ends = sorted((stages[segment.sender], stage))
         return f"messages between stages {ends[0]} and {ends[1]}"
-    if segment.kind == Kind.MESSAGE:
+    if segment.kind == EdgeKind.MESSAGE:
         return f"passing messages on stage {stage}"
-    if segment.kind == Kind.TENSOR:
+    if segment.kind == EdgeKind.TENSOR:
         return f"the tensor group of stage {stage}"
-    if segment.kind == Kind.HOST:
+    if segment.kind == EdgeKind.HOST:
         return f"time between the recorded events on stage {stage}"
-    return f"{NAMES[segment.kind]} {'on' if segment.kind == Kind.COMPUTE else 'of'} stage {stage}"
+    return f"{NAMES[segment.kind]} {'on' if segment.kind == EdgeKind.COMPUTE else 'of'} stage {stage}"
 
 
-def _other(kind: Kind, path: pd.DataFrame, plan: Plan) -> str:
-    if kind == Kind.EMBEDDING and plan.pipeline > 2:
+def _other(kind: EdgeKind, path: pd.DataFrame, plan: Plan) -> str:
+    if kind == EdgeKind.EMBEDDING and plan.pipeline > 2:
         inner = range(1, plan.pipeline - 1)
         joined = "and" if len(inner) == 2 else "to"
         waits = f"stage {inner[0]} waits" if len(inner) == 1 else f"stages {inner[0]} {joined} {inner[-1]} wait"
         return f"{NAMES[kind]}, which {waits} for"
-    if kind in (Kind.DATA, Kind.GRADIENTS, Kind.OPTIMIZER):
+    if kind in (EdgeKind.DATA, EdgeKind.GRADIENTS, EdgeKind.OPTIMIZER):
         found = sorted(path.loc[path["kind"] == kind, "stage"].unique().tolist())
         return f"{NAMES[kind]} on {numbered('stage', found)}"
     return NAMES[kind]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 
-from fasop.graphs.graph import Graph, Node
+from fasop.graphs.graph import Graph, Operator
 
 
 def node(
     name: str, forward: float, backward: float, sent: float, parameters: float = 0.0, inputs: tuple[str, ...] = ()
-) -> Node:
-    return Node(
+) -> Operator:
+    return Operator(
         name=name,
         description=f"Linear({name})",
         forward_ms=forward,
@@ -32,7 +32,7 @@ def chain() -> Graph:
         (1, 1, 1e5, 2e7),
     ]
     nodes = [
-        Node(
+        Operator(
             name="node0",
             description="Input0",
             forward_ms=30,
@@ -50,9 +50,9 @@ def branches() -> Graph:
     """Two sources, a skip, an LSTM whose state nobody uses, and two branches that are joined."""
     return Graph(
         (
-            Node(name="words", description="Input0", forward_ms=0, backward_ms=0, outputs=(0,), parameter_bytes=0),
+            Operator(name="words", description="Input0", forward_ms=0, backward_ms=0, outputs=(0,), parameter_bytes=0),
             node("embed", 1, 2, 3e6, 9e6, ("words",)),
-            Node(
+            Operator(
                 name="lstm",
                 description="LSTM(8, 8)",
                 forward_ms=5,
@@ -62,7 +62,7 @@ def branches() -> Graph:
                 inputs=("embed",),
             ),
             node("first", 0, 0, 2e6, 0, ("lstm",)),
-            Node(
+            Operator(
                 name="state",
                 description="__getitem__(1)",
                 forward_ms=0,
@@ -85,7 +85,7 @@ def branches() -> Graph:
 def random_graph(seed: int, operators: int) -> Graph:
     """No two results are used in the same way: every shape of a graph may come."""
     chance = random.Random(seed)
-    nodes: list[Node] = []
+    nodes: list[Operator] = []
     for number in range(operators):
         inputs = [one.name for one in nodes if chance.random() < 2 / (1 + len(nodes))]
         nodes.append(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.errors import SearchError
-from fasop.graphs.division import Division, Stage, stages_of
+from fasop.graphs.division import Stage, StageDivision, stages_of
 from fasop.graphs.graph import Graph
 from fasop.graphs.operators import Operators
 from fasop.graphs.options import Level, Options, Sync
@@ -116,7 +116,7 @@ def fits(
     return all((stage.memory_bytes or 0) <= memory_bytes for stage in stages)
 
 
-def on_levels(graph: Graph, levels: Sequence[Level], options: Options, held: VersionedMemory) -> Division:
+def on_levels(graph: Graph, levels: Sequence[Level], options: Options, held: VersionedMemory) -> StageDivision:
     """The better one of contiguous and nested stages, for machines as the public optimizer knows them.
 
     Raises:
@@ -145,7 +145,7 @@ def on_levels(graph: Graph, levels: Sequence[Level], options: Options, held: Ver
     assert nested is not None
     states, answer = nested
     contiguous = f"{best.seconds * 1e3:.3f} ms at best" if best is not None else "more memory than available"
-    return Division(
+    return StageDivision(
         stages=stages_with_memory(operators, states, answer, held),
         graph=operators.annotated(states.stages(answer.ends)),
         pipeline_s=answer.pipeline_s,
@@ -160,7 +160,7 @@ def on_levels(graph: Graph, levels: Sequence[Level], options: Options, held: Ver
 
 def division(
     operators: Operators, work: Work, best: Best, data_parallel_s: float, notes: Sequence[str], sync: Sync
-) -> Division:
+) -> StageDivision:
     placed: list[int] = work.placed([piece.groups for piece in best.pieces])
     stages = [
         replace(stage, versions=piece.versions, memory_bytes=piece.memory_bytes, takes=piece.takes)
@@ -168,7 +168,7 @@ def division(
             stages_of(operators, placed, [(piece.replicas,) for piece in best.pieces]), best.pieces, strict=True
         )
     ]
-    return Division(
+    return StageDivision(
         stages=tuple(stages),
         graph=operators.annotated([*placed]),
         pipeline_s=best.seconds,

@@ -12,7 +12,7 @@ from fasop.costs.allowance import communicator_bytes, context_bytes
 from fasop.costs.hardware import NodeKind
 from fasop.costs.memory import GIB
 from fasop.errors import SearchError
-from fasop.graphs.division import Division
+from fasop.graphs.division import StageDivision
 from fasop.graphs.graph import Graph
 from fasop.graphs.operators import Operators
 from fasop.graphs.options import Options
@@ -39,7 +39,7 @@ def on_nodes(
     held: VersionedMemory,
     *,
     in_order: bool = False,
-) -> Division:
+) -> StageDivision:
     """On the nodes of a cluster, in the best order that was looked at; `graphs[profiles[k]]` has the times of kind k.
     With `in_order` stages lie in the one order of the operators.
 

@@ -9,7 +9,7 @@ import numpy as np
 from fasop.bits import bits, mask
 from fasop.costs.arrays import Bools, Floats
 from fasop.errors import SearchError
-from fasop.graphs.graph import Node
+from fasop.graphs.graph import Operator
 from fasop.graphs.operators import Operators, users_and_above
 
 
@@ -79,7 +79,7 @@ class Work:
         return alone and bool(operators.activations[users].sum() <= operators.activations[before])
 
     @property
-    def nodes(self) -> Sequence[Node]:
+    def nodes(self) -> Sequence[Operator]:
         """List the nodes of the operators, in their order."""
         return self._operators.nodes
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats
 from fasop.errors import SearchError
-from fasop.graphs.division import Division, stages_of
+from fasop.graphs.division import StageDivision, stages_of
 from fasop.graphs.graph import Graph
 from fasop.graphs.operators import Operators
 from fasop.graphs.options import Level, Options, Sync
@@ -239,7 +239,7 @@ def _nothing(levels: Sequence[Level], options: Options, states: int) -> SearchEr
     )
 
 
-def divide(graph: Graph, levels: Sequence[Level], options: Options) -> Division:
+def divide(graph: Graph, levels: Sequence[Level], options: Options) -> StageDivision:
     """Divide a graph as the public tool's `-o` writes it.
 
     Raises:
@@ -256,7 +256,7 @@ def divide(graph: Graph, levels: Sequence[Level], options: Options) -> Division:
             f"the public optimizer considers only what depends on {operators.nodes[states.first].name}: it gives "
             f"{', '.join(left[:3])}{', ...' * (len(left) > 3)} no stage and ignores their time"
         )
-    return Division(
+    return StageDivision(
         stages=stages_of(operators, placed, [segment.replicas for segment in answer.segments]),
         graph=operators.annotated(placed),
         pipeline_s=answer.pipeline_s,

@@ -32,7 +32,7 @@ SIZE, SHARES = "micro_batch_size", "shares"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Division:
+class BatchDivision:
     """What is chosen for the keys that were open."""
 
     values: dict[str, int | str | None]
@@ -81,7 +81,7 @@ def provisional(parallel: Parallel) -> Iterator[dict[str, int | str | None]]:
         yield values
 
 
-def best_division(experiment: Experiment, undecided: Parallel) -> Division:
+def best_division(experiment: Experiment, undecided: Parallel) -> BatchDivision:
     """The values that take least, for the open keys of a plan.
 
     Args:
@@ -129,7 +129,7 @@ def best_division(experiment: Experiment, undecided: Parallel) -> Division:
             f"more than {MOST_MICRO_BATCHES} micro-batches at every size; give parallel.micro_batch_size"
         )
     seconds, chosen, basis = min(found, key=lambda row: row[0])
-    return Division(
+    return BatchDivision(
         values=chosen,
         seconds=seconds,
         sizes=tuple(int(row[1][SIZE] or 0) for row in found) if SIZE in chosen else (),

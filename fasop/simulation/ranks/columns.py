@@ -44,7 +44,7 @@ _DOES = {
 }
 
 
-class Step(NamedTuple):
+class ColumnAction(NamedTuple):
     does: Does
     rank: int
     number: int
@@ -126,7 +126,7 @@ def lists_of(layout: Layout, name: str, counts: Sequence[int], chunks: int = 1) 
 @lru_cache(maxsize=64)
 def _ordered(
     layout: Layout, name: str, counts: tuple[int, ...], chunks: int, shown: tuple[int, ...]
-) -> tuple[Sequence[Step], int]:
+) -> tuple[Sequence[ColumnAction], int]:
     """The steps of these ranks, each behind what it waits for, and the number of messages.
 
     Raises:
@@ -148,16 +148,16 @@ class _Order(Replay):
 
     def __init__(self, layout: Layout, actions: Sequence[Actions]) -> None:
         super().__init__(layout, actions)
-        self.steps: list[Step] = []
+        self.steps: list[ColumnAction] = []
         self.count = 0
 
     def receive(self, rank: int, action: Action, message: int) -> None:
-        self.steps.append(Step(Does.RECEIVE, rank, message))
+        self.steps.append(ColumnAction(Does.RECEIVE, rank, message))
 
     def send(self, rank: int, action: Action) -> int:
-        self.steps.append(Step(_DOES[action.kind], rank, self.count))
+        self.steps.append(ColumnAction(_DOES[action.kind], rank, self.count))
         self.count += 1
         return self.count - 1
 
     def compute(self, rank: int, action: Action) -> None:
-        self.steps.append(Step(_DOES[action.kind], rank, action.chunk))
+        self.steps.append(ColumnAction(_DOES[action.kind], rank, action.chunk))

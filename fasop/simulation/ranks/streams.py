@@ -14,7 +14,7 @@ from fasop.simulation.iteration import GRADIENTS, OPTIMIZER
 from fasop.simulation.ranks.replay import Event, RankDurations, TimedReplay
 from megatron_ext.contract.layout import Layout, lcm
 from megatron_ext.contract.schedule.schedules import Actions, Kind
-from megatron_ext.contract.schedule.streams import Step, Stream, end_of
+from megatron_ext.contract.schedule.streams import Stream, StreamAction, end_of
 
 WARMING, MEASURED = 4, 4
 """Rounds of all replicas and whole iterations, before it runs evenly and over which it is measured."""
@@ -86,7 +86,7 @@ def stream_iteration(
 class _StreamReplay(TimedReplay):
     """Ranks that update their weights while micro-batches stream."""
 
-    def __init__(self, layout: Layout, steps: Sequence[Sequence[Step]], ranks: Sequence[RankDurations]) -> None:
+    def __init__(self, layout: Layout, steps: Sequence[Sequence[StreamAction]], ranks: Sequence[RankDurations]) -> None:
         first = min(rank.optimizer for rank in ranks)
         actions = [[(one.kind.value, one.micro_batch, one.chunk) for one in own] for own in steps]
         super().__init__(layout, actions, [rank.times for rank in ranks], [rank.optimizer - first for rank in ranks])
@@ -111,7 +111,7 @@ def _of_iteration(events: Sequence[Event], own: range) -> list[Event]:
     return [event for event in between if event.micro_batch in own or event.micro_batch < 0]
 
 
-def _passes(steps: Sequence[Step], own: range) -> Actions:
+def _passes(steps: Sequence[StreamAction], own: range) -> Actions:
     return [
         step.action._replace(micro_batch=step.micro_batch - own.start)
         for step in steps

@@ -19,7 +19,7 @@ from conf.schema.parallel import AUTO, Parallel
 from conf.schema.values.partition import Shares, run_length_text
 
 if TYPE_CHECKING:
-    from fasop.search.shares.batch_division import Division
+    from fasop.search.shares.batch_division import BatchDivision
     from fasop.shares.public_files import Cluster
 
 
@@ -103,7 +103,7 @@ def _estimated(experiment: Experiment) -> str:
     return f" ({'; '.join(known)}): measure them with 'tdpp profile', and add profile=NAME"
 
 
-def _with_streams(experiment: Experiment, undecided: Parallel, alone: Division) -> tuple[Division, str]:
+def _with_streams(experiment: Experiment, undecided: Parallel, alone: BatchDivision) -> tuple[BatchDivision, str]:
     """What takes least with several streams, if that is less than `alone`, with one; and in words how they compare."""
     from fasop.shares.own_streams import best_in_streams
     from fasop.simulation.predict import planned
@@ -125,10 +125,10 @@ def _with_streams(experiment: Experiment, undecided: Parallel, alone: Division) 
     return division, f"; one stream per GPU would take {alone.seconds * 1e3:.1f} ms at best"
 
 
-def _of_steps(cluster: Cluster, experiment: Experiment, undecided: Parallel) -> Division:
+def _of_steps(cluster: Cluster, experiment: Experiment, undecided: Parallel) -> BatchDivision:
     """Divides the batch by whole steps that IIDP or JABAS measured."""
     from fasop.costs.layers import Basis
-    from fasop.search.shares.batch_division import Division
+    from fasop.search.shares.batch_division import BatchDivision
     from fasop.shares.of_profiles import solved
 
     given, keys = experiment.parallel, undecided.undecided
@@ -145,7 +145,7 @@ def _of_steps(cluster: Cluster, experiment: Experiment, undecided: Parallel) -> 
         "shares": None if len({*counts.numbers}) == 1 else str(counts),
         "streams": None if max(found.streams) == 1 else run_length_text(found.streams, "-"),
     }
-    return Division(
+    return BatchDivision(
         values={key: chosen[key] for key in keys},
         seconds=found.seconds,
         sizes=found.sizes,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conf.pipedream.driver import Kind
+from conf.pipedream.driver import ModelType
 from conf.pipedream.export import DRIVERS, WRITTEN, files_of, package_folder
 from conf.schema.cluster import Cluster
 from conf.schema.values.partition import NodeOrder
@@ -21,7 +21,7 @@ from megatron_ext.contract.models.model import ModelConfig
 if TYPE_CHECKING:
     from conf.schema.experiment import Cluster
     from fasop.graphs.arguments import Arguments
-    from fasop.graphs.division import Division
+    from fasop.graphs.division import StageDivision
     from fasop.graphs.graph import Graph
 
 
@@ -101,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _divided(args: Arguments, graphs: Mapping[str, Graph]) -> Division:
+def _divided(args: Arguments, graphs: Mapping[str, Graph]) -> StageDivision:
     from fasop.graphs.own.on_levels import on_levels
     from fasop.graphs.own.versioned_memory import VersionedMemory
     from fasop.graphs.public.recurrence import divide
@@ -140,7 +140,7 @@ def check_free(folder: Path) -> None:
     check_writable(there / "export")
 
 
-def replicas_of(division: Division) -> list[int]:
+def replicas_of(division: StageDivision) -> list[int]:
     """Returns the number of replicas by stage, over all levels."""
     return [math.prod(stage.replicas) for stage in division.stages]
 
@@ -164,17 +164,17 @@ def on_cluster(cluster: Cluster, node_order: str | None, ranks: int) -> list[str
     return found[:ranks]
 
 
-def kind_of(descriptions: Sequence[str]) -> Kind:
+def kind_of(descriptions: Sequence[str]) -> ModelType:
     """Tells the kind of a profiled graph's model: what embeds words translates."""
-    return Kind.translation if any(one.startswith("Embedding") for one in descriptions) else Kind.images
+    return ModelType.translation if any(one.startswith("Embedding") for one in descriptions) else ModelType.images
 
 
 def export(
     folder: Path,
     name: str,
-    division: Division,
+    division: StageDivision,
     machines: Sequence[str],
-    kind: Kind | None,
+    kind: ModelType | None,
     batch: int | None = None,
     model: ModelConfig | None = None,
     partition: Sequence[int] | None = None,

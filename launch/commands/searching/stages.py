@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from conf.pipedream.driver import Kind
+from conf.pipedream.driver import ModelType
 from conf.reading.values import Reader, flag, name_of, parse_key_values, path
 from fasop.errors import SearchError
 from launch.commands.output_files import check_plan_free, check_writable, plan_path, write
@@ -108,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
     if "export" in own:
         model, partition = training.model, partition_of(division).layers
         machines = on_cluster(inputs.cluster, division.node_order, sum(replicas_of(division)))
-        kind = {IMAGES: Kind.images, PAIRS: Kind.translation}.get(model.traits.learns)
+        kind = {IMAGES: ModelType.images, PAIRS: ModelType.translation}.get(model.traits.learns)
         size = training.parallel.micro_batch_size
         export(own["export"], model.name, division, machines, kind, size, model.sized(1), partition)
     if plan is not None:

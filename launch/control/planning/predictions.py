@@ -17,7 +17,7 @@ from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.adaptive.shares import overhead
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.plan_parts import Choosing, Elastic, NodeCounts, RankTimes, TimesInStreams
-from megatron_ext.contract.schedule.deal import Division, several
+from megatron_ext.contract.schedule.deal import SampleDivision, several
 
 if TYPE_CHECKING:
     from fasop.costs.training import PlacedTraining
@@ -82,7 +82,7 @@ def _choosing(experiment: Experiment) -> Choosing | None:
 def _times(nodes: Nodes, size: int) -> tuple[Sequence[float], float]:
     """Seconds of a micro-batch, by replica, and of what an iteration has beside them."""
     shares = tuple(nodes.weights)
-    times = nodes.times(Division(shares, (size,) * len(shares), several(nodes.streams)), 1, measures=False)
+    times = nodes.times(SampleDivision(shares, (size,) * len(shares), several(nodes.streams)), 1, measures=False)
     assert times is not None, "times are predicted"
     return times.micro_batch_s, overhead(times, shares)
 

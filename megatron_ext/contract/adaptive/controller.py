@@ -22,7 +22,7 @@ from megatron_ext.contract.adaptive.shares import (
     rounds,
     ways_of,
 )
-from megatron_ext.contract.schedule.deal import Division, several
+from megatron_ext.contract.schedule.deal import SampleDivision, several
 
 
 class Decision(NamedTuple):
@@ -95,7 +95,7 @@ class Controller:
     ) -> Decision:
         """`shares`, `sizes` and `streams` are those of the iterations since the last decision, of which `times` are."""
         self._note(halves)
-        now = Division(shares, sizes or (self._size,) * len(shares), several(streams or self._copies))
+        now = SampleDivision(shares, sizes or (self._size,) * len(shares), several(streams or self._copies))
         replicas = None
         if times is not None and self._rebalances(times):
             replicas = self._replicas(now, times)
@@ -127,7 +127,7 @@ class Controller:
         """The shares of about so many samples, before anything was measured."""
         return self._divided(None, max(len(self._seconds), round(samples / self._size))).shares
 
-    def divided(self, samples: int) -> Division:
+    def divided(self, samples: int) -> SampleDivision:
         """The fastest division of about so many samples by what earlier starts have measured, and by the first shares
         where they have not."""
         replicas, expected = None, [measured.expected() for measured in self._measured or ()]
@@ -151,7 +151,7 @@ class Controller:
         if found is not None:
             self.window = [*self.window, found][-self._config.smoothing :]
 
-    def _next(self, now: Division, times: Optional[Times]) -> Tuple[int, str]:
+    def _next(self, now: SampleDivision, times: Optional[Times]) -> Tuple[int, str]:
         """Micro-batches of the plan's size that the next global batch has, and why."""
         config, count = self._config, now.samples // self._size
         if self._batches is None:
@@ -173,7 +173,7 @@ class Controller:
         sought = sought_batch(config.target, scale)
         return by_noise(count, scale, config.target, self._batches), f"{known}, wanted batch {sought:.4g}"
 
-    def _by_goodput(self, now: Division, scale: float, times: Times) -> int:
+    def _by_goodput(self, now: SampleDivision, scale: float, times: Times) -> int:
         assert self._batches is not None
         rest = overhead(times, now.shares)
         own = [seconds * self._size / size for seconds, size in zip(times.micro_batch_s, now.sizes)]
@@ -188,7 +188,7 @@ class Controller:
 
         return by_goodput(now.samples // self._size, scale, self._reference, seconds, self._batches)
 
-    def _replicas(self, now: Division, times: Times) -> List[Replica]:
+    def _replicas(self, now: SampleDivision, times: Times) -> List[Replica]:
         """What each takes, by what was measured."""
         seconds: Sequence[Dict[Way, float]] = [{Way(self._size): known} for known in times.micro_batch_s]
         if self._measured is not None:
@@ -198,7 +198,7 @@ class Controller:
             seconds = [measured.expected() for measured in self._measured]
         return [Replica(*known) for known in zip(seconds, times.fixed_s or [0.0] * len(seconds))]
 
-    def _divided(self, replicas: Optional[Sequence[Replica]], count: int) -> Division:
+    def _divided(self, replicas: Optional[Sequence[Replica]], count: int) -> SampleDivision:
         """The fastest division of so many micro-batches of the plan's size; None of `replicas`: by the first shares."""
         size, least = self._size, 1
         if replicas is not None and self._config.measures and len(replicas) == 1:
@@ -214,9 +214,9 @@ class Controller:
             found = fastest_division(replicas, count * size, least)
             assert found is not None, "micro-batches of the plan's size give every batch"
             return found
-        return Division(shares, (size,) * len(shares), several(self._copies))
+        return SampleDivision(shares, (size,) * len(shares), several(self._copies))
 
-    def _rebalanced(self, now: Division, replicas: Sequence[Replica], times: Times) -> Tuple[Division, str]:
+    def _rebalanced(self, now: SampleDivision, replicas: Sequence[Replica], times: Times) -> Tuple[SampleDivision, str]:
         """Shares the same global batch anew, where that is faster by the measured times; and why, in words."""
         better = self._divided(replicas, now.samples // self._size)
         rest = overhead(times, now.shares)

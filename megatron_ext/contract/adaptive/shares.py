@@ -12,7 +12,7 @@ from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.schedule.deal import Division, several
+from megatron_ext.contract.schedule.deal import SampleDivision, several
 
 
 class Times(NamedTuple):
@@ -196,13 +196,13 @@ def rounds(count: int, streams: int) -> int:
     return -(-count // streams)
 
 
-def longest_of_division(replicas: Sequence[Replica], division: Division) -> float:
+def longest_of_division(replicas: Sequence[Replica], division: SampleDivision) -> float:
     """Returns when the slowest replica is ready."""
     ways = map(Way, division.sizes, division.copies)
     return max(of.ready(count, way) for of, count, way in zip(replicas, division.shares, ways))
 
 
-def fastest_division(replicas: Sequence[Replica], samples: int, least: int = 1) -> Optional[Division]:
+def fastest_division(replicas: Sequence[Replica], samples: int, least: int = 1) -> Optional[SampleDivision]:
     """The division of so many samples whose slowest replica ends soonest; None where there is none.
 
     A replica has micro-batches of one size, `least` of them or more, and one number of streams. The time is found by
@@ -250,7 +250,7 @@ def _spread(bits: int, step: int, count: int) -> int:
     return bits
 
 
-def _taken(replicas: Sequence[Replica], samples: int, unit: int, least: int, limit: float) -> Division:
+def _taken(replicas: Sequence[Replica], samples: int, unit: int, least: int, limit: float) -> SampleDivision:
     """Who takes what within the limit, from the last replica to the first: what takes it least, if the others can take
     what it leaves."""
     shares, ways = [], []
@@ -267,7 +267,7 @@ def _taken(replicas: Sequence[Replica], samples: int, unit: int, least: int, lim
         shares.append(count)
         ways.append(way)
     sizes, copies = zip(*ways[::-1])
-    return Division(tuple(shares[::-1]), sizes, several(copies))
+    return SampleDivision(tuple(shares[::-1]), sizes, several(copies))
 
 
 def weights_of(plan: Plan) -> Sequence[float]:

@@ -25,7 +25,7 @@ def dealt_to(replica: int, shares: Tuple[int, ...]) -> Tuple[int, ...]:
     return tuple(m for m, taker in enumerate(dealt(shares)) if taker == replica)
 
 
-class Division(NamedTuple):
+class SampleDivision(NamedTuple):
     """How the replicas of a stage share the samples of an iteration."""
 
     shares: Tuple[int, ...]
@@ -51,7 +51,7 @@ def several(copies: Sequence[int]) -> Tuple[int, ...]:
     return () if {*copies} <= {1} else tuple(copies)
 
 
-def samples_of_halves(division: Division) -> Tuple[int, int]:
+def samples_of_halves(division: SampleDivision) -> Tuple[int, int]:
     """Count the samples of the even and the odd micro-batches of an iteration."""
     if len({*division.sizes}) == 1:  # they need not be dealt to be counted
         odd = sum(division.shares) // 2 * division.sizes[0]
@@ -61,7 +61,7 @@ def samples_of_halves(division: Division) -> Tuple[int, int]:
 
 
 @lru_cache(maxsize=64)
-def firsts(division: Division) -> Tuple[int, ...]:
+def firsts(division: SampleDivision) -> Tuple[int, ...]:
     """Where each micro-batch begins among the samples of its iteration, which follow each other as they are dealt."""
     sizes = [division.sizes[replica] for replica in dealt(division.shares)]
     return tuple(accumulate([0, *sizes[:-1]]))

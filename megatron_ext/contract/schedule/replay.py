@@ -12,9 +12,9 @@ from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple, Union
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.schedule.schedules import Action, Kind
-from megatron_ext.contract.schedule.streams import Step
+from megatron_ext.contract.schedule.streams import StreamAction
 
-AnyAction = Union[Action, Step]
+AnyAction = Union[Action, StreamAction]
 RECEIVES: Dict[str, Tuple[Kind, int]] = {
     Kind.RECV_FORWARD: (Kind.SEND_FORWARD, -1),
     Kind.RECV_BACKWARD: (Kind.SEND_BACKWARD, 1),

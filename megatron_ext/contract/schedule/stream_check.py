@@ -9,7 +9,7 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.schedule.check import check_complete, check_order
 from megatron_ext.contract.schedule.replay import CheckedReplay, check_runs, named, rank_named
 from megatron_ext.contract.schedule.schedules import Kind
-from megatron_ext.contract.schedule.streams import LATEST, STASHING, TWO, VERTICAL, Step, Steps, Stream, end_of
+from megatron_ext.contract.schedule.streams import LATEST, STASHING, TWO, VERTICAL, Steps, Stream, StreamAction, end_of
 
 _MOST_REPLAYED = 4
 """Periods after the pipeline is full, and what is left over, that a long stream is replayed for."""
@@ -150,7 +150,7 @@ def _state(stream: Stream, end: int, micro_batches: int) -> object:
     if replay.go_on():
         return object()
 
-    def relative(stage: int, step: Step) -> Tuple[Kind, int, int]:
+    def relative(stage: int, step: StreamAction) -> Tuple[Kind, int, int]:
         version = step.version - end // (stream.update_every * stream.replicas[stage]) if step.version else 0
         return step.kind, step.micro_batch - end, version
 

@@ -36,7 +36,7 @@ class Semantics(Word):
 STASHING, VERTICAL, LATEST, TWO = SEMANTICS = tuple(Semantics)
 
 
-class Step(NamedTuple):
+class StreamAction(NamedTuple):
     """An action of a stream: one of a schedule, for the weights of a `version`.
 
     An update makes its version; `micro_batch` is the last one that it learns from. A message has version 0.
@@ -53,7 +53,7 @@ class Step(NamedTuple):
         return Action(self.kind, self.micro_batch, self.chunk)
 
 
-Steps = List[Step]
+Steps = List[StreamAction]
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Stream:
             replicas * (self.ahead(stage) + 1 + self.update_every) for stage, replicas in enumerate(self.replicas)
         )
 
-    def steps(self, stage: int, replica: int, micro_batches: int) -> Iterator[Step]:
+    def steps(self, stage: int, replica: int, micro_batches: int) -> Iterator[StreamAction]:
         """What a replica does in a stream of so many micro-batches: 1F1B without an end.
 
         Two streams that differ in their length alone are equal up to the shorter one's last forward pass.
@@ -145,16 +145,24 @@ class Stream:
         forward, backward = self.met(stage, m)
         stages = len(self.replicas)
         if kind is Kind.FORWARD:
-            every = (Step(Kind.RECV_FORWARD, m), Step(kind, m, version=forward), Step(Kind.SEND_FORWARD, m))
+            every = (
+                StreamAction(Kind.RECV_FORWARD, m),
+                StreamAction(kind, m, version=forward),
+                StreamAction(Kind.SEND_FORWARD, m),
+            )
         else:
-            every = (Step(Kind.RECV_BACKWARD, m), Step(kind, m, version=backward), Step(Kind.SEND_BACKWARD, m))
+            every = (
+                StreamAction(Kind.RECV_BACKWARD, m),
+                StreamAction(kind, m, version=backward),
+                StreamAction(Kind.SEND_BACKWARD, m),
+            )
         return [step for step in every if exists(step.kind, stage, stages)]
 
-    def _update(self, stage: int, version: int, micro_batches: int) -> Step:
-        return Step(Kind.UPDATE, self.learned(stage, version, micro_batches).stop - 1, version=version)
+    def _update(self, stage: int, version: int, micro_batches: int) -> StreamAction:
+        return StreamAction(Kind.UPDATE, self.learned(stage, version, micro_batches).stop - 1, version=version)
 
 
-def end_of(steps: Sequence[Step], micro_batches: int) -> int:
+def end_of(steps: Sequence[StreamAction], micro_batches: int) -> int:
     """How many of a replica's steps it takes until its stage has learned from the first so many micro-batches."""
     return next(
         (at + 1 for at, step in enumerate(steps) if step.kind is Kind.UPDATE and step.micro_batch >= micro_batches - 1),

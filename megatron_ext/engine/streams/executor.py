@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_ext.contract.schedule.schedules import Kind
-from megatron_ext.contract.schedule.streams import Step
+from megatron_ext.contract.schedule.streams import StreamAction
 from megatron_ext.engine.executor.executor import LOSS, Executor, Key
 from megatron_ext.engine.executor.messages import Content
 from megatron_ext.engine.gradients.flat import FlatWeights
@@ -74,12 +74,12 @@ class StreamingExecutor(Executor):
 
     def take(
         self,
-        steps: Sequence[Step],
+        steps: Sequence[StreamAction],
         micro_batches: Mapping[int, Optional[Micro]],
         factors: Mapping[int, Any],
         show: Callable[[int], None],
-        passed: Callable[[Step, Optional[Tensor]], None],
-        update: Callable[[Step], None],
+        passed: Callable[[StreamAction, Optional[Tensor]], None],
+        update: Callable[[StreamAction], None],
     ) -> None:
         """Micro-batches, and the factors of their losses, are by number. Before a pass `show` is given the version of
         the weights that it meets; after it, `passed` is given its loss, if there is one."""

@@ -13,7 +13,7 @@ from typing import Iterator, List
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.schedules import Kind
-from megatron_ext.contract.schedule.streams import Step
+from megatron_ext.contract.schedule.streams import StreamAction
 from megatron_ext.contract.train_config import TrainConfig
 
 
@@ -37,7 +37,7 @@ class StreamSteps:
         """Micro-batches of an iteration."""
         self.first, self.until = last + 1, last
         """The stream's first and last iteration."""
-        self._steps: Iterator[Step] = iter(())
+        self._steps: Iterator[StreamAction] = iter(())
         self._taken = 0
         self._learned = 0
         """Micro-batches of the stream that the updates taken so far have learned from."""
@@ -60,13 +60,13 @@ class StreamSteps:
         self._steps, self._taken, self._learned = self._all(), 0, 0
         return True
 
-    def of(self, iteration: int) -> List[Step]:
+    def of(self, iteration: int) -> List[StreamAction]:
         """The steps of the next iteration; none where an update before it has learned from all of its micro-batches.
 
         So no rank is further than in_flight micro-batches.
         """
         end = self.end(iteration)
-        found: List[Step] = []
+        found: List[StreamAction] = []
         while self._learned < end and (step := next(self._steps, None)) is not None:
             found.append(step)
             if step.kind is Kind.UPDATE:
@@ -85,5 +85,5 @@ class StreamSteps:
             self._steps = islice(self._all(), self._taken, None)
         return max(iteration, self.until)
 
-    def _all(self) -> Iterator[Step]:
+    def _all(self) -> Iterator[StreamAction]:
         return self.stream.steps(self._place.stage, self._place.dp, self.micro_batches)

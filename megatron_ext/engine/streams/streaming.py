@@ -20,7 +20,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.iteration import exists
 from megatron_ext.contract.schedule.schedules import Action, Kind
-from megatron_ext.contract.schedule.streams import LATEST, PIPEDREAM, Step, Stream
+from megatron_ext.contract.schedule.streams import LATEST, PIPEDREAM, Stream, StreamAction
 from megatron_ext.data.samples import Samples
 from megatron_ext.engine.engine import FORWARD, Engine
 from megatron_ext.engine.optimizer.learning_rate import learning_rate
@@ -137,7 +137,7 @@ class StreamingEngine(Engine):
         actions = [Action(kind, m) for m in micros for kind in FORWARD if exists(kind, place.stage, stages)]
         self._executor_of(size).run_forward(actions, micros, take)
 
-    def _begun_in(self, steps: Sequence[Step]) -> Dict[int, Optional[Micro]]:
+    def _begun_in(self, steps: Sequence[StreamAction]) -> Dict[int, Optional[Micro]]:
         """The micro-batches whose forward passes are among these steps."""
         keys = [step.micro_batch for step in steps if step.kind is Kind.FORWARD]
         if not keys:
@@ -155,7 +155,7 @@ class StreamingEngine(Engine):
         self._running.begin()
         self._metrics = []
 
-    def _passed(self, step: Step, loss: Optional[Tensor]) -> None:
+    def _passed(self, step: StreamAction, loss: Optional[Tensor]) -> None:
         m = step.micro_batch
         if step.kind is Kind.BACKWARD:
             del self._under_way[m]
@@ -177,7 +177,7 @@ class StreamingEngine(Engine):
         is_whole = len(learned) == stream.update_every * stream.replicas[stage]
         self._gradients.begin(stream.update_every, at_once=not is_whole)
 
-    def _update(self, step: Step) -> None:
+    def _update(self, step: StreamAction) -> None:
         """Averages what the replicas learned, and makes the next version of the weights.
 
         After an overflow that is the one before: so versions have the same numbers on all stages.

@@ -18,7 +18,7 @@ from PIL import Image
 
 from data_prep.errors import DataPrepError
 from data_prep.files import journal
-from data_prep.files.journal import Step
+from data_prep.files.journal import OpenStep
 from data_prep.images import prepare as module
 from data_prep.images.image import SPLITS
 from launch.commands.data import main
@@ -266,15 +266,15 @@ def test_images_that_were_cut_off_at_every_chunk_are_the_same(
     monkeypatch.setattr(journal, "SAVE_EVERY_S", 0.0)
     tar = tar_of(folder, tmp_path / "a.tar.gz")
     prepare(tmp_path / "whole" / "x", folder, tar)
-    done, cuts = Step.done, 0
+    done, cuts = OpenStep.done, 0
 
-    def cut(self: Step, items: int) -> None:
+    def cut(self: OpenStep, items: int) -> None:
         done(self, items)
         raise PowerCut
 
     while True:
         with monkeypatch.context() as patch:
-            patch.setattr(Step, "done", cut)
+            patch.setattr(OpenStep, "done", cut)
             try:
                 prepare(tmp_path / "cut" / "x", folder, tar)
             except PowerCut:

@@ -8,7 +8,7 @@ import pytest
 
 from data_prep.errors import DataPrepError
 from data_prep.files import journal
-from data_prep.files.journal import Journal, Step
+from data_prep.files.journal import Journal, OpenStep
 from data_prep.pairs import steps
 from data_prep.pairs.pair import Pair
 from tests.data_prep.pairs.test_pairs import contents, numbered, prepare, write
@@ -30,15 +30,15 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def cut_after(monkeypatch: pytest.MonkeyPatch, chunks: int, end: type[BaseException] = PowerCut) -> None:
     """Ends the program behind so many chunks, once they are noted."""
-    done, left = Step.done, [chunks]
+    done, left = OpenStep.done, [chunks]
 
-    def counting(self: Step, items: int) -> None:
+    def counting(self: OpenStep, items: int) -> None:
         done(self, items)
         left[0] -= 1
         if not left[0]:
             raise end
 
-    monkeypatch.setattr(Step, "done", counting)
+    monkeypatch.setattr(OpenStep, "done", counting)
 
 
 def test_pairs_that_were_cut_off_at_every_chunk_are_the_same(

@@ -17,7 +17,7 @@ from fasop.trainings.replica_times import halves_of
 from launch.commands.simulate import played
 from launch.commands.simulating import experiment
 from launch.commands.simulating.arguments import parse
-from megatron_ext.contract.schedule.deal import Division
+from megatron_ext.contract.schedule.deal import SampleDivision
 from tests.fasop.search.shares.test_batch_division import compositions
 from tests.fasop.shares.test_of_profiles import imported
 from tests.support.fasop import quickstart
@@ -87,13 +87,13 @@ def test_a_last_round_with_fewer_micro_batches_has_fewer_workers() -> None:
     expected = (
         round_of_4 + statistics_s * 3 + round_of_3 + update_s + 3 * copy_s
     )  # 3 copies get weights, though one idles
-    division = Division((7, 1, 1, 1), (32,) * 4, (4, 1, 1, 1))
+    division = SampleDivision((7, 1, 1, 1), (32,) * 4, (4, 1, 1, 1))
     assert one.nodes.seconds(division) == pytest.approx(expected, rel=1e-9)
 
 
 def test_an_iteration_that_measures_takes_both_halves_and_a_second_sum() -> None:
     (one,) = experiment.simulated(parse([*GIVEN, "nodes=fast+slow"])).node_sets
-    division = Division((13, 1, 1, 1), (32,) * 4, (4, 1, 1, 1))
+    division = SampleDivision((13, 1, 1, 1), (32,) * 4, (4, 1, 1, 1))
     of = by_replica(*GIVEN)[0]
     bandwidth, (p, q) = 100e9 / 8, np.polyfit(*zip(*quickstart.BETWEEN, strict=True), 1)
     sum_s = sum((p * (s * 2**20 * 3 / bandwidth * 1000) + q) / 1000 for s in quickstart.BUCKETS_MIB)

@@ -18,7 +18,7 @@ from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.adaptive.controller import Controller
 from megatron_ext.contract.adaptive.noise import Noise, halves, measurement, noise_scale, similarity
 from megatron_ext.contract.adaptive.shares import Times, longest
-from megatron_ext.contract.schedule.deal import Division
+from megatron_ext.contract.schedule.deal import SampleDivision
 from tests.support.cases import fewer
 
 
@@ -36,10 +36,10 @@ class Linear:
     def streams(self) -> Sequence[int]:
         return (1,) * len(self.weights)
 
-    def seconds(self, division: Division, measures: bool = False) -> float:
+    def seconds(self, division: SampleDivision, measures: bool = False) -> float:
         return longest(self.micro_batch_s, division.shares) + self.rest_s * (2 if measures else 1)
 
-    def times(self, division: Division, iterations: int, measures: bool) -> Times | None:
+    def times(self, division: SampleDivision, iterations: int, measures: bool) -> Times | None:
         return Times(self.micro_batch_s, self.seconds(division))
 
 
@@ -104,7 +104,7 @@ def one_by_one(training: Training, nodes: Linear) -> Iterator[tuple[float, tuple
         iteration, consumed = iteration + 1, consumed + sum(shares) * size
         if config.due(iteration):
             found = halves(training.noise.at(consumed), *halved(shares, size)) if config.measures else None
-            times = nodes.times(Division(shares, (size,) * len(shares)), config.every, config.measures)
+            times = nodes.times(SampleDivision(shares, (size,) * len(shares)), config.every, config.measures)
             shares = controller.decide(shares, found, times).shares
         shares = fitted()
 
@@ -182,7 +182,7 @@ def test_a_training_of_very_many_iterations_is_played_at_once() -> None:
     asked = []
 
     class Counted(Linear):
-        def times(self, division: Division, iterations: int, measures: bool) -> Times | None:
+        def times(self, division: SampleDivision, iterations: int, measures: bool) -> Times | None:
             asked.append(division)
             return super().times(division, iterations, measures)
 

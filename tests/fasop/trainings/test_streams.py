@@ -11,7 +11,7 @@ from fasop.trainings.play import Player, State, Stretch
 from launch.commands.simulate import played
 from launch.commands.simulating import experiment
 from launch.commands.simulating.arguments import parse
-from megatron_ext.contract.schedule.deal import Division
+from megatron_ext.contract.schedule.deal import SampleDivision
 from tests.fasop.shares.test_own_streams import words
 
 __all__ = ["words"]
@@ -43,7 +43,7 @@ def test_a_last_round_with_fewer_micro_batches_runs_beside_fewer(words: list[str
     (one,) = experiment.simulated(parse([*words, *BATCH, "parallel.streams=3-2", "nodes=fast+slow"])).node_sets
 
     def seconds(fast: int) -> float:
-        return one.nodes.seconds(Division((fast, 1), (2, 2), (3, 2)))
+        return one.nodes.seconds(SampleDivision((fast, 1), (2, 2), (3, 2)))
 
     base = seconds(3)
     single = (base - seconds(2)) / (3 / 1.8 - 2 / 1.5)  # a micro-batch alone: 3 in 3 streams take 3 / 1.8 of it

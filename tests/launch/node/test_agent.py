@@ -16,7 +16,7 @@ from launch.errors import LaunchError
 from launch.files.records import Start
 from launch.judge.verdict import judge
 from launch.machine.provenance import PROJECT
-from launch.node.node import Node
+from launch.node.node import NodeAgent
 from launch.node.settings import NodeSettings
 from launch.node.worker_command import WORKER, ModuleWorker, given_environment, job_info, scrubbed
 from launch.node.worker_process import StopSignals, process_to_start
@@ -128,7 +128,7 @@ def test_what_not_even_a_kill_ends_is_told_as_the_nodes_end(tmp_path: Path, monk
         save_s=10,
         max_requeues=0,
     )
-    assert Node(agent, 0, None, told, Start(0, 0), run.read_plan(), restarted=False).run() == 1
+    assert NodeAgent(agent, 0, None, told, Start(0, 0), run.read_plan(), restarted=False).run() == 1
     verdict = judge(run)
     assert verdict.rule == "node-gave-up"
     assert verdict.reason == "node local-0 could not clean up: processes [7] of the run cannot be killed"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from megatron_ext.contract.adaptive.controller import Controller, Decision
-from megatron_ext.contract.schedule.deal import Division, dealt, firsts, several
+from megatron_ext.contract.schedule.deal import SampleDivision, dealt, firsts, several
 from megatron_ext.engine import engine
 from tests.megatron_ext.engine.test_adaptive_agrees import GROWING, batches, decisions
 from tests.megatron_ext.engine.test_layouts_agree import assert_equal
@@ -22,20 +22,20 @@ from tests.support.megatron_ext.pairs import PairLoss, write_pairs
 from tests.support.megatron_ext.textbook import textbook, trained
 
 DIVISIONS = [
-    Division((2, 2), (2, 2)),
-    Division((2, 1), (2, 4)),
-    Division((1, 3), (4, 4)),
-    Division((3, 1), (4, 6)),
-    Division((2, 2), (2, 6)),
+    SampleDivision((2, 2), (2, 2)),
+    SampleDivision((2, 1), (2, 4)),
+    SampleDivision((1, 3), (4, 4)),
+    SampleDivision((3, 1), (4, 6)),
+    SampleDivision((2, 2), (2, 6)),
 ]
 """One after another: the same batch in unlike micro-batches, larger ones of one size, and unlike ones that are no
 halves and doubles of each other."""
 IN_STREAMS = [
-    Division((2, 2), (2, 2)),
-    Division((2, 1), (2, 4), (2, 1)),
-    Division((5, 3), (2, 2), (3, 2)),
-    Division((3, 1), (4, 6), (1, 2)),
-    Division((4, 3), (2, 4), (3, 3)),
+    SampleDivision((2, 2), (2, 2)),
+    SampleDivision((2, 1), (2, 4), (2, 1)),
+    SampleDivision((5, 3), (2, 2), (3, 2)),
+    SampleDivision((3, 1), (4, 6), (1, 2)),
+    SampleDivision((4, 3), (2, 4), (3, 3)),
 ]
 """More and fewer copies, of which the last round leaves some without work."""
 SIZED = [
@@ -46,27 +46,27 @@ SIZED = [
 STREAMS = "adapt.streams=[2,3]"
 
 
-def decide_in_turn(patch: pytest.MonkeyPatch, divisions: Sequence[Division]) -> None:
+def decide_in_turn(patch: pytest.MonkeyPatch, divisions: Sequence[SampleDivision]) -> None:
     """Has rank 0 of the runs to come, which are forked from this process, decide for the next one each time."""
     really = Controller.decide
 
     def decide(self: Controller, shares: tuple, *measured: object) -> Decision:
         found = really(self, shares, *measured)
-        now = Division(shares, measured[-2], several(measured[-1]))
+        now = SampleDivision(shares, measured[-2], several(measured[-1]))
         after = dict(pairwise(divisions)).get(now, now)
         return found._replace(shares=after.shares, sizes=after.sizes, streams=after.copies, reason="in turn")
 
     patch.setattr(Controller, "decide", decide)
 
 
-def divided(run: EngineRun) -> list[Division]:
+def divided(run: EngineRun) -> list[SampleDivision]:
     """How each iteration was, by what was decided."""
     made, found = decisions(run), []
     for iteration in range(1, len(run.metrics()) + 1):
         after = [one for one in made if one["iteration"] >= iteration]
         which = (after[0], "_before") if after else (made[-1], "")
         shares, sizes, streams = (which[0][key + which[1]] for key in ("shares", "micro_batch_sizes", "streams"))
-        found.append(Division(tuple(shares), tuple(sizes), several(streams)))
+        found.append(SampleDivision(tuple(shares), tuple(sizes), several(streams)))
     return found
 
 
@@ -88,7 +88,7 @@ def test_stages_with_micro_batches_of_changing_sizes_train_what_one_process_does
     run = engine_run(*own)
     assert run.go() == 0, run.stderr()
     made, sizes = divided(run), batches(run)
-    assert made == [*(division for division in DIVISIONS for _ in range(2)), Division((1, 1), (2, 2))]
+    assert made == [*(division for division in DIVISIONS for _ in range(2)), SampleDivision((1, 1), (2, 2))]
     assert sizes == [division.samples for division in made]
     whole = engine_run(*SIZED, "parallel.data=1", name="whole").plan
     found: list[float] = []
@@ -177,7 +177,7 @@ def test_a_batch_norm_sees_the_micro_batches_that_there_are(tmp_path: Path, monk
 
 
 def test_samples_follow_each_other_as_micro_batches_are_dealt() -> None:
-    division = Division((2, 1), (2, 4))
+    division = SampleDivision((2, 1), (2, 4))
     assert dealt(division.shares) == (0, 1, 0)
     assert firsts(division) == (0, 2, 6)
     assert division.samples == 8

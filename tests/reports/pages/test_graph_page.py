@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from fasop.graphs.graph import Graph, Node
+from fasop.graphs.graph import Graph, Operator
 from fasop.graphs.graph_text import graph_text
 from fasop.graphs.options import Level, Options
 from fasop.graphs.own.on_levels import on_levels
@@ -80,8 +80,8 @@ def test_the_page_opens_alone_whatever_a_profile_says(tmp_path: Path) -> None:
     """Names and descriptions are text."""
     hostile = "</script><img src=x onerror=alert(1)>"
     nodes = (
-        Node(name="a", description=hostile, forward_ms=1, backward_ms=1, outputs=(8.0,), parameter_bytes=8),
-        Node(
+        Operator(name="a", description=hostile, forward_ms=1, backward_ms=1, outputs=(8.0,), parameter_bytes=8),
+        Operator(
             name=hostile, description="b", forward_ms=1, backward_ms=1, outputs=(8.0,), parameter_bytes=8, inputs=("a",)
         ),
     )

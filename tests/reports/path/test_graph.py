@@ -8,7 +8,7 @@ import pytest
 from megatron_ext.contract.plan_parts import Place
 from reports.errors import ReportError
 from reports.path.critical import critical_path
-from reports.path.graph import Graph, Kind
+from reports.path.graph import EdgeKind, Graph
 from reports.path.graph_of_events import GAP, Piece, Span, make_graph, pieces
 from reports.readers.events import EVENT, Timeline, frame
 
@@ -44,14 +44,14 @@ def made(rows: list[Row], ranks: list[Place] = RANKS) -> Graph:
 def test_the_path_goes_over_messages_and_collectives_and_ends_where_it_begins():
     path = [(one.kind, one.rank, one.sender, one.start_ns, one.end_ns) for one in critical_path(made(TWO_STAGES))]
     assert path == [
-        (Kind.COMPUTE, 0, -1, 0, 10),
-        (Kind.MESSAGE, 1, 0, 10, 14),
-        (Kind.COMPUTE, 1, -1, 14, 24),
-        (Kind.COMPUTE, 1, -1, 24, 40),
-        (Kind.MESSAGE, 0, 1, 40, 42),
-        (Kind.COMPUTE, 0, -1, 42, 60),
-        (Kind.EMBEDDING, 0, -1, 60, 75),
-        (Kind.OPTIMIZER, 0, -1, 75, 80),
+        (EdgeKind.COMPUTE, 0, -1, 0, 10),
+        (EdgeKind.MESSAGE, 1, 0, 10, 14),
+        (EdgeKind.COMPUTE, 1, -1, 14, 24),
+        (EdgeKind.COMPUTE, 1, -1, 24, 40),
+        (EdgeKind.MESSAGE, 0, 1, 40, 42),
+        (EdgeKind.COMPUTE, 0, -1, 42, 60),
+        (EdgeKind.EMBEDDING, 0, -1, 60, 75),
+        (EdgeKind.OPTIMIZER, 0, -1, 75, 80),
     ]
 
 
@@ -59,9 +59,9 @@ def test_a_replay_gives_the_recorded_times_and_others_for_other_lengths():
     graph = made(TWO_STAGES)
     assert graph.ends(graph.ready_ns) == graph.ended_ns == {0: 80, 1: 90}
     assert graph.period_ns() == 80, "rank 0 goes on at 80 while rank 1 is still at its optimizer"
-    free = np.where(graph.kind == Kind.EMBEDDING, 0, graph.lasts_ns)
+    free = np.where(graph.kind == EdgeKind.EMBEDDING, 0, graph.lasts_ns)
     assert graph.ends(graph.ready_ns, free) == {0: 65, 1: 75}
-    slower = np.where((graph.kind == Kind.OPTIMIZER) & (graph.on == 1), 40, graph.lasts_ns)
+    slower = np.where((graph.kind == EdgeKind.OPTIMIZER) & (graph.on == 1), 40, graph.lasts_ns)
     assert graph.period_ns(slower) == 104, "then rank 0 waits for rank 1 in every iteration"
 
 
@@ -78,8 +78,8 @@ def test_a_receive_that_its_message_did_not_keep_waiting_stays_on_its_rank():
     ]
     path = [(one.kind, one.rank, one.lasts_ns) for one in critical_path(made(rows))]
     assert path == [
-        *((Kind.COMPUTE, 0, 10), (Kind.MESSAGE, 1, 2), (Kind.COMPUTE, 1, 38)),
-        *((Kind.MESSAGE, 1, 1), (Kind.COMPUTE, 1, 39)),
+        *((EdgeKind.COMPUTE, 0, 10), (EdgeKind.MESSAGE, 1, 2), (EdgeKind.COMPUTE, 1, 38)),
+        *((EdgeKind.MESSAGE, 1, 1), (EdgeKind.COMPUTE, 1, 39)),
     ]
 
 
@@ -98,9 +98,9 @@ def test_sums_beside_the_backward_pass_end_before_the_rank_has_taken_them():
     graph = made(rows, ranks)
     assert graph.ends(graph.ready_ns) == graph.ended_ns
     path = [(one.kind, one.rank, one.lasts_ns) for one in critical_path(graph)]
-    assert [one for one in path if one[0] is Kind.GRADIENTS][-1][2] == 8
-    assert sum(lasts for kind, _, lasts in path if kind is Kind.COMPUTE) == 26
-    assert {rank for kind, rank, _ in path if kind is Kind.COMPUTE} == {1}
+    assert [one for one in path if one[0] is EdgeKind.GRADIENTS][-1][2] == 8
+    assert sum(lasts for kind, _, lasts in path if kind is EdgeKind.COMPUTE) == 26
+    assert {rank for kind, rank, _ in path if kind is EdgeKind.COMPUTE} == {1}
 
 
 def test_updates_of_buckets_between_the_sums_wait_for_those_alone_that_they_take():
@@ -119,7 +119,7 @@ def test_updates_of_buckets_between_the_sums_wait_for_those_alone_that_they_take
     ]
     graph = made(rows, ranks)
     assert graph.ends(graph.ready_ns) == graph.ended_ns == {0: 50, 1: 50}
-    slower = np.where((graph.kind == Kind.OPTIMIZER), 2 * graph.lasts_ns, graph.lasts_ns)
+    slower = np.where((graph.kind == EdgeKind.OPTIMIZER), 2 * graph.lasts_ns, graph.lasts_ns)
     assert graph.ends(graph.ready_ns, slower) == {0: 60, 1: 60}, "the update of the first bucket hides behind the sum"
 
 

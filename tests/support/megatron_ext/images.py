@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megatron_ext.checkpoints.meta import part_name
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.schedule.deal import Division, dealt
+from megatron_ext.contract.schedule.deal import SampleDivision, dealt
 from megatron_ext.data.samples import Split
 from megatron_ext.data.vision.images import ImageSamples
 from megatron_ext.families.resnet.task import BatchNorm
@@ -54,7 +54,9 @@ def make_images(folder: Path, size: int, channels: int = 1, count: int = 24) -> 
     return write_images(folder / f"images-{size}", images, labels)
 
 
-def plainly_trained(plan: Plan, divisions: Sequence[Division] | None = None) -> tuple[np.ndarray, dict[str, Tensor]]:
+def plainly_trained(
+    plan: Plan, divisions: Sequence[SampleDivision] | None = None
+) -> tuple[np.ndarray, dict[str, Tensor]]:
     """Losses and final state of a plan's model, as a loop over its micro-batches on one process has them.
 
     `divisions` say what these are in each iteration, where they change.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fasop.errors import SearchError
-from fasop.graphs.graph import Graph, Node
+from fasop.graphs.graph import Graph, Operator
 from fasop.graphs.graph_text import graph_text
 from fasop.graphs.operators import Operators
 from fasop.graphs.options import Level, Options, Sync
@@ -112,7 +112,7 @@ def test_what_cannot_be_divided() -> None:
         divide(chain(), [Level(machines=8, bytes_per_s=1e9)], Options(straight=True))
     with pytest.raises(SearchError, match="memory_gb=1e-05: by the public rule no division"):
         divide(chain(), [Level(machines=4, bytes_per_s=1e9)], Options(memory_bytes=1e4, straight=True))
-    alone = Node(name="x", description="Input0", forward_ms=1, backward_ms=0, outputs=(1,), parameter_bytes=0)
+    alone = Operator(name="x", description="Input0", forward_ms=1, backward_ms=0, outputs=(1,), parameter_bytes=0)
     with pytest.raises(SearchError, match="only inputs"):
         divide(Graph((alone,)), [Level(machines=1, bytes_per_s=1e9)], Options())
 

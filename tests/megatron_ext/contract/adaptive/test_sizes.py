@@ -20,7 +20,7 @@ from megatron_ext.contract.adaptive.shares import (
     fastest_division,
     longest_of_division,
 )
-from megatron_ext.contract.schedule.deal import Division
+from megatron_ext.contract.schedule.deal import SampleDivision
 
 CONFIG = AdaptConfig(NONE, 0.3, 16, 16, 100, 0.1, 1, "sqrt", rebalance=True, micro_batch_sizes=[[2, 4, 8], [2, 4]])
 
@@ -41,7 +41,7 @@ def test_no_division_of_the_samples_ends_sooner(seed: int) -> None:
     replicas = [random_replica(source, unit) for _ in range(source.randint(1, 3))]
     samples = unit * source.randint(1, 10)
     taken = [[(n, *way) for way in of.seconds for n in range(least, samples // way.size + 1)] for of in replicas]
-    every = [Division(*map(tuple, zip(*one, strict=True))) for one in itertools.product(*taken)]
+    every = [SampleDivision(*map(tuple, zip(*one, strict=True))) for one in itertools.product(*taken)]
     ends = [longest_of_division(replicas, one) for one in every if one.samples == samples]
     found = fastest_division(replicas, samples, least)
     assert (found is None) == (not ends)
@@ -82,16 +82,16 @@ def test_more_and_fewer_streams_are_tried_once() -> None:
 def test_a_run_finds_the_streams_that_are_fastest_for_each_replica() -> None:
     """Replica 0 takes four micro-batches beside each other as fast as one; on replica 1 they wait for each other."""
     config = replace(CONFIG, micro_batch_sizes=None, streams=[[[1, 2, 4]], [[1, 2]]])
-    controller, now, seen = Controller(config, 2, 24, [1, 1]), Division((6, 6), (2, 2)), []
+    controller, now, seen = Controller(config, 2, 24, [1, 1]), SampleDivision((6, 6), (2, 2)), []
     for _ in range(5):
         took = [-(-now.shares[0] // now.copies[0]) * 1.0, now.shares[1] * 1.0]
         each = [seconds / count for seconds, count in zip(took, now.shares, strict=True)]
         decision = controller.decide(now.shares, times=Times(each, max(took)), streams=now.copies)
-        now = Division(decision.shares, (2, 2), decision.streams)
+        now = SampleDivision(decision.shares, (2, 2), decision.streams)
         assert now.samples == 24
         seen.append(now)
     assert seen[0].copies == (2, 2)
-    assert seen[-1] == Division((11, 1), (2, 2), (4, 1)) == seen[-2], "three rounds; 9-3 would take as long"
+    assert seen[-1] == SampleDivision((11, 1), (2, 2), (4, 1)) == seen[-2], "three rounds; 9-3 would take as long"
 
 
 def test_streams_that_stay_set_the_rounds_in_which_replicas_take_their_shares() -> None:
@@ -105,17 +105,17 @@ def test_streams_that_stay_set_the_rounds_in_which_replicas_take_their_shares() 
 def test_a_run_finds_the_micro_batches_that_are_fastest_for_each_replica() -> None:
     """Replica 0 gains by every larger size; replica 1 loses by 4, and is slower by half later on."""
     takes = [{2: 1.0, 4: 1.4, 8: 2.0}, {2: 1.0, 4: 2.5}]
-    controller, now, seen = Controller(CONFIG, 2, 16, [1, 1]), Division((4, 4), (2, 2)), []
+    controller, now, seen = Controller(CONFIG, 2, 16, [1, 1]), SampleDivision((4, 4), (2, 2)), []
     for slower in (1.0, 1.0, 1.0, 1.0, 2.0, 2.0):
         seconds = [takes[0][now.sizes[0]], slower * takes[1][now.sizes[1]]]
         took = max(count * one for count, one in zip(now.shares, seconds, strict=True))
         decision = controller.decide(now.shares, times=Times(seconds, took + 0.5), sizes=now.sizes)
-        now = Division(decision.shares, decision.sizes or (2, 2))
+        now = SampleDivision(decision.shares, decision.sizes or (2, 2))
         assert now.samples == 16
         seen.append(now)
     assert seen[0].sizes == (4, 4)
-    assert seen[2:4] == [Division((1, 4), (8, 2))] * 2
-    assert seen[-1] == Division((3, 2), (4, 2)), "4.2 seconds, not 8"
+    assert seen[2:4] == [SampleDivision((1, 4), (8, 2))] * 2
+    assert seen[-1] == SampleDivision((3, 2), (4, 2)), "4.2 seconds, not 8"
     assert decision.reason == "the shares fit the measured times"
 
 

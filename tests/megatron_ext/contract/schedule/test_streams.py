@@ -12,7 +12,16 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.schedule.iteration import schedule
 from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.contract.schedule.stream_check import Proof, check_stream, prove, versions_alive
-from megatron_ext.contract.schedule.streams import LATEST, SEMANTICS, STASHING, TWO, VERTICAL, Step, Stream, end_of
+from megatron_ext.contract.schedule.streams import (
+    LATEST,
+    SEMANTICS,
+    STASHING,
+    TWO,
+    VERTICAL,
+    Stream,
+    StreamAction,
+    end_of,
+)
 from megatron_ext.schedule import main
 from tests.support import cases
 
@@ -34,7 +43,7 @@ def stream_of(replicas: tuple[int, ...], semantics: str, update_every: int = 1) 
     return replace(found, update_every=max(update_every, deepest)) if semantics == TWO else found
 
 
-def lists_of(stream: Stream, count: int) -> list[list[list[Step]]]:
+def lists_of(stream: Stream, count: int) -> list[list[list[StreamAction]]]:
     return [
         [list(stream.steps(stage, replica, count)) for replica in range(replicas)]
         for stage, replicas in enumerate(stream.replicas)
@@ -123,10 +132,10 @@ def test_streams_of_unlike_lengths_begin_alike() -> None:
 def test_all_ranks_can_stop_at_the_end_of_any_iteration() -> None:
     steps = list(Stream((2, 1)).steps(0, 0, 9))
     assert [steps[end_of(steps, count) - 1] for count in (1, 2, 3, 9)] == [
-        Step(Kind.UPDATE, 1, version=1),
-        Step(Kind.UPDATE, 1, version=1),
-        Step(Kind.UPDATE, 3, version=2),
-        Step(Kind.UPDATE, 8, version=5),
+        StreamAction(Kind.UPDATE, 1, version=1),
+        StreamAction(Kind.UPDATE, 1, version=1),
+        StreamAction(Kind.UPDATE, 3, version=2),
+        StreamAction(Kind.UPDATE, 8, version=5),
     ]
 
 
@@ -135,8 +144,8 @@ def test_all_ranks_can_stop_at_the_end_of_any_iteration() -> None:
     [
         (lambda step: step._replace(version=0) if step.kind is Kind.BACKWARD else step, "requires version 1"),
         (lambda step: step._replace(version=9) if step.kind is Kind.FORWARD else step, "requires version"),
-        (lambda step: None if step == Step(Kind.UPDATE, 3, version=4) else step, "out of turn"),
-        (lambda step: None if step == Step(Kind.SEND_FORWARD, 3) else step, "never does forward-send"),
+        (lambda step: None if step == StreamAction(Kind.UPDATE, 3, version=4) else step, "out of turn"),
+        (lambda step: None if step == StreamAction(Kind.SEND_FORWARD, 3) else step, "never does forward-send"),
     ],
     ids=["backward", "forward", "update", "message"],
 )
