@@ -17,7 +17,9 @@ from conf.reading.python_values import Imported, Unread, values
 from conf.reading.words import in_word
 from megatron_ext.contract.files import read_regular_text
 
-MOST_BYTES = 1 << 20
+MOST_BYTES = 1 << 18
+MOST_SHOWN = 120
+"""Characters of a value in a message."""
 MODEL = "model=transformer-base"
 """Which the file's own sizes then change."""
 ENCODER, DECODER = "TransformerEncoder", "TransformerDecoder"
@@ -45,7 +47,9 @@ class _Part:
 
     def __init__(self, name: str, content: Any, reading: _Reading) -> None:
         if not isinstance(content, dict):
-            reading.refused.append(f"{name or 'base_params'} is not a dictionary that can be evaluated: {content}")
+            reading.refused.append(
+                f"{name or 'base_params'} is not a dictionary that can be evaluated: {_shown(content)}"
+            )
         self._left = dict(content) if isinstance(content, dict) else {}
         self._prefix, self._reading = f"{name}." if name else "", reading
 
@@ -63,7 +67,7 @@ class _Part:
     def name(self, key: str) -> str | None:
         """The name of what the value stands for, such as tf.float32."""
         value = self.take(key)
-        return None if value is None else str(value)
+        return None if value is None else _shown(value)
 
     def part(self, key: str) -> _Part:
         return _Part(f"{self._prefix}{key}", self._left.pop(key, {}), self._reading)
@@ -88,7 +92,7 @@ def words_of(path: Path, given: tuple[str, ...] = ()) -> tuple[list[str], list[s
         known = values(read_regular_text(path, MOST_BYTES))
     except OSError as error:
         raise ConfigError(f"openseq2seq={path}: cannot be read: {error.strerror}; give the path of a file") from error
-    except (SyntaxError, UnicodeDecodeError, RecursionError) as error:
+    except (SyntaxError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"openseq2seq={path}: this is not a Python file ({error}); give a configuration file"
         ) from error
@@ -96,8 +100,9 @@ def words_of(path: Path, given: tuple[str, ...] = ()) -> tuple[list[str], list[s
         raise ConfigError(f"openseq2seq={path}: {unread}; tdpp reads the file without running it") from unread
     if "base_params" not in known:
         raise ConfigError(f"openseq2seq={path}: no base_params, so this is not an OpenSeq2Seq configuration")
-    reading = _Reading()
-    base = {**known["base_params"], **_dict(known, "train_params")} if isinstance(known["base_params"], dict) else None
+    reading, base = _Reading(), known["base_params"]
+    if isinstance(base, dict):
+        base = {**base, **_dict(known, "train_params")}
     whole = _Part("", base, reading)
     _model(whole, path.stem, reading)
     if not reading.refused:
@@ -294,4 +299,7 @@ def _data(base: _Part, name: str, reading: _Reading) -> None:
 
 
 def _shown(value: Any) -> str:
-    return str(value) if isinstance(value, str | int | float | bool | Imported | Unread) else type(value).__name__
+    if not isinstance(value, str | int | float | bool | Imported | Unread):
+        return type(value).__name__
+    text = str(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,54 @@ def test_each_fault_has_a_line(file: Path) -> None:
     assert len(str(error.value).splitlines()) == 3
 
 
+GROWS = {
+    "doubled list": "x = [1]\n" + "x = x + x\n" * 60,
+    "doubled text": "x = 'ab'\n" + "x = x + x\n" * 60,
+    "joined paths": "import os\nx = 'ab'\n" + "x = os.path.join(x, x)\n" * 60,
+    "many lists": "".join(f"x{line} = [0] * 100000\n" for line in range(2000)) + "x = x1999\n",
+    "list in lists": "import copy\nx = [1] * 1000\n" + "x = [x] * 1000\n" * 5 + "x = copy.deepcopy(x)\n",
+    "merged": "a = {'a': 1}\n" + "".join(f"a = {{**a, 'k{n}': 1}}\n" for n in range(2000)) + "x = a\n",
+    "squares": "x = 3\n" + "x = x * x\n" * 40,
+    "powers": "x = 9 ** 9 ** 9 ** 9\n",
+    "digits": "x = 0x" + "f" * 100_000 + "\n",
+    "width": "x = '%1000000000d' % 1\n",
+    "itself": "import copy\nx = {}\nx['k'] = x\nx = copy.deepcopy(x)\n",
+}
+
+
+@pytest.mark.parametrize("text", GROWS.values(), ids=GROWS)
+def test_a_file_that_grows_is_refused_with_its_line_and_takes_little_memory(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "grows.py"
+    path.write_text(f"{text}base_params = {{'encoder': x}}\n")
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match=r"grows.py[^\n]*(\n  encoder=)?line \d+: "):
+            words_of(path)
+        assert tracemalloc.get_traced_memory()[1] < 1e8
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = [1]\n" + "x = [x, x]\n" * 60 + "base_params = x", "base_params is not a dictionary .*: list"),
+        ("x = [1]\n" + "x = [x, x]\n" * 60 + "base_params = {'encoder': x}", "encoder=list: only Transf"),
+        ("x = " + "9" * 5000, "line 1 has an integer of too many digits"),
+        ("x = " + "-" * 100_000 + "1", "nested too deeply"),
+        ("x = 1\0", "null bytes"),
+        ("a = {}\na[[1]] = 2", r"line 2: '\[1\]' cannot be a key"),
+        ("base_params = {'encoder': int(1e999)}", r"encoder=line 1: 'int\(1e999\)': cannot convert float infinity"),
+    ],
+    ids=["shared lists", "shared lists in it", "digits", "signs", "NUL", "list as a key", "infinite"],
+)
+def test_no_file_ends_in_a_traceback(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "odd.py"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        words_of(path)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -146,6 +195,7 @@ def test_a_file_that_is_not_there_is_named() -> None:
     [
         ("2 * 3 + 1", 7),
         ("'a' + 'b'", "ab"),
+        ("'%s/b' % 'a'", "a/b"),
         ("[(1, 2)] * 2 + [3]", [[1, 2], [1, 2], 3]),
         ("math.sqrt(0.25)", 0.5),
         ("os.path.join('a', 'b')", "a/b"),
@@ -165,7 +215,8 @@ def test_values_are_those_that_python_gives(text: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["f(1)", "tf.a(1)", "unknown", "[k for k in base]", "10 ** 10 ** 10", "'a' * 10 ** 9", "1 / 0"]
+    "text",
+    ["f(1)", "tf.a(1)", "unknown", "[k for k in base]", "10 ** 10 ** 10", "'a' * 10 ** 9", "1 / 0", "'%s' % [1]"],
 )
 def test_what_is_not_certain_has_no_value(text: str) -> None:
     assert isinstance(values(f"import tensorflow as tf\nbase = [1]\na = {text}\n")["a"], Unread)
