@@ -87,6 +87,11 @@ class RunFiles:
         return self.path / "metrics.jsonl"
 
     @property
+    def experts(self) -> Path:
+        """How many tokens each expert got, of a model that counts them, by the rank that writes metrics.jsonl."""
+        return self.path / "experts.jsonl"
+
+    @property
     def decisions(self) -> Path:
         """What was decided about the batch while the run went on, by rank 0."""
         return self.path / "decisions.jsonl"

@@ -30,7 +30,7 @@ from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.gradients.gradients import Gradients, RunningStatistics, late_names
 from megatron_ext.engine.interface import AnyEngine
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
-from megatron_ext.engine.results import StepResult, Stopwatch, not_finite
+from megatron_ext.engine.results import EXPERT_LOADS, StepResult, Stopwatch, as_numbers, from_numbers, not_finite
 from megatron_ext.engine.workers import Worker, Workers, copy_stream
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.groups import Groups
@@ -79,7 +79,10 @@ class Engine(AnyEngine):
         self._defer_weight_grads()
         self._build_executor(peers)
         self._running = RunningStatistics(self._stages, groups.data)
-        self._has_metrics = getattr(task.metrics, "__func__", None) is not Task.metrics
+        self._has_metrics = any(
+            getattr(getattr(task, name), "__func__", None) is not getattr(Task, name)
+            for name in ("metrics", "expert_loads")
+        )
         self._metrics: List[Tuple[int, Tensors]] = []
         """The metrics of the iteration's micro-batches, each with the number of its first sample."""
 
@@ -214,16 +217,18 @@ class Engine(AnyEngine):
         lr = self._learning_rate(self.consumed(iteration - 1))
         early = self._plan.train.overlap_optimizer and not halves  # which are compared before the update
         self._gradients.reduce(partial(self.optimizer.step_early, self._recorder, lr=lr) if early else None)
-        mean, metrics = math.nan, {}
+        mean = math.nan
+        metrics: Dict[str, float] = {}
+        loads: List[List[float]] = []
         if loss is not None:
             found = [metrics for _, metrics in sorted(self._metrics, key=lambda one: one[0])]
-            names = list(found[0]) if found else []
-            sums = [torch.stack([one[name].float() for one in found]).sum() * factor for name in names]
-            logged = torch.stack([loss, *sums])
+            logged = loss.reshape(1)
+            if found and found[0]:
+                logged = torch.cat([logged, torch.stack(list(map(as_numbers, found))).sum(0) * factor])
             all_reduce(logged, self._groups.data, "all-reduce of the loss")
             with Wait("reading the mean loss"):  # not after the optimizer: a GPU updates weights while the host goes on
                 mean, *others = [value / scale for value in logged.tolist()]
-            metrics = dict(zip(names, others))
+            metrics, loads = from_numbers(others, found[0]) if found else ({}, [])
         compared = self._compared(list(micros.values()), scale) if halves else None
         norm = self.optimizer.step(self._recorder, lr)
         skipped = not math.isfinite(norm)
@@ -233,7 +238,7 @@ class Engine(AnyEngine):
         if watch is not None:
             watch.end()
         sizes = self.assignment.sizes(self._samples, iteration) if loss is not None else ()
-        return StepResult(mean, norm, scale, skipped, metrics, sizes, compared)
+        return StepResult(mean, norm, scale, skipped, metrics, sizes, loads, compared)
 
     def _pass(
         self, actions: Sequence[Action], micros: Mapping[int, Optional[Micro]], factor: Factor
@@ -322,7 +327,8 @@ class Engine(AnyEngine):
     def _loss(self, left: Tensors, micro: Micro) -> Tensor:
         if self._has_metrics:
             with torch.no_grad():
-                self._metrics.append((micro.first, self.task.metrics(left, micro, self.tensor)))
+                found, loads = self.task.metrics(left, micro, self.tensor), self.task.expert_loads(left, micro)
+                self._metrics.append((micro.first, found if loads is None else {**found, EXPERT_LOADS: loads}))
         return self.task.loss(left, micro, self.tensor)
 
     def _factor(self, micros: Sequence[Optional[Micro]], scale: float) -> Factor:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from typing import Counter as CounterOf
 
 from megatron_ext.contract.files import json_line, write_atomic
@@ -104,6 +104,7 @@ class _IterationTotals:
         self._plan = plan
         self._losses: List[float] = []
         self._own: Dict[str, List[float]] = {}
+        self._loads: List[Sequence[Sequence[float]]] = []
         self._iterations = 0
         self._samples = 0
         self._skipped = 0
@@ -121,6 +122,8 @@ class _IterationTotals:
             self._skipped += 1
         elif result.loss is not None:
             self._losses.append(result.loss)
+            if result.expert_loads:
+                self._loads.append(result.expert_loads)
             for name, value in result.metrics.items():
                 self._own.setdefault(name, []).append(value)
 
@@ -146,6 +149,11 @@ class _IterationTotals:
     def own(self) -> Dict[str, Optional[float]]:
         """Metrics of the task."""
         return {name: _finite(sum(values) / len(values)) for name, values in self._own.items()}
+
+    def expert_loads(self) -> List[List[float]]:
+        """[layers][experts]; empty where there are none."""
+        count = len(self._loads)
+        return [[round(sum(of) / count, 4) for of in zip(*rows)] for rows in zip(*self._loads)]
 
     def _throughput(self, seconds: float) -> Dict[str, float]:
         """Returns the throughput of an iteration that takes so long; nobody knows the operations of a user's module."""
@@ -181,6 +189,7 @@ class TrainingLog:
         """What the file tells of iterations after `start` is dropped: they are trained anew. `clock` tells seconds;
         `unlogged` takes each iteration that has no line yet."""
         keep_lines(path, start)
+        keep_lines(plan.files.experts, start)
         self._plan = plan
         self._adapts = plan.adapt is not None and plan.adapt.measures
         self._path = path
@@ -214,6 +223,10 @@ class TrainingLog:
             **self._run_metrics(progress),
         }
         _write(self._plan, self._path, metrics, progress.global_batch_size, self._gathered.own())
+        loads = self._gathered.expert_loads()
+        if loads:
+            with self._plan.files.experts.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"iteration": iteration, "loads": loads}) + "\n")
         if evaluation is not None:
             print(evaluation_line(iteration, evaluation), flush=True)
         if self._unlogged is not None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from statistics import median
-from typing import Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
+from torch import Tensor
 
 from megatron_ext.contract.adaptive.noise import Halves
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.tasks.task import Tensors
 
 
 class StepResult(NamedTuple):
@@ -27,8 +29,32 @@ class StepResult(NamedTuple):
     """Over the global batch, as the loss; on the last stage."""
     sizes: Sequence[Mapping[str, int]] = ()
     """The sizes of all micro-batches of the global batch, where each has its own; on the last stage."""
+    expert_loads: Sequence[Sequence[float]] = ()
+    """[layers][experts] over the global batch, as `Task.expert_loads`; on the last stage."""
     halves: Optional[Halves] = None
     """Both halves of the gradient, where they were asked for; their weights are known on the last stage alone."""
+
+
+EXPERT_LOADS = "expert_loads"
+"""Among metrics, the name of that table."""
+
+
+def as_numbers(metrics: Tensors) -> Tensor:
+    """All numbers of a micro-batch's metrics in a row."""
+    return torch.cat([one.float().flatten() for one in metrics.values()]) if metrics else torch.zeros(0)
+
+
+def from_numbers(numbers: Sequence[float], like: Tensors) -> Tuple[Dict[str, float], List[List[float]]]:
+    """The metrics and the table of experts that `as_numbers` has put in a row."""
+    metrics, table, at = {}, [], 0
+    for name, one in like.items():
+        if one.dim():
+            width = one.shape[1]
+            table = [list(numbers[at + row * width :][:width]) for row in range(len(one))]
+        else:
+            metrics[name] = numbers[at]
+        at += one.numel()
+    return metrics, table
 
 
 class Progress(NamedTuple):

@@ -143,6 +143,11 @@ class Task(ABC):
         """What is logged beside the loss: by name one number each, a mean or a sum as the loss is."""
         return {}
 
+    def expert_loads(self, left: Tensors, micro: Micro) -> Optional[Tensor]:
+        """[layers, experts]: how many times as many tokens as the mean each expert got, a mean or a sum as the loss is;
+        None: the model has no experts."""
+        return None
+
     def epoch(self, split: str) -> Optional[int]:
         """How many samples a split has; None: it has no end, or only the samples of several corpora have one."""
         return None

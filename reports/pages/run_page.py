@@ -27,6 +27,7 @@ from reports.readers.upstream_log import UpstreamLog
 from reports.sections.adaptive_section import adaptive_section, elastic_section
 from reports.sections.cause_section import cause_section
 from reports.sections.expected_section import Took, expected_section
+from reports.sections.experts_section import experts_section
 from reports.sections.figures_section import figures_section
 from reports.sections.findings_section import failures_section, nodes_section, verdict_section
 from reports.sections.gpu_section import gpu_section
@@ -92,6 +93,7 @@ def sections(
         adaptive_section(record),
         elastic_section(record),
         course_section(record, figures, prediction, beside.record if beside else None),
+        experts_section(record),
         *_stages(record, timeline, figures, prediction),
         cause_section(why, record.plan, record.overrides) if failures else "",  # how to be faster is no question before
         stragglers_section(figures, record.plan),

@@ -1,4 +1,4 @@
-"""Lines of metrics.jsonl and decisions.jsonl (docs/formats.md)."""
+"""Lines of metrics.jsonl, experts.jsonl and decisions.jsonl (docs/formats.md)."""
 
 from __future__ import annotations
 
@@ -93,6 +93,32 @@ def decisions(lines: Iterable[str], notes: list[str]) -> tuple[Decision | Regrou
     if strange > _MOST:
         notes.append(f"decisions.jsonl: {strange - _MOST} other lines are not decisions; ignored")
     return tuple(found)
+
+
+def expert_loads(texts: Iterable[str], file: str, notes: list[str]) -> Mapping[int, Sequence[Sequence[float]]]:
+    """[layers][experts] by iteration, of an iteration that was run twice the later; `notes` get what is left out."""
+    found: dict[int, Sequence[Sequence[float]]] = {}
+    strange = []
+    for number, text in enumerate(texts, 1):
+        line = _line(text)
+        rows: Any = line.get("loads") if line else None
+        if line is None or not _is_table(rows):
+            strange.append(number)
+        else:
+            found[line["iteration"]] = rows
+    if strange:
+        also = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+        notes.append(f"{file}: line {strange[0]}{also} has no table of experts; ignored")
+    return {iteration: found[iteration] for iteration in sorted(found)}
+
+
+def _is_table(rows: Any) -> bool:
+    return (
+        isinstance(rows, list)
+        and all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows)
+        and all(value is not None and _is_number(value, finite=True) for row in rows for value in row)
+        and bool(rows)
+    )
 
 
 _COUNTED = ("elapsed_ms", "consumed_samples")

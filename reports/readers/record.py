@@ -28,7 +28,7 @@ from megatron_ext.contract.plan_parts import Place
 from reports.errors import ReportError
 from reports.readers import upstream_log
 from reports.readers.hardware import ProfileFile, profile_files
-from reports.readers.json_lines import Decision, Regrouping, decisions, metrics_frame, metrics_lines
+from reports.readers.json_lines import Decision, Regrouping, decisions, expert_loads, metrics_frame, metrics_lines
 from reports.readers.upstream_log import UpstreamLog
 
 UNKNOWN = "unknown"
@@ -97,6 +97,8 @@ class Record:
     """What each rank that counted it sent."""
     decisions: tuple[Decision, ...] = ()
     """About the batch, of a run whose batch or shares adapt."""
+    expert_loads: Mapping[int, Sequence[Sequence[float]]] = field(default_factory=dict)
+    """[layers][experts] by iteration: tokens over the mean of the layer, of a model that counts them."""
     regroupings: tuple[Regrouping, ...] = ()
     """The starts of an elastic run with other plans."""
     log: Path | None = None
@@ -147,6 +149,7 @@ def read(run: RunDir) -> Record:
     config = _text(run.config, notes)
     # There is no such file before the first decision, as in runs that make none.
     decided = decisions(_lines(run.decisions, MOST_METRICS_BYTES, notes), notes) if run.decisions.exists() else ()
+    experts = _lines(run.experts, MOST_METRICS_BYTES, notes) if run.experts.exists() else ()
     memory = _by_rank(run, plan.ranks, run.rank_memory, _Memory, notes)
     return Record(
         name=run.name,
@@ -171,6 +174,7 @@ def read(run: RunDir) -> Record:
         profiles=profile_files(run),
         traffic=_by_rank(run, plan.ranks, run.rank_traffic, Traffic, notes),
         decisions=tuple(one for one in decided if isinstance(one, Decision)),
+        expert_loads=expert_loads(experts, run.experts.name, notes),
         regroupings=tuple(one for one in decided if isinstance(one, Regrouping)),
         notes=tuple(notes),
     )

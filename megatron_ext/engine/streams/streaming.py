@@ -24,7 +24,7 @@ from megatron_ext.contract.schedule.streams import LATEST, PIPEDREAM, Stream, St
 from megatron_ext.data.samples import Samples
 from megatron_ext.engine.engine import FORWARD, Engine
 from megatron_ext.engine.optimizer.learning_rate import learning_rate
-from megatron_ext.engine.results import StepResult, not_finite
+from megatron_ext.engine.results import StepResult, as_numbers, from_numbers, not_finite
 from megatron_ext.engine.streams.executor import ScaledExecutor, StageScale, StreamingExecutor, Versions
 from megatron_ext.engine.streams.steps import StreamSteps
 from megatron_ext.parallel.comm import all_reduce, annotate_errors
@@ -69,7 +69,8 @@ class StreamingEngine(Engine):
         """Loss and metrics of the last stage's micro-batches."""
         self._factors: Dict[int, Any] = {}
         """The factors of losses and metrics, by micro-batch that the iteration has begun."""
-        self._names: List[str] = []
+        self._like: Tensors = {}
+        """Metrics of a micro-batch."""
         self._logged: Dict[int, List[float]] = {}
         self._gathered: Dict[int, Tensor] = {}
         """For each micro-batch, what running statistics need."""
@@ -118,11 +119,11 @@ class StreamingEngine(Engine):
             self._versions.restart()
         found = [self._logged.pop(m) for m in range(end - self._steps.window, end)] if self._logged else []
         means = [sum(values) / len(values) for values in zip(*found)]
-        loss, metrics = (means[0], dict(zip(self._names, means[1:]))) if means else (math.nan, {})
+        loss = means[0] if means else math.nan
+        metrics, loads = from_numbers(means[1:], self._like) if means else ({}, [])
         skipped = bool(steps) and self.optimizer.updates == updates
-        return StepResult(
-            loss, self._norm, scale, skipped, metrics, self.assignment.sizes(self._samples, iteration) if means else ()
-        )
+        sizes = self.assignment.sizes(self._samples, iteration) if means else ()
+        return StepResult(loss, self._norm, scale, skipped, metrics, sizes, loads)
 
     def forward(
         self, samples: Samples, first: int, size: int, count: int, take: Callable[[Tensors, Micro], None]
@@ -167,8 +168,8 @@ class StreamingEngine(Engine):
             self._gathered[m] = gathered
         if loss is not None:
             own, factor = self._metrics[0][1] if self._metrics else {}, self._factors[m]
-            self._names = list(own)
-            self._values[m] = torch.stack([loss.detach().float(), *(value.float() * factor for value in own.values())])
+            self._like = own
+            self._values[m] = torch.cat([loss.detach().float().reshape(1), as_numbers(own).to(loss.device) * factor])
 
     def _await_gradients(self) -> None:
         """Awaits the gradients of the next update: summed at once where not each replica has as many micro-batches."""
@@ -214,7 +215,7 @@ class StreamingEngine(Engine):
             return
         found = {m: self._values.pop(m) for m in learned if m in self._values}
         like = next(iter(found.values()), None)
-        width = len(like) if like is not None else 1 + len(self._names)
+        width = len(like) if like is not None else 1 + sum(one.numel() for one in self._like.values())
         if len(learned) < self._stream.replicas[self._place.stage]:  # one without any may not know what there is
             widest = torch.tensor([width], device=self.device)
             if self._groups.data is not None:

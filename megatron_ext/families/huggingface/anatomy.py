@@ -60,7 +60,7 @@ class Anatomy:
         self.name = type(model.model if isinstance(model, Headed) else model).__name__
         self.path, row = layers_of(model)
         self.layers = list(row)
-        self.owner = _owner(model, self.path)
+        self.owner = owner_of(model, self.path)
         self.config: Any = self.owner.config
         if any(getattr(one, "is_kv_shared_layer", False) for layer in self.layers for one in layer.modules()):
             raise EngineError(f"{self.name} cannot be cut: later layers attend to keys and values of earlier ones")
@@ -345,8 +345,8 @@ class _SmallProducts(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _owner(model: nn.Module, path: str) -> Any:
-    """The innermost model of transformers that a module of it is in."""
+def owner_of(model: nn.Module, path: str) -> Any:
+    """Return the innermost model of transformers that a module of it is in."""
     pretrained = transformers().PreTrainedModel
     found = [one for name, one in model.named_modules() if not name or path.startswith(f"{name}.")]
     return next(one for one in reversed(found) if isinstance(one, pretrained))

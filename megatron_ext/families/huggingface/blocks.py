@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, List, Optional, Set, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,10 @@ from megatron_ext.families.huggingface.apart import way_of
 from megatron_ext.families.huggingface.crossing import hidden_of
 from megatron_ext.families.huggingface.initial import fill
 from megatron_ext.families.huggingface.library import placed
+from megatron_ext.families.huggingface.routing import Routed, Watch
 from megatron_ext.families.huggingface.shares import Shares
 from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.task import Wire
 
 
 class Frame(nn.Module):
@@ -45,8 +47,12 @@ class Frame(nn.Module):
 class Embedding(Frame):
     """What stands before the first layer."""
 
-    def __init__(self, anatomy: Anatomy, shares: Shares, seed: int, tensor: TensorGroup) -> None:
+    def __init__(
+        self, anatomy: Anatomy, shares: Shares, seed: int, routed: Sequence[Wire], tensor: TensorGroup
+    ) -> None:
+        """`routed` are the wires of what layers add up about their experts."""
         super().__init__(anatomy, shares, anatomy.first, seed, tensor)
+        self._routed = [tuple(map(int, wire.dims)) for wire in routed]
 
     def forward(self, tokens: Tensor, positions: Optional[Tensor] = None) -> Union[Tensor, Tuple[Tensor, ...]]:
         """[batch, sequence] -> hidden states, and what else of it layers take; `positions` [batch, sequence] of
@@ -65,6 +71,7 @@ class Embedding(Frame):
 
         with anatomy.routed(handler), contextlib.suppress(Enough):
             model(input_ids=tokens, use_cache=False, **placed(positions, 0, anatomy.config, torch.float32))
+        left.extend(torch.zeros(shape, device=left[0].device) for shape in self._routed)
         return left[0] if len(left) == 1 else tuple(left)
 
 
@@ -85,7 +92,9 @@ class Head(Frame):
 class _Layer:
     """A layer's forward pass, from a wire to a wire."""
 
-    def __init__(self, anatomy: Anatomy, number: int, layer: nn.Module, packs: bool) -> None:
+    def __init__(self, anatomy: Anatomy, number: int, layer: nn.Module, packs: bool, routed: Optional[Routed]) -> None:
+        self._routed = routed
+        self._watch: Optional[Watch] = None if routed is None else Watch(layer, routed.experts, routed.routers)
         self._anatomy = anatomy
         self._packs = packs
         self._way = 0
@@ -101,10 +110,27 @@ class _Layer:
         """
         training = self._layer.training
         self._layer.eval()
-        self._way = way_of(self._anatomy, self._number, next(self._layer.parameters()), self)
+        self._way = way_of(self._anatomy, self._number, next(self._layer.parameters()), self._passed)
         self._layer.train(training)
 
-    def __call__(self, x: Tensor, *others: Tensor, way: Optional[int] = None) -> Union[Tensor, Tuple[Tensor, ...]]:
+    def __call__(self, x: Tensor, *others: Tensor) -> Union[Tensor, Tuple[Tensor, ...]]:
+        if self._routed is None or self._watch is None:
+            return self._passed(x, *others)
+        routed, taken = self._routed, list(others)
+        balance = None if routed.balance is None else taken.pop()
+        table = None if routed.experts is None else taken.pop()
+        self._watch.begin()
+        y = self._passed(x, *taken)
+        given = list(y) if isinstance(y, tuple) else [y]
+        if table is not None:
+            table = table.clone()
+            table[routed.row] = self._watch.loads(table.shape[1])
+            given.append(table)
+        if balance is not None and routed.balance is not None:
+            given.append(balance + routed.balance.found(self._watch.logits))
+        return tuple(given)
+
+    def _passed(self, x: Tensor, *others: Tensor, way: Optional[int] = None) -> Union[Tensor, Tuple[Tensor, ...]]:
         anatomy = self._anatomy
         tokens: Optional[Tensor] = None
         positions: Optional[Tensor] = None
@@ -121,8 +147,17 @@ class _Layer:
         return (y[0], *beside) if beside else y[0]
 
 
-def layer_of(anatomy: Anatomy, shares: Shares, number: int, seed: int, packs: bool, tensor: TensorGroup) -> nn.Module:
-    """A layer of transformers as a block, with its initial weights; `packs`: it takes positions of documents.
+def layer_of(
+    anatomy: Anatomy,
+    shares: Shares,
+    seed: int,
+    packs: bool,
+    number: int,
+    tensor: TensorGroup,
+    routed: Optional[Routed] = None,
+) -> nn.Module:
+    """A layer of transformers as a block, with its initial weights; `packs`: it takes positions of documents; `routed`:
+    it adds up what its experts get.
 
     Raises:
         EngineError: documents that share a sequence would see each other in it.
@@ -132,7 +167,7 @@ def layer_of(anatomy: Anatomy, shares: Shares, number: int, seed: int, packs: bo
     if device.type != "meta":
         fill(layer, f"{anatomy.path}.{number}", anatomy.owner, seed)
     _keep_formats(layer)
-    layer.forward = forward = _Layer(anatomy, number, layer, packs)
+    layer.forward = forward = _Layer(anatomy, number, layer, packs, routed)
     if packs and device.type != "meta":
         forward.keep_apart()
     shares.layer(layer, number, tensor)

@@ -15,6 +15,7 @@ from megatron_ext.families.huggingface.apart import require_positions
 from megatron_ext.families.huggingface.blocks import Embedding, Head, layer_of
 from megatron_ext.families.huggingface.library import made
 from megatron_ext.families.huggingface.lora import Adapters
+from megatron_ext.families.huggingface.routing import BALANCE, BALANCED, TABLE, Routing
 from megatron_ext.families.huggingface.shares import Shares
 from megatron_ext.families.huggingface.weights import Published, save
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
@@ -22,7 +23,7 @@ from megatron_ext.tasks.language.language_task import NextTokenTask
 from megatron_ext.tasks.repeatable import repeatable
 from megatron_ext.tasks.task import SEQUENCE, Block, Micro, Placement, Tensors, Wire
 
-TOKENS, POSITIONS = "tokens", "positions"
+TOKENS, POSITIONS, LOGITS = "tokens", "positions", "logits"
 FIRST, LAST = "embedding", "head"
 """The names of what stands before the layers, and behind them."""
 RANDOM = ("drop", "jitter")
@@ -33,11 +34,13 @@ class HuggingFaceTask(NextTokenTask):
     """Predicts the next token, with the layers and initial weights of transformers."""
 
     inputs: Tuple[str, ...] = (TOKENS,)
+    outputs: Tuple[str, ...] = (LOGITS,)
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self._published: Optional[Published] = None
         model = made(plan.model)
+        self._routing = routing = Routing(model)
         anatomy = Anatomy(model, plan.model.sequence_length, plan.model.vocab_size)
         self.anatomy = anatomy
         if self.packs:
@@ -58,26 +61,30 @@ class HuggingFaceTask(NextTokenTask):
         before = [one.wire for of in anatomy.crossing for one in of if one.other is None]
         seed, again = plan.train.seed, plan.recompute == "full"
         draws = seed if _draws(anatomy.config) else None
+        layer = partial(layer_of, anatomy, self._shares, seed, self.packs)
         block = partial(_made, seed=draws, again=again, adapters=self._adapters)
         self.blocks = [
             Block(
-                *(FIRST, FIRST, (TOKENS, *placed), (names[0], *(one.name for one in before))),
-                partial(block, FIRST, partial(Embedding, anatomy, self._shares, seed)),
+                *(FIRST, FIRST, (TOKENS, *placed), (names[0], *(one.name for one in (*before, *routing.first)))),
+                partial(block, FIRST, partial(Embedding, anatomy, self._shares, seed, routing.first)),
                 Placement.FIRST,
             ),
             *(
                 Block(
                     *(f"layers.{number}", anatomy.kinds[number]),
-                    (names[number], *extra, *(one.wire.name for one in anatomy.crossing[number])),
-                    (names[number + 1], *(one.wire.name for one in anatomy.gives(number))),
-                    partial(
-                        block, f"layers.{number}", partial(layer_of, anatomy, self._shares, number, seed, self.packs)
+                    (
+                        names[number],
+                        *extra,
+                        *(one.wire.name for one in anatomy.crossing[number]),
+                        *routing.takes[number],
                     ),
+                    (names[number + 1], *(one.wire.name for one in anatomy.gives(number)), *routing.gives[number]),
+                    partial(block, f"layers.{number}", partial(layer, number, routed=routing.layers[number])),
                 )
                 for number in range(layers)
             ),
             Block(
-                *(LAST, LAST, (names[-1],), self.outputs),
+                *(LAST, LAST, (names[-1],), (LOGITS,)),
                 partial(block, LAST, partial(Head, anatomy, self._shares, seed)),
                 Placement.LAST,
             ),
@@ -85,8 +92,9 @@ class HuggingFaceTask(NextTokenTask):
         wires = [self._wire(anatomy.hidden, number)._replace(name=name) for number, name in enumerate(names)]
         for number, of in enumerate(anatomy.crossing):
             wires += [self._wire(one.wire, 0 if one.other is None else number) for one in of]
-        logits = Wire("logits", ("batch", SEQUENCE, *anatomy.logits))
-        self.wires = {wire.name: wire for wire in (*wires, logits)}
+        logits = Wire(LOGITS, ("batch", SEQUENCE, *anatomy.logits))
+        self.wires = {wire.name: wire for wire in (*wires, *routing.wires, logits)}
+        self.outputs = (LOGITS, *routing.last.values())
         self.tied = _tied(anatomy) if self._adapters is None else {}
 
     def initialise(self, name: str, parameter: Tensor, tensor: TensorGroup) -> None:
@@ -138,7 +146,28 @@ class HuggingFaceTask(NextTokenTask):
         return inner if block in (FIRST, LAST) else f"{self.anatomy.path}.{inner}"
 
     def loss(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensor:
-        return super().loss(left, micro, tensor if self._shares.vocabulary else TensorGroup())
+        found = super().loss(left, micro, tensor if self._shares.vocabulary else TensorGroup())
+        balance = self._routing.balance
+        return found if balance is None else found + balance.factor * self._balanced(left, micro)
+
+    def metrics(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensors:
+        return {} if self._routing.balance is None else {BALANCED: self._balanced(left, micro)}
+
+    def expert_loads(self, left: Tensors, micro: Micro) -> Optional[Tensor]:
+        wire = self._routing.last.get(TABLE)
+        return None if wire is None else left[wire] * _weight(micro)
+
+    def evaluated(self, means: Mapping[str, float]) -> Mapping[str, float]:
+        """The perplexity is that of the tokens' loss alone."""
+        balance = self._routing.balance
+        added = 0.0 if balance is None else balance.factor * means[BALANCED]
+        return {**super().evaluated({**means, "loss": means["loss"] - added}), **means}
+
+    def _balanced(self, left: Tensors, micro: Micro) -> Tensor:
+        """The loss that balances experts over the tokens of a micro-batch, which counts as often as its tokens do."""
+        assert self._routing.balance is not None
+        found: Tensor = self._routing.balance.loss(left[self._routing.last[BALANCE]]) * _weight(micro)
+        return found
 
     def shard(self, name: str) -> Optional[Shard]:
         block, _, inner = name.partition(".")
@@ -150,6 +179,11 @@ class HuggingFaceTask(NextTokenTask):
     def rows(self, name: str) -> Optional[int]:
         block, _, inner = name.partition(".")
         return self._shares.rows.get(inner) if block in (FIRST, LAST) else None
+
+
+def _weight(micro: Micro) -> Any:
+    """What a mean over a micro-batch's tokens is multiplied by to become what the loss is, a mean or a sum."""
+    return 1.0 if micro.weight is None else micro.weight.reshape(())
 
 
 def _made(name: str, make: Any, tensor: TensorGroup, seed: Any, again: bool, adapters: Optional[Adapters]) -> nn.Module:

@@ -129,7 +129,7 @@ class NextTokenTask(LanguageTask):
     """
 
     inputs: Tuple[str, ...] = ("tokens", "number")
-    outputs = ("logits",)
+    outputs: Tuple[str, ...] = ("logits",)
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)

@@ -311,6 +311,25 @@ def test_what_a_run_decided_about_its_batch_is_drawn_over_samples_and_listed_wit
     assert "Noise scale (samples) over samples" in page
 
 
+def test_experts_are_drawn_by_layer_and_over_iterations(run: Path):
+    report(run)
+    assert "<h2>Experts</h2>" not in (run / "report/index.html").read_text()
+    tables = ([[1.5, 0.5], [1.0, 1.0]], [[1.25, 0.75], [2.0, 0.0]], [[1.0], [1.0, 1.0]], [[None, 1.0]], [])
+    lines = [json.dumps({"iteration": number, "loads": table}) for number, table in enumerate(tables, 1)]
+    (run / "experts.jsonl").write_text("".join(f"{line}\n" for line in (*lines, "{")))
+    report(run)
+    page = (run / "report/index.html").read_text()
+    section = page.split("<h2>Experts</h2>")[1].split("</section>")[0]
+    by_layer, over = map(json.loads, re.findall(r'<script type="application/json">(.*?)</script>', section))
+    assert by_layer["data"][0]["z"] == tables[1]
+    assert "Load by layer and expert, iteration 2" in section
+    assert [(one["name"], one["x"], one["y"]) for one in over["data"]] == [
+        ("busiest", [1, 2], [1.5, 2.0]),
+        ("idlest", [1, 2], [0.5, 0.0]),
+    ]
+    assert "experts.jsonl: line 3 and 3 more has no table of experts; ignored" in page
+
+
 @pytest.mark.parametrize(("samples", "epochs"), [(400, None), (400, 5), (100, None)])
 def test_of_a_batch_that_adapts_the_head_says_how_many_samples_were_trained(
     run: Path, samples: int, epochs: int | None

@@ -92,10 +92,10 @@ class EngineRun:
             for name, tensor in safetensors.read(path).items()
         }
 
-    def replan(self, *overrides: str) -> EngineRun:
+    def replan(self, *overrides: str, base: Sequence[str] = TINY) -> EngineRun:
         """The same run folder with another plan, as if a requeued run were given other nodes."""
         prefix = self.plan.data_prefix
-        plan = make_plan(with_length(compose([*TINY, f"data.prefix={prefix}", *overrides])), self.plan.run)
+        plan = make_plan(with_length(compose([*base, f"data.prefix={prefix}", *overrides])), self.plan.run)
         self.run.write_json(self.run.plan, plan.as_json())
         return EngineRun(self.run, Plan.read(self.run.plan))
 
