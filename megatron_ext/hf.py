@@ -1,4 +1,4 @@
-"""Checkpoints to and from the layouts of Hugging Face's GPT-2 and Llama.
+"""Checkpoints to and from the layouts of Hugging Face's GPT-2, Llama, Mistral, Qwen 2 and Qwen 3.
 
     python -m megatron_ext.hf export CHECKPOINT OUT     CHECKPOINT: a run folder, its checkpoints folder or one of these
     python -m megatron_ext.hf import FROM CHECKPOINT    which train.load then takes
@@ -32,7 +32,7 @@ from megatron_ext.contract.models.model import OPTIONS, ModelConfig
 from megatron_ext.contract.run_files import META, WEIGHTS
 from megatron_ext.data.indexed_dataset import replacing
 
-FAMILIES = {"gpt2": hf_gpt2, "llama": hf_llama}
+FAMILIES = {"gpt2": hf_gpt2, **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), hf_llama)}
 """The importer of each `model_type` of config.json."""
 
 
@@ -45,10 +45,12 @@ def export(checkpoint: Checkpoint, out: Path, kind: str = WEIGHTS) -> None:
     """
     tensors: Dict[str, Tensor] = {}
     model = checkpoint.meta.config()
-    family = next((family for family in FAMILIES.values() if family.fits(model)), None)
+    family = next((family for family in (hf_gpt2, hf_llama) if family.fits(model)), None)
     if family is None:
         options = ", ".join(f"model.{key}={value}" for key, value in model.identity().items() if key in OPTIONS)
-        raise EngineError(f"{checkpoint.folder}: neither a GPT-2 nor a Llama: {options}; only these are exported")
+        raise EngineError(
+            f"{checkpoint.folder}: no GPT-2, Llama, Mistral or Qwen 2 or 3: {options}; only these are exported"
+        )
     prefix = hf_gpt2.PREFIX if family is hf_gpt2 else ""
     for part in part_names(model.layers):
         content = safetensors.read_part(checkpoint, part)
@@ -153,7 +155,7 @@ def main(argv: List[str]) -> int:
     """The command; exit code 0, 1 with a message on stderr, or 2 for wrong arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m megatron_ext.hf",
-        description="Checkpoints to and from Hugging Face's layouts of GPT-2 and Llama.",
+        description="Checkpoints to and from Hugging Face's layouts of GPT-2, Llama, Mistral, Qwen 2 and Qwen 3.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     out = commands.add_parser("export", help="weights of a checkpoint to a folder or a .safetensors file")

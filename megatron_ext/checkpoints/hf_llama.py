@@ -1,4 +1,4 @@
-"""Hugging Face's Llama: how its tensors are called, and its config.json."""
+"""Hugging Face's Llama, Mistral, Qwen 2 and Qwen 3: how their tensors are called, and their config.json."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from torch import Tensor
 
 from megatron_ext.checkpoints.hf_files import Twin
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.models.keys import RMS_NORM, ROTARY
-from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.contract.models.hf_config import HfConfig
+from megatron_ext.contract.models.keys import DEFAULT, RMS_NORM, ROTARY
+from megatron_ext.contract.models.model import ModelConfig, family_named
 from megatron_ext.contract.plan_check import PlanFault, check_object
-from megatron_ext.families.gpt.options import GptOptions
+from megatron_ext.families.gpt.options import GptOptions, window_of
 
 _LAYER = {
     "attention_norm.weight": Twin(("input_layernorm.weight",)),
     "mlp_norm.weight": Twin(("post_attention_layernorm.weight",)),
+    "query_norm.weight": Twin(("self_attn.q_norm.weight",)),
+    "key_norm.weight": Twin(("self_attn.k_norm.weight",)),
     **{
         f"{ours}.{kind}": Twin(tuple(f"{name}.{kind}" for name in names))
         for kind in ("weight", "bias")
@@ -28,19 +31,35 @@ _LAYER = {
         }.items()
     },
 }
+_CLASSES = {
+    **{"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"},
+    **{"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"},
+}
 _SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The scaling of Llama 3's rotary embedding, as the engine computes it."""
 
 
 def fits(model: ModelConfig) -> bool:
-    """Whether Llama's layout can hold it."""
+    """Whether the layout of a Llama, a Mistral, or a Qwen 2 or 3 can hold it."""
     return (
         model.traits.megatron_lm
         and model.normalization == RMS_NORM
         and model.position_embedding_type == ROTARY
         and model.swiglu
         and model.own(GptOptions).experts is None
+        and _kind(model) is not None
     )
+
+
+def _kind(model: ModelConfig) -> Optional[str]:
+    """The `model_type` that computes it; None: there is none."""
+    own, biases = model.own(GptOptions), model.add_bias_linear
+    if own.qk_layernorm or own.add_qkv_bias:
+        several = own.qk_layernorm and own.add_qkv_bias
+        return None if biases or several else "qwen3" if own.qk_layernorm else "qwen2"
+    if own.sliding_window is None:
+        return "llama"
+    return None if biases or own.full_attention_every is not None else "mistral"
 
 
 def twins(model: ModelConfig, part: str) -> Dict[str, Twin]:
@@ -56,10 +75,10 @@ def twins(model: ModelConfig, part: str) -> Dict[str, Twin]:
 
 def config_of(model: ModelConfig) -> Dict[str, Any]:
     """config.json of a model."""
-    factor = model.rope_scaling_factor
+    factor, kind = model.rope_scaling_factor, str(_kind(model))
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [_CLASSES[kind]],
+        "model_type": kind,
         "hidden_act": "silu",
         "num_hidden_layers": model.layers,
         "hidden_size": model.hidden,
@@ -72,12 +91,26 @@ def config_of(model: ModelConfig) -> Dict[str, Any]:
         "rms_norm_eps": model.norm_epsilon,
         "rope_theta": model.rotary_base,
         "rope_scaling": None if factor is None else {"rope_type": "llama3", "factor": factor, **_SCALING},
-        "attention_bias": model.add_bias_linear,
-        "mlp_bias": model.add_bias_linear,
+        **({"attention_bias": model.add_bias_linear, "mlp_bias": model.add_bias_linear} if kind == "llama" else {}),
+        **({} if kind == "llama" else _windows(model, kind)),
         "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
         "attention_dropout": 0.0,
         "bos_token_id": None,
         "eos_token_id": None,
+    }
+
+
+def _windows(model: ModelConfig, kind: str) -> Dict[str, Any]:
+    own = model.own(GptOptions)
+    if kind == "mistral" or own.sliding_window is None:
+        return {"sliding_window": own.sliding_window}
+    layers = [window_of(own, number, own.sliding_window + 1) for number in range(model.layers)]
+    types = ["full_attention" if window is None else "sliding_attention" for window in layers]
+    return {
+        "use_sliding_window": True,
+        "sliding_window": own.sliding_window,
+        "layer_types": types,
+        "max_window_layers": 0,
     }
 
 
@@ -88,56 +121,16 @@ def model_of(path: Path, found: Dict[str, Tensor], config: Dict[str, Any], seque
         EngineError: a key is missing or wrong, or the engine does not compute such a model.
     """
     path = path.parent / "config.json"
-    rope = config.get("rope_parameters") or {}  # where transformers 5 keeps both
-    scaling = config.get("rope_scaling") or (rope if rope.get("rope_type", "default") != "default" else {})
-    bias = config.get("attention_bias", False)
-    for key, value in {"hidden_act": "silu", "mlp_bias": bias, "pretraining_tp": 1}.items():
-        if config.get(key, value if key != "mlp_bias" else False) != value:
-            raise EngineError(f"{path}: expected {key}={value!r}, found {config.get(key)!r}")
-    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
-    width = config.get("head_dim")
-    own_width = isinstance(width, int) and isinstance(heads, int) and width * heads != hidden
-    content = {
-        "layers": config.get("num_hidden_layers"),
-        "hidden": hidden,
-        "heads": heads,
-        "sequence_length": config.get("max_position_embeddings", 2048) if sequence is None else sequence,
-        "vocab_size": config.get("vocab_size"),
-        "padded_vocab_size": config.get("vocab_size"),
-        "ffn_hidden": config.get("intermediate_size"),
-        "num_query_groups": config.get("num_key_value_heads") if config.get("num_key_value_heads") != heads else None,
-        "kv_channels": width if own_width else None,
-        "normalization": RMS_NORM,
-        "norm_epsilon": config.get("rms_norm_eps", 1e-6),
-        "position_embedding_type": ROTARY,
-        "rotary_base": float(config.get("rope_theta", rope.get("rope_theta", 10000.0))),
-        "rope_scaling_factor": _factor(path, scaling),
-        "swiglu": True,
-        "add_bias_linear": bias,
-        "untie_embeddings_and_output_weights": not config.get("tie_word_embeddings", False),
-    }
+    values = family_named(DEFAULT).from_hf(HfConfig(str(path), config, sequence))
+    content = {"rope_scaling_factor": None, **values, "padded_vocab_size": values["vocab_size"]}
     try:
         check_object(ModelConfig, content, "model", whole=True)
     except PlanFault as error:
-        raise EngineError(f"{path}: not a Llama that the engine computes: {error}") from error
-    model = ModelConfig(**content)
+        raise EngineError(f"{path}: not a model that the engine computes: {error}") from error
+    model = ModelConfig(**content)  # type: ignore[arg-type]
     if (model.kv_channels is None and model.hidden % model.heads) or model.heads % model.query_groups:
         raise EngineError(
             f"{path}: num_attention_heads={model.heads} must divide hidden_size={model.hidden}, and be a multiple of "
             f"num_key_value_heads={model.query_groups}"
         )
     return model
-
-
-def _factor(path: Path, scaling: Dict[str, Any]) -> Optional[float]:
-    if not scaling:
-        return None
-    kind = scaling.get("rope_type", scaling.get("type"))
-    other = [key for key, value in _SCALING.items() if scaling.get(key, value) != value]
-    if kind != "llama3" or other:
-        expected = ", ".join(f"{key}={_SCALING[key]}" for key in other) or "rope_type='llama3'"
-        found = ", ".join(f"{key}={scaling[key]!r}" for key in other) or f"{kind!r}"
-        raise EngineError(
-            f"{path}: the engine's scaled rotary embedding is Llama 3's: expected {expected}, found {found}"
-        )
-    return float(scaling["factor"])

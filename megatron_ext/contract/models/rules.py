@@ -31,6 +31,7 @@ def broken_by_model(get: Get, family: Family) -> Iterator[str]:
         if layers < family.fewest_layers:
             yield f"model.layers={layers}: {family.why_layers}; use {family.fewest_layers} or more"
     yield from _broken_positions(get, family)
+    yield from _broken_window(get)
 
 
 def _broken_options(get: Get, family: Family) -> Iterator[str]:
@@ -49,6 +50,12 @@ def _broken_options(get: Get, family: Family) -> Iterator[str]:
             )
         if family.one_head and key in family.without:
             yield f"model.{key}={shown(value)} is for transformers, not for {of_family}; leave it out"
+
+
+def _broken_window(get: Get) -> Iterator[str]:
+    every = get("full_attention_every", None)
+    if every is not None and get("sliding_window", None) is None:
+        yield f"model.full_attention_every={every} says nothing without model.sliding_window; set that, or leave it out"
 
 
 def _broken_positions(get: Get, family: Family) -> Iterator[str]:

@@ -6,7 +6,7 @@ queries, keys and values.
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from megatron_ext.contract.models.keys import LAYER_NORM, LEARNED, ROTARY
 from megatron_ext.contract.models.model import Family, ModelConfig
@@ -173,9 +173,10 @@ def logits_bias(model: ModelConfig) -> Parameters:
     return {"bias": Parameter((model.padded_vocab_size,), 0, rows=model.vocab_size)}
 
 
-def norm(model: ModelConfig, name: str) -> Parameters:
+def norm(model: ModelConfig, name: str, width: Optional[int] = None) -> Parameters:
+    """The parameters of a normalization of so many numbers; None: of a token's vector."""
     kinds = ("weight", "bias") if model.normalization == LAYER_NORM else ("weight",)
-    return {f"{name}.{kind}": Parameter((model.hidden,)) for kind in kinds}
+    return {f"{name}.{kind}": Parameter((width or model.hidden,)) for kind in kinds}
 
 
 def matrices(parameters: Parameters) -> int:

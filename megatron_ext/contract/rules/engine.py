@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterator, List, Tuple
 
+from megatron_ext.contract.keys import shown
 from megatron_ext.contract.models.keys import DEFAULT
 from megatron_ext.contract.models.model import family_named
 from megatron_ext.contract.plan_check import Values
@@ -52,6 +53,22 @@ def _experts(plan: Values) -> Faults:
         yield "sequence_parallel", False, f"true with model.experts and tensor={plan['tensor']}"
 
 
+_OWN_LAYERS = {"add_qkv_bias": False, "qk_layernorm": False, "sliding_window": None}
+"""Options of layers that only tdpp's own engine computes, and their values without it."""
+
+
+def _own_layers(plan: Values) -> Faults:
+    if plan["engine"] == "tdpp":
+        return
+    for key, without in _OWN_LAYERS.items():
+        if plan["model"].get(key, without) != without:
+            yield (
+                f"model.{key}",
+                shown(plan["model"][key]),
+                f"{shown(without)} with engine={plan['engine']}; use engine=tdpp",
+            )
+
+
 def _megatron_core(plan: Values) -> Faults:
     if plan["engine"] != MEGATRON_CORE:
         return
@@ -87,5 +104,6 @@ def _groups(plan: Values) -> Faults:
 RULES: List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]] = [
     (("engine",), _megatron_core),
     (("engine", "model", "data", "tensor", "sequence_parallel"), _experts),
+    (("engine", "model"), _own_layers),
     (("engine", "chunks", "data", "micro_batch_size", "pipeline", "global_batch_size"), _groups),
 ]

@@ -1,21 +1,27 @@
-"""GPT-2 and Llama: decoders that predict the next token."""
+"""GPT-2, Llama, Mistral, Qwen 2 and 3: decoders that predict the next token."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from typing import Any, Dict, Mapping
+from dataclasses import fields, replace
+from typing import Any, Dict, Mapping, Sequence
 
 from megatron_ext.contract.models.hf_config import TANH_GELU, HfConfig, dropouts, unless
+from megatron_ext.contract.models.keys import ROTARY
 from megatron_ext.contract.models.model import ModelConfig
-from megatron_ext.contract.models.pieces import Parameter, Parameters, Stack
-from megatron_ext.contract.models.tokens import TransformerFamily, matrices
+from megatron_ext.contract.models.pieces import Parameter, Parameters, Stack, linear_parameters
+from megatron_ext.contract.models.tokens import TransformerFamily, matrices, norm
 from megatron_ext.families.gpt.options import GptOptions
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The scaled rotary embedding that the engine computes."""
 
 
+SLIDING = "sliding_attention"
+"""In `layer_types`, a layer with a sliding window."""
+_GROUPS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
+_POSITIONS = {"mistral": 131072, "qwen2": 32768, "qwen3": 32768}
+"""What transformers takes where config.json lacks `num_key_value_heads` and `max_position_embeddings`."""
 _MLP = ("mlp_in.", "mlp_out.")
 
 
@@ -23,16 +29,20 @@ class _Gpt(TransformerFamily):
     name = "gpt"
     summary = "A decoder that predicts the next token; with Llama's options, a Llama."
     order = 1
-    model_types = ("gpt2", "llama", "mistral")
+    model_types = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
     running_text = True
     packs = True
     metrics = ("loss", "perplexity")
     megatron_lm = True
-    options = (*TransformerFamily.options, "experts", "experts_per_token")
+    options = (*TransformerFamily.options, *(one.name for one in fields(GptOptions)))
 
     def layer(self, model: ModelConfig, stack: Stack) -> Parameters:
         """With experts, these have the MLP's parameters each, and the router has one row for each of them."""
         found, own = super().layer(model, stack), model.own(GptOptions)
+        if own.add_qkv_bias:
+            found.update(linear_parameters("qkv", found["qkv.weight"], True))
+        if own.qk_layernorm:
+            found.update({**norm(model, "query_norm", model.head_width), **norm(model, "key_norm", model.head_width)})
         if own.experts is None:
             return found
         mlp = {name: one for name, one in found.items() if name.startswith(_MLP)}
@@ -44,8 +54,11 @@ class _Gpt(TransformerFamily):
 
     def inside_activations(self, model: ModelConfig, kind: str, fused: bool = False) -> int:
         own = model.own(GptOptions)
+        turned = model.position_embedding_type == ROTARY and model.query_groups < model.heads
+        before = (model.heads + 2 * model.query_groups) * model.head_width  # what the norms of heads take
+        normed = before * model.sequence_length if own.qk_layernorm and turned and kind == "layer" else 0
         working = 1 if own.experts is None else own.experts_per_token
-        return super().inside_activations(replace(model, ffn_hidden=working * model.inner), kind, fused)
+        return normed + super().inside_activations(replace(model, ffn_hidden=working * model.inner), kind, fused)
 
     def operations(self, model: ModelConfig, kind: str) -> int:
         """Count, of the experts, those that work on a token."""
@@ -59,11 +72,15 @@ class _Gpt(TransformerFamily):
     def from_hf(self, config: HfConfig) -> Dict[str, object]:
         if config.kind == "gpt2":
             return _gpt2(config)
-        if config.kind == "mistral":
-            config.must("attention_bias", False, "a Mistral has no biases")
+        if config.kind != "llama":
+            why = f"a {config.kind} of tdpp has no biases of that kind"
+            config.must("attention_bias", False, why)
         values = _llama(config)
-        if config.kind == "mistral":
-            _check_window(config, values["sequence_length"])
+        values.update(_windows(config, int(str(values["layers"])), int(str(values["sequence_length"]))))
+        if config.kind == "qwen2":
+            values["add_qkv_bias"] = True
+        if config.kind == "qwen3":
+            values["qk_layernorm"] = True
         return values
 
 
@@ -99,15 +116,18 @@ def _llama(config: HfConfig) -> Dict[str, object]:
     config.must("partial_rotary_factor", 1.0, "tdpp's rotary positions rotate the whole head")
     rope = config.table("rope_parameters")  # where transformers 5 keeps base and scaling
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    width = config.given("head_dim", None)
+    width = config.given("head_dim", 128 if config.kind == "qwen3" else None)
     return {
         "layers": config.size("num_hidden_layers"),
         "hidden": hidden,
         "heads": heads,
-        **unless({"num_query_groups": config.size("num_key_value_heads", heads)}, num_query_groups=heads),
-        **({} if width is None or width * heads == hidden else {"kv_channels": config.size("head_dim")}),
+        **unless(
+            {"num_query_groups": config.size("num_key_value_heads", _GROUPS.get(config.kind, heads))},
+            num_query_groups=heads,
+        ),
+        **({} if width is None or width * heads == hidden else {"kv_channels": config.size("head_dim", width)}),
         "ffn_hidden": config.size("intermediate_size"),
-        "sequence_length": config.length(config.size("max_position_embeddings", 2048)),
+        "sequence_length": config.length(config.size("max_position_embeddings", _POSITIONS.get(config.kind, 2048))),
         "vocab_size": config.size("vocab_size"),
         "normalization": "RMSNorm",
         "norm_epsilon": config.number("rms_norm_eps", 1e-6),
@@ -121,18 +141,35 @@ def _llama(config: HfConfig) -> Dict[str, object]:
     }
 
 
-def _check_window(config: HfConfig, length: object) -> None:
-    """Refuses a window unless no token of a sequence looks beyond it."""
-    if config.content.get("sliding_window", 4096) is None:
-        return
+def _windows(config: HfConfig, layers: int, length: int) -> Dict[str, object]:
+    """Which layers see how far; nothing where no token of a sequence looks beyond a window."""
+    slides = config.kind == "mistral" or (config.kind != "llama" and config.flag("use_sliding_window", False))
+    if not slides or config.content.get("sliding_window", 4096) is None:
+        return {}
     window = config.size("sliding_window", 4096)
-    if isinstance(length, int) and window < length:
+    full = [number for number, kind in enumerate(_layer_types(config, layers), 1) if kind != SLIDING]
+    if window >= length or len(full) == layers:
+        return {}
+    if not full:
+        return {"sliding_window": window}
+    every = full[0]
+    if full != list(range(every, layers + 1, every)):
         raise config.differs(
-            "sliding_window",
-            window,
-            f"tdpp has no sliding-window attention, which sequences of {length} tokens need; --sequence-length "
-            f"{window} fits into the window",
+            "layer_types", config.content.get("layer_types"), "tdpp's layers see all tokens at regular intervals"
         )
+    return {"sliding_window": window, "full_attention_every": every}
+
+
+def _layer_types(config: HfConfig, layers: int) -> Sequence[object]:
+    given = config.content.get("layer_types")
+    if config.kind == "mistral":
+        return [SLIDING] * layers
+    if given is None:
+        first = config.given("max_window_layers", 28)
+        return [SLIDING if isinstance(first, int) and number >= first else "full_attention" for number in range(layers)]
+    if not isinstance(given, list) or len(given) != layers:
+        raise config.refuse("layer_types", given, f"must be a list of num_hidden_layers={layers} words")
+    return given
 
 
 def _scaling(config: HfConfig, rope: Mapping[str, Any]) -> Dict[str, object]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Optional, Tuple, Type
-
-from torch import Tensor
+from typing import Tuple, Type
 
 from megatron_ext.contract.plan import Plan
+from megatron_ext.families.gpt.layer import GptLayer, PackedEmbedding, PackedLayer
 from megatron_ext.tasks.language.language_task import NextTokenTask
-from megatron_ext.tasks.language.transformer import Embedding, Head, TransformerLayer
+from megatron_ext.tasks.language.transformer import Embedding, Head
 from megatron_ext.tasks.task import SEQUENCE, Block, Placement, Wire
 
 
@@ -20,7 +19,7 @@ class GptTask(NextTokenTask):
         super().__init__(plan)
         model = plan.model
         taken: Tuple[str, ...] = ("number",) if model.hidden_dropout or model.attention_dropout else ()
-        kinds: Tuple[Type[Embedding], Type[TransformerLayer]] = (Embedding, TransformerLayer)
+        kinds: Tuple[Type[Embedding], Type[GptLayer]] = (Embedding, GptLayer)
         if self.packs:
             taken, kinds = ("number", "positions"), (PackedEmbedding, PackedLayer)
         layers, wires = self.layers(model.stacks()[0], "hidden", SEQUENCE, taken, kinds[1])
@@ -33,22 +32,6 @@ class GptTask(NextTokenTask):
         ]
         logits = Wire("logits", ("batch", model.sequence_length, model.padded_vocab_size))
         self.wires = {wire.name: wire for wire in (*wires, logits)}
-
-
-class PackedEmbedding(Embedding):
-    """The embedding of documents that share a sequence."""
-
-    def forward(self, tokens: Tensor, number: Optional[Tensor] = None, positions: Optional[Tensor] = None) -> Tensor:
-        return self.embedded(tokens, number, positions=positions)
-
-
-class PackedLayer(TransformerLayer):
-    """In which documents that share a sequence do not see each other."""
-
-    def forward(  # type: ignore[override]
-        self, x: Tensor, number: Optional[Tensor] = None, positions: Optional[Tensor] = None
-    ) -> Tensor:
-        return self.passed(x, number, positions=positions)
 
 
 TASK = GptTask

@@ -45,12 +45,14 @@ def attend(
     mask: Optional[Tensor],
     dropped: Optional[Dropped],
     positions: Optional[Tensor] = None,
+    window: Optional[int] = None,
 ) -> Tensor:
     """query [batch, heads, sequence, width], the others [batch, groups, tokens, width] -> [batch, sequence, heads,
     width]. `mask` [batch, tokens] is 0 where no token stands. With `positions` [batch, sequence], of causal attention,
-    documents that share a sequence do not see each other."""
+    documents that share a sequence do not see each other. With a `window`, of causal attention too, a place attends to
+    so many tokens at most, itself among them."""
     heads, groups = query.shape[1], key.shape[1]
-    if positions is not None and dropped is None and attends_apart(query):
+    if positions is not None and dropped is None and window is None and attends_apart(query):
         return attend_apart(query, key, value, positions)
     seen = None if mask is None else mask.bool()
     if dropped is not None and not dropped.holding:
@@ -65,6 +67,9 @@ def attend(
     seen = None if seen is None else seen[:, None, None]
     if positions is not None:
         causal, seen = False, apart(positions)
+    if window is not None:
+        near = _near(query.shape[-2], window, query.device)
+        causal, seen = False, near if seen is None else seen & near
     if dropped is not None:
         attended = _dropped_weights(query @ key.transpose(-1, -2), query.shape[-1], causal, seen, *dropped[:2]) @ value
     elif _plainly(query):
@@ -72,6 +77,14 @@ def attend(
     else:
         attended = F.scaled_dot_product_attention(query, key, value, seen, is_causal=causal, **shared)
     return attended.transpose(1, 2)
+
+
+@lru_cache(maxsize=8)
+def _near(sequence: int, window: int, device: torch.device) -> Tensor:
+    """[sequence, sequence]: whether a place attends to a token: itself, and the `window - 1` before it."""
+    places = torch.arange(sequence, device=device)
+    distance = places.unsqueeze(1) - places
+    return (distance >= 0) & (distance < window)
 
 
 @lru_cache(maxsize=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -52,11 +52,12 @@ class _RMSNorm(Function):
         return of_x.to(x.dtype), of_weight, None
 
 
-def norm(config: ModelConfig) -> nn.Module:
-    """A normalization layer of the model's kind."""
+def norm(config: ModelConfig, width: Optional[int] = None) -> nn.Module:
+    """A normalization layer of the model's kind, over so many numbers; None: over a token's vector."""
+    width = config.hidden if width is None else width
     if config.normalization == RMS_NORM:
-        return RMSNorm(config.hidden, config.norm_epsilon)
-    return nn.LayerNorm(config.hidden, config.norm_epsilon)
+        return RMSNorm(width, config.norm_epsilon)
+    return nn.LayerNorm(width, config.norm_epsilon)
 
 
 class Norm(nn.Module):

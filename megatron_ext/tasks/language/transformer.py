@@ -118,6 +118,8 @@ class TransformerLayer(nn.Module):
         bias, attention_bias = config.add_bias_linear, config.attention_bias
         self.relu = config.traits.relu
         """Instead of GELU, and dropped in training, as Vaswani et al. 2017's successors do."""
+        self.window: Optional[int] = None
+        """The tokens that one attends to at most, itself among them; None: all before it."""
         self.angles: Optional[Tuple[Tensor, Tensor]] = None
         """Angles of rotary positions, once the layer is where it stays."""
         self.holds_weights = True
@@ -222,6 +224,7 @@ class TransformerLayer(nn.Module):
         # Cut before the heads come forward: the backward pass then joins their gradients in place, with no copy.
         parts = qkv.split_with_sizes([share * width for share in self.shares], -1)  # torch.split itself is slow Python
         query, key, value = (part.view(batch, sequence, -1, width).transpose(1, 2) for part in parts)
+        query, key = self.normalized(query, key)
         if self.config.position_embedding_type == ROTARY:
             cos, sin = self._angles(sequence, qkv)
             if positions is not None:
@@ -230,9 +233,15 @@ class TransformerLayer(nn.Module):
         if self.kept is not None:
             if self.kept:
                 key, value = torch.cat([self.kept["key"], key], 2), torch.cat([self.kept["value"], value], 2)
+            if self.window is not None:
+                key, value = key[:, :, -self.window :], value[:, :, -self.window :]
             self.kept.update({"key": key, "value": value})
         causal = self.causal and self.kept is None  # the one token that goes on sees all before it
         return self._attended(query, key, value, causal, self.core_key, number, mask, positions)
+
+    def normalized(self, query: Tensor, key: Tensor) -> Tuple[Tensor, Tensor]:
+        """Return the queries and keys [batch, heads, sequence, width] before they are turned."""
+        return query, key
 
     def place_constants(self, device: torch.device, dtype: torch.dtype) -> None:
         """Works out once what torch.compile would have each layer's graph do."""
@@ -275,9 +284,10 @@ class TransformerLayer(nn.Module):
             first, device = self.tensor.rank * self.heads, query.device
             heads = numbers(first, first + self.heads, device)
             rows = rows_of(dropout_key, number, heads, numbers(0, query.shape[-2], device))
-            holding = self.holds_weights or positions is not None
+            holding = self.holds_weights or positions is not None or self.window is not None
             dropped = Dropped(self.config.attention_dropout, rows, holding)
-        return attend(query, key, value, causal, mask, dropped, positions).flatten(2)
+        window = self.window if causal else None
+        return attend(query, key, value, causal, mask, dropped, positions, window).flatten(2)
 
     def _mlp(self, x: Tensor, number: Optional[Tensor]) -> Tensor:
         inner = linear(x, self.mlp_in.weight, self.mlp_in.bias, self.later)

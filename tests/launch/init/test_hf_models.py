@@ -37,6 +37,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         GROUPED | {"tie_word_embeddings": True, "head_dim": 64, "attention_bias": True, "mlp_bias": True},
     ),
     "Mistral": ("MistralConfig", "MistralForCausalLM", {"sliding_window": None}),
+    "Qwen 2": ("Qwen2Config", "Qwen2ForCausalLM", {"num_key_value_heads": 8}),
+    "Qwen 3": ("Qwen3Config", "Qwen3ForCausalLM", {"num_key_value_heads": 8, "tie_word_embeddings": True}),
     "Mamba": ("MambaConfig", "MambaForCausalLM", {"num_hidden_layers": 2, "time_step_rank": 40, "expand": 3}),
     "BERT": ("BertConfig", "BertForPreTraining", {}),
     "ViT": ("ViTConfig", "ViTForImageClassification", {"num_labels": 1000}),
@@ -133,8 +135,8 @@ def test_another_model_is_refused_with_the_key_the_value_and_why(content: object
         ({"rope_scaling": {"type": "linear", "factor": 2}}, 'rope_scaling.rope_type="linear": tdpp scales rotary'),
         ({"rope_scaling": LLAMA3_ROPE | {"high_freq_factor": 8.0}}, "rope_scaling.high_freq_factor=8.0"),
         (
-            {"model_type": "mistral", "sliding_window": 16},
-            "sliding_window=16: tdpp has no sliding-window attention, which sequences of 128 tokens need",
+            {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+            "layer_types=null: tdpp's layers see all tokens at regular intervals",
         ),
         (
             {"model_type": "gpt2", "activation_function": "relu", "n_positions": 64, "n_embd": 64, "n_layer": 2}
@@ -157,12 +159,42 @@ def test_what_tdpp_computes_differently_is_trained_by_transformers(other: dict[s
 def test_a_model_within_its_window_stays_tdpps_own() -> None:
     values, notes = from_hf("config.json", LLAMA | {"model_type": "mistral", "sliding_window": 16}, 16)
     assert ("family" in values, values["sequence_length"], notes) == (False, 16, [])
+    assert "sliding_window" not in values
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "own"),
+    [
+        ("mistral", {"sliding_window": 16}, {"sliding_window": 16}),
+        ("qwen2", {}, {"add_qkv_bias": True}),
+        ("qwen2", {"sliding_window": 16}, {"add_qkv_bias": True}),
+        (
+            "qwen2",
+            {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 0},
+            {"add_qkv_bias": True, "sliding_window": 16},
+        ),
+        ("qwen3", {"head_dim": 16}, {"qk_layernorm": True}),
+        ("qwen3", {}, {"qk_layernorm": True, "kv_channels": 128}),
+        (
+            "qwen3",
+            {"head_dim": 16, "sliding_window": 16, "use_sliding_window": True, "layer_types": [SLIDING, FULL]},
+            {"qk_layernorm": True, "sliding_window": 16, "full_attention_every": 2},
+        ),
+    ],
+)
+def test_qwens_and_mistrals_are_tdpps_own(kind: str, content: dict[str, Any], own: dict[str, object]) -> None:
+    values, notes = from_hf("config.json", {**LLAMA, "model_type": kind, "num_key_value_heads": 2, **content})
+    usual, _ = from_hf("config.json", {**LLAMA, "num_key_value_heads": 2})
+    assert (values, notes) == ({**usual, **own}, [])
 
 
 @pytest.mark.parametrize(
     ("other", "commands"),
     [
-        ({"model_type": "qwen3"}, ["tdpp launch experiment=mine model=ours train.load={folder}"]),
+        ({"model_type": "olmo2"}, ["tdpp launch experiment=mine model=ours train.load={folder}"]),
         (
             {},
             [
@@ -202,10 +234,10 @@ def test_nothing_is_written_of_what_is_no_model(text: str, told: str, capsys: py
 
 
 def test_any_other_family_becomes_a_model_of_transformers(tmp_path: Path) -> None:
-    content = {"model_type": "qwen3", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3}
+    content = {"model_type": "olmo2", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3}
     values, (note,) = from_hf(str(tmp_path / "config.json"), {**content, "vocab_size": 99}, 32)
     assert values == {
         **{"family": "huggingface", "layers": 3, "hidden": 64, "heads": 4, "sequence_length": 32, "vocab_size": 99},
         "config": str(tmp_path / "config.json"),
     }
-    assert note.startswith("tdpp has no qwen3 of its own: this qwen3 is trained with transformers' own layers")
+    assert note.startswith("tdpp has no olmo2 of its own: this olmo2 is trained with transformers' own layers")

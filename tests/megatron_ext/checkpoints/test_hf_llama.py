@@ -1,4 +1,4 @@
-"""Llamas cross to transformers and back: what it loads computes what the engine computes, in one file or in shards."""
+"""Llamas, Mistrals and Qwens cross to transformers and back: it computes what the engine computes, in shards or not."""
 
 from __future__ import annotations
 
@@ -34,6 +34,12 @@ MODELS = {
         *("model.rotary_base=500000", "model.rope_scaling_factor=32"),
     ),
     "wide heads": (*LLAMA, "model.add_bias_linear=false", "model.kv_channels=12"),
+    "mistral": (*LLAMA, "model.add_bias_linear=false", "model.sliding_window=7"),
+    "qwen2": (*LLAMA, "model.add_bias_linear=false", "model.add_qkv_bias=true"),
+    "qwen3": (
+        *(*LLAMA, "model.add_bias_linear=false", "model.qk_layernorm=true", "model.kv_channels=12"),
+        *("model.sliding_window=7", "model.full_attention_every=2"),
+    ),
     "biases": (*LLAMA, "model.num_query_groups=4", "model.untie_embeddings_and_output_weights=true"),
 }
 TOKENS = torch.randint(VOCAB, (2, 24), generator=torch.Generator().manual_seed(1))
@@ -72,9 +78,16 @@ def test_what_is_exported_computes_the_same_in_transformers(
     run = trained(model)
     stage = whole_model(run)
     assert hf.main(["export", str(run.run.path), str(tmp_path / "theirs")]) == 0
-    theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "theirs")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
     assert sum(p.numel() for p in theirs.parameters()) == parameter_count(run.plan.model)
-    torch.testing.assert_close(stage({"tokens": TOKENS})["logits"], theirs(TOKENS).logits, rtol=1e-5, atol=1e-5)
+    ours, expected = stage({"tokens": TOKENS})["logits"], theirs(TOKENS).logits
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+    for logits in (ours, expected):
+        logits.logsumexp(-1).mean().backward()
+    (gradient,) = (one.grad for name, one in stage.parameters_by_name() if name == "layers.0.qkv.weight")
+    first = theirs.model.layers[0].self_attn
+    parts = [part.weight.grad for part in (first.q_proj, first.k_proj, first.v_proj)]
+    torch.testing.assert_close(gradient, torch.cat(parts), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +102,7 @@ def test_exported_saved_by_transformers_and_imported_again_it_is_the_same(
 ) -> None:
     run = trained(model)
     assert hf.main(["export", str(run.run.path), str(tmp_path / "ours")]) == 0
-    theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "ours")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB" if shards else "5GB")
     assert (tmp_path / "theirs" / "model.safetensors.index.json").exists() == shards
     assert hf.main(["import", str(tmp_path / "theirs"), str(tmp_path / "made")]) == 0
@@ -121,12 +134,15 @@ def config_of(folder: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_act": "gelu"}, "expected hidden_act='silu', found 'gelu'"),
+        ({"hidden_act": "gelu"}, 'hidden_act="gelu": tdpp\'s gated MLP uses SiLU'),
         ({"head_dim": 12}, "expected model.layers.0.self_attn.q_proj.weight of shape [48, 32], found [32, 32]"),
-        ({"mlp_bias": True}, "expected mlp_bias=False, found True"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "expected rope_type='llama3', found 'yarn'"),
+        ({"mlp_bias": True}, "mlp_bias=true: all or no linear layers have biases in tdpp"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            'rope_type="yarn": tdpp scales rotary positions only as Llama 3 does',
+        ),
         ({"num_key_value_heads": 3}, "num_attention_heads=4 must divide hidden_size=32, and be a multiple of"),
-        ({"vocab_size": None}, "not a Llama that the engine computes: model.vocab_size=null must be a whole number"),
+        ({"vocab_size": None}, "vocab_size=null: must be a whole number of at least 1"),
         ({"vocab_size": 7}, "expected model.embed_tokens.weight of shape [7, 32], found [61, 32]"),
         ({"num_hidden_layers": 2}, "expected a tensor model.layers.1.input_layernorm.weight"),
     ],
