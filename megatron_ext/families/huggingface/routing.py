@@ -43,7 +43,7 @@ class Balance(NamedTuple):
     chosen: int
     """Experts for each token."""
     routers: Sequence[Sequence[Router]]
-    """By layer."""
+    """Those of each layer."""
 
     def found(self, logits: Sequence[Tensor]) -> Tensor:
         """[2, experts]: which part of the tokens chooses each expert, and its mean probability. The sum over these
@@ -64,7 +64,7 @@ class Routed(NamedTuple):
     """What a layer adds up about its experts."""
 
     row: int
-    """Of the table that it adds to, its own."""
+    """Its own, of the table that it adds to."""
     experts: Optional[str]
     """Its module of them; None: it adds nothing to the table."""
     routers: Sequence[Router]
@@ -90,7 +90,7 @@ class Routing:
         self.wires: List[Wire] = []
         self.layers: List[Optional[Routed]] = []
         self.takes: List[Tuple[str, ...]] = []
-        """By layer, the wires that it takes behind all others; those that it gives are its `gives`."""
+        """The wires that each layer takes behind all others; those that it gives are its `gives`."""
         self.gives: List[Tuple[str, ...]] = []
         self.first: List[Wire] = []
         """Those that begin with zeros before the first layer."""
