@@ -161,6 +161,7 @@ class Experiment:
             self.elastic,
             self.parallel,
             self.train,
+            self.adapt,
             self.engine,
             self.executor,
             ranks,

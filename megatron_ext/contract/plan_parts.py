@@ -8,7 +8,7 @@ from typing import Dict, Iterable, List, Optional
 
 from megatron_ext.contract.adaptive.forecast import By
 from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, PART, Range, about, between, from_0, option, positive
-from megatron_ext.contract.parallel_config import Parallel
+from megatron_ext.contract.parallel_config import Parallel, Recompute, Schedule
 from megatron_ext.contract.schedule.streams import Semantics
 
 
@@ -156,6 +156,33 @@ class RoundTime:
 
 
 @dataclass(frozen=True)
+class NodeSetPlan:
+    """How an elastic run is cut on some of its nodes, where a replica's stages lie on several of them."""
+
+    user_keys = Parallel
+    seconds: float = field(metadata=about(positive()))
+    """What an iteration is predicted to take."""
+    groups: List[str]
+    """The group of each node, in the order in which ranks fill the nodes."""
+    counts: List[int] = field(metadata=about(COUNT))
+    """Ranks of each of these nodes."""
+    tensor: int
+    data: int
+    pipeline: int
+    chunks: int
+    partition: List[int] = field(metadata=about(NOT_NEGATIVE))
+    sequence_parallel: bool
+    recompute: Recompute
+    sharded_optimizer: bool
+    hierarchical_stages: Optional[List[int]] = field(metadata=about(NOT_NEGATIVE))
+    schedule: Schedule
+    shares: Optional[List[int]] = field(metadata=about(COUNT))
+    tensors: Optional[List[int]] = field(metadata=about(COUNT))
+    replicas: Optional[List[int]] = field(metadata=about(COUNT))
+    padded_vocab_size: int
+
+
+@dataclass(frozen=True)
 class Elastic:
     """What a run needs to go on with other nodes. Replicas are those of all nodes, also of nodes that take no part."""
 
@@ -177,6 +204,9 @@ class Elastic:
     """`AdaptConfig.streams` of all replicas."""
     times: Optional[List[List[RoundTime]]] = None
     """What earlier starts measured of each replica, where shares follow measured times."""
+    plans: Optional[List[NodeSetPlan]] = None
+    """The run's own plan, then the fastest ones for fewer nodes, of which the first that fits is taken after a loss;
+    None: each node has whole replicas, which share the batch anew."""
 
     def replicas_on(self, nodes: Iterable[int], tensor: int) -> List[int]:
         """The replicas of these nodes; each has `tensor` ranks."""

@@ -119,6 +119,7 @@ def check_elastic(
     elastic: Elastic,
     parallel: Parallel,
     train: Train,
+    adapt: Adapt,
     engine: Engine,
     executor: Executor,
     ranks: Sequence[int],
@@ -136,6 +137,8 @@ def check_elastic(
         ConfigError: it cannot.
     """
     _check_elastic_plan(elastic, parallel, train, ranks)
+    if elastic.enabled and not whole_replicas(parallel, ranks):
+        _check_cut_anew(elastic, parallel, adapt, executor)
     for key, value, allowed in (
         ("engine.kind", str(engine.kind), str(EngineKind.tdpp)),
         ("executor.rehearse", str(executor.rehearse), str(Rehearse.none)),
@@ -188,24 +191,43 @@ def _check_elastic_plan(elastic: Elastic, parallel: Parallel, train: Train, rank
             f"elastic.by={elastic.by} chooses nodes at the end of each epoch; give elastic.epoch, the samples of an "
             f"epoch, or train.epochs as the length of the training"
         )
-    if parallel.pipeline > 1:
-        raise ConfigError(
-            f"parallel.pipeline={parallel.pipeline} cannot be combined with {with_elastic}, which gives each node "
-            f"whole "
-            "replicas of the model; use parallel.pipeline=1 and more replicas (parallel.data)"
-        )
     if parallel.schedule_file is not None:
         raise ConfigError(
             f"parallel.schedule_file={parallel.schedule_file} is for a fixed number of micro-batches, which changes "
             f"with {with_elastic}; leave it out"
         )
-    size = parallel.tensor_size
-    if any(count % size for count in ranks):
+
+
+def whole_replicas(parallel: Parallel, ranks: Sequence[int]) -> bool:
+    """Whether each of the nodes, which have so many ranks, has whole replicas of the model."""
+    return parallel.pipeline == 1 and not any(count % parallel.tensor_size for count in ranks)
+
+
+def _check_cut_anew(elastic: Elastic, parallel: Parallel, adapt: Adapt, executor: Executor) -> None:
+    """Whether a run whose stages lie on several nodes can be cut anew for the nodes that are left."""
+    across = "elastic.enabled=true with a replica's stages on several nodes"
+    if adapt.on:
+        wrong = f"adapt.rule={adapt.rule}" if adapt.rule is not Rule.none else "adapt.rebalance=true"
+        raise ConfigError(f"{across} cannot be combined with {wrong}; leave adapt out, or use parallel.pipeline=1")
+    if executor.kind is ExecutorKind.hosts:
         raise ConfigError(
-            f"parallel.tensor={size} cannot be combined with {with_elastic}: a tensor group would span two of the "
-            f"nodes, "
-            f"which have {'-'.join(map(str, ranks))} GPUs; use a tensor size that divides each of these"
+            f"{across} cannot be combined with executor.kind=hosts, whose machines are named one by one; use "
+            "executor=slurm or executor=local, or parallel.pipeline=1"
         )
+    for key, value in (("elastic.by", elastic.by), ("elastic.start", elastic.start)):
+        if value is not None:
+            raise ConfigError(
+                f"{key}={value} chooses nodes with whole replicas, but parallel.pipeline={parallel.pipeline} "
+                f"parallel.tensor={parallel.tensor} lays one on several nodes; leave {key} out, or use "
+                "parallel.pipeline=1 and a tensor size that divides the GPUs of each node"
+            )
+    if not parallel.schedule.definition.flushes:
+        raise ConfigError(
+            f"{across} cannot be combined with parallel.schedule={parallel.schedule}, whose stages hold different "
+            "versions of the weights; use a schedule that flushes, such as one_f_one_b"
+        )
+    if parallel.expert > 1:
+        raise ConfigError(f"{across} cannot be combined with parallel.expert={parallel.expert}; use parallel.expert=1")
 
 
 def check_gpu_streams(parallel: Parallel, adapt: Adapt, train: Train, engine: Engine) -> None:

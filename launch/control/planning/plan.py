@@ -16,6 +16,7 @@ from conf.schema.adapt import Rule
 from conf.schema.cluster import Gpu
 from conf.schema.experiment import EngineKind, Experiment, ReduceDtype, Rehearse
 from conf.schema.model import Model
+from conf.schema.rules.adaptation import whole_replicas
 from launch.control.planning.predictions import elastic_of, rehearsal_times, started_on, times_in_streams
 from launch.node.elastic.replan import replanned
 from megatron_ext.contract.layout import lcm
@@ -106,6 +107,10 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         folder=Path(experiment.runs_dir).absolute() / run_name,
         engine=str(experiment.engine.kind),
     )
+    if plan.elastic is not None and not whole_replicas(parallel, experiment.ranks_per_node()):
+        from launch.control.planning.node_set_plans import node_set_plans  # which searches
+
+        plan = replace(plan, elastic=replace(plan.elastic, plans=node_set_plans(experiment)))
     if experiment.elastic.start is not None:
         counts = experiment.ranks_per_node()
         plan = replanned(plan, started_on(experiment.elastic.start, counts, experiment.elastic.min_nodes))

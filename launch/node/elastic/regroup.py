@@ -133,8 +133,8 @@ class Company:
             return None
         change = self.change
         nodes = self._next_nodes(here, change)
-        self._check(nodes)
         plan = replanned(self.measured_plan(), nodes)
+        self._check(plan.used)
         if self._restarted:  # all were to save in whichever start they were, and have
             self._run.save_request(str(start)).unlink(missing_ok=True)
         if not _make(self._run, start, plan):
@@ -169,7 +169,7 @@ class Company:
             for rank, fellow in self._fellows.items()
         }
 
-    def _check(self, here: list[int]) -> None:
+    def _check(self, here: Sequence[int]) -> None:
         elastic = self._plan.elastic
         assert elastic is not None
         if len(here) < elastic.min_nodes:
@@ -177,7 +177,7 @@ class Company:
                 f"cannot continue: {plural(len(here), 'node')} left, fewer than elastic.min_nodes={elastic.min_nodes}"
             )
         before = self._earlier()
-        now = (here, saved(self._run))
+        now = ([*here], saved(self._run))
         if before[-MOST_IN_VAIN:] == [now] * MOST_IN_VAIN:
             raise LaunchError(f"was started {MOST_IN_VAIN} times on the same nodes without saving anything")
 
@@ -196,6 +196,8 @@ class Company:
         lost = [f"node {names[rank]} was lost" for rank in before.used if rank not in plan.used]
         again = [f"node {names[rank]} is back" for rank in plan.used if rank not in before.used]
         why = "the run was started again" if self._restarted else "a rank was lost"
+        cut = "-".join(map(str, plan.partition))
+        anew = [] if plan.partition == before.partition else [f"layers by stage are {cut} now"]
         line = {
             "iteration": saved(self._run),
             "unix": time.time(),
@@ -204,7 +206,7 @@ class Company:
             "nodes": [names[rank] for rank in plan.used],
             "shares_before": list(before.micro_batches),
             "shares": list(plan.micro_batches),
-            "reason": reason or "; ".join([*(lost or [why]), *again]),
+            "reason": reason or "; ".join([*(lost or [why]), *again, *anew]),
         }
         _append(self._run.decisions, json.dumps(line))
 

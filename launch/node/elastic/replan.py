@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import mean, median
 from typing import Any, TypeVar
 
+from launch.errors import LaunchError
 from launch.files.records import Start
 from megatron_ext.contract.adaptive.shares import Measured, Replica, Way, fastest, fastest_division, rounds, ways_of
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.plan_parts import Place, RoundTime
+from megatron_ext.contract.plan_parts import NodeSetPlan, Place, RoundTime
 
 _Of = TypeVar("_Of")
+CUT = (
+    *("tensor", "data", "pipeline", "chunks", "partition", "sequence_parallel", "recompute", "sharded_optimizer"),
+    *("hierarchical_stages", "schedule", "shares", "tensors", "replicas"),
+)
+"""What `NodeSetPlan` has of a plan."""
 
 
 def replanned(plan: Plan, nodes: Collection[int]) -> Plan:
     """An elastic plan in which these nodes take part; the others stay in it without ranks.
 
     The micro-batches are those of the plan. Replicas share them by their speeds, so that the slowest one ends soonest;
-    each keeps its streams, and what it may have instead.
+    each keeps its streams, and what it may have instead. Where a replica's stages lie on several nodes, the
+    fastest of the plans that the launch made for sets of nodes is taken, which may leave nodes out.
+
+    Raises:
+        LaunchError: the launch made no plan for any of these nodes.
     """
     elastic, adapt = plan.elastic, plan.adapt
     assert elastic is not None
+    if elastic.plans is not None:
+        return _cut_anew(plan, nodes, elastic.plans)
     taking = [node for node in range(len(plan.nodes)) if node in nodes]
     replicas = elastic.replicas_on(taking, plan.tensor)
     node_of = [node for node in taking for _ in range(elastic.ranks[node])]
@@ -51,6 +64,33 @@ def replanned(plan: Plan, nodes: Collection[int]) -> Plan:
             Place(rank, node, rank - node_of.index(node), *layout.stage_dp_tp(rank))
             for rank, node in enumerate(node_of)
         ],
+    )
+
+
+def _cut_anew(plan: Plan, nodes: Collection[int], known: Sequence[NodeSetPlan]) -> Plan:
+    """The first of the known plans whose nodes are among these; of the nodes of a group the first ones take part."""
+    there = Counter(plan.nodes[node].group for node in nodes)
+    chosen = next((one for one in known if Counter(one.groups) <= there), None)
+    if chosen is None:
+        listed = ", ".join(f"{count} of {group}" for group, count in sorted(there.items()))
+        raise LaunchError(f"cannot continue: the launch found no plan for the nodes that are left ({listed})")
+    of_group = {group: iter(sorted(node for node in nodes if plan.nodes[node].group == group)) for group in there}
+    order = [next(of_group[group]) for group in chosen.groups]
+    layout = Layout.grid(chosen.tensor, chosen.data, chosen.pipeline)
+    layout = Layout(tuple(chosen.tensors or layout.tensors), tuple(chosen.replicas or layout.replicas))
+    filled = [(node, local) for node, count in zip(order, chosen.counts, strict=True) for local in range(count)]
+    prices = plan.elastic.prices if plan.elastic is not None else None
+    price = None if prices is None else sum(prices[node] for node in order)
+    return replace(
+        plan,
+        **{key: getattr(chosen, key) for key in CUT},
+        train=plan.train if plan.train.max_cost is None else replace(plan.train, price_per_hour=price),
+        model=replace(plan.model, padded_vocab_size=chosen.padded_vocab_size),
+        nodes=[
+            replace(node, ranks=[rank for rank, (of, _) in enumerate(filled) if of == node_rank])
+            for node_rank, node in enumerate(plan.nodes)
+        ],
+        ranks=[Place(rank, node, local, *layout.stage_dp_tp(rank)) for rank, (node, local) in enumerate(filled)],
     )
 
 

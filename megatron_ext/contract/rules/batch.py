@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Sequence
+
 from megatron_ext.contract.adaptive.config import NONE
 from megatron_ext.contract.adaptive.rules import BatchRange
 from megatron_ext.contract.parallel_config import broken_by_stream
@@ -124,12 +126,25 @@ def _elastic(plan: Values) -> Faults:
     ranks = elastic.get("ranks", [1] * nodes)
     if len(ranks) != nodes:
         yield "elastic.ranks", ranks, f"of {nodes} numbers, one for each node"
+    if elastic.get("plans") is not None:
+        yield from _plans_of_node_sets(plan, elastic["plans"])
+        return
     replicas = sum(count // plan["tensor"] for count in ranks)
     for key in ("weights", "streams", "micro_batch_sizes", "numbers_of_streams", "times"):
         if elastic.get(key) is not None and len(elastic[key]) != replicas:
             yield f"elastic.{key}", elastic[key], f"of length {replicas}, one entry for each replica of all nodes"
     if plan["pipeline"] > 1:
-        yield "pipeline", plan["pipeline"], "1 with elastic"
+        yield "pipeline", plan["pipeline"], "1 with elastic, or elastic.plans for sets of nodes"
+
+
+def _plans_of_node_sets(plan: Values, plans: Sequence[Values]) -> Faults:
+    """What a plan that is taken after a loss must say beside what is checked of it then, as of any plan."""
+    known = {node["group"] for node in plan["nodes"]}
+    for one in plans:
+        if not {*one["groups"]} <= known:
+            yield "elastic.plans.groups", one["groups"], f"groups of the nodes, which are {', '.join(sorted(known))}"
+        if len(one["counts"]) != len(one["groups"]):
+            yield "elastic.plans.counts", one["counts"], f"of {len(one['groups'])} numbers, one for each node"
 
 
 RULES: Rules = [

@@ -59,14 +59,12 @@ def test_with_all_nodes_it_is_the_launched_one_again() -> None:
     [
         pytest.param("train.checkpoint=false", "train.checkpoint=false", id="no-checkpoints"),
         pytest.param("train.save_interval=null", "train.save_interval=null", id="one-checkpoint-at-the-end"),
-        pytest.param("parallel.tensor=4", "parallel.tensor=4", id="tensor-group-on-two-nodes"),
         pytest.param("elastic.min_nodes=4", "elastic.min_nodes=4", id="more-than-there-are"),
         pytest.param("cluster.groups.local.count=1", "elastic.enabled=true", id="one-node"),
     ],
 )
 def test_a_plan_that_cannot_lose_a_node_is_refused(override: str, named: str) -> None:
-    more = {"parallel.tensor=4": ["parallel.data=3", "parallel.shares=null", "cluster.groups.local.count=6"]}
-    more["cluster.groups.local.count=1"] = ["parallel.data=2", "parallel.shares=2-1"]
+    more = {"cluster.groups.local.count=1": ["parallel.data=2", "parallel.shares=2-1"]}
     more["train.checkpoint=false"] = ["train.save_interval=null"]
     with pytest.raises(ConfigError, match=named):
         compose([*ELASTIC, override, *more.get(override, [])])

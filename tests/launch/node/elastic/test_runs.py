@@ -134,6 +134,41 @@ def test_four_nodes_two_three_and_one_train_what_one_process_does(runs: Path, co
 
 
 @pytest.mark.slow
+def test_stages_on_several_nodes_are_cut_anew_for_the_nodes_that_are_left(runs: Path, corpus: Path) -> None:
+    """Two stages of two replicas on four nodes; one of these is lost, then a rank, then two nodes at once."""
+    cut = ["parallel.pipeline=2", "parallel.data=2", "parallel.partition=3-1"]
+    run = start(runs, corpus, *elastic(4), *cut)
+    wait_for(lambda: run.latest_checkpoint.exists())
+    os.kill(agent(run, 3), signal.SIGKILL)
+    used = wait_until_training_on(run, "0.1", {0, 1, 2})
+    os.kill(ranks(run)[used[-1]], signal.SIGKILL)
+    wait_until_training_on(run, "0.2", {0, 1, 2})
+    for node_rank in (0, 2):
+        os.kill(agent(run, node_rank), signal.SIGKILL)
+    wait_until_training_on(run, "0.3", {1})
+    saved_and_ended(run, "0.3")
+    last = max(losses(run))
+    one = start(runs, corpus)
+    wait_for(lambda: one.metrics.exists() and max(losses(one), default=0) >= last)
+    saved_and_ended(one, "0.0")
+    found, expected = losses(run), losses(one)
+    assert found == pytest.approx({iteration: expected[iteration] for iteration in range(1, last + 1)}, rel=1e-5)
+    assert report([str(run.path)]) == 0
+
+
+def wait_until_training_on(run: RunDir, start: str, nodes: set[int]) -> list[int]:
+    """Until it has logged three iterations in a start, on some of these nodes, which are returned."""
+    wait_for(lambda: run.plan_of(start).exists())
+    wait_for(lambda: start in decided(run))
+    begun = decided(run)[start]
+    used = [number for number, node in enumerate(run.read_json(run.plan_of(start))["nodes"]) if node["ranks"]]
+    assert used
+    assert {*used} <= nodes
+    wait_for(lambda: logged(run, begun["unix"]) >= 3)
+    return used
+
+
+@pytest.mark.slow
 def test_a_run_whose_first_node_is_lost_before_anything_was_saved_ends_well(runs: Path, corpus: Path) -> None:
     run = start(runs, corpus, *elastic(2), iterations=20)
     wait_for(lambda: (run.read_json(run.node_state("local-0")) or {}).get("state") == "running")

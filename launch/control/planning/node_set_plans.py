@@ -1,0 +1,76 @@
+"""The plans with which an elastic run goes on after a loss, where a replica's stages lie on several nodes.
+
+They are searched when the run is launched, so that the nodes that are left have one at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from conf.schema.adapt import Elastic
+from conf.schema.experiment import Experiment, Parallel
+from fasop.costs.hardware import NodeKind
+from fasop.errors import SearchError
+from fasop.search.best_of_sets import best_of_sets
+from fasop.search.inputs import of_experiment
+from fasop.search.plan import Plan as FoundPlan
+from fasop.search.space.node_sets import clusters
+from fasop.simulation.predict import predict
+from launch.control.planning.plan import make_plan
+from launch.node.elastic.replan import CUT
+from megatron_ext.contract.plan_parts import NodeSetPlan
+
+SEARCH_S = 10.0
+"""CPU seconds for all sets of nodes, which are searched in the order of their sizes, the largest first."""
+MOST_SETS = 60
+"""Sets that are searched at most."""
+SEARCHED = (
+    *("tensor", "data", "pipeline", "partition", "sequence_parallel", "recompute", "sharded_optimizer", "schedule"),
+    *("chunks", "replicas", "shares", "node_order"),
+)
+"""The keys of `parallel` that a search chooses here."""
+
+
+def node_set_plans(experiment: Experiment) -> list[NodeSetPlan]:
+    """The run's own plan, and the best one for each set of its nodes but all of them, the fastest first.
+
+    Micro-batches and their size stay as they are, and so does the loss.
+
+    Raises:
+        SearchError: what an iteration takes is not known, or no set of the nodes has a plan.
+    """
+    try:
+        inputs = of_experiment(experiment)
+        sets = [some for some in clusters(inputs.kinds) if _nodes(some) >= experiment.elastic.min_nodes]
+        choices = replace(inputs.choices, micro_batch_size=(experiment.parallel.micro_batch_size,))
+        found = best_of_sets(replace(inputs, choices=choices), sets[1 : MOST_SETS + 1], SEARCH_S)
+    except SearchError as error:
+        raise SearchError(
+            "elastic.enabled=true with a replica's stages on several nodes needs a plan for the nodes that a loss "
+            f"leaves: {error}"
+        ) from error
+    own = _cut(experiment, experiment.parallel, predict(experiment).iteration_s)
+    others = [_cut(experiment, replace(experiment.parallel, **_chosen(one)), one.total) for one in found]
+    return [own, *others]
+
+
+def _nodes(kinds: Sequence[NodeKind]) -> int:
+    return sum(kind.group.count for kind in kinds)
+
+
+def _chosen(found: FoundPlan) -> dict[str, Any]:
+    return {key: getattr(found.parallel, key) for key in SEARCHED}
+
+
+def _cut(experiment: Experiment, parallel: Parallel, seconds: float) -> NodeSetPlan:
+    other = replace(experiment, parallel=parallel, elastic=Elastic())
+    plan = make_plan(other, "run")
+    return NodeSetPlan(
+        seconds=seconds,
+        groups=[node.group for node in plan.nodes],
+        counts=list(other.ranks_per_node()),
+        padded_vocab_size=plan.model.padded_vocab_size,
+        **{key: getattr(plan, key) for key in CUT},
+    )
