@@ -70,8 +70,9 @@ def test_a_job_goes_on_without_its_first_node_and_with_one_that_lost_a_rank(slur
 
 
 def test_of_two_jobs_each_goes_on_without_the_other(slurm: Cluster, tmp_path: Path) -> None:
-    """The master's only node is lost, and then a node of the slave."""
-    run = endless(tmp_path, "parallel.node_order=hgx+gpu2*2", "parallel.data=3", *ELASTIC)
+    """The master's only node is lost, and with it the first of three stages; then a node of the slave."""
+    stages = [word for word in ELASTIC if word != "parallel.pipeline=1"]
+    run = endless(tmp_path, "parallel.node_order=hgx+gpu2*2", "parallel.pipeline=3", *stages)
     lost = [host(run, "hgx-0"), host(run, "gpu2-1")]
     master, slave = ids(run)[MASTER], ids(run)[SLAVE]
     slurm.set_node(lost[0], "down")
