@@ -5,7 +5,7 @@ They are searched when the run is launched, so that the nodes that are left have
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +18,12 @@ from fasop.search.inputs import of_experiment
 from fasop.search.plan import Plan as FoundPlan
 from fasop.search.space.node_sets import clusters
 from fasop.simulation.predict import predict
-from launch.control.planning.plan import make_plan
 from launch.node.elastic.replan import CUT
+from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import NodeSetPlan
 
+MakePlan = Callable[[Experiment, str], Plan]
+"""`launch.control.planning.plan.make_plan`."""
 SEARCH_S = 10.0
 """CPU seconds for all sets of nodes, which are searched in the order of their sizes, the largest first."""
 MOST_SETS = 60
@@ -33,7 +35,7 @@ SEARCHED = (
 """The keys of `parallel` that a search chooses here."""
 
 
-def node_set_plans(experiment: Experiment) -> list[NodeSetPlan]:
+def node_set_plans(experiment: Experiment, make_plan: MakePlan) -> list[NodeSetPlan]:
     """The run's own plan, and the best one for each set of its nodes but all of them, the fastest first.
 
     Micro-batches and their size stay as they are, and so does the loss.
@@ -51,8 +53,8 @@ def node_set_plans(experiment: Experiment) -> list[NodeSetPlan]:
             "elastic.enabled=true with a replica's stages on several nodes needs a plan for the nodes that a loss "
             f"leaves: {error}"
         ) from error
-    own = _cut(experiment, experiment.parallel, predict(experiment).iteration_s)
-    others = [_cut(experiment, replace(experiment.parallel, **_chosen(one)), one.total) for one in found]
+    own = _cut(make_plan, experiment, experiment.parallel, predict(experiment).iteration_s)
+    others = [_cut(make_plan, experiment, replace(experiment.parallel, **_chosen(one)), one.total) for one in found]
     return [own, *others]
 
 
@@ -64,7 +66,7 @@ def _chosen(found: FoundPlan) -> dict[str, Any]:
     return {key: getattr(found.parallel, key) for key in SEARCHED}
 
 
-def _cut(experiment: Experiment, parallel: Parallel, seconds: float) -> NodeSetPlan:
+def _cut(make_plan: MakePlan, experiment: Experiment, parallel: Parallel, seconds: float) -> NodeSetPlan:
     other = replace(experiment, parallel=parallel, elastic=Elastic())
     plan = make_plan(other, "run")
     return NodeSetPlan(

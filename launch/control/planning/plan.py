@@ -110,7 +110,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
     if plan.elastic is not None and not whole_replicas(parallel, experiment.ranks_per_node()):
         from launch.control.planning.node_set_plans import node_set_plans  # which searches
 
-        plan = replace(plan, elastic=replace(plan.elastic, plans=node_set_plans(experiment)))
+        plan = replace(plan, elastic=replace(plan.elastic, plans=node_set_plans(experiment, make_plan)))
     if experiment.elastic.start is not None:
         counts = experiment.ranks_per_node()
         plan = replanned(plan, started_on(experiment.elastic.start, counts, experiment.elastic.min_nodes))
