@@ -18,7 +18,7 @@ from typing import Any
 MOST_ITEMS = 1_000_000
 """Characters of texts, and items of lists and dictionaries, that all lines of a file together may make."""
 MOST_BITS = 4096
-"""Of an integer."""
+"""Bits of an integer, at most."""
 FORMAT = re.compile(r"%[sdif%]")
 """What a text may have for the values that % puts into it: no widths."""
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
