@@ -153,7 +153,8 @@ def _routers(owner: Any, layer: nn.Module) -> Iterator[Router]:
 
 
 def _experts_of(layers: Sequence[nn.Module]) -> Tuple[List[Optional[str]], int]:
-    """Finds for each layer the name of its only module of experts, or None; and the number of experts, 0 where layers differ."""
+    """Finds for each layer the name of its only module of experts, or None; and the number of experts, 0 where layers
+    differ."""
     names: List[Optional[str]] = []
     counts: Set[int] = set()
     for layer in layers:
