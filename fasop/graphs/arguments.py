@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,11 @@ from conf.reading.values import NoValue, Reader, above_0, flag, one_of, parse_ke
 from conf.visible import plural
 from fasop.errors import SearchError
 from fasop.graphs.options import Level, Options, Sync
+from fasop.graphs.own.machines import require_few
 
 T = TypeVar("T")
+MOST_LEVELS = 8
+"""The most levels of a network."""
 LEAST_BYTES_PER_S = 1e5
 """The slowest link that is believed: less was meant in another unit."""
 
@@ -89,6 +93,12 @@ def parse(argv: Sequence[str]) -> Arguments:
                 "cluster=CHOICE"
             )
         return args
+    if len(args.levels) > MOST_LEVELS:
+        raise SearchError(
+            f"levels=: {len(args.levels)} levels of a network are too many, at most {MOST_LEVELS}; join those of equal "
+            "bandwidth by multiplying their machines"
+        )
+    require_few(math.prod(args.levels), f"levels={levels}", "give fewer, such as one machine for each node")
     if overrides:
         raise SearchError(
             f"{overrides[0]} has no effect with levels={levels}, which describes the machines; leave it out, or leave "

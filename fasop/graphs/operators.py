@@ -12,6 +12,9 @@ from fasop.costs.arrays import Floats
 from fasop.errors import SearchError
 from fasop.graphs.graph import Graph
 
+MOST = 10_000
+"""The most operators that are divided: sets of them, and so memory and time, grow with their square."""
+
 
 class Operators:
     """A graph without the nodes that stand for its inputs, and without unused parts of results.
@@ -21,6 +24,15 @@ class Operators:
     """
 
     def __init__(self, graph: Graph) -> None:
+        """
+        Raises:
+            SearchError: the graph has nothing to divide, or too much.
+        """
+        if len(graph.nodes) > MOST:
+            raise SearchError(
+                f"graph=: {len(graph.nodes):,} operators are too many to divide into stages, at most {MOST:,} are "
+                "searched; profile larger modules as one operator each"
+            )
         inputs = {n.name for n in graph.nodes if not n.inputs and n.description.startswith("Input")}
         left = graph.without(frozenset(inputs))
         unused = {n.name for n in left.nodes if not left.users[n.name] and n.is_part}

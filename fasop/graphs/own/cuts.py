@@ -11,9 +11,30 @@ from numpy.typing import NDArray
 from fasop.costs.arrays import Floats
 from fasop.graphs.own.work import Work
 
+WIDE = 256
+"""The groups of a graph whose steps take twice as long as those of the smallest."""
+BLOCK = 2**22
+"""The members of cuts that are counted at a time."""
+
 
 class TooMany(Exception):
     """More cuts than the work that is allowed."""
+
+
+class Allowance:
+    """The steps that several listings of cuts may take together."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def spend(self, steps: int) -> None:
+        """
+        Raises:
+            TooMany: there are not so many left.
+        """
+        self.left -= steps
+        if self.left < 0:
+            raise TooMany
 
 
 class Cuts:
@@ -22,23 +43,32 @@ class Cuts:
     def __init__(self, work: Work, masks: Sequence[int]) -> None:
         size = -(-work.count // 64) * 8
         packed = np.frombuffer(b"".join(m.to_bytes(size, "little") for m in masks), np.uint8).reshape(len(masks), -1)
-        members = np.unpackbits(packed, axis=1, count=work.count, bitorder="little").astype(float)
-        compute = members @ work.compute_s
-        order = np.array(sorted(range(len(masks)), key=lambda one: (compute[one, 0], masks[one])))
-        self.masks = [masks[one] for one in order]
-        members = members[order]
-        self.words: NDArray[np.uint64] = packed[order].copy().view("<u8")
-        self.compute_s: Floats = compute[order]
-        """[cuts, kinds] of what lies before."""
-        self.parameters: Floats = members @ work.parameters
-        self.activations: Floats = members @ work.activations
-        self.fixed: Floats = members @ work.fixed
-        self.working: Floats = members @ work.works
-        """Groups before that work."""
+        kinds = work.compute_s.shape[1]
+        columns = np.column_stack([work.compute_s, work.parameters, work.activations, work.fixed, work.works])
+        totals, sent = np.empty((len(masks), columns.shape[1])), np.empty(len(masks))
         givers = [giver for giver, _, _ in work.results]
-        users = np.array([[taken >> bit & 1 for bit in range(work.count)] for _, taken, _ in work.results], float)
-        leaving = members[:, givers] * ((1 - members) @ users.reshape(-1, work.count).T > 0)
-        self.sent: Floats = leaving @ np.array([size for _, _, size in work.results])
+        sizes = np.array([size for _, _, size in work.results])
+        starts, flat = work.result_users
+        rows = max(1, BLOCK // max(work.count, flat.size))
+        for first in range(0, len(masks), rows):
+            some = slice(first, first + rows)
+            members = np.unpackbits(packed[some], axis=1, count=work.count, bitorder="little")
+            totals[some] = members @ columns
+            missing = members[:, givers] > 1  # without results
+            if flat.size:
+                missing = np.logical_or.reduceat(members[:, flat] == 0, starts, axis=1)
+            sent[some] = (members[:, givers] * missing) @ sizes
+        order = np.array(sorted(range(len(masks)), key=lambda one: (totals[one, 0], masks[one])))
+        self.masks = [masks[one] for one in order]
+        self.words: NDArray[np.uint64] = packed[order].copy().view("<u8")
+        self.compute_s: Floats = totals[order, :kinds]
+        """[cuts, kinds] of what lies before."""
+        self.parameters: Floats = totals[order, kinds]
+        self.activations: Floats = totals[order, kinds + 1]
+        self.fixed: Floats = totals[order, kinds + 2]
+        self.working: Floats = totals[order, kinds + 3]
+        """Groups before that work."""
+        self.sent: Floats = sent[order]
         """Bytes of results from before that are used behind."""
 
     def some(self, which: NDArray[np.intp]) -> Cuts:
@@ -58,11 +88,11 @@ def in_one_order(work: Work) -> Cuts:
     return Cuts(work, [(1 << number) - 1 for number in range(1, work.count)])
 
 
-def between(work: Work, least: float, most: float, allowed: int) -> list[int]:
+def between(work: Work, least: float, most: float, allowed: Allowance) -> list[int]:
     """All cuts with so many seconds of work before them, on the first kind of GPU.
 
     Raises:
-        TooMany: more than `allowed` steps are needed.
+        TooMany: more steps are needed than are allowed.
     """
     seconds = [float(one) for one in work.compute_s[:, 0]]
     whole, total = work.all, sum(seconds)
@@ -70,16 +100,14 @@ def between(work: Work, least: float, most: float, allowed: int) -> list[int]:
     todo = [(0, 0, 0.0, total)]  # held, left out, seconds held, most that they may become
     while todo:
         held, out, least_now, most_now = todo.pop()
-        allowed -= 1
-        if allowed < 0:
-            raise TooMany
+        allowed.spend(1 + work.count // WIDE)
         free = whole & ~(held | out)
         if not free:
             found.append(held)
             continue
         one = (free & -free).bit_length() - 1
         more = work.above[one] & ~out | 1 << one
-        left = most_now - sum_of(seconds, more)
+        left = most_now - sum_of(work.compute_s[:, 0], more)
         if left >= least:
             todo.append((held, out | more, least_now, left))
         if least_now + seconds[one] <= most:
@@ -87,11 +115,7 @@ def between(work: Work, least: float, most: float, allowed: int) -> list[int]:
     return [held for held in found if held not in (0, whole)]
 
 
-def sum_of(values: Sequence[float], chosen: int) -> float:
+def sum_of(values: Floats, chosen: int) -> float:
     """Add up the values whose bits are set."""
-    total = 0.0
-    while chosen:
-        low = chosen & -chosen
-        total += values[low.bit_length() - 1]
-        chosen ^= low
-    return total
+    packed = np.frombuffer(chosen.to_bytes(-(-len(values) // 8), "little"), np.uint8)
+    return float(np.unpackbits(packed, count=len(values), bitorder="little") @ values)

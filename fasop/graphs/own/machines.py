@@ -18,8 +18,11 @@ import numpy as np
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.network.link_table import LinkTable
+from fasop.errors import SearchError
 from fasop.graphs.options import Level
 
+MOST = 128
+"""The most ranks that a graph is divided over: the work grows with their cube."""
 BUCKET = 2**24
 """Bytes of the messages that bandwidths are taken for, where they depend on the size."""
 
@@ -83,6 +86,17 @@ class Machines:
             ):
                 most = max(most, float(np.bincount(units - units.min(), load).max()))
         return 2 * most
+
+
+def require_few(ranks: int, where: str, way_out: str) -> None:
+    """
+    Raises:
+        SearchError: a graph is not divided over so many ranks.
+    """
+    if ranks > MOST:
+        raise SearchError(
+            f"{where}: {ranks:,} machines are too many, a graph is divided over at most {MOST}; {way_out}"
+        )
 
 
 def of_levels(levels: Sequence[Level], memory_bytes: float | None) -> Machines:

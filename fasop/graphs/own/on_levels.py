@@ -14,7 +14,7 @@ from fasop.graphs.division import Stage, StageDivision, stages_of
 from fasop.graphs.graph import Graph
 from fasop.graphs.operators import Operators
 from fasop.graphs.options import Level, Options, Sync
-from fasop.graphs.own.cuts import Cuts, TooMany, between
+from fasop.graphs.own.cuts import Allowance, Cuts, TooMany, between
 from fasop.graphs.own.machines import of_levels
 from fasop.graphs.own.recurrence import EQUAL, Best, fastest
 from fasop.graphs.own.versioned_memory import VersionedMemory
@@ -39,7 +39,7 @@ class CutStates:
             TooMany: more than `MOST`.
         """
         self._work = work
-        masks = [*between(work, -math.inf, math.inf, STEPS), work.all]
+        masks = [*between(work, -math.inf, math.inf, Allowance(STEPS)), work.all]
         if len(masks) > MOST:
             raise TooMany
         cuts = Cuts(work, masks)

@@ -16,7 +16,7 @@ from fasop.graphs.division import StageDivision
 from fasop.graphs.graph import Graph
 from fasop.graphs.operators import Operators
 from fasop.graphs.options import Options
-from fasop.graphs.own.machines import of_nodes
+from fasop.graphs.own.machines import of_nodes, require_few
 from fasop.graphs.own.on_levels import division, nothing, proved
 from fasop.graphs.own.recurrence import EQUAL, Best, Recurrence, fastest
 from fasop.graphs.own.versioned_memory import VersionedMemory
@@ -46,6 +46,8 @@ def on_nodes(
     Raises:
         SearchError: nothing fits, or the graphs are not of one model.
     """
+    gpus = sum(kind.gpus * kind.group.count for kind in kinds)
+    require_few(gpus, "cluster", "leave groups of nodes out with cluster.exclude, or give fewer nodes")
     every = [Operators(graph) for graph in graphs]
     operators = every[0]
     for graph in graphs[1:]:

@@ -20,21 +20,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers
 from fasop.graphs.division import Takes
 from fasop.graphs.options import Options
-from fasop.graphs.own.cuts import Cuts, TooMany, between, in_one_order
+from fasop.graphs.own.cuts import Allowance, Cuts, TooMany, between, in_one_order
 from fasop.graphs.own.machines import Machines
 from fasop.graphs.own.versioned_memory import VersionedMemory
 from fasop.graphs.own.work import Work
 
 CLOSER = (1e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Limits, as parts of the way from the lower bound to the best division that is known."""
-STEPS = 1_000_000
-"""Steps that listing the cuts for one limit may take."""
+STEPS = 2_000_000
+"""Steps that listing the cuts for all limits may take."""
 PAIRS = 300_000_000
-"""Pairs of cuts that are looked at for one limit, at most."""
+"""Pairs of cuts that are looked at for one limit, at most, if each cut is one word."""
+WORDS = 8
+"""Words of a cut that take as long to compare as the times of a pair."""
 BLOCK = 2**21
 """Pairs at a time."""
 EQUAL = 1e-9
@@ -89,9 +92,10 @@ class Recurrence:
         alone = self._alone_s()
         found = self._divide({**ends, **self._in_one_order(alone)}, alone)
         limits = [math.inf] if found is None else [bound + part * (found.seconds - bound) for part in CLOSER]
+        steps = Allowance(STEPS)
         for limit in limits:
             try:
-                layers = {**ends, **self._layers(limit)}
+                layers = {**ends, **self._layers(limit, steps)}
             except TooMany:
                 break
             closer = self._divide(layers, limit)
@@ -122,24 +126,30 @@ class Recurrence:
     def _in_one_order(self, limit: float) -> dict[int, Cuts]:
         if self.work.count == 1:
             return {}
-        every, layers = in_one_order(self.work), {}
+        every, found = in_one_order(self.work), {}
         for count in range(1, self.machines.count):
             least, most = self._window(count, limit)
             which = np.flatnonzero((every.compute_s[:, 0] >= least) & (every.compute_s[:, 0] <= most))
             if which.size:
-                layers[count] = every.some(which)
-        return layers
+                found[count] = which
+        while self._pairs(found) > PAIRS and max(map(len, found.values())) > 1:
+            found = {count: which[::2] for count, which in found.items()}
+        return {count: every.some(which) for count, which in found.items()}
 
-    def _layers(self, limit: float) -> dict[int, Cuts]:
+    def _pairs(self, layers: Mapping[int, Cuts | NDArray[np.intp]]) -> int:
+        """Count the pairs of cuts between which a stage may lie, in words."""
+        replicas = 1 if self.straight else self.machines.count
+        pairs = sum(len(a) * len(b) for x, a in layers.items() for y, b in layers.items() if 0 < y - x <= replicas)
+        return pairs * -(-self.work.count // (64 * WORDS))
+
+    def _layers(self, limit: float, steps: Allowance) -> dict[int, Cuts]:
         """Map each number of ranks before it to the cuts that a division within the limit may have."""
         layers = {}
         for count in range(1, self.machines.count):
-            cuts = between(self.work, *self._window(count, limit), STEPS)
+            cuts = between(self.work, *self._window(count, limit), steps)
             if cuts:
                 layers[count] = Cuts(self.work, cuts)
-        replicas = 1 if self.straight else self.machines.count
-        pairs = sum(len(a) * len(b) for x, a in layers.items() for y, b in layers.items() if 0 < y - x <= replicas)
-        if pairs > PAIRS:
+        if self._pairs(layers) > PAIRS:
             raise TooMany
         return layers
 

@@ -64,6 +64,12 @@ class Work:
             if (users := mask(group_of[other] for other in bits(operators.users[one])) & ~(1 << number))
         ]
         """The group that gives it, the groups that take it, as a mask, and its bytes."""
+        taking = [[*bits(users)] for _, users, _ in self.results]
+        self.result_users = (
+            np.cumsum([0, *map(len, taking)])[:-1],
+            np.array([one for users in taking for one in users], np.intp),
+        )
+        """The groups that take each result, one result after another, behind the place where those of each begin."""
         if in_order:
             self.takes = [taken | 1 << number >> 1 for number, taken in enumerate(self.takes)]
         self.users, self.above = users_and_above(self.takes)

@@ -58,6 +58,11 @@ def test_the_public_answer_is_printed_and_written(graph: Path, capsys: pytest.Ca
         (["levels=4,2", "bandwidths=1e9"], "levels=4,2 has 2 levels, but bandwidths=1e+09 has 1; give one bandwidth"),
         (["levels=4"], "levels=4 has 1 level, but bandwidths= is not given"),
         (["levels=4,0", "bandwidths=1e9,1e9"], "levels=4,0 must be a whole number, at least 1; separate several"),
+        (
+            ["levels=4,100000", "bandwidths=1e9,1e9"],
+            "levels=4,100000: 400,000 machines are too many, a graph is divided",
+        ),
+        (["levels=1,1,1,1,1,1,1,1,2", f"bandwidths={','.join(['1e9'] * 9)}"], "9 levels of a network are too many"),
         (["levels=4", "bandwidths=1.25"], "bandwidths=1.25 must be bytes per second, at least 100000;"),
         (["levels=4", "bandwidths=1e9", "compression=0"], "compression=0 must be a number above 0"),
         (["levels=4", "bandwidths=1e9", "reference=yes"], "reference=yes must be true or false"),

@@ -308,6 +308,57 @@ def test_a_gap_is_reported_where_there_are_too_many_cuts(monkeypatch: pytest.Mon
     assert "could be at most" in ours.notes[0]
 
 
+def ladder(rungs: int) -> Graph:
+    """Two rails with rungs from one to the other: a cut lies on at most one step of difference between them."""
+    nodes = [node("node0", 1, 2, 1e6, 4096), node("node1", 1.3, 2.2, 1e6, 0, ("node0",))]
+    for number in range(2, 2 * rungs):
+        inputs = (f"node{number - 2}", f"node{number - 1}") if number % 2 else (f"node{number - 2}",)
+        nodes.append(
+            node(f"node{number}", 1 + number % 7 * 0.3, 2 + number % 5 * 0.2, 1e6, 4096 * (number % 4), inputs)
+        )
+    return Graph(tuple(nodes))
+
+
+def test_a_ladder_of_thousands_of_operators_is_divided() -> None:
+    """The cuts' results were once looked up for each pair of operators, which took hours."""
+    graph = ladder(1000)
+    ours = on_levels(graph, [Level(machines=16, bytes_per_s=1e9)], Options(), VersionedMemory())
+    assert sum(len(stage.nodes) for stage in ours.stages) == 2000
+    least = sum(one.compute_ms for one in graph.nodes) / 16e3
+    assert least <= ours.pipeline_s <= 1.01 * least
+
+
+@pytest.mark.parametrize("pairs", [10, 300])
+def test_where_cuts_of_one_order_are_too_many_some_of_them_are_tried(
+    monkeypatch: pytest.MonkeyPatch, pairs: int
+) -> None:
+    levels = [Level(machines=4, bytes_per_s=1e9)]
+    exact = on_levels(ladder(20), levels, Options(), VersionedMemory())
+    looked = []
+
+    def divide(self: Any, layers: Any, limit: float) -> Best | None:
+        looked.append(self._pairs(layers))
+        return inner(self, layers, limit)
+
+    inner = recurrence.Recurrence._divide
+    monkeypatch.setattr(recurrence.Recurrence, "_divide", divide)
+    monkeypatch.setattr(recurrence, "PAIRS", pairs)
+    ours = on_levels(ladder(20), levels, Options(), VersionedMemory())
+    assert ours.pipeline_s >= exact.pipeline_s
+    assert max(looked) <= pairs + 2 * 40 * 4
+
+
+def test_more_operators_than_are_divided_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fasop.graphs.operators.MOST", 30)
+    with pytest.raises(SearchError, match=r"40 operators are too many to divide into stages, at most 30 .* profile"):
+        on_levels(ladder(20), [Level(machines=2, bytes_per_s=1e9)], Options(), VersionedMemory())
+
+
+def test_more_gpus_than_a_graph_is_divided_over_are_refused() -> None:
+    with pytest.raises(SearchError, match=r"cluster: 800 machines are too many, .* at most 128; leave groups"):
+        on_nodes([chain()], [0], [kind("a", 100, 8, 8, 20)], Options(), VersionedMemory())
+
+
 def test_the_same_search_says_the_same() -> None:
     ours = [on_levels(branches(), [Level(machines=8, bytes_per_s=2e9)], Options(), VersionedMemory()) for _ in range(2)]
     assert ours[0] == ours[1]
