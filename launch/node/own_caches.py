@@ -21,22 +21,27 @@ CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "
 WRITTEN = (*CACHES, "PYTHONPYCACHEPREFIX", "CUDA_CACHE_PATH", "TRITON_HOME", "TRITON_OVERRIDE_DIR", "NUMBA_CACHE_DIR")
 """A worker writes what it executes to these folders: nobody else may write there at all."""
 READ = (
-    *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONSTARTUP", "LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH"),
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONSTARTUP"),
+    *("LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH", "GCONV_PATH", "PATH", "BASH_ENV"),
     *("NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_ENV_PLUGIN", "NCCL_GIN_PLUGIN"),
-    *(
-        "NCCL_TOPO_FILE",
-        "NCCL_GRAPH_FILE",
-        "NCCL_CONF_FILE",
-        "CUDA_HOME",
-        "CUDA_PATH",
-        "TRITON_PTXAS_PATH",
-        "CC",
-        "CXX",
-    ),
+    *("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_CONF_FILE", "FI_PROVIDER_PATH", "UCX_MODULE_DIR"),
+    *("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "OMP_TOOL_LIBRARIES"),
+    *("OPENSSL_CONF", "OPENSSL_MODULES", "OPENSSL_ENGINES"),
+    *("CUDA_HOME", "CUDA_PATH", "CC", "CXX", "GCC_EXEC_PREFIX", "COMPILER_PATH", "LIBRARY_PATH"),
+    *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"),
+    *("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_CUOBJDUMP_PATH", "TRITON_NVDISASM_PATH"),
+    *("TRITON_LIBCUDA_PATH", "TRITON_CUDACRT_PATH", "TRITON_CUDART_PATH", "TRITON_CUPTI_PATH"),
     *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR", "TORCH_HOME", "HF_HOME", "HF_MODULES_CACHE"),
+    "HOME",
 )
 """Files, folders and lists of folders that others may have written for the user, but not everybody."""
 _LISTS_WITH_BLANKS = ("LD_PRELOAD",)
+_LISTS = (
+    *_LISTS_WITH_BLANKS,
+    *("PYTHONPATH", "PATH", "LD_AUDIT", "LD_LIBRARY_PATH", "GCONV_PATH", "FI_PROVIDER_PATH", "OMP_TOOL_LIBRARIES"),
+    *("COMPILER_PATH", "LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"),
+)
+"""Entries are separated by colons; an empty one is the folder where the worker starts."""
 
 
 def own_caches(run: RunDir, node: str) -> dict[str, str]:
@@ -112,7 +117,7 @@ def _paths(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
             continue
         if variable in _LISTS_WITH_BLANKS:
             value = value.replace(" ", os.pathsep)
-        several = variable.endswith("PATH") or variable in _LISTS_WITH_BLANKS
+        several = variable in _LISTS
         for entry in value.split(os.pathsep) if several else [value]:
             if os.sep in entry or (several and variable not in _LISTS_WITH_BLANKS):
                 yield variable, Path(entry or ".").absolute()

@@ -96,6 +96,9 @@ def test_each_entry_of_a_list_is_looked_at(shared: Path, monkeypatch: pytest.Mon
         ("PYTHONPATH", f"{ROOT}:{missing}"),
         ("LD_PRELOAD", f"libm.so.6 {missing}"),
         ("NCCL_NET_PLUGIN", str(missing)),
+        ("PATH", f"/usr/bin:{missing}"),
+        ("CPATH", f"/usr/include:{shared}"),
+        ("GCONV_PATH", f"/usr/lib/gconv:{shared}"),
     ):
         with pytest.raises(LaunchError, match="everybody"):
             check_environment({variable: value}, make=False)
@@ -122,6 +125,15 @@ def test_nccls_own_file_is_looked_at_and_a_home_without_one_is_fine(tmp_path: Pa
     (tmp_path / ".nccl.conf").chmod(0o666)
     with pytest.raises(LaunchError, match=r"^HOME=.*/\.nccl\.conf can be written by everybody \(mode 666\)"):
         check_environment({"HOME": str(tmp_path)}, make=True)
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["BASH_ENV", "CUDA_INJECTION64_PATH", "HOME", "OPENSSL_CONF", "PATH", "TRITON_LIBCUDA_PATH", "UCX_MODULE_DIR"],
+)
+def test_what_a_worker_runs_or_loads_by_a_variable_must_not_be_everybodys(variable: str, shared: Path) -> None:
+    with pytest.raises(LaunchError, match=f"^{variable}={shared}.* can be written by everybody .*would run as you"):
+        check_environment({variable: str(shared)}, make=True)
 
 
 def test_a_link_in_the_place_of_a_runs_cache_is_refused(tmp_path: Path) -> None:
