@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 
+from conf.schema.cluster import CPU
 from conf.schema.experiment import Model
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis, why_not_measured
@@ -27,9 +28,11 @@ matter: its gradient is as large as the vocabulary."""
 SLOWER_WITH_TENSOR = (0.8, 30.0)
 """A layer with a larger tensor size, times what a perfect split would take: collectives over a bad link may make it
 slower than without, but only caches make it faster."""
-SLOWER_WITH_BATCH = (0.5, 4.0)
+SLOWER_WITH_BATCH = (0.95, 1.5)
 """A layer with a larger micro-batch: at least this part of the smaller one's time, and at most this many times what
 its samples would take."""
+CPU_NOISE = 0.85
+"""The same part on a CPU, whose times differ more from one measurement to the next."""
 
 SMALL = frozenset(("embedding", "decoder_embedding", "encoder_norm", "head"))
 """Kinds of blocks of which a model has one: what starting a pass costs may be most of their time."""
@@ -63,7 +66,11 @@ def profile_doubts(profile: LayerProfile, model: Model | None = None) -> list[st
     names = {*profile.models, *profile.modules} if model is None else profile.names(model)
     costs = [costs for costs in profile.costs if costs.model in names]
     usual = [one for one in costs if one.model in profile.models]  # a user's blocks may do anything
-    found = [*_too_long(costs), *_lone_doubts(usual), *_doubts_between(usual)]
+    found = [
+        *_too_long(costs),
+        *_lone_doubts(usual),
+        *_doubts_between(usual, CPU_NOISE if profile.gpu == CPU else SLOWER_WITH_BATCH[0]),
+    ]
     for precision, nanoseconds in profile.optimizer_ns_per_parameter.items():
         if nanoseconds > SLOWEST_NS:
             found.append(
@@ -89,8 +96,8 @@ def _lone_doubts(every: Sequence[ModelCosts]) -> Iterator[str]:
                 yield from _unlike(f"{costs}: {name}.backward", part.backward, "forward", part.forward, SLOWER_BACKWARD)
 
 
-def _doubts_between(every: Sequence[ModelCosts]) -> Iterator[str]:
-    """Say what is odd between entries that differ in one size alone."""
+def _doubts_between(every: Sequence[ModelCosts], least: float) -> Iterator[str]:
+    """Say what is odd between entries that differ in one size alone; `least` is the first of `SLOWER_WITH_BATCH`."""
     by_tensor: dict[object, list[ModelCosts]] = defaultdict(list)
     by_batch: dict[object, list[ModelCosts]] = defaultdict(list)
     for costs in every:
@@ -103,9 +110,9 @@ def _doubts_between(every: Sequence[ModelCosts]) -> Iterator[str]:
             yield from _compared(less, more, f"tensor {less.tensor}", (split, high))
     for alike in by_batch.values():
         for less, more in pairwise(sorted(alike, key=lambda costs: costs.micro_batch_size)):
-            low, high = SLOWER_WITH_BATCH
             samples = more.micro_batch_size / less.micro_batch_size
-            yield from _compared(less, more, f"micro-batch {less.micro_batch_size}", (low, high * samples))
+            limits = (least, SLOWER_WITH_BATCH[1] * samples)
+            yield from _compared(less, more, f"micro-batch {less.micro_batch_size}", limits)
 
 
 def _compared(less: ModelCosts, more: ModelCosts, other: str, limits: tuple[float, float]) -> Iterator[str]:

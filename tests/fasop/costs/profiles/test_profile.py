@@ -159,11 +159,32 @@ HEAD = "head: {forward: 1, backward: 2}"
         (SECOND, SECOND.replace("1.1", "0.3").replace("2", "0.6"), r"tensor=2 .*=0\.3 ms is 0\.3 times that of"),
         (THIRD, THIRD.replace("3", "0.3"), r"size=4 .*: layer\.backward=6 ms is 20 times forward"),
         ("forward: 3, backward: 6", "forward: 90, backward: 90", r"size=4 .*=90 ms is 90 times that of micro-batch 1"),
+        (
+            "forward: 3, backward: 6",
+            "forward: 0.9, backward: 6",
+            r"size=4 .*=0\.9 ms is 0\.9 times that of micro-batch 1",
+        ),
+        (
+            "forward: 3, backward: 6",
+            "forward: 6.2, backward: 9",
+            r"size=4 .*=6\.2 ms is 6\.2 times that of micro-batch 1",
+        ),
         (HEAD, "head: {forward: 1000000, backward: 2000000}", r"head\.forward=1e\+06 ms is more than 10 minutes"),
         ("{fp16: 0.3}", "{fp16: 20000}", r"optimizer_ns_per_parameter\.fp16=20000 is more than 10000 nanoseconds"),
     ],
     ids=[
-        *("head", "backward", "tensor", "too-good-tensor", "slip-of-a-digit", "batch", "unit", "optimizer"),
+        *(
+            "head",
+            "backward",
+            "tensor",
+            "too-good-tensor",
+            "slip-of-a-digit",
+            "batch",
+            "faster-with-more",
+            "not-in-proportion",
+            "unit",
+            "optimizer",
+        ),
     ],
 )
 def test_figures_that_are_hard_to_believe_are_read_with_a_doubt_that_has_the_figure(
