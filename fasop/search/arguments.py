@@ -42,6 +42,8 @@ class Arguments:
     by_stage: bool | None = None
     """Whether plans with replicas or tensor sizes by stage are looked at; None: a quick look."""
     prove: bool = False
+    robust: float | None = None
+    """Plans come by the longest iteration that they have when a part of their nodes takes so much more time."""
     start: Start | None = None
     """Plans come by when their training would end if it were submitted then."""
     pareto: First | None = None
@@ -63,10 +65,12 @@ class Arguments:
         return " ".join(f"{word}={value:g}" for word, value in given.items() if math.isfinite(value))
 
 
+MOST_SLOWER = 10.0
+"""`robust` at most: eleven times as slow."""
 OF_VALIDATE = frozenset(("validate", "calibrate", "calibration"))
-NOT_OF_PARETO = frozenset(("top", "leave_out", "prove", "by_stage"))
+NOT_OF_PARETO = frozenset(("top", "leave_out", "prove", "by_stage", "robust"))
 """Words that would change nothing."""
-NOT_OF_START = frozenset(("top", "pareto", "max_cost", "max_days", "explain", "csv", "page"))
+NOT_OF_START = frozenset(("top", "pareto", "max_cost", "max_days", "explain", "csv", "page", "robust"))
 
 
 def parse(argv: Sequence[str]) -> Arguments:
@@ -108,6 +112,16 @@ def _first(text: str) -> First:
     return First(text)
 
 
+def _percent(text: str) -> float:
+    try:
+        value = float(text.removesuffix("%")) / 100
+    except ValueError:
+        value = 0.0
+    if not text.endswith("%") or not 0 < value <= MOST_SLOWER:
+        raise NoValue(f"must be a percentage above 0 and up to {MOST_SLOWER:.0%}, such as 10%")
+    return value
+
+
 def _start(text: str) -> Start:
     if text not in list(Start):
         raise NoValue("must be now: plans are ranked by when a training that is submitted now would end")
@@ -124,6 +138,7 @@ WORDS: Mapping[str, Reader[Any]] = {
     "leave_out": flag,
     "by_stage": flag,
     "prove": flag,
+    "robust": _percent,
     "start": _start,
     "pareto": _first,
     "max_cost": above_0,

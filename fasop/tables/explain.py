@@ -7,6 +7,7 @@ from dataclasses import fields
 from statistics import mean
 
 from fasop.costs.memory import GIB, StageMemory
+from fasop.search.robustness import Slowdown
 from fasop.simulation.iteration import Terms
 from fasop.simulation.predict import Prediction, Stage
 
@@ -42,6 +43,14 @@ def memory(prediction: Prediction) -> Table:
         held = (*parts, stage.memory_gib, stage.limit_gib, stage.limit_gib - stage.memory_gib)
         rows.append([*_who(number, stage), *(f"{gib:.2f}" for gib in held)])
     return (*_WHO, *HELD, "sum", "GPU has", "left"), rows
+
+
+def slower(cases: Sequence[Slowdown]) -> Table:
+    """An iteration in each case, and what the case adds; the first one is the plan as it is."""
+    usual = cases[0].seconds
+    return ("slower", "iteration", "adds"), [
+        [case.what or "nothing", f"{case.seconds * 1e3:.1f} ms", f"{case.seconds / usual - 1:.1%}"] for case in cases
+    ]
 
 
 _WHO = ("stage", "GPU", "layers")

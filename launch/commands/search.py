@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 USAGE = """usage: tdpp search [GROUP=CHOICE ...] [KEY=VALUE ...] [top=N] [csv=FILE] [page=FILE] [plan=NAME]
                    [overwrite=true] [leave_out=false] [by_stage=true|false] [prove=true] [explain=ROW]
-                   [calibration=FILE]
+                   [robust=PERCENT] [calibration=FILE]
        tdpp search pareto=time|cost [max_cost=N] [max_days=N] [tokens=N] ...
        tdpp search start=now [tokens=N] ...
        tdpp search validate=RUN,... [calibrate=FILE] [calibration=FILE] [runs_dir=DIR]
@@ -64,7 +64,10 @@ pipeline, micro_batch_size, schedule, chunks, sharded_optimizer and sequence_par
   tokens=N         the tokens of a whole training (or train.iterations=N), to show its days and US dollars
   max_cost=N max_days=N   with pareto: only plans whose whole training stays within these US dollars and days
   calibration=FILE multiply the predicted times by the factors in this file (see calibrate)
-  explain=ROW      show where each second and each byte of the plan in this row goes, stage by stage
+  explain=ROW      show where each second and each byte of the plan in this row goes, stage by stage, and what the plan
+                   loses where a part of its nodes is 10% slower
+  robust=10%       rank by the worst case, in which one group's GPUs, one group's links or one node takes so much more
+                   time
 
   validate=RUN     compare the times of runs with the predictions, in all, by term and by stage, and name the term that
                    is off

@@ -80,7 +80,7 @@ def test_plans_are_ranked_on_stdout_and_in_a_file(tmp_path: Path, capsys: pytest
 
 def test_a_plan_is_explained_to_its_last_millisecond_and_gibibyte(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", *SMALL, "top=2", "explain=2"]) == 0
-    ranked, times, memory = capsys.readouterr().out.split("\n\n")
+    ranked, times, memory, slower = capsys.readouterr().out.split("\n\n")
     iteration = float(ranked.splitlines()[2].split(" ms")[0].split()[-1])
     *stages, shares = (line.split() for line in times.splitlines()[2:])
     assert [sum(map(float, row[3:])) for row in stages] == pytest.approx([iteration] * len(stages), abs=0.5)
@@ -88,6 +88,12 @@ def test_a_plan_is_explained_to_its_last_millisecond_and_gibibyte(capsys: pytest
     for row in memory.splitlines()[2:]:
         *parts, together, has, left = map(float, row.split()[3:])
         assert (sum(parts), has - left) == (pytest.approx(together, abs=0.05), pytest.approx(together, abs=0.05))
+    usual, *cases = (re.fullmatch(r"(.*?) +([0-9.]+) ms +([0-9.]+)%", line) for line in slower.splitlines()[2:])
+    assert usual is not None
+    assert (usual[1], float(usual[2])) == ("nothing", iteration)
+    for case in cases:
+        assert case is not None
+        assert float(case[2]) == pytest.approx(iteration * (1 + float(case[3]) / 100), rel=1e-3)
 
 
 def test_a_row_that_is_not_there_cannot_be_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,6 +42,8 @@ def rank(args: Arguments, command: str) -> int:
     inputs, notes = _inputs(args)
     if args.start is not None:
         return _by_end(args, inputs, command)
+    if args.robust is not None:
+        return _by_worst_case(args, inputs, command, notes)
     outcome = front(inputs, args) if args.pareto else best_plans(inputs, args)
     plans = outcome.plans
     if args.explain is not None and args.explain > len(plans):
@@ -56,6 +58,41 @@ def rank(args: Arguments, command: str) -> int:
     if args.explain is not None:
         explain(args.explain, plans[args.explain - 1])
     _write(args, inputs, plans, [*outcome.notes, *outcome.summary, *notes], command)
+    print_next(with_plan(args.plan, args.overrides, command))
+    return 0
+
+
+CANDIDATES = 30
+"""So many of the fastest plans are rated by their worst case, at least."""
+
+
+def _by_worst_case(args: Arguments, inputs: Inputs, command: str, notes: Sequence[str]) -> int:
+    """Prints the plans by the longest iteration that a slower part of their nodes can make."""
+    from fasop.search.robustness import by_worst_case
+    from fasop.search.run import best_plans
+    from fasop.tables.plans import ranking
+
+    assert args.robust is not None
+    candidates = best_plans(inputs, replace(args, top=max(args.top, CANDIDATES))).plans
+    rated = by_worst_case(candidates, args.robust, args.top)
+    shown = rated[: args.top]
+    if args.explain is not None and args.explain > len(shown):
+        raise SearchError(f"explain={args.explain}: the table has {plural(len(shown), 'row')}; choose one of them")
+    head, rows = ranking([one.plan for one in shown])
+    more = [[f"{one.worst.seconds * 1e3:.1f} ms", f"+{one.loss:.1%}", one.worst.what] for one in shown]
+    head = [*head, "worst case", "adds", f"{args.robust:.0%} slower"]
+    print_table(head, [[*row, *own] for row, own in zip(rows, more, strict=True)])
+    others = "no plan that the search left out is better"
+    if len(rated) == len(candidates) and candidates[-1].total < rated[0].worst.seconds:
+        others = f"plans behind the {len(candidates)} fastest were not rated"
+    print(
+        f"Ranked by the worst case, in which one group's GPUs, one group's links or one node takes "
+        f"{args.robust:.0%} more time; {others}. As measured, the fastest takes {candidates[0].total * 1e3:.1f} ms.",
+        file=sys.stderr,
+    )
+    if args.explain is not None:
+        explain(args.explain, shown[args.explain - 1].plan)
+    _write(args, inputs, [one.plan for one in shown], notes, command)
     print_next(with_plan(args.plan, args.overrides, command))
     return 0
 
@@ -183,10 +220,15 @@ def in_streams(plans: Sequence[Plan]) -> str | None:
     return None
 
 
+SLOWER = 0.1
+"""How much more time a part of the nodes takes in the last table of `explain=`."""
+
+
 def explain(row: int, plan: Plan) -> None:
     """Where the time and the memory of one plan go."""
+    from fasop.search.robustness import slowdowns
     from fasop.simulation.predict import predict_plan
-    from fasop.tables.explain import LEGEND, memory, times
+    from fasop.tables.explain import LEGEND, memory, slower, times
 
     prediction = predict_plan(plan)
     print(f"\nPlan {row}: where the {prediction.iteration_s * 1e3:.1f} ms of an iteration go, in ms by stage")
@@ -194,6 +236,8 @@ def explain(row: int, plan: Plan) -> None:
     print(f"({LEGEND})", file=sys.stderr)
     print(f"\nPlan {row}: memory of one rank, in GiB by stage")
     print_table(*memory(prediction))
+    print(f"\nPlan {row}: an iteration where a part of its nodes takes {SLOWER:.0%} more time")
+    print_table(*slower(slowdowns(plan, SLOWER)))
 
 
 TIMEOUT_S = 5

@@ -1,0 +1,110 @@
+"""What a plan loses where a node group, a node or the links are slower than they were measured to be.
+
+A case multiplies the predicted times of some nodes, and the plan is simulated again as it is: a launch would not know
+of the slowdown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fasop.costs.hardware import Factors, NodeKind
+from fasop.search.plan import Plan
+from fasop.simulation.predict import predict_plan
+
+MOST_NODES = 32
+"""So many nodes of a plan are slowed down one by one, at most; of more, those at equal distances."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slowdown:
+    """What is slower, in words, and the seconds that an iteration then takes."""
+
+    what: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Robust:
+    """A plan with its worst case."""
+
+    plan: Plan
+    worst: Slowdown
+    seconds: float
+    """What an iteration takes where nothing is slower."""
+
+    @property
+    def loss(self) -> float:
+        """What the worst case adds, as a part of the iteration."""
+        return self.worst.seconds / self.seconds - 1
+
+
+def slowdowns(plan: Plan, by: float) -> list[Slowdown]:
+    """Simulates every case in which a part of the plan's nodes takes `by` more time, such as 0.1.
+
+    The first entry is the plan as it is. Each node group's computing and each group's links are slowed as a whole, and
+    the nodes one by one.
+    """
+    return [Slowdown(what="", seconds=_seconds(plan, plan.nodes)), *_cases(plan, 1.0 + by)]
+
+
+def by_worst_case(plans: Sequence[Plan], by: float, least: int) -> list[Robust]:
+    """Rates plans and sorts them by their worst case.
+
+    Args:
+        plans: the fastest first. Those that are slower as they are than the best worst case cannot have a better one,
+            and are left out once `least` are rated.
+    """
+    found: list[Robust] = []
+    for plan in plans:
+        if len(found) >= least and plan.total >= min(one.worst.seconds for one in found):
+            break
+        cases = slowdowns(plan, by)
+        found.append(Robust(plan=plan, worst=max(cases, key=lambda case: case.seconds), seconds=cases[0].seconds))
+    return sorted(found, key=lambda one: one.worst.seconds)
+
+
+def _cases(plan: Plan, factor: float) -> Iterator[Slowdown]:
+    names = dict.fromkeys(node.name for node in plan.nodes)
+    for name in names:
+        slow = [_computing(node, factor) if node.name == name else node for node in plan.nodes]
+        yield Slowdown(what=f"the GPUs of {name}", seconds=_seconds(plan, slow))
+    for name in names:
+        slow = [_sending(node, factor) if node.name == name else node for node in plan.nodes]
+        yield Slowdown(what=f"the links of {name}", seconds=_seconds(plan, slow))
+    if len(plan.nodes) == len(names):  # each node is its group
+        return
+    step = -(-len(plan.nodes) // MOST_NODES)
+    for place in range(0, len(plan.nodes), step):
+        name = plan.nodes[place].name
+        alone = f"{name} (node {place} of the order)"
+        nodes = [_knows(node, name, alone) for node in plan.nodes]
+        nodes[place] = replace(_computing(nodes[place], factor), name=alone)
+        yield Slowdown(what=f"node {place} of the order ({name})", seconds=_seconds(plan, nodes))
+
+
+def _seconds(plan: Plan, nodes: Sequence[NodeKind]) -> float:
+    return predict_plan(replace(plan, nodes=nodes)).iteration_s
+
+
+def _computing(node: NodeKind, factor: float) -> NodeKind:
+    own = node.factors
+    slower = replace(
+        own, forward=own.forward * factor, backward=own.backward * factor, optimizer=own.optimizer * factor
+    )
+    return replace(node, factors=slower)
+
+
+def _sending(node: NodeKind, factor: float) -> NodeKind:
+    own: Factors = node.factors
+    slower = replace(
+        own, messages=own.messages * factor, gradients=own.gradients * factor, embedding=own.embedding * factor
+    )
+    return replace(node, factors=slower)
+
+
+def _knows(node: NodeKind, name: str, alone: str) -> NodeKind:
+    """The node, whose links to a node of its own name are those to the nodes of that group."""
+    links: Mapping[str, object] = node.links
+    return replace(node, links={**node.links, alone: node.links[name]}) if name in links else node

@@ -1,0 +1,72 @@
+"""What a plan loses where a part of its nodes is slower, and plans ranked by their worst case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from conf.schema.values.links import PairLink
+from fasop.costs.hardware import Factors, NodeKind
+from fasop.search.arguments import parse
+from fasop.search.inputs import read
+from fasop.search.plan import Plan
+from fasop.search.robustness import by_worst_case, slowdowns
+from fasop.search.run import best_plans
+from fasop.simulation.predict import predict_plan
+
+SEED = ("cluster=a100x1_a10x7", "model=small", "train.precision=fp16", "parallel.global_batch_size=16")
+
+
+def found(*words: str, top: int = 6) -> Sequence[Plan]:
+    args = parse([*SEED, "cluster.groups.gpu2.count=3", f"top={top}", *words])
+    return best_plans(read(args.overrides), args).plans
+
+
+@pytest.fixture(scope="module")
+def plans() -> Sequence[Plan]:
+    return [*found(top=3), *found("leave_out=false", top=3)]
+
+
+def slowed(node: NodeKind, factor: float) -> NodeKind:
+    return replace(node, factors=Factors(forward=factor, backward=factor, optimizer=factor))
+
+
+def test_a_slower_group_takes_as_long_as_a_cluster_whose_group_is_slower(plans: Sequence[Plan]) -> None:
+    plan = plans[0]
+    for name in {node.name for node in plan.nodes}:
+        (case,) = [one for one in slowdowns(plan, 0.2) if one.what == f"the GPUs of {name}"]
+        nodes = [slowed(node, 1.2) if node.name == name else node for node in plan.nodes]
+        assert case.seconds == predict_plan(replace(plan, nodes=nodes)).iteration_s
+
+
+def test_a_slower_node_costs_no_more_than_its_group_and_no_case_more_than_everything(plans: Sequence[Plan]) -> None:
+    for plan in plans:
+        usual, *cases = slowdowns(plan, 0.1)
+        assert usual.seconds == pytest.approx(predict_plan(plan).iteration_s)
+        assert all(usual.seconds <= case.seconds * (1 + 1e-9) for case in cases)
+        assert all(case.seconds <= 1.1 * usual.seconds * (1 + 1e-9) for case in cases)
+        groups = {case.what: case.seconds for case in cases if case.what.startswith("the GPUs")}
+        for case in cases:
+            if case.what.startswith("node "):
+                name = case.what.partition("(")[2].rstrip(")")
+                assert case.seconds <= groups[f"the GPUs of {name}"] * (1 + 1e-9)
+
+
+def test_the_first_plan_has_the_best_worst_case_of_all(plans: Sequence[Plan]) -> None:
+    for by in (0.1, 0.5, 3.0):
+        rated = by_worst_case(sorted(plans, key=lambda plan: plan.total), by, least=1)
+        every = [max(case.seconds for case in slowdowns(plan, by)) for plan in plans]
+        assert rated[0].worst.seconds == min(every)
+        assert [one.worst.seconds for one in rated] == sorted(one.worst.seconds for one in rated)
+        assert len(by_worst_case(plans, by, least=len(plans))) == len(plans)
+
+
+def test_a_single_slower_node_keeps_the_links_of_its_group() -> None:
+    links = {"hgx": PairLink(gbit_per_s=0.5), "gpu2": PairLink(gbit_per_s=1.0)}
+    (own, *_) = found("leave_out=false", top=1)
+    plan = replace(own, nodes=[replace(node, links=links) for node in own.nodes])
+    usual, *cases = slowdowns(plan, 1e-9)
+    assert usual.seconds > 1.01 * slowdowns(own, 1e-9)[0].seconds
+    assert all(case.seconds == pytest.approx(usual.seconds) for case in cases)
