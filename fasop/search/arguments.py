@@ -65,6 +65,8 @@ class Arguments:
         return " ".join(f"{word}={value:g}" for word, value in given.items() if math.isfinite(value))
 
 
+MOST_PLANS = 10_000
+"""`top` at most: a search keeps so many plans, and finds the layers of each."""
 MOST_SLOWER = 10.0
 """`robust` at most: eleven times as slow."""
 OF_VALIDATE = frozenset(("validate", "calibrate", "calibration"))
@@ -112,6 +114,12 @@ def _first(text: str) -> First:
     return First(text)
 
 
+def _top(text: str) -> int:
+    if (number := whole(text)) > MOST_PLANS:
+        raise NoValue(f"must be at most {MOST_PLANS}")
+    return number
+
+
 def _percent(text: str) -> float:
     try:
         value = float(text.removesuffix("%")) / 100
@@ -129,7 +137,7 @@ def _start(text: str) -> Start:
 
 
 WORDS: Mapping[str, Reader[Any]] = {
-    "top": whole,
+    "top": _top,
     "csv": path,
     "page": path,
     "plan": name_of("configuration"),

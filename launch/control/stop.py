@@ -110,7 +110,7 @@ def _stop_jobs(comment: str, owner: int, known: Set[str | None]) -> str:
     while slurm_commands.submitted(comment, owner) and time.monotonic() < until:
         time.sleep(slurm_commands.QUEUE_S)
     slurm_commands.end(comment, owner)
-    return f"{plural(len(ids), 'job')} ended" + (f" ({', '.join(ids)})" if ids else "")
+    return f"{plural(len(ids), 'job')} ended ({', '.join(ids)})" if ids else "no job was left to end"
 
 
 def _stop_processes(run: RunDir, submitted: Submitted) -> str:

@@ -179,6 +179,10 @@ def test_a_plan_may_be_written_to_any_file_and_launch_takes_that(
         (["+train.nope=1"], "train.nope is not a key"),
         (["parallel.global_batch_size=1.5"], "must be a whole number, not '1.5'"),
         (["topp=3"], "did you mean top=?"),
+        (["top=1000000000000"], "top=1000000000000 must be at most 10000"),
+        (["robust=10"], "robust=10 must be a percentage above 0 and up to 1000%, such as 10%"),
+        (["robust=0%"], "robust='0%' must be a percentage"),
+        (["robust=5%", "pareto=time"], "it does not take robust"),
         (["parallel.schedule=nope"], "parallel.schedule=nope must be one of gpipe, one_f_one_b"),
         (["parallel.schedule_file=a.json"], "parallel.schedule_file=a.json cannot be searched"),
         (
@@ -202,6 +206,7 @@ def test_a_plan_may_be_written_to_any_file_and_launch_takes_that(
             "new-key",
             "value",
             "word",
+            *("most", "percent", "nothing", "robust-front"),
         ),
         *("schedule", "file", "nodes", "profile"),
     ],
