@@ -15,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 
 from conf.errors import ConfigError
 from conf.reading.yaml_file import NOT_TEXT, require_small, yaml_fault
+from megatron_ext.contract.files import why
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ def content_of(path: Path, said: str) -> dict[Any, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"{said}: neither YAML nor JSON: {yaml_fault(error)}") from error
     except (ConfigError, RecursionError, ValueError) as error:
-        raise ConfigError(f"{said}: {error}") from error
+        raise ConfigError(f"{said}: {why(error)}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{said}: the file has no keys")
     return found

@@ -154,8 +154,9 @@ def _link(links: Scratch, group: str, file: str, given: dict[str, str]) -> str:
     if Path(file).exists() and not Path(file).is_file():
         raise ConfigError(f"{group}={file}: not a regular file; give a file of YAML")
     if not Path(file).is_file():
+        what = "a link that leads to no file" if Path(file).is_symlink() else "no such file"
         raise ConfigError(
-            f"{group}={file}: no such file; without {SUFFIX} the value is one of the names in {SHIPPED / group}, or "
+            f"{group}={file}: {what}; without {SUFFIX} the value is one of the names in {SHIPPED / group}, or "
             f"in the folder {group} of your own configurations (TDPP_CONFIG, --config-dir)"
         )
     from conf.reading.yaml_file import require_small  # what else needs this module does without OmegaConf

@@ -17,6 +17,7 @@ from yaml import YAMLError
 
 from conf.errors import ConfigError
 from conf.reading.written_text import load
+from megatron_ext.contract.files import why
 
 NOT_TEXT = "not a text file"
 NO_KEYS = "the file has no keys"
@@ -50,7 +51,7 @@ def load_yaml(path: Path, kind: Any = None) -> DictConfig:
     except RecursionError as error:  # behind what libyaml calls a fault, and PyYAML does not
         raise ConfigError(TOO_DEEP) from error
     except ValueError as error:  # a number of too many digits
-        raise ConfigError(f"{NO_VALUE}: {error}") from error
+        raise ConfigError(f"{NO_VALUE}: {why(error)}") from error
     except OSError as error:
         if error.errno is not None:
             raise

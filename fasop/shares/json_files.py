@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fasop.errors import SearchError
-from megatron_ext.contract.files import read_regular_text
+from megatron_ext.contract.files import read_regular_text, why
 
 LARGEST = 1 << 40
 
@@ -29,7 +29,7 @@ def object_in(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(text_in(file))
     except (ValueError, RecursionError) as error:
-        raise SearchError(f"{file}: not JSON: {error}") from error
+        raise SearchError(f"{file}: not JSON: {why(error)}") from error
     if not isinstance(content, dict):
         raise SearchError(f"{file}: must be a JSON object, {{…}}")
     return content

@@ -140,4 +140,6 @@ def why(error: BaseException) -> str:
     """In words, without the path that an OSError repeats."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error, ValueError) and "int_max_str_digits" in str(error):
+        return "a whole number has too many digits"
     return "too deep" if isinstance(error, RecursionError) else str(error)

@@ -157,7 +157,7 @@ FAULTY = {
     "zero": ("name: a\0b\n", "{path}: not YAML: unacceptable character #x0000"),
     "digits": (
         MODEL.replace("4", "9" * 5000, 1),
-        "{path}: a value cannot be read: Exceeds the limit (4300 digits)",
+        "{path}: a value cannot be read: a whole number has too many digits",
     ),
     "bytes": (b"name: \xff\n", "{path}: not a text file: byte 6 is not UTF-8"),
     "number": ("5\n", "{path}: the file has no keys"),

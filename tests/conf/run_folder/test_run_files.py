@@ -82,7 +82,7 @@ JSON = {
     "deep list": ("[" * 60 + "]" * 60, "too deeply"),
     "very deep list": ("[" * 10**6, "too deeply"),
     "deep object": ('{"a":' * 60 + "1" + "}" * 60, "too deeply"),
-    "long number": ("9" * 5000, "is not JSON: Exceeds the limit"),
+    "long number": ("9" * 5000, "is not JSON: a whole number has too many digits"),
     "half a character": ('["\\ud800"]', "half of a character"),
     "cut off": ('{"a": 1', "is not JSON: Expecting"),
 }

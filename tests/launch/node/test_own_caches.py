@@ -127,6 +127,17 @@ def test_nccls_own_file_is_looked_at_and_a_home_without_one_is_fine(tmp_path: Pa
         check_environment({"HOME": str(tmp_path)}, make=True)
 
 
+@only_root_is_two_users
+def test_a_home_that_may_not_be_entered_is_no_traceback(tmp_path: Path) -> None:
+    """As of `su USER`, which leaves HOME=/root."""
+    tmp_path.chmod(0o700)
+    os.seteuid(NOBODY)
+    try:
+        check_environment({"HOME": str(tmp_path)}, make=False)
+    finally:
+        os.seteuid(0)
+
+
 @pytest.mark.parametrize(
     "variable",
     ["BASH_ENV", "CUDA_INJECTION64_PATH", "HOME", "OPENSSL_CONF", "PATH", "TRITON_LIBCUDA_PATH", "UCX_MODULE_DIR"],
