@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 
 from conf.errors import ClosedError, RunFolderError
 from megatron_ext.contract import files
-from megatron_ext.contract.files import why
 
 MOST_BYTES = 1 << 28
 """The size of a file that is read as a whole, but for events: a plan of 10,000 ranks takes some 2 MB."""
@@ -121,7 +120,7 @@ def parse_json(text: str, where: str) -> Any:
     except RecursionError:  # also of _require_flat
         raise RunFolderError(f"{where} is damaged: lists or objects are nested too deeply") from None
     except ValueError as error:
-        raise RunFolderError(f"{where} is not JSON: {why(error)}") from error
+        raise RunFolderError(f"{where} is not JSON: {files.why(error)}") from error
     return value
 
 
