@@ -99,3 +99,11 @@ def _ends(text: str, kept: int) -> str:
 def visible(text: str) -> str:
     """The same with every control character as Python would write it, such as \\x1b; tabs and line ends stay."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+_PASSWORD = re.compile(r"(?<=://)[^/\s]*:[^/\s]*(?=@)")
+
+
+def without_passwords(text: str) -> str:
+    """The text with *** where a URL in it has a user's name and password."""
+    return _PASSWORD.sub("***", text)

@@ -14,6 +14,7 @@ from conf.errors import ConfigError
 from conf.reading.own_folders import is_file
 from conf.schema.values import links, ranges, sbatch
 from conf.schema.values.ranges import config
+from conf.visible import without_passwords
 from megatron_ext.contract.keys import Range, from_0, option, positive
 from megatron_ext.contract.worker import NODE_RANK, START, TOKEN
 
@@ -35,10 +36,11 @@ def check(of_all: Variables, of_groups: Mapping[str, Variables], names_of_shell:
         _require_name(key, name)
         if "\0" in value:
             raise ConfigError(f"{key}={value!r} contains a zero byte, which no variable can hold; remove it")
-        if _SECRET.search(name):
+        if _SECRET.search(name) or without_passwords(value) != value:
+            what = f"{name} looks like a secret" if _SECRET.search(name) else "it has a password"
             raise ConfigError(
                 f"{key}: its value would be written to the run's files, pages and job, where others can read it, and "
-                f"{name} looks like a secret; export {name} in your shell and give cluster.environment_from=[{name}], "
+                f"{what}; export {name} in your shell and give cluster.environment_from=[{name}], "
                 f"which passes it on by name"
             )
     for name in names_of_shell:

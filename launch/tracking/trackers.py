@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
+from conf.visible import without_passwords
 from launch.files.locks import FileLock
 from launch.tracking.run_info import Subject
 from launch.tracking.series import Point
@@ -122,7 +123,7 @@ class MLflow:
         if found:
             self._client.update_run(self._id, status="RUNNING")
         self._last = {name: self._last_step(name) for name in run.data.metrics}
-        self.place = uri
+        self.place = without_passwords(uri)
 
     def _experiment(self, name: str) -> str:
         from mlflow.exceptions import MlflowException

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from conf.run_folder.run_files import appended
 from conf.run_folder.rundir import RunDir
 from conf.schema.profile import Tracker
+from conf.visible import without_passwords
 from launch.errors import LaunchError
 from launch.files.locks import FileLock
 from launch.tracking.run_info import Subject
@@ -115,7 +116,7 @@ def main(argv: Sequence[str]) -> int:
                 os.dup2(log.fileno(), stream.fileno())
         follow(kind, run, sys.stdin.fileno())
     except Exception as error:  # noqa: BLE001  (a library's, of any kind: it ends this process alone)
-        reason = (str(error).splitlines() or [""])[0]
+        reason = without_passwords((str(error).splitlines() or [""])[0])
         os.write(stderr, f"log={kind} ended: {type(error).__name__}: {reason}{_WAY_OUT.format(kind)}\n".encode())
         return 1
     return 0

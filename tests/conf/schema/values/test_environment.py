@@ -8,6 +8,7 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
+from conf.visible import without_passwords
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,20 @@ def test_a_secret_is_refused_with_the_way_to_pass_it_on(name: str, owner: str) -
     ) as told:
         compose([f"+{owner}.environment.{name}=hunter2"])
     assert "hunter2" not in str(told.value)
+
+
+@pytest.mark.parametrize("url", ["https://bob:hunter2@mlflow.example:5000/x", "postgresql://bob:hunt@er2@db/mlflow"])
+def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"MLFLOW_TRACKING_URI: .*it has a password; export MLFLOW_TRACK") as told:
+        compose([f"+cluster.environment.MLFLOW_TRACKING_URI='{url}'"])
+    assert "hunt" not in str(told.value)
+    assert without_passwords(f"see {url}, or http://a:b@c").count("***@") == 2
+    assert "hunt" not in without_passwords(url)
+
+
+@pytest.mark.parametrize("value", ["http://proxy.example:3128", "tcp://10.0.0.1:29500", "a@b:c"])
+def test_a_url_without_a_password_is_given(value: str) -> None:
+    assert compose([f"+cluster.environment.PROXY='{value}'"]).cluster.environment["PROXY"] == value
 
 
 @pytest.mark.parametrize(
