@@ -12,7 +12,6 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Se
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.families.huggingface.anatomy import owner_of
@@ -51,7 +50,7 @@ class Balance(NamedTuple):
         total = torch.zeros(2, self.experts, device=logits[0].device)
         for one in logits:
             weights = one.softmax(-1)
-            chosen = F.one_hot(weights.topk(self.chosen, -1).indices, self.experts).sum((0, 1)).float()
+            chosen = _counted(weights.topk(self.chosen, -1).indices, self.experts)
             total = total + torch.stack([chosen, weights.float().sum(0)]) / len(weights)
         return total / sum(map(len, self.routers))
 
@@ -171,6 +170,15 @@ def _holds_experts(module: nn.Module) -> bool:
     )
 
 
+def _counted(chosen: Tensor, experts: int) -> Tensor:
+    """Count how often each expert is chosen; a number behind theirs, as an identity expert has in some families, is
+    not. Unlike torch's bincount, this does not have the host wait for a GPU, and unlike one_hot, it takes no memory for
+    each token."""
+    places = chosen.flatten().clamp(max=experts)
+    counts = torch.zeros(experts + 1, device=chosen.device)
+    return counts.scatter_add_(0, places, torch.ones_like(places, dtype=torch.float32))[:experts]
+
+
 class Watch:
     """What a layer's forward pass gives to its experts, and what its routers return."""
 
@@ -200,8 +208,7 @@ class Watch:
         chosen: List[Tensor] = self._seen.chosen
         if not chosen:
             return torch.zeros(experts)
-        # an identity expert of some families has a number behind those with weights
-        counts = torch.bincount(chosen[0].flatten(), minlength=experts)[:experts].float()
+        counts = _counted(chosen[0], experts)
         return counts * experts / counts.sum().clamp(min=1)
 
     def _given(self, module: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
