@@ -20,7 +20,7 @@ COMMANDS = {
     "evaluate": "measure a run's loss, metrics and BLEU on held-out data",
     "translate": "translate text with a trained run, or export its model",
     "generate": "continue a text with a trained run",
-    "checkpoint": "give a run's weights to other programs, such as Hugging Face's transformers",
+    "checkpoint": "give a run's weights to other programs, such as transformers and Megatron-LM",
     "report": "write pages that show runs, or serve them to a browser",
     "init": "describe your cluster and write a first experiment, or import a model from Hugging Face",
     "config": "explain the keys of a configuration",

@@ -13,7 +13,12 @@ from launch.commands.translate import add_checkpoint, require_torch
 from launch.errors import LaunchError
 from megatron_ext.checkpoints.kept_weights import kind_of, tell_kind
 
-HUGGINGFACE = "huggingface"
+READERS = {
+    "huggingface": "from_pretrained of transformers",
+    "megatron": "Megatron-LM and megatron.core, in any layout",
+    "tdpp": "train.load",
+}
+"""What loads a folder, by the value of --to."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,28 +30,40 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().parse_args(argv)
     run = RunDir.find(arguments.runs_dir, arguments.run)
     require_torch("tdpp checkpoint")
+    from megatron_ext.checkpoints.converting import HUGGINGFACE, MEGATRON, TDPP, convert
+    from megatron_ext.checkpoints.foreign import weights_at
     from megatron_ext.checkpoints.publishing import publish
+    from megatron_ext.checkpoints.torch_dist import is_torch_dist
     from megatron_ext.contract.errors import EngineError
-    from megatron_ext.hf import export
+    from megatron_ext.contract.run_files import WEIGHTS
     from megatron_ext.inference.held_out import checkpoint_of
 
-    plan = run.read_plan()
-    out: Path = arguments.folder
-    source = None
+    plan, out, source = run.read_plan(), arguments.folder, None
+    traits = plan.model.traits
+    layouts = [TDPP, *([HUGGINGFACE] * (traits.published or traits.megatron_lm)), *([MEGATRON] * traits.megatron_lm)]
+    if arguments.to not in layouts:
+        told = f"model.family={plan.model.family} has the layouts {', '.join(layouts)}"
+        raise LaunchError(f"--to {arguments.to}: {told}")
+    if arguments.adapter and not (traits.published and arguments.to == HUGGINGFACE):
+        raise LaunchError(f"--adapter: model.family={plan.model.family} has no adapters with --to {arguments.to}")
     try:
-        checkpoint = checkpoint_of(run.path, arguments.checkpoint)
-        kind = kind_of(checkpoint, arguments.weights)
-        if plan.model.traits.published:
-            source = publish(plan, checkpoint, out, kind, arguments.adapter)
-        elif arguments.adapter:
-            raise LaunchError(f"--adapter: model.family={plan.model.family} has no adapters")
+        if is_torch_dist(run.checkpoints):  # Megatron-LM's own
+            kind = WEIGHTS
+            found = run.checkpoints
+            convert(weights_at(run.checkpoints, plan.model), arguments.to, out)
         else:
-            export(checkpoint, out, kind)
+            checkpoint = checkpoint_of(run.path, arguments.checkpoint)
+            found, kind = checkpoint.folder, kind_of(checkpoint, arguments.weights)
+            if traits.published and arguments.to == HUGGINGFACE:
+                source = publish(plan, checkpoint, out, kind, arguments.adapter)
+            else:
+                convert(checkpoint, arguments.to, out, kind)
     except EngineError as error:
         raise LaunchError(str(error)) from error
-    tell_kind(kind, arguments.weights)
-    reader = "peft, as an adapter" if arguments.adapter else "from_pretrained of transformers"
-    print(f"written: {out}: {checkpoint.folder.name} of {run.name}, for {reader}")
+    if arguments.to != TDPP:  # which has both
+        tell_kind(kind, arguments.weights)
+    reader = "peft, as an adapter" if arguments.adapter else READERS[arguments.to]
+    print(f"written: {out}: {found.name} of {run.name}, for {reader}")
     if source is not None:
         print(f"with the tokenizer's and generation's files of {source}")
     return 0
@@ -61,8 +78,9 @@ def parser() -> argparse.ArgumentParser:
     convert.add_argument(
         "--to",
         required=True,
-        choices=[HUGGINGFACE],
-        help="the layout: config.json and model.safetensors, for from_pretrained of Hugging Face's transformers",
+        choices=list(READERS),
+        help="the layout: config.json and model.safetensors, for from_pretrained of Hugging Face's transformers; "
+        "Megatron-Core's torch_dist; or a checkpoint of tdpp's, for train.load",
     )
     convert.add_argument(
         "--adapter",

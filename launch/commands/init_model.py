@@ -64,14 +64,9 @@ def _weights_beside(file: Path) -> Path | None:
 
 def _with_weights(name: str, model: Model, weights: Path) -> list[str]:
     """The commands that begin a training with published weights."""
-    if model.traits.published:
+    if model.traits.published or model.traits.megatron_lm:
         return [shlex.join(["tdpp", "launch", "experiment=mine", f"model={name}", f"train.load={weights}"])]
-    if not model.traits.megatron_lm:
-        return []
-    return [
-        shlex.join(["python", "-m", "megatron_ext.hf", "import", str(weights), f"{name}-weights"]),
-        shlex.join(["tdpp", "launch", "experiment=mine", f"model={name}", f"train.load={name}-weights"]),
-    ]
+    return []
 
 
 def parser() -> Parser:

@@ -1,17 +1,17 @@
-"""The tensors of a model that Hugging Face saved, and where those of ours are among them."""
+"""The tensors of a model that Hugging Face saved, and where those of ours are among them. What there is needs no torch,
+only reading it does."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
-import torch
-from torch import Tensor
-
-from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints.published import chosen, tensors_of
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.pieces import Parameter
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def read(source: Path) -> Tuple[Path, Dict[str, Tensor]]:
@@ -22,6 +22,8 @@ def read(source: Path) -> Tuple[Path, Dict[str, Tensor]]:
     Raises:
         EngineError: there is none, a file cannot be read, or index and shards do not fit together.
     """
+    from megatron_ext.checkpoints import safetensors
+
     files = sorted(set(tensors_of(source).values()))
     return chosen(source), {name: one for path in files for name, one in safetensors.read(path).items()}
 
@@ -39,23 +41,28 @@ class Twin(NamedTuple):
     def theirs(self, tensor: Tensor, parameter: Parameter) -> Iterator[Tuple[str, Tensor]]:
         """Their tensors from ours."""
         lengths = self._lengths(len(tensor), parameter)
-        for name, part in zip(self.names, torch.split(tensor, lengths)):
+        for name, part in zip(self.names, tensor.split(lengths)):  # type: ignore[no-untyped-call]
             yield name, part.t() if self.transposed else part
 
-    def ours(self, path: Path, found: Dict[str, Tensor], parameter: Parameter) -> Tensor:
-        """Ours, in fp32, from theirs in `path`.
+    def require(self, path: Path, found: Mapping[str, Any], parameter: Parameter) -> None:
+        """Whether theirs, which have a `shape`, can be ours; `path` is for messages.
 
         Raises:
             EngineError: one is missing, or has another shape.
         """
-        parts = []
         for name, length in zip(self.names, self._lengths(parameter.shape[0], parameter)):
             wanted = [length, *parameter.shape[1:]]
-            tensor = taken(path, found, name)
             there = wanted[::-1] if self.transposed else wanted
-            if list(tensor.shape) != there:
-                raise EngineError(f"{path}: expected {name} of shape {there}, found {list(tensor.shape)}")
-            parts.append((tensor.t() if self.transposed else tensor).float())
+            if list(taken(path, found, name).shape) != there:
+                raise EngineError(f"{path}: expected {name} of shape {there}, found {list(found[name].shape)}")
+
+    def ours(self, path: Path, found: Mapping[str, Tensor], parameter: Parameter) -> Tensor:
+        """Ours, in fp32, from theirs in `path`; raises as `require`."""
+        import torch
+
+        self.require(path, found, parameter)
+        theirs = [found[name] for name in self.names]
+        parts = [(tensor.t() if self.transposed else tensor).float() for tensor in theirs]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _lengths(self, rows: int, parameter: Parameter) -> List[int]:
@@ -64,7 +71,7 @@ class Twin(NamedTuple):
         return [rows] if len(self.names) == 1 else [rows * piece // sum(pieces) for piece in pieces]
 
 
-def taken(path: Path, tensors: Dict[str, Tensor], name: str) -> Tensor:
+def taken(path: Path, tensors: Mapping[str, Any], name: str) -> Any:
     """The tensor of this name; raises EngineError if there is none."""
     if name not in tensors:
         raise EngineError(f"{path}: expected a tensor {name}, found {len(tensors)} others")

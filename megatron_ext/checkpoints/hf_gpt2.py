@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Dict, Optional
-
-from torch import Tensor
+from typing import Any, Dict, Mapping, Optional
 
 from megatron_ext.checkpoints.hf_files import Twin, taken
 from megatron_ext.contract.errors import EngineError
@@ -74,7 +72,7 @@ def config_of(model: ModelConfig) -> Dict[str, Any]:
     }
 
 
-def model_of(path: Path, found: Dict[str, Tensor], config: Dict[str, Any], heads: Optional[int]) -> ModelConfig:
+def model_of(path: Path, found: Mapping[str, Any], config: Dict[str, Any], heads: Optional[int]) -> ModelConfig:
     """The model, as its tensors and its config.json, if there is one, agree on it.
 
     Raises:
@@ -98,8 +96,6 @@ def model_of(path: Path, found: Dict[str, Tensor], config: Dict[str, Any], heads
         raise EngineError(f"{path}: no config.json beside it with n_head: give the number of heads with --heads")
     if not isinstance(heads, int) or heads < 1 or sizes["n_embd"] % heads:
         raise EngineError(f"{path}: {heads!r} attention heads do not divide the hidden size {sizes['n_embd']}")
-    if "lm_head.weight" in found and not found["lm_head.weight"].equal(word):
-        raise EngineError(f"{path}: its lm_head.weight is not its embedding, but the engine's models tie them")
     return ModelConfig(
         layers=sizes["n_layer"],
         hidden=sizes["n_embd"],
@@ -108,6 +104,27 @@ def model_of(path: Path, found: Dict[str, Tensor], config: Dict[str, Any], heads
         vocab_size=sizes["vocab_size"],
         padded_vocab_size=sizes["vocab_size"],
     )
+
+
+def require_tied(path: Path, found: Mapping[str, Any]) -> None:
+    """Raises EngineError if the head has a matrix of its own."""
+    if "lm_head.weight" in found and not found["lm_head.weight"].equal(found["wte.weight"]):
+        raise EngineError(f"{path}: its lm_head.weight is not its embedding, but the engine's models tie them")
+
+
+def without_prefix(path: Path, tensors: Mapping[str, Any]) -> Dict[str, Any]:
+    """What is there by the names that published files have.
+
+    Raises:
+        EngineError: a tensor is there by both of its names.
+    """
+    found: Dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        plain = name[len(PREFIX) :] if name.startswith(PREFIX) else name
+        if plain in found:
+            raise EngineError(f"{path}: the tensor {plain} is there twice, with {PREFIX!r} before its name and without")
+        found[plain] = tensor
+    return found
 
 
 def _check(path: Path, config: Dict[str, Any]) -> None:

@@ -1,18 +1,17 @@
-"""Hugging Face's Llama, Mistral, Qwen 2 and Qwen 3: how their tensors are called, and their config.json."""
+"""Hugging Face's Llama, Mistral, Mixtral, Qwen 2 and Qwen 3: how their tensors are called, and their config.json."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Dict, Optional
-
-from torch import Tensor
 
 from megatron_ext.checkpoints.hf_files import Twin
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.hf_config import HfConfig
 from megatron_ext.contract.models.keys import DEFAULT, RMS_NORM, ROTARY
 from megatron_ext.contract.models.model import ModelConfig, family_named
-from megatron_ext.contract.plan_check import PlanFault, check_object
+from megatron_ext.contract.plan_check import PlanFault, build, check_object
 from megatron_ext.families.gpt.options import GptOptions, window_of
 
 _LAYER = {
@@ -31,7 +30,12 @@ _LAYER = {
         }.items()
     },
 }
+_ROUTER = Twin(("block_sparse_moe.gate.weight",))
+_EXPERT = {"mlp_in.weight": ("w1.weight", "w3.weight"), "mlp_out.weight": ("w2.weight",)}
+"""Where an expert's parameters are in a Mixtral."""
+MIXTRAL = "mixtral"
 _CLASSES = {
+    MIXTRAL: "MixtralForCausalLM",
     **{"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"},
     **{"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"},
 }
@@ -40,13 +44,12 @@ _SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_posit
 
 
 def fits(model: ModelConfig) -> bool:
-    """Whether the layout of a Llama, a Mistral, or a Qwen 2 or 3 can hold it."""
+    """Whether the layout of a Llama, a Mistral, a Mixtral, or a Qwen 2 or 3 can hold it."""
     return (
         model.traits.megatron_lm
         and model.normalization == RMS_NORM
         and model.position_embedding_type == ROTARY
         and model.swiglu
-        and model.own(GptOptions).experts is None
         and _kind(model) is not None
     )
 
@@ -54,6 +57,9 @@ def fits(model: ModelConfig) -> bool:
 def _kind(model: ModelConfig) -> Optional[str]:
     """The `model_type` that computes it; None: there is none."""
     own, biases = model.own(GptOptions), model.add_bias_linear
+    if own.experts is not None:
+        others = own.qk_layernorm or own.add_qkv_bias or own.sliding_window is not None
+        return None if biases or others or model.rope_scaling_factor is not None else MIXTRAL
     if own.qk_layernorm or own.add_qkv_bias:
         several = own.qk_layernorm and own.add_qkv_bias
         return None if biases or several else "qwen3" if own.qk_layernorm else "qwen2"
@@ -70,7 +76,16 @@ def twins(model: ModelConfig, part: str) -> Dict[str, Twin]:
         own = {"word": Twin(("lm_head.weight",))} if model.untie_embeddings_and_output_weights else {}
         return {"norm.weight": Twin(("model.norm.weight",)), **own}
     names = model.traits.parameters(model, "layer")
-    return {ours: _LAYER[ours].within(f"model.layers.{int(part[len('layer-') :])}.") for ours in names}
+    return {ours: _of_layer(ours).within(f"model.layers.{int(part[len('layer-') :])}.") for ours in names}
+
+
+def _of_layer(ours: str) -> Twin:
+    if ours == "router.weight":
+        return _ROUTER
+    expert = re.fullmatch(r"experts\.(\d+)\.(.+)", ours)
+    if expert is None:
+        return _LAYER[ours]
+    return Twin(tuple(f"block_sparse_moe.experts.{expert[1]}.{name}" for name in _EXPERT[expert[2]]))
 
 
 def config_of(model: ModelConfig) -> Dict[str, Any]:
@@ -93,11 +108,17 @@ def config_of(model: ModelConfig) -> Dict[str, Any]:
         "rope_scaling": None if factor is None else {"rope_type": "llama3", "factor": factor, **_SCALING},
         **({"attention_bias": model.add_bias_linear, "mlp_bias": model.add_bias_linear} if kind == "llama" else {}),
         **({} if kind == "llama" else _windows(model, kind)),
+        **(_experts(model) if kind == MIXTRAL else {}),
         "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
         "attention_dropout": 0.0,
         "bos_token_id": None,
         "eos_token_id": None,
     }
+
+
+def _experts(model: ModelConfig) -> Dict[str, Any]:
+    own = model.own(GptOptions)
+    return {"num_local_experts": own.experts, "num_experts_per_tok": own.experts_per_token}
 
 
 def _windows(model: ModelConfig, kind: str) -> Dict[str, Any]:
@@ -114,20 +135,28 @@ def _windows(model: ModelConfig, kind: str) -> Dict[str, Any]:
     }
 
 
-def model_of(path: Path, found: Dict[str, Tensor], config: Dict[str, Any], sequence: Optional[int]) -> ModelConfig:
-    """The model that config.json describes, for sequences of this length, or of the longest that it allows.
+def model_of(path: Path, config: Dict[str, Any], sequence: Optional[int]) -> ModelConfig:
+    """The model that the config.json beside `path` describes, for sequences of this length, or of the longest that it
+    allows.
 
     Raises:
         EngineError: a key is missing or wrong, or the engine does not compute such a model.
     """
     path = path.parent / "config.json"
-    values = family_named(DEFAULT).from_hf(HfConfig(str(path), config, sequence))
+    experts: Dict[str, object] = {}
+    if config.get("model_type") == MIXTRAL:  # a Mistral with experts, and without a window unless it is said
+        experts = {
+            "experts": config.get("num_local_experts", 8),
+            "experts_per_token": config.get("num_experts_per_tok", 2),
+        }
+        config = {**config, "model_type": "mistral", "sliding_window": config.get("sliding_window")}
+    values = {**family_named(DEFAULT).from_hf(HfConfig(str(path), config, sequence)), **experts}
     content = {"rope_scaling_factor": None, **values, "padded_vocab_size": values["vocab_size"]}
     try:
         check_object(ModelConfig, content, "model", whole=True)
     except PlanFault as error:
         raise EngineError(f"{path}: not a model that the engine computes: {error}") from error
-    model = ModelConfig(**content)  # type: ignore[arg-type]
+    model: ModelConfig = build(ModelConfig, content)
     if (model.kv_channels is None and model.hidden % model.heads) or model.heads % model.query_groups:
         raise EngineError(
             f"{path}: num_attention_heads={model.heads} must divide hidden_size={model.hidden}, and be a multiple of "

@@ -9,8 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from megatron_ext.checkpoints.foreign import weights_at
 from megatron_ext.checkpoints.header import Header, digest_of, read_header, require_part
+from megatron_ext.checkpoints.part_files import part_file, part_name
 from megatron_ext.checkpoints.published import is_published, tensors_of
+from megatron_ext.checkpoints.torch_dist import is_torch_dist
 from megatron_ext.contract.adaptive.config import Adapted
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
@@ -263,23 +266,6 @@ def _parts_of(model: ModelConfig) -> List[str]:
     return [part_name(name or model.block_name(next(numbers))) for name in names]
 
 
-def part_file(folder: Path, part: str) -> Path:
-    return folder / f"{part}.safetensors"
-
-
-def part_name(block: str) -> str:
-    """The part that holds a block: `layer-00007` for `layers.7`, `decoder-00003` for `decoder.3`."""
-    stem, _, number = block.rpartition(".")
-    if not (stem and number.isdigit()):
-        return block
-    return f"{'layer' if stem == 'layers' else stem}-{int(number):05d}"
-
-
-def part_names(layers: int) -> List[str]:
-    """All parts of a GPT model."""
-    return ["embedding", *(part_name(f"layers.{number}") for number in range(layers)), "head"]
-
-
 def written(folder: Path, parts: Sequence[str], iteration: int) -> Dict[str, str]:
     """`Meta.parts` of files that lie in `folder`.
 
@@ -337,30 +323,34 @@ def start_of(plan: Plan) -> Optional[Checkpoint]:
 
 
 def _published(path: Path, model: Mapping[str, object]) -> Checkpoint:
-    """Published weights as the beginning of a run.
+    """Weights that others saved as the beginning of a run.
 
     Raises:
         EngineError: their files are not there or damaged, or the model's family does not read them.
     """
     family = str(model.get("family", DEFAULT))
-    if not family_named(family).published:
+    meta = Meta(0, 0, 0, scaler=None, order=None, model=dict(model))
+    if family_named(family).published:
+        tensors_of(path)
+    elif family_named(family).megatron_lm:
+        meta = replace(meta, model=weights_at(path, meta.config()).model.identity())
+    else:
         raise EngineError(
-            f"{path}: model.family={family} does not read published weights itself: 'python -m megatron_ext.hf import' "
-            "makes a checkpoint of a GPT-2's or a Llama's, and model.family=huggingface reads all of transformers"
+            f"{path}: model.family={family} does not read published weights; model.family=huggingface reads all of "
+            "transformers"
         )
-    tensors_of(path)
-    return Checkpoint(path, Meta(0, 0, 0, scaler=None, order=None, model=dict(model)), published=True)
+    return Checkpoint(path, meta, published=True)
 
 
 def to_load(path: Path, model: Mapping[str, object], iterations: Optional[int], optimizer: str) -> Checkpoint:
     """The checkpoint that a new run of `iterations` in all, as far as they are known, goes on from, where `train.load`
-    is `path`: a checkpoint of ours, or a folder of weights that others published.
+    is `path`: a checkpoint of ours, or weights that others saved.
 
     Raises:
         EngineError: there is none, or it is of another model or optimizer, or leaves nothing to train.
     """
     try:
-        found = _published(path, model) if is_published(path) else Checkpoint.at(path)
+        found = _published(path, model) if is_published(path) or is_torch_dist(path) else Checkpoint.at(path)
         require_model(found, model)
         require_optimizer(found, optimizer)
     except EngineError as error:

@@ -8,9 +8,11 @@ from typing import Dict, Iterator, Optional
 
 from torch import Tensor
 
-from megatron_ext.checkpoints.meta import Checkpoint, part_name
+from megatron_ext.checkpoints.converting import new_folder
+from megatron_ext.checkpoints.meta import Checkpoint
+from megatron_ext.checkpoints.part_files import part_name
+from megatron_ext.checkpoints.part_tensors import read_part
 from megatron_ext.checkpoints.published import is_published
-from megatron_ext.checkpoints.safetensors import read_part
 from megatron_ext.checkpoints.tensors import STATE
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import digest_of_file, why
@@ -35,26 +37,15 @@ def publish(plan: Plan, checkpoint: Checkpoint, out: Path, kind: str, adapters: 
         EngineError: the checkpoint is damaged, the model's config.json has changed since the run, or `out` is there
             or cannot be written. Nothing is then left of it.
     """
-    if out.exists():
-        raise EngineError(f"{out}: is there already; give a new folder")
     _require_config(plan)
-    partial = out.with_name(f".{out.name}.partial")
 
     def content(block: str) -> Dict[str, Tensor]:
         part = read_part(checkpoint, part_name(block)).items()
         return {name.partition("/")[2]: one for name, one in part if name.partition("/")[0] in (kind, STATE)}
 
-    try:
-        try:
-            partial.mkdir(parents=True)
-            task_of(plan).publish(content, partial, adapters)
-            source = _copied(plan, partial)
-            partial.rename(out)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)  # renamed, or not to be kept
-    except OSError as error:
-        raise EngineError(f"{out}: cannot be written: {why(error)}") from error
-    return source
+    with new_folder(out) as partial:
+        task_of(plan).publish(content, partial, adapters)
+        return _copied(plan, partial)
 
 
 def _require_config(plan: Plan) -> None:

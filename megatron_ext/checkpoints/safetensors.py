@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from megatron_ext.checkpoints.header import CRC32, Header, packed, parsed, read_header
-from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import open_regular, why
 
@@ -91,11 +90,6 @@ def read(path: Path, require: Callable[[Header], None] = lambda header: None) ->
         else torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
         for name, entry in header.entries.items()
     }
-
-
-def read_part(checkpoint: Checkpoint, part: str) -> Dict[str, Tensor]:
-    """The tensors of a part of a checkpoint; raises as `read`, and if the file does not belong to the checkpoint."""
-    return read(checkpoint.part(part), lambda header: checkpoint.require(part, header))
 
 
 def metadata(path: Path) -> Dict[str, str]:

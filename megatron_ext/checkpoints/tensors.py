@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from megatron_ext.checkpoints.foreign import weights_at
 from megatron_ext.checkpoints.meta import SCALER as STATE_OF_ANY
-from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_name, start_of
+from megatron_ext.checkpoints.meta import Checkpoint, Meta, start_of
+from megatron_ext.checkpoints.part_files import part_name
+from megatron_ext.checkpoints.part_tensors import read_part
 from megatron_ext.checkpoints.published import tensors_of
-from megatron_ext.checkpoints.safetensors import read_part
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
@@ -135,10 +137,10 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: AnyEngine) -> None:
         names.setdefault(block, []).append(name)
     for block, _, _ in engine.state:
         names.setdefault(block, [])
-    published = tensors_of(checkpoint.folder) if checkpoint.published else {}
+    part_of = _reader(checkpoint, plan, engine.task)
     for block, members in names.items():
-        path = checkpoint.folder if published else checkpoint.part(part_name(block))
-        content = _of_published(engine.task, published, block) if published else read_part(checkpoint, part_name(block))
+        path = checkpoint.folder if checkpoint.published else checkpoint.part(part_name(block))
+        content = part_of(block)
         if UPDATES in content:
             steps[block] = int(_tensor(path, content, UPDATES, [1], torch.int64)[0])
         if SCALER in content and engine.stage_updates is not None:
@@ -171,10 +173,19 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: AnyEngine) -> None:
     engine.optimizer.scaler.load(min(scalers, key=lambda one: one["scale"], default=checkpoint.meta.scaler))
 
 
-def _of_published(task: Task, files: Mapping[str, Path], block: str) -> Dict[str, Tensor]:
-    """What a part would hold of a block, from files of published weights."""
-    found = task.published(files, block)
-    return {f"{kind}/{name}": one for kind in (WEIGHTS, STATE) for name, one in found.items()}
+def _reader(checkpoint: Checkpoint, plan: Plan, task: Task) -> Callable[[str], Dict[str, Tensor]]:
+    """Gives what a part holds of a block, or would hold if the weights were not another program's."""
+    if not checkpoint.published:
+        return lambda block: read_part(checkpoint, part_name(block))
+    if plan.model.traits.published:
+        files = tensors_of(checkpoint.folder)
+        return lambda block: _of_kinds((WEIGHTS, STATE), task.published(files, block))
+    weights = weights_at(checkpoint.folder, plan.model)
+    return lambda block: _of_kinds((WEIGHTS,), weights.part(part_name(block)))
+
+
+def _of_kinds(kinds: Sequence[str], found: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+    return {f"{kind}/{name}": one for kind in kinds for name, one in found.items()}
 
 
 def _whole(name: str, share: Tensor, group: TensorGroup, task: Task) -> Tensor:

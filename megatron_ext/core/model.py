@@ -66,20 +66,26 @@ class Parameter(NamedTuple):
     """Query heads of each of these groups."""
 
     def ours(self, theirs: Tensor) -> Tensor:
-        """What there is of it in its form there, in ours: all queries, then keys, then values."""
-        if not self.groups:
-            return theirs
-        parts = theirs.view(self.groups, self.heads + 2, -1, *theirs.shape[1:]).split([self.heads, 1, 1], 1)  # type: ignore[no-untyped-call]
-        return torch.cat([part.reshape(-1, *theirs.shape[1:]) for part in parts])
+        """What there is of it in its form there, in ours."""
+        return by_kind(theirs, self.groups, self.heads) if self.groups else theirs
 
     def theirs(self, ours: Tensor) -> Tensor:
         """The inverse."""
-        if not self.groups:
-            return ours
-        width = len(ours) // (self.groups * (self.heads + 2))
-        parts = ours.split([self.groups * heads * width for heads in (self.heads, 1, 1)])  # type: ignore[no-untyped-call]
-        whole = [part.view(self.groups, -1, width, *ours.shape[1:]) for part in parts]
-        return torch.cat(whole, 1).reshape(ours.shape)
+        return by_group(ours, self.groups, self.heads) if self.groups else ours
+
+
+def by_kind(qkv: Tensor, groups: int, heads: int) -> Tensor:
+    """All queries, then keys, then values, of rows that are ordered by groups of so many heads."""
+    parts = qkv.view(groups, heads + 2, -1, *qkv.shape[1:]).split([heads, 1, 1], 1)  # type: ignore[no-untyped-call]
+    return torch.cat([part.reshape(-1, *qkv.shape[1:]) for part in parts])
+
+
+def by_group(qkv: Tensor, groups: int, heads: int) -> Tensor:
+    """The inverse of `by_kind`."""
+    width = len(qkv) // (groups * (heads + 2))
+    parts = qkv.split([groups * count * width for count in (heads, 1, 1)])  # type: ignore[no-untyped-call]
+    whole = [part.view(groups, -1, width, *qkv.shape[1:]) for part in parts]
+    return torch.cat(whole, 1).reshape(qkv.shape)
 
 
 def parameters(

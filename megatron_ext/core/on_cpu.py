@@ -75,7 +75,11 @@ def begin() -> None:
         random: {"_get_cuda_rng_state": lambda *_, **__: None, "_set_cuda_rng_state": lambda *_, **__: None},
         random.CudaRNGStatesTracker: {"fork": lambda *_, **__: nullcontext()},
     }
-    stand_ins[dist] = {"all_to_all_single": _counted(dist.all_to_all_single)}
+    stand_ins[dist] = {
+        "all_to_all_single": _counted(dist.all_to_all_single),
+        "all_gather": _padded(dist.all_gather),
+        "reduce_scatter": _summed,
+    }
     for owner, names in stand_ins.items():
         for name, stand_in in names.items():
             setattr(owner, name, stand_in)
@@ -100,3 +104,29 @@ def _counted(exchange: Callable[..., Any]) -> Callable[..., Any]:
         return exchange(output, input, *sizes, **options)
 
     return all_to_all
+
+
+def _padded(gather: Callable[..., Any]) -> Callable[..., Any]:
+    """gloo wants tensors of one size, where ranks with experts have different numbers of tokens."""
+
+    def all_gather(tensors: List[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False) -> Any:
+        most = max(len(one) for one in tensors) if tensor.dim() else 0
+        if not tensor.dim() or all(len(one) == most for one in tensors):
+            return gather(tensors, tensor, group, async_op)
+        own = tensor.new_zeros(most, *tensor.shape[1:])
+        own[: len(tensor)] = tensor
+        whole = [torch.empty_like(own) for _ in tensors]
+        gather(whole, own, group)
+        for target, found in zip(tensors, whole):
+            target.copy_(found[: len(target)])
+        return None
+
+    return all_gather
+
+
+def _summed(output: Tensor, tensors: List[Tensor], group: Any = None, **_: object) -> None:
+    """gloo has no sum of which each rank gets a part of its own size."""
+    whole = torch.cat(tensors)
+    dist.all_reduce(whole, group=group)
+    begin = sum(len(one) for one in tensors[: dist.get_rank(group)])
+    output.copy_(whole[begin : begin + len(output)])

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron_ext.checkpoints.meta import Checkpoint, part_name, require_model
-from megatron_ext.checkpoints.safetensors import read_part
+from megatron_ext.checkpoints.meta import Checkpoint, require_model
+from megatron_ext.checkpoints.part_files import part_name
+from megatron_ext.checkpoints.part_tensors import read_part
 from megatron_ext.checkpoints.tensors import STATE
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.parallel_config import Recompute

@@ -146,7 +146,7 @@ def offered(line: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
         ("tdpp status --watch m", ["mine", "mine/20260101-120000-0123abcd"]),
         ("tdpp checkpoint c", ["convert"]),
         ("tdpp checkpoint convert m", ["mine", "mine/20260101-120000-0123abcd"]),
-        ("tdpp checkpoint convert mine --to=", ["--to=huggingface"]),
+        ("tdpp checkpoint convert mine --to=", ["--to=huggingface", "--to=megatron", "--to=tdpp"]),
         ("tdpp init ", ["model"]),
         ("tdpp init --ho", ["--hosts"]),
         ("tdpp init model --se", ["--sequence-length"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -164,7 +165,7 @@ def test_a_run_trains_from_imported_weights(trained: EngineRun, exported: Path, 
         ({"activation_function": "relu"}, "expected activation_function='gelu_new', found 'relu'"),
         (
             {"model_type": "bert"},
-            "expected model_type='gpt2' or 'llama' or 'mistral' or 'qwen2' or 'qwen3', found 'bert'",
+            "expected model_type='gpt2' or 'llama' or 'mistral' or 'mixtral' or 'qwen2' or 'qwen3', found 'bert'",
         ),
         ({"n_inner": 100}, "n_inner=100, but the engine's models have 4 x n_embd"),
         ({"n_head": 5}, "5 attention heads do not divide the hidden size 32"),
@@ -215,9 +216,10 @@ def test_an_import_overwrites_no_checkpoint(exported: Path, tmp_path: Path) -> N
 
 
 def test_a_config_that_is_no_object_is_refused(exported: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("[]")
+    folder = shutil.copytree(exported, tmp_path / "theirs")
+    (folder / "config.json").write_text("[]")
     with pytest.raises(EngineError, match=r"config.json: expected a JSON object, found list"):
-        hf.import_(tmp_path, tmp_path / "made", None)
+        hf.import_(folder, tmp_path / "made", None)
 
 
 def test_the_command_tells_what_is_wrong_in_one_line(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from launch.control.planning.plan import make_plan
 from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints.header import LENGTH, of_part, read_header
 from megatron_ext.checkpoints.kept_weights import kind_of
-from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_name
-from megatron_ext.checkpoints.safetensors import read_part
+from megatron_ext.checkpoints.meta import Checkpoint, Meta
+from megatron_ext.checkpoints.part_files import part_name
+from megatron_ext.checkpoints.part_tensors import read_part
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.families.tasks import task_of
 from tests.support import ROOT

@@ -29,6 +29,9 @@ LAYOUTS = {
     "expert": ("parallel.data=2", "parallel.expert=2"),
     "expert of four": ("parallel.data=4", "parallel.expert=2", "parallel.sharded_optimizer=true"),
     "tensor": ("parallel.tensor=2", "parallel.sequence_parallel=true"),
+    "tensor and expert": (
+        *("parallel.data=2", "parallel.expert=2", "parallel.tensor=2", "parallel.sequence_parallel=true"),
+    ),
     "all": ("parallel.data=2", "parallel.expert=2", "parallel.pipeline=2", "parallel.sharded_optimizer=true"),
     "interleaved": (
         *("parallel.data=2", "parallel.expert=2", "parallel.pipeline=2", "parallel.schedule=interleaved"),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron_ext.checkpoints.meta import part_name
+from megatron_ext.checkpoints.part_files import part_name
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.deal import SampleDivision, dealt
 from megatron_ext.data.samples import Split

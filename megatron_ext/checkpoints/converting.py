@@ -1,0 +1,99 @@
+"""A run's weights as other programs, or another run, load them."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Callable, Dict, Iterator, Tuple, Union
+
+from torch import Tensor
+
+from megatron_ext.checkpoints import hf_weights, megatron_names, safetensors
+from megatron_ext.checkpoints.foreign import Weights
+from megatron_ext.checkpoints.header import of_part
+from megatron_ext.checkpoints.hf_files import taken
+from megatron_ext.checkpoints.meta import Checkpoint, Meta, written
+from megatron_ext.checkpoints.part_files import part_file, part_names
+from megatron_ext.checkpoints.part_tensors import read_part
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.files import why
+from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.contract.run_files import META, WEIGHTS
+
+HUGGINGFACE, MEGATRON, TDPP = "huggingface", "megatron", "tdpp"
+Content = Callable[[str], Dict[str, Tensor]]
+"""Gives the weights of a part."""
+
+
+def convert(source: Union[Checkpoint, Weights], to: str, out: Path, kind: str = WEIGHTS) -> None:
+    """Makes the new folder `out` of the weights of this kind: of a GPT-2, Llama or Mixtral, or of TDPP a checkpoint of
+    any model, which also keeps the optimizer's state.
+
+    Raises:
+        EngineError: the source is damaged, the layout has no such model, or `out` is there or cannot be written.
+            Nothing is then left of it.
+    """
+    if to == TDPP and not isinstance(source, Checkpoint):
+        new_checkpoint(out, source.model, source.part)
+        return
+    with new_folder(out) as partial:
+        if to != TDPP:
+            save = hf_weights.save if to == HUGGINGFACE else megatron_names.save
+            save(partial, *_content(source, kind))
+        elif isinstance(source, Checkpoint):
+            for part in source.parts():
+                read_part(source, part)  # which compares checksums
+                shutil.copyfile(source.part(part), part_file(partial, part))
+            shutil.copyfile(source.folder / META, partial / META)
+
+
+def _content(source: Union[Checkpoint, Weights], kind: str) -> Tuple[ModelConfig, Content]:
+    if isinstance(source, Checkpoint):
+        return source.meta.config(), lambda part: weights_of(source, part, kind)
+    return source.model, source.part
+
+
+def weights_of(checkpoint: Checkpoint, part: str, kind: str) -> Dict[str, Tensor]:
+    """The weights of a part of a GPT's checkpoint; raises EngineError if one is missing or damaged."""
+    model, found = checkpoint.meta.config(), read_part(checkpoint, part)
+    names = model.traits.parameters(model, "layer" if part.startswith("layer-") else part)
+    tied = model.traits.tied(model)
+    return {
+        name: taken(checkpoint.part(part), found, f"{kind}/{name}") for name in names if f"{part}.{name}" not in tied
+    }
+
+
+def new_checkpoint(folder: Path, model: ModelConfig, content: Content) -> Checkpoint:
+    """Makes a checkpoint of iteration 0 in the new `folder`; raises EngineError as `new_folder` does."""
+    meta = Meta(iteration=0, consumed_samples=0, updates=0, scaler=None, order=None, model=model.identity())
+    names = part_names(model.layers)
+    with new_folder(folder) as partial:
+        for part in names:
+            own = {f"{WEIGHTS}/{name}": tensor for name, tensor in content(part).items()}
+            safetensors.write(part_file(partial, part), own, of_part(part, meta.iteration))
+        meta = replace(meta, parts=written(partial, names, meta.iteration))
+        (partial / META).write_text(meta.as_json(), encoding="utf-8")
+    return Checkpoint(folder, meta)
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder that becomes `out` once the block has ended.
+
+    Raises:
+        EngineError: `out` is there, or cannot be written. Nothing is then left of it.
+    """
+    if out.exists():
+        raise EngineError(f"{out}: is there already; give a new folder")
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        try:
+            partial.mkdir(parents=True)
+            yield partial
+            partial.rename(out)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)  # renamed, or not to be kept
+    except OSError as error:
+        raise EngineError(f"{out}: cannot be written: {why(error)}") from error

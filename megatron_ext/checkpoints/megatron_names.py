@@ -1,0 +1,211 @@
+"""Where the parameters of a GPT are in a checkpoint of megatron.core, whose tensors may have those of all layers and of
+all experts, one after another. It needs no torch until tensors are read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from megatron_ext.checkpoints.part_files import part_names
+from megatron_ext.checkpoints.torch_dist import RELEASE, TRACKER, Stored, Written, read, read_index, write
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.models.counts import checkpoint_parameter
+from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.contract.models.pieces import Parameter
+from megatron_ext.families.gpt.options import GptOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LAYERS = "decoder.layers."
+_OUTSIDE = {
+    ("embedding", "word"): "embedding.word_embeddings.weight",
+    ("embedding", "position"): "embedding.position_embeddings.weight",
+    ("head", "word"): "output_layer.weight",
+    ("head", "norm.weight"): "decoder.final_layernorm.weight",
+    ("head", "norm.bias"): "decoder.final_layernorm.bias",
+}
+_INSIDE = {
+    "attention_norm": ("self_attention.linear_qkv.layer_norm_", "input_layernorm."),
+    "mlp_norm": ("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."),
+    "query_norm": ("self_attention.q_layernorm.",),
+    "key_norm": ("self_attention.k_layernorm.",),
+    "qkv": ("self_attention.linear_qkv.",),
+    "attention_out": ("self_attention.linear_proj.",),
+    "mlp_in": ("mlp.linear_fc1.",),
+    "mlp_out": ("mlp.linear_fc2.",),
+    "router": ("mlp.router.",),
+}
+"""The parameters of a layer. Norms are called as parts of Transformer Engine's layer that follows, or by themselves;
+those before experts by either name."""
+_EXPERTS = "mlp.experts.experts."
+_STATES = ("self_attention.core_attention", "self_attention.linear_qkv", "self_attention.linear_proj")
+"""Layers that ask for a state of FP8, where there may be none."""
+
+
+class Place(NamedTuple):
+    """A tensor there, and the first indices of the parameter in it."""
+
+    name: str
+    at: Tuple[int, ...] = ()
+
+
+def places(part: str, parameter: str) -> List[Place]:
+    """All places where a parameter may be, the usual one first."""
+    if not part.startswith("layer-"):
+        return [Place(_OUTSIDE[part, parameter])]
+    layer = int(part[len("layer-") :])
+    expert = re.fullmatch(r"experts\.(\d+)\.(.+)", parameter)
+    stem, kind = (parameter if expert is None else expert[2]).rsplit(".", 1)
+    if expert is None:
+        return [
+            place
+            for name in _INSIDE[stem]
+            for place in (Place(f"{_LAYERS}{name}{kind}", (layer,)), Place(f"{_LAYERS}{layer}.{name}{kind}"))
+        ]
+    number, name = int(expert[1]), f"{_INSIDE[stem][0][len('mlp.') :]}{kind}"
+    return [
+        Place(f"{_LAYERS}{_EXPERTS}{name}", (layer, number)),
+        Place(f"{_LAYERS}{layer}.{_EXPERTS}{name}", (number,)),
+        Place(f"{_LAYERS}{layer}.{_EXPERTS}{number}.{name}"),
+    ]
+
+
+class Weights:
+    """A GPT's weights in a folder of megatron.core's."""
+
+    def __init__(self, folder: Path, model: ModelConfig) -> None:
+        """Looks for all parameters in the folder's index.
+
+        Raises:
+            EngineError: one is not there, or has another shape than this model's.
+        """
+        self._folder, self.model = folder, model
+        self._index = read_index(folder)
+        self._found = {(part, name): self._find(part, name, parameter) for part, name, parameter in _parameters(model)}
+        deeper = [name for name, stored in self._index.items() if _layers(name, stored) > model.layers]
+        if deeper:
+            raise EngineError(
+                f"{folder}: {deeper[0]} has {_layers(deeper[0], self._index[deeper[0]])} layers, the model has "
+                f"{model.layers}; give the run the same model"
+            )
+
+    def part(self, part: str) -> Dict[str, Tensor]:
+        """The parameters of a part of a checkpoint of ours, in fp32.
+
+        Raises:
+            EngineError: a file is damaged.
+        """
+        from megatron_ext.core.model import by_kind
+
+        model = self.model
+        content: Dict[str, Tensor] = {}
+        for (own, name), found in self._found.items():
+            if own != part:
+                continue
+            import torch
+
+            tensor = torch.cat([read(place.name, self._index[place.name], place.at) for place in found])
+            rows = checkpoint_parameter(model, part, name).rows
+            if name.startswith("qkv."):
+                tensor = by_kind(tensor, model.query_groups, model.heads // model.query_groups)
+            content[name] = tensor[:rows]
+        return content
+
+    def _find(self, part: str, name: str, parameter: Parameter) -> List[Place]:
+        """Its place, or those of the halves of a gated layer, which may be tensors of their own."""
+        candidates = places(part, name)
+        halves = [[Place(f"{one.name}{half}", one.at) for half in ("_w", "_v")] for one in candidates]
+        for found in [*([one] for one in candidates), *halves]:
+            if all(place.name in self._index for place in found):
+                break
+        else:
+            raise EngineError(
+                f"{self._folder}: expected a tensor {candidates[0].name}, found {len(self._index)} others"
+            )
+        shapes = [self._index[place.name].shape for place in found]
+        rest = [shape[len(place.at) :] for place, shape in zip(found, shapes)]
+        there = (sum(shape[0] for shape in rest), *rest[0][1:]) if all(rest) else ()
+        wanted = parameter.shape if parameter.rows is None else (parameter.rows, *parameter.shape[1:])
+        rows = there[0] >= wanted[0] if there and parameter.rows is not None else there[:1] == wanted[:1]
+        inside = all(number < size for place, shape in zip(found, shapes) for number, size in zip(place.at, shape))
+        if not (inside and rows and there[1:] == tuple(wanted[1:])):
+            raise EngineError(
+                f"{self._folder}: {found[0].name} has the shape {list(shapes[0])}, which is not that of {part} "
+                f"{name}, {list(wanted)}; give the run the same model"
+            )
+        return found
+
+
+def _layers(name: str, stored: Stored) -> int:
+    """How many layers there are at least, by a tensor."""
+    if not name.startswith(_LAYERS):
+        return 0
+    number = name[len(_LAYERS) :].split(".")[0]
+    return int(number) + 1 if number.isdigit() else stored.shape[0] if stored.shape else 0
+
+
+def _parameters(model: ModelConfig) -> Iterator[Tuple[str, str, Parameter]]:
+    """All parts, parameters, and what these are, less copies of tied ones."""
+    tied = model.traits.tied(model)
+    for part in part_names(model.layers):
+        kind = "layer" if part.startswith("layer-") else part
+        for name in model.traits.parameters(model, kind):
+            if f"{kind}.{name}" not in tied:
+                yield part, name, checkpoint_parameter(model, part, name)
+
+
+def save(folder: Path, model: ModelConfig, content: Callable[[str], Dict[str, Tensor]]) -> None:
+    """Writes what megatron.core's GPTModel and Megatron-LM load, in any layout of theirs. `content` gives the weights
+    of a part, in fp32.
+
+    Raises:
+        EngineError: a part is damaged.
+        OSError: it cannot be written.
+    """
+    from megatron_ext.core.model import by_group
+
+    held: Dict[str, Dict[str, Tensor]] = {}
+
+    def tensor(part: str, name: str) -> Tensor:
+        if part not in held:
+            held.clear()
+            held[part] = content(part)
+        found = held[part][name]
+        return (
+            by_group(found, model.query_groups, model.heads // model.query_groups) if name.startswith("qkv.") else found
+        )
+
+    experts = model.own(GptOptions).experts
+    chunks = []
+    for part, name, parameter in _parameters(model):
+        shape = parameter.shape if parameter.rows is None else (parameter.rows, *parameter.shape[1:])
+        usual = places(part, name)
+        # without Transformer Engine, megatron.core calls the norm before experts as if it were part of a layer
+        for place in usual[::2] if experts is not None and name.startswith("mlp_norm.") else usual[:1]:
+            whole = ((), (model.layers,), (model.layers, experts or 0))[len(place.at)]
+            zeros = (0,) * len(shape)
+            chunks.append(
+                Written(
+                    place.name,
+                    (*whole, *shape),
+                    (*place.at, *zeros),
+                    (*(1 for _ in place.at), *shape),
+                    lambda part=part, name=name: tensor(part, name),  # type: ignore[misc]
+                )
+            )
+    release = folder / RELEASE
+    release.mkdir()
+    write(release, chunks, list(_states(model.layers, experts)), {"checkpoint_version": 3.0, "iteration": 0})
+    (folder / TRACKER).write_text(RELEASE, encoding="utf-8")
+
+
+def _states(layers: int, experts: Optional[int]) -> Iterator[str]:
+    """The names under which its layers ask for a state, which is none."""
+    own = _STATES if experts is not None else (*_STATES, "mlp.linear_fc1", "mlp.linear_fc2")
+    for layer in range(layers):
+        yield from (f"{_LAYERS}{name}._extra_state/shard_{layer}_{layers}" for name in own)
+        for expert in range(experts or 0):
+            for name in ("linear_fc1", "linear_fc2"):
+                yield f"{_LAYERS}{_EXPERTS}{name}._extra_state/shard_{layer}.{expert}_{layers}.{experts}"
