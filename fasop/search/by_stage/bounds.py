@@ -11,6 +11,7 @@ that each unit of work costs 1 at least wherever it lies, bounds all partitions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from fasop.costs import sizes
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
-from fasop.costs.schedules import backward_left, forward_left
+from fasop.costs.schedules import Number, backward_left, forward_left
 from fasop.costs.training import Training
 from fasop.partition.bounds import mean_of, whole_of
 from fasop.simulation.linear import Linear
@@ -63,6 +64,39 @@ def least(chains: Chains, work: float) -> Floats:
     return found
 
 
+HALVED = 7
+"""How often `least_of_whole` halves what is open."""
+
+
+def least_of_whole(one: Chains, room: Integers, layers: int, low: float, high: float) -> float:
+    """Seconds from `low` to `high`: no way to share out so many whole layers takes less, if stages [stages] have room
+    for so many. `one` are the chains of one plan in units of a layer; more than `high` if none takes up to that."""
+    if not _can_share_out(one, room, layers, high):
+        return math.nextafter(high, math.inf)
+    for _ in range(HALVED):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _can_share_out(one, room, layers, middle) else (middle, high)
+    return low
+
+
+def _can_share_out(one: Chains, room: Integers, layers: int, seconds: float) -> bool:
+    """Whether all chains of some partition keep within these seconds. Of all ways to lay so many layers on the first
+    stages the one with the shortest trip leaves most to the later ones."""
+    seconds *= 1 + 1e-9
+    trips = np.full(layers + 1, np.inf)
+    trips[0] = 0.0
+    for own, trip, fixed, most in zip(one.own[0], one.trip[0], one.fixed[0], room, strict=True):
+        longer = np.full(layers + 1, np.inf)
+        for amount in range(min(int(most), layers) + 1):
+            if fixed + own * amount > seconds:
+                break
+            before = trips[: layers + 1 - amount]
+            within = before + own * amount + fixed <= seconds
+            longer[amount:] = np.minimum(longer[amount:], np.where(within, before + trip * amount, np.inf))
+        trips = longer
+    return bool(np.isfinite(trips[layers]))
+
+
 class TripBound(NamedTuple):
     """The first micro-batch of a replica goes through all stages and back, then its stage has passes left: [plans,
     stages] each but for the last."""
@@ -90,12 +124,36 @@ class TripBound(NamedTuple):
         return found
 
 
-def left(schedule: Schedule, layout: Layout, stage: int, count: int) -> tuple[float, float]:
-    """Forward and backward passes that a replica of so many micro-batches has left when the gradient of its first one
-    has left it, but for those that may come after its last one (megatron_ext/contract/schedule/schedules.py)."""
+def left(schedule: Schedule, layout: Layout, stage: int, count: int, total: int) -> tuple[float, float]:
+    """Forward and backward passes of a replica with `count` of all `total` micro-batches that its first micro-batch's
+    trip does not cover, but for those that may come after its last gradient
+    (megatron_ext/contract/schedule/schedules.py).
+
+    Those before its first gradient has left it count only with GPipe, and then of any replica of the stage.
+    """
     own, replicas = layout.replicas[stage], layout.replicas
     ahead, lag = (sum(replicas[stage:]) - 1) // own, sum(replicas[:stage]) // own
-    return float(forward_left(schedule, ahead, count)), float(backward_left(schedule, lag, count))
+    backward = float(backward_left(schedule, lag, count))
+    if schedule is Schedule.gpipe:
+        return float(forward_in_gpipe(own, replicas[-1], total)), backward
+    return float(forward_left(schedule, ahead, count)), backward
+
+
+def forward_in_gpipe(own: Number, last: Number, total: int) -> Number:
+    """Forward passes that follow the first one of some replica of a stage and precede the stage's first gradient.
+
+    The last stage's replica that gives it has done all its forward passes, the last of which is one of the last `last`
+    micro-batches; the stage's replica that handed that one on has done those before it, which are at least so many.
+    """
+    return (total - last) // own
+
+
+def least_trip(forward: Sequence[float], backward: Sequence[float], share: float, *, even: bool) -> float:
+    """Seconds through one of a stage's replicas and the `share` of the way back, at least; where stages have unlike
+    numbers of replicas, two micro-batches of one replica may go there and back through two of another stage."""
+    if even:
+        return min(there + share * back for there, back in zip(forward, backward, strict=True))
+    return min(forward) + share * min(backward)
 
 
 class Work:

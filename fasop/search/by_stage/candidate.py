@@ -16,12 +16,13 @@ from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.memory import GIB, stage_memory
 from fasop.costs.training import PlacedTraining, Training
-from fasop.search.by_stage.bounds import Chains, TripBound, Work, least, left, ways
+from fasop.search.by_stage.bounds import Chains, TripBound, Work, least, least_of_whole, least_trip, left, ways
 from fasop.search.plan import Plan
 from fasop.simulation.linear import Linear
 from fasop.simulation.predict import predict_plan
 from fasop.simulation.ranks.columns import ColumnReplay
 from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages, RankColumns, in_flight
+from megatron_ext.contract.parallel_config import Schedule
 
 FEW = 2000
 """Partitions that are all tried."""
@@ -51,6 +52,7 @@ class Candidate:
         ]
         """Micro-batches of each replica, by stage."""
         self._room, self._taken = self._memory()
+        self._chains = list[Chains]()
         self.bound = self._bound()
         self.exhausted = False
         """Whether every partition was looked at."""
@@ -97,20 +99,21 @@ class Candidate:
             for stage, counts in enumerate(self._counts):
                 size = work.sizes[layout.tensors[stage]]
                 ranks = [layout.rank(stage, replica, 0) for replica in range(layout.replicas[stage])]
-                every, ways_there = [], []
+                every, units, alones = [], list[tuple[float, float]](), list[tuple[float, float]]()
                 for rank, count in zip(ranks, counts, strict=True):
                     kind = self._names.index(stages.kinds[rank])
                     forward, backward = work.forward[size, kind], work.backward[size, kind]
                     alone = float(empty[rank].forward[0, 0]), float(empty[rank].backward[0, 0])
                     every.append((count * (forward + passes * backward), count * (alone[0] + passes * alone[1])))
-                    ways_there.append((forward + there_and_back * backward, alone[0] + there_and_back * alone[1]))
+                    units.append((forward, backward))
+                    alones.append(alone)
                 of_unit, beside = max(every)
                 start = min(float(empty[rank].optimizer[0]) for rank in ranks) if stage == 0 else 0.0
                 through += start
                 own.append(of_unit + (self._summed(stage) if with_sums else 0.0))
                 fixed.append(beside + through + (0.0 if with_sums else ending))
-                trip.append(min(way for way, _ in ways_there))
-                through += min(alone for _, alone in ways_there) + ahead[stage]
+                trip.append(self._least_trip(units, there_and_back))
+                through += self._least_trip(alones, there_and_back) + ahead[stage]
                 through += back[stage + 1] if not with_sums and stage + 1 < layout.stages else 0.0
             chains = Chains(
                 own=np.array([own]),
@@ -119,8 +122,23 @@ class Candidate:
                 exists=np.ones((1, layout.stages), bool),
             )
             found = max(found, float(least(chains, work.whole)[0]))
+            self._chains.append(chains)
         self._own, self._fixed = np.array(own), np.array(fixed)
         return max(found, self._through(empty, 2 * sum(ahead[:-1]), ending))
+
+    def tighten(self, limit: float) -> None:
+        """Raise the bound, beyond `limit` at most, by what whole layers allow where all are alike."""
+        if len(self._blocks.kinds) > 1 or not self.bound < limit < math.inf:
+            return
+        room, layers = self._layers_at_most, self._blocks.layers
+        for chains in self._chains:
+            self.bound = max(self.bound, least_of_whole(chains, room, layers, min(self.bound, limit), limit))
+
+    @property
+    def _layers_at_most(self) -> Integers:
+        """[stages]: layers that fit into a stage's memory."""
+        found: Integers = np.floor(self._room / self._taken.min(axis=1)).astype(np.int64)
+        return found
 
     def _through(self, empty: Sequence[RankColumns], messages: float, ending: float) -> float:
         """The bound by the chain of that name."""
@@ -130,19 +148,19 @@ class Candidate:
         for stage, counts in enumerate(self._counts):
             size, every = work.sizes[layout.tensors[stage]], list[tuple[float, float]]()
             ranks = [layout.rank(stage, replica, 0) for replica in range(layout.replicas[stage])]
-            times = []
-            for rank, count in zip(ranks, counts, strict=True):
-                kind = self._names.index(self._stages.kinds[rank])
-                unit = work.forward[size, kind], work.backward[size, kind]
-                alone = float(empty[rank].forward[0, 0]), float(empty[rank].backward[0, 0])
-                forward, backward = left(schedule, layout, stage, count)
-                every.append((forward * unit[0] + backward * unit[1], forward * alone[0] + backward * alone[1]))
-                times.append((unit[0] + half * unit[1], alone[0] + half * alone[1]))
+            kinds = [self._names.index(self._stages.kinds[rank]) for rank in ranks]
+            of_kinds = [(float(work.forward[size, kind]), float(work.backward[size, kind])) for kind in kinds]
+            alones = [(float(empty[rank].forward[0, 0]), float(empty[rank].backward[0, 0])) for rank in ranks]
+            any_replica = schedule is Schedule.gpipe and not layout.even
+            for count, unit, alone in zip(counts, of_kinds, alones, strict=True):
+                forward, backward = left(schedule, layout, stage, count, self._total)
+                there = (min(of_kinds)[0], min(alones)[0]) if any_replica else (unit[0], alone[0])
+                every.append((forward * there[0] + backward * unit[1], forward * there[1] + backward * alone[1]))
             of_unit, fixed = max(every)
             units.append(of_unit)
             beside.append(fixed)
-            trip.append(min(way for way, _ in times))
-            constant += min(alone for _, alone in times)
+            trip.append(self._least_trip(of_kinds, half))
+            constant += self._least_trip(alones, half)
             constant += min(float(empty[rank].optimizer[0]) for rank in ranks) if stage == 0 else 0.0
         chain = TripBound(
             np.array([trip]),
@@ -150,11 +168,15 @@ class Candidate:
             np.ones((1, layout.stages), bool),
             np.array([constant]),
         )
-        alike = len(self._blocks.kinds) == 1
-        room = np.floor(self._room / self._taken.min(axis=1)).astype(np.int64)
+        alike, room = len(self._blocks.kinds) == 1, self._layers_at_most
         if alike and np.minimum(room, self._blocks.layers).sum() < self._blocks.layers:
             return math.inf
         return float(chain.least(work.whole, room[np.newaxis], alike=alike)[0])
+
+    def _least_trip(self, times: Sequence[tuple[float, float]], share: float) -> float:
+        """Seconds through one of the replicas that take these times, forward and backward, at least."""
+        forward, backward = zip(*times, strict=True)
+        return least_trip(forward, backward, share, even=self._layout.even)
 
     def _summed(self, stage: int) -> float:
         """Seconds in which the gradients of a unit of work are summed and no backward pass hides it, at least."""

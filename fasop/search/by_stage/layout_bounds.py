@@ -17,7 +17,7 @@ from fasop.costs.network import links
 from fasop.costs.network.link_table import has_pairs
 from fasop.costs.schedules import backward_left, filling, forward_left
 from fasop.costs.training import Training
-from fasop.search.by_stage.bounds import Chains, TripBound, Work, least, ways
+from fasop.search.by_stage.bounds import Chains, TripBound, Work, forward_in_gpipe, least, ways
 from fasop.simulation.linear import Linear
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import Schedule
@@ -32,6 +32,8 @@ class LayoutBatch:
         self.ends = np.cumsum(widths, axis=1)
         self.begins = self.ends - widths
         self.last = exists.sum(axis=1) - 1
+        self.even: NDArray[np.bool_] = ((replicas == replicas[:, :1]) | ~exists).all(axis=1)
+        """[layouts]: whether all stages have as many replicas."""
 
     @classmethod
     def of(cls, every: Sequence[Layout]) -> LayoutBatch:
@@ -98,14 +100,14 @@ class PlacedLayouts:
         found = np.zeros((2, len(layouts.tensors)))
         for way in ways(schedule):
             own, hidden = np.zeros(layouts.tensors.shape), np.zeros(layouts.tensors.shape)
-            trip, ends, embedding = (np.full(layouts.tensors.shape, np.inf) for _ in range(3))
+            ends = np.full(layouts.tensors.shape, np.inf)
             for kind in costs:
                 batches = np.where(self._first == kind.number, most, fewest)
                 own = _largest(own, batches * (kind.forward + way.own * kind.backward), kind.present)
                 hidden = _largest(hidden, filling(schedule) * kind.backward, kind.present)
-                trip = _smallest(trip, kind.forward + way.back * kind.backward, kind.present)
                 ends = _smallest(ends, fewest * (kind.ends[0] + way.own * kind.ends[1]), kind.present)
-                embedding = _smallest(embedding, kind.embedding[0] + way.back * kind.embedding[1], kind.present)
+            trip = self._trip([(kind.forward, kind.backward) for kind in costs], costs, way.back)
+            embedding = self._trip([kind.embedding for kind in costs], costs, way.back)
             after = 0.0 if way.sums else self._ending(one)[:, np.newaxis]
             fixed = ends + (1 if way.sums else 2) * hop * number + np.where(number > 0, embedding[:, :1], 0.0) + after
             chains = Chains(
@@ -127,16 +129,28 @@ class PlacedLayouts:
         layouts, schedule = self._layouts, one.parallel.schedule
         half, shape = schedule.definition.input_share, layouts.tensors.shape
         ahead, back = self._passes_left(schedule, one.parallel.global_batch_size // one.parallel.micro_batch_size)
-        trip, layer, fixed, ends = (np.full(shape, np.inf) for _ in range(4))
-        for kind in self._costs(work):
-            trip = _smallest(trip, kind.forward + half * kind.backward, kind.present)
+        layer, fixed = np.full(shape, np.inf), np.full(shape, np.inf)
+        costs = [*self._costs(work)]
+        trip = self._trip([(kind.forward, kind.backward) for kind in costs], costs, half)
+        ends = self._trip([kind.ends for kind in costs], costs, half)
+        for kind in costs:
             layer = _smallest(layer, ahead * kind.forward + back * kind.backward, kind.present)
             fixed = _smallest(fixed, ahead * kind.ends[0] + back * kind.ends[1], kind.present)
-            ends = _smallest(ends, kind.ends[0] + half * kind.ends[1], kind.present)
         messages = 2 * self._hop(work) * layouts.last
         constant = messages + np.where(layouts.exists, ends, 0.0).sum(axis=1) + self._ending(one)
         chain = TripBound(trip, Linear(fixed=fixed, layer=layer), layouts.exists, constant)
         return chain.least(work.whole, np.full(shape, one.blocks.layers), alike=len(work.units) == 1)
+
+    def _trip(self, times: Sequence[tuple[Floats, Floats]], costs: Sequence[_KindCosts], share: float) -> Floats:
+        """[layouts, stages]: as `bounds.least_trip`, of the kinds of nodes that each stage lies on."""
+        together, there, back = (np.full(self._layouts.tensors.shape, np.inf) for _ in range(3))
+        for (forward, backward), kind in zip(times, costs, strict=True):
+            together = _smallest(together, forward + share * backward, kind.present)
+            there = _smallest(there, forward, kind.present)
+            back = _smallest(back, backward, kind.present)
+        way_back = share * np.where(np.isfinite(back), back, 0.0)
+        found: Floats = np.where(self._layouts.even[:, np.newaxis], together, there + way_back)
+        return found
 
     @cached_property
     def _of_gpu(self) -> Integers:
@@ -194,6 +208,10 @@ class PlacedLayouts:
         ahead: Integers = (after - 1) // replicas
         lag: Integers = (np.cumsum(behind, axis=1) - behind) // replicas
         fewest = count // replicas
+        if schedule is Schedule.gpipe:
+            last = replicas[np.arange(len(replicas)), self._layouts.last][:, np.newaxis]
+            forward = forward_in_gpipe(replicas, last, count)
+            return np.asarray(forward, float), np.asarray(backward_left(schedule, lag, fewest))
         return np.asarray(forward_left(schedule, ahead, fewest)), np.asarray(backward_left(schedule, lag, fewest))
 
     def _scattered(self, work: Work) -> Floats:

@@ -293,10 +293,11 @@ def explore_stages(
                 continue
             one = some.candidate(row, option)
             work += BUILT
+            fastest = min((plan.total for plan in keep.plans), default=math.inf)
+            one.tighten(fastest)
             if not _worth(keep, some.kinds, one.bound):
                 least = min(least, one.bound)
                 continue
-            fastest = min((plan.total for plan in keep.plans), default=math.inf)
             partition, seconds, steps = one.search(NEAR * fastest)
             work += steps
             least = min(least, seconds if one.exhausted else one.bound)

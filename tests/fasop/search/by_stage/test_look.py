@@ -15,7 +15,7 @@ import pytest
 
 from conf.compose import compose
 from conf.schema.values.partition import Partition, Shares
-from fasop.costs.hardware import NodeKind
+from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.arguments import Arguments
 from fasop.search.by_stage.bounds import Work
@@ -167,7 +167,25 @@ def test_no_plan_is_below_its_bounds(seed: int) -> None:
         placed, sharded = PlacedLayouts(many, plan.nodes, names), one.parallel.sharded_optimizer
         assert placed.least_seconds(one, work)[int(sharded), 0] <= taken * (1 + 1e-9)
         assert placed.trip_seconds(one, work)[0] <= taken * (1 + 1e-9)
-        assert Candidate(one, plan.nodes, work, names).bound <= taken * (1 + 1e-9)
+        candidate = Candidate(one, plan.nodes, work, names)
+        assert candidate.bound <= taken * (1 + 1e-9)
+        for limit in (0.98 * taken, taken, 1.5 * taken):
+            candidate.tighten(limit)
+            assert candidate.bound <= taken * (1 + 1e-9)
+
+
+def test_a_micro_batch_may_go_there_and_back_through_unlike_replicas() -> None:
+    """Where kinds of nodes differ in the ratio of their passes, and stages in their numbers of replicas."""
+    _, kinds, _, plans = small_case(1)
+    kinds = [
+        replace(kind, factors=Factors(forward=(8.0, 0.5)[number % 2], backward=(0.3, 4.0)[number % 2]))
+        for number, kind in enumerate(kinds)
+    ]
+    by_name = {kind.name: kind for kind in kinds}
+    for plan in plans[:: max(1, len(plans) // 12)]:
+        plan = replace(plan, nodes=[by_name[node.name] for node in plan.nodes])
+        work = Work(plan.training, kinds, sorted(set(plan.training.parallel.layout.tensors)))
+        assert Candidate(plan.training, plan.nodes, work, [*by_name]).bound <= fastest(plan) * (1 + 1e-9)
 
 
 NEAR_AND_FAR = (
