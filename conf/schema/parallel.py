@@ -13,7 +13,7 @@ from conf.visible import plural
 from megatron_ext.contract import parallel_config
 from megatron_ext.contract.keys import ranges_of, shown
 from megatron_ext.contract.layout import Layout, PlacedPlan
-from megatron_ext.contract.parallel_config import broken_by_chunks, broken_by_replicas, broken_by_stream
+from megatron_ext.contract.parallel_config import Recompute, broken_by_chunks, broken_by_replicas, broken_by_stream
 from megatron_ext.contract.schedule.streams import Stream
 
 AUTO = "auto"
@@ -25,6 +25,7 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
     """The plan: how the model and the batch are cut, and which node takes which part."""
 
     def __post_init__(self) -> None:
+        _read_recompute(self)
         ranges.check("parallel", self)
         _check_auto(self)
         _check_by_stage(self)
@@ -91,6 +92,14 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
             return f"parallel.tensor * parallel.data * parallel.pipeline = {sizes}"
         products = " + ".join(f"{t} * {r}" for t, r in zip(layout.tensors, layout.replicas, strict=True))
         return f"tensor size * replicas, stage by stage, = {products}"
+
+
+def _read_recompute(parallel: Parallel) -> None:
+    """Makes the text of `recompute` what it says."""
+    try:
+        object.__setattr__(parallel, "recompute", Recompute(parallel.recompute))
+    except ValueError as rule:
+        raise ConfigError(f"parallel.recompute={parallel.recompute} must be {rule}") from rule
 
 
 def _check_auto(parallel: Parallel) -> None:

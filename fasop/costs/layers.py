@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from conf.schema.experiment import Gpu, Model, Recompute
@@ -50,6 +50,9 @@ class LayerTimes:
     head: Time
     """The time of all that the last stage has beside its layers."""
     basis: Basis
+    again: float = 0.0
+    """What a layer's backward pass takes longer in those of a stage that are computed again, if not all are; of several
+    kinds of layers the most."""
 
     def multiplied(self, forward: float, backward: float) -> LayerTimes:
         """With all forward and backward passes longer by these factors."""
@@ -62,6 +65,7 @@ class LayerTimes:
             layers=tuple(map(longer, self.layers)),
             head=longer(self.head),
             basis=self.basis,
+            again=backward * self.again,
         )
 
     @property
@@ -87,7 +91,13 @@ def layer_times(gpu: Gpu, profile: LayerProfile | None, training: Training, with
         sizes = training.parallel.tensor_size, training.parallel.micro_batch_size
         times = roofline(gpu, training.model, training.precision, *sizes, within)
         basis = Basis.NOT_MEASURED
-    blocks = training.blocks
+    blocks, again = training.blocks, 0.0
+    if training.parallel.recompute.layers is not None:
+        one = replace(training, parallel=replace(training.parallel, recompute=training.parallel.recompute.way))
+        every = layer_times(gpu, profile, one, within)
+        training = replace(training, parallel=replace(training.parallel, recompute=Recompute.none))
+        plain = layer_times(gpu, profile, training, within)
+        again = max(a.backward - b.backward for a, b in zip(every.layers, plain.layers, strict=True))
     if isinstance(training.model, MeasuredModule):
         times = _computed_again(training, times)
     return LayerTimes(
@@ -95,6 +105,7 @@ def layer_times(gpu: Gpu, profile: LayerProfile | None, training: Training, with
         layers=tuple(_together({**times, **_recomputed(training, times, kinds)}, kinds) for kinds in blocks.kinds),
         head=_together(times, blocks.last),
         basis=basis,
+        again=again,
     )
 
 

@@ -52,9 +52,26 @@ class Amount(Generic[Number]):
 
     layer: Number
     fixed: Number
+    spared: Spared[Number] | None = None
 
     def of(self, layers: int) -> Number:
-        return self.fixed + layers * self.layer
+        whole = self.fixed + layers * self.layer
+        if self.spared is None:
+            return whole
+        beyond = self.spared.beyond if layers > self.spared.most else 0.0
+        return whole - min(layers, self.spared.most) * self.spared.layer - beyond
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spared(Generic[Number]):
+    """Bytes that a stage does not need because some of its layers are computed again, if not all of them are."""
+
+    most: int
+    """Layers of a stage that are computed again, if it has as many."""
+    layer: Number
+    """For each of these."""
+    beyond: Number
+    """Where a stage has more layers: these are gone before a layer is computed again, and leave room for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +99,7 @@ class StageMemory(Generic[Number]):
 
     @property
     def layer(self) -> Number:
+        """Return what a layer takes that is not computed again, unless all are."""
         return reduce(add, (amount.layer for amount in self.by_term().values()))
 
     @property
@@ -89,12 +107,19 @@ class StageMemory(Generic[Number]):
         return reduce(add, (amount.fixed for amount in self.by_term().values()))
 
     def of(self, layers: int) -> Number:
-        return self.fixed + layers * self.layer
+        return reduce(add, (amount.of(layers) for amount in self.by_term().values()))
 
     def capacity(self, memory_gib: Number) -> NDArray[np.int64]:
         """The most layers that fit into so much memory; negative if not even a stage without layers does."""
-        most: NDArray[np.int64] = np.floor((memory_gib * GIB - self.fixed) / self.layer).astype(np.int64)
-        return most
+        room, spared = memory_gib * GIB - self.fixed, self.activations.spared
+        if spared is None:
+            most: NDArray[np.int64] = np.floor(room / self.layer).astype(np.int64)
+            return most
+        again = np.floor(room / (self.layer - spared.layer))
+        beyond = np.floor((room + spared.most * spared.layer + spared.beyond) / self.layer)
+        least = np.minimum(again, spared.most)
+        fitting: NDArray[np.int64] = (least + (beyond > spared.most) * (beyond - least)).astype(np.int64)
+        return fitting
 
 
 EACH_STREAM = ("gradients", "buffers", "fragments")
@@ -258,11 +283,18 @@ def stage_memory(
     if (held := of_layer) is None:
         held = in_flight(parallel.schedule, stage, stages, parallel.micro_batches)
     again, kept, put_off = 0.0, layer_activations(training, kind, fused=True), none
-    if parallel.recompute is Recompute.full:
+    number, spared = parallel.recompute.layers, None
+    of_first = kept
+    if parallel.recompute.way is Recompute.full:
         if parallel.schedule.definition.splits_backward:  # what was computed again waits for the weights' gradients
             put_off = kept * np.minimum(stage + 1, parallel.micro_batches)
         again = max(layer_activations(training, one, fused=True) for one in range(len(blocks_of(model).kinds)))
-        kept = message  # and what one layer keeps that is computed again
+        of_first = message  # and what one layer keeps that is computed again
+        if number is None:
+            kept = message
+        else:
+            spared = Spared(most=number, layer=held * (kept - message) - put_off, beyond=again + none)
+            put_off = none
     sized = model.sized(tensor)
     predicting = float(parallel.micro_batch_size * sized.predicting)
     logits = predicting * (model.padded_vocab(tensor) // tensor)
@@ -278,7 +310,7 @@ def stage_memory(
     words = float(training.width * word_parameters(model, tensor))
     passing = last * of_loss.passing + again if training.megatron_lm else none
     if not training.megatron_lm:
-        passing = _passing(training, sized, first, last, kept=kept, again=again, logits=of_loss.kept, words=words)
+        passing = _passing(training, sized, first, last, kept=of_first, again=again, logits=of_loss.kept, words=words)
     # A message each way, being received and being sent, to each neighbour; one stage has only its loss's gradient.
     messages = (1.0 if stages == 1 else 4.0 * (2 - first - last)) * message
     buffers = WORKSPACE_BYTES + messages + passing + held_scores(training, triton=True)
@@ -287,7 +319,7 @@ def stage_memory(
         weights=Amount(layer=versions * state.weight * layer, fixed=versions * state.weight * fixed),
         gradients=Amount(layer=state.gradient * layer, fixed=state.gradient * fixed),
         optimizer=Amount(layer=state.optimizer * layer, fixed=state.optimizer * fixed),
-        activations=Amount(layer=held * kept + put_off, fixed=activations),
+        activations=Amount(layer=held * kept + put_off, fixed=activations, spared=spared),
         buffers=Amount(layer=none, fixed=buffers),
         fragments=Amount(layer=none, fixed=FRAGMENT_BYTES + ends * words),
     )
@@ -308,8 +340,9 @@ def _of_module(
         held = in_flight(parallel.schedule, stage, stages, parallel.micro_batches)
     # Of a stage, whatever its chunks.
     in_all = held if parallel.chunks == 1 else parallel.schedule.definition.held(stage, stages, parallel.chunks)
-    again = parallel.recompute is Recompute.full
-    each = {block.name: (model.given if again else model.kept)(block.name, batch) for block in model.sequence}
+    again, number = parallel.recompute.way is Recompute.full, parallel.recompute.layers
+    every = again and number is None
+    each = {block.name: (model.given if every else model.kept)(block.name, batch) for block in model.sequence}
     most = max(model.kept(block.name, batch) for block in model.sequence) if again else 0.0
     message = float(max(training.messages))
 
@@ -323,6 +356,10 @@ def _of_module(
     parameters, fixed = sum(block.parameters for block in layer), beside(lambda block: block.parameters)
     untrained = none + sum(block.fixed_bytes for block in layer)
     kept = max(ONE_BYTE, sum(each[block.name] for block in layer))
+    spared = None
+    if number is not None:
+        given = sum(model.given(block.name, batch) for block in layer)
+        spared = Spared(most=number, layer=held * max(0.0, kept - max(ONE_BYTE, given)), beyond=0.0 * held)
     entering = message * in_all * (1.0 if parallel.chunks > 1 else 1.0 - first)
     return StageMemory(
         weights=Amount(
@@ -331,7 +368,11 @@ def _of_module(
         ),
         gradients=Amount(layer=state.gradient * parameters + none, fixed=state.gradient * fixed),
         optimizer=Amount(layer=state.optimizer * parameters + none, fixed=state.optimizer * fixed),
-        activations=Amount(layer=held * kept, fixed=most + entering + in_all * beside(lambda block: each[block.name])),
+        activations=Amount(
+            layer=held * kept,
+            fixed=most + entering + in_all * beside(lambda block: each[block.name]),
+            spared=spared,
+        ),
         buffers=Amount(layer=none, fixed=WORKSPACE_BYTES + 4.0 * message + none),
         fragments=Amount(layer=none, fixed=FRAGMENT_BYTES + none),
     )

@@ -217,7 +217,12 @@ def held_of(training: Training) -> VersionedMemory:
 
 def require_streaming(training: Training) -> None:
     """Raises SearchError for what does not train without a flush: parameters that blocks share, of which stages would
-    have several versions."""
+    have several versions, and for a number of layers that are computed again, which depends on the stage."""
+    if training.parallel.recompute.layers is not None:
+        raise SearchError(
+            f"parallel.recompute={training.parallel.recompute}: this search counts with layers that are all alike; use "
+            "full or none"
+        )
     if shared_parameters(training.model, 1)[0]:
         raise SearchError(
             f"parallel.schedule=pipedream: blocks of {training.model.said} share parameters, which would get several "

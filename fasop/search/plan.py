@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema.experiment import Parallel, Recompute, Schedule
+from conf.schema.experiment import Parallel, Schedule
 from conf.schema.values.partition import NodeOrder
 from conf.visible import plural
 from fasop.costs.arrays import Floats
@@ -24,6 +24,7 @@ from fasop.costs.training import PlacedTraining
 from fasop.errors import SearchError
 from fasop.simulation.loaded import Parts
 from fasop.simulation.pipelines import Pipelines
+from megatron_ext.contract.parallel_config import RECOMPUTES
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -58,7 +59,7 @@ def by_time(plan: Plan) -> tuple[float, tuple[object, ...]]:
     makes a plan complicated.
     """
     p = plan.training.parallel
-    options = (list(Recompute).index(p.recompute), p.sharded_optimizer, p.sequence_parallel)
+    options = (RECOMPUTES.index(p.recompute.way), p.recompute.layers or 0, p.sharded_optimizer, p.sequence_parallel)
     schedule = (list(Schedule).index(p.schedule), p.chunks)
     sizes = (p.tensor_size, p.data, p.pipeline, p.micro_batch_size)
     return plan.total, (

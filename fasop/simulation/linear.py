@@ -6,7 +6,7 @@ several kinds, a function has a slope for each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,16 +17,31 @@ Layers = Integers | Floats
 
 
 @dataclass(frozen=True, kw_only=True)
+class Again:
+    """What the first layers of a stage, or part, take longer because they are computed again."""
+
+    most: int
+    layer: Floats
+    """[stages, pipelines], for each of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Linear:
     """What a stage, or a part, takes, [stages, pipelines] each: `fixed + layers * layer`.
 
-    Of layers of several kinds `layer` is [kinds, stages, pipelines], and so are `layers`.
+    Of layers of several kinds `layer` is [kinds, stages, pipelines], and so are `layers`. Where only some layers are
+    computed again, this is not linear in few layers; bounds leave `again` out, and are the lower for it.
     """
 
     fixed: Floats
     layer: Floats
+    again: Again | None = None
 
     def of(self, layers: Layers) -> Floats:
+        if self.again is not None:
+            count = layers if self.layer.ndim == self.fixed.ndim else layers.sum(axis=0)
+            more: Floats = replace(self, again=None).of(layers) + np.minimum(count, self.again.most) * self.again.layer
+            return more
         if self.layer.ndim == self.fixed.ndim:
             return self.fixed + layers * self.layer
         whole: Floats = self.fixed + layers[0] * self.layer[0]
@@ -35,7 +50,8 @@ class Linear:
         return whole
 
     def take(self, columns: Integers) -> Linear:
-        return Linear(fixed=self.fixed[:, columns], layer=self.layer[..., columns])
+        again = None if self.again is None else replace(self.again, layer=self.again.layer[:, columns])
+        return Linear(fixed=self.fixed[:, columns], layer=self.layer[..., columns], again=again)
 
 
 @dataclass(frozen=True, kw_only=True)

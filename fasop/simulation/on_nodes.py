@@ -22,7 +22,7 @@ from fasop.costs.network.placement import Uses, place
 from fasop.costs.profiles.profile import optimizer_s_per_parameter
 from fasop.costs.schedules import chunks_in_flight, filling
 from fasop.costs.training import PlacedTraining, Training
-from fasop.simulation.linear import BackwardMessages, Hidden, LayerOrder, Linear
+from fasop.simulation.linear import Again, BackwardMessages, Hidden, LayerOrder, Linear
 from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.placed_links import Hops, Messages, PlacedLinks, on_pairs
 
@@ -40,13 +40,16 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     slowest = nodes.slowest(where.stages, training, times)
     handing, exchanged = weights_handed_out(where.sums, training), exchanged_on(training, nodes)
     stepping = slowest.step / (parallel.data if parallel.sharded_optimizer else 1)
-    backward = pass_times(training, slowest.backward)
+    backward = pass_times(training, slowest.backward, slowest.again)
     optimizer = Link(latency_s=handing.latency_s, s_per_byte=stepping + handing.s_per_byte)
     capacity, shares = _capacity(training, slowest.memory_gib)
     alike = training.blocks.alike
     hidden = None
     if exchanged.last is not None:
         time = _after_first_bucket(training, backward.layer[..., : parallel.pipeline, :])
+        if parallel.recompute.layers is not None:  # the first layers of a stage are the last ones in a backward pass
+            longer = filling(parallel.schedule) * slowest.again
+            time = replace(time, again=Again(most=parallel.recompute.layers, layer=longer))
         hidden = Hidden(time=time, last=exchanged.last)
         if training.overlaps_optimizer:
             hidden = _beside_steps(hidden, training, stepping)
@@ -172,6 +175,8 @@ class SlowestGpus:
     backward: Floats
     step: Floats
     """Seconds of the optimizer, for a parameter."""
+    again: Floats
+    """`LayerTimes.again`."""
     memory_gib: Floats
     """Without what a rank takes there in any case."""
 
@@ -229,16 +234,16 @@ class Nodes:
         most = np.maximum.reduceat(self.gpu_times(training, times)[:, kinds], stages.starts, axis=1)
         memory = np.array([room_gib(kind, training) for kind in self.kinds])[kinds]
         least = np.minimum.reduceat(memory, stages.starts, axis=0)
-        half = len(most) // 2
-        return SlowestGpus(forward=most[:half], backward=most[half:-1], step=most[-1], memory_gib=least)
+        half = len(most) // 2 - 1
+        return SlowestGpus(forward=most[:half], backward=most[half:-2], step=most[-2], again=most[-1], memory_gib=least)
 
     def gpu_times(self, training: Training, times: Sequence[LayerTimes]) -> Floats:
-        """[rows, kinds]: `SlowestGpus.forward`, `backward` and `step` of a GPU of each kind; `times` are by kind."""
+        """[rows, kinds]: `SlowestGpus`, without memory, of a GPU of each kind; `times` are by kind."""
         rows = []
         for kind, time in zip(self.kinds, times, strict=True):
             parts = (time.embedding, time.head, *time.layers)
             step = kind.factors.optimizer * optimizer_s_per_parameter(kind.gpu, kind.profile, training.precision)
-            rows.append([*(part.forward for part in parts), *(part.backward for part in parts), step])
+            rows.append([*(part.forward for part in parts), *(part.backward for part in parts), step, time.again])
         return np.array(rows).T
 
     def _slowest_link(self, uses: Uses, factors: Sequence[float], between: int | None = None) -> Link[Floats]:
@@ -266,14 +271,18 @@ def stages_summing_by_node(placed: PlacedTraining) -> list[int]:
     return [] if better is None else np.flatnonzero(better[:, 0]).tolist()
 
 
-def pass_times(training: Training, times: Floats) -> Linear:
-    """[parts, pipelines], from the times of embedding, head and layers by stage."""
+def pass_times(training: Training, times: Floats, again: Floats | None = None) -> Linear:
+    """[parts, pipelines], from the times of embedding, head and layers by stage; `again` is what a layer takes longer
+    that is computed again, where not all are."""
     embedding, head, *kinds = times
     layers = [np.concatenate([layer] * training.parallel.chunks) for layer in kinds]
     fixed = np.zeros_like(layers[0])
     fixed[0] += embedding[0]
     fixed[-1] += head[-1]
-    return Linear(fixed=fixed, layer=layers[0] if training.blocks.alike else np.stack(layers))
+    most, longer = training.parallel.recompute.layers, None
+    if again is not None and most is not None:
+        longer = Again(most=most, layer=np.concatenate([again] * training.parallel.chunks))
+    return Linear(fixed=fixed, layer=layers[0] if training.blocks.alike else np.stack(layers), again=longer)
 
 
 def by_parameters(training: Training, link: Link[Floats]) -> Linear:

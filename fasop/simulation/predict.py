@@ -331,7 +331,11 @@ def _memory(
     def mean(name: str) -> Amount[float]:
         amounts = [getattr(one, name) for one in kinds]
         layer = sum(share * amount.layer for share, amount in zip(shares, amounts, strict=True))
-        return Amount(layer=layer, fixed=amounts[0].fixed)
+        spared = [amount.spared for amount in amounts if amount.spared is not None]
+        if not spared:
+            return Amount(layer=layer, fixed=amounts[0].fixed)
+        mean_spared = sum(share * one.layer for share, one in zip(shares, spared, strict=True))
+        return Amount(layer=layer, fixed=amounts[0].fixed, spared=replace(spared[0], layer=mean_spared))
 
     return StageMemory(**{name: mean(name) for name in kinds[0].by_term()})
 

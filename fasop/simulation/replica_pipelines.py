@@ -83,13 +83,13 @@ class _Own(NamedTuple):
         numbers = np.repeat(np.arange(len(orders)), len(places.nodes))
         rows = np.unique(np.column_stack([numbers, kinds]), axis=0)
         order, own = rows[:, 0], times[:, rows[:, 1:].T]
-        half = len(own) // 2
-        passes = pass_times(training, own[:half]), pass_times(training, own[half:-1])
+        half = len(own) // 2 - 1
+        passes = pass_times(training, own[:half]), pass_times(training, own[half:-2], own[-1])
         whole = [part.take(order) for part in (lines.forward, lines.backward)]
         optimizer = lines.optimizer.take(order)  # a sharded one waits for the slowest step, to hand out its results
         if not training.parallel.sharded_optimizer:
             whole.append(optimizer)
-            optimizer = by_parameters(training, Link(latency_s=np.zeros(own[-1].shape), s_per_byte=own[-1]))
+            optimizer = by_parameters(training, Link(latency_s=np.zeros(own[-2].shape), s_per_byte=own[-2]))
         slowest = np.ones(len(order), bool)
         for mine, most in zip((*passes, optimizer), whole, strict=False):
             for name in ("fixed", "layer"):

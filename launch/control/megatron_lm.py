@@ -92,16 +92,17 @@ def _model_options(model: Model) -> Options:
 
 def _layout(experiment: Experiment) -> Options:
     parallel = experiment.parallel
-    full = parallel.recompute is Recompute.full
+    again = parallel.recompute
+    full, some = again.way is Recompute.full, again.layers is not None
     return {
         "tensor-model-parallel-size": parallel.tensor_size,
         "pipeline-model-parallel-size": parallel.pipeline,
         "pipeline-model-parallel-layout": megatron_layout(experiment.partition.layers, parallel.pipeline),
         "sequence-parallel": _flag(parallel.sequence_parallel),
         "use-distributed-optimizer": _flag(parallel.sharded_optimizer),
-        "recompute-granularity": None if parallel.recompute is Recompute.none else str(parallel.recompute),
-        "recompute-method": "uniform" if full else None,
-        "recompute-num-layers": 1 if full else None,
+        "recompute-granularity": None if again is Recompute.none else str(again.way),
+        "recompute-method": ("block" if some else "uniform") if full else None,
+        "recompute-num-layers": (again.layers or 1) if full else None,
         "micro-batch-size": parallel.micro_batch_size,
         "global-batch-size": parallel.global_batch_size,
     }

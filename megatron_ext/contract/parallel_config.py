@@ -6,8 +6,9 @@ People write some of them as text, such as `2*3-1`, or leave them to a launch. p
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Iterator, Optional, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Dict, Iterator, Optional, Union
 
 from megatron_ext.contract.keys import Get, Range, Word, option, shown
 from megatron_ext.contract.schedule.schedules import DEFAULT, OF_ANY_COUNT, SCHEDULES, PipelineSchedule
@@ -54,14 +55,44 @@ class Schedule(Word):
         return self.definition.label
 
 
-class Recompute(Word):
-    """Which activations are computed again in the backward pass, to save their memory."""
+class Recompute(str):
+    """Which activations are computed again in the backward pass, to save their memory: `none`, `selective` (the
+    attention's core), `full` (everything except each layer's input), or `full:3`, as `full` in the first three layers
+    of each stage, or of each of its chunks. Equal texts are one object."""
 
-    none = "none"
-    selective = "selective"
-    """Only the attention core."""
-    full = "full"
-    """Everything except each layer's input."""
+    none: ClassVar[Recompute]
+    selective: ClassVar[Recompute]
+    full: ClassVar[Recompute]
+    _known: ClassVar[Dict[str, Recompute]] = {}
+
+    def __new__(cls, text: str) -> Recompute:
+        """Raises ValueError, with the rule, for a text that is none of these."""
+        found = cls._known.get(text)
+        if found is None:
+            if not re.fullmatch(r"none|selective|full(:[1-9][0-9]{0,5})?", text, re.ASCII):
+                raise ValueError("none, selective, full, or full:N for N layers of each stage, such as full:3")
+            found = cls._known[str(text)] = super().__new__(cls, text)
+        return found
+
+    @property
+    def way(self) -> Recompute:
+        """What is done to a layer that is computed again: this text without a number of layers."""
+        return Recompute(self.partition(":")[0])
+
+    @property
+    def layers(self) -> Optional[int]:
+        """How many layers of each stage are computed again; None: all, or with `none` none."""
+        number = self.partition(":")[2]
+        return int(number) if number else None
+
+
+Recompute.none, Recompute.selective, Recompute.full = map(Recompute, ("none", "selective", "full"))
+RECOMPUTES = Recompute.none, Recompute.selective, Recompute.full
+"""The ways, from the least to the most that is computed again."""
+if TYPE_CHECKING:
+    RecomputeText = Recompute
+else:
+    RecomputeText = str  # omegaconf knows no subclasses of str
 
 
 class ReduceDtype(Word):
@@ -92,7 +123,10 @@ class Parallel:
     sequence_parallel: bool = False
     """Sequence parallelism: split the sequence over the tensor group outside its parallel regions. Less memory, the
     same communication volume."""
-    recompute: Recompute = Recompute.none
+    recompute: RecomputeText = Recompute.none
+    """Which activations are computed again in the backward pass, to save their memory. `none`; `selective`: only the
+    attention core; `full`: everything except each layer's input; `full:3`: the same in the first three layers of each
+    stage, or of each of its chunks."""
     sharded_optimizer: bool = False
     """Each replica keeps only its share of the optimizer state (ZeRO stage 1)."""
     reduce_dtype: ReduceDtype = ReduceDtype.fp32

@@ -33,6 +33,7 @@ from megatron_ext.contract.goal import Best, Target
 from megatron_ext.contract.keys import Range, Word, left_out, ranges_of
 from megatron_ext.contract.models.keys import DEFAULT, DEPTHS
 from megatron_ext.contract.models.model import ModelConfig, family_names, sizes_lacked
+from megatron_ext.contract.parallel_config import Recompute
 
 _SHOWN = 80
 """Characters of a value in a message."""
@@ -72,6 +73,7 @@ def _parsed_by(parse: Callable[[str], object]) -> Allowed:
 _FILE_NAME = Allowed("a file's name", lambda name: name not in ("", ".", "..") and not re.search(r"[/\0]", name))
 _TEXTS: Dict[str, Allowed] = {
     "schedule_file": _FILE_NAME,
+    "recompute": _parsed_by(Recompute),
     "nodes.name": _FILE_NAME,
     "model.family": _one_of(family_names()),
     "model.depths": Allowed("numbers of blocks, such as 3-4-6-3", lambda text: bool(re.fullmatch(DEPTHS, text))),
@@ -139,7 +141,7 @@ def _check(hint: Any, value: Any, key: str, whole: bool, within: Optional[Range]
     else:
         words = isinstance(hint, type) and issubclass(hint, Word)
         rules = [
-            _SCALARS[str if words else hint],
+            _SCALARS[str if words or hint is Recompute else hint],
             _one_of(hint) if words else _TEXTS.get(re.sub(r"\[\d+\]", "", key)),
             None if within is None else Allowed(within.in_plan, within.holds_in_plan),
         ]
@@ -177,11 +179,13 @@ def build(hint: Any, value: Any) -> Any:
                 if field.name in value or field.default is MISSING or field.name not in left_out(hint)
             }
         )
+    if hint is Recompute:
+        return Recompute(value)
     known = isinstance(hint, type) and issubclass(hint, Word) and value in tuple(hint)  # a log may not say
     return hint(value) if known else value
 
 
-_BEFORE = {"chunks": 1, "recompute": "none", "precision": "fp32"}
+_BEFORE = {"chunks": 1, "recompute": Recompute.none, "precision": "fp32"}
 """What runs did before there was a key for it."""
 
 

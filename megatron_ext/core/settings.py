@@ -136,8 +136,13 @@ def _experts(plan: Plan) -> Dict[str, Any]:
 
 def _layout(plan: Plan) -> Dict[str, Any]:
     recompute: Dict[str, Any] = {}
-    if plan.recompute == "full":
-        recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    if plan.recompute.way == "full":
+        method = "uniform" if plan.recompute.layers is None else "block"
+        recompute = {
+            "recompute_granularity": "full",
+            "recompute_method": method,
+            "recompute_num_layers": plan.recompute.layers or 1,
+        }
     elif plan.recompute == "selective":
         recompute = {"recompute_granularity": "selective"}
     return {

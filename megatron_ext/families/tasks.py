@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from typing import Callable
 
+from megatron_ext.contract.parallel_config import Recompute
 from megatron_ext.contract.plan import Plan
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut
 from megatron_ext.tasks.stage import Stage, threads_for
-from megatron_ext.tasks.task import Task
+from megatron_ext.tasks.task import Placement, Task
 
 
 def task_of(plan: Plan) -> Task:
@@ -19,7 +21,16 @@ def task_of(plan: Plan) -> Task:
         EngineError: `model.code` leads to nothing that can be trained.
     """
     make: Callable[[Plan], Task] = import_module(f"megatron_ext.families.{plan.model.family}.task").TASK
-    return make(plan)
+    layers = plan.recompute.layers
+    if layers is None:
+        return make(plan)
+    task, again = (make(replace(plan, recompute=way)) for way in (Recompute.none, plan.recompute.way))
+    counted = iter([number < layers for count in plan.partition for number in range(count)])
+    task.blocks = [
+        other if block.placement is Placement.COUNTED and next(counted, False) else block
+        for block, other in zip(task.blocks, again.blocks)
+    ]
+    return task
 
 
 def stage_of(plan: Plan, virtual_stage: int, tensor: TensorGroup) -> Stage:

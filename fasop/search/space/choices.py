@@ -16,6 +16,7 @@ from conf.schema.parallel import AUTO
 from fasop.costs.blocks import blocks_of
 from fasop.costs.parallelism import Parallelism
 from fasop.errors import SearchError
+from megatron_ext.contract.parallel_config import RECOMPUTES
 
 SIZES = ("tensor", "data", "pipeline", "micro_batch_size")
 FOUND = ("partition", "node_order", "shares", "replicas")
@@ -97,7 +98,7 @@ def runnable(engine: Engine, train: Train, model: Model) -> Choices:
     both = (False, True)
     if model.measured:  # whose blocks have no tensor groups
         return Choices(schedule=schedules, recompute=(Recompute.none, Recompute.full), sharded_optimizer=both)
-    recompute = tuple(way for way in Recompute if model.attends or way is not Recompute.selective)
+    recompute = tuple(way for way in RECOMPUTES if model.attends or way is not Recompute.selective)
     return Choices(schedule=schedules, recompute=recompute, sharded_optimizer=both, sequence_parallel=both)
 
 
@@ -113,7 +114,7 @@ def tried(allowed: Choices, given: Mapping[str, tuple[Any, ...]], engine: Engine
     for key in ("schedule", "recompute", "sharded_optimizer", "sequence_parallel"):
         can = getattr(allowed, key)
         for value in given.get(key, ()):
-            if value not in can:
+            if (value.way if isinstance(value, Recompute) else value) not in can:
                 raise SearchError(
                     f"parallel.{key}={_text(value)} cannot be searched with this engine, model and train.compile; use "
                     f"one of {', '.join(map(_text, can))}"
@@ -179,6 +180,13 @@ def _tensor(text: str) -> int:
     return whole(text)
 
 
+def _recompute(text: str) -> Recompute:
+    try:
+        return Recompute(text)
+    except ValueError as rule:
+        raise NoValue(f"must be {rule}") from rule
+
+
 def _chunks(text: str) -> int:
     if whole(text) < 2:
         raise NoValue("must be at least 2, as in every interleaved schedule")
@@ -194,7 +202,7 @@ _KEYS: Mapping[str, Reader[Any]] = {
     "tensor": _tensor,
     "schedule": one_of(Schedule),
     "chunks": _chunks,
-    "recompute": one_of(Recompute),
+    "recompute": _recompute,
     "sharded_optimizer": flag,
     "sequence_parallel": flag,
 }

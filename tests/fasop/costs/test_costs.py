@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.compose import compose
-from conf.schema.experiment import Precision, Recompute
+from conf.schema.experiment import Precision
 from fasop.costs.layers import (
     Basis,
     LayerTimes,
@@ -26,6 +26,7 @@ from fasop.costs.profiles.profile import Cost, LayerProfile, ModelCosts, Shape, 
 from fasop.costs.profiles.profile_text import profile_text
 from fasop.costs.training import Training
 from fasop.errors import SearchError
+from megatron_ext.contract.parallel_config import RECOMPUTES
 from tests.support.fasop.plans import MEGATRON, kinds, mixed, training
 
 A100, A10 = kinds(mixed())
@@ -101,7 +102,7 @@ def test_a_tensor_group_shares_the_roofline_and_pays_for_its_collectives() -> No
 
 
 def test_recomputation_adds_what_is_done_again() -> None:
-    none, some, full = (times(A10.profile, f"parallel.recompute={what}") for what in Recompute)
+    none, some, full = (times(A10.profile, f"parallel.recompute={what}") for what in RECOMPUTES)
     assert full.layer.backward == none.layer.backward + none.layer.forward
     assert none.layer.backward < some.layer.backward < none.layer.backward + 0.2 * none.layer.forward
     assert none.layer.forward == some.layer.forward == full.layer.forward
