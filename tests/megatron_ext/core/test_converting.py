@@ -153,6 +153,7 @@ def saved_by_megatron_core(plan: Plan, folder: Path, metadata: dict[str, Any] | 
     (folder / "saved").mkdir()
     state = model.sharded_state_dict(metadata=metadata)
     dist_checkpointing.save(state, str(folder / "saved"))
+    manager.shutdown()
     with torch.no_grad():
         out = model(TOKENS, torch.arange(24).unsqueeze(0), None)
     return {"logits": out[..., :VOCAB]}
