@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext.checkpoints import tensors
+from megatron_ext.checkpoints.pace import SavePace
 from megatron_ext.checkpoints.saving import Saver
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import write_atomic
@@ -34,7 +35,7 @@ from megatron_ext.inference.translations import Translations
 from megatron_ext.parallel import clock
 from megatron_ext.parallel.comm import Barrier, annotate_errors, meet
 from megatron_ext.parallel.groups import Groups, Tied
-from megatron_ext.parallel.interruption import SPENT, Interrupted, Interruption
+from megatron_ext.parallel.interruption import ASKED, SPENT, Interrupted, Interruption
 from megatron_ext.parallel.meeting import check_same_software
 from megatron_ext.tasks.cut import cut, ties
 from megatron_ext.tasks.task import Placement, Task
@@ -76,7 +77,7 @@ def train(
         raise
     dist.destroy_process_group()
     if last < plan.train.iterations and not reached:
-        raise Interrupted(f"saved after iteration {last} of {plan.train.iterations}")
+        raise Interrupted(f"ended after iteration {last} of {plan.train.iterations}")
 
 
 class Training:
@@ -121,7 +122,11 @@ class Training:
             task.wires_at(size)  # a module that takes none of that size says so now, and not amid the run
         adapted = None if own is None else own.adaptation
         self._adaptation = adaptation_of(plan, place, engine, start.iteration, adapted)
-        self._saver = Saver(plan, place, engine, samples.order, barrier, self._adaptation)
+        pace = None
+        if place.rank == 0 and plan.train.saves_by_itself:
+            assert plan.train.mtbf_s is not None
+            pace = SavePace(plan.train.mtbf_s, start.iteration, engine.max_iteration_skew)
+        self._saver = Saver(plan, place, engine, samples.order, barrier, self._adaptation, pace)
         clock.align(recorder, store, "begin")
         if place.rank == 0 and not self._goal.reached:
             plan.files.goal.unlink(missing_ok=True)  # of an earlier start, which has spent too much
@@ -132,7 +137,7 @@ class Training:
             self._log = TrainingLog(plan, plan.files.metrics, start.iteration, spending=spending, unlogged=unlogged)
             if found is not None:
                 print(f"going on from {found.folder}", flush=True)
-        self._end = RunEnd(plan, place, engine, self._goal, self._adaptation, spending, device)
+        self._end = RunEnd(plan, place, engine, self._goal, self._adaptation, spending, device, pace)
         self._memory = MemoryReport(plan, place)
 
     def run(self) -> Tuple[int, bool]:
@@ -168,7 +173,8 @@ class Training:
         if iteration == min(self._start.iteration + plan.train.log_interval, plan.train.iterations):
             self._report(iteration)
         ends = self._end.agreed(iteration)
-        self._saver.after(iteration, ends, None if evaluation is None else evaluation.metrics, best)
+        metrics = None if evaluation is None else evaluation.metrics
+        self._saver.after(iteration, ends, metrics, best, self._end.saves(iteration), must=ends and not self._end.asked)
 
     def _evaluated(self, iteration: int, last: bool) -> Tuple[Optional[Evaluation], bool]:
         """The evaluation after an iteration, if one is due, and whether it is the best so far."""
@@ -202,8 +208,11 @@ class RunEnd:
         adaptation: FixedBatch,
         spending: Optional[Spending],
         device: torch.device,
+        pace: Optional[SavePace] = None,
     ) -> None:
-        """`spending` is on the rank that logs, of a run with a limit."""
+        """`spending` is on the rank that logs, of a run with a limit; `pace` on rank 0, of a run that saves by
+        itself."""
+        self._pace, self._save_after = pace, 0
         self._place, self._engine, self._goal, self._adaptation = place, engine, goal, adaptation
         self._spending = spending
         self.interruption = Interruption(device, engine.max_iteration_skew)
@@ -220,10 +229,21 @@ class RunEnd:
         if self._spending is not None:
             self._spending.note()
             spent = self._spending.over
-        asked = self.interruption.agreed(SPENT if spent else 0)
+        asked = self.interruption.agreed(SPENT if spent else 0, self._pace is not None and self._pace.wants(iteration))
         if asked and not self._asked:
             self._asked, self._until = asked, self._engine.soonest_end(iteration)
+        if self.interruption.saves:
+            self._save_after = self._engine.soonest_end(iteration)
         return self.reached(iteration)
+
+    def saves(self, iteration: int) -> bool:
+        """Whether all ranks agreed to save after this iteration."""
+        return iteration == self._save_after
+
+    @property
+    def asked(self) -> bool:
+        """Whether somebody wants the run to end, which may go on later."""
+        return self._asked == ASKED
 
     def record(self, iteration: int, barrier: Barrier) -> bool:
         """Writes down why the run ended for good, if it did before its last iteration. Returns whether it did."""

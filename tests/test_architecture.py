@@ -90,8 +90,8 @@ FLOORS = {
         "arguments table of_model",
     ],
     "launch": [
-        *("errors", "machine", "screen", "files", "tracking", "node", "observe", "judge", "control"),
-        *("doctor history profile sweep learning init", "commands", "cli start_agent on_host on_end"),
+        *("errors", "machine", "screen", "files", "tracking", "node", "observe", "judge", "history", "control"),
+        *("doctor profile sweep learning init", "commands", "cli start_agent on_host on_end"),
     ],
     "reports": ["errors", "readers", "sources", "facts", "path", "figures", "sections", "pages", "exports", "notebook"],
 }

@@ -16,6 +16,7 @@ from megatron_ext.contract import train_config
 from megatron_ext.contract.goal import Best, Target
 from megatron_ext.contract.models.model import family_named
 from megatron_ext.contract.train_config import (
+    AUTO,
     DECAYING,
     KINDS,
     LossScaler,
@@ -27,7 +28,8 @@ from megatron_ext.contract.train_config import (
 
 __all__ = ["LossScaler", "LrPolicy", "Optimizer", "Precision", "Train"]
 
-INTERVALS = ("save_interval", "eval_interval", "log_interval")
+SAVES = "save_interval"
+INTERVALS = (SAVES, "eval_interval", "log_interval")
 """Keys that take iterations, or epochs such as `1epoch`, whose iterations a launch counts."""
 _EPOCHS = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?epochs?")
 LENGTHS = ("iterations", "epochs", "samples")
@@ -82,9 +84,9 @@ def _check_intervals(train: Train) -> None:
     epochs = train.in_epochs
     for key in INTERVALS:
         value: object = getattr(train, key)
-        sound = type(value) is int or (value is None and key != "log_interval")
+        sound = type(value) is int or (value is None and key != "log_interval") or (value == AUTO and key == SAVES)
         if not (epochs[key] > 0 if key in epochs else sound):
-            null = "" if key == "log_interval" else ", or null"
+            null = "" if key == "log_interval" else ", or auto, or null" if key == SAVES else ", or null"
             raise ConfigError(
                 f"train.{key}={value} must be a whole number of iterations, or of epochs, such as 1epoch{null}"
             )
@@ -102,13 +104,11 @@ def _check_length(train: Train) -> None:
 
 
 def _check_saving(train: Train) -> None:
-    if train.save_interval is None:
-        return
-    if not train.checkpoint:
+    if train.save_interval not in (None, AUTO) and not train.checkpoint:
         raise ConfigError(
             f"train.save_interval={train.save_interval} saves checkpoints, but train.checkpoint=false turns them off; "
             f"use "
-            "train.checkpoint=true, or train.save_interval=null"
+            "train.checkpoint=true, or leave train.save_interval out"
         )
 
 

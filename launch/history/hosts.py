@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,15 +26,6 @@ UNLIKELY = 0.02
 """Failures that may come from the program count where chance would give as many to a host less often than this."""
 HOT = 0.2
 """The part of the readings with heat or power brakes from which a host throttles."""
-OF_A_HOST = {"node-failed", "agent-lost", "worker-killed", "disk-full", "read-only", "runs-dir-unseen", "gpu-lost"}
-"""Rules by which a run fails because of the machine."""
-_OF_A_GPU = re.compile(
-    r"CUDA error: (?!device-side assert|out of memory|invalid|an illegal)|\bECC\b|\bXid\b|uncorrect|NVML|"
-    r"GPU is lost|^was killed by|rank \d+.* was killed by|SIGBUS|unspecified launch failure|hardware|"
-    r"NCCL.*(?:unhandled system|unhandled cuda|internal) error",
-    re.IGNORECASE,
-)
-"""In the words of a rank's failure, what the program did not do."""
 
 
 class Health(StrEnum):
@@ -57,11 +47,6 @@ class Run:
     @property
     def failed(self) -> bool:
         return bool(self.node.rule)
-
-    @property
-    def of_the_machine(self) -> bool:
-        """Whether it failed by something that no program does."""
-        return self.node.rule in OF_A_HOST or (bool(_OF_A_GPU.search(self.node.reason)) and self.failed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +163,7 @@ def _host(runs: Sequence[Run], alike: Sequence[Run]) -> Host:
 
 def _failing(recent: Sequence[Run], alike: Sequence[Run]) -> tuple[Health, str] | None:
     failed = [run for run in recent if run.failed]
-    own = [run for run in failed if run.of_the_machine]
+    own = [run for run in failed if run.node.failed_itself]
     if len(own) < FAILURES:
         if len(failed) < FAILURES:
             return None

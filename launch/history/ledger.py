@@ -27,20 +27,20 @@ def records(runs: Path, progress: Callable[[int], None] = lambda count: None) ->
     `progress` gets the number of runs left that have no record yet.
     """
     found, without = [], []
-    for folder in _folders(runs):
-        if (record := _kept(folder)) is None:
-            without.append(RunDir(Path(folder)))
+    for folder in folders(runs):
+        if (record := kept(folder.path)) is None:
+            without.append(RunDir(Path(folder.path)))
         else:
             found.append(record)
     found += _made(without, progress)
     return sorted(found, key=lambda record: record.began_unix)
 
 
-def _folders(runs: Path) -> Iterator[str]:
-    """Paths of folders that may be runs. As texts: there may be ten thousand."""
+def folders(runs: Path) -> Iterator[os.DirEntry[str]]:
+    """Yields folders that may be runs. There may be ten thousand."""
     for name in _entries(str(runs)):
         if name.name != run_folders.BY_JOB:
-            yield from (one.path for one in _entries(name.path))
+            yield from _entries(name.path)
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
@@ -51,13 +51,13 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
         return []
 
 
-def _kept(folder: str) -> RunRecord | None:
-    """The record in a run's folder; None where there is none, or the run was started again since."""
+def kept(folder: str) -> RunRecord | None:
+    """Returns the record in a run's folder; None where there is none, or the run was started again since."""
     path = Path(folder, "history.json")
     try:
         with opened(path, MOST_BYTES) as file:
-            kept = os.fstat(file.fileno())
-            if path.with_name("jobs.json").stat().st_mtime_ns > kept.st_mtime_ns:
+            written = os.fstat(file.fileno())
+            if path.with_name("jobs.json").stat().st_mtime_ns > written.st_mtime_ns:
                 return None
             return parse(parse_json(file.read().decode(), str(path)), str(path))
     except (OSError, UnicodeDecodeError, RunFolderError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import struct
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -34,6 +35,15 @@ TAIL_BYTES = 1 << 22
 GPU_TAIL_BYTES = 1 << 20
 _PASSES = ("forward-compute", "backward-compute", "backward-input-compute", "backward-weight-compute")
 _FIRST_PASS = _PASSES[0]
+OF_A_HOST = {"node-failed", "agent-lost", "worker-killed", "disk-full", "read-only", "runs-dir-unseen", "gpu-lost"}
+"""Rules by which a run fails because of the machine."""
+_OF_A_GPU = re.compile(
+    r"CUDA error: (?!device-side assert|out of memory|invalid|an illegal)|\bECC\b|\bXid\b|uncorrect|NVML|"
+    r"GPU is lost|^was killed by|rank \d+.* was killed by|SIGBUS|unspecified launch failure|hardware|"
+    r"NCCL.*(?:unhandled system|unhandled cuda|internal) error",
+    re.IGNORECASE,
+)
+"""In the words of a rank's failure, what the program did not do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +69,11 @@ class HostRecord:
     rule: str = ""
     """The rule by which the run failed, where that began here."""
     reason: str = ""
+
+    @property
+    def failed_itself(self) -> bool:
+        """Whether the run failed by something that no program does."""
+        return self.rule in OF_A_HOST or (bool(_OF_A_GPU.search(self.reason)) and bool(self.rule))
 
 
 @dataclass(frozen=True, kw_only=True)

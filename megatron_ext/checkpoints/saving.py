@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import sys
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from megatron_ext.checkpoints import tensors as checkpoint
 from megatron_ext.checkpoints.header import of_part
 from megatron_ext.checkpoints.meta import Meta, written
 from megatron_ext.checkpoints.part_files import part_file, part_name
+from megatron_ext.checkpoints.pace import SavePace
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Plan
@@ -34,7 +37,8 @@ class Saver:
     """All ranks call its methods together. Which rank writes a part does not matter: parts appear when complete.
 
     Rank 0 makes the checkpoint visible once all parts are there. With `train.save_async` a thread writes copies of
-    them; it takes part in no communication, and its failure is raised after the next iteration or by `finish`.
+    them; it takes part in no communication. A checkpoint that cannot be written is reported and given up by all ranks,
+    and training goes on; only one that `must` be there, for nothing follows, ends the run.
     """
 
     def __init__(
@@ -45,8 +49,10 @@ class Saver:
         order: Dict[str, float],
         barrier: Barrier,
         adaptation: FixedBatch,
+        pace: Optional[SavePace] = None,
     ) -> None:
-        """`order` is that of the run's samples."""
+        """`order` is that of the run's samples; `pace`, on one rank, is told what was saved."""
+        self._pace = pace
         self._plan = plan
         self._place = place
         self._engine = engine
@@ -57,36 +63,93 @@ class Saver:
         self._parts = [part_name(block.name) for block in engine.task.blocks]
         """All parts of the whole model, whichever ranks write them."""
         self._pending: Optional[_Pending] = None
+        self._unpublished: Optional[EngineError] = None
+        """Why rank 0 could not publish what is pending."""
 
     def after(
-        self, iteration: int, ending: bool, evaluation: Optional[Mapping[str, float]] = None, best: bool = False
+        self,
+        iteration: int,
+        ending: bool,
+        evaluation: Optional[Mapping[str, float]] = None,
+        best: bool = False,
+        wanted: bool = False,
+        must: bool = False,
     ) -> None:
-        """Saves if this is due after `iteration`, or if no other iteration follows, or if its evaluation is the best.
+        """Saves if this is due after `iteration` or `wanted`, or if no other iteration follows, or if its evaluation is
+        the best.
 
         Raises:
-            EngineError: this rank could not write its parts, of this or an earlier checkpoint.
+            EngineError: this rank could not write its parts of a checkpoint that `must` be there.
             PeerLost: another rank is gone.
         """
         self._look()
         train = self._plan.train
         at_interval = train.save_interval is not None and iteration % train.save_interval == 0
-        if train.checkpoint and (at_interval or ending or best or iteration == train.iterations):
+        must = must or iteration == train.iterations
+        if train.checkpoint and (at_interval or ending or best or wanted or must):
+            began = time.monotonic()
             self.finish()
-            self._save(iteration, evaluation, best)
+            saved = self._save(iteration, evaluation, best, must)
+            if self._pace is not None:
+                self._pace.tried(iteration, time.monotonic() - began, saved)
+                print(self._pace.describe(), flush=True)
 
-    def finish(self) -> None:
-        """Waits until what was to be saved is on disk; raises as `after` does."""
+    def finish(self) -> bool:
+        """Waits until what was to be saved is on disk. Returns whether it is, and raises as `after` does."""
         if self._pending is None:
-            return
-        self._pending.writer.wait()
-        name = self._pending.final.name
-        self._barrier.wait(f"{name}/written", "waiting for all parts of the checkpoint")
-        if self._place.rank == 0:
-            self._publish(self._pending)
-        self._barrier.wait(f"{name}/published", "ending the checkpoint")
-        self._pending = None
+            return True
+        pending, self._pending = self._pending, None
+        name = pending.final.name
+        failed = pending.writer.wait()
+        if failed is not None:
+            _give_up(failed, pending.must)
+        saved = self._barrier.all_succeeded(
+            f"{name}/written", "waiting for all parts of the checkpoint", failed is not None
+        )
+        if not saved:
+            self._clear_up(pending.final)
+            return False
+        failed = self._unpublished or (self._published(pending) if self._place.rank == 0 else None)
+        self._unpublished = None
+        return self._barrier.all_succeeded(f"{name}/published", "ending the checkpoint", failed is not None)
 
-    def _save(self, iteration: int, evaluation: Optional[Mapping[str, float]], best: bool) -> None:
+    def _clear_up(self, final: Path) -> None:
+        """Makes room: what was written of it is of no use."""
+        if self._place.rank == 0:
+            shutil.rmtree(_partial(final), ignore_errors=True)
+
+    def _published(self, pending: _Pending) -> Optional[EngineError]:
+        """What went wrong, if it did and the run goes on."""
+        try:
+            self._publish(pending)
+        except EngineError as error:
+            _give_up(error, pending.must)
+            self._clear_up(pending.final)
+            return error
+        return None
+
+    def _begun(self, final: Path, must: bool) -> bool:
+        """Whether there is a folder for it, the same on all ranks."""
+        failed = False
+        if self._place.rank == 0:
+            try:
+                self._make_folder(final)
+            except EngineError as error:
+                _give_up(error, must)
+                failed = True
+        return self._barrier.all_succeeded(f"{final.name}/begun", "starting the checkpoint", failed)
+
+    def _make_folder(self, final: Path) -> None:
+        with _report_unwritable(final):
+            for left in self._folder.glob(".iter_*.partial"):
+                shutil.rmtree(left)
+            for name in (LATEST, BEST):
+                for left in self._folder.glob(f".{name}.*"):  # by a start that was killed while it wrote it
+                    left.unlink()
+            _partial(final).mkdir(parents=True)
+
+    def _save(self, iteration: int, evaluation: Optional[Mapping[str, float]], best: bool, must: bool) -> bool:
+        """Returns whether it is on disk, or being written."""
         optimizer = self._engine.optimizer
         final = self._folder / checkpoint_name(iteration)
         meta = Meta(
@@ -100,34 +163,24 @@ class Saver:
             evaluation=None if evaluation is None else {k: v for k, v in evaluation.items() if math.isfinite(v)},
             adaptation=self._adaptation.state,
         )
-        if self._place.rank == 0:
-            with _report_unwritable(final):
-                for left in self._folder.glob(".iter_*.partial"):
-                    shutil.rmtree(left)
-                for name in (LATEST, BEST):
-                    for left in self._folder.glob(f".{name}.*"):  # by a start that was killed while it wrote it
-                        left.unlink()
-                _partial(final).mkdir(parents=True)
-        self._barrier.wait(f"{final.name}/begun", "starting the checkpoint")
+        if not self._begun(final, must):
+            return False
         state = optimizer.state()
         own: Parts = checkpoint.parts(self._engine, state) if self._place.dp == 0 else ()
         if self._plan.train.save_async:
-            self._pending = _Pending(final, meta, best, _Writer(_partial(final), iteration, list(own)))
+            self._pending = _Pending(final, meta, best, must, _Writer(_partial(final), iteration, list(own)))
             self._pending.writer.start()
-        else:
-            self._pending = _Pending(final, meta, best, _Writer(_partial(final), iteration, own))
-            self._pending.writer.run()
-            self.finish()
+            return True
+        self._pending = _Pending(final, meta, best, must, _Writer(_partial(final), iteration, own))
+        self._pending.writer.run()
+        return self.finish()
 
     def _look(self) -> None:
-        """Raises a failure of the thread's, between iterations; rank 0 publishes what is complete."""
-        if self._pending is None:
-            return
-        self._pending.writer.check()
-        if self._place.rank == 0:
+        """Between iterations, rank 0 publishes what is complete."""
+        if self._pending is not None and self._place.rank == 0:
             partial = _partial(self._pending.final)
             if all(part_file(partial, part).exists() for part in self._parts):
-                self._publish(self._pending)
+                self._unpublished = self._published(self._pending)
 
     def _publish(self, pending: _Pending) -> None:
         """Gives a complete checkpoint its name, makes it the latest, and deletes those no longer wanted."""
@@ -168,25 +221,23 @@ class _Writer(Thread):
         self._iteration = iteration
         self._parts = parts
         self._error: Optional[BaseException] = None
+        """What went wrong, for `wait`."""
 
     def run(self) -> None:
         try:
             for part, tensors in self._parts:
                 safetensors.write(part_file(self._to, part), tensors, of_part(part, self._iteration))
-        except BaseException as error:  # noqa: BLE001  (raised by `check`, on the thread that waits for it)
+        except BaseException as error:  # noqa: BLE001  (for the thread that waits)
             self._error = error
         self._parts = ()
 
-    def wait(self) -> None:
-        """Waits until all is written; raises what went wrong."""
+    def wait(self) -> Optional[EngineError]:
+        """Waits until all is written; returns why that failed, and raises what is no matter of the disk."""
         if self.is_alive():
             self.join()
-        self.check()
-
-    def check(self) -> None:
-        """Raises what went wrong so far."""
-        if self._error is not None:
-            raise self._error
+        if self._error is None or isinstance(self._error, EngineError):
+            return self._error
+        raise self._error
 
 
 class _Pending(NamedTuple):
@@ -196,7 +247,15 @@ class _Pending(NamedTuple):
     meta: Meta
     best: bool
     """Whether it is the best of those evaluated so far."""
+    must: bool
     writer: _Writer
+
+
+def _give_up(error: EngineError, must: bool) -> None:
+    """Says that a checkpoint is not to be had; raises the error where it must."""
+    if must:
+        raise error
+    print(f"not saved, and the run goes on: {error}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -29,6 +29,10 @@ else:
     FlagOrAuto = Interval = Any  # omegaconf 2.3 has no unions of these
 
 
+AUTO = "auto"
+"""What leaves a value to tdpp."""
+
+
 class Precision(Word):
     """Number format of the model's weights and activations; optimizer state is always fp32, and so are gradient
     sums, unless `parallel.reduce_dtype` says otherwise."""
@@ -177,8 +181,9 @@ class Train:
     """
     checkpoint: bool = option(True, written=True)
     """Save weights and optimizer state after the last iteration."""
-    save_interval: Optional[Interval] = option(None, COUNT, written=True)
-    """Also save every this many iterations, or epochs such as 1epoch; null: only at the end."""
+    save_interval: Optional[Interval] = option(AUTO, COUNT, written=True)
+    """Also save every this many iterations, or epochs such as 1epoch; auto: as often as the time of a save and the
+    failures of such nodes make best (docs/checkpoints.md); null: only at the end."""
     keep_checkpoints: int = option(2, Range(1, 10**6), written=True)
     """Number of checkpoints to keep; older ones are deleted once a new one is on disk."""
     save_async: bool = option(False, written=True)
@@ -200,8 +205,16 @@ class TrainConfig(Train):
     eval_interval: Optional[int] = None
     log_interval: int = 10
     save_interval: Optional[int] = None
+    mtbf_s: Optional[float] = option(None, positive(1e12))
+    """With `save_interval=auto`, which leaves no interval here: the seconds after which one of the run's nodes fails,
+    on average."""
     price_per_hour: Optional[float] = option(None, from_0())
     """The price of all nodes together, in dollars, where it is known; `max_cost` needs it."""
+
+    @property
+    def saves_by_itself(self) -> bool:
+        """Whether the run decides when it saves."""
+        return self.checkpoint and self.save_interval is None and self.mtbf_s is not None
 
     @property
     def length_key(self) -> str:

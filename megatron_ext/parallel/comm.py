@@ -243,7 +243,15 @@ class Barrier:
 
     def wait(self, name: str, what: str) -> None:
         """Returns when all ranks have come to the gate called `name`, which they pass once."""
+        self.all_succeeded(name, what)
+
+    def all_succeeded(self, name: str, what: str, failed: bool = False) -> bool:
+        """Waits as `wait` does. Returns whether no rank came with `failed`, the same on all ranks."""
+        failures = f"gate/{name}/failures"
         with annotate_errors(what):
+            if failed:
+                self._store.add(failures, 1)
             if self._store.add(f"gate/{name}", 1) == self._ranks:
-                self._store.set(f"gate/{name}/open", "")
+                self._store.set(f"gate/{name}/open", str(self._store.add(failures, 0)))
             self._store.wait([f"gate/{name}/open"], self.PATIENCE)
+            return int(self._store.get(f"gate/{name}/open")) == 0

@@ -48,20 +48,25 @@ class Interruption:
         self._device = device
         self._later = later
         self._said: Deque[Tuple[Tensor, dist.Work]] = deque()
+        self.saves = False
+        """Whether rank 0 wanted all ranks to save, as far as the last `agreed` has read."""
         self._aside: ContextManager[object] = nullcontext()
         """There a GPU reads the message without waiting for what it trains."""
         if device.type == "cuda":
             self._aside = torch.cuda.stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
 
-    def agreed(self, own: int = 0) -> int:
+    def agreed(self, own: int = 0, save: bool = False) -> int:
         """Called by all ranks after each iteration: why they end, as one of them had it so many iterations before; 0 if
-        they go on. `own` is this rank's reason, beside that it was asked to.
+        they go on. `own` is this rank's reason, beside that it was asked to; `save` is whether all are to save.
 
         Raises:
             PeerLost: another rank is gone.
         """
+        self.saves = False
         before = self._read() if len(self._said) == self._later else 0
-        flag = torch.full((1,), max(own, ASKED if _asked else 0), dtype=torch.int32, device=self._device)
+        # The largest one counts. Whoever ends saves, too, so that may hide that one wants to save.
+        said = 2 * max(own, ASKED if _asked else 0) + int(save)
+        flag = torch.full((1,), said, dtype=torch.int32, device=self._device)
         with annotate_errors("agreeing on whether to stop"):
             work = dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
         assert work is not None
@@ -77,4 +82,6 @@ class Interruption:
         flag, work = self._said.popleft()
         with self._aside, annotate_errors("agreeing on whether to stop"):
             work.wait()
-            return int(flag.item())
+            said = int(flag.item())
+        self.saves = bool(said % 2)
+        return said // 2

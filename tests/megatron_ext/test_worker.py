@@ -119,7 +119,7 @@ def test_a_worker_hands_the_request_to_save_on_to_its_ranks(long_run: tuple[Engi
     wait_for(lambda: run.run.metrics.exists() and run.metrics())
     os.kill(worker, interruption.SIGNAL)
     assert ended(worker) == SAVED
-    assert "saved after iteration" in run.run.node_out("local-0").read_text()
+    assert "ended after iteration" in run.run.node_out("local-0").read_text()
     assert (run.run.checkpoints / "latest").exists()
 
 

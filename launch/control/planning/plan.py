@@ -18,6 +18,7 @@ from conf.schema.experiment import EngineKind, Experiment, ReduceDtype, Rehearse
 from conf.schema.model import Model
 from conf.schema.rules.adaptation import whole_replicas
 from launch.control.planning.predictions import elastic_of, rehearsal_times, started_on, times_in_streams
+from launch.history.failures import mean_time_between_failures
 from launch.node.elastic.replan import replanned
 from megatron_ext.contract.layout import lcm
 from megatron_ext.contract.plan import Plan
@@ -33,7 +34,7 @@ from megatron_ext.contract.plan_parts import (
     TimesOfSize,
 )
 from megatron_ext.contract.schedule.streams import Stream
-from megatron_ext.contract.train_config import TrainConfig
+from megatron_ext.contract.train_config import AUTO, TrainConfig
 
 
 def make_plan(experiment: Experiment, run_name: str) -> Plan:
@@ -145,9 +146,23 @@ def _train_config(experiment: Experiment) -> TrainConfig:
             "overlap_optimizer": experiment.overlaps_optimizer,
             "lr_decay_iterations": _decay(experiment),
             "price_per_hour": experiment.price_per_hour(),
+            **_saving(experiment),
             "load": train.load and os.path.abspath(train.load),  # noqa: PTH100
         }
     )
+
+
+def _saving(experiment: Experiment) -> dict[str, object]:
+    """What the plan has for `save_interval=auto`."""
+    train = experiment.train
+    if train.save_interval != AUTO:
+        return {}
+    found: dict[str, object] = {"save_interval": None}
+    saves = train.checkpoint and experiment.executor.rehearse is Rehearse.none
+    if saves and experiment.engine.kind is not EngineKind.megatron_lm:
+        gpus = [node.gpu for node in _run_nodes(experiment)]
+        found["mtbf_s"] = float(f"{mean_time_between_failures(gpus, Path(experiment.runs_dir)):.3g}")
+    return found
 
 
 def _decay(experiment: Experiment) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +169,56 @@ def test_a_rank_that_cannot_write_its_part_is_named_and_the_last_good_one_stays(
     assert [name for name in names(run) if name.startswith("iter")] == ["iter_0000002"]
     assert run.go() == 0, run.stderr()
     assert names(run) == ["iter_0000002", "iter_0000004", "latest"]
+    assert_equal(run, whole)
+
+
+@pytest.mark.parametrize("by_a_thread", [False, True], ids=["at-once", "by-a-thread"])
+@pytest.mark.parametrize("where", ["embedding", "head", "folder", "latest"])
+def test_a_save_that_fails_is_told_and_the_run_goes_on(
+    engine_run: Callable[..., EngineRun],
+    whole: EngineRun,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    by_a_thread: bool,
+) -> None:
+    write, sync, make = safetensors.write, saving._sync, saving.Saver._make_folder
+
+    def troubled(path: Path, *content: dict) -> None:
+        if path.stem == where and "iter_0000002" in str(path):
+            fail(path)
+        write(path, *content)
+
+    def no_folder(saver: saving.Saver, final: Path) -> None:
+        if where == "folder" and final.name == "iter_0000002":
+            fail(final)
+        make(saver, final)
+
+    def no_sync(folder: Path) -> None:
+        if where == "latest" and "iter_0000002" in folder.name:
+            raise OSError(errno.EROFS, "Read-only file system")
+        sync(folder)
+
+    run = engine_run(*TWO_STAGES, f"train.save_async={str(by_a_thread).lower()}")
+    monkeypatch.setattr(safetensors, "write", troubled)
+    monkeypatch.setattr(saving, "_sync", no_sync)
+    monkeypatch.setattr(saving.Saver, "_make_folder", no_folder)
+    assert run.go() == 0, run.stderr()
+    assert run.stderr().count("not saved, and the run goes on: ") == 1
+    assert "iter_0000002" in run.stderr()
+    assert names(run) == ["iter_0000004", "latest"]
+    assert_equal(run, whole)
+
+
+def test_a_run_that_saves_by_itself_saves_after_the_same_iterations_on_all_ranks(
+    engine_run: Callable[..., EngineRun], whole: EngineRun
+) -> None:
+    run = engine_run(*TWO_STAGES, "train.save_interval=auto", "train.keep_checkpoints=9")
+    assert run.plan.train.mtbf_s is not None
+    plan = replace(run.plan, train=replace(run.plan.train, mtbf_s=1e-3))
+    run.run.write_json(run.run.plan, plan.as_json())
+    assert run.go() == 0, run.stderr()
+    assert names(run) == ["iter_0000002", "iter_0000003", "iter_0000004", "latest"]
+    assert "train.save_interval=auto: a save takes" in run.run.node_out("local-0").read_text()
     assert_equal(run, whole)
 
 
