@@ -27,6 +27,7 @@ from megatron_ext.parallel.meeting import LocalStore, join_store, open_store
 from megatron_ext.rank_processes import Ranks, name_memory_errors, signals_blocked
 from megatron_ext.timeline.event_files import EventBuffer, EventFiles
 from megatron_ext.timeline.progress import Wait
+from megatron_ext.timeline.surroundings import note_surroundings
 from megatron_ext.train import train
 
 
@@ -80,6 +81,8 @@ def _run_node(plan: Plan, node_rank: int, job: Optional[Job]) -> int:
         with signals_blocked():
             ranks.start()
             events.start()
+        if job is None:
+            note_surroundings(plan, node_rank)
         store = open_store(plan) if first and local is None else None
         code = ranks.wait()
         if store is not None:

@@ -22,8 +22,8 @@ CONFIGURED = ("launch", "doctor", "search", "profile", "simulate", "rehearse")
 """Commands that take groups and keys."""
 OF_RUNS = ("status", "logs", "stop", "runs", "report", "evaluate", "translate", "generate", "checkpoint")
 """Commands that take a RUN."""
-RUN_WORDS = ("resume", "validate", "noise")
-OF_LAUNCH = ("resume", "openseq2seq", "pipedream", "profile")
+RUN_WORDS = ("resume", "reproduce", "validate", "noise")
+OF_LAUNCH = ("resume", "reproduce", "openseq2seq", "pipedream", "profile")
 MODEL, LEARNING = "model", "learning"
 """What may come first after `tdpp init` and `tdpp rehearse`."""
 MOST_RUNS = 50

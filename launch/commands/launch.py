@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -31,20 +32,25 @@ from conf.schema.experiment import Experiment
 from conf.visible import visible
 from launch.commands.completion import hydra_option
 from launch.commands.launching.preflight import Preflight, before_launch, check_start, data_there, with_length
+from launch.commands.launching.reproducing import REPRODUCE, configuration_of, differences, run_to_reproduce
 from launch.commands.launching.resolve_auto import require_choice, resolve_auto
 from launch.commands.launching.resuming import RESUME, SKIPS, SWEEPER, SWEEPS, WORDS, resumed
 from launch.control.follow import follow, interruptible
 from launch.control.planning.checks import check, check_image, check_supported
 from launch.control.short_job import ANY_LENGTH, without_goal
-from launch.control.submit import resume
+from launch.control.submit import launch_directory, resume
 from launch.errors import LaunchError
 from launch.judge.state import next_step, print_next, word_for
 from launch.judge.verdict import judge
+from launch.machine.provenance import read_source
 from launch.node.worker_command import WORKER
 from launch.sweep.hydra_sweep import BatchTask, called_with, register_launcher
 from launch.sweep.outcomes import NoValue, report_single, report_sweep, value_of
 from launch.sweep.start import Combination, Outcome, Outcomes, check_sweep_wide, confirm, existing, start_all
 from megatron_ext.contract.files import write_atomic
+
+if TYPE_CHECKING:
+    from launch.commands.launching.excluded import Known
 
 OWN = {"profile": name_of("profile")}
 """Words that are no keys."""
@@ -72,6 +78,8 @@ class Session:
     outcomes: Outcomes = field(default_factory=dict)
     metric: str | None = None
     """The metric by which a sweeper chooses."""
+    hosts: Known = field(default_factory=dict)
+    """What `cluster.exclude=[auto]` has found."""
     experiments: list[Experiment] = field(default_factory=list)
     """All that were to be started so far."""
 
@@ -93,7 +101,7 @@ class Session:
 
                 cfg, profiles = with_profile(cfg, self.profile, overrides)
                 overrides = (*overrides, *profiles)
-            composed, chosen = resolve_auto(cfg, overrides)
+            composed, chosen = resolve_auto(cfg, overrides, self.hosts)
         except TdppError as error:
             composed = error
         self.combinations.append(Combination(overrides=overrides, composed=composed, chosen=chosen))
@@ -114,6 +122,8 @@ def main(argv: Sequence[str], *, preflight: Preflight = before_launch, worker: s
             return _launched(given, preflight, worker, resumes=True)
 
         return resumed(argv, lambda run: _resume(run, worker), go_on)
+    if any(argument.startswith(REPRODUCE) for argument in argv):
+        return _reproduce(run_to_reproduce(argv), preflight, worker)
     if any(argument in COMPLETION for argument in argv):
         return hydra_option(argv)
     check_options(argv)
@@ -290,6 +300,21 @@ def _resume(run: RunDir, worker: str) -> int:
     print(visible(f"{run.name}: {verdict.state}, {verdict.reason}"), flush=True)
     print_next(next_step(verdict.state, word_for(run)))
     return verdict.exit_code
+
+
+def _reproduce(run: RunDir, preflight: Preflight, worker: str) -> int:
+    """The configuration is there already, so Hydra composes nothing."""
+    with interruptible(), launch_directory(run, REPRODUCE):
+        experiment, overrides = configuration_of(run)
+        nothing = "nothing differs in tdpp, its packages and the host of the launch"
+        for difference in [*differences(run, read_source())] or [nothing]:
+            print(visible(f"({REPRODUCE}{run.name}: {difference})"), file=sys.stderr, flush=True)
+        combinations = [Combination(overrides=overrides, composed=experiment)]
+        outcomes: Outcomes = {}
+        wanted = partition_outcomes(combinations, outcomes, preflight)
+        confirm(list(wanted.values()))
+        start_all(combinations, wanted, outcomes, worker)
+    return report_single(list(outcomes.values()), full=False)
 
 
 def _run_hydra(argv: Sequence[str], session: Session, run_batch: Callable[[Sequence[JobReturn]], None]) -> None:

@@ -210,7 +210,7 @@ def _resume(run: RunDir, experiment: Experiment, worker: str, sound: Callable[[P
             run.write_json(run.plan, plan.as_json())
     run.stop_request.unlink(missing_ok=True)
     try:
-        with _launch_directory(run):
+        with launch_directory(run):
             _start(experiment, run, plan, worker)
     except BaseException:
         run.write_json(run.jobs, before)
@@ -240,13 +240,13 @@ def _require_same_code(run: RunDir, plan: Plan) -> None:
     )
 
 
-def _launch_directory(run: RunDir) -> contextlib.AbstractContextManager[None]:
-    """There relative paths of its configuration, such as container.image_dir, lead where they led; a folder that is
-    gone is nobody's any more."""
+def launch_directory(run: RunDir, word: str = "resume=") -> contextlib.AbstractContextManager[None]:
+    """Changes into the folder in which a run was launched. There relative paths of its configuration, such as
+    container.image_dir, lead where they led; a folder that is gone is nobody's any more. `word` is the user's."""
     try:
         origin = run.read(run.provenance, Origin)
     except RunFolderError as error:
-        raise LaunchError(f"resume={run.name}: the folder it was launched from is unknown: {error}") from error
+        raise LaunchError(f"{word}{run.name}: the folder it was launched from is unknown: {error}") from error
     folder = Path(origin.cwd if origin is not None else ".")
     return contextlib.chdir(folder) if folder.is_dir() else contextlib.nullcontext()
 

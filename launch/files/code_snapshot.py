@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from conf.run_folder.run_folders import run_around
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural
 from megatron_ext.contract.files import write_atomic
@@ -69,6 +70,8 @@ def keep_code(file: Path, run: RunDir) -> Snapshot:
         OSError: it cannot be read or written.
     """
     file = Path(os.path.abspath(file))  # noqa: PTH100  (resolves '..', follows no link)
+    if (kept := _kept_around(file)) is not None:
+        return _copied_again(kept, file, run)
     git = _Git(file.parent)
     root = git.root or file.parent
     base = root if git.root else _above(root)
@@ -91,6 +94,34 @@ def keep_code(file: Path, run: RunDir) -> Snapshot:
         left_out=left_out,
         commit=git.commit,
         changed=git.changed,
+    )
+
+
+def _kept_around(file: Path) -> RunDir | None:
+    """The run whose code a file is, in the copy that the run kept."""
+    found = run_around(file)
+    return RunDir(found) if found is not None and RunDir(found).code_tree in file.parents else None
+
+
+def _copied_again(kept: RunDir, file: Path, run: RunDir) -> Snapshot:
+    """Copies what another run kept, whole and with its links: what it left out, nobody can know."""
+    shutil.copytree(kept.code_tree, run.code_tree, symlinks=True)
+    if kept.code_diff.is_file():
+        shutil.copyfile(kept.code_diff, run.code_diff)
+    entries = [Path(folder) / name for folder, _, names in os.walk(run.code_tree) for name in names]
+    links = sum(path.is_symlink() for path in entries)
+    origin = kept.read_object(kept.provenance, ()) or {}
+    said = origin.get("code")
+    code: Mapping[str, object] = said if isinstance(said, dict) else {}
+    commit, changed = code.get("commit"), code.get("changed")
+    return Snapshot(
+        root=kept.code_tree,
+        file=run.code_tree / file.relative_to(kept.code_tree),
+        copied=len(entries) - links,
+        linked=links,
+        left_out=0,
+        commit=commit if isinstance(commit, str) else None,
+        changed=[*map(str, changed)] if isinstance(changed, list) else None,
     )
 
 

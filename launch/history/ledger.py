@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,8 @@ from launch.judge.verdict import decide
 from launch.observe.executors import Answers
 from launch.observe.look import answers_to, finish_observation
 
+MANY = 20
+"""So many runs without a record take long enough to say that they are read."""
 _OPEN = (State.starting, State.running, State.failing, State.unknown)
 
 
@@ -34,6 +37,17 @@ def records(runs: Path, progress: Callable[[int], None] = lambda count: None) ->
             found.append(record)
     found += _made(without, progress)
     return sorted(found, key=lambda record: record.began_unix)
+
+
+def announcement(runs: Path) -> Callable[[int], None]:
+    """Returns what `records` takes as `progress`, which says once that many runs are to be read."""
+    left = iter([MANY])
+
+    def tell(count: int) -> None:
+        if count >= MANY and next(left, None) is not None:
+            print(f"(reading what {count} runs in {runs} say of their hosts; later it is known)", file=sys.stderr)
+
+    return tell
 
 
 def folders(runs: Path) -> Iterator[os.DirEntry[str]]:

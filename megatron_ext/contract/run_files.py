@@ -58,6 +58,10 @@ class RunFiles:
         """What each rank of a node is doing, or how it ended."""
         return self.nodes / f"{node}.ranks.json"
 
+    def node_machine(self, node: str) -> Path:
+        """What a node is made of."""
+        return self.nodes / f"{node}.machine.json"
+
     @property
     def errors(self) -> Path:
         return self.path / "errors"

@@ -14,6 +14,7 @@ from conf.schema.experiment import Experiment
 from fasop.simulation.predict import Prediction
 from reports.facts.frames import PEAKS
 from reports.facts.learning import learned
+from reports.facts.machines import made_of
 from reports.facts.side_by_side import Facts, facts
 from reports.facts.usual_iterations import time_of
 from reports.figures.page import leaves
@@ -57,6 +58,8 @@ class Outcome:
     emulated: bool = False
     """A rehearsal: its times were given, and nothing was computed."""
     facts: Facts = field(default_factory=Facts)
+    machines: Mapping[str, str] = field(default_factory=dict)
+    """What its nodes are made of, by key."""
 
     @property
     def failed(self) -> bool:
@@ -92,6 +95,9 @@ def outcome(
         loss=_number(last_loss(record)[1]),
         lines={name: tuple(values) for name, values in lines.items() if values},
         emulated=emulated,
+        machines=made_of(
+            record.machines, [str(one["image"]) for one in record.node_states.values() if one.get("image")]
+        ),
         facts=facts(record, learned(record), time, prediction, busy),
     )
 

@@ -4,11 +4,12 @@ charts, repeats of one configuration together, and those that failed."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from conf.visible import plural
+from reports.facts.machines import differing
 from reports.facts.side_by_side import Compared
 from reports.figures.chart import Axis, Item, dots, parallel
 from reports.figures.embed import TIMELINE, embedded, page_with_figures
@@ -118,6 +119,7 @@ def render(outcomes: Sequence[Outcome], timed: Sequence[Timed] = ()) -> str:
         *(section(runs) for section in SECTIONS),
         _failed(failed, compared.keys),
         _others(outcomes, compared.others),
+        _machines(outcomes),
         "</main>",
     ]
     return page_with_figures(f"{plural(len(outcomes), 'run')} – tdpp", "\n".join(body), SCRIPTS if differs else ())
@@ -197,18 +199,28 @@ def _crossing(title: str, items: Sequence[Item], axes: Sequence[Axis]) -> str:
 
 
 def _others(outcomes: Sequence[Outcome], keys: Sequence[str]) -> str:
-    """The keys that no other table has room for, a row for each; of many runs, tables of as many as fit on paper."""
+    """The keys that no other table has room for."""
+    values = [(one.name, one.settings) for one in outcomes]
+    return _of_all("Configuration", f"{plural(len(keys), 'other key')} that differ", keys, values)
+
+
+def _machines(outcomes: Sequence[Outcome]) -> str:
+    """In what the runs' nodes and packages differ."""
+    keys = differing([one.machines for one in outcomes])
+    what = f"{plural(len(keys), 'fact')} of their machines and packages in which the runs differ"
+    return _of_all("Machines and packages", what, keys, [(one.name, one.machines) for one in outcomes])
+
+
+def _of_all(title: str, summary: str, keys: Sequence[str], runs: Sequence[tuple[str, Mapping[str, str]]]) -> str:
+    """A row for each key; of many runs, tables of as many as fit on paper."""
     if not keys:
         return ""
     drawn = ""
-    for first in range(0, len(outcomes), MOST_COLUMNS):
-        some = outcomes[first : first + MOST_COLUMNS]
-        rows: list[Row] = [(key, *(one.settings.get(key, "–") for one in some)) for key in keys]
-        drawn += table(("key", *(one.name for one in some)), rows)
-    counted = plural(len(keys), "other key")
-    return (
-        f"<section><h2>Configuration</h2><details><summary>{counted} that differ</summary>{drawn}</details></section>"
-    )
+    for first in range(0, len(runs), MOST_COLUMNS):
+        some = runs[first : first + MOST_COLUMNS]
+        rows: list[Row] = [(key, *(values.get(key, "–") for _, values in some)) for key in keys]
+        drawn += table(("key", *(name for name, _ in some)), rows)
+    return f"<section><h2>{title}</h2><details><summary>{summary}</summary>{drawn}</details></section>"
 
 
 def _failed(failed: Sequence[Outcome], keys: Sequence[str]) -> str:

@@ -91,6 +91,8 @@ class Record:
     """What is missing, one sentence each."""
     memory_course: Mapping[int, pd.Series] = field(default_factory=dict)
     """MiB over iterations, by rank that noted it."""
+    machines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What each node is made of, by its name, where it was noted."""
     profiles: Sequence[ProfileFile] = ()
     """What profilers left in its folder."""
     traffic: Mapping[int, Traffic] = field(default_factory=dict)
@@ -169,6 +171,7 @@ def read(run: RunDir) -> Record:
             node.name: _json(run, run.node_state(node.name), notes) for node in (plan.nodes[rank] for rank in plan.used)
         },
         failures=tuple(_failures(run, plan, notes)),
+        machines=_machines(run, plan, notes),
         memory={rank: one.mib for rank, one in memory.items()},
         memory_course={rank: one.course.series for rank, one in memory.items() if one.course},
         profiles=profile_files(run),
@@ -265,6 +268,12 @@ def _by_rank(
     """Reads a file of each rank, where it is there."""
     read = {rank.rank: _typed(run, path(rank.rank), kind, notes) for rank in ranks}
     return {rank: content for rank, content in read.items() if content is not None}
+
+
+def _machines(run: RunDir, plan: Plan, notes: list[str]) -> dict[str, Mapping[str, Any]]:
+    """Returns what is noted of each node: runs of earlier versions have nothing, and neither have rehearsals."""
+    names = [plan.nodes[rank].name for rank in plan.used]
+    return {name: _json(run, path, notes) for name in names if (path := run.node_machine(name)).exists()}
 
 
 def _provenance(run: RunDir, notes: list[str]) -> Mapping[str, Any]:

@@ -11,23 +11,32 @@ from conf.schema.parallel import AUTO
 from conf.schema.values.sbatch import names_nodes
 from launch.errors import LaunchError
 from launch.history.hosts import Health, Host, hosts_of
-from launch.history.ledger import records
+from launch.history.ledger import announcement, records
 from launch.machine import sinfo, slurm_commands
+
+Known = dict[tuple[ExecutorKind, Path], "tuple[list[Host], frozenset[str] | None]"]
+"""By executor and folder of runs the hosts that are not healthy, and the nodes of Slurm: all combinations of a sweep
+leave out the same."""
 
 
 def unhealthy(runs: Path) -> list[Host]:
     """The hosts that the runs in a folder show to be slow, throttled or failing."""
-    return [host for host in hosts_of(records(runs)) if host.health is not Health.healthy]
+    return [host for host in hosts_of(records(runs, announcement(runs))) if host.health is not Health.healthy]
 
 
-def with_excluded(cluster: Cluster, executor: ExecutorKind, runs: Path) -> tuple[Cluster, str | None]:
+def with_excluded(
+    cluster: Cluster, executor: ExecutorKind, runs: Path, known: Known | None = None
+) -> tuple[Cluster, str | None]:
     """Put the names of hosts in the place of `auto`, and say which; None without that word. `runs` is the folder of the
-    runs that show what hosts are like."""
+    runs that show what hosts are like; `known` holds what was found before."""
     given = cluster.exclude
     if AUTO not in given:
         return cluster, None
-    bad = unhealthy(runs)
-    nodes = _nodes(executor)
+    known = {} if known is None else known
+    key = executor, runs.absolute()
+    if key not in known:
+        known[key] = unhealthy(runs), _nodes(executor)
+    bad, nodes = known[key]
     found = {name: host for host in bad if (name := _node_of(host.name, nodes)) is not None}
     others = [host.name for host in bad if host not in found.values()]
     names = list(dict.fromkeys([*(host for host in given if host != AUTO), *found]))

@@ -21,13 +21,17 @@ from conf.schema.values.partition import Shares, run_length_text
 if TYPE_CHECKING:
     from fasop.search.shares.batch_division import BatchDivision
     from fasop.shares.public_files import Cluster
+    from launch.commands.launching.excluded import Known
 
 
 KEYS = ("micro_batch_size", "shares", "streams")
 
 
-def resolve_auto(cfg: DictConfig, words: Sequence[str] | None = None) -> tuple[Experiment, str | None]:
+def resolve_auto(
+    cfg: DictConfig, words: Sequence[str] | None = None, known: Known | None = None
+) -> tuple[Experiment, str | None]:
     """The composed configuration as an experiment, and in words what was chosen of it; `words` as of `to_experiment`.
+    `known` keeps what was found of hosts from one combination of a sweep to the next.
 
     Raises:
         TdppError: a rule is broken, or nothing that could be chosen fits.
@@ -36,7 +40,8 @@ def resolve_auto(cfg: DictConfig, words: Sequence[str] | None = None) -> tuple[E
     if AUTO in experiment.cluster.exclude:
         from launch.commands.launching.excluded import with_excluded  # few launches look at all runs
 
-        cluster, left_out = with_excluded(experiment.cluster, experiment.executor.kind, Path(experiment.runs_dir))
+        runs = Path(experiment.runs_dir)
+        cluster, left_out = with_excluded(experiment.cluster, experiment.executor.kind, runs, known)
         experiment = replace(experiment, cluster=cluster)
         chosen = "; ".join(filter(None, [chosen, left_out]))
     return experiment, chosen

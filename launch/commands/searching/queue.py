@@ -24,7 +24,7 @@ from conf.visible import plural, span
 from fasop.errors import SearchError
 from launch.control.executors.sbatch import JobRequest, Submission, component, sbatch_text
 from launch.errors import LaunchError
-from launch.history.ledger import records
+from launch.history.ledger import announcement, records
 from launch.machine import slurm_commands
 from launch.machine.slurm_commands import SlurmSilent
 from launch.screen import clock, print_table
@@ -214,7 +214,7 @@ def estimates_so_far(runs: Path) -> str | None:
     """How far Slurm's estimates were off for the last runs; None where there are none."""
     known = [
         (one.waited_s, one.expected_wait_s)
-        for one in records(runs)
+        for one in records(runs, announcement(runs))
         if one.waited_s is not None and one.expected_wait_s is not None
     ][-RUNS:]
     if not known:

@@ -133,6 +133,7 @@ def offered(line: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
         ("tdpp launch executor.kind=s", ["executor.kind=slurm"]),
         ("tdpp launch train.load=", []),
         ("tdpp launch res", ["resume="]),
+        ("tdpp launch repr", ["reproduce="]),
         ("tdpp launch resume=m", ["resume=mine", "resume=mine/20260101-120000-0123abcd"]),
         ("tdpp stop --runs-dir=elsewhere ", []),
         ("tdpp search pl", ["plan="]),

@@ -108,3 +108,22 @@ def test_a_pipe_is_linked_and_a_link_that_leads_nowhere_stays(work: Path) -> Non
     found, _ = kept(work)
     assert (found.file.parent / "pipe").is_fifo()
     assert (found.file.parent / "nowhere.py").is_symlink()
+
+
+def test_what_a_run_kept_is_kept_again_as_it_was(work: Path) -> None:
+    top = work.parent
+    git(top, "init", "-q")
+    git(top, "add", ".")
+    git(top, "commit", "-q", "-m", "first")
+    (top / "beside.py").write_text("# changed\n")
+    first, run = kept(work)
+    run.write_json(run.provenance, {"code": first.as_json()})
+    (work / "my.py").write_text("# edited since\n")
+    again = RunDir.create(work / "runs", "mine", "{}", datetime.now())
+    second = keep_code(first.file, again)
+    assert second.file == again.code_tree / first.file.relative_to(run.code_tree)
+    assert second.file.read_text() == "import package.part\n"
+    assert (second.file.parent / "large.bin").is_symlink()
+    assert (second.copied, second.linked) == (first.copied, first.linked)
+    assert (second.commit, second.changed) == (first.commit, first.changed)
+    assert again.code_diff.read_text() == run.code_diff.read_text()

@@ -214,6 +214,33 @@ def test_only_the_code_that_a_run_keeps_decides_whether_it_is_resumed(runs: Path
     assert run.jobs.read_text() == before
 
 
+def test_a_run_is_reproduced_with_the_code_that_it_kept_and_what_differs_is_said(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "my.py"
+    own.write_text("# one")
+    assert launch(*SHORT, *module_of(own), "train.seed=7") == 0
+    (run,) = RunDir.all(here)
+    own.write_text("# two")
+    said = run.read_json(run.provenance)
+    run.write_json(run.provenance, {**said, "versions": {**said["versions"], "numpy": "1.0"}})
+    capsys.readouterr()
+    assert main([f"reproduce={run.path}"], preflight=no_data_needed, worker=WORKER) == 0
+    told = capsys.readouterr().err
+    assert f"(reproduce={run.name}: numpy is {said['versions']['numpy']}, and was 1.0)" in told
+    (again,) = (one for one in RunDir.all(here) if one.path != run.path)
+    kept = Path(str(again.read_plan().model.code).removesuffix(":Net"))
+    assert again.code_tree in kept.parents
+    assert kept.read_text() == "# one"
+    assert again.read_plan().train == run.read_plan().train
+    assert again.overrides.read_text() == run.overrides.read_text()
+    kept.unlink()
+    with pytest.raises(LaunchError, match=r"my\.py is not there any more as the run had it$"):
+        main([f"reproduce={again.path}"], worker=WORKER)
+    with pytest.raises(LaunchError, match=r"reproduce=RUN starts a run as that one was configured and takes no other"):
+        main([f"reproduce={again.path}", "train.seed=8"], worker=WORKER)
+
+
 def test_a_damaged_checkpoint_is_not_resumed_from(runs: Path) -> None:
     run = start(runs, "train.iterations=100000")
     wait_until_running(run)

@@ -13,6 +13,7 @@ from launch.cli import main
 from launch.commands.launching import excluded
 from launch.commands.searching import plans
 from launch.errors import LaunchError
+from launch.history.ledger import MANY, announcement
 from launch.history.record import RunRecord
 from launch.machine import slurm_commands
 from tests.launch.history.test_hosts import history
@@ -31,7 +32,7 @@ def records() -> list[RunRecord]:
 
 
 def left_out(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str]:
-    monkeypatch.setattr(excluded, "records", lambda runs: records())
+    monkeypatch.setattr(excluded, "records", lambda *given: records())
     words = ["experiment=seed_a100x1_a10x7", "executor=slurm", "cluster.exclude=[gpu2-001,auto]"]
     cluster, why = excluded.with_excluded(compose(words).cluster, ExecutorKind.slurm, Path("runs"))
     assert why is not None
@@ -56,10 +57,28 @@ def test_without_an_answer_of_slurm_every_host_with_the_name_of_a_node_is(monkey
 
 
 def test_a_search_asks_slurm_about_hosts_and_not_about_auto(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(excluded, "records", lambda runs: records())
+    monkeypatch.setattr(excluded, "records", lambda *given: records())
     monkeypatch.setattr(slurm_commands, "nodes", lambda: LINE.format("gpu2-002"))
     asked = []
     monkeypatch.setattr(plans, "nodes_now", lambda cluster: asked.append(cluster.exclude) or [])
     words = ["experiment=seed_a100x1_a10x7", "executor=slurm", "cluster.exclude=[auto]", "leave_out=false"]
     assert main(["search", *words, "parallel.schedule=gpipe", "by_stage=false", "top=1"]) == 0
     assert asked == [["gpu2-002"]]
+
+
+def test_all_combinations_of_a_sweep_ask_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(excluded, "records", lambda *given: asked.append(given) or records())
+    monkeypatch.setattr(slurm_commands, "nodes", lambda: LINE.format("gpu2-002"))
+    words = ["experiment=seed_a100x1_a10x7", "cluster.exclude=[auto]", "dry_run=true", f"runs_dir={tmp_path}"]
+    assert main(["launch", "-m", *words, "train.seed=1,2,3"]) == 0
+    assert len(asked) == 1
+
+
+def test_that_many_runs_are_read_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    tell = announcement(Path("runs"))
+    for left in range(50, 0, -1):
+        tell(left)
+    assert capsys.readouterr().err == "(reading what 50 runs in runs say of their hosts; later it is known)\n"
+    announcement(Path("runs"))(MANY - 1)
+    assert capsys.readouterr().err == ""
