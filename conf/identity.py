@@ -44,6 +44,7 @@ NOT_OF_THE_RUN = (
     "cluster.groups.*.sbatch",
     "cluster.sbatch",
     "cluster.exclude",
+    "cluster.carbon_g_per_kwh",
     "container.image_dir",
     "container.reload",
     "data.cache",

@@ -165,6 +165,8 @@ class Cluster:
     exclude: list[str] = field(default_factory=list)
     """Nodes of Slurm that no job is to get, such as gpu07 or "gpu[03-05]"; `auto`: those that are not healthy by
     `tdpp nodes`."""
+    carbon_g_per_kwh: float | None = option(None, from_0(10_000.0))
+    """Grams of CO2 for a kWh, by which a run's page turns its energy into carbon."""
     scratch: str = "/tmp"
     """A folder on each node's own disk."""
 

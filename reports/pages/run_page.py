@@ -97,7 +97,7 @@ def sections(
         *_stages(record, timeline, figures, prediction),
         cause_section(why, record.plan, record.overrides) if failures else "",  # how to be faster is no question before
         stragglers_section(figures, record.plan),
-        gpu_section(gpus) if gpus else "",
+        gpu_section(gpus, record) if gpus else "",
         profiles_section(record),
         *([] if record.log else [reproduce_section(record), configuration_section(record)]),
     ]

@@ -36,6 +36,9 @@ class GpuReport:
     course: pd.DataFrame
     """Over hours since the first reading that was looked at: `utilisation`, percent, the mean over all GPUs, and
     `power_w`, their sum. Empty where readings have no times."""
+    energy: pd.DataFrame
+    """For each GPU, by `node` and `place` among those of its node, the `kwh` of the `hours` in which it told its power,
+    since the first reading that was looked at. A GPU that is read for two nodes of a run counts for the first."""
     shared: Mapping[str, Sequence[int]]
     """The GPUs of each node on which other processes computed beside those of the run."""
     throttled: Mapping[tuple[str, int], Mapping[str, float]]
@@ -85,6 +88,7 @@ def gpu_report(texts: Mapping[str, str]) -> GpuReport:
     return GpuReport(
         uses=_uses(samples),
         course=_course(samples),
+        energy=_energy(samples),
         throttled=_throttled(samples),
         shared={node: sorted(numbers) for node, numbers in shared.items()},
         troubles=[f"{', '.join(dict.fromkeys(nodes))}: {text}" for text, nodes in troubles.items()],
@@ -132,6 +136,23 @@ def _course(samples: pd.DataFrame, most: int = 200) -> pd.DataFrame:
     by_hours = usual.groupby("hours")
     power_w = by_hours["power_w"].agg(lambda watts: watts.sum(skipna=False))
     return pd.DataFrame({"utilisation": by_hours["utilisation"].mean(), "power_w": power_w})
+
+
+LONGEST = 2
+"""A reading stands for the time to the next one, at most so many intervals: in a gap nobody knows."""
+
+
+def _energy(samples: pd.DataFrame) -> pd.DataFrame:
+    timed = samples.assign(
+        unix=[one.unix for one in samples["reading"]], interval_s=[one.interval_s for one in samples["reading"]]
+    )
+    timed = timed[(timed["interval_s"] > 0) & timed["power_w"].notna()]
+    first = timed.groupby("uuid")["node"].transform("first")
+    timed = timed[timed["node"] == first].sort_values("unix", kind="stable")
+    later = timed.groupby("uuid")["unix"].shift(-1)
+    lasts = (later - timed["unix"]).clip(upper=LONGEST * timed["interval_s"]).fillna(timed["interval_s"])
+    each = timed.assign(kwh=timed["power_w"] * lasts / 3.6e6, hours=lasts / 3600)
+    return each.groupby(["node", "place"], sort=False)[["kwh", "hours"]].sum().reset_index()
 
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\([A-Z]|[=>])")

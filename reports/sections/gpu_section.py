@@ -7,17 +7,20 @@ from html import escape
 import pandas as pd
 
 from conf.visible import plural
+from reports.facts.energy import energy_of
 from reports.figures.chart import lines
 from reports.figures.embed import NOTHING, embedded
 from reports.figures.page import bullets, number, table
 from reports.readers.gpus import GpuReport
+from reports.readers.record import Record
+from reports.sections.figures_section import settled
 
 MOST = 16
 """So many GPUs are listed, those with the lowest utilisation first."""
 
 
-def gpu_section(report: GpuReport) -> str:
-    """The section of a run's page, as HTML."""
+def gpu_section(report: GpuReport, record: Record | None = None) -> str:
+    """The section of a run's page, as HTML; with its `record` it says what the energy was for."""
     uses, course = report.uses, report.course
     known = uses["utilisation"].dropna()
     if len(known):
@@ -42,9 +45,26 @@ def gpu_section(report: GpuReport) -> str:
     ordered = uses.assign(sound=uses["fault"].isna()).sort_values(["sound", "utilisation"], kind="stable")
     rows = [_row(use) for _, use in ordered.head(MOST).iterrows()]
     return (
-        f'<section><h2>GPUs</h2><p>{escape(message)}</p>{troubles}<div class="charts">{charts}</div>{shown}'
+        f"<section><h2>GPUs</h2><p>{escape(message)}</p>{_energy(report, record)}{troubles}"
+        f'<div class="charts">{charts}</div>{shown}'
         f'{table(head, rows)}<p class="note">{escape(note)}</p></section>'
     )
+
+
+def _energy(report: GpuReport, record: Record | None) -> str:
+    found = None if record is None else energy_of(report.energy, record.plan)
+    if record is None or found is None:
+        return ""
+    parts = [f"{found.kwh:,.3g} kWh of {plural(found.gpus, 'GPU')} in {found.hours:,.3g} h of readings"]
+    tokens_per_s = settled(record, "tokens_per_s")
+    if tokens_per_s:
+        parts.append(f"{found.kwh_per_million_tokens(tokens_per_s):,.3g} kWh per million tokens")
+    if len(found.by_stage) > 1:
+        parts.append(", ".join(f"stage {stage} {kwh:,.3g} kWh" for stage, kwh in found.by_stage.items()))
+    factor = record.experiment.cluster.carbon_g_per_kwh if record.experiment else None
+    if factor is not None:
+        parts.append(f"{found.kwh * factor / 1000:,.3g} kg CO₂ (cluster.carbon_g_per_kwh={factor:g})")
+    return f"<p>Energy: {escape('; '.join(parts))}.</p>"
 
 
 def _course(values: pd.Series) -> str:
