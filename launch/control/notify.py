@@ -27,7 +27,7 @@ from conf.visible import visible
 from launch.files.own_path import own_folder
 from launch.files.owner import owner_of
 from launch.judge.state import State
-from launch.judge.verdict import Verdict, decide
+from launch.judge.verdict import decide
 from launch.observe.look import observe
 from megatron_ext.contract.worker import NODE_RANK, START, TOKEN
 
@@ -70,10 +70,7 @@ def notify_end(run: RunDir, environment: Mapping[str, str] = os.environ) -> None
     """
     if not run.notify.is_file() or owner_of(run) != os.geteuid():
         return
-    with own_folder(run.path, run.submitit.name, group=True) as own:  # what a group may write says nothing here
-        settings = typed(
-            Settings, parse_json(own.read(run.notify.name).decode(errors="replace"), str(run.notify)), str(run.notify)
-        )
+    settings = settings_in(run)
     seen = observe(run)
     verdict = decide(seen)
     if not seen.over or verdict.state in _UNDECIDED:
@@ -83,22 +80,52 @@ def notify_end(run: RunDir, environment: Mapping[str, str] = os.environ) -> None
         os.close(os.open(notice, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
     except FileExistsError:
         return
-    failures = [*_commanded(settings, run, verdict, environment), *_posted(settings, run, verdict, environment)]
+    text = Notice(run, str(verdict.state), verdict.rule, verdict.reason, verdict.exit_code)
+    failures = send(settings, text, environment)
     run.write_json(notice, {"unix": time.time(), "state": verdict.state, "failures": failures})
     for failure in failures:
         print(visible(f"{run.name}: {failure}"), file=sys.stderr, flush=True)
 
 
-def _commanded(settings: Settings, run: RunDir, verdict: Verdict, environment: Mapping[str, str]) -> list[str]:
+def settings_in(run: RunDir) -> Settings:
+    """Returns who is to be told. Raises TdppError if others could have written that, or it is damaged."""
+    with own_folder(run.path, run.submitit.name, group=True) as own:  # what a group may write says nothing here
+        content = parse_json(own.read(run.notify.name).decode(errors="replace"), str(run.notify))
+        return typed(Settings, content, str(run.notify))
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What is told of a run."""
+
+    run: RunDir
+    state: str
+    rule: str
+    reason: str
+    exit_code: int | None
+    """None while it goes on: then the rule is an alarm's."""
+
+    @property
+    def alarm(self) -> str:
+        return self.rule if self.exit_code is None else ""
+
+
+def send(settings: Settings, notice: Notice, environment: Mapping[str, str]) -> list[str]:
+    """Tells it in all ways that are set; returns what went wrong."""
+    return [*_commanded(settings, notice, environment), *_posted(settings, notice, environment)]
+
+
+def _commanded(settings: Settings, notice: Notice, environment: Mapping[str, str]) -> list[str]:
     """Runs the command; returns what went wrong."""
     if not settings.command:
         return []
     about = {
-        "TDPP_RUN": run.name,
-        "TDPP_RUN_PATH": str(run.path),
-        "TDPP_STATE": str(verdict.state),
-        "TDPP_REASON": verdict.reason.replace("\0", " "),
-        "TDPP_EXIT_CODE": str(verdict.exit_code),
+        "TDPP_RUN": notice.run.name,
+        "TDPP_RUN_PATH": str(notice.run.path),
+        "TDPP_STATE": notice.state,
+        "TDPP_REASON": notice.reason.replace("\0", " "),
+        "TDPP_EXIT_CODE": "" if notice.exit_code is None else str(notice.exit_code),
+        "TDPP_ALARM": notice.alarm,
     }
     inherited = {name: value for name, value in environment.items() if name not in OF_A_RUN}
     what = f"notify.command ({settings.command[0]})"
@@ -108,7 +135,7 @@ def _commanded(settings: Settings, run: RunDir, verdict: Verdict, environment: M
             done = subprocess.run(
                 settings.command,
                 env=inherited | about,
-                cwd=run.path,
+                cwd=notice.run.path,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
@@ -124,8 +151,8 @@ def _commanded(settings: Settings, run: RunDir, verdict: Verdict, environment: M
     return [f"{what} exited with {done.returncode}: {lines[-1] if lines else 'no message'}"] if done.returncode else []
 
 
-def _posted(settings: Settings, run: RunDir, verdict: Verdict, environment: Mapping[str, str]) -> list[str]:
-    """Sends the verdict; returns what went wrong, in words without the address, which is a secret."""
+def _posted(settings: Settings, notice: Notice, environment: Mapping[str, str]) -> list[str]:
+    """Sends the notice; returns what went wrong, in words without the address, which is a secret."""
     if settings.webhook is None:
         return []
     what = f"notify.webhook={settings.webhook}"
@@ -133,16 +160,17 @@ def _posted(settings: Settings, run: RunDir, verdict: Verdict, environment: Mapp
     if not address.startswith(SCHEMES):
         return [f"{what}: the variable must hold an address that begins with {' or '.join(SCHEMES)}"]
     silent = f"the server did not answer within {POST_S:g} s"
-    text = f"{run.name}: {verdict}"
+    text = f"{notice.run.name}: {f'alarm: {notice.alarm}' if notice.alarm else notice.state}, {notice.reason}"
     content = {
         "text": text,  # Slack and Mattermost show this, Discord the other one
         "content": text,
-        "run": run.name,
-        "path": str(run.path),
-        "state": verdict.state,
-        "rule": verdict.rule,
-        "reason": verdict.reason,
-        "exit_code": verdict.exit_code,
+        "run": notice.run.name,
+        "path": str(notice.run.path),
+        "state": notice.state,
+        "rule": notice.rule,
+        "reason": notice.reason,
+        "exit_code": notice.exit_code,
+        "alarm": notice.alarm,
     }
     try:
         request = urllib.request.Request(

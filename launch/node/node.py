@@ -24,7 +24,7 @@ from launch.node.elastic.peer_status import PARKED
 from launch.node.own_caches import with_own_caches
 from launch.node.peers import SILENCE_S, Finding, Peers, watched
 from launch.node.rank_failures import failures, only_lost_others
-from launch.node.run_notices import note_requeue, note_restart, notify_if_last
+from launch.node.run_notices import AlarmWatch, note_requeue, note_restart, notify_if_last
 from launch.node.settings import NodeSettings
 from launch.node.slurm_job import SlurmJob
 from launch.node.worker_command import GRACE_S, given_environment, job_info
@@ -270,12 +270,15 @@ class NodeAgent:
     def _watch(self, worker: WorkerProcess) -> None:
         """Returns when the worker has ended, or is to be killed, because it did not end although it was asked to or
         because the other nodes wait for this one."""
+        alarms = AlarmWatch(self._run, self._name) if self._plan.ranks[-1].node == self._node_rank else None
         save_by: float | None = None
         kill_at: float | None = None
         next_request = 0.0
         while not worker.ended:
             now = time.monotonic()
             self._state.beat(worker.stopped)
+            if alarms is not None:
+                alarms.look()
             if kill_at is None:
                 self._look_around()
                 self._choose_nodes()

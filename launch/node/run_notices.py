@@ -26,6 +26,8 @@ from megatron_ext.contract.worker import NODE_RANK, START, TOKEN
 
 TOLD_S = 60.0
 """So long a node waits at its end for that."""
+ALARMS_S = 300.0
+"""Between two looks for alarms, each of which takes some 0.3 CPU seconds."""
 _OWN = (TOKEN, NODE_RANK, START)
 """Whoever ends the run's processes by these is not to end what tells of it."""
 
@@ -35,19 +37,41 @@ def notify_if_last(run: RunDir, node: str, start: Start, code: int) -> None:
     `launch.on_end` tells once."""
     if not run.notify.is_file() or _others_at_work(run, node, start, code):
         return
+    with suppress(subprocess.TimeoutExpired):
+        _telling(run, node).wait(TOLD_S)
+
+
+def _telling(run: RunDir, node: str, *words: str) -> subprocess.Popen[bytes]:
+    """Starts a process that tells of the run."""
     environment = {name: value for name, value in os.environ.items() if name not in _OWN}
     environment["PYTHONPATH"] = path_of_agents()
     with appended(run.node_err(node)) as err:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "launch.on_end", str(run.path)],
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "launch.on_end", str(run.path), *words],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=err,
             start_new_session=True,
         )
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(TOLD_S)
+
+
+class AlarmWatch:
+    """Has a process of its own look every few minutes whether something happens to the run that is to be told."""
+
+    def __init__(self, run: RunDir, node: str) -> None:
+        self._run, self._node = run, node
+        self._process: subprocess.Popen[bytes] | None = None
+        self._next = time.monotonic() + ALARMS_S
+
+    def look(self) -> None:
+        """Is called all the time."""
+        if time.monotonic() < self._next or (self._process is not None and self._process.poll() is None):
+            return
+        self._next = time.monotonic() + ALARMS_S
+        if self._run.notify.is_file():
+            with suppress(OSError):
+                self._process = _telling(self._run, self._node, "alarms")
 
 
 def _others_at_work(run: RunDir, node: str, start: Start, code: int) -> bool:

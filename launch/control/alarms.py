@@ -1,0 +1,78 @@
+"""Tells what happens to a run that goes on, each kind once, by the ways in which its end is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from conf.errors import RunFolderError
+from conf.run_folder import gpu_lines
+from conf.run_folder.run_files import opened, parse_json, read_tail
+from conf.run_folder.rundir import RunDir
+from conf.visible import visible
+from launch.control.notify import Notice, send, settings_in
+from launch.files.owner import owner_of
+from launch.judge.alarms import Line, alarms
+
+FIRST_BYTES, LAST_BYTES = 1 << 20, 4 << 20
+"""Read of the beginning and of the end of metrics.jsonl."""
+GPU_BYTES = 1 << 18
+
+
+def notify_alarms(run: RunDir, environment: Mapping[str, str] = os.environ) -> None:
+    """Looks at a run that goes on, and tells what was not told before.
+
+    Raises:
+        TdppError: the run's files are damaged, or others could have written what is to be run.
+    """
+    if not run.notify.is_file() or owner_of(run) != os.geteuid():
+        return
+    settings = settings_in(run)
+    nodes = [node.name for node in run.read_plan().nodes]
+    gpus = {node: entries for node in nodes if (entries := _gpu_entries(run.node_gpu(node)))}
+    for alarm in alarms(list(_first(run.metrics)), list(_last(run.metrics)), gpus):
+        told = run.path / f"alarm-{alarm.kind}.json"
+        try:
+            os.close(os.open(told, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+        except FileExistsError:
+            continue
+        notice = Notice(run=run, state="running", rule=alarm.kind, reason=alarm.text, exit_code=None)
+        failures = send(settings, notice, environment)
+        run.write_json(told, {"unix": time.time(), "text": alarm.text, "failures": failures})
+        for failure in failures:
+            print(visible(f"{run.name}: {failure}"), file=sys.stderr, flush=True)
+
+
+def _first(path: Path) -> Iterator[Line]:
+    with suppress(OSError), opened(path) as file:
+        yield from _lines(file.read(FIRST_BYTES))
+
+
+def _last(path: Path) -> Iterator[Line]:
+    with suppress(OSError, RunFolderError):
+        content, cut = read_tail(path, LAST_BYTES)
+        yield from _lines(content[content.find(b"\n") + 1 :] if cut else content)
+
+
+def _lines(content: bytes) -> Iterator[Line]:
+    for text in content.split(b"\n")[:-1]:  # one that is still being written is left out
+        with suppress(RunFolderError, KeyError, TypeError, ValueError):
+            line = parse_json(text.decode(errors="replace"), "")
+            if isinstance(line, dict):
+                loss = line.get("loss")
+                yield Line(
+                    iteration=int(line["iteration"]),
+                    unix=float(line["unix"]),
+                    ms=float(line["elapsed_ms"]),
+                    loss=None if loss is None else float(loss),
+                )
+
+
+def _gpu_entries(path: Path) -> tuple[gpu_lines.GpuEntry, ...]:
+    with suppress(OSError, RunFolderError):
+        return gpu_lines.entries(read_tail(path, GPU_BYTES)[0].decode(errors="replace"))
+    return ()

@@ -1,0 +1,94 @@
+"""What happens to a run that goes on is told once with its cause, and a quiet run raises no alarm."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from conf.run_folder.gpu_lines import HARDWARE_HEAT, GpuEntry, GpuReading, GpuSample, GpuTrouble
+from launch.judge.alarms import Alarm, Line, alarms
+
+GPU = GpuSample(
+    index=0, uuid="GPU-0", name="A10", utilisation=90, memory_used_mib=1, memory_total_mib=2, power_w=100,
+    power_limit_w=150, temperature_c=50, processes=(), clocks=(),
+)  # fmt: skip
+
+
+def log(seed: int, slows: float = 1.0, jump: float = 0.0) -> list[Line]:
+    """Five hours of lines; from the middle on iterations take `slows` times as long, and there the loss jumps."""
+    drawn = random.Random(seed)
+    usual, noise = drawn.uniform(80, 5000), drawn.uniform(0.005, 0.06)
+    each_s = max(10 * usual / 1000, 5.0)
+    count = int(5 * 3600 / each_s)
+    scatter, drift, lines = drawn.uniform(0.002, 0.02), 0.0, []
+    for at in range(count):
+        drift = 0.95 * drift + drawn.gauss(0, 0.003)  # neighbours on the network come and go
+        pause = drawn.uniform(1.2, 3) if drawn.random() < 0.02 else 1.0  # evaluations, checkpoints
+        warm = 3.0 if at == 0 else 1.0
+        ms = usual * warm * pause * (1 + drift) * max(0.5, drawn.gauss(1, noise)) * (slows if at > count / 2 else 1)
+        loss = 2 + 9 * (at + 1) ** -0.4
+        loss *= 1 + drawn.gauss(0, scatter) + (jump if at == int(0.9 * count) else 0)
+        lines.append(Line(iteration=10 * at, unix=1e9 + at * each_s, ms=ms, loss=loss))
+    return lines
+
+
+def readings(seed: int, hot: float = 0.0, trouble: str | None = None) -> dict[str, list[GpuEntry]]:
+    """An hour of them of two nodes, of which a part `hot` of the second node's shows heat."""
+    drawn = random.Random(seed)
+    found: dict[str, list[GpuEntry]] = {"n0": [], "n1": []}
+    for node, part in (("n0", drawn.uniform(0, 0.05)), ("n1", max(hot, drawn.uniform(0, 0.05)))):
+        for number in range(1, 361):
+            gpu = (
+                replace(GPU, clocks=(HARDWARE_HEAT,)) if drawn.random() < part else replace(GPU, clocks=("power cap",))
+            )
+            unix = 1_000_000_000 + 10 * number
+            found[node].append(GpuReading(unix=unix, host=node, number=number, interval_s=10, gpus=(gpu,)))
+    if trouble is not None:
+        found["n1"].insert(100, GpuTrouble(unix=1_000_001_000, text=trouble))
+    return found
+
+
+def raised(lines: list[Line], gpus: dict[str, list[GpuEntry]]) -> list[Alarm]:
+    return alarms(lines[:4000], lines[-12_000:], gpus)
+
+
+def test_fifty_quiet_runs_raise_none_whenever_they_are_looked_at() -> None:
+    for seed in range(50):
+        lines, gpus = log(seed), readings(seed)
+        for part in (0.05, 0.3, 0.6, 1.0):
+            assert raised(lines[: int(part * len(lines))], gpus) == [], seed
+
+
+TROUBLES: dict[str, tuple[Callable[[int], list[Alarm]], str, str]] = {
+    "slow by 5 %": (lambda seed: raised(log(seed, slows=1.05), readings(seed)), "slower", "(+"),
+    "slow by heat": (
+        lambda seed: raised(log(seed, slows=1.3), readings(seed, hot=0.5)),
+        "slower",
+        "GPU 0 of n1 is slowed",
+    ),
+    "hot": (lambda seed: raised(log(seed), readings(seed, hot=0.5)), "throttled", "GPU 0 of n1 is slowed down by heat"),
+    "xid": (lambda seed: raised(log(seed), readings(seed, trouble="Xid 79: off the bus")), "gpu-fault", "n1: Xid 79"),
+    "loss": (lambda seed: raised(log(seed, jump=0.5), readings(seed)), "loss-spike", "the loss jumped to "),
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_each_trouble_is_told_with_its_cause(trouble: str) -> None:
+    look, kind, text = TROUBLES[trouble]
+    found = 0
+    for seed in range(20):
+        told = [alarm for alarm in look(seed) if alarm.kind == kind]
+        assert len(told) <= 1
+        found += bool(told) and text in told[0].text
+    assert found >= (15 if trouble == "slow by 5 %" else 20)  # 5 % is within the noise of some of these runs
+
+
+def test_an_hour_must_have_passed_and_lines_be_enough() -> None:
+    lines = log(1, slows=2.0)
+    assert alarms(lines, lines, {}) != []
+    assert alarms([], [], {}) == []
+    few = lines[:: len(lines) // 30]
+    assert alarms(few, few, {}) == []
