@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from conf.run_folder.run_folders import run_around
@@ -108,8 +108,9 @@ def _copied_again(kept: RunDir, file: Path, run: RunDir) -> Snapshot:
     shutil.copytree(kept.code_tree, run.code_tree, symlinks=True)
     if kept.code_diff.is_file():
         shutil.copyfile(kept.code_diff, run.code_diff)
-    entries = [Path(folder) / name for folder, _, names in os.walk(run.code_tree) for name in names]
+    entries = [Path(folder) / name for folder, *names in os.walk(run.code_tree) for name in chain(*names)]
     links = sum(path.is_symlink() for path in entries)
+    files = sum(path.is_file() and not path.is_symlink() for path in entries)
     origin = kept.read_object(kept.provenance, ()) or {}
     said = origin.get("code")
     code: Mapping[str, object] = said if isinstance(said, dict) else {}
@@ -117,7 +118,7 @@ def _copied_again(kept: RunDir, file: Path, run: RunDir) -> Snapshot:
     return Snapshot(
         root=kept.code_tree,
         file=run.code_tree / file.relative_to(kept.code_tree),
-        copied=len(entries) - links,
+        copied=files,
         linked=links,
         left_out=0,
         commit=commit if isinstance(commit, str) else None,

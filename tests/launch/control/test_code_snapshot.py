@@ -118,6 +118,8 @@ def test_what_a_run_kept_is_kept_again_as_it_was(work: Path) -> None:
     (top / "beside.py").write_text("# changed\n")
     first, run = kept(work)
     run.write_json(run.provenance, {"code": first.as_json()})
+    for file in (run.config, run.plan):  # a whole run has them
+        file.write_text("")
     (work / "my.py").write_text("# edited since\n")
     again = RunDir.create(work / "runs", "mine", "{}", datetime.now())
     second = keep_code(first.file, again)

@@ -20,6 +20,7 @@ from conf.errors import ConfigError
 from conf.run_folder.rundir import RunDir
 from launch.commands import stop as stop_command
 from launch.control import notify
+from launch.control.alarms import notify_alarms
 from launch.control.notify import notify_end
 from launch.control.planning.checks import check, require_exported
 from launch.errors import LaunchError
@@ -193,6 +194,25 @@ def test_what_a_command_leaves_in_the_background_is_not_waited_for(
     script = f"sleep 60 & echo $! > {tmp_path}/pid"  # with the command's stderr
     assert failures(ended(runs, ["sh", "-c", script], None)) == []
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+def test_an_alarm_is_told_once_while_the_run_goes_on(runs: Path, tmp_path: Path, hook: Hook) -> None:
+    script = 'echo "$TDPP_STATE|$TDPP_ALARM|$TDPP_EXIT_CODE|$TDPP_REASON" >> "$0"'
+    run = ended(runs, ["sh", "-c", script, str(tmp_path / "told")], "TDPP_WEBHOOK")
+    losses = [4.0 + 0.01 * (number % 7) for number in range(60)]
+    lines = [{"iteration": n, "unix": 1e9 + n, "elapsed_ms": 10.0, "loss": loss} for n, loss in enumerate(losses)]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    notify_alarms(run)
+    assert not (tmp_path / "told").exists()
+    with run.metrics.open("a") as file:
+        file.write(json.dumps({"iteration": 60, "unix": 1e9 + 60, "elapsed_ms": 10.0, "loss": 9.0}) + "\ncut of")
+    notify_alarms(run)
+    notify_alarms(run)
+    said = "the loss jumped to 9 at iteration 60, from 4.03 in the lines before"
+    assert (tmp_path / "told").read_text() == f"running|loss-spike||{said}\n"
+    (sent,) = hook.got
+    assert (sent["state"], sent["alarm"], sent["reason"], sent["exit_code"]) == ("running", "loss-spike", said, None)
+    assert json.loads((run.path / "alarm-loss-spike.json").read_text())["failures"] == []
 
 
 def test_nobody_else_than_its_owner_runs_a_command(tmp_path: Path, runs: Path, hook: Hook) -> None:
