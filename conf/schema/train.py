@@ -57,6 +57,11 @@ class Train(train_config.Train):
         return f"train.{key}={getattr(self, key)}"
 
     @property
+    def auto_interval(self) -> bool:
+        """Whether a run chooses by itself how often it saves."""
+        return str(self.save_interval) == AUTO
+
+    @property
     def in_epochs(self) -> dict[str, Fraction]:
         """The intervals that are still in epochs, by key."""
         found = {key: _EPOCHS.fullmatch(str(getattr(self, key))) for key in INTERVALS}
@@ -104,7 +109,7 @@ def _check_length(train: Train) -> None:
 
 
 def _check_saving(train: Train) -> None:
-    if train.save_interval not in (None, AUTO) and not train.checkpoint:
+    if train.save_interval is not None and not train.auto_interval and not train.checkpoint:
         raise ConfigError(
             f"train.save_interval={train.save_interval} saves checkpoints, but train.checkpoint=false turns them off; "
             f"use "

@@ -16,7 +16,6 @@ from launch.errors import LaunchError
 from launch.node.worker_command import PRETRAIN_GPT, MegatronLM, Options, option_words
 from megatron_ext.contract.layout import megatron_layout
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.train_config import AUTO
 
 ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 """Megatron-LM wants its kernels queued in order where tensor parallelism overlaps with communication."""
@@ -162,7 +161,9 @@ def _output(experiment: Experiment, checkpoints: Path) -> Options:
     kept: Options = (
         {
             "save": str(checkpoints),
-            "save-interval": train.last_iteration if train.save_interval in (None, AUTO) else train.save_interval,
+            "save-interval": train.last_iteration
+            if train.auto_interval
+            else train.save_interval or train.last_iteration,
             "async-save": _flag(train.save_async),
             "load": str(checkpoints),  # of this run, when it was interrupted and is started again
         }

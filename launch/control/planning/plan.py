@@ -34,7 +34,7 @@ from megatron_ext.contract.plan_parts import (
     TimesOfSize,
 )
 from megatron_ext.contract.schedule.streams import Stream
-from megatron_ext.contract.train_config import AUTO, TrainConfig
+from megatron_ext.contract.train_config import TrainConfig
 
 
 def make_plan(experiment: Experiment, run_name: str) -> Plan:
@@ -155,7 +155,7 @@ def _train_config(experiment: Experiment) -> TrainConfig:
 def _saving(experiment: Experiment) -> dict[str, object]:
     """What the plan has for `save_interval=auto`."""
     train = experiment.train
-    if train.save_interval != AUTO:
+    if not train.auto_interval:
         return {}
     found: dict[str, object] = {"save_interval": None}
     saves = train.checkpoint and experiment.executor.rehearse is Rehearse.none
