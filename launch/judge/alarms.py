@@ -18,7 +18,7 @@ SLOWER = 1.04
 CHANCE = 4.0
 """Standard errors by which the medians of two hours may differ by chance."""
 LINES = 20
-"""Of fewer lines of the log the time of an hour is not known."""
+"""Fewer lines of the log do not tell the time of an hour."""
 WARM_UP = 10
 """Lines at the beginning that do not count."""
 HOT_S = 900.0
@@ -37,7 +37,7 @@ NEWEST = 2000
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
     kind: str
-    """Of each kind a run tells one."""
+    """A run tells one of each kind."""
     text: str
 
 

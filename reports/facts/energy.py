@@ -16,7 +16,7 @@ class Energy:
 
     kwh: float
     hours: float
-    """Of the GPU that was read for the longest time."""
+    """How long the GPU was read that was read for the longest time."""
     gpus: int
     by_stage: Mapping[int, float]
     """kWh by stage, of the GPUs that are a rank's."""

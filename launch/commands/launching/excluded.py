@@ -15,7 +15,7 @@ from launch.history.ledger import announcement, records
 from launch.machine import sinfo, slurm_commands
 
 Known = dict[tuple[ExecutorKind, Path], "tuple[list[Host], frozenset[str] | None]"]
-"""By executor and folder of runs the hosts that are not healthy, and the nodes of Slurm: all combinations of a sweep
+"""The hosts that are not healthy and the nodes of Slurm, by executor and folder of runs: all combinations of a sweep
 leave out the same."""
 
 
