@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
@@ -164,7 +165,9 @@ def _literal(value: Any) -> Any:
         return {key: _literal(part) for key, part in value.items()}
     if isinstance(value, list):
         return [_literal(part) for part in value]
-    return _REFERENCE.sub(r"\1\1\\${", value) if type(value) is str else value
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return _REFERENCE.sub(r"\1\1\\${", str(value))  # OmegaConf takes no subclass of str but enumerations
+    return value
 
 
 def compose(words: Sequence[str] = (), config_name: str = "config") -> Experiment:
