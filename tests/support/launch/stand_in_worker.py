@@ -31,10 +31,13 @@ asked: list[int] = []
 """Signals that asked this rank to save and end."""
 SHOW = "SHOW" in os.environ
 """Prints its environment."""
+PRINTS_MB = int(os.environ.get("PRINTS_MB", "0"))
+"""Writes so much to both outputs before the first iteration."""
 FAIL_START = os.environ.get("FAIL_START")
 """The worker of this node rank fails at once."""
 HANG_RANK = int(os.environ.get("HANG_RANK", "-1"))
 """This rank goes no further after iteration 2."""
+LOUD = "<script>alert('loud')</script>\x1b[2J"
 DEAF = "DEAF" in os.environ
 """Does not end when it is asked to."""
 
@@ -49,6 +52,9 @@ def main(plan_path: Path, node_rank: int) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN if DEAF else lambda *_: sys.exit(143))
     if SHOW:
         print("\n".join(f"{name}={value}" for name, value in os.environ.items()), flush=True)
+    for _ in range(PRINTS_MB):
+        print(LOUD * (1_000_000 // len(LOUD)), flush=True)
+        print(LOUD * (1_000_000 // len(LOUD)), file=sys.stderr, flush=True)
     if str(node_rank) == FAIL_START:
         print("no such device", file=sys.stderr)
         return 1
