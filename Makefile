@@ -1,6 +1,6 @@
 # make demo: train a small GPT over four ranks on this machine and write its report
-# make test: everything the project promises, in about 30 minutes on two cores; make test-fast: most of it, in 5;
-# make test-thorough: every case of the products from which make test draws some
+# make test: all quick tests, and of the slow ones another quarter each day (PART=0 to 3 chooses one); make test-fast: the
+# quick ones; make test-thorough: everything, with every case of the products from which the others draw some
 # make test-megatron: the engine megatron_core, and BERT, T5 and their samples beside megatron-core's own, which it installs
 # make test-mutations: mistakes in the engine, the search and the judge that the tests are to catch
 # make test-cuda: what ranks do on GPUs, on a machine without one; installs the CUDA build of torch, 3 GB to download
@@ -17,14 +17,16 @@ demo: .venv/train.installed
 	@echo "The report of this run:"
 	@$(BIN)/tdpp report
 
-PARALLEL = $(BIN)/pytest $(THOROUGH) --dist=worksteal --numprocesses
+PART ?= $(shell expr $$(date +%j) % 4)
+WHICH = $(if $(PART),--part=$(PART))
+PARALLEL = $(BIN)/pytest $(THOROUGH) $(WHICH) --dist=worksteal --numprocesses
 
 # $(call tested,NAME,ARGUMENTS): runs tests beside each other. Those that fail are run once more, one after another: on an
 # overloaded machine a process that waits for another may give up, and CI must tell that from a fault. Both results are shown.
 CACHE = build/pytest-cache-$(1)
 define tested
 { rm -rf $(CACHE); $(PARALLEL)=$(2) -o cache_dir=$(CACHE); code=$$?; test $$code != 1 || { \
-  echo "run once more, alone:" && $(BIN)/pytest $(THOROUGH) --exitfirst -v --last-failed --last-failed-no-failures=none -o cache_dir=$(CACHE) \
+  echo "run once more, alone:" && $(BIN)/pytest $(THOROUGH) $(WHICH) --exitfirst -v --last-failed --last-failed-no-failures=none -o cache_dir=$(CACHE) \
   && echo "PASSED ALONE, failed beside others above: what do these tests race with?"; code=$$?; }; (exit $$code); }
 endef
 
@@ -34,12 +36,14 @@ WAITING := tests/launch/node/elastic/test_runs.py tests/hosts tests/slurm tests/
   tests/benchmarks/test_rebalancing.py tests/launch/containers/test_docker.py tests/launch/control/test_cut_off.py
 test: .venv/dev.installed browser slurm hosts shells corpora
 	@mkdir -p build
+	@echo "of the slow tests $(if $(PART),those of part $(PART); PART= runs all of them,all)"
 	@echo "the tests that wait, on Slurm among others, write to build/waiting-tests.txt, and are shown when the others are done"
 	@$(call tested,waiting,4 $(WAITING)) > build/waiting-tests.txt 2>&1 & waiting=$$!; \
 	$(call tested,others,auto --maxprocesses=8 $(addprefix --ignore=,$(WAITING))); others=$$?; \
 	wait $$waiting; waiting=$$?; cat build/waiting-tests.txt; exit $$((others | waiting))
 
 test-thorough: THOROUGH = --thorough
+test-thorough: PART =
 test-thorough: test
 
 # Without those marked `slow`: tests on Slurm, in a browser, and what repeats a quicker test under more conditions.

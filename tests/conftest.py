@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -47,8 +48,18 @@ SLOW = {"slurm", "fleet", "browser", "engine_run", "runs"}
 """Fixtures."""
 
 
+PARTS = 4
+"""Parts of the slow tests; `make test` runs another one each day, and `make test-thorough` all."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run all cases where else a few are drawn")
+    parser.addoption(
+        "--part",
+        type=int,
+        default=None,
+        help=f"of the slow tests run one of {PARTS} parts, 0 to {PARTS - 1}; a test is always in the same part",
+    )
     parser.addoption("--engine", default="tdpp", help="what trains in tests that any engine is to pass")
 
 
@@ -75,12 +86,21 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What starts a cluster, a browser or the processes of a whole run is slow, but for what `make test-fast` keeps."""
-    if not cases.thorough and (left_out := [item for item in items if item.get_closest_marker("thorough")]):
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
     for item in items:
         if SLOW & set(getattr(item, "fixturenames", ())) and not item.get_closest_marker("fast"):
             item.add_marker(pytest.mark.slow)
+    part = config.getoption("part")
+    kept, left_out = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        rare = item.get_closest_marker("thorough") is not None and not cases.thorough
+        another = part is not None and _is_of_other_part(item, part % PARTS)
+        (left_out if rare or another else kept).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _is_of_other_part(item: pytest.Item, part: int) -> bool:
+    return item.get_closest_marker("slow") is not None and zlib.crc32(item.nodeid.encode()) % PARTS != part
 
 
 @pytest.fixture(scope="session")

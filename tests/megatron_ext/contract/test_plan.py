@@ -110,6 +110,8 @@ def test_every_key_is_needed_and_no_other(tmp_path: Path, plan: dict[str, Any]) 
     for steps in places(plan):
         if isinstance(steps[-1], int) or any(isinstance(step, int) and step > 1 for step in steps):
             continue
+        if steps == ("train", "mtbf_s"):  # only a run that saves by itself has it
+            continue
         assert message(tmp_path, without(plan, steps)) == f"{key_of(steps)} is missing"
         other = (*steps[:-1], f"{steps[-1]}x")
         told = message(tmp_path, changed(plan, other, 1))
