@@ -94,6 +94,15 @@ def saved_and_ended(run: RunDir, start: str) -> None:
     assert (verdict.state, verdict.rule) == (State.interrupted, "time-limit"), verdict
 
 
+def assert_trained_as_one_process(run: RunDir, runs: Path, corpus: Path) -> None:
+    last = max(losses(run))
+    one = start(runs, corpus)
+    wait_for(lambda: one.metrics.exists() and max(losses(one), default=0) >= last)
+    saved_and_ended(one, "0.0")
+    found, expected = losses(run), losses(one)
+    assert found == pytest.approx({iteration: expected[iteration] for iteration in range(1, last + 1)}, rel=1e-5)
+
+
 @pytest.mark.slow
 def test_four_nodes_two_three_and_one_train_what_one_process_does(runs: Path, corpus: Path) -> None:
     """One agent is killed; another stands still between the decision and the start, and comes back when it is gone on
@@ -120,12 +129,7 @@ def test_four_nodes_two_three_and_one_train_what_one_process_does(runs: Path, co
     wait_until_training(run, "0.5", 1)
     assert run.read_plan().used == [1]
     saved_and_ended(run, "0.5")
-    last = max(losses(run))
-    one = start(runs, corpus)
-    wait_for(lambda: one.metrics.exists() and max(losses(one), default=0) >= last)
-    saved_and_ended(one, "0.0")
-    found, expected = losses(run), losses(one)
-    assert found == pytest.approx({iteration: expected[iteration] for iteration in range(1, last + 1)}, rel=1e-5)
+    assert_trained_as_one_process(run, runs, corpus)
     assert report([str(run.path)]) == 0
     page = (run.report / "index.html").read_text()
     assert "4 → 3" in page
@@ -147,12 +151,7 @@ def test_stages_on_several_nodes_are_cut_anew_for_the_nodes_that_are_left(runs: 
         os.kill(agent(run, node_rank), signal.SIGKILL)
     wait_until_training_on(run, "0.3", {1})
     saved_and_ended(run, "0.3")
-    last = max(losses(run))
-    one = start(runs, corpus)
-    wait_for(lambda: one.metrics.exists() and max(losses(one), default=0) >= last)
-    saved_and_ended(one, "0.0")
-    found, expected = losses(run), losses(one)
-    assert found == pytest.approx({iteration: expected[iteration] for iteration in range(1, last + 1)}, rel=1e-5)
+    assert_trained_as_one_process(run, runs, corpus)
     assert report([str(run.path)]) == 0
 
 
