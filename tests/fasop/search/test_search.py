@@ -257,7 +257,7 @@ def test_what_is_given_stays() -> None:
     ("word", "message"),
     [
         ("parallel.tensor=x", "parallel.tensor=x must be a whole number, at least 1; separate several by commas"),
-        ("parallel.recompute=ful", "parallel.recompute=ful must be one of none, selective, full"),
+        ("parallel.recompute=ful", "parallel.recompute=ful must be none, selective, full, or full:N for N layers"),
         ("parallel.sharded_optimizer=1", "parallel.sharded_optimizer=1 must be true or false"),
         ("parallel.chunks=1", "parallel.chunks=1 must be at least 2, as in every interleaved schedule"),
         ("parallel.partition=24-24", "parallel.partition=24-24: the search itself finds the partition; leave it out"),
