@@ -110,6 +110,8 @@ class _Layer:
         """
         training = self._layer.training
         self._layer.eval()
+        if self._watch is not None:
+            self._watch.begin()  # it looks at each pass
         self._way = way_of(self._anatomy, self._number, next(self._layer.parameters()), self._passed)
         self._layer.train(training)
 
