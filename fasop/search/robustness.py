@@ -6,15 +6,17 @@ of the slowdown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fasop.costs.hardware import Factors, NodeKind
+from fasop.costs.hardware import NodeKind
 from fasop.search.plan import Plan
 from fasop.simulation.predict import predict_plan
 
 MOST_NODES = 32
 """So many nodes of a plan are slowed down one by one, at most; of more, those at equal distances."""
+COMPUTING, SENDING = ("forward", "backward", "optimizer"), ("messages", "gradients", "embedding")
+"""The `Factors` of a slower GPU, and of slower links."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,44 +69,30 @@ def by_worst_case(plans: Sequence[Plan], by: float, least: int) -> list[Robust]:
 
 def _cases(plan: Plan, factor: float) -> Iterator[Slowdown]:
     names = dict.fromkeys(node.name for node in plan.nodes)
-    for name in names:
-        slow = [_computing(node, factor) if node.name == name else node for node in plan.nodes]
-        yield Slowdown(what=f"the GPUs of {name}", seconds=_seconds(plan, slow))
-    for name in names:
-        slow = [_sending(node, factor) if node.name == name else node for node in plan.nodes]
-        yield Slowdown(what=f"the links of {name}", seconds=_seconds(plan, slow))
+    for what, terms in (("GPUs", COMPUTING), ("links", SENDING)):
+        for name in names:
+            slow = [_slower(node, terms, factor) if node.name == name else node for node in plan.nodes]
+            yield Slowdown(what=f"the {what} of {name}", seconds=_seconds(plan, slow))
     if len(plan.nodes) == len(names):  # each node is its group
         return
     step = -(-len(plan.nodes) // MOST_NODES)
     for place in range(0, len(plan.nodes), step):
         name = plan.nodes[place].name
-        alone = f"{name} (node {place} of the order)"
+        alone = f"node {place} of the order ({name})"
         nodes = [_knows(node, name, alone) for node in plan.nodes]
-        nodes[place] = replace(_computing(nodes[place], factor), name=alone)
-        yield Slowdown(what=f"node {place} of the order ({name})", seconds=_seconds(plan, nodes))
+        nodes[place] = replace(_slower(nodes[place], COMPUTING, factor), name=alone)
+        yield Slowdown(what=alone, seconds=_seconds(plan, nodes))
 
 
 def _seconds(plan: Plan, nodes: Sequence[NodeKind]) -> float:
     return predict_plan(replace(plan, nodes=nodes)).iteration_s
 
 
-def _computing(node: NodeKind, factor: float) -> NodeKind:
+def _slower(node: NodeKind, terms: Sequence[str], factor: float) -> NodeKind:
     own = node.factors
-    slower = replace(
-        own, forward=own.forward * factor, backward=own.backward * factor, optimizer=own.optimizer * factor
-    )
-    return replace(node, factors=slower)
-
-
-def _sending(node: NodeKind, factor: float) -> NodeKind:
-    own: Factors = node.factors
-    slower = replace(
-        own, messages=own.messages * factor, gradients=own.gradients * factor, embedding=own.embedding * factor
-    )
-    return replace(node, factors=slower)
+    return replace(node, factors=replace(own, **{term: getattr(own, term) * factor for term in terms}))
 
 
 def _knows(node: NodeKind, name: str, alone: str) -> NodeKind:
     """The node, whose links to a node of its own name are those to the nodes of that group."""
-    links: Mapping[str, object] = node.links
-    return replace(node, links={**node.links, alone: node.links[name]}) if name in links else node
+    return replace(node, links={**node.links, alone: node.links[name]}) if name in node.links else node

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from conf.errors import RunFolderError
 from conf.run_folder import gpu_lines
-from conf.run_folder.run_files import opened, parse_json, read_tail
+from conf.run_folder.run_files import opened, read_tail
 from conf.run_folder.rundir import RunDir
 from conf.visible import visible
 from launch.control.notify import Notice, send, settings_in
 from launch.files.owner import owner_of
-from launch.judge.alarms import Line, alarms
+from launch.judge.alarms import alarms
+from launch.observe.iterations import Iteration, iterations_in
 
 FIRST_BYTES, LAST_BYTES = 1 << 20, 4 << 20
 """Read of the beginning and of the end of metrics.jsonl."""
@@ -34,7 +35,7 @@ def notify_alarms(run: RunDir, environment: Mapping[str, str] = os.environ) -> N
     settings = settings_in(run)
     nodes = [node.name for node in run.read_plan().nodes]
     gpus = {node: entries for node in nodes if (entries := _gpu_entries(run.node_gpu(node)))}
-    for alarm in alarms(list(_first(run.metrics)), list(_last(run.metrics)), gpus):
+    for alarm in alarms(_first(run.metrics), _last(run.metrics), gpus):
         told = run.path / f"alarm-{alarm.kind}.json"
         try:
             os.close(os.open(told, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
@@ -47,29 +48,22 @@ def notify_alarms(run: RunDir, environment: Mapping[str, str] = os.environ) -> N
             print(visible(f"{run.name}: {failure}"), file=sys.stderr, flush=True)
 
 
-def _first(path: Path) -> Iterator[Line]:
+def _first(path: Path) -> list[Iteration]:
     with suppress(OSError), opened(path) as file:
-        yield from _lines(file.read(FIRST_BYTES))
+        return _whole_lines(file.read(FIRST_BYTES))
+    return []
 
 
-def _last(path: Path) -> Iterator[Line]:
+def _last(path: Path) -> list[Iteration]:
     with suppress(OSError, RunFolderError):
         content, cut = read_tail(path, LAST_BYTES)
-        yield from _lines(content[content.find(b"\n") + 1 :] if cut else content)
+        return _whole_lines(content[content.find(b"\n") + 1 :] if cut else content)
+    return []
 
 
-def _lines(content: bytes) -> Iterator[Line]:
-    for text in content.split(b"\n")[:-1]:  # one that is still being written is left out
-        with suppress(RunFolderError, KeyError, TypeError, ValueError):
-            line = parse_json(text.decode(errors="replace"), "")
-            if isinstance(line, dict):
-                loss = line.get("loss")
-                yield Line(
-                    iteration=int(line["iteration"]),
-                    unix=float(line["unix"]),
-                    ms=float(line["elapsed_ms"]),
-                    loss=None if loss is None else float(loss),
-                )
+def _whole_lines(content: bytes) -> list[Iteration]:
+    """The iterations in a text whose last line may still be being written."""
+    return [*iterations_in(content[: content.rfind(b"\n") + 1])]
 
 
 def _gpu_entries(path: Path) -> tuple[gpu_lines.GpuEntry, ...]:

@@ -11,6 +11,7 @@ from statistics import median
 
 from conf.run_folder.gpu_lines import WAYS_OUT, GpuEntry, GpuReading, GpuTrouble
 from conf.visible import plural
+from launch.observe.iterations import Iteration
 
 HOUR_S = 3600.0
 SLOWER = 1.04
@@ -41,18 +42,9 @@ class Alarm:
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """A line of the log."""
-
-    iteration: int
-    unix: float
-    ms: float
-    """The mean time of an iteration since the line before."""
-    loss: float | None
-
-
-def alarms(first: Sequence[Line], last: Sequence[Line], gpus: Mapping[str, Sequence[GpuEntry]]) -> list[Alarm]:
+def alarms(
+    first: Sequence[Iteration], last: Sequence[Iteration], gpus: Mapping[str, Sequence[GpuEntry]]
+) -> list[Alarm]:
     """Returns what there is to tell.
 
     Args:
@@ -66,12 +58,12 @@ def alarms(first: Sequence[Line], last: Sequence[Line], gpus: Mapping[str, Seque
     return [alarm for alarm in (*faults, hot, slow, _spike(last)) if alarm is not None]
 
 
-def _slow(first: Sequence[Line], last: Sequence[Line], cause: str | None) -> Alarm | None:
+def _slow(first: Sequence[Iteration], last: Sequence[Iteration], cause: str | None) -> Alarm | None:
     begun = first[WARM_UP:]
     if not begun or not last or last[-1].unix - begun[0].unix < 2 * HOUR_S:
         return None
-    before = [line.ms for line in begun if line.unix <= begun[0].unix + HOUR_S]
-    since = [line.ms for line in last if line.unix > last[-1].unix - HOUR_S]
+    before = [line.elapsed_ms for line in begun if line.unix <= begun[0].unix + HOUR_S]
+    since = [line.elapsed_ms for line in last if line.unix > last[-1].unix - HOUR_S]
     if min(len(before), len(since)) < LINES:
         return None
     usual, now = median(before), median(since)
@@ -92,7 +84,7 @@ def _error(values: Sequence[float]) -> float:
     return 1.2533 * 1.4826 * median(abs(one - usual) for one in values) / math.sqrt(len(values))
 
 
-def _spike(last: Sequence[Line]) -> Alarm | None:
+def _spike(last: Sequence[Iteration]) -> Alarm | None:
     known = [(line.iteration, line.loss) for line in last[-NEWEST:] if line.loss is not None]
     for at in range(BEFORE, len(known)):
         iteration, loss = known[at]

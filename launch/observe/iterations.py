@@ -95,7 +95,7 @@ def read_times(path: Path, upstream: bool, tail: Sequence[Iteration]) -> tuple[L
     with suppress(ValueError):
         if all(len(column) == count for column in columns):
             return tuple(LineTime(int(n), float(ms), int(samples)) for n, ms, samples in zip(*columns, strict=True))
-    return tuple(map(_time, _known(begun))) or short
+    return tuple(map(_time, iterations_in(begun))) or short
 
 
 def _timed(text: bytes) -> Iterator[bytes]:
@@ -106,8 +106,8 @@ def _timed(text: bytes) -> Iterator[bytes]:
         yield text[begin:end]
 
 
-def _known(text: bytes) -> Iterator[Iteration]:
-    """Returns the values of lines of which some lack what others have."""
+def iterations_in(text: bytes) -> Iterator[Iteration]:
+    """The logged iterations among the lines of a text; other lines are left out."""
     for line in text.split(b"\n"):
         with suppress(RunFolderError):
             yield typed(Iteration, run_files.parse_json(line.strip(b"\0").decode(errors="replace"), ""), "")

@@ -50,7 +50,7 @@ def check(adapt: Adapt, parallel: Parallel, train: Train, engine: Engine, execut
 def _check_plan(adapt: Adapt, parallel: Parallel, train: Train) -> None:
     if not adapt.on:
         return
-    wrong = f"adapt.rule={adapt.rule}" if adapt.rule is not Rule.none else "adapt.rebalance=true"
+    wrong = _changes(adapt)
     if parallel.schedule_file is not None:
         raise ConfigError(
             f"parallel.schedule_file={parallel.schedule_file} is for a fixed number of micro-batches, which {wrong} "
@@ -87,6 +87,11 @@ def _check_plan(adapt: Adapt, parallel: Parallel, train: Train) -> None:
             raise ConfigError(f"adapt.streams={adapt.streams}: {number} must be a number from 1 to {MOST}")
     if adapt.rule is not Rule.none:
         _check_batch(adapt, parallel, train)
+
+
+def _changes(adapt: Adapt) -> str:
+    """The key by which a batch, or its shares, adapt."""
+    return f"adapt.rule={adapt.rule}" if adapt.rule is not Rule.none else "adapt.rebalance=true"
 
 
 def _check_batch(adapt: Adapt, parallel: Parallel, train: Train) -> None:
@@ -207,8 +212,9 @@ def _check_cut_anew(elastic: Elastic, parallel: Parallel, adapt: Adapt, executor
     """Whether a run whose stages lie on several nodes can be cut anew for the nodes that are left."""
     across = "elastic.enabled=true with a replica's stages on several nodes"
     if adapt.on:
-        wrong = f"adapt.rule={adapt.rule}" if adapt.rule is not Rule.none else "adapt.rebalance=true"
-        raise ConfigError(f"{across} cannot be combined with {wrong}; leave adapt out, or use parallel.pipeline=1")
+        raise ConfigError(
+            f"{across} cannot be combined with {_changes(adapt)}; leave adapt out, or use parallel.pipeline=1"
+        )
     if executor.kind is ExecutorKind.hosts:
         raise ConfigError(
             f"{across} cannot be combined with executor.kind=hosts, whose machines are named one by one; use "

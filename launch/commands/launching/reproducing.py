@@ -9,11 +9,10 @@ from typing import Any
 
 from conf.compose import read_experiment
 from conf.errors import RunFolderError
-from conf.reading.values import parse_key_values, path
 from conf.run_folder.run_files import read_text
-from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
+from launch.commands.launching.resuming import named_run
 from launch.errors import LaunchError
 from launch.files.own_path import require_own_file
 from launch.machine.provenance import Source, provenance
@@ -28,15 +27,14 @@ def run_to_reproduce(argv: Sequence[str]) -> RunDir:
     Raises:
         TdppError: there is none, or other words are given.
     """
-    wanted, _ = parse_key_values(argv, {"reproduce": str, "runs_dir": path}, LaunchError)
-    if not wanted["reproduce"]:
-        raise LaunchError("reproduce= is empty; give a run's folder, its name, its job id, or 'latest'")
-    if len(wanted) != len(argv):
-        raise LaunchError(
-            f"{' '.join(argv)}: reproduce=RUN starts a run as that one was configured and takes no other word but "
-            "runs_dir=…; to change something, launch with the words in the run's overrides.txt"
-        )
-    return RunDir.find(wanted.get("runs_dir", usual_runs_dir()), wanted["reproduce"])
+    wanted, runs_dir = named_run(
+        argv,
+        REPRODUCE,
+        empty="give a run's folder, its name, its job id, or 'latest'",
+        others="starts a run as that one was configured and takes no other word but runs_dir=…; to change something, "
+        "launch with the words in the run's overrides.txt",
+    )
+    return RunDir.find(runs_dir, wanted)
 
 
 def configuration_of(run: RunDir) -> tuple[Experiment, tuple[str, ...]]:

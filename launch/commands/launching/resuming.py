@@ -38,21 +38,38 @@ def resumed(argv: Sequence[str], of_run: Callable[[RunDir], int], of_sweep: Call
     Raises:
         TdppError: there is none, or other words are given.
     """
-    wanted, _ = parse_key_values(argv, {"resume": str, "runs_dir": path}, LaunchError)
-    if not wanted["resume"]:
-        raise LaunchError("resume= is empty; give a run's folder, its name, its job id, 'latest', or a sweep's folder")
-    if len(wanted) != len(argv):
-        raise LaunchError(
-            f"{' '.join(argv)}: resume=RUN continues a run as it was configured and takes no other word but "
-            "runs_dir=…; to change the configuration, start a new run with train.load=FOLDER of that run"
-        )
-    runs_dir = wanted.get("runs_dir", usual_runs_dir())
-    if (sweep := _sweep(runs_dir, wanted["resume"])) is None:
-        return of_run(RunDir.find(runs_dir, wanted["resume"]))
+    wanted, runs_dir = named_run(
+        argv,
+        RESUME,
+        empty="give a run's folder, its name, its job id, 'latest', or a sweep's folder",
+        others="continues a run as it was configured and takes no other word but runs_dir=…; to change the "
+        "configuration, start a new run with train.load=FOLDER of that run",
+    )
+    if (sweep := _sweep(runs_dir, wanted)) is None:
+        return of_run(RunDir.find(runs_dir, wanted))
     sweep = sweep.absolute()
     typed_words = _words(sweep)
     with _usual_runs_dir(sweep.parent.parent), contextlib.chdir(typed_words.cwd):
         return of_sweep(typed_words.words)
+
+
+def named_run(argv: Sequence[str], word: str, *, empty: str, others: str) -> tuple[str, Path]:
+    """What a word such as `resume=` names, and the folder of runs in which it is.
+
+    Args:
+        empty: the way out where it names nothing.
+        others: what to say of other words beside it and runs_dir=.
+
+    Raises:
+        LaunchError: in either case.
+    """
+    key = word.rstrip("=")
+    wanted, _ = parse_key_values(argv, {key: str, "runs_dir": path}, LaunchError)
+    if not wanted[key]:
+        raise LaunchError(f"{word} is empty; {empty}")
+    if len(wanted) != len(argv):
+        raise LaunchError(f"{' '.join(argv)}: {word}RUN {others}")
+    return wanted[key], wanted.get("runs_dir", usual_runs_dir())
 
 
 def _sweep(runs_dir: Path, wanted: str) -> Path | None:

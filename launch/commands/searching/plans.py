@@ -46,8 +46,7 @@ def rank(args: Arguments, command: str) -> int:
         return _by_worst_case(args, inputs, command, notes)
     outcome = front(inputs, args) if args.pareto else best_plans(inputs, args)
     plans = outcome.plans
-    if args.explain is not None and args.explain > len(plans):
-        raise SearchError(f"explain={args.explain}: the table has {plural(len(plans), 'row')}; choose one of them")
+    _check_row(args, plans)
     print_table(*(front_table(plans, inputs.run) if args.pareto else ranking(plans)))
     for note in (*doubts(inputs.training, inputs.kinds, {plan.basis for plan in plans}), *outcome.notes):
         print(f"({note})", file=sys.stderr)
@@ -55,11 +54,7 @@ def rank(args: Arguments, command: str) -> int:
     if (line := in_streams(plans)) is not None:
         notes.append(line.strip("()"))
         print(line, file=sys.stderr)
-    if args.explain is not None:
-        explain(args.explain, plans[args.explain - 1])
-    _write(args, inputs, plans, [*outcome.notes, *outcome.summary, *notes], command)
-    print_next(with_plan(args.plan, args.overrides, command))
-    return 0
+    return _finish(args, inputs, plans, [*outcome.notes, *outcome.summary, *notes], command)
 
 
 CANDIDATES = 30
@@ -76,9 +71,9 @@ def _by_worst_case(args: Arguments, inputs: Inputs, command: str, notes: Sequenc
     candidates = best_plans(inputs, replace(args, top=max(args.top, CANDIDATES))).plans
     rated = by_worst_case(candidates, args.robust, args.top)
     shown = rated[: args.top]
-    if args.explain is not None and args.explain > len(shown):
-        raise SearchError(f"explain={args.explain}: the table has {plural(len(shown), 'row')}; choose one of them")
-    head, rows = ranking([one.plan for one in shown])
+    plans = [one.plan for one in shown]
+    _check_row(args, plans)
+    head, rows = ranking(plans)
     more = [[f"{one.worst.seconds * 1e3:.1f} ms", f"+{one.loss:.1%}", one.worst.what] for one in shown]
     head = [*head, "worst case", "adds", f"{args.robust:.0%} slower"]
     print_table(head, [[*row, *own] for row, own in zip(rows, more, strict=True)])
@@ -90,9 +85,20 @@ def _by_worst_case(args: Arguments, inputs: Inputs, command: str, notes: Sequenc
         f"{args.robust:.0%} more time; {others}. As measured, the fastest takes {candidates[0].total * 1e3:.1f} ms.",
         file=sys.stderr,
     )
+    return _finish(args, inputs, plans, notes, command)
+
+
+def _check_row(args: Arguments, rows: Sequence[object]) -> None:
+    """Raises SearchError if the row that is to be explained is not there."""
+    if args.explain is not None and args.explain > len(rows):
+        raise SearchError(f"explain={args.explain}: the table has {plural(len(rows), 'row')}; choose one of them")
+
+
+def _finish(args: Arguments, inputs: Inputs, plans: Sequence[Plan], notes: Sequence[str], command: str) -> int:
+    """Does what follows the table; returns the exit code."""
     if args.explain is not None:
-        explain(args.explain, shown[args.explain - 1].plan)
-    _write(args, inputs, [one.plan for one in shown], notes, command)
+        explain(args.explain, plans[args.explain - 1])
+    _write(args, inputs, plans, notes, command)
     print_next(with_plan(args.plan, args.overrides, command))
     return 0
 

@@ -67,7 +67,8 @@ def _chosen(found: FoundPlan) -> dict[str, Any]:
 
 
 def _cut(make_plan: MakePlan, experiment: Experiment, parallel: Parallel, seconds: float) -> NodeSetPlan:
-    other = replace(experiment, parallel=parallel, elastic=Elastic())
+    train = replace(experiment.train, save_interval=1)  # with auto each plan would look for failures in past runs
+    other = replace(experiment, parallel=parallel, train=train, elastic=Elastic())
     plan = make_plan(other, "run")
     return NodeSetPlan(
         seconds=seconds,

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 from launch.errors import LaunchError
 from launch.files.records import Start
 from megatron_ext.contract.adaptive.shares import Measured, Replica, Way, fastest, fastest_division, rounds, ways_of
-from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.plan_parts import NodeSetPlan, Place, RoundTime
+from megatron_ext.contract.plan_parts import Elastic, NodeSetPlan, Place, RoundTime
 
 _Of = TypeVar("_Of")
 CUT = (
@@ -36,18 +35,15 @@ def replanned(plan: Plan, nodes: Collection[int]) -> Plan:
     elastic, adapt = plan.elastic, plan.adapt
     assert elastic is not None
     if elastic.plans is not None:
-        return _cut_anew(plan, nodes, elastic.plans)
+        return _cut_anew(plan, nodes, elastic, elastic.plans)
     taking = [node for node in range(len(plan.nodes)) if node in nodes]
     replicas = elastic.replicas_on(taking, plan.tensor)
     node_of = [node for node in taking for _ in range(elastic.ranks[node])]
-    layout = Layout.grid(plan.tensor, len(replicas), 1)
     streams = _of(elastic.streams, replicas)
     shares = _shares(plan, [1.0 / elastic.weights[replica] for replica in replicas], streams)
-    price = None if elastic.prices is None else sum(elastic.prices[node] for node in taking)
-    return replace(
+    sized = replace(
         plan,
         data=len(replicas),
-        train=plan.train if plan.train.max_cost is None else replace(plan.train, price_per_hour=price),
         shares=list(shares) if len({*shares}) > 1 else None,
         streams=streams,
         adapt=adapt
@@ -56,18 +52,28 @@ def replanned(plan: Plan, nodes: Collection[int]) -> Plan:
             micro_batch_sizes=_of(elastic.micro_batch_sizes, replicas),
             streams=_of(elastic.numbers_of_streams, replicas),
         ),
+    )
+    return _placed(sized, node_of, elastic.prices)
+
+
+def _placed(plan: Plan, node_of: Sequence[int], prices: Sequence[float] | None) -> Plan:
+    """The plan with its ranks on these nodes, of which `node_of` has one for each rank, and their price."""
+    price = None if prices is None else sum(prices[node] for node in dict.fromkeys(node_of))
+    return replace(
+        plan,
+        train=plan.train if plan.train.max_cost is None else replace(plan.train, price_per_hour=price),
         nodes=[
             replace(node, ranks=[rank for rank, of in enumerate(node_of) if of == node_rank])
             for node_rank, node in enumerate(plan.nodes)
         ],
         ranks=[
-            Place(rank, node, rank - node_of.index(node), *layout.stage_dp_tp(rank))
+            Place(rank, node, rank - node_of.index(node), *plan.layout.stage_dp_tp(rank))
             for rank, node in enumerate(node_of)
         ],
     )
 
 
-def _cut_anew(plan: Plan, nodes: Collection[int], known: Sequence[NodeSetPlan]) -> Plan:
+def _cut_anew(plan: Plan, nodes: Collection[int], elastic: Elastic, known: Sequence[NodeSetPlan]) -> Plan:
     """The first of the known plans whose nodes are among these; of the nodes of a group the first ones take part."""
     there = Counter(plan.nodes[node].group for node in nodes)
     chosen = next((one for one in known if Counter(one.groups) <= there), None)
@@ -76,22 +82,10 @@ def _cut_anew(plan: Plan, nodes: Collection[int], known: Sequence[NodeSetPlan]) 
         raise LaunchError(f"cannot continue: the launch found no plan for the nodes that are left ({listed})")
     of_group = {group: iter(sorted(node for node in nodes if plan.nodes[node].group == group)) for group in there}
     order = [next(of_group[group]) for group in chosen.groups]
-    layout = Layout.grid(chosen.tensor, chosen.data, chosen.pipeline)
-    layout = Layout(tuple(chosen.tensors or layout.tensors), tuple(chosen.replicas or layout.replicas))
-    filled = [(node, local) for node, count in zip(order, chosen.counts, strict=True) for local in range(count)]
-    prices = plan.elastic.prices if plan.elastic is not None else None
-    price = None if prices is None else sum(prices[node] for node in order)
-    return replace(
-        plan,
-        **{key: getattr(chosen, key) for key in CUT},
-        train=plan.train if plan.train.max_cost is None else replace(plan.train, price_per_hour=price),
-        model=replace(plan.model, padded_vocab_size=chosen.padded_vocab_size),
-        nodes=[
-            replace(node, ranks=[rank for rank, (of, _) in enumerate(filled) if of == node_rank])
-            for node_rank, node in enumerate(plan.nodes)
-        ],
-        ranks=[Place(rank, node, local, *layout.stage_dp_tp(rank)) for rank, (node, local) in enumerate(filled)],
-    )
+    node_of = [node for node, count in zip(order, chosen.counts, strict=True) for _ in range(count)]
+    model = replace(plan.model, padded_vocab_size=chosen.padded_vocab_size)
+    cut = replace(plan, model=model, **{key: getattr(chosen, key) for key in CUT})
+    return _placed(cut, node_of, elastic.prices)
 
 
 def _of(every: Sequence[_Of] | None, replicas: Sequence[int]) -> list[_Of] | None:

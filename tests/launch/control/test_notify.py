@@ -200,12 +200,16 @@ def test_an_alarm_is_told_once_while_the_run_goes_on(runs: Path, tmp_path: Path,
     script = 'echo "$TDPP_STATE|$TDPP_ALARM|$TDPP_EXIT_CODE|$TDPP_REASON" >> "$0"'
     run = ended(runs, ["sh", "-c", script, str(tmp_path / "told")], "TDPP_WEBHOOK")
     losses = [4.0 + 0.01 * (number % 7) for number in range(60)]
-    lines = [{"iteration": n, "unix": 1e9 + n, "elapsed_ms": 10.0, "loss": loss} for n, loss in enumerate(losses)]
+    lines = [
+        {"iteration": n, "unix": 1e9 + n, "elapsed_ms": 10.0, "loss": loss, "nan": 0} for n, loss in enumerate(losses)
+    ]
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     notify_alarms(run)
     assert not (tmp_path / "told").exists()
     with run.metrics.open("a") as file:
-        file.write(json.dumps({"iteration": 60, "unix": 1e9 + 60, "elapsed_ms": 10.0, "loss": 9.0}) + "\ncut of")
+        file.write(
+            json.dumps({"iteration": 60, "unix": 1e9 + 60, "elapsed_ms": 10.0, "loss": 9.0, "nan": 0}) + "\ncut of"
+        )
     notify_alarms(run)
     notify_alarms(run)
     said = "the loss jumped to 9 at iteration 60, from 4.03 in the lines before"

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from conf.run_folder.gpu_lines import HARDWARE_HEAT, GpuEntry, GpuReading, GpuSample, GpuTrouble
-from launch.judge.alarms import Alarm, Line, alarms
+from launch.judge.alarms import Alarm, alarms
+from launch.observe.iterations import Iteration
 
 GPU = GpuSample(
     index=0, uuid="GPU-0", name="A10", utilisation=90, memory_used_mib=1, memory_total_mib=2, power_w=100,
@@ -17,7 +18,7 @@ GPU = GpuSample(
 )  # fmt: skip
 
 
-def log(seed: int, slows: float = 1.0, jump: float = 0.0) -> list[Line]:
+def log(seed: int, slows: float = 1.0, jump: float = 0.0) -> list[Iteration]:
     """Five hours of lines; from the middle on iterations take `slows` times as long, and there the loss jumps."""
     drawn = random.Random(seed)
     usual, noise = drawn.uniform(80, 5000), drawn.uniform(0.005, 0.06)
@@ -31,7 +32,7 @@ def log(seed: int, slows: float = 1.0, jump: float = 0.0) -> list[Line]:
         ms = usual * warm * pause * (1 + drift) * max(0.5, drawn.gauss(1, noise)) * (slows if at > count / 2 else 1)
         loss = 2 + 9 * (at + 1) ** -0.4
         loss *= 1 + drawn.gauss(0, scatter) + (jump if at == int(0.9 * count) else 0)
-        lines.append(Line(iteration=10 * at, unix=1e9 + at * each_s, ms=ms, loss=loss))
+        lines.append(Iteration(iteration=10 * at, unix=1e9 + at * each_s, elapsed_ms=ms, loss=loss, nan=0))
     return lines
 
 
@@ -51,7 +52,7 @@ def readings(seed: int, hot: float = 0.0, trouble: str | None = None) -> dict[st
     return found
 
 
-def raised(lines: list[Line], gpus: dict[str, list[GpuEntry]]) -> list[Alarm]:
+def raised(lines: list[Iteration], gpus: dict[str, list[GpuEntry]]) -> list[Alarm]:
     return alarms(lines[:4000], lines[-12_000:], gpus)
 
 
