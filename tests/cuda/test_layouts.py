@@ -293,4 +293,4 @@ def test_layers_of_one_kind_are_compiled_to_one_graph_with_dropout_too(
     (log,) = trained(run, 1)
     with log.open(errors="replace") as lines:
         graphs = Counter(line.split()[-1] for line in lines if line.startswith("# graph "))
-    assert graphs["TransformerLayer"] == 1
+    assert graphs["GptLayer"] == 1
