@@ -19,6 +19,15 @@ class Start(StrEnum):
     now = "now"
 
 
+class ExportFormat(StrEnum):
+    """Another trainer, in whose words a plan is written."""
+
+    torchtitan = "torchtitan"
+    megatron = "megatron"
+    flagscale = "flagscale"
+    nemo = "nemo"
+
+
 class First(StrEnum):
     """Which end of a front of time against cost comes first."""
 
@@ -35,6 +44,8 @@ class Arguments:
     page: Path | None = None
     plan: str | None = None
     overwrite: bool = False
+    export: ExportFormat | None = None
+    """The fastest plan that this trainer can run is also written in its words."""
     profile: str | None = None
     """The profile of all GPUs."""
     explain: int | None = None
@@ -72,7 +83,7 @@ MOST_SLOWER = 10.0
 OF_VALIDATE = frozenset(("validate", "calibrate", "calibration"))
 NOT_OF_PARETO = frozenset(("top", "leave_out", "prove", "by_stage", "robust"))
 """Words that would change nothing."""
-NOT_OF_START = frozenset(("top", "pareto", "max_cost", "max_days", "explain", "csv", "page", "robust"))
+NOT_OF_START = frozenset(("top", "pareto", "max_cost", "max_days", "explain", "csv", "page", "robust", "export"))
 
 
 def parse(argv: Sequence[str]) -> Arguments:
@@ -114,6 +125,15 @@ def _first(text: str) -> First:
     return First(text)
 
 
+def _export(text: str) -> ExportFormat:
+    if text not in list(ExportFormat):
+        raise NoValue(
+            f"must be {', '.join(ExportFormat)}: the trainer in whose words the plan is written (export=DIR, for "
+            f"PipeDream's runtime, belongs to graph=FILE and parallel.schedule=pipedream)"
+        )
+    return ExportFormat(text)
+
+
 def _top(text: str) -> int:
     if (number := whole(text)) > MOST_PLANS:
         raise NoValue(f"must be at most {MOST_PLANS}")
@@ -142,6 +162,7 @@ WORDS: Mapping[str, Reader[Any]] = {
     "page": path,
     "plan": name_of("configuration"),
     "overwrite": flag,
+    "export": _export,
     "profile": name_of("profile"),
     "leave_out": flag,
     "by_stage": flag,

@@ -26,7 +26,7 @@ from fasop.costs.profiles.by_name import with_profile
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.search.arguments import WORDS
-from fasop.search.plan import Run
+from fasop.search.plan import Fault, Run, no_fault
 from fasop.search.space.candidates import sizes
 from fasop.search.space.choices import Choices, runnable, split, tried
 from fasop.simulation.predict import planned
@@ -55,6 +55,8 @@ class Inputs:
     """What would start it."""
     by_default: str | None = None
     """In words, what of it nobody chose."""
+    fault: Fault = no_fault
+    """Plans with one are not kept."""
 
 
 def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:

@@ -7,7 +7,7 @@ iteration costs its time, at the price of the nodes that the plan uses; so fewer
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,6 +52,14 @@ class Plan(PlacedTraining):
     def gap(self) -> float:
         """How much less than `total` another partition could take at most, as a part of it: 0 of a single stage."""
         return 1 - self.bound / self.total if len(self.partition.layers) > 1 else 0.0
+
+
+Fault = Callable[[Plan], str | None]
+"""Why what is to run a plan cannot; None: it can."""
+
+
+def no_fault(plan: Plan) -> None:
+    """Returns None: tdpp can run every plan that it finds."""
 
 
 def by_time(plan: Plan) -> tuple[float, tuple[object, ...]]:
@@ -137,7 +145,8 @@ class Limits:
 class Front:
     """Keeps the plans that nothing beats, the fastest first, of those within the limits."""
 
-    def __init__(self, run: Run, limits: Limits) -> None:
+    def __init__(self, run: Run, limits: Limits, fault: Fault = no_fault) -> None:
+        self._fault = fault
         self._slowest = limits.days * DAY / run.iterations
         self._dearest = limits.cost / run.iterations
         self.plans: list[Plan] = []
@@ -161,6 +170,7 @@ class Front:
 
     def add(self, plans: Sequence[Plan]) -> None:
         within = [plan for plan in plans if plan.total <= self._slowest and step_cost(plan) <= self._dearest]
+        within = [plan for plan in within if self._fault(plan) is None]
         kept: list[Plan] = []
         for plan in sorted([*self.plans, *within], key=lambda one: (one.total, step_cost(one), by_time(one))):
             if not kept or step_cost(plan) < step_cost(kept[-1]):

@@ -24,7 +24,7 @@ from fasop.search.findings.idle_gpus import idle, left, notes, within
 from fasop.search.findings.no_plan import why_no_plan
 from fasop.search.inputs import Inputs
 from fasop.search.lower_bound import LowerBounds
-from fasop.search.plan import Front, Limits, Plan, by_time, check_prices, nothing_within
+from fasop.search.plan import Fault, Front, Limits, Plan, by_time, check_prices, no_fault, nothing_within
 from fasop.search.search import Best, Coverage, ShowProgress, explore, no_progress
 from fasop.search.shares.unequal_shares import explore_shares
 from fasop.search.space import node_sets
@@ -68,13 +68,15 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
     if args.by_stage and (why := why_not(inputs.training, inputs.kinds, inputs.choices, WHOLE)):
         raise SearchError(f"by_stage=true: {why}")
     begun = time.process_time()
-    best = Best(max(args.top, args.explain or 0))
+    best = Best(max(args.top, args.explain or 0), inputs.fault)
     sets = node_sets.clusters(inputs.kinds) if args.leave_out else [inputs.kinds]
     bounds = LowerBounds(inputs.kinds)
     with bar("searching", phases=4 if args.prove else 2) as progress:
         seen = _explore_sets(_spaces(inputs, sets, bounds), best, progress, begun)
         least, even = seen.least, best.plans[:1]
         seen += _explore_sets(_spaces(inputs, sets, bounds, uneven=True), best, progress, begun)
+        if not best.plans and best.refused is not None:
+            raise SearchError(best.refused)
         if not best.plans:
             raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
         others = _without_idle_nodes(inputs, best.plans, begun + LIMIT_S)
@@ -89,7 +91,7 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
         looked, found = _by_stage(inputs, args, sets, plans[0], begun + LIMIT_S)
         plans = [*found, *plans]
         if args.prove:
-            plans = prove(plans, progress)
+            plans = prove(plans, progress, inputs.fault)
             least = max(least, closer_least(_spaces(inputs, sets, bounds), plans[0].total, progress))
     all_alike = [plan for plan in plans if plan.training.parallel.alike]
     alike, even = all_alike[0], sorted([*even, *(p for p in all_alike if not p.training.parallel.shares)], key=by_time)
@@ -154,7 +156,7 @@ def _without_idle_nodes(inputs: Inputs, plans: Sequence[Plan], until: float) -> 
             for kind in inputs.kinds
             if nodes[kind.name]
         ]
-        best = Best(1)
+        best = Best(1, inputs.fault)
         for uneven in (False, True):
             explore(_spaces(inputs, [kinds], uneven=uneven), best, until=until)
         found += best.plans
@@ -186,7 +188,7 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
 
 
 def _front(inputs: Inputs, limits: Limits) -> tuple[Sequence[Plan], Coverage]:
-    kept = Front(inputs.run, limits)
+    kept = Front(inputs.run, limits, inputs.fault)
     until = time.process_time() + LIMIT_S
     with bar("searching", phases=2) as progress:
         sets, bounds = node_sets.clusters(inputs.kinds), LowerBounds(inputs.kinds)
@@ -208,14 +210,15 @@ def _spaces(
     return [Space(inputs.training, kinds, inputs.choices, known, uneven=uneven) for kinds in some]
 
 
-def prove(plans: Sequence[Plan], progress: ShowProgress = no_progress) -> list[Plan]:
+def prove(plans: Sequence[Plan], progress: ShowProgress = no_progress, fault: Fault = no_fault) -> list[Plan]:
     """The same plans with tighter bounds, and with better partitions where such were found; the best first."""
     found = []
     for number, plan in enumerate(plans):
         lines = plan.pipelines
         small = lines is not None and lines.parts_count * lines.micro_batches <= PASSES
         can = lines is not None and (small or number == 0)
-        found.append(_proved(plan, lines, BOXES[number > 0]) if lines is not None and can else plan)
+        better = _proved(plan, lines, BOXES[number > 0]) if lines is not None and can else plan
+        found.append(better if fault(better) is None else plan)
         progress((number + 1) / len(plans))
     return sorted(found, key=by_time)
 

@@ -20,7 +20,7 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis
 from fasop.costs.parallelism import Parallelism
 from fasop.search.order_search import BestOrder, Bounded, best_of_first, climb, search_partitions
-from fasop.search.plan import Plan, by_time
+from fasop.search.plan import Fault, Plan, by_time, no_fault
 from fasop.search.space.candidates import Candidates, Space
 
 FIRST, BATCH = 16, 64
@@ -85,9 +85,11 @@ class PlanCollector(Protocol):
 class Best:
     """So many plans that take the shortest time, of each sizes, options and node order one."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, fault: Fault = no_fault) -> None:
+        self._most, self._fault = most, fault
         self.plans: list[Plan] = []
+        self.refused: str | None = None
+        """The fault of the plan that was refused first; None: none was."""
 
     def worth(self, kinds: Sequence[NodeKind], bounds: Floats) -> NDArray[np.bool_]:
         slowest = self.plans[-1].total if len(self.plans) == self._most else np.inf
@@ -98,7 +100,10 @@ class Best:
 
     def add(self, plans: Sequence[Plan]) -> None:
         best: dict[Parallelism, Plan] = {}
-        for plan in sorted([*self.plans, *plans], key=by_time):
+        faults = [self._fault(plan) for plan in plans]
+        self.refused = self.refused or next(filter(None, faults), None)
+        accepted = [plan for plan, fault in zip(plans, faults, strict=True) if fault is None]
+        for plan in sorted([*self.plans, *accepted], key=by_time):
             best.setdefault(replace(plan.training.parallel, partition=None), plan)
         self.plans = [*best.values()][: self._most]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 USAGE = """usage: tdpp search [GROUP=CHOICE ...] [KEY=VALUE ...] [top=N] [csv=FILE] [page=FILE] [plan=NAME]
                    [overwrite=true] [leave_out=false] [by_stage=true|false] [prove=true] [explain=ROW]
-                   [robust=PERCENT] [calibration=FILE]
+                   [robust=PERCENT] [calibration=FILE] [export=torchtitan|megatron|flagscale|nemo]
        tdpp search pareto=time|cost [max_cost=N] [max_days=N] [tokens=N] ...
        tdpp search start=now [tokens=N] ...
        tdpp search validate=RUN,... [calibrate=FILE] [calibration=FILE] [runs_dir=DIR]
@@ -51,6 +51,8 @@ pipeline, micro_batch_size, schedule, chunks, sharded_optimizer and sequence_par
   plan=NAME        save the best plan under this name in your configurations; parallel=NAME then uses it
   plan=FILE.yaml   save it to this file; parallel=FILE.yaml then uses it
   overwrite=true   replace such a file
+  export=TRAINER   search only what torchtitan, megatron (Megatron-LM), flagscale or nemo can run, and print the best
+                   plan as its users paste it
   profile=NAME     use the times that 'tdpp profile' saved under this name (cluster.gpus.<key>.profile)
   leave_out=false  show only plans that use all nodes
   by_stage=true    search longer for plans whose stages differ in replicas or tensor sizes (parallel.replicas=15-1,

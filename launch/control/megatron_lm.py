@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from conf.run_folder.rundir import RunDir
-from conf.schema.experiment import ContainerKind, Experiment, Model, Precision, Recompute
+from conf.schema.experiment import ContainerKind, Experiment, Model, Parallel, Precision, Recompute
 from launch.errors import LaunchError
 from launch.node.worker_command import PRETRAIN_GPT, MegatronLM, Options, option_words
 from megatron_ext.contract.layout import megatron_layout
@@ -45,16 +46,16 @@ def check(experiment: Experiment) -> None:
 def pretrain_options(experiment: Experiment, data_path: list[str], checkpoints: Path) -> Options:
     """The options of pretrain_gpt.py. The model is the one that tdpp's own engine trains."""
     return {
-        **_model(experiment),
-        **_layout(experiment),
+        **model_options(experiment.model),
+        **layout_options(experiment.parallel, experiment.partition.layers),
         **_training(experiment),
         **_data(experiment, data_path),
         **_output(experiment, checkpoints),
     }
 
 
-def _model(experiment: Experiment) -> Options:
-    model = experiment.model
+def model_options(model: Model) -> Options:
+    """Returns the options that make a model."""
     return {
         "num-layers": model.layers,
         "hidden-size": model.hidden,
@@ -64,11 +65,11 @@ def _model(experiment: Experiment) -> Options:
         "make-vocab-size-divisible-by": model.vocab_multiple,
         "attention-dropout": model.attention_dropout,
         "hidden-dropout": model.hidden_dropout,
-        **_model_options(model),
+        **_unlike_gpt2(model),
     }
 
 
-def _model_options(model: Model) -> Options:
+def _unlike_gpt2(model: Model) -> Options:
     """Returns the options that differ from GPT-2's, which are Megatron-LM's own defaults."""
     sizes = model.sized(1)
     own = sizes.own_options()
@@ -87,17 +88,30 @@ def _model_options(model: Model) -> Options:
         "swiglu": _flag(model.swiglu),
         "disable-bias-linear": _flag(not model.add_bias_linear),
         "untie-embeddings-and-output-weights": _flag(model.untie_embeddings_and_output_weights),
+        **_experts(model),
     }
 
 
-def _layout(experiment: Experiment) -> Options:
-    parallel = experiment.parallel
+def _experts(model: Model) -> Options:
+    experts: int | None = getattr(model, "experts", None)
+    if experts is None:
+        return {}
+    return {
+        "num-experts": experts,
+        "moe-router-topk": getattr(model, "experts_per_token", 2),
+        "moe-token-dispatcher-type": "alltoall",
+    }
+
+
+def layout_options(parallel: Parallel, layers: Sequence[int]) -> Options:
+    """Returns the options that cut a model and a batch; `layers` are those of each (virtual) stage."""
     again = parallel.recompute
     full, some = again.way is Recompute.full, again.layers is not None
     return {
         "tensor-model-parallel-size": parallel.tensor_size,
         "pipeline-model-parallel-size": parallel.pipeline,
-        "pipeline-model-parallel-layout": megatron_layout(experiment.partition.layers, parallel.pipeline),
+        "pipeline-model-parallel-layout": megatron_layout(layers, parallel.pipeline),
+        "expert-model-parallel-size": parallel.expert if parallel.expert > 1 else None,
         "sequence-parallel": _flag(parallel.sequence_parallel),
         "use-distributed-optimizer": _flag(parallel.sharded_optimizer),
         "recompute-granularity": None if again is Recompute.none else str(again.way),
@@ -123,9 +137,14 @@ def _training(experiment: Experiment) -> Options:
         "adam-beta2": train.adam_beta2,
         "adam-eps": train.adam_eps,
         "clip-grad": train.clip_grad,
-        **({} if train.precision is Precision.fp32 else {str(train.precision): ""}),
+        **precision_options(train.precision),
         "distributed-timeout-minutes": math.ceil(train.comm_timeout_s / 60),
     }
+
+
+def precision_options(precision: Precision) -> Options:
+    """Returns the option of a precision, of which Megatron-LM has none for fp32."""
+    return {} if precision is Precision.fp32 else {str(precision): ""}
 
 
 def _data_path(plan: Plan) -> list[str]:

@@ -39,6 +39,10 @@ def rank(args: Arguments, command: str) -> int:
     from fasop.tables.plans import front as front_table
     from fasop.tables.plans import ranking
 
+    if args.export is not None:
+        from launch.control.exports.formats import with_limits  # few searches export
+
+        args = replace(args, overrides=tuple(with_limits(args.export, args.overrides)))
     inputs, notes = _inputs(args)
     if args.start is not None:
         return _by_end(args, inputs, command)
@@ -99,6 +103,10 @@ def _finish(args: Arguments, inputs: Inputs, plans: Sequence[Plan], notes: Seque
     if args.explain is not None:
         explain(args.explain, plans[args.explain - 1])
     _write(args, inputs, plans, notes, command)
+    if args.export is not None:
+        from launch.control.exports.formats import exported
+
+        print(f"\n{exported(args.export, plans[0], command)}")
     print_next(with_plan(args.plan, args.overrides, command))
     return 0
 
@@ -111,6 +119,10 @@ def _inputs(args: Arguments) -> tuple[Inputs, list[str]]:
 
     inputs = read(args.overrides, args.profile)
     notes = [] if inputs.by_default is None else [inputs.by_default]
+    if args.export is not None:
+        from launch.control.exports.formats import limited
+
+        inputs = limited(args.export, inputs)
     if AUTO in inputs.cluster.exclude:
         from launch.commands.launching.excluded import with_excluded  # few searches look at all runs
         from launch.commands.searching.queue import runs_dir

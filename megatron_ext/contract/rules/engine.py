@@ -57,16 +57,19 @@ _OWN_LAYERS = {"add_qkv_bias": False, "qk_layernorm": False, "sliding_window": N
 """Options of layers that only tdpp's own engine computes, and their values without it."""
 
 
+def only_own_layers(get: Callable[[str, Any], Any]) -> Iterator[Tuple[str, str, str]]:
+    """Each option of a model that only tdpp's own engine has: its key, its value and the one without it. `get` returns
+    an option's value, or its second argument."""
+    for key, without in _OWN_LAYERS.items():
+        if get(key, without) != without:
+            yield key, shown(get(key, without)), shown(without)
+
+
 def _own_layers(plan: Values) -> Faults:
     if plan["engine"] == "tdpp":
         return
-    for key, without in _OWN_LAYERS.items():
-        if plan["model"].get(key, without) != without:
-            yield (
-                f"model.{key}",
-                shown(plan["model"][key]),
-                f"{shown(without)} with engine={plan['engine']}; use engine=tdpp",
-            )
+    for key, value, without in only_own_layers(plan["model"].get):
+        yield f"model.{key}", value, f"{without} with engine={plan['engine']}; use engine=tdpp"
 
 
 def _megatron_core(plan: Values) -> Faults:
