@@ -22,6 +22,7 @@ from omegaconf.errors import (
 
 from conf import hydra_files
 from conf.blocks_of_module import count_blocks
+from conf.engine_choice import with_engine
 from conf.errors import CompositionError, ConfigError
 from conf.foreign_files import expanded
 from conf.hydra_errors import COMPOSING, message, unknown_key
@@ -65,7 +66,8 @@ def to_experiment(cfg: DictConfig, words: Sequence[str] | None = None) -> Experi
     known = with_known_keys(cfg, words)
     with _values_named():
         count_blocks(known)
-    return to_object(known, Experiment)
+    experiment, _ = with_engine(known, lambda one: (to_object(one, Experiment), None))
+    return experiment
 
 
 def to_object(cfg: DictConfig, kind: type[T], part: str | None = None) -> T:

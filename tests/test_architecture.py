@@ -44,7 +44,7 @@ FLOORS = {
             "reading",
             "schema",
             "hydra_files",
-            "hydra_errors identity blocks_of_module pipedream",
+            "hydra_errors identity blocks_of_module engine_choice pipedream",
             "foreign_files",
             "compose",
         ),

@@ -18,6 +18,8 @@ class EngineKind(StrEnum):
     """Megatron-Core's model, schedules and optimizer, with everything that tdpp has around them (docs/engines.md)."""
     megatron_lm = "megatron_lm"
     """A checkout's own script (docs/megatron-lm.md)."""
+    auto = "auto"
+    """The one of tdpp and megatron_core that can run the plan (docs/engines.md)."""
 
 
 @config
@@ -46,7 +48,7 @@ class Engine:
 def _check_engine(value: Engine) -> None:
     """What the keys of the engine say together."""
     given = [key for key in ("checkout", "vocab_file", "merge_file", "arguments") if getattr(value, key)]
-    if value.options and value.kind is not EngineKind.megatron_core:
+    if value.options and value.kind not in (EngineKind.megatron_core, EngineKind.auto):
         name = next(iter(value.options))
         raise ConfigError(
             f"engine.options.{name} is for Megatron-Core, but engine.kind={value.kind}; use engine=megatron_core too"

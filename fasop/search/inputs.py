@@ -18,7 +18,7 @@ from conf.blocks_of_module import Asked, blocks_of, can_look, is_user_code
 from conf.compose import compose_unchecked, to_object
 from conf.errors import ConfigError
 from conf.origins import SEARCHED, defaults_taken
-from conf.schema.experiment import Cluster, Engine, Executor, Experiment, Model, Parallel, Train
+from conf.schema.experiment import Cluster, Engine, EngineKind, Executor, Experiment, Model, Parallel, Train
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
 from fasop.costs.parallelism import Parallelism
@@ -89,6 +89,9 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         to_object(cfg, Engine, "engine"),
     )
     model = to_object(cfg, Model, "model")
+    if engine.kind is EngineKind.auto:  # tdpp's engine runs the more plans
+        core = getattr(model, "experts", None) is not None or bool(engine.options)
+        engine = replace(engine, kind=EngineKind.megatron_core if core else EngineKind.tdpp)
     allowed = runnable(engine, train, model)
     choices = tried(allowed, given, engine, parallel.sequence_parallel)
     plain = replace(

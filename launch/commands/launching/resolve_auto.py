@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 
 from conf.compose import to_experiment, to_object, with_known_keys
+from conf.engine_choice import with_engine
 from conf.errors import ConfigError, UsageError
 from conf.reading.own_folders import SUFFIX, own_folders
 from conf.reading.user_files import config_dirs
@@ -36,7 +37,7 @@ def resolve_auto(
     Raises:
         TdppError: a rule is broken, or nothing that could be chosen fits.
     """
-    experiment, chosen = _with_plan(cfg, words)
+    experiment, chosen = with_engine(cfg, lambda one: _with_plan(one, words))
     if AUTO in experiment.cluster.exclude:
         from launch.commands.launching.excluded import with_excluded  # few launches look at all runs
 
