@@ -20,7 +20,7 @@ from megatron_ext.contract.failure import KILLED, RankFailure
 from megatron_ext.contract.files import write_json
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.worker import SAVED, die_with_parent, start_of_run
+from megatron_ext.contract.worker import AGENT, SAVED, die_with_parent, start_of_run
 from megatron_ext.parallel import interruption
 from megatron_ext.parallel.interruption import Interrupted
 from megatron_ext.timeline import usage
@@ -168,7 +168,7 @@ class Ranks:
         signal.setitimer(signal.ITIMER_REAL, 0)
         self._reap(block=False)
         self._note(self._with_stacks(self._doing(), time.time() - ENDING_S))
-        for step in (signal.SIGTERM, signal.SIGKILL) if gently else (signal.SIGKILL,):
+        for step in (signal.SIGTERM, signal.SIGKILL) if gently and AGENT not in os.environ else (signal.SIGKILL,):
             for pid in self._alive():
                 os.kill(pid, step)
                 os.kill(pid, signal.SIGCONT)  # one that was stopped ends only when it goes on
@@ -249,7 +249,7 @@ def _uses_compiler(plan: Plan) -> bool:
 
 def _rank_main(plan: Plan, place: Place, parent: int, job: Callable[[Place], None]) -> int:
     """A forked rank, from its first line to its exit code."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if AGENT in os.environ else signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the launcher's to handle
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     die_with_parent(signal.SIGKILL)

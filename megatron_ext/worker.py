@@ -3,11 +3,13 @@
 torch is imported once and the ranks are forked from it, which makes 32 of them ready in seconds. This parent
 holds the store where all ranks meet (on the node of rank 0), watches its ranks, and when one fails ends the others. It
 ends with 0 when all its ranks did, 1 when one failed, 143 when it was told to stop (SIGTERM or SIGINT), 75 when it
-was asked to save and end (SIGUSR2) and its ranks have done so. No rank outlives it.
+was asked to save and end (SIGUSR2) and its ranks have done so. No rank outlives it. It leaves SIGTERM to an agent that
+says so (`contract.worker.AGENT`).
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from functools import partial
@@ -20,7 +22,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.worker import die_with_parent
+from megatron_ext.contract.worker import die_with_parent, left_to_agent
 from megatron_ext.engine.log import Unlogged, log_unlogged
 from megatron_ext.parallel import interruption, meeting
 from megatron_ext.parallel.meeting import LocalStore, join_store, open_store
@@ -54,7 +56,11 @@ def main(argv: List[str], job: Optional[Job] = None) -> int:
 
 
 def _run_node(plan: Plan, node_rank: int, job: Optional[Job]) -> int:
+    parent = os.getppid()
+
     def stop(signum: int, _: Optional[FrameType]) -> None:
+        if signum == signal.SIGTERM and os.getppid() == parent and left_to_agent():
+            return
         raise Stopped(signal.Signals(signum).name)
 
     local = LocalStore() if meeting.local_store_suffices(plan) else None

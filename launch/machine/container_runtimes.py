@@ -108,6 +108,8 @@ class Runtime(ABC):
     """Whether an image of a registry is fetched into a file that all nodes see."""
     in_step: bool = False
     """Whether srun starts the worker, in a step of the run's job."""
+    child: bool = True
+    """Whether the worker ends with the agent that started it, and sees that one's process."""
 
     def preparation(self, container: RunContainer, node_rank: int) -> list[list[str]]:
         """What makes a node ready that has neither the image file nor the container; node 0 brings the file."""
@@ -207,6 +209,7 @@ class Docker(Runtime):
 
     program = "docker"
     has_file = False
+    child = False
 
     def preparation(self, container: RunContainer, node_rank: int) -> list[list[str]]:
         return [docker.pull(str(container.image))]
@@ -246,6 +249,7 @@ class Pyxis(Runtime):
     program = "srun"
     has_file = False
     in_step = True
+    child = False
 
     def start(
         self,

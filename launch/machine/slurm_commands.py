@@ -42,6 +42,7 @@ NODES_UNAVAILABLE = "node configuration is not available"
 _SUBMITTED = re.compile(r"Submitted batch job (\d+)")
 _TO_START = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 """sbatch --test-only writes it to stderr, in local time."""
+_PREEMPTED = re.compile(r" PreemptTime=\d")
 _SILENT = re.compile(
     r"unable to contact|timed out|connection (failure|refused)|(send|receive|shutdown) failure|not responding|"
     r"standby mode|unable to establish|could not establish|zero bytes were|munge|protocol authentication",
@@ -187,6 +188,16 @@ def allow_requeue(job: str) -> None:
         LaunchError: Slurm does not.
     """
     _ask(["scontrol", "update", f"JobId={job}", "Requeue=1"])
+
+
+def is_preempted(job: str, timeout_s: float) -> bool:
+    """Whether Slurm has chosen a job that still runs to give way, and gives it time before it ends it (GraceTime).
+
+    Raises:
+        LaunchError: Slurm does not answer.
+    """
+    parts = _ask(["scontrol", "show", "--oneliner", "job", job], timeout_s).splitlines()
+    return any(" JobState=RUNNING " in part and _PREEMPTED.search(part) for part in parts)
 
 
 def hosts_of(job: str) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """A node of a run, for one start: prepares its container, runs its worker, reports how it goes, leaves nothing running.
 
 Whatever happens, the worker and its ranks end with it: it ends them when it has to, when another node failed or when
-the run is stopped. When time is running out (SIGUSR2) it has the ranks save, and on Slurm its job started again.
+the run is stopped. When time is running out (SIGUSR2, or SIGTERM before a preemption with GraceTime) it has the ranks
+save, and on Slurm its job started again.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from launch.node.rank_failures import failures, only_lost_others
 from launch.node.run_notices import AlarmWatch, note_requeue, note_restart, notify_if_last
 from launch.node.settings import NodeSettings
 from launch.node.slurm_job import SlurmJob
-from launch.node.worker_command import GRACE_S, given_environment, job_info
+from launch.node.worker_command import GRACE_S, ModuleWorker, given_environment, job_info
 from launch.node.worker_process import StopSignals, Wanted, WorkerProcess, Workplace, ask_all_to_save
 from launch.tracking.writer_processes import Writers, written
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.worker import SAVED
+from megatron_ext.contract.worker import AGENT, SAVED
 
 INTERRUPT_GRACE_S = 0.5
 """The same after SIGINT: submitit kills its tasks 1 s after that signal."""
@@ -96,6 +97,13 @@ class NodeAgent:
         self.following: tuple[Start, Plan] | None = None
         """The start of an elastic run that follows this one."""
         self._next_look = 0.0
+        self._weighs = (
+            slurm is not None
+            and settings.resumable
+            and isinstance(settings.worker, ModuleWorker)
+            and (settings.container is None or settings.container.runtime.child)
+        )
+        """Whether this agent decides what its worker makes of a SIGTERM."""
         self._out_of_time = False
         """Whether an elastic run has saved because its time runs out."""
 
@@ -214,6 +222,8 @@ class NodeAgent:
         given = copied | given_environment(settings.environment, self._plan, self._node_rank, str(self._start))
         if self._slurm is not None and "CUDA_VISIBLE_DEVICES" in os.environ:  # here it names the job's GPUs
             given["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
+        if self._weighs:
+            given[AGENT] = str(os.getpid())
         return with_own_caches(given, self._run, self._name, inherits=settings.container is None)
 
     def _ending(self) -> bool:
@@ -247,9 +257,12 @@ class NodeAgent:
             return _NOT_FOUND
         try:
             self._state.publish(state="running")
+            self._signals.weighs = self._weighs
             self._watch(worker)
         finally:
+            self._signals.weighs = False
             code = worker.clear()
+        self._weigh()
         changes = self._elastic is not None and self._elastic.company.change is not None and not self._signals.save
         if code == SAVED and not changes:
             # Slurm's signal reaches the ranks, too, and they may be faster than this process.
@@ -334,8 +347,20 @@ class NodeAgent:
         self._look_around()
         time.sleep(_POLL_S)
 
+    def _weigh(self) -> None:
+        """Has the ranks save where SIGTERM has come and leaves time for it; else the node ends."""
+        if not self._signals.asked:
+            return
+        self._signals.asked = False
+        self._signals.look_for_stop(self._run)
+        if self._signals.end is None and self._slurm is not None and self._slurm.may_save():
+            self._signals.save = True
+        elif not self._signals.stop_saves:
+            self._signals.note_end(signal.SIGTERM)
+
     def _look_around(self) -> None:
         """Ends this node too when the run is being stopped, or another node has failed or is lost."""
+        self._weigh()
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _LOOK_S

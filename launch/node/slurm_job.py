@@ -27,6 +27,9 @@ LAUNCH_S = 60.0
 ANSWER_S = SILENCE_S / 3
 """For each of the two commands of a question: meanwhile this node gives no sign of life."""
 
+GRACE_ANSWER_S = 5.0
+"""For the answer why a job is to end: it may be killed soon (KillWait)."""
+
 
 class SlurmJob:
     """The job of this process. One of its tasks speaks with Slurm; the others learn by the run's files.
@@ -145,6 +148,15 @@ class SlurmJob:
         except LaunchError as error:
             print(f"Slurm was asked about the run's other jobs: {error}", flush=True)
             self._states = None
+
+    def may_save(self) -> bool:
+        """Whether Slurm, which has asked this job to end (SIGTERM), gives it time to save first: before a preemption
+        it may (GraceTime), but not after scancel, at a time limit or without an answer."""
+        try:
+            return slurm_commands.is_preempted(self.id, GRACE_ANSWER_S)
+        except LaunchError as error:
+            print(f"Slurm was asked why it ends this job: {error}", flush=True)
+            return False
 
     def requeue(self, *, from_any: bool = False) -> None:
         """Has the job ended and started again.

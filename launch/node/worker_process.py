@@ -21,7 +21,7 @@ from launch.machine.container_runtimes import Command, RunContainer, SlurmStep
 from launch.machine.docker import remove
 from launch.node.container_setup import Setup
 from launch.node.worker_command import scrubbed
-from megatron_ext.contract.worker import TOKEN, die_with_parent
+from megatron_ext.contract.worker import AGENT, TOKEN, die_with_parent
 
 
 class Wanted(Enum):
@@ -48,6 +48,7 @@ class WorkerProcess:
         self._node_rank = node_rank
         self._apart = command.apart
         self._remove = command.remove
+        self._end = signal.SIGINT if AGENT in command.environment else signal.SIGTERM
         self._of_step: int | None = None
         self._process = subprocess.Popen(
             command.argv,
@@ -82,7 +83,7 @@ class WorkerProcess:
 
     def ask_to_end(self) -> None:
         """Tells the worker, or srun or docker as long as the worker that these have started does not listen."""
-        processes.send([self._process.pid if self._pid is None else self._pid], signal.SIGTERM)
+        processes.send([self._process.pid if self._pid is None else self._pid], self._end)
 
     @property
     def _pid(self) -> int | None:
@@ -179,6 +180,10 @@ class StopSignals:
     end: signal.Signals | None = None
     end_unix: float | None = None
     save = False
+    asked = False
+    """Whether SIGTERM has come, of which is not known yet whether it leaves time to save."""
+    weighs = False
+    """Whether the next SIGTERM may do so."""
     stop_saves = False
     """Whether it is who stops the run that wants it saved first, and says when that takes too long."""
 
@@ -207,7 +212,10 @@ class StopSignals:
             self.note_end(signal.SIGTERM)
 
     def _note(self, signum: int, _: FrameType | None) -> None:
-        self.note_end(signum)
+        if signum == signal.SIGTERM and self.weighs:
+            self.weighs, self.asked = False, True
+        else:
+            self.note_end(signum)
 
     def _note_save(self, _signum: int, _: FrameType | None) -> None:
         self.save = True

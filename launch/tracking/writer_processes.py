@@ -81,4 +81,5 @@ def written(run: RunDir, node: str, kinds: Sequence[Tracker], given: Mapping[str
 
 def _prepare() -> None:
     die_with_parent(signal.SIGKILL)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # it announces a time limit, to every process of the job
+    for signum in (signal.SIGUSR2, signal.SIGTERM):  # they announce an end, to every process of the job
+        signal.signal(signum, signal.SIG_IGN)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from pathlib import Path
 
 TOKEN = "TDPP_RUN_TOKEN"
 """The variable by which a run's processes are found."""
@@ -16,11 +17,27 @@ PROFILE = "TDPP_PROFILE"
 """The variable of `tdpp profile`: JSON with `padded_vocab_sizes` (by tensor size, as text), `micro_batch_sizes` and
 `seconds`."""
 
+AGENT = "TDPP_AGENT"
+"""The variable with the agent's process id, where SIGTERM is the agent's to judge: Slurm sends it to every process of a
+job, and before a preemption there may be time to save. Such an agent asks its worker to end with SIGINT."""
+
 SAVED = 75
 """Exit code of a rank, and of its worker, that ended before the last iteration because it was asked to (SIGUSR2), and
 has saved. EX_TEMPFAIL of sysexits.h: try again."""
 
 _PR_SET_PDEATHSIG = 1
+
+
+def left_to_agent() -> bool:
+    """Whether an agent lives that judges what a SIGTERM means, so that this process need not end."""
+    agent = os.environ.get(AGENT)
+    if not agent:
+        return False
+    try:
+        stat = Path(f"/proc/{agent}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it has ended, or it is not to be seen from inside a container
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
 def start_of_run() -> str:

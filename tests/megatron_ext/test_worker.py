@@ -24,7 +24,7 @@ from torch.distributed import Store, TCPStore
 from megatron_ext import rank_processes, worker
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.worker import SAVED, die_with_parent
+from megatron_ext.contract.worker import AGENT, SAVED, die_with_parent
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.engine.interface import AnyEngine
 from megatron_ext.parallel import interruption
@@ -173,6 +173,38 @@ def test_told_to_stop_it_ends_its_ranks_and_blames_none(long_run: tuple[EngineRu
     os.kill(worker, signum)
     assert ended(worker) == 143
     assert run.errors() == []
+
+
+def test_while_its_agent_lives_sigterm_is_left_to_that(
+    engine_run: Callable[..., EngineRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Slurm sends it to every process of a job that is preempted."""
+    monkeypatch.setenv(AGENT, str(os.getpid()))
+    run = engine_run(*FOUR_RANKS, *LONG)
+    worker = run.start()
+    wait_for(lambda: run.run.metrics.exists() and run.metrics())
+    for pid in (worker, *pids(run).values()):
+        os.kill(pid, signal.SIGTERM)
+    before = len(run.metrics())
+    wait_for(lambda: len(run.metrics()) > before + 2)
+    os.kill(worker, signal.SIGINT)
+    assert ended(worker) == 143
+    assert run.errors() == []
+    assert not any(alive(pid) for pid in pids(run).values())
+
+
+def test_sigterm_ends_a_worker_whose_agent_is_gone(
+    engine_run: Callable[..., EngineRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = subprocess.Popen(["true"])  # not waited for: what is left of it does not count
+    monkeypatch.setenv(AGENT, str(gone.pid))
+    run = engine_run(*FOUR_RANKS, *LONG)
+    worker = run.start()
+    wait_for(lambda: run.run.metrics.exists() and run.metrics())
+    os.kill(worker, signal.SIGTERM)
+    assert ended(worker) == 143
+    assert not any(alive(pid) for pid in pids(run).values())
+    gone.wait()
 
 
 def test_a_killed_worker_takes_its_ranks_along(long_run: tuple[EngineRun, int]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,10 +13,13 @@ from launch.commands.launch import main
 from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge
+from launch.node.worker_command import WORKER as ENGINE
 from launch.observe.look import observe
+from megatron_ext.contract.worker import SAVED
 from tests.support.cases import drawn
 from tests.support.launch import stand_in_checkpoint
 from tests.support.launch.live import WORKER, no_data_needed
+from tests.support.megatron_ext.engine_run import make_corpus
 from tests.support.slurm.cluster import Cluster
 from tests.support.slurm.seed import (
     MASTER,
@@ -94,6 +100,61 @@ def test_a_run_that_is_preempted_saves_and_goes_on_when_it_may(slurm: Cluster, t
     verdict = verdict_of(run)
     assert verdict.state is State.succeeded, verdict
     assert iterations(run) == list(range(1, 601))
+
+
+TRAINED = ("model.hidden=32", "model.heads=2", "model.sequence_length=16", "model.vocab_size=101")
+
+
+@contextmanager
+def graceful(slurm: Cluster, seconds: int) -> Iterator[None]:
+    """Slurm announces a preemption by SIGTERM alone, as where its administrator has only set GraceTime."""
+    config = Path(slurm.env["SLURM_CONF"])
+    text = config.read_text()
+    changed = text.replace("SlurmctldParameters=preempt_send_user_signal\n", "")
+    config.write_text(re.sub(r"GraceTime=\d+", f"GraceTime={seconds}", changed))
+    try:
+        assert slurm.run("scontrol", "reconfigure").returncode == 0
+        assert "preempt_send_user_signal" not in slurm.run("scontrol", "show", "config").stdout
+        yield
+    finally:
+        config.write_text(text)
+        assert slurm.run("scontrol", "reconfigure").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("worker", "het"),
+    [(WORKER, "jobs"), (WORKER, "hetjob"), (ENGINE, "jobs")],
+    ids=["two jobs", "one job", "real ranks"],
+)
+def test_a_run_that_gets_sigterm_before_it_is_preempted_saves_too(
+    slurm: Cluster, tmp_path: Path, worker: str, het: str
+) -> None:
+    groups = [f"cluster.groups.{group}.partition=scavenge" for group in ("hgx", "gpu2")]
+    training = ["train.iterations=600", "train.save_interval=null"]
+    if worker == ENGINE:
+        training += [*TRAINED, f"data.prefix={make_corpus(tmp_path)}", "train.iterations=1500"]
+    with graceful(slurm, 60):
+        run = endless(tmp_path, *groups, f"executor.het={het}", *training, worker=worker)
+        with occupied(slurm, "--partition=hgx"):
+            wait_for(lambda: observe(run).start.restarts == 1)
+            saved = observe(run).saved
+            assert saved is not None
+            assert iterations(run)[-1] - saved <= 1
+            for path in run.nodes.glob("*-?.json"):
+                assert run.read_json(path)["exit_code"] in (None, SAVED)
+        verdict = verdict_of(run)
+    assert verdict.state is State.succeeded, verdict
+    assert sorted({*iterations(run)}) == list(range(1, iterations(run)[-1] + 1))
+
+
+def test_a_job_that_its_user_ends_does_not_save(slurm: Cluster, tmp_path: Path) -> None:
+    with graceful(slurm, 60):
+        run = endless(tmp_path, "train.save_interval=null")
+        assert slurm.run("scancel", *ids(run)).returncode == 0
+        verdict = verdict_of(run)
+    assert verdict.state in (State.stopped, State.failed), verdict
+    assert observe(run).saved is None
+    assert {run.read_json(path)["stopped"] for path in run.nodes.glob("*-?.json")} == {"SIGTERM"}
 
 
 def test_a_run_is_started_again_only_so_often_and_then_by_hand(slurm: Cluster, tmp_path: Path) -> None:

@@ -77,6 +77,37 @@ def test_what_slurm_said_before_it_fell_silent_is_not_its_answer_now(run: RunDir
         assert (now.fate, now.text) == (JobFate.lives, "job 2: Slurm does not answer")
 
 
+_SHOWN = "JobId=1 JobName=a UserId=u(1) JobState={} Reason=None Requeue=1 PreemptEligibleTime={} PreemptTime={} End"
+
+
+@pytest.mark.parametrize(
+    ("shown", "saves"),
+    [
+        pytest.param(_SHOWN.format("RUNNING", "2026-01-01T00:00:00", "2026-01-01T00:00:09"), True, id="preempted"),
+        pytest.param(_SHOWN.format("RUNNING", "2026-01-01T00:00:00", "None"), False, id="signalled by somebody"),
+        pytest.param(_SHOWN.format("COMPLETING", "2026-01-01T00:00:00", "2026-01-01T00:00:09"), False, id="over"),
+        pytest.param(_SHOWN.format("CANCELLED", "2026-01-01T00:00:00", "None"), False, id="cancelled"),
+        pytest.param(
+            _SHOWN.format("RUNNING", "Unknown", "None")
+            + "\n"
+            + _SHOWN.format("RUNNING", "Unknown", "2026-01-01T00:00:09"),
+            True,
+            id="a component of a heterogeneous job",
+        ),
+        pytest.param("", False, id="unknown"),
+    ],
+)
+def test_only_before_a_preemption_there_is_time_to_save(run: RunDir, squeue: Path, shown: str, saves: bool) -> None:
+    scontrol = squeue.with_name("scontrol")
+    says(scontrol, f"[ \"$*\" = 'show --oneliner job 1' ] || exit 1\ncat <<'X'\n{shown}\nX")
+    assert SlurmJob(run, "1", 0, (0,), task=0).may_save() is saves
+
+
+def test_without_an_answer_there_is_no_time_to_save(run: RunDir, squeue: Path) -> None:
+    says(squeue.with_name("scontrol"), "echo 'Unable to contact slurm controller' >&2; exit 1")
+    assert not SlurmJob(run, "1", 0, (0,), task=0).may_save()
+
+
 def test_a_controller_that_does_not_answer_is_asked_no_more_often_than_another(run: RunDir, squeue: Path) -> None:
     job = SlurmJob(run, "1", 0, (0,), task=0)
     says(squeue, "exit 1")

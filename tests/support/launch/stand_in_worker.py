@@ -41,6 +41,9 @@ LOUD = "<script>alert('loud')</script>\x1b[2J"
 DEAF = "DEAF" in os.environ
 """Does not end when it is asked to."""
 
+AGENT = os.environ.get("TDPP_AGENT")
+"""The process that says what SIGTERM means, as long as it lives."""
+
 
 def main(plan_path: Path, node_rank: int) -> int:
     run = plan_path.parent.parent if plan_path.parent.name == "plans" else plan_path.parent
@@ -49,7 +52,9 @@ def main(plan_path: Path, node_rank: int) -> int:
     die_with_parent(signal.SIGTERM)
     ranks: dict[int, int] = {}
     signal.signal(signal.SIGUSR2, lambda *_: ask_to_save(ranks))
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if DEAF else lambda *_: sys.exit(143))
+    parent = os.getppid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if DEAF else lambda *_: left_to_agent(parent) or sys.exit(143))
+    signal.signal(signal.SIGINT, signal.SIG_IGN if DEAF else lambda *_: sys.exit(143))
     if SHOW:
         print("\n".join(f"{name}={value}" for name, value in os.environ.items()), flush=True)
     for _ in range(PRINTS_MB):
@@ -66,7 +71,7 @@ def main(plan_path: Path, node_rank: int) -> int:
             saves = plan["train"]["checkpoint"]
             signal.signal(signal.SIGUSR2, (lambda signum, _: asked.append(signum)) if saves else signal.SIG_IGN)
             die_with_parent(signal.SIGKILL)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN if AGENT else signal.SIG_DFL)
             os._exit(train(run, plan_path, plan, plan["ranks"][rank]))
         ranks[pid] = rank
     state = {rank: {"rank": rank, "pid": pid, "exit_code": None, "ended_unix": None} for pid, rank in ranks.items()}
@@ -86,9 +91,13 @@ def main(plan_path: Path, node_rank: int) -> int:
             error(run, plan, plan["ranks"][rank], "Killed", message, symptom=False)
         failed, saved = failed or code not in (0, SAVED), saved or code == SAVED
     for pid in ranks:
-        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGKILL if AGENT else signal.SIGTERM)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # as in the engine's worker
     return 1 if failed else SAVED if saved else 0
+
+
+def left_to_agent(parent: int) -> bool:
+    return AGENT is not None and os.getppid() == parent and Path("/proc", AGENT).exists()
 
 
 def ask_to_save(ranks: dict[int, int]) -> None:

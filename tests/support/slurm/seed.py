@@ -86,9 +86,9 @@ def ids(run: RunDir) -> list[str]:
     return [job["id"] for job in run.read_json(run.jobs)["jobs"]]
 
 
-def endless(tmp_path: Path, *overrides: str) -> RunDir:
+def endless(tmp_path: Path, *overrides: str, worker: str = WORKER) -> RunDir:
     """A run at work."""
-    run = submitted(tmp_path / "runs", *FOREVER, "train.log_interval=1", *overrides)
+    run = submitted(tmp_path / "runs", *FOREVER, "train.log_interval=1", *overrides, worker=worker)
     try:
         wait_for(lambda: at_work(run))
     except AssertionError:
