@@ -98,6 +98,8 @@ def communicators(training: Training) -> int:
     found = (parallel.tensor_size > 1) + (parallel.data > 1) + (stages * parallel.tensor_size > 1)
     if training.reduces_by_node and parallel.data > 1:
         found += 2
+    if parallel.expert > 1:  # those that share experts out, and those that sum an expert's gradients
+        found += 1 + (parallel.data > parallel.expert)
     if stages > 1:
         found += (4 if parallel.chunks > 1 else 2) + (shared_parameters(training.model, 1)[0] > 0)
     return found

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from conf.schema.experiment import Precision, Recompute
 from fasop.costs.blocks import blocks_of
+from fasop.costs.experts import layer_numbers
 from fasop.costs.measured_module import MeasuredBlock, MeasuredModule
 from fasop.costs.network.links import Number
 from fasop.costs.schedules import in_flight
-from fasop.costs.sizes import activation_bytes, embedding_parameters, head_parameters, kind_parameters, word_parameters
+from fasop.costs.sizes import activation_bytes, embedding_parameters, head_parameters, word_parameters
 from fasop.costs.training import Training
 from megatron_ext.contract.models.model import ModelConfig
 
@@ -298,7 +299,8 @@ def stage_memory(
     sized = model.sized(tensor)
     predicting = float(parallel.micro_batch_size * sized.predicting)
     logits = predicting * (model.padded_vocab(tensor) // tensor)
-    layer = kind_parameters(model, tensor, own_word=stages > 1)[kind] + none
+    numbers = layer_numbers(training)
+    layer, updated = numbers.held[kind] + none, numbers.stepped[kind] + none
     fixed = first * embedding_parameters(model, tensor) + last * head_parameters(model, tensor, own_word=stages > 1)
     of_loss = _loss_memory(training, logits)
     # The norm's input and output, and the loss; of several chunks the last goes back as soon as it is there.
@@ -318,7 +320,7 @@ def stage_memory(
     return StageMemory(
         weights=Amount(layer=versions * state.weight * layer, fixed=versions * state.weight * fixed),
         gradients=Amount(layer=state.gradient * layer, fixed=state.gradient * fixed),
-        optimizer=Amount(layer=state.optimizer * layer, fixed=state.optimizer * fixed),
+        optimizer=Amount(layer=state.optimizer * updated, fixed=state.optimizer * fixed),
         activations=Amount(layer=held * kept + put_off, fixed=activations, spared=spared),
         buffers=Amount(layer=none, fixed=buffers),
         fragments=Amount(layer=none, fixed=FRAGMENT_BYTES + ends * words),

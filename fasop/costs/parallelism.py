@@ -27,6 +27,7 @@ class Parallelism(PlacedPlan):
     """One size for all stages, or by stage."""
     data: int = 1
     pipeline: int = 1
+    expert: int = 1
     partition: Numbers | None = None
     sequence_parallel: bool = False
     recompute: Recompute = Recompute.none
@@ -56,6 +57,7 @@ class Parallelism(PlacedPlan):
             tensor=parallel.tensor if isinstance(parallel.tensor, int) else numbers_in(parallel.tensor),
             data=parallel.data,
             pipeline=parallel.pipeline,
+            expert=parallel.expert,
             partition=None if parallel.partition is None else Partition.parse(parallel.partition).layers,
             sequence_parallel=parallel.sequence_parallel,
             recompute=parallel.recompute,
@@ -85,6 +87,7 @@ class Parallelism(PlacedPlan):
             tensor=self.tensor if isinstance(self.tensor, int) else run_length_text(self.tensor, "-"),
             data=self.data,
             pipeline=self.pipeline,
+            expert=self.expert,
             partition=None if self.partition is None else str(Partition(self.partition)),
             sequence_parallel=self.sequence_parallel,
             recompute=self.recompute,

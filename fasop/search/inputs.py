@@ -19,6 +19,7 @@ from conf.compose import compose_unchecked, to_object
 from conf.errors import ConfigError
 from conf.origins import SEARCHED, defaults_taken
 from conf.schema.experiment import Cluster, Engine, EngineKind, Executor, Experiment, Model, Parallel, Train
+from fasop.costs.experts import experts_of
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
 from fasop.costs.parallelism import Parallelism
@@ -32,7 +33,7 @@ from fasop.search.space.choices import Choices, runnable, split, tried
 from fasop.simulation.predict import planned
 
 PLAIN = (
-    *("parallel.tensor=1", "parallel.data=1", "parallel.pipeline=1", "parallel.partition=null"),
+    *("parallel.tensor=1", "parallel.data=1", "parallel.pipeline=1", "parallel.expert=1", "parallel.partition=null"),
     *("parallel.micro_batch_size=1", "parallel.schedule=one_f_one_b", "parallel.chunks=1", "parallel.node_order=null"),
     *("parallel.shares=null", "parallel.replicas=null"),
 )
@@ -90,10 +91,13 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
     )
     model = to_object(cfg, Model, "model")
     if engine.kind is EngineKind.auto:  # tdpp's engine runs the more plans
-        core = getattr(model, "experts", None) is not None or bool(engine.options)
+        core = experts_of(model) is not None or bool(engine.options)
         engine = replace(engine, kind=EngineKind.megatron_core if core else EngineKind.tdpp)
     allowed = runnable(engine, train, model)
+    _require_engine(engine, model)
     choices = tried(allowed, given, engine, parallel.sequence_parallel)
+    if experts_of(model) is not None and "sequence_parallel" not in given:  # tensor groups have to, the rest does not
+        choices = replace(choices, sequence_parallel=(True, False))
     plain = replace(
         parallel,
         recompute=choices.recompute[0],
@@ -124,6 +128,17 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         by_default="; ".join(filter(None, (defaults_taken(overrides, cfg, SEARCHED), assumed))) or None,
         run=_whole(train, parallel, others),
     )
+
+
+def _require_engine(engine: Engine, model: Model) -> None:
+    """Raises SearchError for a model that the engine does not train (`megatron_ext.contract.rules.engine`)."""
+    if engine.kind is EngineKind.megatron_core and not model.traits.megatron_lm:
+        raise SearchError(
+            f"model.family={model.family} cannot be searched with engine={engine.kind}, which trains GPT-2, Llama and "
+            f"Mixtral here; use engine=tdpp, and leave export= out"
+        )
+    if engine.kind is EngineKind.tdpp and (experts := experts_of(model)) is not None:
+        raise SearchError(f"model.experts={experts} must be null with engine=tdpp; use engine=megatron_core")
 
 
 def _with_ranks(cluster: Cluster, words: Sequence[str]) -> tuple[Cluster, str | None]:

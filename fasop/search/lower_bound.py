@@ -75,7 +75,7 @@ class LowerBounds:
     def __init__(self, kinds: Sequence[NodeKind]) -> None:
         self._kinds = kinds
         self._names = [kind.name for kind in kinds]
-        self._times: dict[tuple[int, int, Recompute], Sequence[LayerTimes]] = {}
+        self._times: dict[tuple[int, int, int, Recompute], Sequence[LayerTimes]] = {}
         self._alone: dict[tuple[int, ...], _Alone] = {}
         self._nodes: dict[tuple[int, int], Nodes] = {}
         self._links: dict[tuple[int, ...], tuple[float, float, float]] = {}
@@ -179,7 +179,7 @@ class LowerBounds:
 
     def _of_kinds(self, one: Training, recompute: Recompute) -> Sequence[LayerTimes]:
         parallel = one.parallel
-        key = parallel.tensor_size, parallel.micro_batch_size, recompute
+        key = parallel.tensor_size, parallel.expert, parallel.micro_batch_size, recompute
         if key not in self._times:
             sized = replace(one, parallel=replace(parallel, recompute=recompute))
             self._times[key] = [times_on(kind, sized) for kind in self._kinds]
@@ -205,7 +205,7 @@ class LowerBounds:
         if len({kind.gpus for kind in kinds}) > 1:
             return 0.0, 0.0, 0.0
         p, nodes = one.parallel, [kind.group.count for kind in kinds]
-        key = way.sharded, p.tensor_size, p.data, p.micro_batch_size, *some, *nodes
+        key = way.sharded, p.tensor_size, p.data, p.expert, p.micro_batch_size, *some, *nodes
         if key not in self._links:
             self._links[key] = self._on_known_links(one, way, some, nodes, kinds[0].gpus)
         return self._links[key]
@@ -227,7 +227,7 @@ class LowerBounds:
 
     def _of_one_kind(self, one: Training, way: Way, nodes: int, gpus: int) -> _Alone:
         p = one.parallel
-        key = way.sharded, nodes, gpus, p.tensor_size, p.data, p.micro_batch_size
+        key = way.sharded, nodes, gpus, p.tensor_size, p.data, p.expert, p.micro_batch_size
         if key not in self._alone:
             if p.sharded_optimizer != way.sharded:
                 one = replace(one, parallel=replace(p, sharded_optimizer=way.sharded))

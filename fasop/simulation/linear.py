@@ -49,6 +49,10 @@ class Linear:
             whole += number * layer
         return whole
 
+    def plus(self, other: Linear) -> Linear:
+        """Return the sum of both, neither of which computes layers again."""
+        return Linear(fixed=self.fixed + other.fixed, layer=self.layer + other.layer)
+
     def take(self, columns: Integers) -> Linear:
         again = None if self.again is None else replace(self.again, layer=self.again.layer[:, columns])
         return Linear(fixed=self.fixed[:, columns], layer=self.layer[..., columns], again=again)

@@ -11,6 +11,7 @@ import numpy as np
 from fasop.costs import overlap, sizes
 from fasop.costs.allowance import room_gib
 from fasop.costs.arrays import Floats, Integers
+from fasop.costs.experts import layer_numbers, with_exchanges
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes, gradients_summed, layer_times, weights_handed_out
 from fasop.costs.measured_module import MeasuredModule
@@ -40,8 +41,9 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     slowest = nodes.slowest(where.stages, training, times)
     handing, exchanged = weights_handed_out(where.sums, training), exchanged_on(training, nodes)
     stepping = slowest.step / (parallel.data if parallel.sharded_optimizer else 1)
+    step, numbers = Link(latency_s=np.zeros_like(stepping), s_per_byte=stepping), layer_numbers(training)
     backward = pass_times(training, slowest.backward, slowest.again)
-    optimizer = Link(latency_s=handing.latency_s, s_per_byte=stepping + handing.s_per_byte)
+    optimizer = by_parameters(training, handing, numbers.summed).plus(by_parameters(training, step, numbers.stepped))
     capacity, shares = _capacity(training, slowest.memory_gib)
     alike = training.blocks.alike
     hidden = None
@@ -63,7 +65,7 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
         one_way_out=where.one_way_out,
         blocking=training.blocking,
         sums=exchanged.sums,
-        optimizer=by_parameters(training, optimizer),
+        optimizer=optimizer,
         embedding=exchanged.embedding,
         capacity=capacity,
         shares=shares,
@@ -95,7 +97,7 @@ def exchanged_on(training: Training, nodes: Nodes) -> Exchanged:
     """Work out what `training` exchanges on these nodes, in each of their orders."""
     where = nodes.links_of(training)
     summing = gradients_summed(where.sums, training)
-    sums = by_parameters(training, summing)
+    sums = by_parameters(training, summing, layer_numbers(training).summed)
     return Exchanged(
         hop=where.hops.link.takes(np.array(float(min(training.messages)))),
         sums=_in_buckets(training, sums, summing) if training.overlaps else sums,
@@ -120,7 +122,7 @@ def _order(training: Training) -> LayerOrder:
 def handing_out(training: Training, nodes: Nodes) -> Linear:
     """The part of `Pipelines.optimizer` that handing out the new weights of a sharded one takes."""
     where = nodes.links_of(training)
-    return by_parameters(training, weights_handed_out(where.sums, training))
+    return by_parameters(training, weights_handed_out(where.sums, training), layer_numbers(training).summed)
 
 
 def _capacity(training: Training, memory_gib: Floats) -> tuple[Integers, Floats | None]:
@@ -163,7 +165,7 @@ def _capacity_by_kind(training: Training, memory_gib: Floats, stages: Floats) ->
 def times_on(kind: NodeKind, training: Training) -> LayerTimes:
     """What the parts of the model take on a GPU of such a node, calibrated."""
     found = layer_times(kind.gpu, kind.profile, training, links.within(kind.group))
-    return found.multiplied(kind.factors.forward, kind.factors.backward)
+    return with_exchanges(found.multiplied(kind.factors.forward, kind.factors.backward), kind, training)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,13 +287,12 @@ def pass_times(training: Training, times: Floats, again: Floats | None = None) -
     return Linear(fixed=fixed, layer=layers[0] if training.blocks.alike else np.stack(layers), again=longer)
 
 
-def by_parameters(training: Training, link: Link[Floats]) -> Linear:
-    """What takes so many seconds for each parameter of a stage's ranks."""
+def by_parameters(training: Training, link: Link[Floats], of_layer: Sequence[float]) -> Linear:
+    """What takes so many seconds for each parameter of a stage's ranks; a layer of each kind has so many."""
     model, tensor = training.model, training.parallel.tensor_size
     fixed = np.zeros((training.parallel.pipeline, 1))
     fixed[0] += sizes.embedding_parameters(model, tensor)
     fixed[-1] += sizes.head_parameters(model, tensor, own_word=len(fixed) > 1)
-    of_layer = sizes.kind_parameters(model, tensor, own_word=len(fixed) > 1)
     return Linear(fixed=link.takes(fixed), layer=link.s_per_byte * _of_kinds(training, of_layer))
 
 

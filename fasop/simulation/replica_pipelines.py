@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers
+from fasop.costs.experts import layer_numbers
 from fasop.costs.network.links import Link
 from fasop.costs.network.placement import stage_nodes
 from fasop.costs.training import Training
@@ -89,7 +90,8 @@ class _Own(NamedTuple):
         optimizer = lines.optimizer.take(order)  # a sharded one waits for the slowest step, to hand out its results
         if not training.parallel.sharded_optimizer:
             whole.append(optimizer)
-            optimizer = by_parameters(training, Link(latency_s=np.zeros(own[-2].shape), s_per_byte=own[-2]))
+            link = Link(latency_s=np.zeros(own[-2].shape), s_per_byte=own[-2])
+            optimizer = by_parameters(training, link, layer_numbers(training).stepped)
         slowest = np.ones(len(order), bool)
         for mine, most in zip((*passes, optimizer), whole, strict=False):
             for name in ("fixed", "layer"):

@@ -78,6 +78,7 @@ def options(parallel: Parallel) -> str:
     given += [f"sums in {parallel.reduce_dtype}"] if parallel.reduce_dtype is not ReduceDtype.fp32 else []
     given += ["sums within nodes first"] if parallel.hierarchical_reduce else []
     given += ["sequence parallel"] if parallel.sequence_parallel else []
+    given += [f"experts over {parallel.expert}"] if parallel.expert > 1 else []
     given += [f"shares {parallel.shares}"] if parallel.shares else []
     return ", ".join(given)
 
@@ -163,6 +164,7 @@ def _values(parallel: Parallel) -> dict[str, str]:
         "data": parallel.data,
         "replicas": parallel.replicas,
         "pipeline": parallel.pipeline,
+        "expert": parallel.expert if parallel.expert > 1 else None,
         "partition": parallel.partition,
         "sequence_parallel": parallel.sequence_parallel,
         "recompute": parallel.recompute,

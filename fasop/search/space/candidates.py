@@ -13,6 +13,7 @@ import numpy as np
 from conf.schema.experiment import Schedule
 from conf.schema.values.partition import Shares
 from fasop.costs.arrays import Floats, Integers
+from fasop.costs.experts import experts_of
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
 from fasop.costs.training import Training
@@ -171,7 +172,7 @@ def sizes(
             pipeline = gpus // tensor // data
             if pipeline > most_stages:
                 continue
-            for micro_batch_size in divisors(parallel.global_batch_size):
+            for micro_batch_size, expert in product(divisors(parallel.global_batch_size), expert_sizes(training, data)):
                 count = parallel.global_batch_size // micro_batch_size
                 if (count % data > 0) != uneven or data > (min(count, MOST_REPLICAS) if uneven else count):
                     continue
@@ -180,6 +181,7 @@ def sizes(
                     tensor=tensor,
                     data=data,
                     pipeline=pipeline,
+                    expert=expert,
                     micro_batch_size=micro_batch_size,
                     shares=Shares.even(count, data).numbers if uneven else None,
                     partition=None,
@@ -202,6 +204,11 @@ def tensor_sizes(training: Training, kinds: Sequence[NodeKind]) -> list[int]:
     ]
 
 
+def expert_sizes(training: Training, data: int) -> list[int]:
+    """How many of so many replicas may share the experts out."""
+    return divisors(math.gcd(data, experts_of(training.model) or 1))
+
+
 def divisors(number: int) -> list[int]:
     """In increasing order."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
@@ -209,7 +216,10 @@ def divisors(number: int) -> list[int]:
 
 
 def _shares_sequence(training: Training) -> bool:
+    """Whether the sequence can be shared as a plan says; tensor groups with experts have to."""
     parallel = training.parallel
+    if experts_of(training.model) is not None and parallel.tensor_size > 1 and not parallel.sequence_parallel:
+        return False
     return not parallel.sequence_parallel or training.model.sequence_length % parallel.tensor_size == 0
 
 

@@ -18,7 +18,7 @@ from fasop.costs.parallelism import Parallelism
 from fasop.errors import SearchError
 from megatron_ext.contract.parallel_config import RECOMPUTES
 
-SIZES = ("tensor", "data", "pipeline", "micro_batch_size")
+SIZES = ("tensor", "data", "pipeline", "expert", "micro_batch_size")
 FOUND = ("partition", "node_order", "shares", "replicas")
 """What nobody can give: finding it is what a search is for."""
 SEARCHED = tuple(schedule for schedule in Schedule if schedule.definition.searched)
@@ -34,6 +34,7 @@ class Choices:
     tensor: tuple[int, ...] | None = None
     data: tuple[int, ...] | None = None
     pipeline: tuple[int, ...] | None = None
+    expert: tuple[int, ...] | None = None
     micro_batch_size: tuple[int, ...] | None = None
     schedule: tuple[Schedule, ...] = (Schedule.one_f_one_b,)
     chunks: tuple[int, ...] = (2,)

@@ -1,0 +1,97 @@
+"""What experts that replicas share out take: their parameters on a rank, and what tokens take on their way.
+
+Ranks of an expert group, which are replicas that follow each other, hold `experts / expert` experts of each layer. In a
+layer's forward pass every token's activations go to the ranks of its experts and back, in two all-to-alls, and as much
+comes back in the backward pass. Tokens are taken to be spread evenly, as the router's balancing loss wants them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from conf.schema.experiment import Model, Recompute
+from fasop.costs.hardware import NodeKind
+from fasop.costs.layers import LayerTimes
+from fasop.costs.network import links
+from fasop.costs.roofline import Time
+from fasop.costs.sizes import kind_parameters
+from fasop.costs.training import Training
+
+ALL_TO_ALLS = 2
+"""In a forward pass: to the experts and back."""
+
+
+def experts_of(model: Model) -> int | None:
+    """Returns how many experts each layer has; None without a router."""
+    found: int | None = getattr(model, "experts", None)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNumbers:
+    """How many parameters of a layer of each kind a rank has to do with; all the same where experts are not shared."""
+
+    held: tuple[float, ...]
+    summed: tuple[float, ...]
+    """All replicas would sum so many in the same time: an expert's gradients are summed by fewer."""
+    stepped: tuple[float, ...]
+    """The optimizer updates so many; a sharded one leaves each replica its part of them."""
+
+
+def layer_numbers(training: Training) -> LayerNumbers:
+    """Returns the parameters of a layer of each kind."""
+    parallel, model = training.parallel, training.model
+    whole = kind_parameters(model, parallel.tensor_size, own_word=parallel.pipeline > 1)
+    if parallel.expert == 1:
+        return LayerNumbers(held=whole, summed=whole, stepped=whole)
+    shared, data, expert = _of_experts(model, parallel.tensor_size), parallel.data, parallel.expert
+    held = tuple(number - shared + shared / expert for number in whole)
+    summing = shared * (data - expert) / (expert * (data - 1))
+    return LayerNumbers(
+        held=held,
+        summed=tuple(number - shared + summing for number in whole),
+        stepped=whole if parallel.sharded_optimizer else held,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _of_experts(model: Model, tensor: int) -> int:
+    """Count the parameters of a layer's experts on a rank that has all of them."""
+    sized = model.sized(tensor)
+    (stack,) = sized.stacks()
+    parameters = sized.traits.parameters(sized, stack.kind)
+    return sum(one.numel(tensor) for name, one in parameters.items() if name.startswith("experts."))
+
+
+def with_exchanges(times: LayerTimes, kind: NodeKind, training: Training) -> LayerTimes:
+    """Adds to the layers' passes what the tokens' way to the experts and back takes on such nodes."""
+    if (seconds := exchange_s(kind, training)) == 0:
+        return times
+    recompute = training.parallel.recompute
+    every = recompute.way is Recompute.full and recompute.layers is None
+    return replace(
+        times,
+        layers=tuple(
+            Time(forward=one.forward + seconds, backward=one.backward + (1 + every) * seconds) for one in times.layers
+        ),
+        again=times.again + (seconds if recompute.layers is not None else 0.0),
+    )
+
+
+def exchange_s(kind: NodeKind, training: Training) -> float:
+    """Seconds of a layer's all-to-alls in a forward pass, if all of an expert group are on nodes of this kind.
+
+    A rank sends each other one its part of the activations: within its node at a GPU's bandwidth, out of it at its
+    share of the node's.
+    """
+    parallel, model = training.parallel, training.model
+    expert, tensor = parallel.expert, parallel.tensor_size
+    if expert == 1:
+        return 0.0
+    tokens = parallel.micro_batch_size * model.sequence_length / tensor  # the sequence is shared, too
+    size = tokens * model.hidden * getattr(model, "experts_per_token", 2) * training.width
+    inside = expert if kind.gpus % (expert * tensor) == 0 else min(expert, max(1, kind.gpus // tensor))
+    within, between = links.within(kind.group), links.between(kind.group, kind.gpus)
+    seconds = (inside - 1) * within.takes(size / expert) + (expert - inside) * between.takes(size / expert)
+    return ALL_TO_ALLS * seconds
