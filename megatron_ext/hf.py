@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import List, Optional
 
-from megatron_ext.checkpoints import hf_files, hf_gpt2, hf_weights
 from megatron_ext.checkpoints.converting import new_checkpoint, weights_of
+from megatron_ext.checkpoints.foreign import hf_files, hf_gpt2, hf_weights
 from megatron_ext.checkpoints.kept_weights import add_weights, kind_of, tell_kind
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.checkpoints.part_files import part_names

@@ -286,7 +286,7 @@ def names_in(file: str) -> set[str]:
     return names
 
 
-MEGATRONS = "megatron_ext/checkpoints/torch_dist.py"
+MEGATRONS = "megatron_ext/checkpoints/foreign/torch_dist.py"
 """Reads and writes what Megatron-Core pickles; it calls nothing that a pickle names (test_torch_dist)."""
 
 

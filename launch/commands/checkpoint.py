@@ -31,9 +31,9 @@ def main(argv: Sequence[str]) -> int:
     run = RunDir.find(arguments.runs_dir, arguments.run)
     require_torch("tdpp checkpoint")
     from megatron_ext.checkpoints.converting import HUGGINGFACE, MEGATRON, TDPP, convert
-    from megatron_ext.checkpoints.foreign import weights_at
+    from megatron_ext.checkpoints.foreign.torch_dist import is_torch_dist
+    from megatron_ext.checkpoints.foreign.weights import weights_at
     from megatron_ext.checkpoints.publishing import publish
-    from megatron_ext.checkpoints.torch_dist import is_torch_dist
     from megatron_ext.contract.errors import EngineError
     from megatron_ext.contract.run_files import WEIGHTS
     from megatron_ext.inference.held_out import checkpoint_of

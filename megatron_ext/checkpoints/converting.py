@@ -10,10 +10,11 @@ from typing import Callable, Dict, Iterator, Tuple, Union
 
 from torch import Tensor
 
-from megatron_ext.checkpoints import hf_weights, megatron_names, safetensors
-from megatron_ext.checkpoints.foreign import Weights
+from megatron_ext.checkpoints import safetensors
+from megatron_ext.checkpoints.foreign import hf_weights, megatron_names
+from megatron_ext.checkpoints.foreign.hf_files import taken
+from megatron_ext.checkpoints.foreign.weights import Weights
 from megatron_ext.checkpoints.header import of_part
-from megatron_ext.checkpoints.hf_files import taken
 from megatron_ext.checkpoints.meta import Checkpoint, Meta, written
 from megatron_ext.checkpoints.part_files import part_file, part_names
 from megatron_ext.checkpoints.part_tensors import read_part

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from megatron_ext.checkpoints.foreign import weights_at
+from megatron_ext.checkpoints.foreign.weights import weights_at
 from megatron_ext.checkpoints.meta import SCALER as STATE_OF_ANY
 from megatron_ext.checkpoints.meta import Checkpoint, Meta, start_of
 from megatron_ext.checkpoints.part_files import part_name

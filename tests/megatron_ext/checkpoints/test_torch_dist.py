@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron_ext.checkpoints import megatron_names, torch_dist
 from megatron_ext.checkpoints.converting import weights_of
+from megatron_ext.checkpoints.foreign import megatron_names, torch_dist
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.model import ModelConfig

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional
 
-from megatron_ext.checkpoints.hf_files import Twin, taken
+from megatron_ext.checkpoints.foreign.hf_files import Twin, taken
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.model import OPTIONS, ModelConfig
 

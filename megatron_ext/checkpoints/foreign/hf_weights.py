@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Tuple
 
-from megatron_ext.checkpoints import hf_gpt2, hf_llama
+from megatron_ext.checkpoints.foreign import hf_gpt2, hf_llama
 from megatron_ext.checkpoints.header import Entry, read_header
 from megatron_ext.checkpoints.part_files import part_names
 from megatron_ext.checkpoints.published import WHOLE, chosen, tensors_of

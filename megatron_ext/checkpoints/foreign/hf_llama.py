@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-from megatron_ext.checkpoints.hf_files import Twin
+from megatron_ext.checkpoints.foreign.hf_files import Twin
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.hf_config import HfConfig
 from megatron_ext.contract.models.keys import DEFAULT, RMS_NORM, ROTARY

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Union
 
-from megatron_ext.checkpoints import hf_weights, megatron_names
-from megatron_ext.checkpoints.torch_dist import is_torch_dist
+from megatron_ext.checkpoints.foreign import hf_weights, megatron_names
+from megatron_ext.checkpoints.foreign.torch_dist import is_torch_dist
 from megatron_ext.contract.models.model import ModelConfig
 
 Weights = Union[hf_weights.Weights, megatron_names.Weights]

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
+from megatron_ext.checkpoints.foreign.torch_dist import RELEASE, TRACKER, Stored, Written, read, read_index, write
 from megatron_ext.checkpoints.part_files import part_names
-from megatron_ext.checkpoints.torch_dist import RELEASE, TRACKER, Stored, Written, read, read_index, write
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.counts import checkpoint_parameter
 from megatron_ext.contract.models.model import ModelConfig

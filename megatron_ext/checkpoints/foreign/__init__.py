@@ -1,0 +1,1 @@
+"""Weights in the formats of Hugging Face's transformers and of Megatron-Core."""
