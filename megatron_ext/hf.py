@@ -1,4 +1,4 @@
-"""Checkpoints to and from the layouts of Hugging Face's GPT-2, Llama, Mistral, Mixtral, Qwen 2 and 3.
+"""Checkpoints to and from the layouts of Hugging Face's GPT-2, Llama, Mistral, Mixtral, Qwen 2 and 3, and StableLM.
 
     python -m megatron_ext.hf export CHECKPOINT OUT     CHECKPOINT: a run folder, its checkpoints folder or one of these
     python -m megatron_ext.hf import FROM CHECKPOINT    which train.load then takes
@@ -63,7 +63,8 @@ def main(argv: List[str]) -> int:
     """The command; exit code 0, 1 with a message on stderr, or 2 for wrong arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m megatron_ext.hf",
-        description="Checkpoints to and from Hugging Face's layouts of GPT-2, Llama, Mistral, Mixtral, Qwen 2 and 3.",
+        description="Checkpoints to and from Hugging Face's layouts of GPT-2, Llama, Mistral, Mixtral, Qwen 2 and 3, "
+        "and StableLM.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     out = commands.add_parser("export", help="weights of a checkpoint to a folder or a .safetensors file")

@@ -83,6 +83,7 @@ def _unlike_gpt2(model: Model) -> Options:
         "norm-epsilon": model.norm_epsilon if "norm_epsilon" in own else None,
         "position-embedding-type": str(model.position_embedding_type) if "position_embedding_type" in own else None,
         "rotary-base": (int(rotary) if rotary == int(rotary) else rotary) if "rotary_base" in own else None,
+        "rotary-percent": model.rotary_percent if "rotary_percent" in own else None,
         "use-rope-scaling": _flag(model.rope_scaling_factor is not None),
         "rope-scaling-factor": model.rope_scaling_factor,
         "swiglu": _flag(model.swiglu),

@@ -24,7 +24,7 @@ def make_chunk(plan: Plan, config: Any, library: Library, virtual_stage: int) ->
     model = plan.model
     rope: Dict[str, Any] = {}
     if model.position_embedding_type == ROTARY:
-        rope["rotary_base"] = model.rotary_base
+        rope.update(rotary_base=model.rotary_base, rotary_percent=model.rotary_percent)
         if model.rope_scaling_factor is not None:
             rope.update(rope_scaling=True, rope_scaling_factor=model.rope_scaling_factor)
     chunk: nn.Module = GPTModel(

@@ -104,7 +104,7 @@ class ModelCosts:
         )
 
 
-COST_NOTHING = ("norm_epsilon", "rotary_base", "rope_scaling_factor", "decoder_layers")
+COST_NOTHING = ("norm_epsilon", "rotary_base", "rotary_percent", "rope_scaling_factor", "decoder_layers")
 """Options of a model that change numbers, or how many layers there are, and no times."""
 
 

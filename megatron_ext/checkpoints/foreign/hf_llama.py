@@ -1,4 +1,4 @@
-"""Hugging Face's Llama, Mistral, Mixtral, Qwen 2 and Qwen 3: how their tensors are called, and their config.json."""
+"""How Hugging Face's Llama, Mistral, Mixtral, Qwen 2, Qwen 3 and StableLM call their tensors, and their config.json."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from megatron_ext.contract.models.hf_config import HfConfig
 from megatron_ext.contract.models.keys import DEFAULT, RMS_NORM, ROTARY
 from megatron_ext.contract.models.model import ModelConfig, family_named
 from megatron_ext.contract.plan_check import PlanFault, build, check_object
+from megatron_ext.families.gpt import STABLELM
 from megatron_ext.families.gpt.options import GptOptions, window_of
 
 _LAYER = {
-    "attention_norm.weight": Twin(("input_layernorm.weight",)),
-    "mlp_norm.weight": Twin(("post_attention_layernorm.weight",)),
+    **{f"attention_norm.{kind}": Twin((f"input_layernorm.{kind}",)) for kind in ("weight", "bias")},
+    **{f"mlp_norm.{kind}": Twin((f"post_attention_layernorm.{kind}",)) for kind in ("weight", "bias")},
     "query_norm.weight": Twin(("self_attn.q_norm.weight",)),
     "key_norm.weight": Twin(("self_attn.k_norm.weight",)),
     **{
@@ -37,17 +38,16 @@ MIXTRAL = "mixtral"
 _CLASSES = {
     MIXTRAL: "MixtralForCausalLM",
     **{"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"},
-    **{"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"},
+    **{"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", STABLELM: "StableLmForCausalLM"},
 }
 _SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The scaling of Llama 3's rotary embedding, as the engine computes it."""
 
 
 def fits(model: ModelConfig) -> bool:
-    """Whether the layout of a Llama, a Mistral, a Mixtral, or a Qwen 2 or 3 can hold it."""
+    """Whether the layout of a Llama, a Mistral, a Mixtral, a Qwen 2 or 3, or a StableLM can hold it."""
     return (
         model.traits.megatron_lm
-        and model.normalization == RMS_NORM
         and model.position_embedding_type == ROTARY
         and model.swiglu
         and _kind(model) is not None
@@ -57,6 +57,11 @@ def fits(model: ModelConfig) -> bool:
 def _kind(model: ModelConfig) -> Optional[str]:
     """The `model_type` that computes it; None: there is none."""
     own, biases = model.own(GptOptions), model.add_bias_linear
+    if model.normalization != RMS_NORM:
+        others = own.experts is not None or own.qk_layernorm or own.sliding_window is not None
+        return None if biases or others or model.head_width * model.heads != model.hidden else STABLELM
+    if model.rotary_percent != 1.0:
+        return None
     if own.experts is not None:
         others = own.qk_layernorm or own.add_qkv_bias or own.sliding_window is not None
         return None if biases or others or model.rope_scaling_factor is not None else MIXTRAL
@@ -74,7 +79,8 @@ def twins(model: ModelConfig, part: str) -> Dict[str, Twin]:
         return {"word": Twin(("model.embed_tokens.weight",))}
     if part == "head":
         own = {"word": Twin(("lm_head.weight",))} if model.untie_embeddings_and_output_weights else {}
-        return {"norm.weight": Twin(("model.norm.weight",)), **own}
+        norms = [name for name in model.traits.parameters(model, "head") if name.startswith("norm.")]
+        return {**{name: Twin((f"model.{name}",)) for name in norms}, **own}
     names = model.traits.parameters(model, "layer")
     return {ours: _of_layer(ours).within(f"model.layers.{int(part[len('layer-') :])}.") for ours in names}
 
@@ -103,11 +109,12 @@ def config_of(model: ModelConfig) -> Dict[str, Any]:
         "head_dim": model.head_width,
         "max_position_embeddings": model.sequence_length,
         "vocab_size": model.vocab_size,
-        "rms_norm_eps": model.norm_epsilon,
+        "layer_norm_eps" if kind == STABLELM else "rms_norm_eps": model.norm_epsilon,
         "rope_theta": model.rotary_base,
         "rope_scaling": None if factor is None else {"rope_type": "llama3", "factor": factor, **_SCALING},
         **({"attention_bias": model.add_bias_linear, "mlp_bias": model.add_bias_linear} if kind == "llama" else {}),
-        **({} if kind == "llama" else _windows(model, kind)),
+        **({} if kind in ("llama", STABLELM) else _windows(model, kind)),
+        **(_stablelm(model) if kind == STABLELM else {}),
         **(_experts(model) if kind == MIXTRAL else {}),
         "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
         "attention_dropout": 0.0,
@@ -119,6 +126,10 @@ def config_of(model: ModelConfig) -> Dict[str, Any]:
 def _experts(model: ModelConfig) -> Dict[str, Any]:
     own = model.own(GptOptions)
     return {"num_local_experts": own.experts, "num_experts_per_tok": own.experts_per_token}
+
+
+def _stablelm(model: ModelConfig) -> Dict[str, Any]:
+    return {"partial_rotary_factor": model.rotary_percent, "use_qkv_bias": model.own(GptOptions).add_qkv_bias}
 
 
 def _windows(model: ModelConfig, kind: str) -> Dict[str, Any]:

@@ -1,4 +1,5 @@
-"""A model in Hugging Face's layout of GPT-2, Llama, Mistral, Mixtral, Qwen 2 or Qwen 3. What it is needs no torch."""
+"""A model in Hugging Face's layout of GPT-2, Llama, Mistral, Mixtral, Qwen 2 or 3, or StableLM. What it is needs no
+torch."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from megatron_ext.data.indexed_dataset import replacing
 if TYPE_CHECKING:
     from torch import Tensor
 
-_KINDS = {"gpt2": hf_gpt2, **dict.fromkeys(("llama", "mistral", hf_llama.MIXTRAL, "qwen2", "qwen3"), hf_llama)}
+_KINDS = {
+    "gpt2": hf_gpt2,
+    **dict.fromkeys(("llama", "mistral", hf_llama.MIXTRAL, "qwen2", "qwen3", hf_llama.STABLELM), hf_llama),
+}
 """How tensors are called, for each `model_type` of config.json."""
 FAMILIES = (hf_gpt2, hf_llama)
 
@@ -106,7 +110,9 @@ def save(out: Path, model: ModelConfig, content: Callable[[str], Dict[str, Tenso
     family: Optional[ModuleType] = next((family for family in FAMILIES if family.fits(model)), None)
     if family is None:
         options = ", ".join(f"model.{key}={value}" for key, value in model.identity().items() if key in OPTIONS)
-        raise EngineError(f"no GPT-2, Llama, Mistral, Mixtral or Qwen 2 or 3: {options}; only these are exported")
+        raise EngineError(
+            f"no GPT-2, Llama, Mistral, Mixtral, Qwen 2 or 3 or StableLM: {options}; only these are exported"
+        )
     prefix = hf_gpt2.PREFIX if family is hf_gpt2 else ""
     tensors: Dict[str, Tensor] = {}
     for part in part_names(model.layers):

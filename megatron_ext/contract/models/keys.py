@@ -78,6 +78,8 @@ class SharedOptions(Sizes):
     position_embedding_type: PositionEmbedding = PositionEmbedding.learned_absolute
     rotary_base: float = option(10000.0, positive(1e12))
     """With rope, the base of the angles' wavelengths."""
+    rotary_percent: float = option(1.0, Range(0.0, 1.0, above=True, ends_matter=True))
+    """With rope, the part of each head that is rotated: its first numbers."""
     rope_scaling_factor: Optional[float] = option(None, positive(1e6))
     """With rope: the factor by which sequences are longer than the 8,192 tokens of Llama 3's first training."""
     swiglu: bool = False

@@ -62,6 +62,11 @@ class ModelConfig(Model, _PaddedSizes):
         return self.hidden // self.heads if self.kv_channels is None else self.kv_channels
 
     @property
+    def rotated_width(self) -> int:
+        """Numbers of a head that rotary positions rotate."""
+        return int(self.head_width * self.rotary_percent)
+
+    @property
     def query_groups(self) -> int:
         return self.heads if self.num_query_groups is None else self.num_query_groups
 

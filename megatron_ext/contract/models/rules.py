@@ -61,6 +61,7 @@ def _broken_window(get: Get) -> Iterator[str]:
 def _broken_positions(get: Get, family: Family) -> Iterator[str]:
     key = "position_embedding_type"
     positions, width, scaling = get(key, OPTIONS[key]), get("kv_channels", None), get("rope_scaling_factor", None)
+    percent = get("rotary_percent", 1.0)
     if positions not in family.positions:
         yield (
             f"model.{key}={positions} cannot be combined with model.family={family.name}; use "
@@ -72,6 +73,8 @@ def _broken_positions(get: Get, family: Family) -> Iterator[str]:
                 f"model.rope_scaling_factor={scaling} is only for model.{key}=rope, not for {positions}; use null, or "
                 "rope"
             )
+        if percent != 1.0:
+            yield f"model.rotary_percent={percent} is only for model.{key}=rope, not for {positions}; use 1.0, or rope"
         return
     if width is not None and width % 2:
         yield (
@@ -83,4 +86,11 @@ def _broken_positions(get: Get, family: Family) -> Iterator[str]:
         yield (
             f"model.hidden={hidden} and model.heads={heads} give heads of width {hidden // heads}, but "
             f"model.{key}=rope rotates pairs of numbers; choose sizes whose ratio is even"
+        )
+    whole = width or (hidden // heads if heads else 0)
+    rotated = int(whole * percent)
+    if percent != 1.0 and whole and (rotated % 2 or not rotated):
+        yield (
+            f"model.rotary_percent={percent} rotates {rotated} of a head's {whole} numbers, but model.{key}=rope "
+            f"rotates pairs of them; use {2 * max(1, rotated // 2) / whole:g}, or another even number of them"
         )

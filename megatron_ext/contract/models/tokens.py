@@ -101,8 +101,8 @@ class TransformerFamily(TokenFamily):
 
     attends = True
     options: Tuple[str, ...] = (
-        *("num_query_groups", "kv_channels", "normalization", "rotary_base", "rope_scaling_factor", "swiglu"),
-        *("add_bias_linear", "position_embedding_type", "untie_embeddings_and_output_weights"),
+        *("num_query_groups", "kv_channels", "normalization", "rotary_base", "rotary_percent", "rope_scaling_factor"),
+        *("swiglu", "add_bias_linear", "position_embedding_type", "untie_embeddings_and_output_weights"),
         *("attention_dropout", "hidden_dropout", "ffn_hidden"),
     )
 

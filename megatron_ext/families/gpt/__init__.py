@@ -19,6 +19,8 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 
 SLIDING = "sliding_attention"
 """In `layer_types`, a layer with a sliding window."""
+STABLELM = "stablelm"
+"""A Llama with LayerNorms, of whose heads a part is rotated."""
 _GROUPS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 _POSITIONS = {"mistral": 131072, "qwen2": 32768, "qwen3": 32768}
 """What transformers takes where config.json lacks `num_key_value_heads` and `max_position_embeddings`."""
@@ -29,7 +31,7 @@ class _Gpt(TransformerFamily):
     name = "gpt"
     summary = "A decoder that predicts the next token; with Llama's options, a Llama."
     order = 1
-    model_types = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+    model_types = ("gpt2", "llama", "mistral", "qwen2", "qwen3", STABLELM)
     running_text = True
     packs = True
     metrics = ("loss", "perplexity")
@@ -81,6 +83,9 @@ class _Gpt(TransformerFamily):
             values["add_qkv_bias"] = True
         if config.kind == "qwen3":
             values["qk_layernorm"] = True
+        if config.kind == STABLELM:
+            values.update(_stablelm(config))
+            del values["normalization"]
         return values
 
 
@@ -113,7 +118,8 @@ def _llama(config: HfConfig) -> Dict[str, object]:
     config.must("pretraining_tp", 1, "tdpp does not split matrix products")
     bias = config.flag("attention_bias", False)
     config.must("mlp_bias", bias, f"all or no linear layers have biases in tdpp, and attention_bias={json.dumps(bias)}")
-    config.must("partial_rotary_factor", 1.0, "tdpp's rotary positions rotate the whole head")
+    if config.kind != STABLELM:
+        config.must("partial_rotary_factor", 1.0, f"transformers rotates whole heads of a {config.kind}")
     rope = config.table("rope_parameters")  # where transformers 5 keeps base and scaling
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     width = config.given("head_dim", 128 if config.kind == "qwen3" else None)
@@ -141,9 +147,22 @@ def _llama(config: HfConfig) -> Dict[str, object]:
     }
 
 
+def _stablelm(config: HfConfig) -> Dict[str, object]:
+    """What is not as in a Llama."""
+    config.must("qk_layernorm", False, "tdpp normalizes the queries and keys of all heads with the same weights")
+    config.must("use_parallel_residual", False, "tdpp's MLP takes the result of the attention")
+    config.must("hidden_dropout", (0.0, 0), "tdpp drops numbers after the attention, too")
+    rope = config.table("rope_parameters")
+    return {
+        "norm_epsilon": config.number("layer_norm_eps", 1e-5),
+        "rotary_percent": config.number("partial_rotary_factor", rope.get("partial_rotary_factor", 0.25)),
+        "add_qkv_bias": config.flag("use_qkv_bias", False),
+    }
+
+
 def _windows(config: HfConfig, layers: int, length: int) -> Dict[str, object]:
     """Which layers see how far; nothing where no token of a sequence looks beyond a window."""
-    slides = config.kind == "mistral" or (config.kind != "llama" and config.flag("use_sliding_window", False))
+    slides = config.kind == "mistral" or (config.kind.startswith("qwen") and config.flag("use_sliding_window", False))
     if not slides or config.content.get("sliding_window", 4096) is None:
         return {}
     window = config.size("sliding_window", 4096)

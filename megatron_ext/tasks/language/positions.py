@@ -21,10 +21,11 @@ shorter than `TRAINED_WITH / HIGH_FREQUENCY` are not, and between them by part (
 
 @lru_cache(maxsize=8)
 def rotary(config: ModelConfig, sequence: int, device: torch.device, dtype: torch.dtype) -> Tuple[Tensor, Tensor]:
-    """Cosines and sines [sequence, head width] by which queries and keys are rotated (Su et al. 2021), worked out in
-    fp32. All layers of a model have the same two tensors."""
-    half = torch.arange(0, config.head_width, 2, dtype=torch.float32, device="cpu")
-    frequencies = 1.0 / config.rotary_base ** (half / config.head_width)
+    """Cosines and sines [sequence, rotated numbers of a head] by which queries and keys are rotated (Su et al. 2021),
+    worked out in fp32. All layers of a model have the same two tensors."""
+    width = config.rotated_width
+    half = torch.arange(0, width, 2, dtype=torch.float32, device="cpu")
+    frequencies = 1.0 / config.rotary_base ** (half / width)
     if config.rope_scaling_factor is not None:
         waves = 2 * math.pi / frequencies
         kept = (TRAINED_WITH / waves - LOW_FREQUENCY) / (HIGH_FREQUENCY - LOW_FREQUENCY)
@@ -37,11 +38,13 @@ def rotary(config: ModelConfig, sequence: int, device: torch.device, dtype: torc
 
 @Fused
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [batch, heads, sequence, width], each pair of numbers half a width apart turned by its angle; cosines and sines
-    of at least as many places, [places, width] or [batch, 1, places, width]."""
+    """x [batch, heads, sequence, head width], of which the first `width` numbers are turned, each pair half a width
+    apart by its angle; cosines and sines of at least as many places, [places, width] or [batch, 1, places, width]."""
     cos, sin = cos[..., : x.shape[-2], :], sin[..., : x.shape[-2], :]
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin
+    turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    first, second = turned.chunk(2, -1)
+    turned = turned * cos + torch.cat([-second, first], -1) * sin
+    return turned if not rest.shape[-1] else torch.cat([turned, rest], -1)
 
 
 def sinusoids(sequence: int, width: int, device: torch.device) -> Tensor:

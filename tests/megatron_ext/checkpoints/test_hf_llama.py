@@ -40,6 +40,11 @@ MODELS = {
         *(*LLAMA, "model.add_bias_linear=false", "model.qk_layernorm=true", "model.kv_channels=12"),
         *("model.sliding_window=7", "model.full_attention_every=2"),
     ),
+    "stablelm": (
+        *("model.swiglu=true", "model.position_embedding_type=rope", "model.rotary_percent=0.5"),
+        *("model.num_query_groups=2", "model.ffn_hidden=44", "model.add_bias_linear=false", "model.add_qkv_bias=true"),
+        *("model.rotary_base=500000", "model.rope_scaling_factor=32", "model.untie_embeddings_and_output_weights=true"),
+    ),
     "biases": (*LLAMA, "model.num_query_groups=4", "model.untie_embeddings_and_output_weights=true"),
 }
 TOKENS = torch.randint(VOCAB, (2, 24), generator=torch.Generator().manual_seed(1))

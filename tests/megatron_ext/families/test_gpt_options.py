@@ -17,6 +17,7 @@ from tests.support.megatron_ext.engine_run import TINY, make_run
 from tests.support.megatron_ext.known_sizes import assert_sizes_known
 
 MODELS = {
+    "stablelm": ("model.normalization=LayerNorm", "model.rotary_percent=0.25"),
     "qwen2": ("model.add_qkv_bias=true",),
     "qwen3 with windows": ("model.qk_layernorm=true", "model.sliding_window=7", "model.full_attention_every=2"),
 }
@@ -63,6 +64,11 @@ def test_a_layer_has_a_window(window: int | None, every: int | None, expected: l
     [
         (("model.full_attention_every=2",), "model.full_attention_every=2 says nothing without model.sliding_window"),
         (("model.sliding_window=8", "model.family=bert"), "model.sliding_window=8 is only for model.family=gpt"),
+        (("model.rotary_percent=0.5",), "model.rotary_percent=0.5 is only for model.position_embedding_type=rope"),
+        (
+            ("model.position_embedding_type=rope", "model.rotary_percent=0.4"),
+            "model.rotary_percent=0.4 rotates 3 of a head's 8 numbers",
+        ),
         (
             ("model.qk_layernorm=true", "engine=megatron_core"),
             "model.qk_layernorm=true must be false with engine=megatron_core; use engine=tdpp",
