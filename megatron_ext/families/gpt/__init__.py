@@ -156,7 +156,7 @@ def _stablelm(config: HfConfig) -> Dict[str, object]:
     return {
         "norm_epsilon": config.number("layer_norm_eps", 1e-5),
         "rotary_percent": config.number("partial_rotary_factor", rope.get("partial_rotary_factor", 0.25)),
-        "add_qkv_bias": config.flag("use_qkv_bias", False),
+        **unless({"add_qkv_bias": config.flag("use_qkv_bias", False)}, add_qkv_bias=False),
     }
 
 
