@@ -17,13 +17,14 @@ from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.models.counts import checkpoint_parameter
 from megatron_ext.contract.models.model import OPTIONS, ModelConfig
 from megatron_ext.data.indexed_dataset import replacing
+from megatron_ext.families.gpt import STABLELM
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _KINDS = {
     "gpt2": hf_gpt2,
-    **dict.fromkeys(("llama", "mistral", hf_llama.MIXTRAL, "qwen2", "qwen3", hf_llama.STABLELM), hf_llama),
+    **dict.fromkeys(("llama", "mistral", hf_llama.MIXTRAL, "qwen2", "qwen3", STABLELM), hf_llama),
 }
 """How tensors are called, for each `model_type` of config.json."""
 FAMILIES = (hf_gpt2, hf_llama)

@@ -133,9 +133,12 @@ def test_megatron_lm_has_every_option_and_takes_as_many_values(overrides: list[s
             ["--normalization RMSNorm", "--norm-epsilon 1e-06"],
         ),
         (
-            ["model.position_embedding_type=rope", "model.rotary_base=500000", "model.rope_scaling_factor=8"],
             [
-                *("--position-embedding-type rope", "--rotary-base 500000"),
+                *("model.position_embedding_type=rope", "model.rotary_base=500000", "model.rotary_percent=0.5"),
+                "model.rope_scaling_factor=8",
+            ],
+            [
+                *("--position-embedding-type rope", "--rotary-base 500000", "--rotary-percent 0.5"),
                 *("--use-rope-scaling", "--rope-scaling-factor 8.0"),
             ],
         ),
