@@ -53,6 +53,7 @@ CASES = {
     "Llama-1B, 4 layers": Case(1, LLAMA, ONE, (PLAIN, AUTOCAST, MEGATRON_CORE)),
     "ViT-B/16": Case(1, VIT, ONE, (PLAIN, AUTOCAST)),
     "recomputed": Case(1, GPT, f"{ONE} parallel.recompute=full"),
+    "some layers recomputed": Case(1, GPT, f"{ONE} parallel.recompute=full:3"),
     "in two streams": Case(1, GPT, f"{ONE} parallel.streams=2"),
     "data parallel": Case(2, GPT, TWO),
     "sharded optimizer": Case(2, GPT, f"{TWO} parallel.sharded_optimizer=true"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import Generic
 
@@ -72,7 +72,8 @@ class Spared(Generic[Number]):
     layer: Number
     """For each of these."""
     beyond: Number
-    """Where a stage has more layers: these are gone before a layer is computed again, and leave room for it."""
+    """Where a stage has more layers: these are gone before a layer is computed again, which then adds nothing to the
+    most that is there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +313,10 @@ def stage_memory(
     words = float(training.width * word_parameters(model, tensor))
     passing = last * of_loss.passing + again if training.megatron_lm else none
     if not training.megatron_lm:
-        passing = _passing(training, sized, first, last, kept=of_first, again=again, logits=of_loss.kept, words=words)
+        of_moment = partial(_passing, training, sized, first, last, kept=of_first, logits=of_loss.kept, words=words)
+        passing = of_moment(again=again)
+        if spared is not None:  # the logits may have left room for all of it, so that it added less
+            spared = replace(spared, beyond=passing - of_moment(again=0.0))
     # A message each way, being received and being sent, to each neighbour; one stage has only its loss's gradient.
     messages = (1.0 if stages == 1 else 4.0 * (2 - first - last)) * message
     buffers = WORKSPACE_BYTES + messages + passing + held_scores(training, triton=True)

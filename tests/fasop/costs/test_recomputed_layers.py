@@ -41,6 +41,16 @@ def test_memory_lies_between_that_of_no_layer_and_of_all(schedule: str) -> None:
     assert of("full", 8) <= of("full:7", 8) < of("full:1", 8) < of("none", 8)
 
 
+def test_what_is_computed_again_adds_nothing_where_logits_have_left_room_for_it() -> None:
+    """On the last stage, whose logits are gone by then: each such layer saves the same, the first one, too."""
+
+    def of(recompute: str) -> float:
+        one = training(f"parallel.recompute={recompute}", "model.vocab_size=500000")
+        return float(stage_memory(one, one.parallel.pipeline - 1).of(8))
+
+    assert of("none") - of("full:1") == pytest.approx(of("full:1") - of("full:2"))
+
+
 @pytest.mark.parametrize("gib", [0.5, 1, 2, 4, 8, 16])
 @pytest.mark.parametrize("number", [1, 3, 9])
 def test_the_capacity_is_the_most_layers_that_fit(number: int, gib: float) -> None:
