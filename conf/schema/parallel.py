@@ -29,6 +29,7 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
         ranges.check("parallel", self)
         _check_auto(self)
         _check_by_stage(self)
+        _check_islands(self)
         if not self.undecided:
             _check_shares(self)
             _check_batch(self)
@@ -54,6 +55,11 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
     def streams_of(self) -> tuple[int, ...]:
         """Copies of the model on a GPU, by replica."""
         return streams.by_replica(self.streams, self.layout.replicas[0])
+
+    @property
+    def islands_of(self) -> tuple[int, ...]:
+        """Replicas of each island, where there are islands."""
+        return (1,) * self.layout.replicas[0] if self.islands is None else numbers_in(self.islands)
 
     @property
     def layout(self) -> Layout:
@@ -155,6 +161,23 @@ def _check_unequal_replicas(parallel: Parallel) -> None:
             f"{wrong} has a stage of {largest} replicas, but parallel.global_batch_size={batch} gives it only "
             f"{plural(batch // size, 'micro-batch', 'es')} of {size}, so some replicas would get none; use "
             f"parallel.global_batch_size={largest * size}, or parallel.replicas={run_length_text(fitted, '-')}"
+        )
+
+
+def _check_islands(parallel: Parallel) -> None:
+    if parallel.islands is None:
+        return
+    wrong, data = f"parallel.islands={parallel.islands}", parallel.layout.replicas[0]
+    try:
+        sizes = parallel.islands_of
+    except ValueError as error:
+        raise ConfigError(f"{wrong} is invalid: {error}; write for example 2-2 or 1*4") from None
+    if len(sizes) < 2:
+        raise ConfigError(f"{wrong} is one island, which has no others to meet; write for example 2-2 or 1*4")
+    if sum(sizes) != data:
+        raise ConfigError(
+            f"{wrong} has {plural(sum(sizes), 'replica')} in all, but parallel.data={data}; use "
+            f"parallel.data={sum(sizes)}, or islands that together have {plural(data, 'replica')}"
         )
 
 

@@ -74,9 +74,11 @@ class Train(train_config.Train):
 
     @property
     def kept_values(self) -> int:
-        """Numbers in fp32 that training keeps of every weight beside itself: moments, and its average."""
+        """Numbers in fp32 that training keeps of every weight beside itself: moments, its average, and what all islands
+        have in common."""
         without = self.optimizer is Optimizer.sgd and not self.momentum
-        return (0 if without else len(KINDS[self.optimizer])) + (self.ema is not None)
+        outer = 0 if self.sync_every is None else 1 + (self.outer_momentum > 0)
+        return (0 if without else len(KINDS[self.optimizer])) + (self.ema is not None) + outer
 
     @property
     def last_iteration(self) -> int:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from conf.schema.experiment import Gpu, Model, Recompute
+from conf.schema.experiment import Gpu, Model, Precision, Recompute
 from fasop.costs.blocks import Kinds
 from fasop.costs.measured_module import LOSS, MeasuredModule
 from fasop.costs.network.links import Link, Number
 from fasop.costs.profiles.profile import OTHER_16_BIT, LayerProfile, ModelCosts
 from fasop.costs.roofline import Time, roofline
+from fasop.costs.sizes import BYTES
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 
@@ -222,9 +223,23 @@ def _core_share(model: Model, kind: str) -> float:
 def gradients_summed(link: Link[Number], training: Training) -> Link[Number]:
     """Seconds per parameter, and latency, until all replicas have the sum of the gradients or, with a sharded
     optimizer, of their share of them."""
+    if training.islands:
+        return _islands_met(link, training)
     replicas, scattered = training.parallel.data, training.parallel.sharded_optimizer
     summed = link.reduce_scatter(replicas) if scattered else link.all_reduce(replicas)
     return Link(latency_s=summed.latency_s, s_per_byte=training.reduced_bytes * summed.s_per_byte)
+
+
+def _islands_met(link: Link[Number], training: Training) -> Link[Number]:
+    """The same where only the replicas of an island sum gradients, and islands average their weights, fp32, every so
+    many iterations, which here count as their part of it; the largest island takes longest, and the smallest cuts the
+    weights into the fewest shares."""
+    within, across = link.all_reduce(max(training.islands)), link.all_reduce(len(training.islands))
+    sent = BYTES[Precision.fp32] / min(training.islands) * across.s_per_byte
+    return Link(
+        latency_s=within.latency_s + across.latency_s / training.sync_every,
+        s_per_byte=training.reduced_bytes * within.s_per_byte + sent / training.sync_every,
+    )
 
 
 def weights_handed_out(link: Link[Number], training: Training) -> Link[Number]:

@@ -27,11 +27,16 @@ class Training:
     """`Train.kept_values`."""
     overlaps_optimizer: bool = False
     """`Experiment.overlaps_optimizer`; a search compares plans without it."""
+    islands: tuple[int, ...] = ()
+    """Replicas of each island, where replicas do not sum their gradients together."""
+    sync_every: int = 1
+    """Iterations after which islands meet."""
     in_streams: bool = False
     """Whether any replica has several streams."""
 
     @classmethod
     def of(cls, experiment: Experiment) -> Training:
+        every = experiment.train.sync_every
         return cls(
             model=experiment.model,
             parallel=Parallelism.of(experiment.parallel),
@@ -39,6 +44,8 @@ class Training:
             engine=experiment.engine,
             kept_values=experiment.train.kept_values,
             overlaps_optimizer=experiment.overlaps_optimizer,
+            islands=() if every is None else experiment.parallel.islands_of,
+            sync_every=every or 1,
             in_streams=max(experiment.parallel.streams_of) > 1,
         )
 

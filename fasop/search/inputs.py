@@ -89,6 +89,11 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         to_object(cfg, Train, "train"),
         to_object(cfg, Engine, "engine"),
     )
+    if train.sync_every is not None:
+        raise SearchError(
+            f"train.sync_every={train.sync_every}: a search compares plans that sum gradients in every iteration; use "
+            "train.sync_every=null, and set it for the launch of the plan that is found"
+        )
     model = to_object(cfg, Model, "model")
     if engine.kind is EngineKind.auto:  # tdpp's engine runs the more plans
         core = experts_of(model) is not None or bool(engine.options)

@@ -20,7 +20,7 @@ from megatron_ext.checkpoints import tensors as checkpoint
 from megatron_ext.checkpoints.header import of_part
 from megatron_ext.checkpoints.meta import Meta, written
 from megatron_ext.checkpoints.pace import SavePace
-from megatron_ext.checkpoints.part_files import part_file, part_name
+from megatron_ext.checkpoints.part_files import part_file, part_name, parts_of_islands
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Plan
@@ -60,7 +60,7 @@ class Saver:
         self._order = order
         self._barrier = barrier
         self._folder = plan.files.checkpoints
-        self._parts = [part_name(block.name) for block in engine.task.blocks]
+        self._parts = parts_of_islands([part_name(block.name) for block in engine.task.blocks], engine.island[1])
         """All parts of the whole model, whichever ranks write them."""
         self._pending: Optional[_Pending] = None
         self._unpublished: Optional[EngineError] = None
@@ -166,7 +166,7 @@ class Saver:
         if not self._begun(final, must):
             return False
         state = optimizer.state()
-        own: Parts = checkpoint.parts(self._engine, state) if self._place.dp == 0 else ()
+        own: Parts = checkpoint.parts(self._engine, state) if self._engine.saves else ()
         if self._plan.train.save_async:
             self._pending = _Pending(final, meta, best, must, _Writer(_partial(final), iteration, list(own)))
             self._pending.writer.start()

@@ -14,13 +14,13 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from megatron_ext.checkpoints.foreign.weights import weights_at
 from megatron_ext.checkpoints.meta import SCALER as STATE_OF_ANY
 from megatron_ext.checkpoints.meta import Checkpoint, Meta, start_of
-from megatron_ext.checkpoints.part_files import part_name
+from megatron_ext.checkpoints.part_files import island_part, islands_of, part_name
 from megatron_ext.checkpoints.part_tensors import read_part
 from megatron_ext.checkpoints.published import tensors_of
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.run_files import EMA, WEIGHTS
+from megatron_ext.contract.run_files import EMA, ISLAND, OUTER, WEIGHTS
 from megatron_ext.engine.interface import AnyEngine
 from megatron_ext.engine.optimizer.precision import STATE as STATE_OF_SCALER
 from megatron_ext.engine.optimizer.update_rules import recounted
@@ -41,8 +41,11 @@ def parts(engine: AnyEngine, state: Dict[str, Tensor]) -> Iterator[Tuple[str, Di
 
     A part holds of each parameter the tensors `<kind>/<parameter>`, whole and in fp32 (`Optimizer.kinds`).
     All ranks of a tensor group go through it together; only the first gets the parts. `state` is the optimizer's.
-    A copy of a tied parameter is left out: the stage of the owner has it. So is what only pads a parameter.
+    A copy of a tied parameter is left out: the stage of the owner has it. So is what only pads a parameter. Parts of an
+    island other than the first hold what it has for itself.
     """
+    island, _ = engine.island
+    state = {kind: tensor for kind, tensor in state.items() if not (island and kind in (WEIGHTS, OUTER))}
     members: Dict[str, List[str]] = {block: [] for block in engine.blocks}
     for name, (block, inner) in engine.places.items():
         if name == f"{block}.{inner}":
@@ -56,7 +59,7 @@ def parts(engine: AnyEngine, state: Dict[str, Tensor]) -> Iterator[Tuple[str, Di
             for kind, tensor in state.items()
         }
         for holder, inner, tensor in engine.state:
-            if holder == block:
+            if holder == block and not island:
                 content[f"{STATE}/{inner}"] = _kept(tensor)
         if engine.stage_updates is not None:
             content[UPDATES] = torch.tensor([engine.stage_updates])
@@ -64,7 +67,7 @@ def parts(engine: AnyEngine, state: Dict[str, Tensor]) -> Iterator[Tuple[str, Di
             if scaler is not None:
                 content[SCALER] = torch.tensor(list(scaler.values()), dtype=torch.float64)
         if engine.tensor.rank == 0:
-            yield part_name(block), content
+            yield island_part(part_name(block), island), content
 
 
 def find(plan: Plan, place: Place, store: Store) -> Optional[Checkpoint]:
@@ -140,7 +143,7 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: AnyEngine) -> None:
     part_of = _reader(checkpoint, plan, engine.task)
     for block, members in names.items():
         path = checkpoint.folder if checkpoint.published else checkpoint.part(part_name(block))
-        content = part_of(block)
+        content = _of_island(checkpoint, block, part_of(block), engine)
         if UPDATES in content:
             steps[block] = int(_tensor(path, content, UPDATES, [1], torch.int64)[0])
         if SCALER in content and engine.stage_updates is not None:
@@ -151,11 +154,12 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: AnyEngine) -> None:
             if holder == block:
                 like = _kept(kept)
                 kept.data.copy_(_tensor(path, content, f"{STATE}/{inner}", list(like.shape), like.dtype))
-        averaged = any(name.startswith(f"{EMA}/") for name in content)
-        for kind in kinds if checkpoint.meta.updates else {WEIGHTS, EMA}.intersection(kinds):
-            held = (
-                WEIGHTS if kind == EMA and not averaged else kind
-            )  # an average begins with the weights that are there
+        there = {name.partition("/")[0] for name in content}
+        for kind in kinds if checkpoint.meta.updates else {WEIGHTS, EMA, ISLAND}.intersection(kinds):
+            if kind == OUTER and kind not in there:
+                continue
+            # An average, or an island, begins with the weights that are there.
+            held = WEIGHTS if kind in (EMA, ISLAND) and kind not in there else kind
             for name in members:
                 target = flat.view(name, state[kind])
                 padded = _whole_shape(name, target, engine.tensor, engine.task)
@@ -171,6 +175,15 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: AnyEngine) -> None:
                     flat.view(name, state[kind]).mul_(scale)
     engine.optimizer.load(state, own or checkpoint.meta.updates)
     engine.optimizer.scaler.load(min(scalers, key=lambda one: one["scale"], default=checkpoint.meta.scaler))
+
+
+def _of_island(checkpoint: Checkpoint, block: str, content: Dict[str, Tensor], engine: AnyEngine) -> Dict[str, Tensor]:
+    """What a part holds for this rank's island: where the run had other islands, what all have in common, with the
+    moments of the first one."""
+    island, islands = engine.island
+    if islands_of(checkpoint.meta.parts or ()) != islands:
+        return {name: one for name, one in content.items() if not name.startswith(f"{ISLAND}/")}
+    return {**content, **(read_part(checkpoint, island_part(part_name(block), island)) if island else {})}
 
 
 def _reader(checkpoint: Checkpoint, plan: Plan, task: Task) -> Callable[[str], Dict[str, Tensor]]:

@@ -30,10 +30,12 @@ GRADIENTS = "gradients"
 ALL_REDUCE = "all_reduce"
 """Gradients of weights, summed over replicas and over ranks that share a parameter."""
 WEIGHTS = "weights"
-"""Weights that a sharded optimizer hands out."""
+"""Weights that replicas hand out: of a sharded optimizer, or averaged ones within an island."""
 TENSOR = "tensor"
 """Within tensor groups, in the passes."""
-TRAFFIC = (ACTIVATIONS, GRADIENTS, ALL_REDUCE, WEIGHTS, TENSOR)
+ISLANDS = "islands"
+"""Weights that islands send each other to average them."""
+TRAFFIC = (ACTIVATIONS, GRADIENTS, ALL_REDUCE, WEIGHTS, TENSOR, ISLANDS)
 """What ranks send each other while they train, by what it is for."""
 NAMES = (
     CLOCK,
@@ -58,6 +60,7 @@ NAMES = (
     "overlapped-grads-all-reduce",
     "grad-norm-all-reduce",
     "params-all-gather",
+    "islands-all-reduce",
     CORE_WAIT,
     CORE_WAIT_IN_PASSES,
 )

@@ -31,6 +31,8 @@ class Layout:
     """Ranks of a tensor group, by stage."""
     replicas: Tuple[int, ...]
     """Replicas by stage."""
+    islands: Tuple[int, ...] = ()
+    """Replicas of each island, which sums gradients by itself; empty where all replicas sum them together."""
 
     @classmethod
     def grid(cls, tensor: int, data: int, pipeline: int) -> Layout:
@@ -73,7 +75,28 @@ class Layout:
         ]
 
     def data_groups(self) -> List[List[int]]:
-        """Ranks with the same weights: they all-reduce gradients."""
+        """Ranks with the same weights: they all-reduce gradients, in each island by itself."""
+        if not self.islands:
+            return self.replica_groups()
+        return [group[island.start : island.stop] for group in self.replica_groups() for island in self.island_replicas]
+
+    @cached_property
+    def island_replicas(self) -> List[range]:
+        """The replicas of each island, which follow each other."""
+        ends = list(accumulate(self.islands))
+        return [range(end - size, end) for end, size in zip(ends, self.islands)]
+
+    def across_islands(self) -> List[List[int]]:
+        """Ranks that average a share of the weights: one of each island; the smallest island has as many replicas as
+        there are shares."""
+        return [
+            [group[island[number]] for island in self.island_replicas]
+            for group in self.replica_groups()
+            for number in range(min(self.islands, default=0))
+        ]
+
+    def replica_groups(self) -> List[List[int]]:
+        """Ranks with the same part of the model, in all islands."""
         return [
             [self.rank(stage, dp, tp) for dp in range(self.replicas[stage])]
             for stage in range(self.stages)

@@ -152,6 +152,9 @@ class Parallel:
     """Copies of the model on each replica's GPU that share its weights and run micro-batches concurrently: one number,
     or one per replica, such as 3*4-1*4; auto: a launch chooses those with the fastest predicted iteration, from the
     measurements of `tdpp profile streams=…`; null: 1."""
+    islands: Optional[str] = None
+    """With train.sync_every: replicas of each island, in which gradients are summed in every iteration, such as 2-2 or
+    1*4; null: each replica is an island."""
     semantics: Semantics = Semantics.stashing
     """With the schedule `pipedream`: which versions of the weights micro-batches use."""
     update_every: int = option(1, Range(1, 2**20))

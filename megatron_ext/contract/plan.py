@@ -73,7 +73,7 @@ since."""
 TDPP, MEGATRON_LM = "tdpp", "megatron_lm"
 ENGINES = (TDPP, MEGATRON_CORE, MEGATRON_LM)
 """What trains."""
-_SINCE_VERSION_2 = ("shares", "streams", "tensors", "replicas", "streaming", "adapt", "elastic")
+_SINCE_VERSION_2 = ("islands", "shares", "streams", "tensors", "replicas", "streaming", "adapt", "elastic")
 BUCKET_BYTES = 16 * 2**20
 """Bytes of gradients that one message sums at least: large enough for bandwidth, small enough to overlap. A larger
 matrix is a message of its own."""
@@ -115,6 +115,8 @@ class Content:
     """Micro-batches that each replica takes in an iteration, where they are not all equal; since version 2."""
     streams: Optional[List[int]] = field(metadata=about(COUNT, written=False))
     """Copies of the model on each replica's GPU, where there are several; since version 2."""
+    islands: Optional[List[int]] = field(metadata=about(COUNT, written=False))
+    """Replicas of each island, with train.sync_every; since version 2."""
     tensors: Optional[List[int]] = field(metadata=about(COUNT, written=False))
     """Ranks of a tensor group by stage, where stages differ; since version 2."""
     replicas: Optional[List[int]] = field(metadata=about(COUNT, written=False))
@@ -225,7 +227,8 @@ class Plan(PlacedPlan, Content):
     def layout(self) -> Layout:
         """Where ranks stand."""
         grid = Layout.grid(self.tensor, self.data, self.pipeline)
-        return Layout(tuple(self.tensors or grid.tensors), tuple(self.replicas or grid.replicas))
+        replicas = tuple(self.replicas or grid.replicas)
+        return Layout(tuple(self.tensors or grid.tensors), replicas, tuple(self.islands or ()))
 
     @cached_property
     def stream(self) -> Optional[Stream]:

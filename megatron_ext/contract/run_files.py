@@ -17,6 +17,9 @@ BEST = "best"
 """The same of the best one."""
 WEIGHTS, EMA = "weights", "ema"
 """Kinds of tensors in a checkpoint: `weights/<parameter>`, and with `train.ema` their average, `ema/<parameter>`."""
+ISLAND, OUTER = "island", "outer_momentum"
+"""With `train.sync_every`: the weights of one island, and the momentum of the outer optimizer, whose weights are
+`WEIGHTS`."""
 META = "meta.json"
 """In the folder of a checkpoint: what it is."""
 

@@ -163,6 +163,14 @@ class Train:
     """With precision fp16: how the scale of the loss changes."""
     ema: Optional[float] = option(None, PART)
     """Keep an exponential moving average of the weights, used by evaluations, with this decay rate, such as 0.999."""
+    sync_every: Optional[int] = option(None, COUNT)
+    """Replicas, or the groups of them in parallel.islands, train by themselves and step together every this many
+    iterations, along the mean of what each has moved (DiLoCo; docs/engine.md). null: all sum their gradients in every
+    iteration."""
+    outer_lr: float = option(0.7, positive(10.0))
+    """With sync_every: the learning rate of that step; 1 with outer_momentum=0 averages the weights."""
+    outer_momentum: float = option(0.9, FRACTION)
+    """With sync_every: the Nesterov momentum of that step."""
     lora_rank: Optional[int] = option(None, Range(1, 2**16))
     """Train adapters of this rank beside the matrices of the layers, and nothing else (LoRA; docs/fine-tuning.md). For
     huggingface."""
@@ -256,6 +264,7 @@ def broken_by_training(get: Get) -> Iterator[str]:
                 f"{' or '.join(allowed)}, or leave it out"
             )
     yield from _broken_adapters(get)
+    yield from _broken_islands(get)
     if get("eval_interval", None) is None:
         for key in EVALUATING:
             if get(key, None) is not None:
@@ -279,6 +288,28 @@ def _broken_adapters(get: Get) -> Iterator[str]:
     targets = get("lora_targets", None)
     if targets is not None and not (targets and all(targets)):
         yield f"train.lora_targets={shown(list(targets))} must name matrices, such as [q_proj,v_proj]; null takes all"
+
+
+def _broken_islands(get: Get) -> Iterator[str]:
+    every = get("sync_every", None)
+    if every is None:
+        for key in ("outer_lr", "outer_momentum"):
+            if get(key, OPTIONS[key]) != OPTIONS[key]:
+                yield (
+                    f"train.{key}={get(key, None):g} is for islands that train by themselves; set train.sync_every, "
+                    "such as 50, or leave it out"
+                )
+        return
+    if get("ema", None) is not None:
+        yield (
+            f"train.ema={get('ema', None):g} cannot be combined with train.sync_every={every}: evaluations take the "
+            "weights after the islands' last common step; use train.ema=null"
+        )
+    if get("precision", Precision.fp32) == Precision.fp16:
+        yield (
+            f"train.precision=fp16 cannot be combined with train.sync_every={every}: each island would skip other "
+            "iterations; use train.precision=bf16"
+        )
 
 
 def _broken_learning_rate(get: Get) -> Iterator[str]:

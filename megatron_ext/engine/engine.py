@@ -29,6 +29,7 @@ from megatron_ext.engine.executor.messages import Channels, channels, warm_up
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.gradients.gradients import Gradients, RunningStatistics, late_names
 from megatron_ext.engine.interface import AnyEngine
+from megatron_ext.engine.islands import Islands
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.results import EXPERT_LOADS, StepResult, Stopwatch, as_numbers, from_numbers, not_finite
 from megatron_ext.engine.workers import Worker, Workers, copy_stream
@@ -69,6 +70,7 @@ class Engine(AnyEngine):
         self.device = torch.device(plan.device)
         self.task = task
         self.assignment = BatchAssignment(plan, place, start)
+        self._islands = Islands(plan, place, groups, recorder) if plan.train.sync_every is not None else None
         peers = channels(plan.layout, place, plan.chunks, groups)
         # Before anything takes its time: ranks wait here for each other, and no longer than for any message.
         warm_up(groups, peers, place, plan.pipeline, self.device)
@@ -78,7 +80,7 @@ class Engine(AnyEngine):
         self._build_optimizer()
         self._defer_weight_grads()
         self._build_executor(peers)
-        self._running = RunningStatistics(self._stages, groups.data)
+        self._running = RunningStatistics(self._stages, groups.replicas)
         self._has_metrics = any(
             getattr(getattr(task, name), "__func__", None) is not getattr(Task, name)
             for name in ("metrics", "expert_loads")
@@ -180,6 +182,14 @@ class Engine(AnyEngine):
         executor = self._factory.executor([stage], self.assignment.size, Recorder(None), later)
         return Worker(executor, flat, stage, stream)
 
+    @property
+    def island(self) -> Tuple[int, int]:
+        return super().island if self._islands is None else (self._islands.number, self._islands.count)
+
+    @property
+    def saves(self) -> bool:
+        return super().saves if self._islands is None else self._islands.leads
+
     def divide(self, iteration: int, division: SampleDivision) -> None:
         super().divide(iteration, division)
         for worker, stages in [
@@ -225,7 +235,9 @@ class Engine(AnyEngine):
             logged = loss.reshape(1)
             if found and found[0]:
                 logged = torch.cat([logged, torch.stack(list(map(as_numbers, found))).sum(0) * factor])
-            all_reduce(logged, self._groups.data, "all-reduce of the loss")
+            if self._islands is not None:
+                logged = logged * self._islands.part
+            all_reduce(logged, self._groups.replicas, "all-reduce of the loss")
             with Wait("reading the mean loss"):  # not after the optimizer: a GPU updates weights while the host goes on
                 mean, *others = [value / scale for value in logged.tolist()]
             metrics, loads = from_numbers(others, found[0]) if found else ({}, [])
@@ -235,10 +247,18 @@ class Engine(AnyEngine):
         if skipped and not self.optimizer.scaler.dynamic:
             raise not_finite(iteration, "gradient's norm", norm)
         self._running.finish(self.assignment.count, skipped)
+        if self._islands is not None and self._islands.meet_after(iteration):
+            self.optimizer.step_outer(self._recorder, self._islands.part, self._average)
         if watch is not None:
             watch.end()
         sizes = self.assignment.sizes(self._samples, iteration) if loss is not None else ()
         return StepResult(mean, norm, scale, skipped, metrics, sizes, loads, compared)
+
+    def _average(self, flat: Tensor) -> None:
+        """Sums a tensor that is laid out like the flat weights over the islands."""
+        assert self._islands is not None
+        self._islands.sum(flat)
+        self._gradients.copy_tied(flat)  # sums of unlike places need not be equal to the last bit
 
     def _pass(
         self, actions: Sequence[Action], micros: Mapping[int, Optional[Micro]], factor: Factor
@@ -333,10 +353,11 @@ class Engine(AnyEngine):
 
     def _factor(self, micros: Sequence[Optional[Micro]], scale: float) -> Factor:
         """Returns the factor of the losses: `scale`, divided by the weight of the global batch, of which other replicas
-        have a part."""
+        have a part, or of the island's part of it."""
         weights = [micro.weight for micro in micros if micro is not None and micro.weight is not None]
         if not weights or not any(stage.last for stage in self._stages):
-            return scale * self.assignment.size / self.assignment.division.samples
+            part = 1.0 if self._islands is None else self._islands.part
+            return scale * self.assignment.size / (self.assignment.division.samples * part)
         total = torch.stack([weight.reshape(()).double() for weight in weights]).sum()
         all_reduce(total, self._groups.data, "all-reduce of the weights of micro-batches")
         return torch.where(total > 0, scale / total, 0.0).float()

@@ -82,6 +82,16 @@ class AnyEngine(ReplicaBatches):
         return None
 
     @property
+    def island(self) -> Tuple[int, int]:
+        """The number of this rank's island, and how many there are."""
+        return 0, 1
+
+    @property
+    def saves(self) -> bool:
+        """Whether this rank's replica writes its stages' parts of checkpoints."""
+        return self._place.dp == 0
+
+    @property
     def max_forward(self) -> int:
         """Micro-batches that `forward` takes at most."""
         return self.assignment.count

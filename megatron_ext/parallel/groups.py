@@ -51,6 +51,11 @@ class Groups:
 
     tensor: Optional[dist.ProcessGroup] = None
     data: Optional[dist.ProcessGroup] = None
+    """Those that sum gradients: all replicas, or those of an island."""
+    replicas: Optional[dist.ProcessGroup] = None
+    """All replicas, of all islands."""
+    across: Optional[dist.ProcessGroup] = None
+    """A rank of each island, which average a share of their weights."""
     by_node: Optional[ByNode] = None
     """The data group's parts, where gradients are summed within nodes first."""
     model: Optional[dist.ProcessGroup] = None
@@ -101,13 +106,16 @@ class Groups:
                     found.append(TiedPart(group, part - first, own, rank in givers))
             return found
 
+        data = mine(layout.data_groups())
         within = mine(ranks for group in by_node for ranks in group)
         across = mine(ranks for group in by_node for ranks in zip(*group))
         every = range(layout.stages)
         ends = layout.channel_groups((0, layout.stages - 1)) if chunks > 1 else []
         return cls(
             tensor=mine(layout.tensor_groups()),
-            data=mine(layout.data_groups()),
+            data=data,
+            replicas=mine(layout.replica_groups()) if layout.islands else data,
+            across=mine(layout.across_islands()),
             by_node=None if within is None or across is None else ByNode(within, across),
             model=mine(layout.model_groups(sharded)),
             tied=[parts(tie) for tie in ties],

@@ -35,6 +35,7 @@ COLLECTIVES = {
     "overlapped-grads-all-reduce": _REPLICAS,
     "grads-reduce-scatter": _REPLICAS,
     "params-all-gather": _REPLICAS,
+    "islands-all-reduce": _REPLICAS,
     "layernorm-grads-all-reduce": _TENSOR_GROUP,
     "tensor-all-reduce": _TENSOR_GROUP,
     "tensor-all-gather": _TENSOR_GROUP,
@@ -157,6 +158,7 @@ ALL_REDUCE = (
     EMBEDDING,
     NORM,
     "params-all-gather",
+    "islands-all-reduce",
 )
 OPTIMIZER = "optimizer"
 

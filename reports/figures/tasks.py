@@ -60,6 +60,7 @@ TASKS = {
     "tensor-reduce-scatter": Look(ACROSS, "#5fb3b3", "#1b7f86"),
     "grad-norm-all-reduce": Look(ACROSS, "#93679e", "#b48cc4"),
     "params-all-gather": Look(ACROSS, "#4d3f9e", "#8f86ff"),
+    "islands-all-reduce": Look(ACROSS, "#2f6db5", "#6fa8ea"),
     "forward-compute": Look(COMPUTE, "#0067a5", "#3f9ae0"),
     "backward-compute": Look(COMPUTE, "#cf5a00", "#ef7d22"),
     "backward-input-compute": Look(COMPUTE, "#e06d1c", "#ff9a4d"),

@@ -66,6 +66,7 @@ NAMES = (
     "tensor-reduce-scatter",
     "grad-norm-all-reduce",
     "params-all-gather",
+    "islands-all-reduce",
     "batch-generator",
     "post-process",
     "loss-compute",

@@ -142,6 +142,7 @@ def _unusual(plan: Plan) -> list[str]:
         "a sharded optimizer": plan.sharded_optimizer,
         f"gradients summed in {plan.reduce_dtype}": plan.reduce_dtype not in (None, "fp32"),
         "gradients summed within nodes first": bool(plan.hierarchical_stages),
+        f"{len(plan.islands or ())} islands that meet every {plan.train.sync_every} iterations": bool(plan.islands),
         "sequence parallelism": plan.sequence_parallel,
         f"precision {plan.train.precision}": plan.train.precision not in ("fp32", UNKNOWN),
     }

@@ -238,6 +238,7 @@ def _without_equal(train: Train, rehearse: Rehearse) -> None:
         (train.eval_interval is not None, "train.eval_interval", train.eval_interval, "null"),
         (train.loss_scaler != "backoff", "train.loss_scaler", train.loss_scaler, "backoff"),
         (train.ema is not None, "train.ema", train.ema, "null"),
+        (train.sync_every is not None, "train.sync_every", train.sync_every, "null"),
         (train.max_cost is not None, "train.max_cost", train.max_cost, "null"),
         (train.optimizer != "adamw", "train.optimizer", train.optimizer, "adamw"),
         (train.lr_policy != "cosine", "train.lr_policy", train.lr_policy, "cosine"),

@@ -71,6 +71,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         global_batch_size=parallel.global_batch_size,
         shares=list(parallel.micro_batches_of) if parallel.shares and len(set(parallel.micro_batches_of)) > 1 else None,
         streams=list(parallel.streams_of) if max(parallel.streams_of) > 1 else None,
+        islands=None if train.sync_every is None else list(parallel.islands_of),
         tensors=list(layout.tensors) if len(set(layout.tensors)) > 1 else None,
         replicas=None if layout.even else list(layout.replicas),
         streaming=_streaming(parallel.stream),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from megatron_ext.contract.plan_check import PlanFault, Values, fault
-from megatron_ext.contract.rules import batch, engine, layout, rehearsal, training
+from megatron_ext.contract.plan_check import PlanFault, Rules, Values, fault
+from megatron_ext.contract.rules import batch, engine, islands, layout, rehearsal, training
 
 
 def check_rules(plan: Values) -> None:
@@ -12,7 +12,12 @@ def check_rules(plan: Values) -> None:
     Raises:
         PlanFault: a rule does not hold.
     """
-    for keys, rule in (*batch.RULES, *layout.RULES, *training.RULES, *rehearsal.RULES, *engine.RULES):
+    for part in (batch, layout, islands, training, rehearsal, engine):
+        _check_part(plan, part.RULES)
+
+
+def _check_part(plan: Values, rules: Rules) -> None:
+    for keys, rule in rules:
         if all(key in plan for key in keys):
             for broken in rule(plan):
                 raise broken if isinstance(broken, PlanFault) else fault(*broken)

@@ -72,7 +72,7 @@ def warm_up(groups: Groups, peers: Channels, place: Place, stages: int, device: 
     message = torch.zeros(1, device=device)
     with annotate_errors("connecting to all ranks"):
         dist.all_reduce(message)
-    for what in ("tensor", "data", "model"):
+    for what in ("tensor", "data", "model", *(("replicas", "across") if groups.replicas is not groups.data else ())):
         all_reduce(message, getattr(groups, what), f"connecting the {what} group")
     for part in groups.by_node or ():
         all_reduce(message, part, "connecting the data group's nodes")

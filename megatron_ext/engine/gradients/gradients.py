@@ -137,11 +137,14 @@ class Gradients:
         """Those of the weights that every rank of the tensor group has, where each computes a part of them."""
         self._tied: List[Tuple[Tensor, TiedPart]] = []
         """Parts of those of parameters of which other stages have copies, too."""
+        self._owners: List[bool] = []
+        """Whether this rank is the one of the owner's stage that gives such a part."""
         elsewhere: Dict[int, Tensor] = {id(p): flat.gradient(p) for p in common} if place.tp > 0 else {}
         for (owner, of_stages), parts_here in zip(ties(task, plan.partition, plan.pipeline), groups.tied):
             if place.stage in of_stages:
                 gradient = flat.gradient(owned[owner])
                 self._tied += [(gradient.chunk(part.parts)[part.part], part) for part in parts_here]
+                self._owners += [part.gives and place.stage == of_stages[0] for part in parts_here]
                 if place.stage != of_stages[0]:
                     elsewhere[id(owned[owner])] = gradient
         self.elsewhere = list(elsewhere.values())
@@ -188,6 +191,15 @@ class Gradients:
                     gradient.zero_()
                 all_reduce(gradient, part.group, "all-reduce of the gradient of a tied parameter")
                 self._recorder.traffic.all_reduced(gradient, part.group)
+
+    def copy_tied(self, flat: Tensor) -> None:
+        """Gives all copies of a tied parameter the values of its owner, in a tensor laid out like the flat weights."""
+        for (gradient, part), owner in zip(self._tied, self._owners):
+            copy = flat[gradient.storage_offset() :][: gradient.numel()]
+            if not owner:
+                copy.zero_()
+            all_reduce(copy, part.group, "handing out a tied parameter")
+            self._recorder.traffic.all_reduced(copy, part.group)
 
     def keep_even(self) -> None:
         """When this rank's even micro-batches have added to them, and no others."""

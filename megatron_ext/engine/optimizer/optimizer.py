@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megatron_ext.contract.run_files import EMA, WEIGHTS
+from megatron_ext.contract.run_files import EMA, ISLAND, WEIGHTS
 from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer.learning_rate import learning_rate
+from megatron_ext.engine.optimizer.outer import OuterOptimizer
 from megatron_ext.engine.optimizer.precision import LogMaxScaler, scaler_of
 from megatron_ext.engine.optimizer.update_rules import (
     NORM_ROW,
@@ -96,7 +97,11 @@ class Optimizer:
         self._rule = update_rule(self._master, pieces, train, self._data.group, tensor, self._cuts)
         self._average = None if train.ema is None else self._master.data.clone()
         """The exponential average of the weights (`train.ema`), from the initial ones on."""
+        self._outer = None if train.sync_every is None else OuterOptimizer(self._master.data, train)
+        """What islands have in common; `_master` then has the weights of this rank's own."""
         self.kinds = (WEIGHTS, *self._rule.kinds, *((EMA,) if train.ema is not None else ()))
+        if self._outer is not None:
+            self.kinds += (ISLAND, *self._outer.kinds)
         """Kinds of the state, by the names that checkpoints have for them."""
         self.scaler = scaler_of(train)
         self.updates = 0
@@ -160,6 +165,8 @@ class Optimizer:
         own = {WEIGHTS: self._master.data, **self._rule.state()}
         if self._average is not None:
             own[EMA] = self._average
+        if self._outer is not None:
+            own.update(self._outer.state(), **{ISLAND: self._master.data})
         own = own if kinds is None else {kind: own[kind] for kind in kinds}
         if self._data.size == 1:
             return own
@@ -178,7 +185,9 @@ class Optimizer:
 
     def load(self, state: Dict[str, Tensor], updates: int) -> None:
         """Takes over what `state` gave, in this or another layout."""
-        self._master.data.copy_(self._share.of(state[WEIGHTS]))
+        self._master.data.copy_(self._share.of(state[WEIGHTS if self._outer is None else ISLAND]))
+        if self._outer is not None:
+            self._outer.load(state)
         self._rule.load({kind: self._share.of(state[kind]) for kind in self._rule.kinds}, updates)
         if self._average is not None:
             self._average.copy_(self._share.of(state[EMA]))
@@ -187,18 +196,35 @@ class Optimizer:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """While it lasts the model has the average of the weights, where there is one; all replicas enter it."""
-        if self._average is None:
+        """While it lasts the model has the average of the weights, or those that islands have in common, where there
+        are any; all replicas enter it."""
+        average = self._average if self._outer is None else self._outer.weights
+        if average is None:
             yield
             return
         kept = self._flat.weight.clone()
         try:
-            self._share.put(self._average, self._flat.weight)
+            self._share.put(average, self._flat.weight)
             if self._data.size > 1:
                 self._gather(self._flat.weight)
             yield
         finally:
             self._flat.weight.copy_(kept)
+
+    def step_outer(self, recorder: Recorder, part: float, average: Callable[[Tensor], None]) -> None:
+        """Goes on with the weights after a step of the outer optimizer, after `step`; all islands call it together.
+
+        `average` sums over the islands, of which this one counts as `part`.
+        """
+        assert self._outer is not None
+        mean = self._flat.grad  # zeros, and nobody's until the next pass
+        torch.mul(self._master.data, part, out=mean)
+        average(mean)
+        with recorder.span("optimizer"):
+            self._outer.step(mean)
+            mean.zero_()
+            self._master.data.copy_(self._outer.weights)
+            self._hand_out(recorder, slice(0, len(self._master)))
 
     def _update(self, recorder: Recorder, lr: float, here: slice, unscaled: Optional[Unscaled] = None) -> None:
         if self._master.numel():

@@ -146,3 +146,24 @@ def test_a_tensor_group_sums_within_the_passes(engine_run: Engine) -> None:
     assert one == other
     assert one[TENSOR] >= samples(run) * 2 * 4 * activations(run)  # two a layer in each direction
     assert one[ACTIVATIONS] == one[GRADIENTS] == one[ALL_REDUCE] == 0
+
+
+@pytest.mark.parametrize(("sizes", "replicas"), [("1-1", 2), ("2-1", 3)])
+def test_islands_send_their_weights_once_each_time_they_meet(engine_run: Engine, sizes: str, replicas: int) -> None:
+    """After iterations 3 and 4, shared by as many replicas of each island as the smallest has."""
+    run = engine_run(
+        f"parallel.data={replicas}", f"parallel.islands={sizes}", "parallel.pipeline=1", "train.sync_every=3",
+        f"parallel.global_batch_size={4 * replicas}", *EVALUATED,
+    )  # fmt: skip
+    weights = parameter_count(run.plan.model) * FP32
+    found = sent(run)
+    meetings = 2 * weights
+    if sizes == "1-1":
+        assert found == [only(islands=meetings)] * 2
+    else:  # the second replica gets the sum from the first
+        gradients = run.plan.train.iterations * weights
+        assert found == [
+            only(all_reduce=gradients, islands=meetings, weights=meetings),
+            only(all_reduce=gradients),
+            only(islands=meetings),
+        ]

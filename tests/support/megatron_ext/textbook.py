@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from megatron_ext.checkpoints.part_files import part_name
 from megatron_ext.contract.adaptive.config import lr_factor
+from megatron_ext.contract.parallel_config import Schedule
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.data.gpt_samples import GptSamples
@@ -29,6 +31,11 @@ def textbook(
     look: Callable[[int, Callable[[Tensor], Tensor]], None] = lambda *_: None,
 ) -> tuple[np.ndarray, dict[str, Tensor]]:
     """Losses and, as a checkpoint has it, final state of a GPT; `batches` and `look` as in `trained`."""
+    return trained(plan, loss_of_gpt(plan, corpus), batches=batches, look=look)
+
+
+def loss_of_gpt(plan: Plan, corpus: Path) -> Callable[[nn.Module, Tensor], Tensor]:
+    """The loss of a GPT from the numbers of its samples."""
     train, vocab = plan.train, plan.model.vocab_size
     count = train.samples or 4 * plan.global_batch_size
     samples = GptSamples(corpus, Split(count, train.seed, tuple(plan.data_split)), plan.model.sequence_length, vocab)
@@ -39,7 +46,63 @@ def textbook(
         logits = logits[..., :vocab]  # without the vocabulary's padding
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
-    return trained(plan, loss, batches=batches, look=look)
+    return loss
+
+
+def islands(plan: Plan, corpus: Path, sizes: Sequence[int]) -> tuple[np.ndarray, dict[str, Tensor]]:
+    """Losses and final state of a GPT that islands of so many replicas train, one after another in this process."""
+    train, loss_of = plan.train, loss_of_gpt(plan, corpus)
+    model = replace(plan.model, padded_vocab_size=plan.model.vocab_size)
+    whole = replace(
+        plan, model=model, tensor=1, tensors=None, pipeline=1, chunks=1, partition=[sum(plan.partition)],
+        schedule=Schedule.one_f_one_b, sequence_parallel=False,
+    )  # fmt: skip
+    models = [Ours(whole) for _ in sizes]
+    optimizers = [_optimizer(list(model.parameters()), train) for model in models]
+    common = Ours(whole)
+    momentum = {"momentum": train.outer_momentum, "nesterov": True} if train.outer_momentum else {}
+    outer = torch.optim.SGD(common.parameters(), lr=train.outer_lr, **momentum)
+    replicas = iter(range(sum(sizes)))
+    taken = [np.concatenate([plan.taken_by(0, next(replicas)) for _ in range(size)]) for size in sizes]
+    parts = [len(micro_batches) / sum(map(len, taken)) for micro_batches in taken]
+    losses = []
+    for iteration in range(1, train.iterations + 1):
+        first, total = (iteration - 1) * plan.global_batch_size, 0.0
+        for model, optimizer, micro_batches, part in zip(models, optimizers, taken, parts, strict=True):
+            size = plan.micro_batch_size
+            numbers = first + (np.sort(micro_batches)[:, None] * size + np.arange(size)).flatten()
+            optimizer.zero_grad()
+            loss = loss_of(model, torch.from_numpy(numbers))
+            loss.backward()
+            if train.clip_grad:
+                torch.nn.utils.clip_grad_norm_(list(model.parameters()), train.clip_grad)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(iteration - 1, train)
+            optimizer.step()
+            total += part * loss.item()
+        losses.append(total)
+        if iteration % train.sync_every == 0 or iteration == train.iterations:
+            with torch.no_grad():
+                for weight, *own in zip(common.parameters(), *(model.parameters() for model in models), strict=True):
+                    weight.grad = weight - sum(part * one for part, one in zip(parts, own, strict=True))
+                outer.step()
+                for model in models:
+                    for weight, one in zip(common.parameters(), model.parameters(), strict=True):
+                        one.copy_(weight)
+    state = {f"weights/{name}": value for name, value in common.state(lambda p: p.detach()).items()}
+    if train.outer_momentum:
+        kept = common.state(lambda p: outer.state[p]["momentum_buffer"])
+        state.update({f"outer_momentum/{name}": value for name, value in kept.items()})
+    for number, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+        own = {"island": model.state(lambda p: p.detach())}
+        for kind, moment in zip(KINDS[train.optimizer], _KEPT[train.optimizer], strict=True):
+            own[kind] = model.state(lambda p, moment=moment, kept=optimizer.state: kept[p][moment])
+        for kind, values in own.items():
+            for name, value in values.items():
+                block, _, inner = name.partition(".")
+                part = f"{block}.island-{number:05d}" if number else block
+                state[f"{kind}/{part}.{inner}"] = value
+    return np.array(losses), state
 
 
 class Model(Protocol):

@@ -1,0 +1,32 @@
+"""What a plan with islands may have: groups of replicas that train by themselves for some iterations."""
+
+from __future__ import annotations
+
+from megatron_ext.contract.plan_check import GRID, Faults, Rules, Values
+
+WHY_NOT = {
+    "streaming": "its stages update at different times",
+    "replicas": "an island consists of whole pipelines",
+    "sharded_optimizer": "every replica keeps the optimizer's whole state, whatever the size of its island",
+    "hierarchical_stages": "only the replicas of one island sum their gradients",
+    "adapt": "an island counts by the samples that it takes, which must stay the same",
+    "elastic": "the weights of an island are lost with it",
+    "rehearsal": "rehearsals sum gradients in every iteration",
+}
+"""By key of plan.json: why it does not go with islands."""
+
+
+def _islands(plan: Values) -> Faults:
+    islands, data = plan.get("islands"), plan["data"]
+    if (islands is None) != (plan["train"].get("sync_every") is None):
+        yield "islands", islands, f"{'given' if islands is None else 'null'} with this train.sync_every"
+    if islands is None:
+        return
+    if len(islands) < 2 or sum(islands) != data:
+        yield "islands", islands, f"two numbers or more, that together are data={data}"
+    for key, why in WHY_NOT.items():
+        if plan.get(key):
+            yield key, plan[key], f"null or false with islands: {why}"
+
+
+RULES: Rules = [((*GRID, "train"), _islands)]
