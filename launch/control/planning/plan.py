@@ -42,7 +42,8 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
 
     A rehearsal runs on one node whatever the cluster; its ranks say which node they stand for.
 
-    Ranks lie in Megatron's order, tensor fastest, then data, then pipeline, and fill the nodes one after another.
+    Ranks lie in Megatron's order, tensor fastest, then data, then pipeline, and fill the nodes one after another; with
+    islands, those of an island after those of the one before.
     """
     parallel, model, train = experiment.parallel, experiment.model, experiment.train
     layout = parallel.layout
@@ -80,11 +81,14 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         master_port=experiment.executor.master_port,
         meeting_timeout_s=math.ceil(experiment.executor.meet_min * 60),
         nodes=nodes,
-        ranks=[
-            Place(rank, node, local_rank, *layout.stage_dp_tp(rank))
-            for node, ranks in enumerate(node.ranks for node in nodes)
-            for local_rank, rank in enumerate(ranks)
-        ],
+        ranks=sorted(
+            (
+                Place(rank, node, local_rank, *layout.stage_dp_tp(rank))
+                for node, ranks in enumerate(node.ranks for node in nodes)
+                for local_rank, rank in enumerate(ranks)
+            ),
+            key=lambda place: place.rank,
+        ),
         model=replace(model.sized(lcm(layout.tensors)), code_digest=code_digest(model)),
         blocks=known_blocks(experiment),
         train=_train_config(experiment),
@@ -124,18 +128,29 @@ def _run_nodes(experiment: Experiment) -> list[RunNode]:
     counts = experiment.ranks_per_node()
     groups = experiment.node_order.groups
     environments = _environments(experiment)
+    ranks = _by_island(experiment)
     return [
         RunNode(
             name=name,
             group=group,
             gpu=_gpu(experiment, group).name,
-            ranks=list(range(first, first + count)),
+            ranks=list(ranks[first : first + count]),
             environment=environment,
         )
         for name, group, environment, first, count in zip(
             node_names(experiment), groups, environments, accumulate(counts, initial=0), counts, strict=False
         )
     ]
+
+
+def _by_island(experiment: Experiment) -> Sequence[int]:
+    """The ranks in the order in which they fill nodes: an island's pipelines lie together, where all tensor groups are
+    of one size, so that none of these is torn apart."""
+    parallel, layout = experiment.parallel, experiment.parallel.layout
+    if experiment.train.sync_every is None or not parallel.alike:
+        return range(layout.world_size)
+    island_of = [island for island, size in enumerate(parallel.islands_of) for _ in range(size)]
+    return sorted(range(layout.world_size), key=lambda rank: island_of[layout.stage_dp_tp(rank)[1]])
 
 
 def _train_config(experiment: Experiment) -> TrainConfig:

@@ -39,6 +39,17 @@ def test_each_replica_is_an_island_unless_their_sizes_are_given() -> None:
     assert "islands" not in plan_of().as_json()
 
 
+def test_the_pipelines_of_an_island_lie_together() -> None:
+    words = ("parallel.pipeline=2", "parallel.data=4", "parallel.partition=null")
+    assert [node.ranks for node in plan_of(*words).nodes] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    plan = plan_of(*words, EVERY, "parallel.islands=2-2")
+    assert [node.ranks for node in plan.nodes] == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert [(place.rank, place.node, place.local_rank) for place in plan.ranks[2:6]] == [
+        (2, 1, 0), (3, 1, 1), (4, 0, 2), (5, 0, 3)
+    ]  # fmt: skip
+    assert Plan.parse(plan.as_json(), Path()).ranks == plan.ranks
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
