@@ -25,10 +25,10 @@ from megatron_ext.data.indexed_dataset import write_indexed
 
 WAIT_S = 3600.0
 MODEL = (
-    *("model.layers=2", "model.hidden=96", "model.heads=4", "model.sequence_length=64", "model.vocab_size=256"),
-    *("model.vocab_multiple=1", "parallel=single", "parallel.data=2", "parallel.micro_batch_size=8"),
-    *("parallel.global_batch_size=16", "parallel.partition=null", "train.lr=2e-3", "train.min_lr=2e-4"),
-    *("train.lr_warmup_iterations=50", "train.save_interval=null", "train.checkpoint=false", "train.log_interval=50"),
+    *("model.layers=1", "model.hidden=64", "model.heads=4", "model.sequence_length=32", "model.vocab_size=256"),
+    *("model.vocab_multiple=1", "parallel=single", "parallel.data=2", "parallel.micro_batch_size=16"),
+    *("parallel.global_batch_size=32", "parallel.partition=null", "train.lr=1e-3", "train.min_lr=0"),
+    *("train.lr_warmup_iterations=100", "train.save_interval=null", "train.checkpoint=false", "train.log_interval=50"),
     *("train.eval_iterations=100", "data.split='90,10,0'", "profile.timeline=false"),
     *("cluster.groups.local.count=1", "cluster.groups.local.gpus_per_node=2"),
 )
@@ -70,7 +70,7 @@ def traffic(run: RunDir) -> list[Path]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=50, help="iterations between two meetings")
-    parser.add_argument("--iterations", type=int, default=1000)
+    parser.add_argument("--iterations", type=int, default=3000)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         runs, corpus = Path(folder) / "runs", make_corpus(Path(folder))

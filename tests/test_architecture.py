@@ -63,7 +63,7 @@ FLOORS = {
         "doctor profile hf schedule blocks translate",
     ],
     "megatron_ext/engine": [
-        *("goal gradients results", "batches executor optimizer", "interface workers"),
+        *("goal gradients results", "batches executor optimizer", "interface islands workers"),
         *("engine", "evaluation", "log", "streams", "adaptation", "rehearsal"),
     ],
     "megatron_ext/tasks": [

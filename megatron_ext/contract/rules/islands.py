@@ -13,7 +13,7 @@ WHY_NOT = {
     "elastic": "the weights of an island are lost with it",
     "rehearsal": "rehearsals sum gradients in every iteration",
 }
-"""By key of plan.json: why it does not go with islands."""
+"""Why a key of plan.json does not go with islands."""
 
 
 def _islands(plan: Values) -> Faults:
