@@ -38,7 +38,9 @@ def make_corpus(folder: Path) -> Path:
     """The files of Python's library, as bytes."""
     files = sorted(Path(os.__file__).parent.glob("*.py"))
     prefix = folder / "library"
-    write_indexed(prefix, (np.frombuffer(file.read_bytes(), np.uint8).astype(np.uint16) for file in files), np.uint16)
+    write_indexed(
+        prefix, (np.frombuffer(file.read_bytes(), np.uint8).astype(np.uint16) for file in files), np.dtype(np.uint16)
+    )
     return prefix
 
 
