@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
+from launch import cli
 from megatron_ext.checkpoints.converting import weights_of
 from megatron_ext.checkpoints.foreign import megatron_names, torch_dist
+from megatron_ext.checkpoints.foreign.weights import weights_at
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.model import ModelConfig
@@ -102,3 +106,26 @@ def test_a_launch_refuses_weights_of_another_model(
     run = make_run(tmp_path / "run", corpus, "parallel=single", change, f"train.load={saved}")
     assert run.go() == 1
     assert message in run.errors()[0]["message"]
+
+
+def test_a_run_of_megatron_lm_is_converted(run: EngineRun, saved: Path, tmp_path: Path) -> None:
+    """Its `checkpoints` is what Megatron-LM saved: a folder for each iteration, and the file that names the newest."""
+    theirs = tmp_path / "theirs"
+    shutil.copytree(run.run.path, theirs)
+    shutil.rmtree(theirs / "checkpoints")
+    shutil.copytree(saved / "release", theirs / "checkpoints" / "iter_0000002")
+    (theirs / "checkpoints" / torch_dist.TRACKER).write_text("2")
+    plan = json.loads((theirs / "plan.json").read_text())
+    (theirs / "plan.json").write_text(json.dumps({**plan, "engine": "megatron_lm"}))
+    for to in ("tdpp", "huggingface"):
+        assert cli.main(["checkpoint", "convert", str(theirs), str(tmp_path / to), "--to", to]) == 0
+    expected = Checkpoint.at(run.run.path)
+    found = {
+        "tdpp": lambda part: weights_of(Checkpoint.at(tmp_path / "tdpp"), part, "weights"),
+        "huggingface": weights_at(tmp_path / "huggingface", model_of(run)).part,
+    }
+    for name, part in product(found, ("embedding", "layer-00000", "layer-00002", "head")):
+        own = weights_of(expected, part, "weights")
+        converted = found[name](part)
+        assert converted.keys() == own.keys()
+        assert all(torch.equal(converted[key], tensor) for key, tensor in own.items()), (name, part)
