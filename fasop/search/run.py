@@ -128,7 +128,7 @@ def _by_stage(
         [sets[0], *own[: own[:1] != [sets[0]]]],
         inputs.choices,
         keep,
-        WHOLE if args.by_stage else replace(QUICK, work=WHOLE.work) if args.prove else QUICK,
+        WHOLE if args.by_stage else replace(WHOLE, layouts=QUICK.layouts, gpus=QUICK.gpus) if args.prove else QUICK,
         until,
     )
     return looked, [plan for plan in keep.plans if plan.total < WORTH * best.total]

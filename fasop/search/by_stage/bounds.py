@@ -11,10 +11,9 @@ that each unit of work costs 1 at least wherever it lies, bounds all partitions.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,39 +61,6 @@ def least(chains: Chains, work: float) -> Floats:
         constant += weight * fixed
     found: Floats = np.maximum((work + constant) / np.maximum(later, 1e-30), chains.fixed.max(axis=1))
     return found
-
-
-HALVED = 7
-"""How often `least_of_whole` halves what is open."""
-
-
-def least_of_whole(one: Chains, room: Integers, layers: int, low: float, high: float) -> float:
-    """Seconds from `low` to `high`: no way to share out so many whole layers takes less, if stages [stages] have room
-    for so many. `one` are the chains of one plan in units of a layer; more than `high` if none takes up to that."""
-    if not _can_share_out(one, room, layers, high):
-        return math.nextafter(high, math.inf)
-    for _ in range(HALVED):
-        middle = (low + high) / 2
-        low, high = (low, middle) if _can_share_out(one, room, layers, middle) else (middle, high)
-    return low
-
-
-def _can_share_out(one: Chains, room: Integers, layers: int, seconds: float) -> bool:
-    """Whether all chains of some partition keep within these seconds. Of all ways to lay so many layers on the first
-    stages the one with the shortest trip leaves most to the later ones."""
-    seconds *= 1 + 1e-9
-    trips = np.full(layers + 1, np.inf)
-    trips[0] = 0.0
-    for own, trip, fixed, most in zip(one.own[0], one.trip[0], one.fixed[0], room, strict=True):
-        longer = np.full(layers + 1, np.inf)
-        for amount in range(min(int(most), layers) + 1):
-            if fixed + own * amount > seconds:
-                break
-            before = trips[: layers + 1 - amount]
-            within = before + own * amount + fixed <= seconds
-            longer[amount:] = np.minimum(longer[amount:], np.where(within, before + trip * amount, np.inf))
-        trips = longer
-    return bool(np.isfinite(trips[layers]))
 
 
 class TripBound(NamedTuple):
@@ -204,15 +170,23 @@ class Way(NamedTuple):
 
     back: float
     """The part of a pass that a micro-batch goes through on its way back."""
-    own: float
-    """The part of each pass of the stage itself."""
     sums: bool
     """Whether it ends with the sum of the stage's gradients; else it goes back, to the embedding's."""
 
 
 def ways(schedule: Schedule) -> list[Way]:
     """All chains, without what a schedule puts off of each backward pass."""
-    return [Way(schedule.definition.input_share, schedule.definition.input_share, False), Way(0.0, 1.0, True)]
+    return [Way(schedule.definition.input_share, False), Way(0.0, True)]
+
+
+def until_returned(schedule: Schedule, lag: Any, count: Any, *, first: bool | NDArray[np.bool_]) -> Any:
+    """Backward passes that a rank with `count` micro-batches has taken when its last gradient leaves it; the `first`
+    stage's gradients leave it when all are done.
+
+    Args:
+        lag: `sum(replicas before) // own`, as in `left`.
+    """
+    return np.where(first, count, backward_left(schedule, lag, count) + schedule.definition.input_share)
 
 
 def sized(one: Training, tensor: int) -> Training:

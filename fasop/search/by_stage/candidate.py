@@ -16,7 +16,8 @@ from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.memory import GIB, stage_memory
 from fasop.costs.training import PlacedTraining, Training
-from fasop.search.by_stage.bounds import Chains, TripBound, Work, least, least_of_whole, least_trip, left, ways
+from fasop.search.by_stage.bounds import Chains, TripBound, Work, least, least_trip, left, until_returned, ways
+from fasop.search.by_stage.whole_layers import StageTables
 from fasop.search.plan import Plan
 from fasop.simulation.linear import Linear
 from fasop.simulation.predict import predict_plan
@@ -52,7 +53,6 @@ class Candidate:
         ]
         """Micro-batches of each replica, by stage."""
         self._room, self._taken = self._memory()
-        self._chains = list[Chains]()
         self.bound = self._bound()
         self.exhausted = False
         """Whether every partition was looked at."""
@@ -94,17 +94,20 @@ class Candidate:
         back = [float((one.hop if one.back is None else one.back.hop)[stage - 1, 0]) for stage, one in enumerate(hops)]
         ending = float(hops[0].least_exposed[0, 0]) + max(stages.embedding(0), stages.embedding(layout.stages - 1))
         found = 0.0
-        for there_and_back, passes, with_sums in ways(self.training.parallel.schedule):
+        schedule, replicas = self.training.parallel.schedule, layout.replicas
+        for there_and_back, with_sums in ways(schedule):
             own, trip, fixed, through = list[float](), list[float](), list[float](), 0.0
             for stage, counts in enumerate(self._counts):
                 size = work.sizes[layout.tensors[stage]]
                 ranks = [layout.rank(stage, replica, 0) for replica in range(layout.replicas[stage])]
                 every, units, alones = [], list[tuple[float, float]](), list[tuple[float, float]]()
+                lag = sum(replicas[:stage]) // replicas[stage]
                 for rank, count in zip(ranks, counts, strict=True):
                     kind = self._names.index(stages.kinds[rank])
                     forward, backward = work.forward[size, kind], work.backward[size, kind]
                     alone = float(empty[rank].forward[0, 0]), float(empty[rank].backward[0, 0])
-                    every.append((count * (forward + passes * backward), count * (alone[0] + passes * alone[1])))
+                    back_of = count if with_sums else until_returned(schedule, lag, count, first=stage == 0)
+                    every.append((count * forward + back_of * backward, count * alone[0] + back_of * alone[1]))
                     units.append((forward, backward))
                     alones.append(alone)
                 of_unit, beside = max(every)
@@ -122,7 +125,6 @@ class Candidate:
                 exists=np.ones((1, layout.stages), bool),
             )
             found = max(found, float(least(chains, work.whole)[0]))
-            self._chains.append(chains)
         self._own, self._fixed = np.array(own), np.array(fixed)
         return max(found, self._through(empty, 2 * sum(ahead[:-1]), ending))
 
@@ -130,9 +132,10 @@ class Candidate:
         """Raise the bound, beyond `limit` at most, by what whole layers allow where all are alike."""
         if len(self._blocks.kinds) > 1 or not self.bound < limit < math.inf:
             return
-        room, layers = self._layers_at_most, self._blocks.layers
-        for chains in self._chains:
-            self.bound = max(self.bound, least_of_whole(chains, room, layers, min(self.bound, limit), limit))
+        amounts = np.tile(np.arange(self._blocks.layers + 1), (self._layout.stages, 1))
+        columns, schedule = self._stages.columns(amounts), self.training.parallel.schedule
+        tables = StageTables.of(columns, schedule, self._layout, self._counts, self._layers_at_most)
+        self.bound = max(self.bound, tables.least(self.bound, limit))
 
     @property
     def _layers_at_most(self) -> Integers:

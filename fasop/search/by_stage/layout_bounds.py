@@ -17,7 +17,15 @@ from fasop.costs.network import links
 from fasop.costs.network.link_table import has_pairs
 from fasop.costs.schedules import backward_left, filling, forward_left
 from fasop.costs.training import Training
-from fasop.search.by_stage.bounds import Chains, TripBound, Work, forward_in_gpipe, least, ways
+from fasop.search.by_stage.bounds import (
+    Chains,
+    TripBound,
+    Work,
+    forward_in_gpipe,
+    least,
+    until_returned,
+    ways,
+)
 from fasop.simulation.linear import Linear
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import Schedule
@@ -96,6 +104,7 @@ class PlacedLayouts:
         layouts, schedule, number = self._layouts, one.parallel.schedule, self._number
         count = one.parallel.global_batch_size // one.parallel.micro_batch_size
         fewest, most = count // layouts.replicas, -(-count // layouts.replicas)  # of a replica
+        lag, first = self._lag, self._number == 0
         costs, hop, scattered = [*self._costs(work)], self._hop(work), self._scattered(work)
         found = np.zeros((2, len(layouts.tensors)))
         for way in ways(schedule):
@@ -103,9 +112,12 @@ class PlacedLayouts:
             ends = np.full(layouts.tensors.shape, np.inf)
             for kind in costs:
                 batches = np.where(self._first == kind.number, most, fewest)
-                own = _largest(own, batches * (kind.forward + way.own * kind.backward), kind.present)
+                back, least_back = (
+                    each if way.sums else until_returned(schedule, lag, each, first=first) for each in (batches, fewest)
+                )
+                own = _largest(own, batches * kind.forward + back * kind.backward, kind.present)
                 hidden = _largest(hidden, filling(schedule) * kind.backward, kind.present)
-                ends = _smallest(ends, fewest * (kind.ends[0] + way.own * kind.ends[1]), kind.present)
+                ends = _smallest(ends, fewest * kind.ends[0] + least_back * kind.ends[1], kind.present)
             trip = self._trip([(kind.forward, kind.backward) for kind in costs], costs, way.back)
             embedding = self._trip([kind.embedding for kind in costs], costs, way.back)
             after = 0.0 if way.sums else self._ending(one)[:, np.newaxis]
@@ -202,17 +214,22 @@ class PlacedLayouts:
 
     def _passes_left(self, schedule: Schedule, count: int) -> tuple[Floats, Floats]:
         """[layouts, stages]: what `bounds.left` says of each stage, for `count` micro-batches of the iteration."""
-        replicas = self._layouts.replicas
-        behind = self._layouts.exists * replicas
-        after = np.cumsum(behind[:, ::-1], axis=1)[:, ::-1]
+        replicas, lag = self._layouts.replicas, self._lag
+        after = np.cumsum((self._layouts.exists * replicas)[:, ::-1], axis=1)[:, ::-1]
         ahead: Integers = (after - 1) // replicas
-        lag: Integers = (np.cumsum(behind, axis=1) - behind) // replicas
         fewest = count // replicas
         if schedule is Schedule.gpipe:
             last = replicas[np.arange(len(replicas)), self._layouts.last][:, np.newaxis]
             forward = forward_in_gpipe(replicas, last, count)
             return np.asarray(forward, float), np.asarray(backward_left(schedule, lag, fewest))
         return np.asarray(forward_left(schedule, ahead, fewest)), np.asarray(backward_left(schedule, lag, fewest))
+
+    @cached_property
+    def _lag(self) -> Integers:
+        """[layouts, stages]: micro-batches that weight gradients may come later."""
+        behind = self._layouts.exists * self._layouts.replicas
+        found: Integers = (np.cumsum(behind, axis=1) - behind) // self._layouts.replicas
+        return found
 
     def _scattered(self, work: Work) -> Floats:
         """[layouts, stages]: seconds in which replicas on several nodes reduce-scatter a unit's gradients, at least."""
@@ -228,12 +245,13 @@ class PlacedLayouts:
         """[layouts, stages]: seconds in which replicas on several nodes reduce-scatter a byte, at least."""
         layouts, node = self._layouts, _node_of_gpus(self._nodes)
         apart = node[np.minimum(layouts.begins, len(node) - 1)] < node[np.maximum(layouts.ends - 1, 0)]
-        slowest = np.zeros(layouts.tensors.shape)
-        for name, present in zip(self._names, self._present, strict=True):
-            if name in self._kinds:
-                link = links.between(self._kinds[name].group, 1)
-                slowest[present] = np.maximum(slowest[present], self._kinds[name].factors.gradients * link.s_per_byte)
-        found: Floats = np.where(apart, slowest * (layouts.replicas - 1) / layouts.replicas, 0.0)
+        slowest, crossing = np.zeros(layouts.tensors.shape), apart & layouts.exists
+        for end, kind in zip(accumulate(one.gpus for one in self._nodes), self._nodes, strict=True):
+            here = crossing & (layouts.begins < end) & (layouts.ends > end - kind.gpus)
+            rings = (layouts.tensors * here).sum(axis=1, keepdims=True)  # those of all stages share the node's link
+            seconds = kind.factors.gradients * links.between(kind.group, 1).s_per_byte * rings
+            slowest = _largest(slowest, seconds, here)
+        found: Floats = slowest * (layouts.replicas - 1) / layouts.replicas
         return found
 
     def _hop(self, work: Work) -> float:

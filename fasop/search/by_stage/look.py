@@ -2,8 +2,8 @@
 
 First a bound of all layouts on all node orders at once leaves out what cannot be better than the plans that are kept;
 the others are looked at for so much work: first those in the node order of the best plan, each in the order of their
-bounds. Work is counted, not timed, so that the same
-search says the same everywhere.
+bounds. Of those for which there is no work left, the bounds that are lowest are raised. Work is counted, not timed, so
+that the same search says the same everywhere.
 """
 
 from __future__ import annotations
@@ -57,10 +57,14 @@ class Effort:
     """Steps of replays."""
     gpus: int
     """In a cluster of more GPUs nothing is looked at."""
+    near: float
+    """The part of the best plan's time up to which bounds are raised of what was not looked at."""
+    raised: int
+    """How many bounds are raised, at most."""
 
 
-QUICK = Effort(layouts=2500, work=100_000, gpus=256)
-WHOLE = Effort(layouts=40_000, work=2_500_000, gpus=1024)
+QUICK = Effort(layouts=2500, work=100_000, gpus=256, near=0.95, raised=60)
+WHOLE = Effort(layouts=40_000, work=2_500_000, gpus=1024, near=1.0, raised=600)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +282,7 @@ def explore_stages(
             least = min(least, found.least)
     first = [node.name for node in keep.plans[0].nodes] if keep.plans else []
     rows.sort(key=lambda row: ([node.name for node in nodes[row.kinds].orders[row.order]] != first, row))
-    work, left = 0, 0
+    work, put_off = 0, list[tuple[float, _Row, int]]()
     for row in rows:
         some = nodes[row.kinds]
         shares = {option: some.options[option].parallel.sharded_optimizer for option in row.options}
@@ -288,12 +292,11 @@ def explore_stages(
                 least = min(least, bound)
                 continue
             if work > effort.work or time.process_time() > until:
-                left += 1
-                least = min(least, bound)
+                put_off.append((bound, row, option))
                 continue
             one = some.candidate(row, option)
             work += BUILT
-            fastest = min((plan.total for plan in keep.plans), default=math.inf)
+            fastest = _fastest(keep)
             one.tighten(fastest)
             if not _worth(keep, some.kinds, one.bound):
                 least = min(least, one.bound)
@@ -303,6 +306,8 @@ def explore_stages(
             least = min(least, seconds if one.exhausted else one.bound)
             if math.isfinite(seconds) and _worth(keep, some.kinds, seconds):
                 keep.add([one.plan(partition)])
+    enough = min(least, effort.near * _fastest(keep))
+    least = min(least, _raised(nodes, put_off, enough, effort.raised, until))
     said = " and ".join(dict.fromkeys(some.every.said for some in nodes if some.wanted))
     count = sum(len(some.wanted) for some in nodes)
     where = " and ".join(
@@ -319,8 +324,27 @@ def explore_stages(
         orders=sum(len(some.orders) for some in nodes),
         schedules=", ".join(schedule.label for schedule in choices.schedule if schedule in SCHEDULES),
         least=least,
-        left=left,
+        left=len(put_off),
     )
+
+
+def _raised(
+    nodes: Sequence[_Nodes], rows: Sequence[tuple[float, _Row, int]], enough: float, most: int, until: float
+) -> float:
+    """Seconds below which no plan of these rows and options is, which come with their bounds. Those with the lowest
+    ones, so many at most, are bounded by all their own costs, until the least is `enough`."""
+    least = math.inf
+    for number, (bound, row, option) in enumerate(sorted(rows)):
+        if bound >= min(enough, least) or number == most or time.process_time() > until:
+            return min(least, bound)
+        one = nodes[row.kinds].candidate(row, option)
+        one.tighten(enough)
+        least = min(least, max(bound, one.bound))
+    return least
+
+
+def _fastest(keep: Best) -> float:
+    return min((plan.total for plan in keep.plans), default=math.inf)
 
 
 def _worth(keep: Best, kinds: Sequence[NodeKind], seconds: float) -> bool:

@@ -119,10 +119,14 @@ class HeterogeneousStages:
         self._trained = {size: _like(plan.training, *size) for size in dict.fromkeys(self.sizes)}
         self.whole = {size: self._lines(one, plan.nodes) for size, one in self._trained.items()}
         """For each size, each stage as slow as its slowest GPU."""
-        self.alone = {
-            kind.name: {size: self._lines(one, _all_of(plan.nodes, kind)) for size, one in self._trained.items()}
-            for kind in plan.kinds
-        }
+        self.alone = (
+            {plan.kinds[0].name: self.whole}
+            if len(plan.kinds) == 1
+            else {
+                kind.name: {size: self._lines(one, _all_of(plan.nodes, kind)) for size, one in self._trained.items()}
+                for kind in plan.kinds
+            }
+        )
         """For each kind of node and size, as if all nodes were of that kind."""
         self._gathered = {size: self._lines(_unshared(one), plan.nodes) for size, one in self._unshared.items()}
 
