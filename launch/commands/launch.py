@@ -24,7 +24,7 @@ from conf.pipedream import WORD as PIPEDREAM
 from conf.reading.files import Scratch
 from conf.reading.own_folders import SUFFIX
 from conf.reading.user_files import config_dirs
-from conf.reading.values import name_of, parse_key_values
+from conf.reading.values import flag, name_of, parse_key_values
 from conf.reading.words import FULL, check_options
 from conf.run_folder.run_folders import stamp
 from conf.run_folder.rundir import RunDir
@@ -34,7 +34,7 @@ from launch.commands.completion import hydra_option
 from launch.commands.launching.preflight import Preflight, before_launch, check_start, data_there, with_length
 from launch.commands.launching.reproducing import REPRODUCE, configuration_of, differences, run_to_reproduce
 from launch.commands.launching.resolve_auto import require_choice, resolve_auto
-from launch.commands.launching.resuming import RESUME, SKIPS, SWEEPER, SWEEPS, WORDS, resumed
+from launch.commands.launching.resuming import RESUME, SWEEPER, SWEEPS, WORDS, SweepWords, resumed, skipping
 from launch.control.follow import follow, interruptible
 from launch.control.planning.checks import check, check_image, check_supported
 from launch.control.short_job import ANY_LENGTH, without_goal
@@ -57,6 +57,7 @@ OWN = {"profile": name_of("profile")}
 COMPLETION = ("-sc", "--shell-completion")
 """Hydra's own."""
 METRIC = "sweep_metric="
+PACK = "pack"
 CONFIG_FOLDER = Path(conf.__file__).resolve().parent
 
 
@@ -117,9 +118,8 @@ def main(argv: Sequence[str], *, preflight: Preflight = before_launch, worker: s
     """
     if any(argument.startswith(RESUME) for argument in argv):
 
-        def go_on(words: Sequence[str]) -> int:
-            given = words if any(word.startswith(SKIPS) for word in words) else [*words, f"{SKIPS}true"]
-            return _launched(given, preflight, worker, resumes=True)
+        def go_on(sweep: SweepWords) -> int:
+            return _launched(skipping(sweep.words), preflight, worker, resumes=sweep)
 
         return resumed(argv, lambda run: _resume(run, worker), go_on)
     if any(argument.startswith(REPRODUCE) for argument in argv):
@@ -131,10 +131,13 @@ def main(argv: Sequence[str], *, preflight: Preflight = before_launch, worker: s
     return _launched(argv, preflight, worker)
 
 
-def _launched(argv: Sequence[str], preflight: Preflight, worker: str, *, resumes: bool = False) -> int:
-    """Starts what the words say; with `resumes`, runs that ended early go on."""
+def _launched(argv: Sequence[str], preflight: Preflight, worker: str, *, resumes: SweepWords | None = None) -> int:
+    """Starts what the words say; with `resumes`, those of a sweep, runs that ended early go on."""
     typed = tuple(argv)
-    own, argv = parse_key_values(argv, {**OWN, "start": str}, LaunchError)
+    own, argv = parse_key_values(argv, {**OWN, "start": str, PACK: flag}, LaunchError)
+    packs = own.get(PACK, False)
+    if packs:
+        _check_packs(argv)
     if "start" in own:
         argv = _with_first_plan(own["start"], argv, own.get("profile"))
     session = Session(full=FULL in argv, profile=own.get("profile"))
@@ -150,15 +153,42 @@ def _launched(argv: Sequence[str], preflight: Preflight, worker: str, *, resumes
     try:
         with interruptible():
             _run_hydra(argv, session, run_batch)
+            waits = _pack(argv, session, resumes) if packs else None
             wanted = _agreed(argv, session, preflight)
+            if waits is not None:
+                wanted = {number: wanted[number] for number in [*waits, *wanted] if number in wanted}
             if session.mode is RunMode.MULTIRUN and not resumes:
-                words = json.dumps({"words": typed, "cwd": str(Path.cwd())}, indent=1)
+                plans = [one.overrides for one in session.combinations] if packs else []
+                words = json.dumps({"words": typed, "cwd": str(Path.cwd()), "packed": plans}, indent=1)
                 _record({**session.record, WORDS: words}, session.experiments)
-            start_all(session.combinations, wanted, session.outcomes, worker, check_start if resumes else None)
+            start_all(session.combinations, wanted, session.outcomes, worker, check_start if resumes else None, waits)
     except (KeyboardInterrupt, LaunchError):
         _report(argv, session)
         raise
     return _report(argv, session)
+
+
+def _check_packs(argv: Sequence[str]) -> None:
+    """Raises LaunchError where another word leaves nothing to pack, or says otherwise when runs start."""
+    if not any(word in ("-m", "--multirun") for word in argv):
+        raise LaunchError(f"{PACK}=true has a sweep's runs share the cluster: add -m and a key with several values")
+    for word in argv:
+        if word.startswith(("max_jobs=", METRIC, SWEEPER)) and not word.endswith("=null"):
+            raise LaunchError(f"{PACK}=true decides which runs train side by side, and {word} does too; leave out one")
+
+
+def _pack(argv: Sequence[str], session: Session, resumes: SweepWords | None) -> Mapping[int, Sequence[int]]:
+    """Gives each combination its plan; returns after which other ones it starts, in the order of starts."""
+    from launch.commands.launching.packed import packed, with_words  # few launches search
+
+    folders = _folders(argv)
+    if resumes is not None and resumes.packed:
+        own = [skipping(words) for words in resumes.packed]
+        session.combinations = with_words(session.combinations, own, folders, session.hosts)
+        return {}
+    found = packed(session.combinations, folders, session.hosts)
+    session.combinations = found.combinations
+    return {number: found.waits[number] for number in found.order}
 
 
 def _with_first_plan(start: str, argv: Sequence[str], profile: str | None) -> list[str]:

@@ -213,24 +213,27 @@ def start_all(
     outcomes: Outcomes,
     worker: str,
     sound: Callable[[Plan], None] | None = None,
+    waits: Mapping[int, Sequence[int]] | None = None,
 ) -> None:
     """Starts them in order; a run on this machine is followed to its end before the next one, if that is wanted.
 
-    With `sound`, which checks a checkpoint, one of which there is a run that ended early goes on from its newest one.
+    With `waits`, a run on Slurm starts when those of the combinations with these numbers have ended. With `sound`,
+    which checks a checkpoint, one of which there is a run that ended early goes on from its newest one.
 
     A run that is being submitted when Ctrl-C comes is first submitted and noted.
     """
     source: Source | None = None
-    jobs: list[tuple[str, ...]] = []
+    jobs: dict[int, tuple[str, ...]] = {}
     for number, experiment in wanted.items():
         overrides = combinations[number].overrides
-        behind = [job for before in lane(jobs, experiment.max_jobs) for job in before]
+        before = lane([*jobs], experiment.max_jobs) if waits is None else waits.get(number, ())
+        behind = [job for one in before for job in jobs.get(one, ())]
         if experiment.dry_run:
-            before = lane(range(1, len(jobs) + 1), experiment.max_jobs)
+            before = sorted([*jobs].index(one) + 1 for one in before if one in jobs)
             behind = [f"<jobs of {'runs' if len(before) > 1 else 'run'} {rank_ranges(before)}>"] if before else []
             shown = dry_run(experiment, worker, behind)
             outcomes[number] = replace(outcomes.get(number, Outcome(overrides=overrides)), dry_run=shown)
-            jobs.append(())
+            jobs[number] = ()
             continue
         source = source or read_source()
         is_followed = experiment.executor.followed
@@ -246,7 +249,7 @@ def start_all(
             continue
         print(f"run {run.path}", file=sys.stderr, flush=True)
         if experiment.executor.kind is ExecutorKind.slurm:
-            jobs.append(tuple(job["id"] for job in run.read_json(run.jobs)["jobs"]))
+            jobs[number] = tuple(job["id"] for job in run.read_json(run.jobs)["jobs"])
         if is_followed:
             follow(run)
             source = None  # it may have changed meanwhile

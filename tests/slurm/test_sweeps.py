@@ -146,6 +146,34 @@ def test_too_many_gpu_hours_are_told_and_nothing_is_submitted(
     assert not (tmp_path / "runs").exists()
 
 
+def test_the_runs_of_a_packed_sweep_train_at_once_on_nodes_of_their_own(
+    slurm: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    plans = ["parallel.global_batch_size=4", "parallel.micro_batch_size=1", "parallel.schedule=one_f_one_b"]
+    given = [f"runs_dir={runs}", *NODES, *plans, "parallel.tensor=1", "train.log_interval=1"]
+    lengths = "train.iterations=400,401,402,403"
+    assert main(["-m", *given, lengths, "pack=true"], preflight=no_data_needed, worker=WORKER) == 0
+    told = capfd.readouterr()
+    assert "pack=true: by the prediction the last of 4 runs has trained after " in told.err
+    started = made(runs)
+    assert len(started) == 4
+    for run in started:
+        assert verdict_of(run).state is State.succeeded
+    assert most_at_once(started) > 1
+    at_work = [
+        (state["started_unix"], state["ended_unix"], state["host"])
+        for run in started
+        for state in (run.read_json(path) for path in run.nodes.glob("*-?.json"))
+    ]
+    for number, (begun, ended, host) in enumerate(at_work):
+        assert not [one for one in at_work[:number] if one[2] == host and one[0] < ended and begun < one[1]]
+    (sweep,) = (runs / "sweeps").iterdir()
+    assert main([f"resume={sweep}"], preflight=no_data_needed, worker=WORKER) == 0
+    assert len(made(runs)) == 4
+    assert capfd.readouterr().out.count("(skipped)") == 4
+
+
 def test_an_interrupted_sweep_has_submitted_whole_runs_and_tells_of_each(slurm: Cluster, tmp_path: Path) -> None:
     values = ",".join(str(100000 + number) for number in range(30))
     given = ["runs_dir=runs", *NODES, *SMALL, f"train.iterations={values}"]

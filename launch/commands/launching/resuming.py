@@ -30,10 +30,12 @@ class SweepWords:
 
     words: tuple[str, ...]
     cwd: str
+    packed: tuple[tuple[str, ...], ...] = ()
+    """With pack=true the words of each combination, with the plan that it got."""
 
 
-def resumed(argv: Sequence[str], of_run: Callable[[RunDir], int], of_sweep: Callable[[Sequence[str]], int]) -> int:
-    """Has the run or the sweep that is meant go on; `of_sweep` gets the words of the sweep's command line.
+def resumed(argv: Sequence[str], of_run: Callable[[RunDir], int], of_sweep: Callable[[SweepWords], int]) -> int:
+    """Has the run or the sweep that is meant go on; `of_sweep` gets what was typed for the sweep.
 
     Raises:
         TdppError: there is none, or other words are given.
@@ -50,7 +52,12 @@ def resumed(argv: Sequence[str], of_run: Callable[[RunDir], int], of_sweep: Call
     sweep = sweep.absolute()
     typed_words = _words(sweep)
     with _usual_runs_dir(sweep.parent.parent), contextlib.chdir(typed_words.cwd):
-        return of_sweep(typed_words.words)
+        return of_sweep(typed_words)
+
+
+def skipping(words: Sequence[str]) -> tuple[str, ...]:
+    """The words by which what is there already is left alone, unless they say whether it is."""
+    return tuple(words) if any(word.startswith(SKIPS) for word in words) else (*words, f"{SKIPS}true")
 
 
 def named_run(argv: Sequence[str], word: str, *, empty: str, others: str) -> tuple[str, Path]:

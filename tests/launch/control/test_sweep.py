@@ -9,7 +9,6 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +23,7 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from launch.commands import stop as stop_command
 from launch.commands.launch import main
-from launch.commands.launching.resuming import resumed
+from launch.commands.launching.resuming import SweepWords, resumed
 from launch.control.follow import finishing
 from launch.control.planning.plan import make_plan
 from launch.control.stop import stop
@@ -462,8 +461,8 @@ def test_a_sweep_that_is_resumed_finds_its_runs_where_it_is(tmp_path: Path, monk
     monkeypatch.delenv(RUNS_DIR, raising=False)
     seen = []
 
-    def of_sweep(words: Sequence[str]) -> int:
-        seen.append((tuple(words), usual_runs_dir(), Path.cwd()))
+    def of_sweep(sweep: SweepWords) -> int:
+        seen.append((sweep.words, usual_runs_dir(), Path.cwd()))
         return 0
 
     assert resumed([f"resume={sweep}"], lambda run: 1, of_sweep) == 0

@@ -1,0 +1,55 @@
+"""`pack=true`: the runs of a sweep share a cluster."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from conf.errors import TdppError
+from launch.commands.launch import main
+
+WORDS = ["experiment=seed_a100x1_a10x7", "model.layers=8", "executor=slurm", "parallel.schedule=one_f_one_b"]
+WORDS += ["container=none", "parallel.tensor=1", "parallel.recompute=none", "parallel.sharded_optimizer=false"]
+WORDS += ["dry_run=true"]
+SWEEP = ["-m", *WORDS, "train.lr=1e-4,2e-4,3e-4"]
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, str]:
+    assert main([*SWEEP, "pack=true", *words], preflight=lambda experiment: ()) == 0
+    told = capsys.readouterr()
+    return told.out, told.err
+
+
+def test_each_run_gets_nodes_and_the_gain_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = shown(capsys, "train.iterations=1000")
+    rows = [line.split() for line in out.splitlines()[1:4]]
+    assert [row[0] for row in rows] == ["1", "2", "3"]
+    assert sorted(row[1] for row in rows) == ["train.lr=0.0001", "train.lr=0.0002", "train.lr=0.0003"]
+    at_once = [row[2] for row in rows if row[3] == "0.00"]
+    used = [int(count or 1) for nodes in at_once for count in re.findall(r"gpu2(?:\*(\d))?", nodes)]
+    assert len(at_once) > 1
+    assert sum(used) <= 7
+    assert re.search(r"the last of 3 runs has trained after .* sooner than one after another, .*; proved: ", err)
+
+
+def test_runs_that_follow_one_another_wait_for_those_that_had_their_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = shown(capsys, "train.iterations=1000", "cluster.groups.gpu2.count=1", "parallel.pipeline=8")
+    assert "--dependency=afterany:<jobs of run 1>" in out.replace("'", "")
+    assert "--dependency=afterany:<jobs of runs 1-2>" in out.replace("'", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([*WORDS, "train.iterations=9"], "add -m and a key with several values"),
+        ([*SWEEP, "train.iterations=9", "max_jobs=2"], "max_jobs=2 does too; leave out one"),
+        ([*SWEEP, "train.iterations=9", "executor=local"], "add executor=slurm"),
+        ([*SWEEP, "train.iterations=null", "train.epochs=2"], "needs the length of each run"),
+        ([*SWEEP, "train.iterations=9", "cluster.groups.gpu2.count=1,2"], "packs runs on one cluster"),
+    ],
+    ids=["one run", "another limit", "no Slurm", "unknown length", "two clusters"],
+)
+def test_what_it_cannot_do_it_says(words: list[str], message: str) -> None:
+    with pytest.raises(TdppError, match=message):
+        main([*words, "pack=true"], preflight=lambda experiment: ())
