@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
 from conf.errors import TdppError
+from conf.run_folder.rundir import RunDir
 from launch.commands.launch import main
+from launch.commands.launching.packed import packed
+from launch.errors import LaunchError
+from launch.sweep.start import Combination
 
 WORDS = ["experiment=seed_a100x1_a10x7", "model.layers=8", "executor=slurm", "parallel.schedule=one_f_one_b"]
 WORDS += ["container=none", "parallel.tensor=1", "parallel.recompute=none", "parallel.sharded_optimizer=false"]
@@ -53,3 +59,28 @@ def test_runs_that_follow_one_another_wait_for_those_that_had_their_nodes(capsys
 def test_what_it_cannot_do_it_says(words: list[str], message: str) -> None:
     with pytest.raises(TdppError, match=message):
         main([*words, "pack=true"], preflight=lambda experiment: ())
+
+
+MINUTES = {"s": 1 / 60, "min": 1.0, "h": 60.0}
+
+
+@pytest.mark.slow
+def test_a_rehearsal_of_the_runs_ends_when_it_was_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each run takes what its iterations take in virtual time, from when those that it waits for have ended."""
+    lengths = [4000, 7000, 9000, 12000]
+    given = [(*WORDS[:-1], f"train.iterations={length}") for length in lengths]
+    unset = LaunchError("not composed")
+    found = packed([Combination(overrides=words, composed=unset) for words in given], [], {})
+    said = re.search(r"has trained after ([\d.]+) (\w+),", capsys.readouterr().err)
+    assert said is not None
+    ends: dict[int, float] = {}
+    for number in found.order:
+        kept = [w for w in found.combinations[number].overrides if not w.startswith(("executor=", "train.iterations="))]
+        rehearsed = ["executor=local", "executor.rehearse=virtual", "train.iterations=6", "train.log_interval=1"]
+        runs = tmp_path / str(number)
+        assert main([*kept, *rehearsed, f"runs_dir={runs}"], preflight=lambda experiment: ()) == 0
+        lines = RunDir.find(runs, None).metrics.read_text().splitlines()
+        last = [json.loads(line)["elapsed_ms"] for line in lines][-2:]
+        minutes = sum(last) / len(last) / 60e3 * lengths[number]
+        ends[number] = max([0.0, *(ends[other] for other in found.waits[number])]) + minutes
+    assert max(ends.values()) == pytest.approx(float(said[1]) * MINUTES[said[2]], rel=0.05)
