@@ -30,7 +30,7 @@ class Way:
     """How a run can train."""
 
     nodes: tuple[int, ...]
-    """By group; at least one in all."""
+    """The nodes of each group; at least one in all."""
     seconds: float
 
 

@@ -39,7 +39,7 @@ class Packed:
     order: list[int]
     """Numbers of the combinations as they start; what cannot be started is not among them."""
     waits: Mapping[int, Sequence[int]]
-    """By the number of a combination those whose runs must have ended before its own starts."""
+    """The combinations whose runs must have ended before that of a combination starts, by its number."""
 
 
 def packed(combinations: Sequence[Combination], folders: Sequence[str], hosts: Known) -> Packed:
