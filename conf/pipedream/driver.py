@@ -159,6 +159,8 @@ class Driver:
     synthetic_data: bool
     recompute: bool
     macrobatch: bool
+    compress_activations: bool
+    compress_in_gpu: bool
     unknown: tuple[str, ...] = ()
     """Keys that the driver does not know either."""
 
@@ -194,12 +196,9 @@ def read(path: Path) -> Driver:
         synthetic_data=keys.flag("synthetic_data"),
         recompute=keys.flag("recompute"),
         macrobatch=keys.flag("macrobatch"),
+        compress_activations=keys.flag("compress_activations"),
+        compress_in_gpu=keys.flag("compress_in_gpu"),
     )
-    for key in ("compress_activations", "compress_in_gpu"):
-        if keys.flag(key):
-            keys.refused.append(
-                f"{key}=True: tdpp does not compress (and PipeDream's driver ignores this key); use False"
-            )
     keys.check(said)
     return _with_unknown(driver, keys.left)
 

@@ -142,6 +142,7 @@ def _layout(path: Path, placed: Placement, model: Model, reading: Reading) -> No
         return
     words |= {"parallel.pipeline": len(replicas), "parallel.partition": "-".join(map(str, counts))}
     words |= {"parallel.replicas": "-".join(map(str, replicas)), "parallel.schedule": "pipedream"}
+    words["parallel.compress"] = "int8" if driver.compress_activations else "none"
     if reading.has("parallel.schedule"):
         return
     depth = (0,) * len(replicas) if driver.no_input_pipelining else placed.depth
@@ -227,6 +228,13 @@ def _training(reading: Reading) -> None:
     words["train.keep_checkpoints"] = driver.epochs
     if driver.verbose_frequency:
         reading.notes.append("verbose_frequency has no effect: a run records every pass, and tdpp report shows them")
+    if driver.compress_activations and "parallel.compress" in words:
+        reading.notes.append(
+            "compress_activations: stages send activations and their gradients in 8 bits; PipeDream's own driver reads "
+            "this key and compresses nothing, so its losses are those of parallel.compress=none"
+        )
+    elif driver.compress_in_gpu:
+        reading.notes.append("compress_in_gpu has no effect without compress_activations between several stages")
     if driver.macrobatch and "parallel.update_every" in words:
         reading.notes.append(
             "macrobatch: stages update after two rounds; parallel.semantics=two with an update_every of at least the "

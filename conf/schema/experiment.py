@@ -28,12 +28,13 @@ from conf.schema.values import ranges
 from conf.schema.values.partition import NodeOrder, Partition
 from conf.schema.values.ranges import config
 from megatron_ext.contract.keys import Range, from_0, option
-from megatron_ext.contract.parallel_config import Recompute, ReduceDtype, Schedule
+from megatron_ext.contract.parallel_config import Compress, Recompute, ReduceDtype, Schedule
 
 __all__ = [
     "Adapt",
     "Augment",
     "Cluster",
+    "Compress",
     "Container",
     "ContainerKind",
     "Corpus",

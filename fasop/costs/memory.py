@@ -350,7 +350,7 @@ def _of_module(
     every = again and number is None
     each = {block.name: (model.given if every else model.kept)(block.name, batch) for block in model.sequence}
     most = max(model.kept(block.name, batch) for block in model.sequence) if again else 0.0
-    message = float(max(training.messages))
+    message = float(max(training.crossing))
 
     def beside(of: Callable[[MeasuredBlock], float]) -> Number:
         """Count what the first and the last stage have beside their layers."""

@@ -13,7 +13,7 @@ from conf.schema.parallel import AUTO, Parallel
 from conf.schema.values.partition import NodeOrder, Partition, Shares, numbers_in, run_length_text
 from conf.schema.values.streams import depth_in
 from megatron_ext.contract.layout import Layout, PlacedPlan
-from megatron_ext.contract.parallel_config import Recompute, ReduceDtype, Schedule
+from megatron_ext.contract.parallel_config import Compress, Recompute, ReduceDtype, Schedule
 from megatron_ext.contract.schedule.streams import Semantics, Stream
 
 Numbers = tuple[int, ...]
@@ -33,6 +33,7 @@ class Parallelism(PlacedPlan):
     recompute: Recompute = Recompute.none
     sharded_optimizer: bool = False
     reduce_dtype: ReduceDtype = ReduceDtype.fp32
+    compress: Compress = Compress.none
     hierarchical_reduce: bool = False
     micro_batch_size: int = 1
     global_batch_size: int
@@ -63,6 +64,7 @@ class Parallelism(PlacedPlan):
             recompute=parallel.recompute,
             sharded_optimizer=parallel.sharded_optimizer,
             reduce_dtype=parallel.reduce_dtype,
+            compress=parallel.compress,
             hierarchical_reduce=parallel.hierarchical_reduce,
             micro_batch_size=parallel.micro_batch_size,
             global_batch_size=parallel.global_batch_size,
@@ -93,6 +95,7 @@ class Parallelism(PlacedPlan):
             recompute=self.recompute,
             sharded_optimizer=self.sharded_optimizer,
             reduce_dtype=self.reduce_dtype,
+            compress=self.compress,
             hierarchical_reduce=self.hierarchical_reduce,
             micro_batch_size=self.micro_batch_size,
             global_batch_size=self.global_batch_size,

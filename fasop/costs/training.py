@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from conf.schema.experiment import Engine, EngineKind, Experiment, Model, Precision, ReduceDtype
+from conf.schema.experiment import Compress, Engine, EngineKind, Experiment, Model, Precision, ReduceDtype
 from conf.schema.values.partition import Partition
 from fasop.costs.blocks import Blocks, blocks_of
 from fasop.costs.hardware import NodeKind
@@ -13,6 +13,7 @@ from fasop.costs.measured_module import MeasuredModule, between
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.sizes import BYTES
 from megatron_ext.contract.models.pieces import Wire
+from megatron_ext.contract.parallel_config import compressed_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,26 +105,36 @@ class Training:
         return blocks_of(self.model)
 
     @property
-    def messages(self) -> list[int]:
-        """Bytes that a rank hands to the next stage for a micro-batch, behind so many layers from none to all."""
+    def crossing(self) -> list[int]:
+        """Bytes of what crosses a cut for a micro-batch, as a rank has it, behind so many layers from none to all."""
         if isinstance(self.model, MeasuredModule):
             return self.model.messages(self.parallel.micro_batch_size)
-        return [self.message_bytes(numbers) for numbers in self.blocks.crossing]
+        return [self._bytes_crossing(numbers) for numbers in self.blocks.crossing]
+
+    @property
+    def messages(self) -> list[int]:
+        """Bytes that a rank sends to the next stage for it, and as many come back."""
+        return [self._sent(size) for size in self.crossing]
 
     @property
     def wires(self) -> list[Wire]:
-        """What leads from a layer to others, of which `numbers` are the bytes of a micro-batch; none: a profile does
-        not know them."""
+        """What leads from a layer to others, of which `numbers` are the bytes sent for a micro-batch; none: a profile
+        does not know them."""
         if isinstance(self.model, MeasuredModule):
             sizes, batch = self.model.sizes, self.parallel.micro_batch_size
             return [
-                Wire(wire.giver, wire.takers, round(between(sizes, wire.bytes, batch))) for wire in self.model.wires
+                Wire(wire.giver, wire.takers, self._sent(round(between(sizes, wire.bytes, batch))))
+                for wire in self.model.wires
             ]
         wires = self.model.traits.wires(self.model.sized(1))
-        return [wire._replace(numbers=self.message_bytes(wire.numbers)) for wire in wires]
+        return [wire._replace(numbers=self._sent(self._bytes_crossing(wire.numbers))) for wire in wires]
 
-    def message_bytes(self, numbers: int) -> int:
-        """Return the bytes of so many numbers of a sample, which a rank hands to the next stage for a micro-batch."""
+    def _sent(self, size: int) -> int:
+        """Return the bytes in which so many bytes of activations are sent."""
+        return size if self.parallel.compress is Compress.none else compressed_bytes(size // self.width)
+
+    def _bytes_crossing(self, numbers: int) -> int:
+        """Return the bytes of so many numbers of a sample, which a rank has of a micro-batch."""
         whole = self.parallel.micro_batch_size * numbers * self.width
         return whole // self.parallel.tensor_size if self.parallel.sequence_parallel else whole
 

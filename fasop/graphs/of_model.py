@@ -197,7 +197,7 @@ def held_of(training: Training) -> VersionedMemory:
     what a GPU has anyway."""
     state, gradient = parameter_bytes(training), training.reduced_bytes
     measured = isinstance(training.model, MeasuredModule)
-    received = float(max(training.messages)) if measured else 0.0
+    received = float(max(training.crossing)) if measured else 0.0
 
     def beside(stages: int, stage: int) -> ExtraMemory:
         of_one, of_two = (stage_memory(_of_stages(training, stages), float(stage), n) for n in (1.0, 2.0))

@@ -177,6 +177,7 @@ def of_experiment(experiment: Experiment) -> Inputs:
     plain = Parallelism(
         global_batch_size=own.global_batch_size,
         reduce_dtype=own.reduce_dtype,
+        compress=own.compress,
         hierarchical_reduce=own.hierarchical_reduce,
         recompute=choices.recompute[0],
         sharded_optimizer=choices.sharded_optimizer[0],

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from conf.compose import compose_unchecked
 from conf.reading.words import with_values
-from conf.schema.experiment import Parallel, Recompute, ReduceDtype
+from conf.schema.experiment import Compress, Parallel, Recompute, ReduceDtype
 from fasop.search.findings.idle_gpus import idle, marked
 from fasop.search.plan import Plan, Run, cost_of_step, price_per_hour, step_cost
 from fasop.search.space.choices import split
@@ -76,6 +76,7 @@ def options(parallel: Parallel) -> str:
     given += [f"recompute {parallel.recompute}"] if parallel.recompute is not Recompute.none else []
     given += ["sharded optimizer"] if parallel.sharded_optimizer else []
     given += [f"sums in {parallel.reduce_dtype}"] if parallel.reduce_dtype is not ReduceDtype.fp32 else []
+    given += [f"messages in {parallel.compress}"] if parallel.compress is not Compress.none else []
     given += ["sums within nodes first"] if parallel.hierarchical_reduce else []
     given += ["sequence parallel"] if parallel.sequence_parallel else []
     given += [f"experts over {parallel.expert}"] if parallel.expert > 1 else []
@@ -170,6 +171,7 @@ def _values(parallel: Parallel) -> dict[str, str]:
         "recompute": parallel.recompute,
         "sharded_optimizer": parallel.sharded_optimizer,
         "reduce_dtype": parallel.reduce_dtype,
+        "compress": parallel.compress,
         "hierarchical_reduce": parallel.hierarchical_reduce,
         "micro_batch_size": parallel.micro_batch_size,
         "global_batch_size": parallel.global_batch_size,

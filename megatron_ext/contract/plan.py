@@ -15,7 +15,7 @@ from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, about, between, left_out
 from megatron_ext.contract.layout import Layout, PlacedPlan
 from megatron_ext.contract.models.model import ModelConfig
-from megatron_ext.contract.parallel_config import Parallel, Recompute, ReduceDtype, Schedule
+from megatron_ext.contract.parallel_config import Compress, Parallel, Recompute, ReduceDtype, Schedule
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
 from megatron_ext.contract.plan_parts import (
     Augment,
@@ -104,6 +104,8 @@ class Content:
     sharded_optimizer: bool
     reduce_dtype: Optional[ReduceDtype] = field(metadata=about(written=False))
     """Null: fp32."""
+    compress: Optional[Compress] = field(metadata=about(written=False))
+    """Null: messages between stages are sent as they are."""
     hierarchical_stages: Optional[List[int]] = field(metadata=about(NOT_NEGATIVE, written=False))
     """Stages whose replicas sum gradients within each node first, and then across nodes; null: none."""
     schedule: Schedule

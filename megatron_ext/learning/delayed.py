@@ -25,6 +25,7 @@ from megatron_ext.engine.optimizer.learning_rate import learning_rate
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.results import not_finite
 from megatron_ext.engine.streams.steps import last_of_stream
+from megatron_ext.learning.rounding import over_cut
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import Part, cut
 from megatron_ext.tasks.stage import Stage, evaluation_mode
@@ -178,6 +179,8 @@ class DelayedTraining:
         for stage in self.stages:
             stage.module.begin(micro.first)
             wires = stage.module({**wires, **{name: micro.inputs[name] for name in stage.module.inputs}})
+            if stage is not self.stages[-1] and self._plan.compress is not None:
+                wires = over_cut(wires, self._task)
         return wires
 
     @staticmethod
@@ -224,6 +227,8 @@ class DelayedTraining:
             wires = stage.forward(m, sample, {**wires, **inputs})
             if stage is not self.stages[-1] and scaled:
                 wires = self._cut_behind(stage, wires, sender)
+            if stage is not self.stages[-1] and plan.compress is not None:
+                wires = over_cut(wires, self._task)
         loss = self._task.loss(wires, micro, TensorGroup())
         if micro.weight is not None:
             loss = loss / micro.weight.clamp(min=1e-30)

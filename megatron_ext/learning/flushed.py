@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Iterator, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from megatron_ext.contract.adaptive.controller import Controller
 from megatron_ext.contract.adaptive.noise import Halves
@@ -19,8 +19,9 @@ from megatron_ext.engine.gradients.gradients import HalfGradients, RunningStatis
 from megatron_ext.engine.optimizer.learning_rate import rate_of
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.results import not_finite
+from megatron_ext.learning.rounding import over_cut
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.cut import cut_between
+from megatron_ext.tasks.cut import cut, cut_between
 from megatron_ext.tasks.stage import Stage, evaluation_mode
 from megatron_ext.tasks.task import DTYPES, Micro, Task, Tensors
 from megatron_ext.timeline.recorder import Recorder
@@ -81,21 +82,25 @@ class Batches:
 
 
 class FlushedTraining:
-    """A plan's training with the whole model in this process; how it is laid out counts for nothing."""
+    """A plan's training with the whole model in this process; how it is laid out counts for nothing, but for the cuts
+    where messages are rounded (`parallel.compress`)."""
 
     def __init__(self, plan: Plan, task: Task, samples: Samples) -> None:
         self._plan = plan
         self._task = task
         self._samples = samples
-        self._model = Stage(task, cut_between(task, [task.blocks])[0], TensorGroup())
-        self._model.initialise(1)
+        parts = cut_between(task, [task.blocks]) if plan.compress is None else cut(task, plan.partition)
+        owned: Dict[str, nn.Parameter] = {}
+        self._stages = [Stage(task, part, TensorGroup(), owned) for part in parts]
         dtype, cpu = DTYPES[plan.train.precision], torch.device("cpu")
-        self._model.place(cpu, dtype)
-        flat = FlatWeights(self._model.parameters_by_name(), dtype, cpu)
+        for stage in self._stages:
+            stage.initialise(1)
+            stage.place(cpu, dtype)
+        flat = FlatWeights([named for stage in self._stages for named in stage.parameters_by_name()], dtype, cpu)
         self._optimizer = Optimizer(flat, plan.train, None, DataGroup(1, 0, None), False, [])
         self._flat = flat
         self.batches = Batches(plan)
-        self._running = RunningStatistics([self._model], None)
+        self._running = RunningStatistics(self._stages, None)
 
     def step(self, iteration: int) -> float:
         """The loss of the next iteration.
@@ -130,7 +135,6 @@ class FlushedTraining:
         """The loss of micro-batches, whose gradients are added up."""
         loss = 0.0
         for micro in micros:
-            self._model.begin(micro.first)
             of_micro = self._task.loss(self._left(micro), micro, TensorGroup()) * factor
             of_micro.backward()  # type: ignore[no-untyped-call]
             loss += float(of_micro.detach())
@@ -152,16 +156,19 @@ class FlushedTraining:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Has `forward` give what an evaluation of the run takes, between two iterations."""
-        with evaluation_mode([self._model]), torch.random.fork_rng([]), torch.no_grad(), self._optimizer.averaged():
+        with evaluation_mode(self._stages), torch.random.fork_rng([]), torch.no_grad(), self._optimizer.averaged():
             yield
 
     def forward(self, micro: Micro) -> Tensors:
         """What leaves the model, while evaluating."""
-        self._model.begin(micro.first)
         return self._left(micro)
 
     def _left(self, micro: Micro) -> Tensors:
-        left: Tensors = self._model({name: micro.inputs[name] for name in self._model.inputs})
+        left: Tensors = {}
+        for stage in self._stages:
+            entered = over_cut(left, self._task) if left else {}
+            stage.begin(micro.first)
+            left = stage({**entered, **{name: micro.inputs[name] for name in stage.inputs}})
         return left
 
     def _micro(self, numbers: NDArray[np.int64]) -> Micro:

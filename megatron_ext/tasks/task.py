@@ -42,6 +42,8 @@ class Wire(NamedTuple):
     """None: the number format of the model."""
     gradient: bool = True
     """Whether a gradient comes back."""
+    exact: bool = False
+    """Whether it is sent as it is, though `parallel.compress` has activations sent in 8 bits."""
 
 
 class Placement(Enum):

@@ -141,6 +141,7 @@ def _unusual(plan: Plan) -> list[str]:
         f"{plan.recompute} recomputation of activations": plan.recompute != "none",
         "a sharded optimizer": plan.sharded_optimizer,
         f"gradients summed in {plan.reduce_dtype}": plan.reduce_dtype not in (None, "fp32"),
+        f"messages between stages in {plan.compress}": plan.compress not in (None, "none"),
         "gradients summed within nodes first": bool(plan.hierarchical_stages),
         f"{len(plan.islands or ())} islands that meet every {plan.train.sync_every} iterations": bool(plan.islands),
         "sequence parallelism": plan.sequence_parallel,

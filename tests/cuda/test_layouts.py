@@ -55,6 +55,7 @@ LAYOUTS: dict[str, tuple[int, str]] = {
         2,
         f"parallel.data=1 {TWO} parallel.schedule=pipedream model.untie_embeddings_and_output_weights=true",
     ),
+    "1f1b-in-int8": (2, f"parallel.data=1 {TWO} parallel.compress=int8"),
     "tensor-1f1b": (4, f"parallel.data=1 {TWO} {TENSOR} parallel.recompute=selective"),
     "sharded-of-four": (
         4,

@@ -318,11 +318,11 @@ def test_what_is_not_the_default_is_part_of_the_plan(run: Path):
     assert "With " not in report(run)[0].split("Course")[0]
     plan = json.loads((run / "plan.json").read_text())
     train = plan["train"] | {"precision": "bf16"}
-    sums = {"reduce_dtype": "bf16", "hierarchical_stages": [0]}
+    sums = {"reduce_dtype": "bf16", "compress": "int8", "hierarchical_stages": [0]}
     with_plan(run, recompute="full", sharded_optimizer=True, sequence_parallel=True, train=train, **sums)
     words = (
         "With full recomputation of activations, a sharded optimizer, gradients summed in bf16, "
-        "gradients summed within nodes first, sequence parallelism, precision bf16."
+        "messages between stages in int8, gradients summed within nodes first, sequence parallelism, precision bf16."
     )
     assert words in report(run)[0]
 

@@ -17,7 +17,7 @@ from conf.schema.parallel import Parallel
 from conf.schema.profile import Notify, Tracker
 from conf.schema.train import Train
 from conf.visible import plural
-from megatron_ext.contract.parallel_config import ReduceDtype
+from megatron_ext.contract.parallel_config import Compress, ReduceDtype
 from megatron_ext.contract.rules.engine import RULES as RULES_OF_ENGINES
 from megatron_ext.contract.schedule.schedules import SCHEDULES
 
@@ -145,6 +145,11 @@ def check_engine(
             parallel.reduce_dtype,
             None if parallel.reduce_dtype is ReduceDtype.fp32 else parallel.reduce_dtype,
         ),
+        "compress": (
+            "parallel.compress",
+            parallel.compress,
+            None if parallel.compress is Compress.none else parallel.compress,
+        ),
         "hierarchical_stages": ("parallel.hierarchical_reduce", "true", parallel.hierarchical_reduce or None),
         "schedule_file": ("parallel.schedule_file", parallel.schedule_file, parallel.schedule_file),
         "schedule": ("parallel.schedule", parallel.schedule, str(parallel.schedule)),
@@ -194,6 +199,11 @@ def _schedule(parallel: Parallel) -> None:
         raise ConfigError(
             f"parallel.reduce_dtype={parallel.reduce_dtype}: Megatron-LM has arguments of its own for that; use "
             "parallel.reduce_dtype=fp32 and engine.arguments=[--grad-reduce-in-bf16], or engine=tdpp"
+        )
+    if parallel.compress is not Compress.none:
+        raise ConfigError(
+            f"parallel.compress={parallel.compress}: Megatron-LM sends activations as they are; use "
+            "parallel.compress=none, or engine=tdpp"
         )
     if parallel.hierarchical_reduce:
         raise ConfigError(

@@ -26,6 +26,7 @@ _ALIKE = {
     "hierarchical_stages": f"null {WITH}, which leaves the order of sums to NCCL; engine=tdpp sums by node",
     "reduce_dtype": f"null {WITH}, which sums gradients in fp32; engine=tdpp sums in bf16, too",
     "islands": f"null {WITH}, whose replicas sum gradients in every iteration; engine=tdpp has islands",
+    "compress": f"none {WITH}, which sends activations as they are; engine=tdpp sends them in 8 bits, too",
     "rehearsal": f"null {WITH}; engine=tdpp has rehearsals",
 }
 """What only tdpp's own engine has, and plan.json has null for it otherwise."""

@@ -70,7 +70,9 @@ class ExecutorFactory:
         other_tensor = plan.layout.tensors[other % plan.pipeline]
         whole = plan.sequence_parallel and other_tensor != self._tensor.size
         dtype, fixed_for = DTYPES[plan.train.precision], plan.micro_batch_size
-        return message_of(self._task, wires, size, self._tensor, dtype, self._device, whole, fixed_for, sizes)
+        return message_of(
+            self._task, wires, size, self._tensor, dtype, self._device, whole, fixed_for, sizes, plan.compress
+        )
 
     def pass_once(self, stages: Sequence[Stage], size: int, *, with_gradients: bool) -> None:
         """Passes an example through each chunk, with zeros in the place of messages: what works at its first call does

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.parallel_config import Compress, compressed_bytes
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.replay import AnyAction
 from megatron_ext.contract.schedule.schedules import Kind
+from megatron_ext.engine.executor.int8 import quantised, restored
 from megatron_ext.parallel.comm import Peer, all_gather, all_reduce, annotate_errors
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -108,6 +110,8 @@ class Content(NamedTuple):
     gradient: bool
     shared: Optional[int] = None
     """The dimension of which this rank has a share, where a whole tensor goes over the cut."""
+    in_int8: bool = False
+    """Whether it is sent in 8 bits."""
 
     @property
     def numel(self) -> int:
@@ -121,18 +125,11 @@ class Message:
         self.contents = tuple(contents)
         self._device = device
         self._tensor = tensor
-        by_dtype: Dict[torch.dtype, List[Content]] = {}
+        by_format: Dict[Tuple[torch.dtype, bool], List[Content]] = {}
         for content in contents:
-            by_dtype.setdefault(content.dtype, []).append(content)
-        self._formats = list(by_dtype.values())
-        self.likes = [
-            torch.empty(
-                group[0].shape if len(group) == 1 else (sum(one.numel for one in group),),
-                dtype=group[0].dtype,
-                device=device,
-            )
-            for group in self._formats
-        ]
+            by_format.setdefault((content.dtype, content.in_int8), []).append(content)
+        self._formats = list(by_format.values())
+        self.likes = [torch.empty(shape, dtype=kind, device=device) for shape, kind in map(_sent, self._formats)]
         """Tensors like those that are sent, in their order."""
 
     def gradients(self, others: Sequence[Content] = ()) -> Message:
@@ -156,17 +153,21 @@ class Message:
                     f"{list(found.shape)} of {found.dtype} in this micro-batch; what crosses a cut must have one shape "
                     "in all micro-batches: pad it, or move the cut with parallel.partition"
                 )
-        return [
+        packed = [
             tensors[group[0].name].contiguous()
             if len(group) == 1
             else torch.cat([tensors[one.name].flatten() for one in group])
             for group in self._formats
         ]
+        return [quantised(flat) if group[0].in_int8 else flat for group, flat in zip(self._formats, packed)]
 
     def unpack(self, received: Sequence[Tensor]) -> Tensors:
         """The inverse: parts of what was received, by name."""
         found: Tensors = {}
         for group, flat in zip(self._formats, received):
+            if group[0].in_int8:
+                flat = restored(flat, sum(one.numel for one in group), group[0].dtype)
+                flat = flat.view(group[0].shape) if len(group) == 1 else flat
             if len(group) == 1:
                 found[group[0].name] = flat
                 continue
@@ -189,6 +190,14 @@ class Message:
         return torch.cat(list(shares), one.shared)
 
 
+def _sent(group: Sequence[Content]) -> Tuple[Tuple[int, ...], torch.dtype]:
+    """The shape and the number format in which tensors of one format are sent."""
+    numel = sum(one.numel for one in group)
+    if group[0].in_int8:
+        return (compressed_bytes(numel),), torch.int8
+    return group[0].shape if len(group) == 1 else (numel,), group[0].dtype
+
+
 def message_of(
     task: Task,
     wires: Sequence[str],
@@ -199,12 +208,14 @@ def message_of(
     whole: bool = False,
     fixed_for: Optional[int] = None,
     own_sizes: Sequence[Tuple[str, int]] = (),
+    compress: Optional[Compress] = None,
 ) -> Message:
     """The message that carries these wires of a task, whose own number format is `dtype`.
 
     With sequence parallelism each rank sends its share of them to the rank that has the same; where the other stage's
     tensor group has another size, the `whole` of them. `fixed_for` is the micro-batch size of wires without a named
     one: their first dimension of that size; `own_sizes` are those that the micro-batch has instead of the task's.
+    With `compress` activations, which are what a gradient comes back for, are sent in 8 bits.
     """
     sizes = {**task.sizes(micro_batch_size), **dict(own_sizes)}
     sequences = {SEQUENCE, DECODER_SEQUENCE} & sizes.keys()
@@ -220,5 +231,7 @@ def message_of(
             batch = wire.dims.index(fixed_for)
             shape = (*shape[:batch], micro_batch_size, *shape[batch + 1 :])
         shared = next((at for at, dim in enumerate(wire.dims) if whole and dim in sequences), None)
-        contents.append(Content(wire.name, shape, dtype if wire.dtype is None else wire.dtype, wire.gradient, shared))
+        kind = dtype if wire.dtype is None else wire.dtype
+        in_int8 = compress == Compress.int8 and wire.gradient and not wire.exact
+        contents.append(Content(wire.name, shape, kind, wire.gradient, shared, in_int8))
     return Message(contents, device, tensor)

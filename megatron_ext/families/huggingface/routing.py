@@ -97,7 +97,7 @@ class Routing:
         if rows:
             last[TABLE] = Wire(f"{TABLE}.0", (rows, count), torch.float32, False)
         if self.balance is not None:
-            last[BALANCE] = Wire(f"{BALANCE}.0", (2, self.balance.experts), torch.float32)
+            last[BALANCE] = Wire(f"{BALANCE}.0", (2, self.balance.experts), torch.float32, exact=True)
         self.first = list(last.values())
         self.wires = list(last.values())
         place = 0

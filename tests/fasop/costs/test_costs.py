@@ -20,12 +20,14 @@ from fasop.costs.layers import (
     weights_handed_out,
     why_not_measured,
 )
+from fasop.costs.memory import stage_memory
 from fasop.costs.network.links import Link, between, within
 from fasop.costs.profiles.files import read_profile
 from fasop.costs.profiles.profile import Cost, LayerProfile, ModelCosts, Shape, optimizer_s_per_parameter
 from fasop.costs.profiles.profile_text import profile_text
 from fasop.costs.training import Training
 from fasop.errors import SearchError
+from fasop.tables.plans import options
 from megatron_ext.contract.parallel_config import RECOMPUTES
 from tests.support.fasop.plans import MEGATRON, kinds, mixed, training
 
@@ -96,9 +98,23 @@ def test_a_gpu_without_costs_has_a_roofline_that_says_so(known: LayerProfile | N
 def test_a_tensor_group_shares_the_roofline_and_pays_for_its_collectives() -> None:
     alone, four = times(None), times(None, tensor=4)
     whole = training("train.precision=fp16")
-    message = whole.message_bytes(whole.blocks.crossing[1])
+    message = whole.crossing[1]
     reduce = within(A10.group).all_reduce(4).takes(float(message))
     assert alone.layer.forward / 4 + 2 * reduce < four.layer.forward < alone.layer.forward / 2 + 2 * reduce
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_messages_in_8_bits_have_a_byte_for_each_number_and_a_scale_for_each_block(precision: str) -> None:
+    words = (f"train.precision={precision}", "parallel.micro_batch_size=2")
+    plain, compressed = training(*words), training(*words, "parallel.compress=int8")
+    numbers = 2 * plain.model.sequence_length * plain.model.hidden
+    assert {*plain.messages} == {*compressed.crossing} == {numbers * plain.width}
+    assert {*compressed.messages} == {numbers + 4 * -(-numbers // 256)}
+    assert {wire.numbers for wire in compressed.wires} == {*compressed.messages}
+    assert stage_memory(compressed, 1.0) == stage_memory(plain, 1.0)
+    assert compressed.parallel.configured().compress == "int8"
+    assert "messages in int8" in options(compressed.parallel)
+    assert "messages" not in options(plain.parallel)
 
 
 def test_recomputation_adds_what_is_done_again() -> None:

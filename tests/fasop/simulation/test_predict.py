@@ -56,6 +56,14 @@ def test_on_a_slow_network_one_plan_takes_what_the_search_says(name: str, engine
     assert predict(one).iteration_s > predict(mixed(*SCHEDULES[name], *engine)).iteration_s
 
 
+def test_on_a_slow_network_messages_in_8_bits_are_faster_as_the_search_says_too() -> None:
+    """In fp16, as if the network had 1.97 times the bandwidth."""
+    one = mixed("train.precision=fp16", "parallel.compress=int8", *SLOW)
+    searched = built(one, [0] + [1] * 7).iteration(column(*one.partition.layers))[0]
+    assert predict(one).iteration_s == pytest.approx(searched, rel=1e-12)
+    assert predict(one).iteration_s < predict(mixed("train.precision=fp16", *SLOW)).iteration_s
+
+
 def test_more_micro_batches_take_a_slow_link_as_much_longer_as_it_needs_for_them() -> None:
     few, many = (
         predict(experiment("parallel.schedule=gpipe", "train.precision=fp16", *SLOW, f"parallel.global_batch_size={n}"))

@@ -43,6 +43,10 @@ REFUSED = {
         ["parallel.data=2", "parallel.reduce_dtype=bf16"],
         "parallel.reduce_dtype=bf16 must be null with engine=megatron_core, which sums gradients in fp32",
     ),
+    "messages in 8 bits": (
+        ["parallel.pipeline=2", "parallel.compress=int8"],
+        "parallel.compress=int8 must be none with engine=megatron_core, which sends activations as they are",
+    ),
     "another family": (
         ["model=bert-tiny", "model.layers=4"],
         "model.family=bert must be gpt with engine=megatron_core, which trains GPT-2 and Llama here; engine=tdpp",
