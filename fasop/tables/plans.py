@@ -207,7 +207,7 @@ def launched_with(plan: Plan, configured: Mapping[str, object]) -> dict[str, str
     """
     return {
         f"parallel.{key}": value
-        for key, value in _values(plan.parallel).items()
+        for key, value in {**_values(plan.parallel), "expert": str(plan.parallel.expert)}.items()
         if key in ALWAYS or value != _text(configured.get(key))
     }
 
