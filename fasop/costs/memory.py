@@ -337,7 +337,7 @@ def _of_module(
     """Do as `stage_memory` for a user's module: what enters a stage is there for all micro-batches in flight, as much
     as any cut has.
 
-    Of a block that is computed again its inputs are kept, and what one of all blocks keeps is there once more.
+    Of a block that is computed again its inputs are kept, and what one layer keeps is there once more.
     """
     parallel, blocks, state = training.parallel, blocks_of(model), parameter_bytes(training)
     stages, batch = parallel.pipeline, parallel.micro_batch_size
@@ -349,7 +349,6 @@ def _of_module(
     again, number = parallel.recompute.way is Recompute.full, parallel.recompute.layers
     every = again and number is None
     each = {block.name: (model.given if every else model.kept)(block.name, batch) for block in model.sequence}
-    most = max(model.kept(block.name, batch) for block in model.sequence) if again else 0.0
     message = float(max(training.crossing))
 
     def beside(of: Callable[[MeasuredBlock], float]) -> Number:
@@ -362,6 +361,12 @@ def _of_module(
     parameters, fixed = sum(block.parameters for block in layer), beside(lambda block: block.parameters)
     untrained = none + sum(block.fixed_bytes for block in layer)
     kept = max(ONE_BYTE, sum(each[block.name] for block in layer))
+    # For a moment: the gradients of the head's weights, when the loss has gone back; or what one layer keeps that is
+    # computed again, by when all of the head is gone.
+    of_head = training.width * sum(model.block(name).parameters for name in blocks.last)
+    gone = sum(each[name] for name in blocks.last)
+    most = max(sum(model.kept(name, batch) for name in kinds) for kinds in blocks.kinds) if again else 0.0
+    moment = (1.0 - last) * most + last * max(of_head, most - gone)
     spared = None
     if number is not None:
         given = sum(model.given(block.name, batch) for block in layer)
@@ -376,7 +381,7 @@ def _of_module(
         optimizer=Amount(layer=state.optimizer * parameters + none, fixed=state.optimizer * fixed),
         activations=Amount(
             layer=held * kept,
-            fixed=most + entering + in_all * beside(lambda block: each[block.name]),
+            fixed=moment + entering + in_all * beside(lambda block: each[block.name]),
             spared=spared,
         ),
         buffers=Amount(layer=none, fixed=WORKSPACE_BYTES + 4.0 * message + none),

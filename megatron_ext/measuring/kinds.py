@@ -123,6 +123,7 @@ class Kinds(Passes):
         with SavedTensors() as kept:
             loss = self._task.loss(wires, self._micro, TensorGroup())
         self._kinds[LOSS] = _Timed(None, wires, _gradients({"loss": loss}))
+        ledger.note_loss(kept.sizes)
         shared = {tensor.untyped_storage().data_ptr() for tensor in wires.values()}
         self._kept[LOSS] = sum(size for address, size in kept.sizes.items() if address not in shared)
         self._ledger, self._crossing = ledger, crossing(task, sizes)

@@ -140,6 +140,14 @@ class Ledger:
                 self._storages[address] = _Storage(number, address in kept)
                 self.given[number] += _bytes(tensor)
 
+    def note_loss(self, kept: Mapping[int, int]) -> None:
+        """Notes the storages that the loss keeps: of wires, such as logits, those that no block has kept before."""
+        for address, size in kept.items():
+            storage = self._storages.get(address)
+            if storage is not None and not storage.counted:
+                self.kept[storage.owner] += size
+                storage.counted = True
+
     def forget_all_but(self, wires: Tensors) -> None:
         """Others may come to lie at the address of a wire that nobody takes any more."""
         live = {tensor.untyped_storage().data_ptr() for tensor in wires.values()}

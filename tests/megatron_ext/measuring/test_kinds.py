@@ -17,7 +17,7 @@ from megatron_ext.families.tasks import task_of
 from megatron_ext.measuring import kinds
 from megatron_ext.measuring.kinds import Kinds
 from megatron_ext.measuring.passes import LAYERS, SavedTensors
-from megatron_ext.measuring.sequence import LOSS, crossing, wires_of
+from megatron_ext.measuring.sequence import LOSS, Ledger, crossing, wires_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut
 from megatron_ext.tasks.stage import Stage, backward
@@ -100,6 +100,16 @@ def test_blocks_that_no_partition_counts_lie_where_a_task_says(tmp_path: Path) -
     blocks = timed.module()["blocks"]
     assert isinstance(blocks, list)
     assert [block.get("held") for block in blocks] == ["first", None, None, "next", "next", None, None, "last"]
+
+
+def test_what_the_loss_keeps_of_logits_is_kept_by_the_head(tmp_path: Path) -> None:
+    ledger, logits = Ledger(task_of(planned(tmp_path, "convnet"))), torch.ones(6)
+    address = logits.untyped_storage().data_ptr()
+    ledger.note(1, {}, {"logits": logits}, {})
+    assert ledger.kept[1] == 0
+    for _ in range(2):
+        ledger.note_loss({address: 24, address + 64: 8})
+    assert ledger.kept[1] == 24
 
 
 @pytest.mark.parametrize("name", ["convnet", "UNet", "Seq2Seq", "SharedEmbedding", "TwoHeads"])
