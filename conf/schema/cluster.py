@@ -87,6 +87,9 @@ class Gpu:
     """Peak rate in bf16 with fp32 accumulation."""
     memory_gb_per_s: float = option(MISSING, positive())
     """Memory bandwidth."""
+    host_gb_per_s: float = option(12.0, positive())
+    """Bandwidth between it and its node's memory, each way, which parallel.offload needs: about 12 GB/s with PCIe 3.0
+    x16, 24 with 4.0, 48 with 5.0."""
     profile: str | None = None
     """Its measured profile, if there is one: a name or the path of a .yaml file."""
 

@@ -28,7 +28,7 @@ from conf.schema.values import ranges
 from conf.schema.values.partition import NodeOrder, Partition
 from conf.schema.values.ranges import config
 from megatron_ext.contract.keys import Range, from_0, option
-from megatron_ext.contract.parallel_config import Compress, Recompute, ReduceDtype, Schedule
+from megatron_ext.contract.parallel_config import Compress, Offload, Recompute, ReduceDtype, Schedule
 
 __all__ = [
     "Adapt",
@@ -50,6 +50,7 @@ __all__ = [
     "Model",
     "NodeGroup",
     "Notify",
+    "Offload",
     "Parallel",
     "Precision",
     "Profile",
@@ -124,6 +125,7 @@ class Experiment:
         placement.check_ranks(self.parallel, order, self.cluster, self.executor, ranks, self._keeps_rules)
         training.check_measured(self.model, self.parallel, self.engine, self.executor)
         training.check_recompute(self.model, self.parallel)
+        training.check_offload(self.parallel, self.train)
         training.check_images(self.model, self.data, self.parallel)
         training.check_bucketing(self.model, self.data)
         training.check_adapters(self.model, self.train, self.parallel)

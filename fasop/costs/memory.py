@@ -23,6 +23,7 @@ from fasop.costs.schedules import in_flight
 from fasop.costs.sizes import activation_bytes, embedding_parameters, head_parameters, word_parameters
 from fasop.costs.training import Training
 from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.contract.parallel_config import PIECE, SLOTS
 
 GIB = 2**30
 
@@ -158,8 +159,15 @@ def parameter_bytes(training: Training) -> ParameterBytes:
         state = kept + 4.0 if sharded else state
         if training.parallel.data > 1 and training.reduced_bytes < gradient:
             gradient += training.reduced_bytes  # copies of the buckets, until the last one is summed
+    if training.offloads:
+        state = 0.0
     shares = training.parallel.data if sharded else 1
     return ParameterBytes(weight=float(training.width), gradient=gradient, optimizer=state / shares)
+
+
+def _pieces(training: Training) -> float:
+    """Count the bytes in which an offloaded optimizer's state passes through a GPU."""
+    return 4.0 * SLOTS * PIECE * training.offloaded_values if training.offloads else 0.0
 
 
 def layer_activations(training: Training, kind: int = 0, *, fused: bool = False) -> float:
@@ -319,7 +327,7 @@ def stage_memory(
             spared = replace(spared, beyond=passing - of_moment(again=0.0))
     # A message each way, being received and being sent, to each neighbour; one stage has only its loss's gradient.
     messages = (1.0 if stages == 1 else 4.0 * (2 - first - last)) * message
-    buffers = WORKSPACE_BYTES + messages + passing + held_scores(training, triton=True)
+    buffers = WORKSPACE_BYTES + _pieces(training) + messages + passing + held_scores(training, triton=True)
     ends = 1 - (1 - first) * (1 - last)
     return StageMemory(
         weights=Amount(layer=versions * state.weight * layer, fixed=versions * state.weight * fixed),
@@ -384,7 +392,7 @@ def _of_module(
             fixed=moment + entering + in_all * beside(lambda block: each[block.name]),
             spared=spared,
         ),
-        buffers=Amount(layer=none, fixed=WORKSPACE_BYTES + 4.0 * message + none),
+        buffers=Amount(layer=none, fixed=WORKSPACE_BYTES + _pieces(training) + 4.0 * message + none),
         fragments=Amount(layer=none, fixed=FRAGMENT_BYTES + none),
     )
 

@@ -13,7 +13,7 @@ from conf.schema.parallel import AUTO, Parallel
 from conf.schema.values.partition import NodeOrder, Partition, Shares, numbers_in, run_length_text
 from conf.schema.values.streams import depth_in
 from megatron_ext.contract.layout import Layout, PlacedPlan
-from megatron_ext.contract.parallel_config import Compress, Recompute, ReduceDtype, Schedule
+from megatron_ext.contract.parallel_config import Compress, Offload, Recompute, ReduceDtype, Schedule
 from megatron_ext.contract.schedule.streams import Semantics, Stream
 
 Numbers = tuple[int, ...]
@@ -32,6 +32,7 @@ class Parallelism(PlacedPlan):
     sequence_parallel: bool = False
     recompute: Recompute = Recompute.none
     sharded_optimizer: bool = False
+    offload: Offload = Offload.none
     reduce_dtype: ReduceDtype = ReduceDtype.fp32
     compress: Compress = Compress.none
     hierarchical_reduce: bool = False
@@ -63,6 +64,7 @@ class Parallelism(PlacedPlan):
             sequence_parallel=parallel.sequence_parallel,
             recompute=parallel.recompute,
             sharded_optimizer=parallel.sharded_optimizer,
+            offload=parallel.offload,
             reduce_dtype=parallel.reduce_dtype,
             compress=parallel.compress,
             hierarchical_reduce=parallel.hierarchical_reduce,
@@ -94,6 +96,7 @@ class Parallelism(PlacedPlan):
             sequence_parallel=self.sequence_parallel,
             recompute=self.recompute,
             sharded_optimizer=self.sharded_optimizer,
+            offload=self.offload,
             reduce_dtype=self.reduce_dtype,
             compress=self.compress,
             hierarchical_reduce=self.hierarchical_reduce,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from conf.schema.experiment import Compress, Engine, EngineKind, Experiment, Model, Precision, ReduceDtype
+from conf.schema.experiment import Compress, Engine, EngineKind, Experiment, Model, Offload, Precision, ReduceDtype
 from conf.schema.values.partition import Partition
 from fasop.costs.blocks import Blocks, blocks_of
 from fasop.costs.hardware import NodeKind
@@ -63,6 +63,18 @@ class Training:
     def equal_only(self) -> bool:
         """Whether the engine has neither stages that differ nor replicas with different shares."""
         return self.engine.kind is not EngineKind.tdpp
+
+    @property
+    def offloads(self) -> bool:
+        """Whether what the optimizer keeps lies in the memory of the nodes."""
+        return self.parallel.offload is Offload.optimizer
+
+    @property
+    def offloaded_values(self) -> int:
+        """Count the numbers in fp32 that the optimizer keeps of a parameter beside the model's weights; an update
+        brings them to the GPU and takes them back if it offloads."""
+        steps_weights = self.precision is Precision.fp32 and not self.parallel.sharded_optimizer
+        return self.kept_values + (not steps_weights)
 
     @property
     def overlaps(self) -> bool:

@@ -18,7 +18,7 @@ from conf.blocks_of_module import Asked, blocks_of, can_look, is_user_code
 from conf.compose import compose_unchecked, to_object
 from conf.errors import ConfigError
 from conf.origins import SEARCHED, defaults_taken
-from conf.schema.experiment import Cluster, Engine, EngineKind, Executor, Experiment, Model, Parallel, Train
+from conf.schema.experiment import Cluster, Engine, EngineKind, Executor, Experiment, Model, Offload, Parallel, Train
 from fasop.costs.experts import experts_of
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
@@ -31,6 +31,7 @@ from fasop.search.plan import Fault, Run, no_fault
 from fasop.search.space.candidates import sizes
 from fasop.search.space.choices import Choices, runnable, split, tried
 from fasop.simulation.predict import planned
+from megatron_ext.contract.parallel_config import broken_by_offload
 
 PLAIN = (
     *("parallel.tensor=1", "parallel.data=1", "parallel.pipeline=1", "parallel.expert=1", "parallel.partition=null"),
@@ -54,6 +55,8 @@ class Inputs:
     """The training, whole."""
     executor: Executor = field(default_factory=Executor)
     """What would start it."""
+    may_offload: bool = False
+    """Whether plans may offload the optimizer where nothing fits without."""
     by_default: str | None = None
     """In words, what of it nobody chose."""
     fault: Fault = no_fault
@@ -129,6 +132,7 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         kinds=kinds,
         training=training,
         choices=choices,
+        may_offload=_may_offload(parallel, train, engine, others),
         executor=to_object(cfg, Executor, "executor"),
         by_default="; ".join(filter(None, (defaults_taken(overrides, cfg, SEARCHED), assumed))) or None,
         run=_whole(train, parallel, others),
@@ -144,6 +148,21 @@ def _require_engine(engine: Engine, model: Model) -> None:
         )
     if engine.kind is EngineKind.tdpp and (experts := experts_of(model)) is not None:
         raise SearchError(f"model.experts={experts} must be null with engine=tdpp; use engine=megatron_core")
+
+
+def _may_offload(parallel: Parallel, train: Train, engine: Engine, words: Sequence[str]) -> bool:
+    """Whether nobody says what is offloaded, and the optimizer can be."""
+    if engine.kind is not EngineKind.tdpp or any(word.lstrip("+").startswith("parallel.offload=") for word in words):
+        return False
+    return parallel.offload is Offload.none and not [
+        *broken_by_offload(Offload.optimizer, train.optimizer, train.sync_every, "")
+    ]
+
+
+def offloading(inputs: Inputs) -> Inputs:
+    """The same, with plans that offload the optimizer alone."""
+    parallel = replace(inputs.training.parallel, offload=Offload.optimizer)
+    return replace(inputs, training=replace(inputs.training, parallel=parallel), may_offload=False)
 
 
 def _with_ranks(cluster: Cluster, words: Sequence[str]) -> tuple[Cluster, str | None]:
@@ -176,6 +195,7 @@ def of_experiment(experiment: Experiment) -> Inputs:
     choices = tried(runnable(engine, train, experiment.model), {}, engine, own.sequence_parallel)
     plain = Parallelism(
         global_batch_size=own.global_batch_size,
+        offload=own.offload,
         reduce_dtype=own.reduce_dtype,
         compress=own.compress,
         hierarchical_reduce=own.hierarchical_reduce,

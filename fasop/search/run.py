@@ -22,7 +22,7 @@ from fasop.search.closer_bounds import closer_least
 from fasop.search.findings import words
 from fasop.search.findings.idle_gpus import idle, left, notes, within
 from fasop.search.findings.no_plan import why_no_plan
-from fasop.search.inputs import Inputs
+from fasop.search.inputs import Inputs, offloading
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import Fault, Front, Limits, Plan, by_time, check_prices, no_fault, nothing_within
 from fasop.search.search import Best, Coverage, ShowProgress, explore, no_progress
@@ -60,11 +60,22 @@ class Outcome:
 
 
 def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
-    """The fastest plans.
+    """The fastest plans; where none fits, those that offload the optimizer, if they may.
 
     Raises:
         SearchError: there are none, with what would help.
     """
+    outcome = _ranked(inputs, args)
+    if outcome is None and inputs.may_offload:
+        inputs = offloading(inputs)
+        outcome = _ranked(inputs, args)
+    if outcome is None:
+        raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
+    return outcome
+
+
+def _ranked(inputs: Inputs, args: Arguments) -> Outcome | None:
+    """Do as `best_plans`; None if nothing fits."""
     if args.by_stage and (why := why_not(inputs.training, inputs.kinds, inputs.choices, WHOLE)):
         raise SearchError(f"by_stage=true: {why}")
     begun = time.process_time()
@@ -78,7 +89,7 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
         if not best.plans and best.refused is not None:
             raise SearchError(best.refused)
         if not best.plans:
-            raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
+            return None
         others = _without_idle_nodes(inputs, best.plans, begun + LIMIT_S)
         plans = best.plans
         if args.leave_out:
@@ -97,6 +108,7 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
     alike, even = all_alike[0], sorted([*even, *(p for p in all_alike if not p.training.parallel.shares)], key=by_time)
     where = node_sets.described(inputs.kinds) if args.leave_out else "all nodes"
     summary = (
+        words.offloaded(plans[0]),
         words.gained_by_stage(plans[0], alike),
         words.gained(alike, even),
         words.nodes_used(inputs, plans[0]),
@@ -173,6 +185,9 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
     check_prices(inputs.kinds)
     limits = Limits(cost=args.max_cost, days=args.max_days)
     plans, seen = _front(inputs, limits)
+    if not plans and inputs.may_offload and not _front(inputs, Limits())[0]:
+        inputs = offloading(inputs)
+        plans, seen = _front(inputs, limits)
     if not plans:
         raise nothing_within(_front(inputs, Limits())[0], inputs.run, limits)
     shown = plans if args.pareto is First.time else plans[::-1]
@@ -180,6 +195,7 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
     known = whole if inputs.run.known else "add tokens=N to see days and dollars of a whole training"
     summary = (
         words.front(plans),
+        *filter(None, [words.offloaded(plans[0])]),
         f"Prices cover the nodes that a plan uses; {known}.",
         words.looked_at(inputs, seen, node_sets.described(inputs.kinds)),
         f"Proved: {words.best_layers(shown[0].gap)}",
@@ -196,7 +212,7 @@ def _front(inputs: Inputs, limits: Limits) -> tuple[Sequence[Plan], Coverage]:
         until = max(time.process_time(), until - SHARES_S) + SHARES_S
         seen += explore(_spaces(inputs, sets, bounds, uneven=True), kept, progress, until)
         explore_shares(inputs.training, sets, inputs.choices, kept, until + SHARES_S)
-    if not kept.plans and limits == Limits():
+    if not kept.plans and limits == Limits() and not inputs.may_offload:
         raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
     return kept.plans, seen
 

@@ -244,7 +244,7 @@ class Nodes:
         rows = []
         for kind, time in zip(self.kinds, times, strict=True):
             parts = (time.embedding, time.head, *time.layers)
-            step = kind.factors.optimizer * optimizer_s_per_parameter(kind.gpu, kind.profile, training.precision)
+            step = kind.factors.optimizer * _step(kind, training)
             rows.append([*(part.forward for part in parts), *(part.backward for part in parts), step, time.again])
         return np.array(rows).T
 
@@ -260,6 +260,14 @@ class Nodes:
             used = used * (uses.between == between)[:, np.newaxis, np.newaxis]
         reduced: Floats = np.maximum.reduceat(used, uses.starts, axis=0)
         return Link(latency_s=reduced[..., 0], s_per_byte=reduced[..., 1])
+
+
+def _step(kind: NodeKind, training: Training) -> float:
+    """Return the seconds in which such a node's GPU updates a parameter. What is offloaded comes and goes meanwhile."""
+    computed = optimizer_s_per_parameter(kind.gpu, kind.profile, training.precision)
+    if not training.offloads:
+        return computed
+    return max(computed, 4.0 * training.offloaded_values / (kind.gpu.host_gb_per_s * 1e9))
 
 
 def stages_summing_by_node(placed: PlacedTraining) -> list[int]:

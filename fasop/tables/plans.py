@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from conf.compose import compose_unchecked
 from conf.reading.words import with_values
-from conf.schema.experiment import Compress, Parallel, Recompute, ReduceDtype
+from conf.schema.experiment import Compress, Offload, Parallel, Recompute, ReduceDtype
 from fasop.search.findings.idle_gpus import idle, marked
 from fasop.search.plan import Plan, Run, cost_of_step, price_per_hour, step_cost
 from fasop.search.space.choices import split
@@ -75,6 +75,7 @@ def options(parallel: Parallel) -> str:
     given = [f"{parallel.schedule.label}{chunks}"]
     given += [f"recompute {parallel.recompute}"] if parallel.recompute is not Recompute.none else []
     given += ["sharded optimizer"] if parallel.sharded_optimizer else []
+    given += [f"offload {parallel.offload}"] if parallel.offload is not Offload.none else []
     given += [f"sums in {parallel.reduce_dtype}"] if parallel.reduce_dtype is not ReduceDtype.fp32 else []
     given += [f"messages in {parallel.compress}"] if parallel.compress is not Compress.none else []
     given += ["sums within nodes first"] if parallel.hierarchical_reduce else []
@@ -170,6 +171,7 @@ def _values(parallel: Parallel) -> dict[str, str]:
         "sequence_parallel": parallel.sequence_parallel,
         "recompute": parallel.recompute,
         "sharded_optimizer": parallel.sharded_optimizer,
+        "offload": parallel.offload,
         "reduce_dtype": parallel.reduce_dtype,
         "compress": parallel.compress,
         "hierarchical_reduce": parallel.hierarchical_reduce,

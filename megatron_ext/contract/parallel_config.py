@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Dict, Iterator, Optional, Union
 from megatron_ext.contract.keys import Get, Range, Word, option, shown
 from megatron_ext.contract.schedule.schedules import DEFAULT, OF_ANY_COUNT, SCHEDULES, PipelineSchedule
 from megatron_ext.contract.schedule.streams import Semantics
+from megatron_ext.contract.train_config import LAMB
 
 if TYPE_CHECKING:
     OneOrMany = Union[int, str]
@@ -122,6 +123,20 @@ def compressed_bytes(numbers: int) -> int:
     return numbers + SCALE_BYTES * -(-numbers // BLOCK)
 
 
+class Offload(Word):
+    """What a rank keeps in its host's memory instead of its GPU's."""
+
+    none = "none"
+    optimizer = "optimizer"
+    """The optimizer's state and its fp32 weights, which pass through the GPU piece by piece in each update."""
+
+
+PIECE = 2**22
+"""Numbers of each part of an offloaded optimizer's state that come to the GPU together."""
+SLOTS = 3
+"""Pieces that are there at once: one on its way in, one that is updated, and one on its way back."""
+
+
 @dataclass(frozen=True)
 class Parallel:
     """The plan as a user gives it."""
@@ -148,6 +163,9 @@ class Parallel:
     stage, or of each of its chunks."""
     sharded_optimizer: bool = False
     """Each replica keeps only its share of the optimizer state (ZeRO stage 1)."""
+    offload: Offload = Offload.none
+    """What ranks keep in their host's memory. `optimizer`: the optimizer's state and its fp32 weights, which pass
+    through the GPU piece by piece in each update; 12 bytes a parameter less with 16-bit weights and Adam."""
     reduce_dtype: ReduceDtype = ReduceDtype.fp32
     compress: Compress = Compress.none
     hierarchical_reduce: bool = False
@@ -240,10 +258,27 @@ def broken_by_stream(get: Get, prefix: str) -> Iterator[str]:
         ("chunks", 1, "a stage has one part of the model"),
         ("shares", None, "replicas take micro-batches in turn"),
         ("sharded_optimizer", False, "each replica updates versions of its own"),
+        ("offload", Offload.none, "each stage updates after every few micro-batches"),
     ):
         value = get(key, allowed)
-        if value != allowed:
+        if value not in (None, allowed):
             yield (
                 f"{prefix}{key}={shown(value)} cannot be combined with {prefix}schedule=pipedream, where {why}; use "
                 f"{prefix}{key}={shown(allowed)}, or another schedule"
             )
+
+
+def broken_by_offload(
+    offload: Optional[str], optimizer: Optional[str], sync_every: Optional[int], prefix: str
+) -> Iterator[str]:
+    """Every rule broken by what a rank keeps in its host's memory; the others are keys of the training."""
+    if offload == Offload.optimizer and sync_every is not None:
+        yield (
+            f"{prefix}offload={offload} cannot be combined with train.sync_every={sync_every}, for islands step a copy "
+            f"of all weights on the GPU; use {prefix}offload=none, or train.sync_every=null"
+        )
+    if offload == Offload.optimizer and optimizer == LAMB:
+        yield (
+            f"{prefix}offload={offload} cannot be combined with train.optimizer={LAMB}, whose updates need the norms "
+            f"of whole weight matrices; use {prefix}offload=none, or another optimizer"
+        )

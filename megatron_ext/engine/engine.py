@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron_ext.contract.adaptive.noise import Halves
+from megatron_ext.contract.parallel_config import Offload
 from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.check import actions_of
@@ -139,6 +140,7 @@ class Engine(AnyEngine):
             {name for name, _ in self._named if self.task.shard(name) is not None},
             copies=1 if streams else plan.layout.copies_in_model_group(place.stage, plan.sharded_optimizer),
             cuts=self._gradients.ends if plan.train.overlap_optimizer else (),
+            offloads=plan.offload == Offload.optimizer,
         )
 
     def _defer_weight_grads(self) -> None:

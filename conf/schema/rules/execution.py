@@ -17,7 +17,7 @@ from conf.schema.parallel import Parallel
 from conf.schema.profile import Notify, Tracker
 from conf.schema.train import Train
 from conf.visible import plural
-from megatron_ext.contract.parallel_config import Compress, ReduceDtype
+from megatron_ext.contract.parallel_config import Compress, Offload, ReduceDtype
 from megatron_ext.contract.rules.engine import RULES as RULES_OF_ENGINES
 from megatron_ext.contract.schedule.schedules import SCHEDULES
 
@@ -150,6 +150,7 @@ def check_engine(
             parallel.compress,
             None if parallel.compress is Compress.none else parallel.compress,
         ),
+        "offload": ("parallel.offload", parallel.offload, None if parallel.offload is Offload.none else True),
         "hierarchical_stages": ("parallel.hierarchical_reduce", "true", parallel.hierarchical_reduce or None),
         "schedule_file": ("parallel.schedule_file", parallel.schedule_file, parallel.schedule_file),
         "schedule": ("parallel.schedule", parallel.schedule, str(parallel.schedule)),
@@ -204,6 +205,11 @@ def _schedule(parallel: Parallel) -> None:
         raise ConfigError(
             f"parallel.compress={parallel.compress}: Megatron-LM sends activations as they are; use "
             "parallel.compress=none, or engine=tdpp"
+        )
+    if parallel.offload is not Offload.none:
+        raise ConfigError(
+            f"parallel.offload={parallel.offload}: Megatron-LM has arguments of its own for that; use "
+            "parallel.offload=none and engine.arguments=[--optimizer-cpu-offload], or engine=tdpp"
         )
     if parallel.hierarchical_reduce:
         raise ConfigError(

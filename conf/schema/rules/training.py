@@ -18,7 +18,7 @@ from conf.schema.parallel import AUTO, Parallel
 from conf.schema.train import Optimizer, Precision, Train, check_metrics
 from megatron_ext.contract.keys import shown
 from megatron_ext.contract.models.images import ImageFamily
-from megatron_ext.contract.parallel_config import Recompute
+from megatron_ext.contract.parallel_config import Recompute, broken_by_offload
 
 
 def check(train: Train, model: Model, data: Data, executor: Executor) -> None:
@@ -122,6 +122,12 @@ def check_recompute(model: Model, parallel: Parallel) -> None:
             "parallel.recompute=selective recomputes attention, which tdpp does not find in "
             f"model.family={model.family}; use full or none"
         )
+
+
+def check_offload(parallel: Parallel, train: Train) -> None:
+    """Whether the optimizer can be stepped piece by piece."""
+    for broken in broken_by_offload(parallel.offload, train.optimizer, train.sync_every, "parallel."):
+        raise ConfigError(broken)
 
 
 def check_bucketing(model: Model, data: Data) -> None:

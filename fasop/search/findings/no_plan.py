@@ -99,9 +99,10 @@ def _nothing_fits(training: Training, kinds: Sequence[NodeKind], choices: Choice
             ways.append(f"{times} times as many nodes, {gpus_of(more)} GPUs")
             break
     ways += [*_savers(choices), "a smaller model"]
+    without = ", not even with parallel.offload=optimizer" if training.offloads else ""
     return (
         f"model={training.model.name} with parallel.global_batch_size={training.parallel.global_batch_size} does not "
-        f"fit in the memory of cluster.gpus ({have}) with any plan; what would help: {'; or '.join(ways)}"
+        f"fit in the memory of cluster.gpus ({have}) with any plan{without}; what would help: {'; or '.join(ways)}"
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from conf.schema.parallel import Parallel
 from conf.visible import plural
+from fasop.costs.memory import GIB
 from fasop.search.by_stage.look import Looked
 from fasop.search.inputs import Inputs
 from fasop.search.plan import Plan
@@ -24,6 +25,18 @@ def nodes_used(inputs: Inputs, plan: Plan) -> str:
     if len(plan.nodes) == every:
         return ""
     return f"The first plan uses {len(plan.nodes)} of {every} nodes; leave_out=false shows plans on all of them."
+
+
+def offloaded(plan: Plan) -> str:
+    """What the nodes' memory holds of such plans."""
+    if not plan.training.offloads:
+        return ""
+    replicas = 1 if plan.training.parallel.sharded_optimizer else plan.training.parallel.data
+    state = 4.0 * plan.training.offloaded_values * replicas * plan.training.model.parameters()
+    return (
+        f"What the optimizer keeps lies in the memory of the nodes: {state / GIB:.0f} GiB of all nodes together in the "
+        "first plan."
+    )
 
 
 def gained_by_stage(first: Plan, alike: Plan) -> str:

@@ -14,7 +14,7 @@ from conf.errors import ConfigError
 from conf.run_folder.rundir import SCHEDULE
 from conf.schema.adapt import Rule
 from conf.schema.cluster import Gpu
-from conf.schema.experiment import Compress, EngineKind, Experiment, ReduceDtype, Rehearse
+from conf.schema.experiment import Compress, EngineKind, Experiment, Offload, ReduceDtype, Rehearse
 from conf.schema.model import Model
 from conf.schema.rules.adaptation import whole_replicas
 from launch.control.planning.predictions import elastic_of, rehearsal_times, started_on, times_in_streams
@@ -64,6 +64,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         sequence_parallel=parallel.sequence_parallel,
         recompute=parallel.recompute,
         sharded_optimizer=parallel.sharded_optimizer,
+        offload=None if parallel.offload is Offload.none else parallel.offload,
         reduce_dtype=None if parallel.reduce_dtype is ReduceDtype.fp32 else parallel.reduce_dtype,
         compress=None if parallel.compress is Compress.none else parallel.compress,
         hierarchical_stages=_hierarchical_stages(experiment),

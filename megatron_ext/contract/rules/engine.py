@@ -24,6 +24,7 @@ _ALIKE = {
     "elastic": f"null {WITH}, which needs all of its nodes; engine=tdpp goes on without one",
     "schedule_file": f"null {WITH}, which reads no schedules; engine=tdpp does",
     "hierarchical_stages": f"null {WITH}, which leaves the order of sums to NCCL; engine=tdpp sums by node",
+    "offload": f"null {WITH}; engine=tdpp keeps the optimizer in the host's memory",
     "reduce_dtype": f"null {WITH}, which sums gradients in fp32; engine=tdpp sums in bf16, too",
     "islands": f"null {WITH}, whose replicas sum gradients in every iteration; engine=tdpp has islands",
     "compress": f"none {WITH}, which sends activations as they are; engine=tdpp sends them in 8 bits, too",

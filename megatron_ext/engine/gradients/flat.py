@@ -254,6 +254,16 @@ class Share:
         for here, own in self.parts:
             flat[here].copy_(kept[own])
 
+    def places(self, part: slice) -> List[Tuple[slice, slice]]:
+        """Return where a part of what this rank keeps belongs in the flat weights, each with where that lies in it."""
+        found = []
+        for here, own in self.parts:
+            start, stop = max(own.start, part.start), min(own.stop, part.stop)
+            if start < stop:
+                shift = here.start - own.start
+                found.append((slice(start + shift, stop + shift), slice(start - part.start, stop - part.start)))
+        return found
+
     def compact(self, flat: Tensor) -> None:
         """Moves this rank's parts of `flat` to its beginning, one after another; the rest then has no meaning."""
         for here, own in self.parts:

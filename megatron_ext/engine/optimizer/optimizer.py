@@ -14,16 +14,19 @@ from megatron_ext.contract.run_files import EMA, ISLAND, WEIGHTS
 from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer.learning_rate import learning_rate
+from megatron_ext.engine.optimizer.offload import OffloadedRule
 from megatron_ext.engine.optimizer.outer import OuterOptimizer
 from megatron_ext.engine.optimizer.precision import LogMaxScaler, scaler_of
 from megatron_ext.engine.optimizer.update_rules import (
     NORM_ROW,
     Piece,
     Unscaled,
+    UpdateRule,
     row_norms,
     square_norm,
     square_norms,
     update_rule,
+    updates_at_once,
 )
 from megatron_ext.parallel.comm import all_gather, all_reduce, annotate_errors
 from megatron_ext.parallel.groups import ByNode
@@ -62,12 +65,13 @@ class Optimizer:
         cut: AbstractSet[str] = frozenset(),
         copies: int = 1,
         cuts: Sequence[int] = (),
+        offloads: bool = False,
     ) -> None:
         """`model` is a group of ranks in which each gradient of a weight is held by as many as the holder says: its
         `copies`. `counted_elsewhere` are gradients, part of the flat one, of weights of which another rank of that
         group has a copy, and counts it in the norm. `cut` names the parameters that the `tensor` group shares. `cuts`
         are ends of buckets, up to which `step_early` is to update the weights; nothing may clip or change their
-        gradients.
+        gradients. If it `offloads`, what it keeps lies in the host's memory.
         """
         self._copies = copies
         # At ends of the norm's rows, so that the norm is the same to the last bit.
@@ -84,21 +88,35 @@ class Optimizer:
         self._counted_elsewhere = [flat.share.of_gradient(part) for part in counted_elsewhere]
         self._is_weight = flat.weight.dtype == torch.float32 and not sharded
         """Whether the optimizer steps the model's weights themselves, not a copy in fp32."""
-        self._master = nn.Parameter(
-            flat.weight if self._is_weight else self._share.of(flat.initial).to(flat.weight.device, copy=True)
-        )
         self._gradient = flat.grad[: self._share.length]
-        self._master.grad = self._gradient
-        flat.initial = torch.empty(0)
         pieces = [
             Piece(self._share.within(here), flat.parameters[name].dim() > 1, name in cut)
             for name, here in flat.slices.items()
         ]
-        self._rule = update_rule(self._master, pieces, train, self._data.group, tensor, self._cuts)
-        self._average = None if train.ema is None else self._master.data.clone()
-        """The exponential average of the weights (`train.ema`), from the initial ones on."""
-        self._outer = None if train.sync_every is None else OuterOptimizer(self._master.data, train)
+        self._master: Optional[nn.Parameter] = None
+        """The weights that it steps, fp32, unless it offloads them."""
+        self._average: Optional[Tensor] = None
+        """The exponential average of the weights (`train.ema`), from the initial ones on, unless it offloads it."""
+        self._offloaded: Optional[OffloadedRule] = None
+        if offloads:
+            at_once = updates_at_once(flat.weight.device, train)
+            places = flat.weight, self._share, self._is_weight, self._gradient
+            self._offloaded = OffloadedRule(*places, pieces, train, self._cuts, at_once)
+            self._rule: UpdateRule = self._offloaded
+            self._offloaded.begin(self._share.of(flat.initial))
+        else:
+            self._master = nn.Parameter(
+                flat.weight if self._is_weight else self._share.of(flat.initial).to(flat.weight.device, copy=True)
+            )
+            self._master.grad = self._gradient
+            self._rule = update_rule(self._master, pieces, train, self._data.group, tensor, self._cuts)
+            self._average = None if train.ema is None else self._master.data.clone()
+        flat.initial = torch.empty(0)
+        self._outer: Optional[OuterOptimizer] = None
         """What islands have in common; `_master` then has the weights of this rank's own."""
+        if train.sync_every is not None:
+            assert self._master is not None, "islands offload nothing"
+            self._outer = OuterOptimizer(self._master.data, train)
         self.kinds = (WEIGHTS, *self._rule.kinds, *((EMA,) if train.ema is not None else ()))
         if self._outer is not None:
             self.kinds += (ISLAND, *self._outer.kinds)
@@ -129,7 +147,7 @@ class Optimizer:
         model's gradient before clipping. If it is not finite nothing is updated; the loss scale then gets smaller, if
         `is_own_fault`.
         """
-        scale, rest = self.scaler.scale, slice(self._stepped, len(self._master))
+        scale, rest = self.scaler.scale, slice(self._stepped, len(self._gradient))
         lr = learning_rate(self.updates, self._train) if lr is None else lr
         with recorder.span("optimizer"):
             with recorder.span("optimizer-clip-main-grad"):
@@ -162,19 +180,34 @@ class Optimizer:
 
         All replicas call it together.
         """
-        own = {WEIGHTS: self._master.data, **self._rule.state()}
+        own = self._rule.state()
+        if self._master is not None:
+            own[WEIGHTS] = self._master.data
+        elif self._is_weight:
+            own[WEIGHTS] = self._flat.weight
         if self._average is not None:
             own[EMA] = self._average
-        if self._outer is not None:
+        if self._outer is not None and self._master is not None:
             own.update(self._outer.state(), **{ISLAND: self._master.data})
-        own = own if kinds is None else {kind: own[kind] for kind in kinds}
+        own = {kind: own[kind] for kind in (self.kinds if kinds is None else kinds)}
         if self._data.size == 1:
             return own
+        if self._offloaded is not None:
+            return {kind: self._gathered(share) for kind, share in own.items()}
         state = {kind: torch.empty_like(self._flat.grad) for kind in own}
         for kind, share in own.items():
             self._share.put(share, state[kind])
             self._gather(state[kind])
         return state
+
+    def _gathered(self, share: Tensor) -> Tensor:
+        """Return on the host what all replicas keep; it passes through the gradients, which are zero between updates,
+        for the device may have no room for more."""
+        self._share.put(share, self._flat.grad)
+        self._gather(self._flat.grad)
+        whole = self._flat.grad.to("cpu", copy=True)
+        self._flat.grad.zero_()
+        return whole
 
     def move(self, weight: Tensor) -> None:
         """Goes on with the weights in another buffer, which takes their values; the one before stays as it is."""
@@ -185,20 +218,23 @@ class Optimizer:
 
     def load(self, state: Dict[str, Tensor], updates: int) -> None:
         """Takes over what `state` gave, in this or another layout."""
-        self._master.data.copy_(self._share.of(state[WEIGHTS if self._outer is None else ISLAND]))
+        self._rule.load({kind: self._share.of(state[kind]) for kind in self.kinds}, updates)
+        if self._master is not None:
+            self._master.data.copy_(self._share.of(state[WEIGHTS if self._outer is None else ISLAND]))
         if self._outer is not None:
             self._outer.load(state)
-        self._rule.load({kind: self._share.of(state[kind]) for kind in self._rule.kinds}, updates)
         if self._average is not None:
             self._average.copy_(self._share.of(state[EMA]))
         self.updates = updates
-        self._hand_out(Recorder(None), slice(0, len(self._master)))
+        self._hand_out(Recorder(None), slice(0, len(self._gradient)))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """While it lasts the model has the average of the weights, or those that islands have in common, where there
         are any; all replicas enter it."""
         average = self._average if self._outer is None else self._outer.weights
+        if self._offloaded is not None and self._train.ema is not None:
+            average = self._offloaded.average()
         if average is None:
             yield
             return
@@ -216,7 +252,7 @@ class Optimizer:
 
         `average` sums over the islands, of which this one counts as `part`.
         """
-        assert self._outer is not None
+        assert self._outer is not None and self._master is not None
         mean = self._flat.grad  # zeros, and nobody's until the next pass
         torch.mul(self._master.data, part, out=mean)
         average(mean)
@@ -227,14 +263,14 @@ class Optimizer:
             self._hand_out(recorder, slice(0, len(self._master)))
 
     def _update(self, recorder: Recorder, lr: float, here: slice, unscaled: Optional[Unscaled] = None) -> None:
-        if self._master.numel():
+        if len(self._gradient):
             self._rule.step(lr, self.updates, here, unscaled)
         self._hand_out(recorder, here)
 
     def _follow(self, here: slice) -> None:
         """Has the average of the weights follow their update."""
         if self._average is not None:
-            assert self._train.ema is not None
+            assert self._train.ema is not None and self._master is not None
             self._average[here].lerp_(self._master.data[here], 1.0 - self._train.ema)
 
     def _unscaled(self, norm: Tensor, scale: float) -> Unscaled:
@@ -251,7 +287,8 @@ class Optimizer:
         """Gives the model the updated weights: those `here` of this rank's own, and from the others theirs."""
         if self._is_weight:
             return
-        self._share.put(self._master.data, self._flat.weight, here)
+        if self._master is not None:  # an offloaded rule has given its own already
+            self._share.put(self._master.data, self._flat.weight, here)
         if self._data.size > 1:
             with recorder.span("params-all-gather"):
                 self._gather(self._flat.weight, recorder.traffic)

@@ -83,6 +83,11 @@ class UpdateRule(ABC):
         self._master.data = weight
 
 
+def kept_kinds(train: TrainConfig) -> Tuple[str, ...]:
+    """Return the kinds of state that an update needs: none of SGD without momentum."""
+    return KINDS[train.optimizer] if train.optimizer != SGD or train.momentum else ()
+
+
 class TorchRule(UpdateRule):
     """An optimizer of torch's, whose state is one flat tensor for each kind.
 
@@ -100,17 +105,19 @@ class TorchRule(UpdateRule):
         train: TrainConfig,
         cuts: Sequence[int],
         at_once: bool,
+        state: Optional[Dict[str, Tensor]] = None,
     ) -> None:
-        """`cuts` are where parts begin that are stepped one by one; `at_once` says whether torch does all."""
+        """`cuts` are where parts begin that are stepped one by one; `at_once` says whether torch does all. With
+        `state`, the state by kind is to lie there."""
         super().__init__(master, pieces, train)
         self.unscales = at_once
         parts = _runs(pieces, cuts) if at_once else []
         if not parts:
             ends = [*cuts, len(master)]
             parts = [(slice(start, stop), False) for start, stop in zip([0, *cuts], ends)]
-        # SGD without momentum keeps nothing.
-        kept = self.kinds if train.optimizer != SGD or train.momentum else ()
-        self._state = {kind: torch.zeros_like(master.data) for kind in kept}
+        if state is None:
+            state = {kind: torch.zeros_like(master.data) for kind in kept_kinds(train)}
+        self._state = state
         self._steps = torch.zeros(len(parts), device=master.device)
         """For each part, how often torch has stepped it."""
         self._groups = [
@@ -172,6 +179,10 @@ class TorchRule(UpdateRule):
     def load(self, state: Mapping[str, Tensor], updates: int) -> None:
         for kind, own in self._state.items():
             own.copy_(state[kind])
+        self.counts(updates)
+
+    def counts(self, updates: int) -> None:
+        """Goes on as after so many updates."""
         self._steps.fill_(updates)
 
     def _decay(self, lr: float, gradient: Tensor, here: slice) -> None:

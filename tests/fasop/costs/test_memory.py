@@ -35,6 +35,7 @@ from fasop.costs.training import Training
 from fasop.simulation.predict import predict
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.contract.parallel_config import PIECE, SLOTS, Offload
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.iteration import schedule
 from megatron_ext.contract.schedule.schedules import Kind
@@ -86,6 +87,26 @@ def test_what_the_optimizer_keeps_counts(words: tuple[str, ...], kept: int) -> N
     assert parameter_bytes(half).all == 6 + 4 + 4 * kept
     shared = replace(one, parallel=replace(one.parallel, sharded_optimizer=True))
     assert parameter_bytes(shared).all == 8 + (4 + 4 * kept) / one.parallel.data
+
+
+@pytest.mark.parametrize(
+    ("words", "sharded", "values"),
+    [
+        (("train.precision=bf16",), False, 3),
+        (("train.precision=fp32",), False, 2),
+        (("train.precision=fp32",), True, 3),
+        (("train.precision=bf16", "train.ema=0.9", "train.optimizer=sgd"), True, 3),
+    ],
+    ids=["bf16", "fp32", "fp32-sharded", "sgd-with-average"],
+)
+def test_what_is_offloaded_leaves_the_gpu_but_for_pieces(words: tuple[str, ...], sharded: bool, values: int) -> None:
+    one = training(*words, sharded_optimizer=sharded)
+    away = replace(one, parallel=replace(one.parallel, offload=Offload.optimizer))
+    here, there = stage_memory(one, 0), stage_memory(away, 0)
+    assert here.optimizer.layer > 0
+    assert (there.optimizer.layer, there.optimizer.fixed) == (0.0, 0.0)
+    assert there.buffers.fixed - here.buffers.fixed == SLOTS * PIECE * 4 * values
+    assert (there.weights, there.gradients) == (here.weights, here.gradients)
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 4])

@@ -160,6 +160,28 @@ def test_what_fits_nowhere_says_what_would_do() -> None:
     assert [*space(one.training, few(one.kinds, int(times))).groups]
 
 
+def test_the_optimizer_is_offloaded_where_nothing_fits_without() -> None:
+    words = ["cluster=a10x8", "cluster.groups.gpu2.count=1", "model=xl", "parallel.global_batch_size=8"]
+    words += ["parallel.data=1", "parallel.tensor=1", "parallel.micro_batch_size=1", "parallel.schedule=one_f_one_b"]
+    words += ["parallel.recompute=full", "train.precision=bf16"]
+    small, args = "cluster.gpus.a10.memory_gib=6.5", Arguments(top=1, by_stage=False)
+    plain = best_plans(read(words), args).plans[0]
+    given = best_plans(read([*words, "parallel.offload=optimizer"]), args).plans[0]
+    found = best_plans(read([*words, small]), args)
+    assert (plain.parallel.offload, given.parallel.offload) == ("none", "optimizer")
+    assert found.plans[0].parallel == given.parallel
+    assert "offload: none" in plan_yaml(plain, "")
+    assert "offload: optimizer" in plan_yaml(found.plans[0], "")
+    parameters = read(words).training.model.parameters()
+    assert f"memory of the nodes: {12 * parameters / 2**30:.0f} GiB" in found.summary[0]
+    # 12 bytes a parameter come to the GPU, more slowly than it updates them.
+    stage = max(given.pipelines.optimizer.of(np.array(given.partition.layers)[:, np.newaxis]).ravel())
+    assert stage == pytest.approx(12 * parameters / 4 / 24e9, rel=0.2)
+    for refused in ("parallel.offload=none", "train.optimizer=lamb"):
+        with pytest.raises(SearchError, match=r"does not fit .* % of this memory"):
+            best_plans(read([*words, small, refused]), args)
+
+
 def test_a_batch_that_no_replicas_divide_is_told_with_near_ones() -> None:
     one = read(["cluster=a10x8", "model=tiny", "parallel.micro_batch_size=1", "parallel.global_batch_size=6"])
     with pytest.raises(

@@ -16,9 +16,12 @@ MEMORY = {"memory_allocated": 3, "max_memory_allocated": 5, "memory_reserved": 7
 
 
 class Stream:
-    def __init__(self, device: Any = None, priority: int = 0) -> None: ...
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        self.waited = False
+        """Whether it has waited for an event: then it may use all that there is, for nobody counts what that was."""
 
-    def wait_event(self, event: Any) -> None: ...
+    def wait_event(self, event: Any) -> None:
+        self.waited = True
 
 
 class Cuda:
@@ -102,11 +105,13 @@ class Cuda:
         class StreamContext:
             """Of the streams only the usual one is not `aside`."""
 
-            def __init__(self, stream: Stream) -> None: ...
+            def __init__(self, stream: Stream) -> None:
+                self._stream = stream
 
             def __enter__(self) -> None:
                 assert cuda._gpus.aside is None, "a stream within another one"
-                cuda._gpus.aside = []
+                if not self._stream.waited:
+                    cuda._gpus.aside = []
 
             def __exit__(self, *_: object) -> None:
                 cuda._gpus.aside = None
