@@ -81,9 +81,9 @@ SAVING = ("save_interval", "best")
 """Keys of `train` by which checkpoints are saved between iterations."""
 ENDING = ("max_cost",)
 """Real numbers of `train` that say when a training ends."""
-SCALES = ("lr", "min_lr", "lora_alpha")
+SCALES = ("lr", "min_lr", "lora_alpha", "outer_lr")
 """Real numbers of `train` that others are multiplied by."""
-WORK = ("lora_rank",)
+WORK = ("lora_rank", "sync_every")
 """Whole numbers of `train` that say what an iteration computes."""
 NAMES = ("model.name", "cluster.name")
 _TYPES = {

@@ -11,9 +11,9 @@ from conf.schema.train import Train
 
 CAN = {
     *("optimizer", "nesterov", "overlap_optimizer", "precision", "compile", "loss_scaler"),
-    *("checkpoint", "save_interval", "save_async", "best", "lora_rank", "lora_targets"),
+    *("checkpoint", "save_interval", "save_async", "best", "lora_rank", "lora_targets", "sync_every"),
 }
-BY_BEING_0 = {"momentum", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "ema"}
+BY_BEING_0 = {"momentum", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "ema", "outer_momentum"}
 
 
 def test_of_the_training_what_an_iteration_computes_can_and_how_long_or_large_things_are_cannot():
