@@ -57,6 +57,12 @@ def test_a_vocabulary_that_is_padded_for_a_tensor_group_loses_as_much(tmp_path: 
     np.testing.assert_allclose(*both, rtol=0, atol=1e-5)
 
 
+def test_positions_rotate_the_same_part_of_each_head(tmp_path: Path, corpus: Path) -> None:
+    words = (*SINGLE, *MODELS["llama"], "model.rotary_percent=0.5", "train.iterations=8", "train.log_interval=1")
+    both = [losses(tmp_path / one, corpus, f"engine={one}", *words) for one in ("tdpp", "megatron_core")]
+    np.testing.assert_allclose(*both, rtol=0, atol=1e-5)
+
+
 FP16 = ("train.precision=fp16", "train.iterations=24", "train.log_interval=1")
 
 
