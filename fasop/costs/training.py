@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from conf.schema.experiment import Compress, Engine, EngineKind, Experiment, Model, Offload, Precision, ReduceDtype
 from conf.schema.values.partition import Partition
@@ -121,12 +122,16 @@ class Training:
         """Bytes of what crosses a cut for a micro-batch, as a rank has it, behind so many layers from none to all."""
         if isinstance(self.model, MeasuredModule):
             return self.model.messages(self.parallel.micro_batch_size)
-        return [self._bytes_crossing(numbers) for numbers in self.blocks.crossing]
+        numbers = self.blocks.crossing
+        sizes = {one: self._bytes_crossing(one) for one in set(numbers)}
+        return [sizes[one] for one in numbers]
 
-    @property
+    @cached_property
     def messages(self) -> list[int]:
         """Bytes that a rank sends to the next stage for it, and as many come back."""
-        return [self._sent(size) for size in self.crossing]
+        sizes = self.crossing
+        sent = {size: self._sent(size) for size in set(sizes)}
+        return [sent[size] for size in sizes]
 
     @property
     def wires(self) -> list[Wire]:
