@@ -41,7 +41,7 @@ REFUSED = {
     ),
     "sums in bf16": (
         ["parallel.data=2", "parallel.reduce_dtype=bf16"],
-        "parallel.reduce_dtype=bf16 must be null with engine=megatron_core, which sums gradients in fp32",
+        "parallel.reduce_dtype=bf16 must be fp32 with engine=megatron_core, which sums gradients in fp32",
     ),
     "messages in 8 bits": (
         ["parallel.pipeline=2", "parallel.compress=int8"],

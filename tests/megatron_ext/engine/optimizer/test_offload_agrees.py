@@ -104,7 +104,7 @@ def test_pretended_gpus_give_the_same_bits(
     [
         (["train.optimizer=lamb"], "offload=optimizer cannot be combined with train.optimizer=lamb"),
         (["parallel.schedule=pipedream"], "offload=optimizer cannot be combined with parallel.schedule=pipedream"),
-        (["engine=megatron_core"], "parallel.offload=optimizer must be null with engine=megatron_core"),
+        (["engine=megatron_core"], "parallel.offload=optimizer must be none with engine=megatron_core"),
     ],
     ids=["lamb", "pipedream", "megatron_core"],
 )
