@@ -79,13 +79,14 @@ def pack(runs: Sequence[Sequence[Way]], nodes: Sequence[int], steps: int = STEPS
 
 def waits_for(packing: Packing, nodes: Sequence[int]) -> list[tuple[int, ...]]:
     """The runs, by number, that must have ended before each one starts: all that have had one of its nodes before."""
-    last_used = [[(0.0, ()) for _ in range(count)] for count in nodes]  # type: list[list[tuple[float, tuple[int, ...]]]]
+    last_used: list[list[tuple[float, tuple[int, ...]]]] = [[(0.0, ())] * count for count in nodes]
     waits: list[tuple[int, ...]] = [()] * len(packing.slots)
     for run in in_order(packing):
         slot, before = packing.slots[run], set[int]()
         for of_group, wanted in zip(last_used, slot.way.nodes, strict=True):
             free = [number for number, (end, _) in enumerate(of_group) if end <= slot.start * (1 + _SAME) + _SAME]
-            for number in sorted(free, key=lambda one, known=of_group: -known[one][0])[:wanted]:  # type: ignore[misc]
+            free.sort(key=lambda number: of_group[number][0], reverse=True)  # those that were used last
+            for number in free[:wanted]:
                 users = of_group[number][1]
                 before.update(users)
                 of_group[number] = (slot.end, (*users, run))

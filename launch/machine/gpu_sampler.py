@@ -29,7 +29,7 @@ from launch.errors import LaunchError
 from launch.machine import processes
 from launch.machine.gpus import GpuHealth, Gpus, visible
 from launch.machine.provenance import path_of_agents
-from megatron_ext.contract.worker import TOKEN, die_with_parent
+from megatron_ext.contract.worker import TOKEN
 
 MAX_BYTES = 32 * 2**20
 """A file that has grown to this, by 8 GPUs in three days, becomes <node>.gpu.1 and takes the place of an older one."""
@@ -59,7 +59,7 @@ def gpu_sampling(run: RunDir, node: str, interval_s: int, environment: Mapping[s
             stdout=subprocess.DEVNULL,
             stderr=err,
             start_new_session=True,
-            preexec_fn=_prepare,
+            preexec_fn=processes.begin_helper,
         )
     try:
         yield
@@ -69,12 +69,6 @@ def gpu_sampling(run: RunDir, node: str, interval_s: int, environment: Mapping[s
             sampler.wait(_REAP_S)
         except subprocess.TimeoutExpired:  # the driver holds it; it ends when that lets go
             print(f"the GPU driver of node {node} does not answer: process {sampler.pid} hangs", file=sys.stderr)
-
-
-def _prepare() -> None:
-    die_with_parent(signal.SIGKILL)
-    for signum in (signal.SIGUSR2, signal.SIGTERM):  # they announce an end, to every process of the job
-        signal.signal(signum, signal.SIG_IGN)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Set
 from pathlib import Path
 
 from launch.errors import LaunchError
-from megatron_ext.contract.worker import NODE_RANK, TOKEN
+from megatron_ext.contract.worker import NODE_RANK, TOKEN, die_with_parent
 
 _MARK = f"{TOKEN}=".encode()
 _KILL_ROUNDS = 10
@@ -149,6 +149,14 @@ def kill(token: str, node_rank: int | None = None) -> set[int]:
         send(living, signal.SIGKILL)  # again each round: one of them may have started another meanwhile
         living = wait_until_gone(token, 1.0, node_rank)
     raise LaunchError(f"processes {sorted(living)} of the run cannot be killed; inspect them with ps")
+
+
+def begin_helper() -> None:
+    """Prepares a process that an agent starts beside its worker: it is killed with the agent, and lives through the
+    signals that announce an end to every process of the job."""
+    die_with_parent(signal.SIGKILL)
+    for signum in (signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def send(pids: Iterable[int], signum: signal.Signals) -> None:

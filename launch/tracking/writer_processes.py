@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from conf.run_folder.run_files import appended
 from conf.run_folder.rundir import RunDir
 from conf.schema.profile import Tracker
+from launch.machine import processes
 from launch.machine.provenance import path_of_agents
-from megatron_ext.contract.worker import NODE_RANK, START, die_with_parent
+from megatron_ext.contract.worker import NODE_RANK, START
 
 _OWN = ("PYTHONPATH", NODE_RANK, START)
 """What writers are not given of the ranks' environment, so that ending a node's worker by it ends no writer."""
@@ -41,7 +42,7 @@ class Writers:
                     stdout=subprocess.DEVNULL,
                     stderr=err,
                     start_new_session=True,
-                    preexec_fn=_prepare,
+                    preexec_fn=processes.begin_helper,
                 )
                 for kind in dict.fromkeys(kinds)
             }
@@ -77,9 +78,3 @@ def written(run: RunDir, node: str, kinds: Sequence[Tracker], given: Mapping[str
         yield writers
     finally:
         writers.kill()
-
-
-def _prepare() -> None:
-    die_with_parent(signal.SIGKILL)
-    for signum in (signal.SIGUSR2, signal.SIGTERM):  # they announce an end, to every process of the job
-        signal.signal(signum, signal.SIG_IGN)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
+from fasop.costs.experts import experts_of
 from fasop.costs.training import Training
 from fasop.search.plan import Plan
 from launch.control.megatron_lm import layout_options, model_options, precision_options
@@ -25,7 +26,7 @@ _OF_MODEL = ("micro-batch-size", "global-batch-size")
 
 def model_faults(training: Training) -> Iterator[str]:
     """Yields what cannot be said of a model: nothing is known of meshes with experts that differ."""
-    if (experts := getattr(training.model, "experts", None)) is not None:
+    if (experts := experts_of(training.model)) is not None:
         yield f"model.experts={experts}: export=flagscale writes no experts"
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from conf.schema.experiment import Precision, Recompute
+from fasop.costs.experts import experts_of
 from fasop.costs.training import Training
 from fasop.search.plan import Plan
 from megatron_ext.contract.models.keys import RMS_NORM
@@ -24,7 +25,7 @@ _DTYPES = {Precision.fp32: "float32", Precision.bf16: "bfloat16"}
 def model_faults(training: Training) -> Iterator[str]:
     """Yields what torchtitan's decoders are not."""
     model = training.model
-    if (experts := getattr(model, "experts", None)) is not None:
+    if (experts := experts_of(model)) is not None:
         yield f"model.experts={experts}: export=torchtitan writes no experts"
     llama = {"position_embedding_type": "rope", "normalization": RMS_NORM, "swiglu": True, "add_bias_linear": False}
     for key, must in llama.items():
