@@ -57,6 +57,8 @@ CASES = {
     "in two streams": Case(1, GPT, f"{ONE} parallel.streams=2"),
     "data parallel": Case(2, GPT, TWO),
     "sharded optimizer": Case(2, GPT, f"{TWO} parallel.sharded_optimizer=true"),
+    "offloaded": Case(1, GPT, f"{ONE} parallel.offload=optimizer"),
+    "sharded and offloaded": Case(2, GPT, f"{TWO} parallel.sharded_optimizer=true parallel.offload=optimizer"),
     "two stages": Case(2, GPT, "parallel.data=1 parallel.pipeline=2 parallel.partition=6-6"),
 }
 

@@ -37,6 +37,13 @@ LAYOUTS: dict[str, tuple[int, str]] = {
         2,
         "parallel.data=2 parallel.pipeline=1 parallel.partition=3 parallel.sharded_optimizer=true train.precision=bf16",
     ),
+    "offloaded": (1, f"{ONE} parallel.offload=optimizer train.precision=bf16"),
+    "offloaded-in-fp32": (1, f"{ONE} parallel.offload=optimizer"),
+    "sharded-offloaded": (
+        2,
+        "parallel.data=2 parallel.pipeline=1 parallel.partition=3 parallel.sharded_optimizer=true "
+        "parallel.offload=optimizer train.precision=bf16 train.ema=0.9",
+    ),
     "tensor": (2, f"parallel.data=1 parallel.pipeline=1 parallel.partition=3 {TENSOR}"),
     "data-in-bf16": (2, "parallel.data=2 parallel.pipeline=1 parallel.partition=3 parallel.reduce_dtype=bf16"),
     "sharded-in-bf16": (
@@ -150,6 +157,27 @@ def assert_counted(run: EngineRun, logs: list[Path]) -> None:
         iterations = [counts(log, iteration) for iteration in range(1, run.plan.train.iterations + 1)]
         sent = sum(volume(one) for each in iterations for one in each.messages if one.bytes > SMALL)
         assert sent == sum(told.values()), (rank, told, Counter(one.call for one in iterations[2].messages))
+
+
+OFFLOADED = {
+    "offloaded": (3, 1),
+    "offloaded-in-fp32": (2, 1),
+    "sharded-offloaded": (4, 2),
+}
+"""Of layouts how many numbers in fp32 the host keeps of each parameter, moments, weights and average, and by how many
+ranks these are shared."""
+
+
+@pytest.mark.parametrize("layout", OFFLOADED)
+def test_what_is_offloaded_comes_and_goes_on_streams_of_its_own(
+    layout: str, tmp_path: Path, corpus: Path, trained: Callable[[EngineRun, int], list[Path]]
+) -> None:
+    gpus, words = LAYOUTS[layout]
+    run = make_run(tmp_path / "run", corpus, GPU, "parallel.micro_batch_size=1", *words.split())
+    numbers, shares = OFFLOADED[layout]
+    expected = 4 * numbers * parameter_count(run.plan.model) / shares
+    for rank in assert_steady(run, trained(run, gpus)):
+        assert +rank.copied == {"host-gpu": expected, "gpu-host": expected}
 
 
 BY_NODE: dict[str, tuple[str, dict[str, tuple[float, ...]]]] = {

@@ -35,6 +35,7 @@ class HostState:
         self._out: Optional[torch.cuda.Stream] = None
         if self._pinned:
             self._in, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._in.wait_event(_mark())  # until the slots have their zeros
         self._free: List[Optional[torch.cuda.Event]] = [None for _ in self._slots]
         """For each slot, when what was in it is back."""
 
@@ -48,10 +49,10 @@ class HostState:
         return {name: slot[: here.stop - here.start] for name, slot in self._slots[number % len(self._slots)].items()}
 
     def passing(self, here: slice) -> Iterator[int]:
-        """Brings the pieces `here`, one after another, and takes back each when the next one is asked for."""
+        """Brings the pieces `here`, one after another, and takes back each when the next one is asked for.
+
+        The first ones come while the device still works on what it was given before."""
         numbers = [n for n, piece in enumerate(self.pieces) if here.start <= piece.start and piece.stop <= here.stop]
-        if self._in is not None:  # until there is room, which the device's own stream has made
-            self._in.wait_event(_mark())
         arrived = {number: self._bring(number) for number in numbers[: len(self._slots)]}
         for place, number in enumerate(numbers):
             event = arrived.pop(number)

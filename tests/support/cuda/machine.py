@@ -52,6 +52,8 @@ class Counts:
     messages: list[Message] = field(default_factory=list)
     copies: Counter[str] = field(default_factory=Counter)
     """By their way, such as `host-gpu`."""
+    copied: Counter[str] = field(default_factory=Counter)
+    """Bytes of the copies that streams other than the default one made, by their way."""
     pageable: int = 0
     """Copies to a GPU from memory that is not pinned, for which the host waits."""
     stream_waits: list[tuple[str, str]] = field(default_factory=list)
@@ -154,7 +156,9 @@ def _count(found: Counts, kind: str, rest: str, recorded: Mapping[str, str]) -> 
     elif kind == "S":
         found.waits[rest.split()[1]] += 1
     elif kind == "C":
-        found.copies[rest.split()[3]] += 1
+        _, stream, size, way, *_ = rest.split()
+        found.copies[way] += 1
+        found.copied[way] += int(size) if stream != DEFAULT else 0
         found.pageable += rest.endswith("host-gpu pageable")
     elif kind == "M":
         found.mallocs += 1

@@ -3,7 +3,7 @@
 Runs with the CUDA build of torch, and so has torch and numpy alone. JOB is `profile` or `doctor`; without one the ranks
 train, and the log has a mark before and after each iteration and each pass of a micro-batch. With JOB `fused` they do
 so, too, and torch.compile makes kernels with Triton, which takes longer. With JOB `watched` the log also has what each
-kernel reads and writes, and gradients are summed in several buckets.
+kernel reads and writes, gradients are summed in several buckets, and an offloaded optimizer has several pieces.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch._dynamo.backends.registry import lookup_backend
 
 from megatron_ext import train, worker
+from megatron_ext.contract import parallel_config
 from megatron_ext.engine import engine
 from megatron_ext.engine.executor.executor import Executor
 from megatron_ext.engine.gradients import flat
@@ -100,7 +101,7 @@ def main(plan: str, node: str, job: str | None = None) -> int:
         job = None
         train.Training.run = watched(train.Training.run)
         Executor.run = watched(Executor.run)
-        engine.BUCKET_BYTES = 4096  # so that there are several
+        engine.BUCKET_BYTES = parallel_config.PIECE = 4096  # so that there are several
     if job == "fused":
         job = None
     else:
