@@ -36,7 +36,10 @@ def assert_memory_as_predicted(case: Case, run: EngineRun) -> None:
         assert held - given <= fragments, (place.rank, held, given, fragments)
 
 
-@pytest.mark.parametrize("name", ["sharded optimizer", "two stages", "recomputed", "some layers recomputed", "offloaded"])
+MEASURED = ("sharded optimizer", "two stages", "recomputed", "some layers recomputed", "offloaded")
+
+
+@pytest.mark.parametrize("name", MEASURED)
 def test_memory_of_a_layout_is_predicted(name: str, tmp_path: Path) -> None:
     case, counter = CASES[name], Counter(tmp_path)
     run = counter.run_of(case)
