@@ -10,8 +10,8 @@ import resource
 import time
 
 from fasop.search.arguments import Arguments, First
+from fasop.search.front import step_cost
 from fasop.search.inputs import read
-from fasop.search.plan import step_cost
 from fasop.search.run import front
 
 WORDS = (*("cluster=a100x8_a10x8", "model=xl", "train=gpt2", "train.precision=fp16", "parallel.global_batch_size=64"),)

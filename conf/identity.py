@@ -41,6 +41,7 @@ NOT_OF_THE_RUN = (
     "cluster.groups.*.qos",
     "cluster.groups.*.time_min",
     "cluster.groups.*.price_per_hour",
+    "cluster.gpus.*.watts",
     "cluster.groups.*.sbatch",
     "cluster.sbatch",
     "cluster.exclude",

@@ -213,6 +213,7 @@ UNITS = {
     "_s": "seconds",
     "_hours": "hours",
     "price_per_hour": "US dollars",
+    "watts": "watts",
     "max_cost": "US dollars",
 }
 """Units by the end of a name."""

@@ -90,6 +90,9 @@ class Gpu:
     host_gb_per_s: float = option(12.0, positive())
     """Bandwidth between it and its node's memory, each way, which parallel.offload needs: about 12 GB/s with PCIe 3.0
     x16, 24 with 4.0, 48 with 5.0."""
+    watts: float | None = option(None, positive())
+    """Power that it draws while it trains, by which searches for little energy (pareto=energy) choose: the board power
+    of the data sheet, or what the page of a run measured."""
     profile: str | None = None
     """Its measured profile, if there is one: a name or the path of a .yaml file."""
 

@@ -29,10 +29,11 @@ class ExportFormat(StrEnum):
 
 
 class First(StrEnum):
-    """Which end of a front of time against cost comes first."""
+    """Which end of a front comes first: of time against cost, or the least energy of time against energy."""
 
     time = "time"
     cost = "cost"
+    energy = "energy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +96,11 @@ def parse(argv: Sequence[str]) -> Arguments:
     own, overrides = parse_key_values(argv, WORDS, SearchError)
     if "pareto" not in own and (limits := [word for word in ("max_cost", "max_days") if word in own]):
         raise SearchError(f"{limits[0]}={own[limits[0]]:g} limits a Pareto front of time and cost: add pareto=time")
+    if own.get("pareto") is First.energy and "max_cost" in own:
+        raise SearchError(
+            f"max_cost={own['max_cost']:g} limits a front of time and cost: use pareto=cost, or max_days with "
+            "pareto=energy"
+        )
     if "validate" in own and (others := own.keys() - OF_VALIDATE):
         raise SearchError(
             f"validate={','.join(own['validate'])} does not search, so it does not take {', '.join(sorted(others))}, "
@@ -121,7 +127,7 @@ def _runs(text: str) -> tuple[str, ...]:
 
 def _first(text: str) -> First:
     if text not in list(First):
-        raise NoValue("must be time or cost: the fastest or the cheapest plan first")
+        raise NoValue("must be time, cost or energy: the fastest plan, the cheapest or that of least energy first")
     return First(text)
 
 

@@ -1,7 +1,6 @@
 """A plan that a search has found, in which order plans come, and what nodes, iterations and trainings cost.
 
-`Front` keeps the plans of which no other one, on whatever nodes of the cluster, is both faster and cheaper. An
-iteration costs its time, at the price of the nodes that the plan uses; so fewer nodes that wait less cost less.
+An iteration costs its time, at the price of the nodes that the plan uses; so fewer nodes that wait less cost less.
 """
 
 from __future__ import annotations
@@ -11,17 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-from numpy.typing import NDArray
-
 from conf.schema.experiment import Parallel, Schedule
 from conf.schema.values.partition import NodeOrder
-from conf.visible import plural
-from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis
 from fasop.costs.training import PlacedTraining
-from fasop.errors import SearchError
 from fasop.simulation.loaded import Parts
 from fasop.simulation.pipelines import Pipelines
 from megatron_ext.contract.parallel_config import RECOMPUTES
@@ -114,78 +107,3 @@ def cost_of_step(plan: Plan) -> float | None:
     """US dollars of an iteration."""
     price = price_per_hour(plan.nodes)
     return None if price is None else price * plan.total / HOUR
-
-
-def step_cost(plan: Plan) -> float:
-    """Return what `cost_of_step` does, for nodes whose prices are known."""
-    cost = cost_of_step(plan)
-    assert cost is not None
-    return cost
-
-
-def check_prices(kinds: Sequence[NodeKind]) -> None:
-    """Raises SearchError if there is a group without a price."""
-    without = [kind.name for kind in kinds if kind.group.price_per_hour is None]
-    if without:
-        groups = [f"cluster.groups.{name}" for name in without]
-        raise SearchError(
-            f"pareto needs the price of every node: {', '.join(groups)} {'has' if len(groups) == 1 else 'have'} none; "
-            f"give {groups[0]}.price_per_hour=8.1, for example, in US dollars per node"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits of a whole training, in US dollars and days."""
-
-    cost: float = math.inf
-    days: float = math.inf
-
-
-class Front:
-    """Keeps the plans that nothing beats, the fastest first, of those within the limits."""
-
-    def __init__(self, run: Run, limits: Limits, fault: Fault = no_fault) -> None:
-        self._fault = fault
-        self._slowest = limits.days * DAY / run.iterations
-        self._dearest = limits.cost / run.iterations
-        self.plans: list[Plan] = []
-
-    def worth(self, kinds: Sequence[NodeKind], bounds: Floats) -> NDArray[np.bool_]:
-        price = price_per_hour([kind for kind in kinds for _ in range(kind.group.count)])
-        assert price is not None
-        costs = bounds * price / HOUR
-        return (bounds <= self._slowest) & (costs <= self._dearest) & (costs < self._cheapest_within(bounds))
-
-    def within_reach(self, kinds: Sequence[NodeKind], seconds: float) -> bool:
-        """Always: so it has what a search on these nodes alone finds."""
-        return True
-
-    def _cheapest_within(self, seconds: Floats) -> Floats:
-        """The least cost of an iteration that a plan on the front has and that takes no longer; infinite if none."""
-        times = np.array([plan.total for plan in self.plans])
-        costs = np.array([math.inf, *map(step_cost, self.plans)])
-        cheapest: Floats = costs[np.searchsorted(times, seconds, side="right")]
-        return cheapest
-
-    def add(self, plans: Sequence[Plan]) -> None:
-        within = [plan for plan in plans if plan.total <= self._slowest and step_cost(plan) <= self._dearest]
-        within = [plan for plan in within if self._fault(plan) is None]
-        kept: list[Plan] = []
-        for plan in sorted([*self.plans, *within], key=lambda one: (one.total, step_cost(one), by_time(one))):
-            if not kept or step_cost(plan) < step_cost(kept[-1]):
-                kept.append(plan)
-        self.plans = kept
-
-
-def nothing_within(front: Sequence[Plan], run: Run, limits: Limits) -> SearchError:
-    """What to say of limits that no plan keeps; `front` is that without limits."""
-    fastest, cheapest = (
-        f"{run.days(p):.3g} days for ${step_cost(p) * run.iterations:.6g}" for p in (front[0], front[-1])
-    )
-    asked = [f"max_cost={limits.cost:g}"] if math.isfinite(limits.cost) else []
-    asked += [f"max_days={limits.days:g}"] if math.isfinite(limits.days) else []
-    return SearchError(
-        f"no plan for {plural(run.iterations, 'iteration')} meets {' and '.join(asked)}: the cheapest takes "
-        f"{cheapest}, the fastest {fastest}; raise the limits, or train less (train.iterations, tokens)"
-    )

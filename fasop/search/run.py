@@ -22,9 +22,10 @@ from fasop.search.closer_bounds import closer_least
 from fasop.search.findings import words
 from fasop.search.findings.idle_gpus import idle, left, notes, within
 from fasop.search.findings.no_plan import why_no_plan
+from fasop.search.front import COST, ENERGY, Expense, Front, Limits, check_known, nothing_within
 from fasop.search.inputs import Inputs, offloading
 from fasop.search.lower_bound import LowerBounds
-from fasop.search.plan import Fault, Front, Limits, Plan, by_time, check_prices, no_fault, nothing_within
+from fasop.search.plan import Fault, Plan, by_time, no_fault
 from fasop.search.search import Best, Coverage, ShowProgress, explore, no_progress
 from fasop.search.shares.unequal_shares import explore_shares
 from fasop.search.space import node_sets
@@ -177,34 +178,46 @@ def _without_idle_nodes(inputs: Inputs, plans: Sequence[Plan], until: float) -> 
 
 
 def front(inputs: Inputs, args: Arguments) -> Outcome:
-    """The plans that no other one beats in both time and cost, in the order that is asked for.
+    """The plans that no other one beats in both time and cost, or time and energy, in the order that is asked for.
 
     Raises:
-        SearchError: a node has no price, or no plan is within the limits.
+        SearchError: a node has no price, a GPU no power, or no plan is within the limits.
     """
-    check_prices(inputs.kinds)
+    expense = against(args)
+    check_known(inputs.kinds, expense)
     limits = Limits(cost=args.max_cost, days=args.max_days)
-    plans, seen = _front(inputs, limits)
-    if not plans and inputs.may_offload and not _front(inputs, Limits())[0]:
+    plans, seen = _front(inputs, limits, expense)
+    if not plans and inputs.may_offload and not _front(inputs, Limits(), expense)[0]:
         inputs = offloading(inputs)
-        plans, seen = _front(inputs, limits)
+        plans, seen = _front(inputs, limits, expense)
     if not plans:
-        raise nothing_within(_front(inputs, Limits())[0], inputs.run, limits)
+        raise nothing_within(_front(inputs, Limits(), expense)[0], inputs.run, limits, expense)
     shown = plans if args.pareto is First.time else plans[::-1]
     whole = f"the whole training has {plural(inputs.run.iterations, 'iteration')}"
-    known = whole if inputs.run.known else "add tokens=N to see days and dollars of a whole training"
+    amount = "dollars" if expense is COST else expense.unit
+    known = whole if inputs.run.known else f"add tokens=N to see days and {amount} of a whole training"
+    covers = (
+        "Prices cover the nodes that a plan uses"
+        if expense is COST
+        else "The energy is that of all GPUs of the nodes that a plan uses, at cluster.gpus.<key>.watts"
+    )
     summary = (
-        words.front(plans),
+        words.front(plans, expense.what),
         *filter(None, [words.offloaded(plans[0])]),
-        f"Prices cover the nodes that a plan uses; {known}.",
+        f"{covers}; {known}.",
         words.looked_at(inputs, seen, node_sets.described(inputs.kinds)),
         f"Proved: {words.best_layers(shown[0].gap)}",
     )
     return Outcome(plans=shown, summary=summary, notes=notes(shown))
 
 
-def _front(inputs: Inputs, limits: Limits) -> tuple[Sequence[Plan], Coverage]:
-    kept = Front(inputs.run, limits, inputs.fault)
+def against(args: Arguments) -> Expense:
+    """Returns what the front of a search weighs against time."""
+    return ENERGY if args.pareto is First.energy else COST
+
+
+def _front(inputs: Inputs, limits: Limits, expense: Expense) -> tuple[Sequence[Plan], Coverage]:
+    kept = Front(inputs.run, limits, inputs.fault, expense)
     until = time.process_time() + LIMIT_S
     with bar("searching", phases=2) as progress:
         sets, bounds = node_sets.clusters(inputs.kinds), LowerBounds(inputs.kinds)

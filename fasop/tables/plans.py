@@ -10,7 +10,8 @@ from conf.compose import compose_unchecked
 from conf.reading.words import with_values
 from conf.schema.experiment import Compress, Offload, Parallel, Recompute, ReduceDtype
 from fasop.search.findings.idle_gpus import idle, marked
-from fasop.search.plan import Plan, Run, cost_of_step, price_per_hour, step_cost
+from fasop.search.front import COST, ENERGY, Expense
+from fasop.search.plan import Plan, Run, cost_of_step, price_per_hour
 from fasop.search.space.choices import split
 from fasop.tables.explain import Table
 
@@ -36,18 +37,22 @@ def ranking(plans: Sequence[Plan]) -> Table:
     )
 
 
-def front(plans: Sequence[Plan], run: Run) -> Table:
-    """Time against cost; the nodes have prices. Days and dollars of the whole training where its length is known."""
+def front(plans: Sequence[Plan], run: Run, expense: Expense = COST) -> Table:
+    """Time against an expense that is known of all nodes. Both of the whole training where its length is known."""
     idle_gpus = [*map(marked, plans)]
     return _table(
         [
             {
                 "": str(number),
                 "nodes": str(p.parallel.node_order),
-                "$/hour": f"{price_per_hour(p.nodes):.2f}",
+                expense.rate: f"{expense.per_hour(p.nodes):.2f}",
                 "iteration": f"{p.total * 1e3:.1f} ms",
-                "$/1000 steps": f"{1000 * step_cost(p):.2f}",
-                **({"days": f"{run.days(p):.3g}", "$": f"{run.cost(p):.2f}"} if run.known else {}),
+                f"{expense.unit}/1000 steps": f"{1000 * expense.known(p):.2f}",
+                **(
+                    {"days": f"{run.days(p):.3g}", expense.unit: f"{run.iterations * expense.known(p):.2f}"}
+                    if run.known
+                    else {}
+                ),
                 **_sizes(p),
                 "options": options(p.parallel),
                 "partition": str(p.parallel.partition),
@@ -124,6 +129,7 @@ def _record(plan: Plan, run: Run) -> dict[str, object]:
         "bound_s": plan.bound,
         "samples_per_s": p.global_batch_size / plan.total,
         "price_per_hour": price_per_hour(plan.nodes),
+        "kwh_per_step": ENERGY.of_step(plan),
         "train_days": run.days(plan) if run.known else None,
         "basis": plan.basis,
         "idle_gpus": idle_gpus.gpus,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 USAGE = """usage: tdpp search [GROUP=CHOICE ...] [KEY=VALUE ...] [top=N] [csv=FILE] [page=FILE] [plan=NAME]
                    [overwrite=true] [leave_out=false] [by_stage=true|false] [prove=true] [explain=ROW]
                    [robust=PERCENT] [calibration=FILE] [export=torchtitan|megatron|flagscale|nemo]
-       tdpp search pareto=time|cost [max_cost=N] [max_days=N] [tokens=N] ...
+       tdpp search pareto=time|cost|energy [max_cost=N] [max_days=N] [tokens=N] ...
        tdpp search start=now [tokens=N] ...
        tdpp search validate=RUN,... [calibrate=FILE] [calibration=FILE] [runs_dir=DIR]
        tdpp search iidp=FILE [parallel.global_batch_size=N] [parallel.micro_batch_size=N]
@@ -62,9 +62,11 @@ sequence_parallel.
   pareto=time      show the plans that no other plan found beats in both time and cost, over all numbers of nodes up
                    to those of the cluster, at the prices cluster.groups.<group>.price_per_hour; the fastest first
   pareto=cost      the same, the cheapest first
+  pareto=energy    the same in time and energy, with all GPUs of a plan's nodes at the power cluster.gpus.<key>.watts;
+                   the plan of least energy first
   start=now        ask Slurm when nodes would start (executor=slurm), and show the plans by when the whole training
                    would end, waiting included; 'tdpp launch … start=now' submits the first one
-  tokens=N         the tokens of a whole training (or train.iterations=N), to show its days and US dollars
+  tokens=N         the tokens of a whole training (or train.iterations=N), to show its days, US dollars or kWh
   max_cost=N max_days=N   with pareto: only plans whose whole training stays within these US dollars and days
   calibration=FILE multiply the predicted times by the factors in this file (see calibrate)
   explain=ROW      show where each second and each byte of the plan in this row goes, stage by stage, and what the plan

@@ -13,7 +13,8 @@ from conf.visible import plural
 from fasop.costs.profiles.doubts import doubts
 from fasop.search.findings.idle_gpus import marked
 from fasop.search.findings.words import best_layers
-from fasop.search.plan import Plan, Run, cost_of_step
+from fasop.search.front import COST, Expense
+from fasop.search.plan import Plan, Run
 from fasop.simulation.predict import Prediction, predict_plan
 from fasop.tables.plans import options
 from reports.facts.frames import TITLES, Terms, predicted_memory_frame
@@ -30,19 +31,25 @@ SCRIPTS = ("scheme.js", "theme.js", *TIMELINE, "iteration.js", "search.js", "fig
 
 
 def render(
-    command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str] = (), launches: Sequence[str] = ()
+    command: str,
+    plans: Sequence[Plan],
+    run: Run,
+    searched: Sequence[str] = (),
+    launches: Sequence[str] = (),
+    expense: Expense = COST,
 ) -> str:
     """The page, as HTML.
 
     Args:
         command: that found the plans.
-        plans: at least one; the fastest or the cheapest first.
+        plans: at least one; the fastest first, or the one that takes least of the expense.
         run: the whole training that they are for.
         searched: in words, what the search has gone through, what it left out, and what is to be known of single plans.
         launches: of each plan, the command that launches it.
+        expense: what the plans take besides time.
     """
     launches = launches or [""] * len(plans)
-    length = Length.of(plans, run)
+    length = Length.of(plans, run, expense)
     shown = [predict_plan(plan) for plan in plans[:MOST]]
     names = legend_order({event.kind for one in shown for event in one.events})
     packed = pack(predicted_columns(shown, names))
@@ -56,7 +63,7 @@ def render(
         '<header><p class="crumbs">tdpp search</p>'
         f"<h1>{plural(len(plans), 'plan')} for {escape(plans[0].training.model.name)}</h1></header><main>",
         _answer(command, plans, run, length, searched),
-        *(parts if len(_ahead(plans, length.dollars)) < len(plans) else reversed(parts)),
+        *(parts if len(_ahead(plans, length.spent)) < len(plans) else reversed(parts)),
         '<section><h2>A plan in detail</h2><p class="note">Choose a plan in the table above.</p>',
         '<div id="legend"></div></section>',
         *(_detail(number, *one) for number, one in enumerate(zip(plans, shown, launches, strict=False))),
@@ -69,40 +76,42 @@ def render(
     return page("Search – tdpp", "\n".join(body), [plotly_script(), *(static(name) for name in SCRIPTS)])
 
 
-def _virtue(plans: Sequence[Plan]) -> str:
+def _virtue(plans: Sequence[Plan], expense: Expense) -> str:
     """What the first of the plans is."""
-    return "fastest" if plans[0].total == min(plan.total for plan in plans) else "cheapest"
+    return "fastest" if plans[0].total == min(plan.total for plan in plans) else expense.least
 
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
-    """How long a whole training takes with each plan and what it costs, or 1000 iterations where nobody said how long
-    it is."""
+    """How long a whole training takes with each plan and what it costs in money or energy, or 1000 iterations where
+    nobody said how long it is."""
 
     known: bool
     unit: str
     times: Sequence[float]
-    dollars: Sequence[float]
-    """NaN where a price is not known."""
+    spent: Sequence[float]
+    """NaN where a price, or a GPU's power, is not known."""
+    expense: Expense
 
     @classmethod
-    def of(cls, plans: Sequence[Plan], run: Run) -> Length:
-        steps = [math.nan if (step := cost_of_step(plan)) is None else step for plan in plans]
+    def of(cls, plans: Sequence[Plan], run: Run, expense: Expense) -> Length:
+        steps = [math.nan if (step := expense.of_step(plan)) is None else step for plan in plans]
         if not run.known:
             milliseconds, thousands = [plan.total * 1e3 for plan in plans], [step * 1000 for step in steps]
-            return cls(known=False, unit="ms", times=milliseconds, dollars=thousands)
+            return cls(known=False, unit="ms", times=milliseconds, spent=thousands, expense=expense)
         days = [run.days(plan) for plan in plans]
         unit, a_day = next((unit, count) for unit, count, least in UNITS if max(days) >= least)
         times = [one * a_day for one in days]
-        return cls(known=True, unit=unit, times=times, dollars=[step * run.iterations for step in steps])
+        spent = [step * run.iterations for step in steps]
+        return cls(known=True, unit=unit, times=times, spent=spent, expense=expense)
 
     @property
     def priced(self) -> bool:
-        return any(not math.isnan(one) for one in self.dollars)
+        return any(not math.isnan(one) for one in self.spent)
 
     @property
-    def dollars_title(self) -> str:
-        return "$" if self.known else "$/1000 steps"
+    def spent_title(self) -> str:
+        return self.expense.unit if self.known else f"{self.expense.unit}/1000 steps"
 
 
 UNITS = (("days", 1.0, 0.1), ("hours", 24.0, 1 / 24), ("minutes", 1440.0, 0.0))
@@ -110,9 +119,9 @@ UNITS = (("days", 1.0, 0.1), ("hours", 24.0, 1 / 24), ("minutes", 1440.0, 0.0))
 
 
 def _answer(command: str, plans: Sequence[Plan], run: Run, length: Length, searched: Sequence[str]) -> str:
-    plan, virtue = plans[0], _virtue(plans)
+    plan, virtue = plans[0], _virtue(plans, length.expense)
     rate, unit = _rate(plan)
-    paid = "" if math.isnan(length.dollars[0]) else f" and ${length.dollars[0]:,.2f}"
+    paid = "" if math.isnan(length.spent[0]) else f" and {length.expense.text(length.spent[0], ',.2f')}"
     whole = f"; {run.iterations:,} iterations take {length.times[0]:,.3g} {length.unit}{paid}" if run.known else ""
     remarks = [*doubts(plan.training, plan.kinds, {one.basis for one in plans}), *searched]
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in remarks)
@@ -153,15 +162,15 @@ def _sizes(plan: Plan) -> str:
     return f"{sizes}, micro-batch {one.micro_batch_size}, {options(one)}"
 
 
-def _ahead(plans: Sequence[Plan], dollars: Sequence[float]) -> set[int]:
-    """Returns the plans that no other one beats in both time and cost; none where prices are not known."""
+def _ahead(plans: Sequence[Plan], spent: Sequence[float]) -> set[int]:
+    """Returns the plans that no other one beats in both time and expense; none where that is not known."""
     return {
         number
-        for number, (plan, cost) in enumerate(zip(plans, dollars, strict=True))
+        for number, (plan, cost) in enumerate(zip(plans, spent, strict=True))
         if not math.isnan(cost)
         and not any(
             other.total <= plan.total and price <= cost and (other.total, price) != (plan.total, cost)
-            for other, price in zip(plans, dollars, strict=True)
+            for other, price in zip(plans, spent, strict=True)
         )
     }
 
@@ -177,8 +186,8 @@ def _link(number: int) -> str:
 
 def _table(plans: Sequence[Plan], length: Length, launches: Sequence[str]) -> str:
     """What is paid and waited for comes first; what makes a plan fast follows."""
-    ahead = _ahead(plans, length.dollars)
-    titles = ["plan", "nodes", length.dollars_title, *([length.unit] if length.known else [])]
+    ahead = _ahead(plans, length.spent)
+    titles = ["plan", "nodes", length.spent_title, *([length.unit] if length.known else [])]
     titles += ["ms", _rate(plans[0])[1], "tensor × data × pipeline", "micro-batch", "options", "layers by stage"]
     titles += ["idle GPUs", "launch"]
     marks = {"best": "★", "front": "◆", "": ""}
@@ -191,7 +200,7 @@ def _table(plans: Sequence[Plan], length: Length, launches: Sequence[str]) -> st
             [
                 Cell(f'{name} <span class="tag">{marks[tone]}</span>'),
                 _broken(str(one.node_order), "+"),
-                _number(number(length.dollars[index], ",.2f") if length.priced else ""),
+                _number(number(length.spent[index], ",.2f") if length.priced else ""),
                 *([_number(f"{length.times[index]:,.3g}")] if length.known else []),
                 _number(f"{plan.total * 1e3:,.1f}"),
                 _number(f"{_rate(plan)[0]:,.0f}"),
@@ -203,7 +212,8 @@ def _table(plans: Sequence[Plan], length: Length, launches: Sequence[str]) -> st
                 Cell(copy_button(launch, "Copy")) if launch else "",
             ]
         )
-    note = f"★ {_virtue(plans)}" + (" · ◆ no other plan here is both faster and cheaper" if ahead else "")
+    note = f"★ {_virtue(plans, length.expense)}"
+    note += f" · ◆ no other plan here takes less of both time and {length.expense.what}" if ahead else ""
     note += " · 4*3: three stages of 4 layers" if any("*" in folded(plan) for plan in plans) else ""
     note += f" · details of the first {MOST} below" if len(plans) > MOST else ""
     drawn = table(titles, rows, kind="runs plans", row_attributes=attributes)
@@ -227,7 +237,7 @@ def _number(text: str) -> Cell:
 def _charts(plans: Sequence[Plan], length: Length) -> str:
     if len(plans) == 1:
         return ""
-    ahead = _ahead(plans, length.dollars)
+    ahead = _ahead(plans, length.spent)
     front = len(ahead) == len(plans)
     items = [
         Item(
@@ -239,7 +249,8 @@ def _charts(plans: Sequence[Plan], length: Length) -> str:
         for number, plan in enumerate(plans)
     ]
     time = Axis(title=length.unit if length.known else "iteration ms", values=length.times)
-    cost = Axis(title="dollars" if length.known else "$ per 1000 steps", values=length.dollars)
+    what = length.expense.what
+    cost = Axis(title="dollars" if length.spent_title == "$" else length.spent_title, values=length.spent)
     keys = {
         "tensor": [str(plan.parallel.tensor) for plan in plans],
         "data": [plan.parallel.replicas or str(plan.parallel.data) for plan in plans],
@@ -249,10 +260,10 @@ def _charts(plans: Sequence[Plan], length: Length) -> str:
         "options": [options(plan.parallel) for plan in plans],
     }
     axes = [Axis(title=title, values=values) for title, values in keys.items() if len(set(values)) > 1]
-    drawn = embedded(dots(items, cost, time), "Time and cost of every plan") if length.priced else ""
+    drawn = embedded(dots(items, cost, time), f"Time and {what} of every plan") if length.priced else ""
     if front:  # the next chart would be a knot of lines
         note = '<p class="note">Each point is a plan, with its row and nodes. Click it to open the plan.</p>'
-        return f"<section><h2>Time against cost</h2>{drawn}{note}</section>"
+        return f"<section><h2>Time against {what}</h2>{drawn}{note}</section>"
     label = "A line for each plan across its sizes, time and memory"
     crossing = embedded(parallel(items, [*axes, time, *([cost] if length.priced else [])]), label)
     return f'<section><h2>Charts</h2>{drawn}<div class="scroll">{crossing}</div></section>'

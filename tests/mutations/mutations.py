@@ -18,7 +18,7 @@ class Mutation(NamedTuple):
 
 _RULES, _CAUSES = "launch/judge/rules.py", "launch/judge/causes.py"
 _PROGRESS, _GPUS = "launch/judge/progress.py", "launch/judge/gpu_health.py"
-_ORDERS, _PARETO, _EXACT = "fasop/search/space/node_orders.py", "fasop/search/plan.py", "fasop/partition/exact.py"
+_ORDERS, _PARETO, _EXACT = "fasop/search/space/node_orders.py", "fasop/search/front.py", "fasop/partition/exact.py"
 _ITERATION, _VECTORISED = "fasop/simulation/iteration.py", "fasop/simulation/vectorised.py"
 _SCALE, _SHARE = "megatron_ext/engine/optimizer/precision.py", "megatron_ext/engine/gradients/flat.py"
 _UPDATE, _RATE = "megatron_ext/engine/optimizer/update_rules.py", "megatron_ext/engine/optimizer/learning_rate.py"
@@ -143,8 +143,8 @@ SEARCH = (
     ),
     Mutation(
         _PARETO,
-        "step_cost(plan) < step_cost(kept[-1])",
-        "step_cost(plan) > step_cost(kept[-1])",
+        "taken(plan) < taken(kept[-1])",
+        "taken(plan) > taken(kept[-1])",
         _SEARCHED + "test_pareto.py::test_a_front_is_what_looking_at_every_plan_finds",
     ),
     Mutation(_EXACT, "if taken < self.seconds:", "if taken > self.seconds:", _PROVED),

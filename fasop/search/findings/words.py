@@ -105,9 +105,9 @@ def proved(least: float, first: Plan, by_stage: Looked | None, *, closer: bool) 
     return f"Proved: {' '.join(filter(None, sentences))}{hint}"
 
 
-def front(plans: Sequence[Plan]) -> str:
+def front(plans: Sequence[Plan], expense: str) -> str:
     """What a front is, and what it does not cover."""
-    found = f"The search found no plan that beats any of these {len(plans)} in both time and cost."
+    found = f"The search found no plan that beats any of these {len(plans)} in both time and {expense}."
     if plans[0].training.megatron_lm:
         return found
     return f"{found} It did not try stages that differ in replicas or tensor sizes, as a search without pareto does."

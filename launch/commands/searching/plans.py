@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def rank(args: Arguments, command: str) -> int:
     """Prints the best plans for the nodes of the cluster."""
     from fasop.costs.profiles.doubts import doubts
-    from fasop.search.run import best_plans, front
+    from fasop.search.run import against, best_plans, front
     from fasop.tables.plans import front as front_table
     from fasop.tables.plans import ranking
 
@@ -51,7 +51,7 @@ def rank(args: Arguments, command: str) -> int:
     outcome = front(inputs, args) if args.pareto else best_plans(inputs, args)
     plans = outcome.plans
     _check_row(args, plans)
-    print_table(*(front_table(plans, inputs.run) if args.pareto else ranking(plans)))
+    print_table(*(front_table(plans, inputs.run, against(args)) if args.pareto else ranking(plans)))
     for note in (*doubts(inputs.training, inputs.kinds, {plan.basis for plan in plans}), *outcome.notes):
         print(f"({note})", file=sys.stderr)
     print(*outcome.summary, sep="\n", file=sys.stderr)
@@ -163,9 +163,11 @@ def _write(args: Arguments, inputs: Inputs, plans: Sequence[Plan], notes: Sequen
     if args.csv is not None:
         write(args.csv, csv_text(plans, inputs.run))
     if args.page is not None:
+        from fasop.search.run import against
         from reports.pages.search_page import render  # few ask for a page, and it is slow to import
 
-        write(args.page, render(command, plans, inputs.run, notes, _launches(args, plans, inputs.run)))
+        launches = _launches(args, plans, inputs.run)
+        write(args.page, render(command, plans, inputs.run, notes, launches, against(args)))
         print(args.page)
     if args.plan is not None:
         path = plan_path(args.plan)

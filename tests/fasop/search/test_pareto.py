@@ -15,9 +15,10 @@ import pytest
 from conf.compose import compose
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments, First, parse
+from fasop.search.front import ENERGY, Front, Limits, kilowatts, step_cost
 from fasop.search.inputs import Inputs, read
 from fasop.search.lower_bound import LowerBounds
-from fasop.search.plan import DAY, HOUR, Front, Limits, Run, step_cost
+from fasop.search.plan import DAY, HOUR, Run
 from fasop.search.run import front
 from fasop.search.search import Best, explore
 from fasop.search.space import node_orders
@@ -61,6 +62,45 @@ def test_a_front_is_what_looking_at_every_plan_finds() -> None:
     assert len(found) > 3
     assert found == sorted(set(best))
     assert told(list(front(inputs, Arguments(pareto=First.cost)).plans)) == found[::-1]
+
+
+def test_a_front_of_energy_is_what_looking_at_every_plan_finds() -> None:
+    """Also where the order of the nodes by power is another one than that by price."""
+    inputs = read([*WORDS, ONE_F_ONE_B, "cluster.gpus.a10.watts=70"])
+    every = Best(100_000)
+    explore([Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], every)
+    watts = {"a100": 8 * 400, "a10": 8 * 70}
+    plans = [(p.total, sum(watts[n.name] for n in p.nodes) * p.total / 3.6e6) for p in every.plans]
+    best = [one for one in plans if not any(t <= one[0] and e <= one[1] and (t, e) != one for t, e in plans)]
+    found = front(inputs, Arguments(pareto=First.energy)).plans
+    assert len(found) > 1
+    assert [(p.total, ENERGY.known(p)) for p in found] == [pytest.approx(one) for one in sorted(set(best))[::-1]]
+    cheap = front(inputs, Arguments(pareto=First.cost)).plans
+    assert [p.total for p in found] != [p.total for p in cheap]
+
+
+def test_a_front_of_energy_is_a_table_a_file_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, page = tmp_path / "front.csv", tmp_path / "front.html"
+    unpriced = [f"cluster.groups.{name}.price_per_hour=null" for name in ("a100", "a10")]
+    words = [*WORDS, ONE_F_ONE_B, *unpriced, "train.iterations=1000000"]
+    assert main(["search", "pareto=energy", *words, f"csv={file}", f"page={page}"]) == 0
+    shown = capsys.readouterr()
+    row = next(csv.DictReader(file.open()))
+    nodes = 8 * (400 * ("a100" in row["node placement"]) + 150 * len(re.findall(r"\ba10\b", row["node placement"])))
+    kwh = nodes * float(row["estimated time (step/s)"]) / 3.6e6
+    assert float(row["kwh_per_step"]) == pytest.approx(kwh, abs=1e-6)
+    assert "kWh/1000 steps" in shown.out and "cluster.gpus.<key>.watts" in shown.err
+    assert "the most frugal" not in shown.err and "$" not in shown.out
+    assert "Time against energy" in page.read_text() and "most frugal" in page.read_text()
+    assert main(["search", "pareto=energy", *words, "max_days=0.001"]) == 1
+    assert re.search(r"meets max_days=0.001: the most frugal takes \S+ days for \S+ kWh", capsys.readouterr().err)
+
+
+def test_a_gpu_whose_power_is_not_known_is_told() -> None:
+    inputs = read([*WORDS, "cluster.gpus.a10.watts=null"])
+    assert kilowatts(inputs.kinds) is None
+    with pytest.raises(SearchError, match=r"cluster.gpus.a10 has none; give cluster.gpus.a10.watts=150"):
+        front(inputs, Arguments(pareto=First.energy))
 
 
 @pytest.mark.slow
@@ -212,12 +252,13 @@ def test_tokens_make_iterations_rounded_up() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["pareto=both"], "pareto=both must be time or cost"),
+        (["pareto=both"], "pareto=both must be time, cost or energy"),
         (["max_cost=5"], "max_cost=5 limits a Pareto front of time and cost: add pareto=time"),
+        (["pareto=energy", "max_cost=5"], "max_cost=5 limits a front of time and cost: use pareto=cost"),
         (["pareto=time", "max_days=-1"], "max_days=-1 must be a number above 0"),
         (["tokens=many"], "tokens=many must be a number above 0"),
     ],
-    ids=["pareto", "limit", "days", "tokens"],
+    ids=["pareto", "limit", "limit-of-energy", "days", "tokens"],
 )
 def test_a_word_that_means_nothing_is_told(words: list[str], message: str) -> None:
     with pytest.raises(SearchError, match=re.escape(message)):

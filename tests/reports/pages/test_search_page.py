@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
+from fasop.search.front import Expense
 from fasop.search.plan import Plan, Run
 from fasop.simulation.predict import predict_plan
 from launch.commands.search import main
@@ -43,9 +44,11 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     page = tmp_path_factory.mktemp("search") / "plans.html"
     found: list[tuple[Sequence[Plan], Run]] = []
 
-    def draw(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str], launches: Sequence[str]) -> str:
+    def draw(
+        command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str], launches: Sequence[str], *more: Expense
+    ) -> str:
         found.append((plans, run))
-        return render(command, plans, run, searched, launches)
+        return render(command, plans, run, searched, launches, *more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search_page, "render", draw)
@@ -153,7 +156,9 @@ def test_commands_of_plans_with_shares_and_replicas_by_stage_give_these_plans(
 ):
     found: list[tuple[Sequence[Plan], Sequence[str], Run]] = []
 
-    def draw(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str], launches: Sequence[str]) -> str:
+    def draw(
+        command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str], launches: Sequence[str], *more: Expense
+    ) -> str:
         found.append((plans, launches, run))
         return ""
 

@@ -1,0 +1,140 @@
+"""The plans of which no other one, on whatever nodes of the cluster, is both faster and takes less money or energy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.visible import plural
+from fasop.costs.arrays import Floats
+from fasop.costs.hardware import NodeKind
+from fasop.errors import SearchError
+from fasop.search.plan import DAY, HOUR, Fault, Plan, Run, by_time, no_fault, price_per_hour
+
+
+def kilowatts(nodes: Sequence[NodeKind]) -> float | None:
+    """Returns the power of all GPUs of these nodes while they train; None if that of one is not known."""
+    watts = [node.gpus * node.gpu.watts for node in nodes if node.gpu.watts is not None]
+    return sum(watts) / 1000 if len(watts) == len(nodes) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expense:
+    """What a training takes besides time: money for its nodes, or energy of its GPUs."""
+
+    what: str
+    per_hour: Callable[[Sequence[NodeKind]], float | None]
+    """What such nodes take in an hour, in dollars or kWh; None if that of one is not known."""
+    unit: str
+    """The unit of an amount, in the titles of tables."""
+    rate: str
+    """The title of what the nodes take in an hour."""
+    least: str
+    """What the plan is called that takes least."""
+
+    def of_step(self, plan: Plan) -> float | None:
+        """Returns what an iteration takes; None if that of a node is not known."""
+        rate = self.per_hour(plan.nodes)
+        return None if rate is None else rate * plan.total / HOUR
+
+    def known(self, plan: Plan) -> float:
+        """Returns what `of_step` does, for nodes of which all is known."""
+        taken = self.of_step(plan)
+        assert taken is not None
+        return taken
+
+    def text(self, amount: float, form: str) -> str:
+        """Writes an amount, such as $5.20 or 31.5 kWh."""
+        return f"${amount:{form}}" if self.unit == "$" else f"{amount:{form}} {self.unit}"
+
+
+COST = Expense(what="cost", per_hour=price_per_hour, unit="$", rate="$/hour", least="cheapest")
+ENERGY = Expense(what="energy", per_hour=kilowatts, unit="kWh", rate="kW", least="most frugal")
+
+
+def step_cost(plan: Plan) -> float:
+    """Returns the US dollars of an iteration on nodes whose prices are known."""
+    return COST.known(plan)
+
+
+def check_known(kinds: Sequence[NodeKind], expense: Expense) -> None:
+    """Raises SearchError if there is a group of which the expense is not known."""
+    without = [kind for kind in kinds if expense.per_hour([kind]) is None]
+    if not without:
+        return
+    if expense is ENERGY:
+        keys = [*dict.fromkeys(f"cluster.gpus.{kind.group.gpu}" for kind in without)]
+        needs, example = "pareto=energy needs the power of every GPU", "watts=150, for example, in watts per GPU"
+    else:
+        keys = [f"cluster.groups.{kind.name}" for kind in without]
+        needs, example = (
+            "pareto needs the price of every node",
+            "price_per_hour=8.1, for example, in US dollars per node",
+        )
+    raise SearchError(
+        f"{needs}: {', '.join(keys)} {'has' if len(keys) == 1 else 'have'} none; give {keys[0]}.{example}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits of a whole training, in days and in the unit of the front's expense."""
+
+    cost: float = math.inf
+    days: float = math.inf
+
+
+class Front:
+    """Keeps the plans that nothing beats, the fastest first, of those within the limits."""
+
+    def __init__(self, run: Run, limits: Limits, fault: Fault = no_fault, expense: Expense = COST) -> None:
+        self._fault = fault
+        self._expense = expense
+        self._slowest = limits.days * DAY / run.iterations
+        self._dearest = limits.cost / run.iterations
+        self.plans: list[Plan] = []
+
+    def worth(self, kinds: Sequence[NodeKind], bounds: Floats) -> NDArray[np.bool_]:
+        rate = self._expense.per_hour([kind for kind in kinds for _ in range(kind.group.count)])
+        assert rate is not None
+        costs = bounds * rate / HOUR
+        return (bounds <= self._slowest) & (costs <= self._dearest) & (costs < self._cheapest_within(bounds))
+
+    def within_reach(self, kinds: Sequence[NodeKind], seconds: float) -> bool:
+        """Always: so it has what a search on these nodes alone finds."""
+        return True
+
+    def _cheapest_within(self, seconds: Floats) -> Floats:
+        """The least expense of an iteration that a plan on the front has and that takes no longer; infinite if none."""
+        times = np.array([plan.total for plan in self.plans])
+        costs = np.array([math.inf, *map(self._expense.known, self.plans)])
+        cheapest: Floats = costs[np.searchsorted(times, seconds, side="right")]
+        return cheapest
+
+    def add(self, plans: Sequence[Plan]) -> None:
+        taken = self._expense.known
+        within = [plan for plan in plans if plan.total <= self._slowest and taken(plan) <= self._dearest]
+        within = [plan for plan in within if self._fault(plan) is None]
+        kept: list[Plan] = []
+        for plan in sorted([*self.plans, *within], key=lambda one: (one.total, taken(one), by_time(one))):
+            if not kept or taken(plan) < taken(kept[-1]):
+                kept.append(plan)
+        self.plans = kept
+
+
+def nothing_within(front: Sequence[Plan], run: Run, limits: Limits, expense: Expense) -> SearchError:
+    """What to say of limits that no plan keeps; `front` is that without limits."""
+    fastest, cheapest = (
+        f"{run.days(p):.3g} days for {expense.text(expense.known(p) * run.iterations, '.6g')}"
+        for p in (front[0], front[-1])
+    )
+    asked = [f"max_cost={limits.cost:g}"] if math.isfinite(limits.cost) else []
+    asked += [f"max_days={limits.days:g}"] if math.isfinite(limits.days) else []
+    return SearchError(
+        f"no plan for {plural(run.iterations, 'iteration')} meets {' and '.join(asked)}: the {expense.least} takes "
+        f"{cheapest}, the fastest {fastest}; raise the limits, or train less (train.iterations, tokens)"
+    )
