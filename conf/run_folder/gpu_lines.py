@@ -21,7 +21,8 @@ _HEAD = re.compile(r"(\S+): ([1-9]\d{0,5}) GPUs?, reading (\d{1,12}), every (\d{
 _GPU = re.compile(
     r"\[(?P<index>\d{1,6})\] (?P<name>[^|]*?) +\| *(?P<temperature_c>\S+)'C, +(?P<utilisation>\S+) % "
     r"\| +(?P<memory_used_mib>\S+) / +(?P<memory_total_mib>\S+) MB \| +(?P<power_w>\S+) / +(?P<power_limit_w>\S+) W "
-    r"\| (?P<processes>[^|]+?) \| (?P<uuid>[^ |]+)(?: \| clocks: (?P<clocks>[^|]+))?(?: \| (?P<fault>[^|]+))?"
+    r"\| (?P<processes>[^|]+?) \| (?P<uuid>[^ |]+)(?: \| clocks: (?P<clocks>[^|]+))?"
+    r"(?: \| energy: (?P<energy_j>\d{1,15}) J)?(?: \| (?P<fault>[^|]+))?"
 )
 _NUMBERS = ("temperature_c", "utilisation", "memory_used_mib", "memory_total_mib", "power_w", "power_limit_w")
 _PROCESS = re.compile(r"([!?]?)(\d{1,12})\((\d{1,9}|\?\?)M\)")
@@ -68,6 +69,8 @@ class GpuSample:
     processes: tuple[GpuProcess, ...] | None
     clocks: tuple[str, ...] | None = None
     """What keeps its clocks from their highest (`launch.machine.gpus.CLOCKS`), such as `power cap`; empty: nothing."""
+    energy_j: int | None = None
+    """What it has taken since its driver was loaded, joules, by its own counter."""
     fault: str | None = None
     """Why it cannot be read any more, in the driver's words, such as `GPU is lost`."""
 
@@ -131,12 +134,13 @@ def entry_text(entry: GpuEntry) -> str:
 
 def _gpu_line(gpu: GpuSample, width: int) -> str:
     clocks = "" if gpu.clocks is None else f" | clocks: {', '.join(gpu.clocks) or _NONE}"
+    energy = "" if gpu.energy_j is None else f" | energy: {gpu.energy_j} J"
     fault = "" if gpu.fault is None else f" | {' '.join(gpu.fault.replace('|', '/').split())}"
     return (
         f"[{gpu.index}] {gpu.name:<{width}} |{_shown(gpu.temperature_c):>3}'C, {_shown(gpu.utilisation):>3} % | "
         f"{_shown(gpu.memory_used_mib):>5} / {_shown(gpu.memory_total_mib):>5} MB | "
         f"{_shown(gpu.power_w):>3} / {_shown(gpu.power_limit_w):>3} W | {_processes(gpu.processes)} | {gpu.uuid}"
-        f"{clocks}{fault}"
+        f"{clocks}{energy}{fault}"
     )
 
 
@@ -207,6 +211,7 @@ def _gpu(line: str) -> GpuSample | None:
         name=found["name"],
         processes=processes,
         clocks=_clocks_of(found["clocks"]),
+        energy_j=None if found["energy_j"] is None else int(found["energy_j"]),
         fault=found["fault"],
         **numbers,
     )

@@ -241,6 +241,7 @@ class Gpus:
             memory = self._memory(handle)
             power = self._ask(lib.nvmlDeviceGetPowerUsage, handle)
             limit = self._ask(lib.nvmlDeviceGetEnforcedPowerLimit, handle)
+            energy = self._ask(lib.nvmlDeviceGetTotalEnergyConsumption, handle)  # millijoules, from Volta on
             temperature = self._ask(lib.nvmlDeviceGetTemperature, handle, lib.NVML_TEMPERATURE_GPU)
             processes, clocks = self._processes(handle), self._clocks(handle)
             if all(value is None for value in (utilisation, memory, power, temperature, processes, clocks)):
@@ -259,6 +260,7 @@ class Gpus:
             temperature_c=temperature,
             processes=processes,
             clocks=clocks,
+            energy_j=None if energy is None else energy // 1000,
         )
 
     def _clocks(self, handle: Any) -> tuple[str, ...] | None:

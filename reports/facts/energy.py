@@ -22,6 +22,9 @@ class Energy:
     """kWh by stage, of the GPUs that are a rank's."""
     watts: float
     """The mean of all GPUs together."""
+    counter: float | None
+    """What the GPUs' own counters say of the time between readings, divided by what the readings of their power make of
+    it; None where no driver counts."""
 
     def kwh_per_million_tokens(self, tokens_per_s: float) -> float:
         """Returns what a million tokens take at the speed of the run."""
@@ -50,4 +53,5 @@ def energy_of(readings: pd.DataFrame, plan: Plan) -> Energy | None:
         gpus=len(readings),
         by_stage=dict(sorted(by_stage.items())),
         watts=float(watts),
+        counter=float(readings["counted_kwh"].sum() / beside) if (beside := readings["beside_kwh"].sum()) else None,
     )

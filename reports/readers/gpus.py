@@ -24,7 +24,9 @@ USE = (
     *("node", "index", "name", "utilisation", "power_w", "power_limit_w", "memory_mib", "memory_total_mib"),
     *("temperature_c", "fault"),
 )
-_NUMBERS = ("utilisation", "power_w", "power_limit_w", "memory_used_mib", "memory_total_mib", "temperature_c")
+_NUMBERS = (
+    *("utilisation", "power_w", "power_limit_w", "memory_used_mib", "memory_total_mib", "temperature_c", "energy_j"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,9 @@ class GpuReport:
     `power_w`, their sum. Empty where readings have no times."""
     energy: pd.DataFrame
     """For each GPU, by `node` and `place` among those of its node, the `kwh` of the `hours` in which it told its power,
-    since the first reading that was looked at. A GPU that is read for two nodes of a run counts for the first."""
+    since the first reading that was looked at. A GPU that is read for two nodes of a run counts for the first. Where
+    its driver counts energy, `counted_kwh` is that count between readings, and `beside_kwh` what the power makes of the
+    same time; else both are 0."""
     shared: Mapping[str, Sequence[int]]
     """The GPUs of each node on which other processes computed beside those of the run."""
     throttled: Mapping[tuple[str, int], Mapping[str, float]]
@@ -151,8 +155,14 @@ def _energy(samples: pd.DataFrame) -> pd.DataFrame:
     timed = timed[timed["node"] == first].sort_values("unix", kind="stable")
     later = timed.groupby("uuid")["unix"].shift(-1)
     lasts = (later - timed["unix"]).clip(upper=LONGEST * timed["interval_s"]).fillna(timed["interval_s"])
-    each = timed.assign(kwh=timed["power_w"] * lasts / 3.6e6, hours=lasts / 3600)
-    return each.groupby(["node", "place"], sort=False)[["kwh", "hours"]].sum().reset_index()
+    kwh = timed["power_w"] * lasts / 3.6e6
+    counted = (timed.groupby("uuid")["energy_j"].shift(-1) - timed["energy_j"]) / 3.6e6
+    known = (counted >= 0) & (later - timed["unix"] <= lasts)  # a driver that is loaded again counts from 0
+    each = timed.assign(
+        kwh=kwh, hours=lasts / 3600, counted_kwh=counted.where(known, 0.0), beside_kwh=kwh.where(known, 0.0)
+    )
+    sums = ["kwh", "hours", "counted_kwh", "beside_kwh"]
+    return each.groupby(["node", "place"], sort=False)[sums].sum().reset_index()
 
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\([A-Z]|[=>])")

@@ -56,6 +56,8 @@ def _energy(report: GpuReport, record: Record | None) -> str:
     if record is None or found is None:
         return ""
     parts = [f"{found.kwh:,.3g} kWh of {plural(found.gpus, 'GPU')} in {found.hours:,.3g} h of readings"]
+    if found.counter is not None:
+        parts[0] += f" (the GPUs' own counters: {found.counter - 1:+.1%})"
     tokens_per_s = settled(record, "tokens_per_s")
     if tokens_per_s:
         parts.append(f"{found.kwh_per_million_tokens(tokens_per_s):,.3g} kWh per million tokens")

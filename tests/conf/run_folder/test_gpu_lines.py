@@ -97,6 +97,7 @@ SAMPLES = st.builds(
     power_limit_w=NUMBERS,
     temperature_c=NUMBERS,
     processes=st.none() | st.lists(PROCESSES, max_size=3).map(tuple),
+    energy_j=st.none() | st.integers(0, 10**12),
     fault=st.none() | TEXTS,
 )
 TIMES = st.integers(0, 2**32)

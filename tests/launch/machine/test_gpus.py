@@ -40,9 +40,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_a_reading_has_all_that_the_driver_tells(machine: Machine) -> None:
-    machine.nvml(nvml_gpu(0, processes=[[71, 11449 << 20], [72, None]]), nvml_gpu(1))
+    machine.nvml(nvml_gpu(0, processes=[[71, 11449 << 20], [72, None]]), nvml_gpu(1, energy=86_121_903_456))
     processes = (GpuProcess(pid=71, memory_mib=11449, ours=None), GpuProcess(pid=72, memory_mib=None, ours=None))
-    assert Gpus().read() == (replace(A10, processes=processes), SECOND)
+    assert Gpus().read() == (replace(A10, processes=processes), replace(SECOND, energy_j=86_121_903))
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,28 @@ def test_a_gpu_that_two_nodes_read_counts_once() -> None:
     assert both == alone
 
 
+def test_the_counters_are_compared_over_the_time_that_both_know() -> None:
+    """Of a gap nobody knows the power, and a driver that is loaded again counts from 0."""
+    counts = {0: 1000, 10: 4960, 20: 8920, 500: 100_000, 510: 100, 520: 4060}
+    text = "".join(
+        entry_text(
+            GpuReading(
+                unix=1_760_000_000 + at,
+                host="h",
+                number=1,
+                interval_s=10,
+                gpus=(replace(GPU, uuid="GPU-0", power_w=360, energy_j=j),),
+            )
+        )
+        for at, j in counts.items()
+    )
+    found = energy({PLAN.nodes[0].name: text})
+    assert found is not None
+    assert found.counter == pytest.approx(1.1)
+    plain = energy({PLAN.nodes[0].name: readings("a", [0, 10], 360)})
+    assert plain is not None and plain.counter is None
+
+
 def test_without_power_there_is_no_energy() -> None:
     assert energy({PLAN.nodes[0].name: readings("a", [0, 10], None)}) is None
     assert energy({}) is None

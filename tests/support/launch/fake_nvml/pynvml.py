@@ -121,6 +121,10 @@ def nvmlDeviceGetPowerUsage(handle: _Handle) -> int:
     return _told(handle, "power", "nvmlDeviceGetPowerUsage")
 
 
+def nvmlDeviceGetTotalEnergyConsumption(handle: _Handle) -> int:
+    return _told(handle, "energy", "nvmlDeviceGetTotalEnergyConsumption")
+
+
 def nvmlDeviceGetEnforcedPowerLimit(handle: _Handle) -> int:
     return _told(handle, "limit", "nvmlDeviceGetEnforcedPowerLimit")
 
