@@ -7,6 +7,7 @@ create.go of Apptainer 1.5, docker's reference of `docker container run`.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from conf.errors import ConfigError
 from conf.schema.values.ranges import config
+from conf.visible import without_passwords
 
 if TYPE_CHECKING:  # an agent needs mounts and images, and no OmegaConf
     from conf.schema.cluster import Cluster
@@ -126,6 +128,17 @@ class ContainerKind(StrEnum):
 
 
 @config
+class Recipe:
+    """What is installed on top of an image of a registry, before anything runs in it."""
+
+    packages: list[str] = field(default_factory=list)
+    """Python packages as pip takes them, such as transformers==4.46.0; they are installed first."""
+    commands: list[str] = field(default_factory=list)
+    """Lines for the image's sh, such as apt-get update && apt-get install -y git; they run as root, in the order given,
+    and the first that fails ends the build."""
+
+
+@config
 class Container:
     """What the ranks run in; docs/containers.md tells what they find there."""
 
@@ -133,8 +146,10 @@ class Container:
     image: str | None = None
     """A file (.sqsh for enroot and pyxis, .sif for apptainer), or an image in a registry, such as
     nvcr.io/nvidia/pytorch:23.04-py3."""
+    recipe: Recipe = field(default_factory=Recipe)
+    """What is built on top of `image`, once, by enroot or apptainer on the first node."""
     image_dir: str = "${runs_dir}/../images"
-    """A shared folder for the files of registry images; it is created if missing."""
+    """A shared folder for the files of registry images, and for those built of recipes; it is created if missing."""
     digest: str | None = None
     """SHA-256 of the image file, or docker's image ID, sha256:…; tdpp refuses an image with another one."""
     mounts: list[str] = field(default_factory=list)
@@ -152,6 +167,7 @@ def _check_container(container: Container) -> None:
     """The image is there and of the kind's form, and the mounts are some that the kind can make."""
     kind = container.kind
     mounts = [Mount.parse(text) for text in container.mounts]
+    _check_recipe(container)
     if kind == "none":
         return
     if not container.image:
@@ -175,6 +191,50 @@ def _check_container(container: Container) -> None:
     for mount in mounts:
         for path in (mount.source, mount.target):
             mountable(kind, path, "container.mounts")
+
+
+BUILDERS = ("enroot", "apptainer")
+"""The kinds that build images of recipes."""
+
+
+def _check_recipe(container: Container) -> None:
+    """The kind can build the recipe, and the image is one to build on."""
+    lines = {
+        f"container.recipe.{key}[{number}]": line
+        for key in ("packages", "commands")
+        for number, line in enumerate(getattr(container.recipe, key))
+    }
+    if lines and container.kind not in BUILDERS:
+        raise ConfigError(
+            f"container.recipe is built by enroot or apptainer, not with container.kind={container.kind}; use "
+            f"container=enroot or container=apptainer, or put the packages into the image"
+        )
+    if lines and container.image and Path(container.image).suffix in IMAGE_SUFFIX.values():
+        raise ConfigError(
+            f"container.recipe builds on an image of a registry, and container.image={container.image} is a file; give "
+            f"the image that the file was made of, such as {_EXAMPLE}"
+        )
+    for key, line in lines.items():
+        if not line.strip() or "\0" in line:
+            raise ConfigError(f"{key}={line!r} is empty; leave it out")
+        if without_passwords(line) != line:
+            raise ConfigError(
+                f"{key} has a password, which would be written to the run's files; have pip or git read it from a file "
+                f"of the image, or build the image yourself"
+            )
+        if ".packages[" in key and (line.startswith("-") or re.search(r"[\r\n]", line)):
+            raise ConfigError(f"{key}={line!r} is not a package; give options of pip in container.recipe.commands")
+        if container.kind == "apptainer" and ("{{" in line or re.search(r"^\s*%", line, re.MULTILINE)):
+            raise ConfigError(
+                f"{key}={line!r}: apptainer takes {{{{ and lines that begin with % for its own; write it differently"
+            )
+
+
+def recipe_script(container: Container) -> str:
+    """What the image's sh runs to make the recipe; empty without one."""
+    recipe = container.recipe
+    packages = [shlex.join([container.python, "-m", "pip", "install", "--no-cache-dir", *recipe.packages])]
+    return "\n".join([*(packages if recipe.packages else []), *recipe.commands])
 
 
 def _digest(text: str, kind: ContainerKind, *, from_registry: bool) -> None:

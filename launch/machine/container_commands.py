@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from conf.schema.containers import IMAGE_SUFFIX, ImageReference, Mount, mountable
+from conf.schema.containers import IMAGE_SUFFIX, ImageReference, Mount, mountable, recipe_script
 from conf.schema.experiment import Container, ContainerKind, Experiment, RunsMode
 from launch.machine.container_runtimes import RUNTIMES, RunContainer
 from megatron_ext.contract.plan import Plan
@@ -38,7 +39,8 @@ def run_container(experiment: Experiment, plan: Plan, run: Path, project: Path) 
     return RunContainer(
         kind=config.kind,
         image=image,
-        file=image if isinstance(image, Path) else _image_file(config.kind, image, Path(config.image_dir)),
+        file=image if isinstance(image, Path) else _image_file(config, image),
+        recipe=recipe_script(config),
         digest=config.digest,
         mounts=_in_order([*(Mount(path, path) for path in needed.values()), *configured]),
         folder=project,
@@ -52,22 +54,29 @@ def run_container(experiment: Experiment, plan: Plan, run: Path, project: Path) 
 
 
 def found_image(config: Container) -> Path | None:
-    """The file in `container.image_dir` that stands for an image of a registry; None where there can be none."""
+    """The file in `container.image_dir` that stands for an image of a registry, or for one built of a recipe; None
+    where there can be none."""
     if config.kind is ContainerKind.none:
         return None
     assert config.image is not None
     image = _image(config.kind, config.image)
-    return None if isinstance(image, Path) else _image_file(config.kind, image, Path(config.image_dir))
+    return None if isinstance(image, Path) else _image_file(config, image)
 
 
 def _image(kind: ContainerKind, text: str) -> ImageReference | Path:
     return Path(text).absolute() if Path(text).suffix == IMAGE_SUFFIX.get(kind) else ImageReference.parse(text)
 
 
-def _image_file(kind: ContainerKind, image: ImageReference, folder: Path) -> Path | None:
-    if not RUNTIMES[kind].has_file:
+def _image_file(config: Container, image: ImageReference) -> Path | None:
+    """Of a recipe one named by the digest of all that it is built of."""
+    if not RUNTIMES[config.kind].has_file:
         return None
-    return Path(os.path.abspath(folder)) / f"{image.file_stem}{IMAGE_SUFFIX[kind]}"  # noqa: PTH100  (as in plan.py)
+    stem = image.file_stem
+    if script := recipe_script(config):
+        built_of = f"{image}\n{script}"
+        stem += f"+{hashlib.sha256(built_of.encode()).hexdigest()[:16]}"
+    folder = Path(os.path.abspath(config.image_dir))  # noqa: PTH100  (as in plan.py)
+    return folder / f"{stem}{IMAGE_SUFFIX[config.kind]}"
 
 
 def _in_order(mounts: Sequence[Mount]) -> tuple[Mount, ...]:

@@ -32,6 +32,26 @@ _DEAF = ("sh", "-c", 'trap "" USR2; exec "$@"', "sh")
 """A worker that ignores SIGUSR2 until it listens, as an agent's own children do: Slurm sends it to all of a step."""
 
 
+_ENROOT_BUILD = """set -e
+tidy() { rm -f "$1.base"; enroot remove --force "$2" > /dev/null 2>&1 || true; }
+trap 'exit 143' TERM
+trap 'tidy "$1" "$2"' EXIT
+tidy "$1" "$2"
+enroot import -o "$1.base" "$3"
+enroot create -n "$2" "$1.base"
+NVIDIA_VISIBLE_DEVICES=void enroot start --root --rw -e NVIDIA_VISIBLE_DEVICES "$2" sh -ex -c "$4"
+enroot export -o "$1" "$2"
+"""
+"""Makes the file $1 of what the lines $4 make of the image $3, by the container $2, which a killed build may have left.
+It shows each line."""
+_APPTAINER_BUILD = """trap 'exit 143' TERM
+trap 'rm -f "$1.def"' EXIT
+printf %s "$2" > "$1.def"
+apptainer build "$1" "$1.def"
+"""
+"""Makes the file $1 of the definition $2."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunContainer:
     """What the workers of a run find in their container; the same on every node."""
@@ -54,6 +74,8 @@ class RunContainer:
     """A folder on each node's own disk."""
     run: str
     """The run's name: a container is made anew for it once."""
+    recipe: str = ""
+    """What the image's sh runs as root to make the file of the image; empty: nothing."""
     group_writes: bool = False
     """Whether the group of the run's folder may write what the worker writes."""
 
@@ -118,7 +140,7 @@ class Runtime(ABC):
         return []
 
     def fetch(self, container: RunContainer, file: Path) -> list[str]:
-        """Makes an image file of an image in a registry."""
+        """Makes an image file of an image in a registry, and of the recipe if there is one."""
         raise NotImplementedError(f"{self.program} takes images from their registry")
 
     def inherited(self, environment: Mapping[str, str]) -> dict[str, str]:
@@ -149,7 +171,11 @@ class Enroot(Runtime):
 
     def fetch(self, container: RunContainer, file: Path) -> list[str]:
         assert isinstance(container.image, ImageReference)
-        return ["enroot", "import", "-o", str(file), f"docker://{container.image.enroot}"]
+        source = f"docker://{container.image.enroot}"
+        if container.recipe:
+            name = container_name(file.stem, "recipe", str(file))
+            return ["sh", "-c", _ENROOT_BUILD, "sh", str(file), name, source, container.recipe]
+        return ["enroot", "import", "-o", str(file), source]
 
     def create(self, container: RunContainer, name: str, *, anew: bool = False) -> list[str]:
         """Makes a node's container of the image file; `anew` in the place of one that may be there."""
@@ -184,6 +210,10 @@ class Apptainer(Runtime):
     program = "apptainer"
 
     def fetch(self, container: RunContainer, file: Path) -> list[str]:
+        if container.recipe:
+            post = "".join(f"    {line}\n" for line in container.recipe.splitlines())
+            definition = f"Bootstrap: docker\nFrom: {container.image}\n\n%post\n    set -ex\n{post}"
+            return ["sh", "-c", _APPTAINER_BUILD, "sh", str(file), definition]
         return ["apptainer", "pull", str(file), f"docker://{container.image}"]
 
     def start(

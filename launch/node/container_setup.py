@@ -166,7 +166,8 @@ class Setup:
             if file.is_file():
                 return
             try:
-                yield from self._run(container.runtime.fetch(container, partial), lock)
+                builds = f"the build of {file.name} from container.recipe" if container.recipe else None
+                yield from self._run(container.runtime.fetch(container, partial), lock, builds)
                 partial.chmod(partial.stat().st_mode & ~0o022)
                 digest = yield from self._digest(partial, lock)
                 if not file.is_file():  # another node's may be in use already
@@ -216,9 +217,9 @@ class Setup:
             return False
         return not self._container.reload or self._made or mark.read_text(encoding="utf-8") == self._container.run
 
-    def _run(self, command: Sequence[str], lock: _Lock | None) -> Generator[str, None, str]:
-        """Runs a command, and returns what it wrote to stdout."""
-        shown = shlex.join(command)
+    def _run(self, command: Sequence[str], lock: _Lock | None, called: str | None = None) -> Generator[str, None, str]:
+        """Runs a command, which messages show as it is or as `called`, and returns what it wrote to stdout."""
+        shown = called or shlex.join(command)
         until = time.monotonic() + LIMIT_S
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             process = subprocess.Popen(

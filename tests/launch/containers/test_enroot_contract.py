@@ -228,3 +228,17 @@ def test_import_names_a_scheme_and_never_overwrites(enroot: Runtime, tmp_path: P
     again = enroot("import", "-o", tmp_path / "there.sqsh", f"docker://{uri}")
     assert again.returncode == 1
     assert "File already exists" in again.stderr
+
+
+def test_root_may_write_where_the_container_is_writable_and_export_keeps_it(
+    box: Runtime, image: Path, tmp_path: Path
+) -> None:
+    written = f"id -u > {WORKING_FOLDER}/user"
+    assert shell(box, written, "--root", "--rw") == (0, "")
+    assert shell(box, written, "--root")[0] != 0
+    file = tmp_path / "new.sqsh"
+    assert box("export", "-o", file, "box").returncode == 0
+    assert "File already exists" in box("export", "-o", file, "box").stderr
+    assert box("create", "-n", "copy", file).returncode == 0
+    assert box("start", "copy", "cat", f"{WORKING_FOLDER}/user").stdout == "0\n"
+    assert box("export", "-o", tmp_path / "other.sqsh", "nosuch").returncode == 1

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -24,6 +26,8 @@ def main(argv: list[str]) -> None:
         execute(argv[1:])
     elif argv[:1] == ["pull"] and len(argv) == 3:
         pull(Path(argv[1]), argv[2])
+    elif argv[:1] == ["build"] and len(argv) == 3:
+        build(Path(argv[1]), Path(argv[2]))
     else:
         fail(f"unknown command or options: {argv}")
 
@@ -37,6 +41,21 @@ def pull(file: Path, uri: str) -> None:
     if not image.is_file():
         fail(f"While making image from oci registry: reading manifest of {uri}: manifest unknown")
     shutil.copyfile(image, file)
+
+
+def build(file: Path, definition: Path) -> None:
+    """Of a definition with a header and %post alone, whose lines run in the folder of the file's root."""
+    header, *sections = re.split(r"^(%\w+.*)$", definition.read_text(), flags=re.MULTILINE)
+    keys = dict(line.split(": ", 1) for line in header.split("\n") if line.strip())
+    if keys.keys() != {"Bootstrap", "From"} or keys["Bootstrap"] != "docker" or sections[0::2] != ["%post"]:
+        fail(f"While building from {definition}: invalid definition")
+    if file.exists():
+        fail(f"While performing build: build target '{file}' already exists. Use --force")
+    pull(file, f"docker://{keys['From']}")
+    done = subprocess.run(["/bin/sh", "-ex", "-c", sections[1]], cwd=definition.parent, check=False)
+    if done.returncode:
+        file.unlink()
+        fail(f"While performing build: while running engine: exit status {done.returncode}")
 
 
 def execute(argv: list[str]) -> None:

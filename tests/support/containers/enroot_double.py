@@ -44,6 +44,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 def main(argv: list[str]) -> None:
     commands: dict[str, Callable[[list[str]], None]] = {
         "create": create,
+        "export": export,
         "import": import_,
         "list": list_,
         "remove": remove,
@@ -97,6 +98,21 @@ def import_(argv: list[str]) -> None:
         file.write(content[len(content) // 2 :])
 
 
+def export(argv: list[str]) -> None:
+    options, rest = parse(
+        argv, valued={"-o": "output", "--output": "output"}, flags={"-f": "force", "--force": "force"}
+    )
+    if len(rest) != 1:
+        usage()
+    root = existing(rest[0])
+    output = Path(options["output"][-1] if options["output"] else f"{rest[0]}.sqsh")
+    if output.exists() and not options["force"]:
+        fail(f"File already exists: {output}")
+    print("[INFO] Creating squashfs filesystem...", file=sys.stderr)
+    with tarfile.open(output, "w") as archive:
+        archive.add(root, arcname=".")
+
+
 def list_(argv: list[str]) -> None:
     options, rest = parse(argv, valued={}, flags={"-f": "fancy", "--fancy": "fancy"})
     if rest:
@@ -144,7 +160,7 @@ def remove(argv: list[str]) -> None:
 
 def start(argv: list[str]) -> None:
     valued = {"-e": "env", "--env": "env", "-m": "mount", "--mount": "mount", "-c": "conf", "--conf": "conf"}
-    options, rest = parse(argv, valued=valued, flags={"-w": "rw", "--rw": "rw"})
+    options, rest = parse(argv, valued=valued, flags={"-w": "rw", "--rw": "rw", "-r": "root", "--root": "root"})
     if not rest:
         usage()
     root = existing(rest[0])
@@ -161,7 +177,7 @@ def start(argv: list[str]) -> None:
     gpu_hook(environment)
     configured(conf, "hooks", root)
 
-    enter_namespaces()
+    enter_namespaces(as_root=bool(options["root"]))
     call(libc.mount, "none", "/", None, MS_SLAVE, None)
     call(libc.mount, root, root, None, MS["rbind"], None)
     for line in (*SYSTEM.splitlines(), *read_lines(root / "etc/fstab")):
@@ -212,10 +228,12 @@ def gpu_hook(environment: dict[str, str]) -> None:
         fail("Command not found: nvidia-container-cli, see https://github.com/NVIDIA/libnvidia-container")
 
 
-def enter_namespaces() -> None:
+def enter_namespaces(*, as_root: bool) -> None:
     user, group = os.getuid(), os.getgid()
+    inside = (0, 0) if as_root else (user, group)
     call(libc.unshare, CLONE_NEWUSER | CLONE_NEWNS)
-    for name, text in (("setgroups", "deny"), ("gid_map", f"{group} {group} 1"), ("uid_map", f"{user} {user} 1")):
+    maps = (("setgroups", "deny"), ("gid_map", f"{inside[1]} {group} 1"), ("uid_map", f"{inside[0]} {user} 1"))
+    for name, text in maps:
         Path("/proc/self", name).write_text(text)
 
 
