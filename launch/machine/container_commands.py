@@ -68,7 +68,7 @@ def _image(kind: ContainerKind, text: str) -> ImageReference | Path:
 
 
 def _image_file(config: Container, image: ImageReference) -> Path | None:
-    """Of a recipe one named by the digest of all that it is built of."""
+    """Returns the image file; that of a recipe is named by the digest of all that it is built of."""
     if not RUNTIMES[config.kind].has_file:
         return None
     stem = image.file_stem

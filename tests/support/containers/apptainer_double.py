@@ -44,7 +44,7 @@ def pull(file: Path, uri: str) -> None:
 
 
 def build(file: Path, definition: Path) -> None:
-    """Of a definition with a header and %post alone, whose lines run in the folder of the file's root."""
+    """Builds a definition of a header and %post alone, whose lines run in the folder of the definition."""
     header, *sections = re.split(r"^(%\w+.*)$", definition.read_text(), flags=re.MULTILINE)
     keys = dict(line.split(": ", 1) for line in header.split("\n") if line.strip())
     if keys.keys() != {"Bootstrap", "From"} or keys["Bootstrap"] != "docker" or sections[0::2] != ["%post"]:
