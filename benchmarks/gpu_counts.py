@@ -58,6 +58,15 @@ CASES = {
     "data parallel": Case(2, GPT, TWO),
     "sharded optimizer": Case(2, GPT, f"{TWO} parallel.sharded_optimizer=true"),
     "offloaded": Case(1, GPT, f"{ONE} parallel.offload=optimizer"),
+    "activations offloaded": Case(1, GPT, f"{ONE} parallel.offload=activations"),
+    "two stages, activations offloaded": Case(
+        2, GPT, "parallel.data=1 parallel.pipeline=2 parallel.partition=6-6 parallel.offload=activations"
+    ),
+    "ZB-H1, all offloaded": Case(
+        2,
+        GPT,
+        "parallel.data=1 parallel.pipeline=2 parallel.partition=6-6 parallel.schedule=zb_h1 parallel.offload=both",
+    ),
     "sharded and offloaded": Case(2, GPT, f"{TWO} parallel.sharded_optimizer=true parallel.offload=optimizer"),
     "two stages": Case(2, GPT, "parallel.data=1 parallel.pipeline=2 parallel.partition=6-6"),
 }

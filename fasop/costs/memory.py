@@ -44,6 +44,9 @@ FRAGMENT_BYTES = 375.0 * 2**20
 """Measured likewise: what the allocator holds and does not use at the peak, beyond the size of a gradient of all words;
 the most in 34 ranks of 20 runs (GPT-2 of 124M and 355M, Llama of 1B and 7B), rounded up."""
 
+LAYERS_HERE = 2.0
+"""Layers whose activations are on a GPU at once, if those of all others are in the host's memory."""
+
 ONE_BYTE = 1.0
 """What a layer that keeps nothing counts for, so that some number of them fits into a memory."""
 
@@ -253,8 +256,7 @@ def _passing(
     model, parallel = training.model, training.parallel
     tensor = parallel.tensor_size
     rows = parallel.micro_batch_size * max(max(stack.tokens, stack.context) for stack in sized.stacks())
-    widest = sized.inner * (2 if sized.swiglu else 1) // tensor
-    scratch = min(SUM_BYTES * rows * widest, SUM_MOST) if sized.add_bias_linear else 0.0
+    scratch = min(SUM_BYTES * rows * (_widest(sized) // tensor), SUM_MOST) if sized.add_bias_linear else 0.0
     tied = parallel.pipeline == 1 and head_parameters(model, tensor, own_word=False) < head_parameters(
         model, tensor, own_word=True
     )
@@ -265,6 +267,11 @@ def _passing(
     if parallel.schedule.definition.splits_backward:  # logits wait for the weights' gradients, as all else
         return np.maximum(in_layer, from_words)  # type: ignore[no-any-return]
     return np.maximum(in_layer - last * np.minimum(in_layer, logits), from_words)  # type: ignore[no-any-return]
+
+
+def _widest(sized: ModelConfig) -> int:
+    """Count the numbers that a layer has of a token at its widest place."""
+    return sized.inner * (2 if sized.swiglu else 1)
 
 
 def _context_bytes(training: Training, sized: ModelConfig) -> int:
@@ -314,9 +321,18 @@ def stage_memory(
     of_loss = _loss_memory(training, logits)
     # The norm's input and output, and the loss; of several chunks the last goes back as soon as it is there.
     of_head = 1 if parallel.chunks > 1 else held
+    of_stage = held if parallel.chunks == 1 else parallel.schedule.definition.held(stage, stages, parallel.chunks)
     activations = last * of_head * (2 * (predicting * sized.head_inputs * training.width) + of_loss.kept)
+    if training.offloads_activations:
+        # Two layers are here and the gradients of one, or one layer and the loss; and what came from other stages and
+        # goes to them. What waits for the weights' gradients has come back.
+        here = LAYERS_HERE * kept + message * (1 + _widest(sized) / tensor / sized.hidden)
+        if parallel.schedule.definition.splits_backward:
+            here, put_off = kept, kept * np.minimum(stage + 1, parallel.micro_batches)
+        ends = first + last if parallel.chunks == 1 else 0.0
+        activations = np.maximum(activations + kept, here) + of_stage * message * (2 - ends)
+        kept = 0.0
     if context := _context_bytes(training, sized):  # comes as a message, and is there for all of a stage's layers
-        of_stage = held if parallel.chunks == 1 else parallel.schedule.definition.held(stage, stages, parallel.chunks)
         activations = activations + context * of_stage
     words = float(training.width * word_parameters(model, tensor))
     passing = last * of_loss.passing + again if training.megatron_lm else none
@@ -375,7 +391,10 @@ def _of_module(
     gone = sum(each[name] for name in blocks.last)
     most = max(sum(model.kept(name, batch) for name in kinds) for kinds in blocks.kinds) if again else 0.0
     moment = (1.0 - last) * most + last * max(of_head, most - gone)
-    spared = None
+    spared, here = None, none
+    if training.offloads_activations:
+        here = LAYERS_HERE * kept + none
+        kept = ONE_BYTE
     if number is not None:
         given = sum(model.given(block.name, batch) for block in layer)
         spared = Spared(most=number, layer=held * max(0.0, kept - max(ONE_BYTE, given)), beyond=0.0 * held)
@@ -389,7 +408,7 @@ def _of_module(
         optimizer=Amount(layer=state.optimizer * parameters + none, fixed=state.optimizer * fixed),
         activations=Amount(
             layer=held * kept,
-            fixed=moment + entering + in_all * beside(lambda block: each[block.name]),
+            fixed=moment + entering + here + in_all * beside(lambda block: each[block.name]),
             spared=spared,
         ),
         buffers=Amount(layer=none, fixed=WORKSPACE_BYTES + _pieces(training) + 4.0 * message + none),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from conf.schema.experiment import Compress, Engine, EngineKind, Experiment, Model, Offload, Precision, ReduceDtype
+from conf.schema.experiment import Compress, Engine, EngineKind, Experiment, Model, Precision, ReduceDtype
 from conf.schema.values.partition import Partition
 from fasop.costs.blocks import Blocks, blocks_of
 from fasop.costs.hardware import NodeKind
@@ -68,7 +68,12 @@ class Training:
     @property
     def offloads(self) -> bool:
         """Whether what the optimizer keeps lies in the memory of the nodes."""
-        return self.parallel.offload is Offload.optimizer
+        return self.parallel.offload.takes_optimizer
+
+    @property
+    def offloads_activations(self) -> bool:
+        """Whether what layers keep for their backward passes does."""
+        return self.parallel.offload.takes_activations
 
     @property
     def offloaded_values(self) -> int:

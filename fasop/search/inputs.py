@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import partial
 from itertools import islice, zip_longest
 
 from omegaconf import DictConfig, OmegaConf
@@ -31,7 +32,7 @@ from fasop.search.plan import Fault, Run, no_fault
 from fasop.search.space.candidates import sizes
 from fasop.search.space.choices import Choices, runnable, split, tried
 from fasop.simulation.predict import planned
-from megatron_ext.contract.parallel_config import broken_by_offload
+from megatron_ext.contract.parallel_config import Recompute, broken_by_offload
 
 PLAIN = (
     *("parallel.tensor=1", "parallel.data=1", "parallel.pipeline=1", "parallel.expert=1", "parallel.partition=null"),
@@ -55,8 +56,8 @@ class Inputs:
     """The training, whole."""
     executor: Executor = field(default_factory=Executor)
     """What would start it."""
-    may_offload: bool = False
-    """Whether plans may offload the optimizer where nothing fits without."""
+    may_offload: tuple[Offload, ...] = ()
+    """What plans may offload where nothing fits without."""
     by_default: str | None = None
     """In words, what of it nobody chose."""
     fault: Fault = no_fault
@@ -127,16 +128,21 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
     if parallel.streams is not None:  # which go with few plans
         for one in islice(sizes(training, kinds, choices), 1):
             one.parallel.configured()
-    return Inputs(
+    inputs = Inputs(
         cluster=cluster,
         kinds=kinds,
         training=training,
         choices=choices,
-        may_offload=_may_offload(parallel, train, engine, others),
+        may_offload=_may_offload(parallel, train, engine, choices, others),
         executor=to_object(cfg, Executor, "executor"),
         by_default="; ".join(filter(None, (defaults_taken(overrides, cfg, SEARCHED), assumed))) or None,
         run=_whole(train, parallel, others),
     )
+    if parallel.offload is Offload.none:
+        return inputs
+    for broken in _broken(parallel.offload, parallel, train, choices):
+        raise SearchError(broken)
+    return offloading(inputs, parallel.offload)
 
 
 def _require_engine(engine: Engine, model: Model) -> None:
@@ -150,19 +156,34 @@ def _require_engine(engine: Engine, model: Model) -> None:
         raise SearchError(f"model.experts={experts} must be null with engine=tdpp; use engine=megatron_core")
 
 
-def _may_offload(parallel: Parallel, train: Train, engine: Engine, words: Sequence[str]) -> bool:
-    """Whether nobody says what is offloaded, and the optimizer can be."""
-    if engine.kind is not EngineKind.tdpp or any(word.lstrip("+").startswith("parallel.offload=") for word in words):
-        return False
-    return parallel.offload is Offload.none and not [
-        *broken_by_offload(Offload.optimizer, train.optimizer, train.sync_every, "")
-    ]
+def _may_offload(
+    parallel: Parallel, train: Train, engine: Engine, choices: Choices, words: Sequence[str]
+) -> tuple[Offload, ...]:
+    """What can be offloaded, if nobody says what is to be."""
+    given = any(word.lstrip("+").startswith("parallel.offload=") for word in words)
+    if engine.kind is not EngineKind.tdpp or given or parallel.offload is not Offload.none:
+        return ()
+    ways = [way for way in Offload if way.takes_optimizer or way.takes_activations]
+    return tuple(way for way in ways if not [*_broken(way, parallel, train, choices)])
 
 
-def offloading(inputs: Inputs) -> Inputs:
-    """The same, with plans that offload the optimizer alone."""
-    parallel = replace(inputs.training.parallel, offload=Offload.optimizer)
-    return replace(inputs, training=replace(inputs.training, parallel=parallel), may_offload=False)
+def _broken(way: Offload, parallel: Parallel, train: Train, choices: Choices) -> Iterator[str]:
+    """Every rule that is broken by plans that offload so, if nothing is computed again that need not be."""
+    again = Recompute.none if Recompute.none in choices.recompute else choices.recompute[0]
+    plan = replace(parallel, offload=way, recompute=again)
+    return broken_by_offload(partial(getattr, plan), partial(getattr, train), "parallel.")
+
+
+def offloading(inputs: Inputs, way: Offload) -> Inputs:
+    """The same, with plans alone that offload so."""
+    parallel = replace(inputs.training.parallel, offload=way)
+    recompute = (Recompute.none,) if way.takes_activations else inputs.choices.recompute
+    return replace(
+        inputs,
+        training=replace(inputs.training, parallel=parallel),
+        choices=replace(inputs.choices, recompute=recompute),
+        may_offload=(),
+    )
 
 
 def _with_ranks(cluster: Cluster, words: Sequence[str]) -> tuple[Cluster, str | None]:

@@ -61,18 +61,20 @@ class Outcome:
 
 
 def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
-    """The fastest plans; where none fits, those that offload the optimizer, if they may.
+    """The fastest plans; where none fits, those of the best way to offload what they may.
 
     Raises:
         SearchError: there are none, with what would help.
     """
     outcome = _ranked(inputs, args)
-    if outcome is None and inputs.may_offload:
-        inputs = offloading(inputs)
-        outcome = _ranked(inputs, args)
-    if outcome is None:
-        raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
-    return outcome
+    if outcome is not None:
+        return outcome
+    ways = [offloading(inputs, way) for way in inputs.may_offload]
+    outcomes = [outcome for one in ways if (outcome := _ranked(one, args)) is not None]
+    if not outcomes:
+        least = (ways or [inputs])[-1]
+        raise why_no_plan(least.training, least.kinds, least.choices)
+    return min(outcomes, key=lambda outcome: by_time(outcome.plans[0]))
 
 
 def _ranked(inputs: Inputs, args: Arguments) -> Outcome | None:
@@ -188,8 +190,12 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
     limits = Limits(cost=args.max_cost, days=args.max_days)
     plans, seen = _front(inputs, limits, expense)
     if not plans and inputs.may_offload and not _front(inputs, Limits(), expense)[0]:
-        inputs = offloading(inputs)
-        plans, seen = _front(inputs, limits, expense)
+        for way in inputs.may_offload:
+            offloaded = offloading(inputs, way)
+            plans, seen = _front(offloaded, limits, expense)
+            if plans:
+                break
+        inputs = offloaded
     if not plans:
         raise nothing_within(_front(inputs, Limits(), expense)[0], inputs.run, limits, expense)
     shown = plans if args.pareto is First.time else plans[::-1]

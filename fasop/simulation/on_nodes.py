@@ -13,6 +13,7 @@ from fasop.costs.allowance import room_gib
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.experts import layer_numbers, with_exchanges
 from fasop.costs.hardware import NodeKind
+from fasop.costs.host_activations import through_host
 from fasop.costs.layers import LayerTimes, gradients_summed, layer_times, weights_handed_out
 from fasop.costs.measured_module import MeasuredModule
 from fasop.costs.memory import GIB, stage_memory
@@ -165,6 +166,7 @@ def _capacity_by_kind(training: Training, memory_gib: Floats, stages: Floats) ->
 def times_on(kind: NodeKind, training: Training) -> LayerTimes:
     """What the parts of the model take on a GPU of such a node, calibrated."""
     found = layer_times(kind.gpu, kind.profile, training, links.within(kind.group))
+    found = through_host(found, kind.gpu, training)
     return with_exchanges(found.multiplied(kind.factors.forward, kind.factors.backward), kind, training)
 
 

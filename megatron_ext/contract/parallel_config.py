@@ -129,8 +129,21 @@ class Offload(Word):
     none = "none"
     optimizer = "optimizer"
     """The optimizer's state and its fp32 weights, which pass through the GPU piece by piece in each update."""
+    activations = "activations"
+    """What layers keep from the forward to the backward pass of a micro-batch; two layers of it are on the GPU."""
+    both = "both"
+
+    @property
+    def takes_optimizer(self) -> bool:
+        return self in (Offload.optimizer, Offload.both)
+
+    @property
+    def takes_activations(self) -> bool:
+        return self in (Offload.activations, Offload.both)
 
 
+LEAST_OFFLOADED = 2**16
+"""Bytes of an activation below which it stays on the GPU."""
 PIECE = 2**22
 """Numbers of each part of an offloaded optimizer's state that come to the GPU together."""
 SLOTS = 3
@@ -165,7 +178,8 @@ class Parallel:
     """Each replica keeps only its share of the optimizer state (ZeRO stage 1)."""
     offload: Offload = Offload.none
     """What ranks keep in their host's memory. `optimizer`: the optimizer's state and its fp32 weights, which pass
-    through the GPU piece by piece in each update; 12 bytes a parameter less with 16-bit weights and Adam."""
+    through the GPU piece by piece in each update; 12 bytes a parameter less with 16-bit weights and Adam.
+    `activations`: what layers keep for their backward passes, all but two layers of it."""
     reduce_dtype: ReduceDtype = ReduceDtype.fp32
     compress: Compress = Compress.none
     hierarchical_reduce: bool = False
@@ -268,16 +282,28 @@ def broken_by_stream(get: Get, prefix: str) -> Iterator[str]:
             )
 
 
-def broken_by_offload(
-    offload: Optional[str], optimizer: Optional[str], sync_every: Optional[int], prefix: str
-) -> Iterator[str]:
-    """Every rule broken by what a rank keeps in its host's memory; the others are keys of the training."""
-    if offload == Offload.optimizer and sync_every is not None:
+def broken_by_offload(get: Get, of_train: Get, prefix: str) -> Iterator[str]:
+    """Every rule broken by what a rank keeps in its host's memory; `of_train` gives keys of the training."""
+    offload = Offload(get("offload", None) or Offload.none)
+    optimizer, sync_every = of_train("optimizer", None), of_train("sync_every", None)
+    recompute = get("recompute", Recompute.none)
+    if offload.takes_activations and recompute != Recompute.none:
+        yield (
+            f"{prefix}offload={offload} cannot be combined with {prefix}recompute={recompute}: what a layer keeps is "
+            f"in the host's memory, or is computed again; use {prefix}recompute=none, or {prefix}offload="
+            + ("optimizer" if offload.takes_optimizer else "none")
+        )
+    if offload.takes_activations and get("streams", None) is not None:
+        yield (
+            f"{prefix}offload={offload} cannot be combined with {prefix}streams={shown(get('streams', None))}, whose "
+            f"copies of the model pass beside each other; use {prefix}streams=null, or {prefix}offload=none"
+        )
+    if offload.takes_optimizer and sync_every is not None:
         yield (
             f"{prefix}offload={offload} cannot be combined with train.sync_every={sync_every}, for islands step a copy "
             f"of all weights on the GPU; use {prefix}offload=none, or train.sync_every=null"
         )
-    if offload == Offload.optimizer and optimizer == LAMB:
+    if offload.takes_optimizer and optimizer == LAMB:
         yield (
             f"{prefix}offload={offload} cannot be combined with train.optimizer={LAMB}, whose updates need the norms "
             f"of whole weight matrices; use {prefix}offload=none, or another optimizer"

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron_ext.contract.adaptive.noise import Halves
-from megatron_ext.contract.parallel_config import Offload
 from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.check import actions_of
@@ -26,6 +25,7 @@ from megatron_ext.data.samples import BEGINNING, Position, Samples
 from megatron_ext.engine.batches import BatchAssignment, BatchLoader
 from megatron_ext.engine.executor.executor import Executor, Factor
 from megatron_ext.engine.executor.factory import ExecutorFactory
+from megatron_ext.engine.executor.host_activations import HostActivations
 from megatron_ext.engine.executor.messages import Channels, channels, warm_up
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.gradients.gradients import Gradients, RunningStatistics, late_names
@@ -140,7 +140,7 @@ class Engine(AnyEngine):
             {name for name, _ in self._named if self.task.shard(name) is not None},
             copies=1 if streams else plan.layout.copies_in_model_group(place.stage, plan.sharded_optimizer),
             cuts=self._gradients.ends if plan.train.overlap_optimizer else (),
-            offloads=plan.offload == Offload.optimizer,
+            offloads=plan.offload is not None and plan.offload.takes_optimizer,
         )
 
     def _defer_weight_grads(self) -> None:
@@ -164,6 +164,10 @@ class Engine(AnyEngine):
         self.stopwatch = None if plan.adapt is None else Stopwatch(self.device)
         self._executor = factory.executor(self._stages, plan.micro_batch_size, self._recorder, self._later)
         self._executor.stopwatch = self.stopwatch
+        if plan.offload is not None and plan.offload.takes_activations:
+            self._executor.host = HostActivations(self.device)
+            for stage in self._stages:
+                self._executor.host.keep(stage.counted)
         first = Worker(self._executor, self.flat, self._stages[0])
         self._workers = Workers(first, self._scheduled, self.device)
         self._workers.resize(self.assignment.streams, self._make_replica_copy)

@@ -255,3 +255,10 @@ class Barrier:
                 self._store.set(f"gate/{name}/open", str(self._store.add(failures, 0)))
             self._store.wait([f"gate/{name}/open"], self.PATIENCE)
             return int(self._store.get(f"gate/{name}/open")) == 0
+
+
+def mark() -> torch.cuda.Event:
+    """Return an event that passes when the current stream has done what it has so far."""
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event

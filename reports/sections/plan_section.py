@@ -140,7 +140,8 @@ def _unusual(plan: Plan) -> list[str]:
     chosen = {
         f"{plan.recompute} recomputation of activations": plan.recompute != "none",
         "a sharded optimizer": plan.sharded_optimizer,
-        f"the {plan.offload}'s state in the host's memory": plan.offload is not None,
+        "the optimizer's state in the host's memory": plan.offload in ("optimizer", "both"),
+        "activations in the host's memory": plan.offload in ("activations", "both"),
         f"gradients summed in {plan.reduce_dtype}": plan.reduce_dtype not in (None, "fp32"),
         f"messages between stages in {plan.compress}": plan.compress not in (None, "none"),
         "gradients summed within nodes first": bool(plan.hierarchical_stages),

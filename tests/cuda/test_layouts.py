@@ -44,6 +44,8 @@ LAYOUTS: dict[str, tuple[int, str]] = {
         "parallel.data=2 parallel.pipeline=1 parallel.partition=3 parallel.sharded_optimizer=true "
         "parallel.offload=optimizer train.precision=bf16 train.ema=0.9",
     ),
+    "activations-offloaded": (2, f"parallel.data=1 {TWO} parallel.offload=activations train.precision=bf16"),
+    "activations-offloaded-zb-h1": (2, f"parallel.data=1 {TWO} parallel.offload=both parallel.schedule=zb_h1"),
     "tensor": (2, f"parallel.data=1 parallel.pipeline=1 parallel.partition=3 {TENSOR}"),
     "data-in-bf16": (2, "parallel.data=2 parallel.pipeline=1 parallel.partition=3 parallel.reduce_dtype=bf16"),
     "sharded-in-bf16": (

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_counts import CASES, Case, Counter, words_of
+from benchmarks.gpu_counts import CASES, MICRO_BATCHES, Case, Counter, words_of
 from conf.compose import compose
+from fasop.costs.host_activations import kept_by_layer
+from fasop.costs.training import Training
 from fasop.simulation.predict import predict
 from launch.commands.launching.preflight import with_length
 from tests.cuda.test_stand_in import HEADER
@@ -37,6 +39,7 @@ def assert_memory_as_predicted(case: Case, run: EngineRun) -> None:
 
 
 MEASURED = ("sharded optimizer", "two stages", "recomputed", "some layers recomputed", "offloaded")
+OFFLOADED = ("activations offloaded", "two stages, activations offloaded")
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -47,4 +50,20 @@ def test_memory_of_a_layout_is_predicted(name: str, tmp_path: Path) -> None:
     assert_memory_as_predicted(case, run)
     for rank in ranks:
         before_training, after_one, *_ = rank.peaks
-        assert before_training < after_one, "the pass that loads kernels takes more memory than training"
+        assert before_training < 1.01 * after_one, "the pass that loads kernels takes more memory than training"
+
+
+@pytest.mark.parametrize("name", OFFLOADED)
+def test_offloaded_activations_leave_as_much_memory_as_is_predicted(name: str, tmp_path: Path) -> None:
+    """Bytes that go to the host in an iteration are those of all layers and micro-batches; those of a last layer need
+    not come back."""
+    case, counter = CASES[name], Counter(tmp_path)
+    run = counter.run_of(case)
+    ranks = counter.ours(run, case.gpus)
+    assert_memory_as_predicted(case, run)
+    of_layer = kept_by_layer(Training.of(compose([*words_of(case), f"data.prefix={run.plan.data_prefix}"])), 0)
+    for place, rank in zip(run.plan.ranks, ranks, strict=True):
+        layers = run.plan.partition[place.stage]
+        assert rank.copied["gpu-host"] == pytest.approx(MICRO_BATCHES * layers * of_layer, rel=0.01)
+        assert layers - 1 <= rank.copied["host-gpu"] / (MICRO_BATCHES * of_layer) <= 1.01 * layers
+        assert sum(rank.waits.values()) <= 3

@@ -69,7 +69,7 @@ def test_what_waits_is_in_order(tmp_path: Path) -> None:
 
 WATCHED = {
     **{name: LAYOUTS[name] for name in ("streams-bf16", "shares", "sharded", "interleaved", "zb-h1", "pipedream")},
-    **{name: LAYOUTS[name] for name in ("1f1b-in-int8", "offloaded", "sharded-offloaded")},
+    **{name: LAYOUTS[name] for name in ("1f1b-in-int8", "offloaded", "sharded-offloaded", "activations-offloaded")},
     **{name: LAYOUTS[name] for name in ("sharded-in-bf16", "tensor-1f1b", "sharded-zb-h1", "replicas-3-1")},
     "overlapped": OPTIONS["overlapped"],
     "by-node": (4, "parallel.data=4 parallel.pipeline=1 parallel.partition=3 parallel.reduce_dtype=bf16"),

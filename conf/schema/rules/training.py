@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 
 from conf.errors import ConfigError
 from conf.schema.adapt import Adapt
@@ -125,8 +126,8 @@ def check_recompute(model: Model, parallel: Parallel) -> None:
 
 
 def check_offload(parallel: Parallel, train: Train) -> None:
-    """Whether the optimizer can be stepped piece by piece."""
-    for broken in broken_by_offload(parallel.offload, train.optimizer, train.sync_every, "parallel."):
+    """Whether the host's memory can hold what it is to."""
+    for broken in broken_by_offload(partial(getattr, parallel), partial(getattr, train), "parallel."):
         raise ConfigError(broken)
 
 

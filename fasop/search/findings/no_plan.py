@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
-from conf.schema.experiment import Recompute
+from conf.schema.experiment import Offload, Recompute
 from conf.visible import plural
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
@@ -99,7 +99,8 @@ def _nothing_fits(training: Training, kinds: Sequence[NodeKind], choices: Choice
             ways.append(f"{times} times as many nodes, {gpus_of(more)} GPUs")
             break
     ways += [*_savers(choices), "a smaller model"]
-    without = ", not even with parallel.offload=optimizer" if training.offloads else ""
+    offload = training.parallel.offload
+    without = f", not even with parallel.offload={offload}" if offload is not Offload.none else ""
     return (
         f"model={training.model.name} with parallel.global_batch_size={training.parallel.global_batch_size} does not "
         f"fit in the memory of cluster.gpus ({have}) with any plan{without}; what would help: {'; or '.join(ways)}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from conf.schema.parallel import Parallel
 from conf.visible import plural
+from fasop.costs.host_activations import host_bytes
 from fasop.costs.memory import GIB
 from fasop.search.by_stage.look import Looked
 from fasop.search.inputs import Inputs
@@ -29,14 +30,17 @@ def nodes_used(inputs: Inputs, plan: Plan) -> str:
 
 def offloaded(plan: Plan) -> str:
     """What the nodes' memory holds of such plans."""
-    if not plan.training.offloads:
+    training, kept = plan.training, []
+    if training.offloads:
+        replicas = 1 if training.parallel.sharded_optimizer else training.parallel.data
+        state = 4.0 * training.offloaded_values * replicas * training.model.parameters()
+        kept.append(f"{state / GIB:.0f} GiB of what the optimizer keeps")
+    if training.offloads_activations:
+        activations = host_bytes(training, plan.partition.layers)
+        kept.append(f"{activations / GIB:.0f} GiB of activations")
+    if not kept:
         return ""
-    replicas = 1 if plan.training.parallel.sharded_optimizer else plan.training.parallel.data
-    state = 4.0 * plan.training.offloaded_values * replicas * plan.training.model.parameters()
-    return (
-        f"What the optimizer keeps lies in the memory of the nodes: {state / GIB:.0f} GiB of all nodes together in the "
-        "first plan."
-    )
+    return f"In the first plan the memory of all nodes together has {' and '.join(kept)}."
 
 
 def gained_by_stage(first: Plan, alike: Plan) -> str:

@@ -44,7 +44,7 @@ def _train(plan: Values) -> Faults:
     train = plan["train"]
     for broken in broken_by_training(train.get):
         yield PlanFault(broken)
-    for broken in broken_by_offload(plan.get("offload"), train.get("optimizer"), train.get("sync_every"), ""):
+    for broken in broken_by_offload(plan.get, train.get, ""):
         yield PlanFault(broken)
     if train.get("epochs") is not None and train.get("samples") is None:
         yield "train.samples", None, f"a multiple of train.epochs={train['epochs']}"

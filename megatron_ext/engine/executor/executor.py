@@ -11,6 +11,7 @@ from torch import Tensor
 from megatron_ext.contract.events import ACTIVATIONS, GRADIENTS
 from megatron_ext.contract.schedule.replay import AnyAction
 from megatron_ext.contract.schedule.schedules import Action, Kind
+from megatron_ext.engine.executor.host_activations import HostActivations
 from megatron_ext.engine.executor.messages import Channels, Content, Message, actions_by_channel
 from megatron_ext.engine.executor.pace import Pace
 from megatron_ext.engine.results import Stopwatch
@@ -60,6 +61,8 @@ class Executor:
     """What is sent back with them."""
     stopwatch: Optional[Stopwatch] = None
     """What is to know when it waits for other stages."""
+    host: Optional[HostActivations] = None
+    """What has activations where the plan keeps them in the host's memory."""
 
     def __init__(
         self,
@@ -138,6 +141,8 @@ class Executor:
             else:
                 self._exchange(kind, key)
         self._flush()
+        if self.host is not None:
+            self.host.end()
         losses, self._losses = self._losses, []
         return torch.stack(losses).sum() if losses else None
 
@@ -146,6 +151,8 @@ class Executor:
         if kind is Kind.RECV_FORWARD:
             self._entered[key] = self._received_forward(key)
         elif kind is Kind.RECV_BACKWARD:
+            if self.host is not None:
+                self.host.ahead(key)
             self._gradients_left[key] = self._receive(kind, key)
         elif kind is Kind.SEND_FORWARD:
             self._send(kind, key, self._left[key])
@@ -219,6 +226,8 @@ class Executor:
             values = {**values, **{name: micro.inputs[name] for name in stage.inputs}}
         with self._recorder.span("forward-compute", m, chunk=chunk):
             left = stage(values)
+        if self.host is not None:
+            self.host.passed(key)
         if stage.last:
             assert micro is not None
             with self._recorder.span("loss-compute", m, chunk=chunk):
@@ -232,6 +241,8 @@ class Executor:
         m, chunk = key
         entered, left = self._entered.pop(key), self._left.pop(key)
         received = self._gradients_left.pop(key, {})
+        if self.host is not None:
+            self.host.ahead(key)
         with self._recorder.span(kind.value, m, chunk=chunk):
             backward(left, received)
         if Kind.SEND_BACKWARD in self._outboxes:

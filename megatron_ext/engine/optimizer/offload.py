@@ -12,6 +12,7 @@ from megatron_ext.contract.run_files import EMA, WEIGHTS
 from megatron_ext.contract.train_config import KINDS, TrainConfig
 from megatron_ext.engine.gradients.flat import Share
 from megatron_ext.engine.optimizer.update_rules import Piece, TorchRule, Unscaled, UpdateRule, kept_kinds
+from megatron_ext.parallel.comm import mark
 
 
 class HostState:
@@ -35,7 +36,7 @@ class HostState:
         self._out: Optional[torch.cuda.Stream] = None
         if self._pinned:
             self._in, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._in.wait_event(_mark())  # until the slots have their zeros
+            self._in.wait_event(mark())  # until the slots have their zeros
         self._free: List[Optional[torch.cuda.Event]] = [None for _ in self._slots]
         """For each slot, when what was in it is back."""
 
@@ -73,7 +74,7 @@ class HostState:
             if free is not None:
                 self._in.wait_event(free)
             self._copy_in(number)
-            return _mark()
+            return mark()
 
     def _copy_in(self, number: int) -> None:
         for name, target in self.on_device(number).items():
@@ -83,10 +84,10 @@ class HostState:
         if self._out is None:
             self._copy_out(number)
             return
-        self._out.wait_event(_mark())
+        self._out.wait_event(mark())
         with torch.cuda.stream(self._out):
             self._copy_out(number)
-            self._free[number % len(self._slots)] = _mark()
+            self._free[number % len(self._slots)] = mark()
 
     def _copy_out(self, number: int) -> None:
         for name, source in self.on_device(number).items():
@@ -107,13 +108,6 @@ class HostState:
         for event in self._free:
             if event is not None:
                 event.synchronize()
-
-
-def _mark() -> torch.cuda.Event:
-    """Return an event that passes when the current stream has done what it has so far."""
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return event
 
 
 class OffloadedRule(UpdateRule):

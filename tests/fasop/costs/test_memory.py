@@ -109,6 +109,16 @@ def test_what_is_offloaded_leaves_the_gpu_but_for_pieces(words: tuple[str, ...],
     assert (there.weights, there.gradients) == (here.weights, here.gradients)
 
 
+def test_of_offloaded_activations_two_layers_stay_whatever_waits() -> None:
+    one = training("train.precision=bf16")
+    away = replace(one, parallel=replace(one.parallel, offload=Offload.activations))
+    for micro_batches in (1.0, 4.0):
+        here, there = (stage_memory(case, 0, micro_batches).activations for case in (one, away))
+        of_layer = here.layer / micro_batches
+        assert there.layer == 0.0
+        assert 2 * of_layer < there.fixed - here.fixed < 3 * of_layer
+
+
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 def test_parameters_are_those_of_the_engine(tmp_path: Path, tensor: int) -> None:
     sizes = (f"parallel.tensor={tensor}", "parallel.data=1", "parallel.pipeline=2")

@@ -17,6 +17,7 @@ from conf.compose import compose
 from conf.schema.experiment import Experiment, Schedule
 from conf.schema.values.partition import NodeOrder
 from fasop.costs.hardware import NodeKind
+from fasop.costs.host_activations import kept_by_layer
 from fasop.costs.network.placement import place
 from fasop.costs.training import Training
 from fasop.errors import SearchError
@@ -173,13 +174,30 @@ def test_the_optimizer_is_offloaded_where_nothing_fits_without() -> None:
     assert "offload: none" in plan_yaml(plain, "")
     assert "offload: optimizer" in plan_yaml(found.plans[0], "")
     parameters = read(words).training.model.parameters()
-    assert f"memory of the nodes: {12 * parameters / 2**30:.0f} GiB" in found.summary[0]
+    assert f"all nodes together has {12 * parameters / 2**30:.0f} GiB of what the optimizer" in found.summary[0]
     # 12 bytes a parameter come to the GPU, more slowly than it updates them.
     stage = max(given.pipelines.optimizer.of(np.array(given.partition.layers)[:, np.newaxis]).ravel())
     assert stage == pytest.approx(12 * parameters / 4 / 24e9, rel=0.2)
     for refused in ("parallel.offload=none", "train.optimizer=lamb"):
         with pytest.raises(SearchError, match=r"does not fit .* % of this memory"):
             best_plans(read([*words, small, refused]), args)
+
+
+def test_offloaded_activations_take_their_time_and_nothing_is_computed_again() -> None:
+    words = ["cluster=a10x8", "cluster.groups.gpu2.count=1", "model=xl", "parallel.global_batch_size=8"]
+    words += ["parallel.data=1", "parallel.tensor=1", "parallel.micro_batch_size=1", "parallel.schedule=one_f_one_b"]
+    words += ["train.precision=bf16", "parallel.offload=activations"]
+    slow, args = "cluster.gpus.a10.host_gb_per_s=2", Arguments(top=1, by_stage=False)
+    plain = best_plans(read([*words[:-1], "parallel.recompute=none"]), args).plans[0]
+    quick, slowed = (best_plans(read([*words, *more]), args).plans[0] for more in ([], [slow]))
+    assert quick.parallel.recompute == slowed.parallel.recompute == "none"
+    assert quick.total == pytest.approx(plain.total, rel=0.05)
+    assert "activations" in plan_yaml(quick, "")
+    layers = max(slowed.partition.layers)
+    kept = kept_by_layer(slowed.training, 0) / 2e9
+    assert slowed.total > 8 * 2 * layers * kept > 1.5 * quick.total
+    with pytest.raises(SearchError, match=r"activations cannot be combined with parallel\.recompute=full"):
+        read([*words, "parallel.recompute=full"])
 
 
 def test_a_batch_that_no_replicas_divide_is_told_with_near_ones() -> None:

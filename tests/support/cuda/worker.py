@@ -102,6 +102,7 @@ def main(plan: str, node: str, job: str | None = None) -> int:
         train.Training.run = watched(train.Training.run)
         Executor.run = watched(Executor.run)
         engine.BUCKET_BYTES = parallel_config.PIECE = 4096  # so that there are several
+    parallel_config.LEAST_OFFLOADED = 256  # so that what tiny layers keep is enough
     if job == "fused":
         job = None
     else:
