@@ -25,8 +25,11 @@ from megatron_ext.contract.errors import is_out_of_memory, reason_of
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
+from megatron_ext.contract.rules.engine import MEGATRON_CORE
 from megatron_ext.contract.run_files import RunFiles
+from megatron_ext.core import parts as core_parts
 from megatron_ext.measuring import link_times
+from megatron_ext.measuring.core_parts import CoreParts
 from megatron_ext.measuring.kinds import Kinds
 from megatron_ext.measuring.passes import Parts, Passes, groups_of, medians_by_part
 from megatron_ext.measuring.request import Request
@@ -56,7 +59,7 @@ def measure(plan: Plan, place: Place, store: Store) -> None:
     meet(store, place.rank, plan.world_size, device, timedelta(seconds=plan.train.comm_timeout_s))
     path = plan.files.profile_rank(place.rank)
     path.parent.mkdir(exist_ok=True)
-    note = GrowingNote(path, device=_device_name(device), versions=_versions(device))
+    note = GrowingNote(path, device=_device_name(device), versions={**_versions(device), **_engine_versions(plan)})
     _Measurements(plan, place, request, device, note).make()
     with annotate_errors("leaving the other ranks"):
         dist.barrier()
@@ -260,6 +263,8 @@ class _Measurements:
 
     def _tensor_group(self, size: int) -> Optional[TensorGroup]:
         """This rank's one; None if it is left over. All ranks make each group."""
+        if self._plan.engine == MEGATRON_CORE:
+            return core_parts.tensor_group(self._plan, size)
         found = None
         for ranks in groups_of(self._nodes, size):
             group = new_group(ranks) if size > 1 else None
@@ -296,6 +301,8 @@ class _Measurements:
     def _passes(self, model: ModelConfig, group: TensorGroup, batch: int) -> Passes:
         if model.traits.measured:
             return Kinds(self._plan, batch, self._device)
+        if self._plan.engine == MEGATRON_CORE:
+            return CoreParts(self._plan, model, group, batch, self._device)
         return Parts(self._plan, model, group, batch, self._device)
 
     def _told(self, parts: Passes, with_optimizer: bool) -> Dict[str, Any]:
@@ -305,7 +312,7 @@ class _Measurements:
         if isinstance(parts, Kinds):
             self._note.update(module={"digest": self._plan.model.code_digest, **parts.module()})
             found["sequence"] = parts.sequence()
-        if isinstance(parts, Parts) and self._device.type == "cuda":
+        if isinstance(parts, (Parts, CoreParts)) and self._device.type == "cuda":
             found.update(peak_bytes=parts.peak_bytes(), peak_layers=parts.layers)
         if with_optimizer:
             found["optimizer_ns"] = list(parts.optimizer_ns(self._request.seconds / 2))
@@ -363,6 +370,13 @@ def _versions(device: torch.device) -> Dict[str, str]:
         nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
         found.update(cuda=str(torch.version.cuda), nccl=".".join(map(str, nccl)))
     return found
+
+
+def _engine_versions(plan: Plan) -> Dict[str, str]:
+    """Returns the versions of what another engine's layers are made of."""
+    if plan.engine != MEGATRON_CORE:
+        return {}
+    return core_parts.versions(plan)
 
 
 def _device_name(device: torch.device) -> str:

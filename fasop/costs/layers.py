@@ -31,9 +31,11 @@ class Basis(IntEnum):
     """Between two measured micro-batch sizes."""
     OTHER_FORMAT = 2
     """In fp16 for bf16, or the other way round, on a GPU whose peak rates are the same in both."""
-    EXTRAPOLATED = 3
+    OTHER_ENGINE = 3
+    """Of another engine's layers, or of the same with other options."""
+    EXTRAPOLATED = 4
     """Beyond the measured micro-batch sizes: an upper bound, if larger ones are never less efficient."""
-    NOT_MEASURED = 4
+    NOT_MEASURED = 5
     """An estimate (`fasop.costs.roofline`): what the GPU's peak rates allow, and the starts of its kernels."""
 
     def __str__(self) -> str:
@@ -164,11 +166,12 @@ def _known(gpu: Gpu, profile: LayerProfile | None, training: Training) -> tuple[
     """What a profile has for a model, and what its times then rest on."""
     if profile is None:
         return (), Basis.NOT_MEASURED
+    of_engine = Basis.MEASURED if profile.is_of(training.engine) else Basis.OTHER_ENGINE
     if points := profile.points(training.model, training.precision):
-        return points, Basis.MEASURED
+        return points, of_engine
     other = OTHER_16_BIT.get(training.precision)
     if other is not None and gpu.fp16_tflops == gpu.bf16_tflops:
-        return profile.points(training.model, other), Basis.OTHER_FORMAT
+        return profile.points(training.model, other), max(of_engine, Basis.OTHER_FORMAT)
     return (), Basis.NOT_MEASURED
 
 

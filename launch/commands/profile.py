@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf.blocks_of_module import can_look, count_blocks, is_user_code
 from conf.compose import compose, compose_unchecked, to_object
-from conf.schema.experiment import Cluster, Executor, Experiment, Model, Rehearse
+from conf.schema.experiment import Cluster, EngineKind, Executor, Experiment, Model, Rehearse
 from conf.schema.values.links import FILE
 from fasop.costs.profiles.doubts import profile_doubts
 from fasop.costs.profiles.files import name_of, profile_path
@@ -53,8 +53,9 @@ USAGE = """usage: tdpp profile [GROUP=CHOICE ...] [KEY=VALUE ...] [profile=NAME]
 Runs a short job on all nodes of a cluster and measures the model there: the time of embedding, layers and head, forward
 and backward, the memory that they keep, the time of an optimizer step, and the times of messages and all-reduces by
 size. For models of images, and a module of your own (model=module model.code=FILE.py:NAME), it measures every kind of
-block. GROUP, KEY and --config-dir DIR are those of 'tdpp launch'; the keys of parallel are ignored. It writes a file
-for every type of GPU, which 'tdpp search' reads.
+block. With engine=megatron_core the layers and the optimizer are Megatron-Core's. GROUP, KEY and --config-dir DIR are
+those of 'tdpp launch'; the keys of parallel are ignored. It writes a file for every type of GPU, which 'tdpp search'
+reads.
 
   tdpp profile                                    the model 'tiny' on this machine's CPU
   tdpp profile cluster=a10x8 model=xl executor=slurm train.precision=bf16 profile=a10_bf16
@@ -108,6 +109,8 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
         return 0
     for name in job.names.values():
         check_free(name, arguments)
+        if arguments.add:
+            files.check_engine(name, job.experiment.engine)
     if arguments.links is not None:
         pair_links.check_free(arguments.links, arguments)
     if arguments.page is not None:
@@ -190,14 +193,16 @@ def prepare(arguments: Arguments) -> Job:
     cluster, model = to_object(cfg, Cluster, "cluster"), to_object(cfg, Model, "model")
     tensor_sizes = _tensor_sizes(arguments, cluster, model)
     of_node = max(2, *tensor_sizes) if model.measured else max(tensor_sizes)  # a link has two ends
-    of_hosts = sum(host.ranks for host in to_object(cfg, Executor, "executor").reached)
-    ranks = of_hosts or sum(group.count * (group.gpus_per_node or of_node) for group in cluster.groups.values())
+    hosts = [host.ranks for host in to_object(cfg, Executor, "executor").reached]
+    nodes = hosts or [group.gpus_per_node or of_node for group in cluster.groups.values() for _ in range(group.count)]
     layers = [f"model.layers={model.layers}"] if of_module else []
-    experiment = compose([*arguments.overrides, *_plain(ranks), *layers])
+    experiment = compose([*arguments.overrides, *_plain(sum(nodes)), *layers])
     if experiment.executor.rehearse is not Rehearse.none:
         raise LaunchError(
             f"executor.rehearse={experiment.executor.rehearse}: a rehearsal measures nothing; leave this key out"
         )
+    if experiment.engine.kind is EngineKind.megatron_core:
+        tensor_sizes = _of_megatron_core(arguments, tensor_sizes, nodes)
     for word in _of_the_whole(arguments) if 1 not in tensor_sizes else ():
         raise LaunchError(f"{word} tries the whole model on one GPU: add 1 to tensor_sizes")
     points = len(tensor_sizes) * (len(arguments.micro_batches) if arguments.room_from is None else DOUBLINGS)
@@ -226,6 +231,20 @@ def prepare(arguments: Arguments) -> Job:
     return Job(experiment=short_job(with_request, FOLDER, arguments.wait_min, run_min), run_min=run_min, names=names)
 
 
+def _of_megatron_core(arguments: Arguments, tensor_sizes: Sequence[int], nodes: Sequence[int]) -> tuple[int, ...]:
+    """Returns the tensor sizes for which Megatron-Core can make groups, in which all ranks are."""
+    for word in _of_the_whole(arguments):
+        raise LaunchError(f"{word} trains the whole model with tdpp's engine: leave it out, or use engine=tdpp")
+    for size in arguments.tensor_sizes:
+        left_over = [ranks for ranks in nodes if ranks % size]
+        if left_over:
+            raise LaunchError(
+                f"tensor_sizes={size} must divide the ranks of every node with engine=megatron_core, whose groups leave "
+                f"no rank out, but a node has {left_over[0]}; leave this size out, or measure these nodes alone"
+            )
+    return tuple(size for size in tensor_sizes if not any(ranks % size for ranks in nodes))
+
+
 def _of_the_whole(arguments: Arguments) -> Iterator[str]:
     """The words that have whole models trained on a GPU."""
     if arguments.room_from is not None:
@@ -249,6 +268,7 @@ def _plain(ranks: int) -> list[str]:
         "tensor": 1,
         "data": ranks,
         "pipeline": 1,
+        "expert": 1,
         "chunks": 1,
         "micro_batch_size": 1,
         "global_batch_size": ranks,

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from conf.errors import ConfigError
 from conf.reading.files import why_not_writable, write_whole
-from conf.schema.experiment import Experiment
+from conf.schema.experiment import Engine, EngineKind, Experiment
 from fasop.costs.hardware import NodeKind
 from fasop.costs.known_blocks import with_known_blocks
+from fasop.costs.profiles.doubts import in_words
 from fasop.costs.profiles.files import profile_path, read_profile
 from fasop.costs.profiles.profile import LayerProfile, Links, Module, Shape
 from fasop.costs.profiles.profile_text import profile_text
@@ -41,6 +42,20 @@ def write(name: str, profile: LayerProfile, arguments: Arguments, comment: str) 
     return profile
 
 
+def check_engine(name: str, engine: Engine) -> None:
+    """Raises LaunchError where measurements of an engine would go into a profile of another one's, before anything is
+    measured."""
+    if not profile_path(name).exists():
+        return
+    old = read_profile(name)
+    before = old.engine or EngineKind.tdpp  # which alone was measured before profiles named it
+    if (before, old.engine_options) != (engine.kind, engine.options):
+        raise LaunchError(
+            f"add=true: profile {name!r} has times of {in_words(before, old.engine_options)}, not of "
+            f"{in_words(engine.kind, engine.options)}; choose another profile=NAME, or replace it with overwrite=true"
+        )
+
+
 def added(old: LayerProfile, new: LayerProfile) -> LayerProfile:
     """Both together; what is of the same sizes and number format is the new one's.
 
@@ -68,6 +83,7 @@ def added(old: LayerProfile, new: LayerProfile) -> LayerProfile:
     try:
         return replace(
             new,
+            engine=old.engine,
             source=new.source if new.source in old.source else f"{old.source}; {new.source}",
             models={**old.models, **new.models},
             modules={**old.modules, **new.modules},

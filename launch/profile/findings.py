@@ -124,6 +124,8 @@ def merged(found: Found, gpu: str, source: str, date: str) -> LayerProfile:
         date=date,
         device=ranks[0]["device"],
         versions=dict(ranks[0]["versions"]),
+        engine=experiment.engine.kind,
+        engine_options=dict(experiment.engine.options),
         models={} if of_module else {model.name: Shape.of(model)},
         modules={model.name: _module(model, ranks[0]["module"])} if of_module else {},
         costs=costs,

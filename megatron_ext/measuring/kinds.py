@@ -13,7 +13,7 @@ from megatron_ext.contract.parallel_config import Recompute
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.families.tasks import task_of
-from megatron_ext.measuring.passes import LAYERS, Passes, SavedTensors, cut_off
+from megatron_ext.measuring.passes import LAYERS, OwnPasses, SavedTensors, cut_off
 from megatron_ext.measuring.sequence import LOSS, Ledger, bytes_of, crossing, described, first_of_each_kind, wires_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import Part
@@ -37,7 +37,7 @@ class _Timed(NamedTuple):
     """The gradients of what it gives."""
 
 
-class Kinds(Passes):
+class Kinds(OwnPasses):
     """One block of each kind with what it takes of a micro-batch, and the loss.
 
     No more of the model than these blocks is on the device at once, so that one that needs a pipeline can be measured.

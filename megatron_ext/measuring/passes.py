@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from itertools import groupby
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -32,16 +32,23 @@ OF_PASS = 0.005
 whole pass, in which an embedding may hardly count."""
 
 
+class Updates(NamedTuple):
+    """What an optimizer does with a rank's weights."""
+
+    fill: Callable[[], object]
+    """Gives gradients, of 1e-3 before they are scaled."""
+    step: Callable[[], object]
+    """Updates all weights once."""
+    numel: int
+    """Weights."""
+
+
 class Passes(ABC):
     """One rank's share of a model's parts, and what they take."""
 
-    def __init__(
-        self, flat: FlatWeights, train: TrainConfig, device: torch.device, laps: Sequence[Tuple[Optional[str], int]]
-    ) -> None:
+    def __init__(self, device: torch.device, laps: Sequence[Tuple[Optional[str], int]]) -> None:
         """`laps` are those of a pass, from one mark to the next: `<kind>.forward` or `<kind>.backward` and of how many
         blocks, or None for what is not to be timed."""
-        self._flat = flat
-        self._train = train
         self._device = device
         self._marks = Marks(device)
         self._laps = list(laps)
@@ -59,6 +66,10 @@ class Passes(ABC):
     @abstractmethod
     def kept_bytes(self) -> Dict[str, int]:
         """Returns by kind what autograd keeps of a block from forward to backward pass, but for weights."""
+
+    @abstractmethod
+    def updates(self) -> Updates:
+        """Makes an optimizer of all these weights."""
 
     def forward_and_backward(self, passes: int) -> None:
         """Times so many passes; a GPU gets them one after another, and need not wait for its host."""
@@ -105,23 +116,42 @@ class Passes(ABC):
 
         It changes the weights.
         """
-        optimizer = Optimizer(self._flat, self._train, None, DataGroup(1, 0, None), False, [])
-        recorder, marks = Recorder(None), self._marks
+        updates, marks = self.updates(), self._marks
         laps: List[Lap] = []
         until = time.monotonic() + seconds
         found = Median(0.0, 0.0)
         while not (laps and (found.tight(found.value, RELATIVE, RELATIVE) or time.monotonic() > until)):
-            self._flat.grad.fill_(optimizer.scaler.scale * 1e-3)
+            updates.fill()
             marks.set()
-            optimizer.step(recorder)
+            updates.step()
             marks.set()
             laps += marks.laps()
             found = median([lap.ms for lap in laps[1:] or laps])  # the first one makes Adam's state
-        factor = 1e6 / self._flat.weight.numel()
+        factor = 1e6 / updates.numel
         return Median(found.value * factor, found.spread * factor)
 
     def close(self) -> None:
         self._marks.close()
+
+
+class OwnPasses(Passes):
+    """Passes through blocks of tdpp's own, whose weights and gradients are flat."""
+
+    def __init__(
+        self, flat: FlatWeights, train: TrainConfig, device: torch.device, laps: Sequence[Tuple[Optional[str], int]]
+    ) -> None:
+        super().__init__(device, laps)
+        self._flat = flat
+        self._train = train
+
+    def updates(self) -> Updates:
+        optimizer = Optimizer(self._flat, self._train, None, DataGroup(1, 0, None), False, [])
+        recorder, grad = Recorder(None), self._flat.grad
+        return Updates(
+            lambda: grad.fill_(optimizer.scaler.scale * 1e-3),
+            lambda: optimizer.step(recorder),
+            self._flat.weight.numel(),
+        )
 
 
 def cut_off(tensors: Tensors) -> Tensors:
@@ -166,7 +196,7 @@ def few_layers(model: ModelConfig) -> ModelConfig:
     return replace(model, layers=min(LAYERS, model.layers), decoder_layers=decoder)
 
 
-class Parts(Passes):
+class Parts(OwnPasses):
     """One rank's share of a model of some layers, and a micro-batch that goes through it again and again."""
 
     def __init__(

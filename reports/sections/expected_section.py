@@ -22,6 +22,7 @@ NOTE = (
 )
 BASIS = {
     Basis.OTHER_FORMAT: "The prediction uses layer times measured in the other 16-bit format.",
+    Basis.OTHER_ENGINE: "The prediction uses times of another engine's layers.",
     Basis.EXTRAPOLATED: "The prediction extrapolates beyond the measured micro-batch sizes, so it may be too long.",
     Basis.NOT_MEASURED: "No layer times were measured on these devices, so the prediction uses their peak rates, and "
     "real runs take longer. 'tdpp profile' measures layer times.",

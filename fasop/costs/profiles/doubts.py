@@ -7,11 +7,11 @@ to believe a warning.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from conf.schema.cluster import CPU
-from conf.schema.experiment import Model
+from conf.schema.experiment import EngineKind, Model
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis, why_not_measured
 from fasop.costs.network.link_doubts import link_doubts
@@ -39,6 +39,7 @@ SMALL = frozenset(("embedding", "decoder_embedding", "encoder_norm", "head"))
 
 _BASES = {
     Basis.OTHER_FORMAT: "other format: measured in fp16 for bf16, or the other way round; peak rates are the same",
+    Basis.OTHER_ENGINE: "other engine: measured with the layers of another engine, whose kernels take other times",
     Basis.EXTRAPOLATED: "extrapolated: beyond the micro-batch sizes of the profile, in proportion; an upper bound",
     Basis.NOT_MEASURED: "not measured: what the GPUs' peak rates allow; real runs take longer",
 }
@@ -56,9 +57,21 @@ def doubts(training: Training, kinds: Sequence[NodeKind], bases: Collection[Basi
             yield f"profile {gpu.profile!r} is for {profile.gpu}, not for {gpu.name}"
         if (why := why_not_measured(gpu, profile, training)) is not None:
             yield why
+        elif profile is not None and not profile.is_of(training.engine):
+            measured = in_words(profile.engine, profile.engine_options)
+            yield (
+                f"profile {gpu.profile!r} of {gpu.name} has times of {measured}, and this is "
+                f"{in_words(training.engine.kind, training.engine.options)}: measure its layers with 'tdpp profile' and "
+                f"the same keys of engine"
+            )
     groups = {kind.name: kind.group for kind in kinds}
     links = {(kind.name, name): link for kind in kinds for name, link in kind.links.items() if name in groups}
     yield from link_doubts(groups, links)
+
+
+def in_words(kind: EngineKind | None, options: Mapping[str, object]) -> str:
+    """Whose layers were measured, as keys."""
+    return " ".join([f"engine={kind}", *(f"engine.options.{key}={value}" for key, value in sorted(options.items()))])
 
 
 def profile_doubts(profile: LayerProfile, model: Model | None = None) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from conf.errors import ConfigError
-from conf.schema.experiment import Gpu, Model, Precision
+from conf.schema.experiment import Engine, EngineKind, Gpu, Model, Precision
 from conf.schema.values.ranges import config
 from fasop.costs.blocks import blocks_of
 from fasop.costs.measured_module import LOSS, MeasuredModule
@@ -206,6 +206,10 @@ class LayerProfile:
     """The GPU's name, which its driver gives."""
     versions: dict[str, str] = field(default_factory=dict)
     """Versions of the software that it was measured with."""
+    engine: EngineKind | None = None
+    """Whose layers and optimizer were measured; null: not known, and they serve for any."""
+    engine_options: dict[str, Any] = field(default_factory=dict)
+    """`engine.options` with which they were."""
     models: dict[str, Shape] = field(default_factory=dict)
     modules: dict[str, Module] = field(default_factory=dict)
     """Users' modules, by name."""
@@ -241,6 +245,13 @@ class LayerProfile:
             for costs in self.costs
             if costs.model in names and costs.precision is precision and kinds <= costs.parts.keys()
         ]
+
+    def is_of(self, engine: Engine) -> bool:
+        """Whether it has times of the layers that an engine trains. Megatron-LM's are Megatron-Core's."""
+        if self.engine is None:
+            return True
+        ours, theirs = (EngineKind.tdpp is kind for kind in (self.engine, engine.kind))
+        return ours is theirs and self.engine_options == engine.options
 
     def names(self, model: Model) -> set[str]:
         """Those of models of this shape, or of this module."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.compose import compose
-from conf.schema.experiment import Precision
+from conf.schema.experiment import EngineKind, Precision
 from fasop.costs.layers import (
     Basis,
     LayerTimes,
@@ -22,6 +22,7 @@ from fasop.costs.layers import (
 )
 from fasop.costs.memory import stage_memory
 from fasop.costs.network.links import Link, between, within
+from fasop.costs.profiles.doubts import doubts
 from fasop.costs.profiles.files import read_profile
 from fasop.costs.profiles.profile import Cost, LayerProfile, ModelCosts, Shape, optimizer_s_per_parameter
 from fasop.costs.profiles.profile_text import profile_text
@@ -32,6 +33,7 @@ from megatron_ext.contract.parallel_config import RECOMPUTES
 from tests.support.fasop.plans import MEGATRON, kinds, mixed, training
 
 A100, A10 = kinds(mixed())
+MEGATRON_CORE = ("engine=megatron_core",)
 
 
 def profile(**layer_ms: float) -> LayerProfile:
@@ -189,6 +191,31 @@ def test_times_in_16_bit_never_serve_a_run_in_fp32_and_the_user_is_told() -> Non
         "or measure fp32 with 'tdpp profile'"
     )
     assert why_not_measured(A10.gpu, A10.profile, training("train.precision=fp16")) is None
+
+
+@pytest.mark.parametrize(
+    ("of", "options", "engine", "basis"),
+    [
+        (EngineKind.megatron_core, {}, MEGATRON_CORE, Basis.MEASURED),
+        (EngineKind.megatron_core, {}, (), Basis.OTHER_ENGINE),
+        (EngineKind.megatron_core, {}, MEGATRON, Basis.MEASURED),
+        (EngineKind.megatron_core, {"moe_z_loss_coeff": 0.1}, MEGATRON_CORE, Basis.OTHER_ENGINE),
+        (EngineKind.tdpp, {}, (), Basis.MEASURED),
+        (EngineKind.tdpp, {}, MEGATRON_CORE, Basis.OTHER_ENGINE),
+        (None, {}, MEGATRON_CORE, Basis.MEASURED),
+    ],
+)
+def test_times_of_another_engines_layers_are_marked(
+    of: EngineKind | None, options: dict[str, float], engine: tuple[str, ...], basis: Basis
+) -> None:
+    """Megatron-LM's layers are Megatron-Core's; a profile without an engine serves for any."""
+    measured = replace(A10.profile, engine=of, engine_options=options)
+    found = times(measured, "train.precision=fp16", *engine)
+    assert found.basis is basis
+    assert found.layer == times(A10.profile, "train.precision=fp16").layer
+    node = replace(A10, profile=measured)
+    said = [one for one in doubts(training("train.precision=fp16", *engine), [node], {basis}) if "engine" in one]
+    assert bool(said) is (basis is Basis.OTHER_ENGINE)
 
 
 def test_this_machines_cpu_is_measured_and_searches_use_it() -> None:

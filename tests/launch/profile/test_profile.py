@@ -249,6 +249,14 @@ def test_a_worker_that_cannot_run_is_told_with_its_reason_and_nothing_is_written
             ["profile=nowhere/x.yaml"],
             "profile=nowhere/x.yaml: no folder nowhere; create it, or choose another",
         ),
+        (
+            ["engine=megatron_core", "micro_batches=4+"],
+            "micro_batches=4\\+ trains the whole model with tdpp's engine: leave it out, or use engine=tdpp",
+        ),
+        (
+            ["engine=megatron_core", "cluster.groups.local.gpus_per_node=3", "tensor_sizes=2"],
+            "tensor_sizes=2 must divide the ranks of every node with engine=megatron_core, .*, but a node has 3; leave",
+        ),
         (["overwrite=true", "add=true"], "these exclude each other"),
         (["tensor_sizes=0"], "tensor_sizes=0 must be a whole number, at least 1; separate several"),
         (["tensor_sizes=3"], "tensor_sizes=3 does not divide model.heads=4"),
