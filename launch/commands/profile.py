@@ -239,8 +239,8 @@ def _of_megatron_core(arguments: Arguments, tensor_sizes: Sequence[int], nodes: 
         left_over = [ranks for ranks in nodes if ranks % size]
         if left_over:
             raise LaunchError(
-                f"tensor_sizes={size} must divide the ranks of every node with engine=megatron_core, whose groups leave "
-                f"no rank out, but a node has {left_over[0]}; leave this size out, or measure these nodes alone"
+                f"tensor_sizes={size} must divide the ranks of every node with engine=megatron_core, whose groups "
+                f"leave no rank out, but a node has {left_over[0]}; leave this size out, or measure these nodes alone"
             )
     return tuple(size for size in tensor_sizes if not any(ranks % size for ranks in nodes))
 

@@ -61,8 +61,8 @@ def doubts(training: Training, kinds: Sequence[NodeKind], bases: Collection[Basi
             measured = in_words(profile.engine, profile.engine_options)
             yield (
                 f"profile {gpu.profile!r} of {gpu.name} has times of {measured}, and this is "
-                f"{in_words(training.engine.kind, training.engine.options)}: measure its layers with 'tdpp profile' and "
-                f"the same keys of engine"
+                f"{in_words(training.engine.kind, training.engine.options)}: measure its layers with 'tdpp profile' "
+                f"and the same keys of engine"
             )
     groups = {kind.name: kind.group for kind in kinds}
     links = {(kind.name, name): link for kind in kinds for name, link in kind.links.items() if name in groups}

@@ -251,7 +251,7 @@ def test_a_worker_that_cannot_run_is_told_with_its_reason_and_nothing_is_written
         ),
         (
             ["engine=megatron_core", "micro_batches=4+"],
-            "micro_batches=4\\+ trains the whole model with tdpp's engine: leave it out, or use engine=tdpp",
+            r"micro_batches=4\+ trains the whole model with tdpp's engine: leave it out, or use engine=tdpp",
         ),
         (
             ["engine=megatron_core", "cluster.groups.local.gpus_per_node=3", "tensor_sizes=2"],
