@@ -277,6 +277,8 @@ def test_a_worker_that_cannot_run_is_told_with_its_reason_and_nothing_is_written
         "taken",
         "name",
         "no-folder",
+        "core-room",
+        "core-groups",
         "both",
         "tensor",
         "heads",
