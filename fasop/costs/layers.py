@@ -32,7 +32,7 @@ class Basis(IntEnum):
     OTHER_FORMAT = 2
     """In fp16 for bf16, or the other way round, on a GPU whose peak rates are the same in both."""
     OTHER_ENGINE = 3
-    """Of another engine's layers, or of the same with other options."""
+    """Measured with another engine's layers, or with the same engine and other options."""
     EXTRAPOLATED = 4
     """Beyond the measured micro-batch sizes: an upper bound, if larger ones are never less efficient."""
     NOT_MEASURED = 5

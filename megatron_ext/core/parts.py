@@ -111,7 +111,7 @@ class ModelParts:
         return address in self._weights
 
     def zero_gradients(self) -> None:
-        """As an iteration does before its passes."""
+        """Sets gradients to zero, as an iteration does before its passes."""
         for replica in self._replicas:
             replica.zero_grad_buffer()
         self.optimizer.inner.zero_grad()
