@@ -43,6 +43,7 @@ from megatron_ext.timeline import usage
 from megatron_ext.timeline.cuda_recorder import CudaRecorder
 from megatron_ext.timeline.event_files import EventBuffer
 from megatron_ext.timeline.recorder import Recorder, begin_events, traced
+from megatron_ext.timeline.sample_waits import SampleWaits
 from megatron_ext.timeline.usage import MemoryReport
 
 
@@ -139,6 +140,7 @@ class Training:
                 print(f"going on from {found.folder}", flush=True)
         self._end = RunEnd(plan, place, engine, self._goal, self._adaptation, spending, device, pace)
         self._memory = MemoryReport(plan, place)
+        self._waits = SampleWaits(plan.files.rank_waits(place.rank), start.iteration)
 
     def run(self) -> Tuple[int, bool]:
         """Trains. Returns the last iteration, and whether the run ends with it for good: else it was asked to end."""
@@ -170,6 +172,7 @@ class Training:
         self._adaptation.after(iteration, result)
         self._recorder.flush()
         self._memory.note(iteration)
+        self._waits.note(iteration, engine.waited_s)
         if iteration == min(self._start.iteration + plan.train.log_interval, plan.train.iterations):
             self._report(iteration)
         ends = self._end.agreed(iteration)

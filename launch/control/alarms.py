@@ -17,11 +17,13 @@ from conf.visible import visible
 from launch.control.notify import Notice, send, settings_in
 from launch.files.owner import owner_of
 from launch.judge.alarms import alarms
-from launch.observe.iterations import Iteration, iterations_in
+from launch.observe.iterations import Iteration, SampleWait, iterations_in, lines_in
 
 FIRST_BYTES, LAST_BYTES = 1 << 20, 4 << 20
 """Read of the beginning and of the end of metrics.jsonl."""
 GPU_BYTES = 1 << 18
+WAIT_BYTES = 1 << 13
+"""Read of both ends of a rank's waits: some 120 lines of a minute."""
 
 
 def notify_alarms(run: RunDir, environment: Mapping[str, str] = os.environ) -> None:
@@ -33,9 +35,12 @@ def notify_alarms(run: RunDir, environment: Mapping[str, str] = os.environ) -> N
     if not run.notify.is_file() or owner_of(run) != os.geteuid():
         return
     settings = settings_in(run)
-    nodes = [node.name for node in run.read_plan().nodes]
+    plan = run.read_plan()
+    nodes = [node.name for node in plan.nodes]
+    waits = {f"rank {rank} on {node.name}": _waits(run.rank_waits(rank)) for node in plan.nodes for rank in node.ranks}
     gpus = {node: entries for node in nodes if (entries := _gpu_entries(run.node_gpu(node)))}
-    for alarm in alarms(_first(run.metrics), _last(run.metrics), gpus):
+    waits = {rank: lines for rank, lines in waits.items() if lines}
+    for alarm in alarms(_first(run.metrics), _last(run.metrics), gpus, waits):
         told = run.path / f"alarm-{alarm.kind}.json"
         try:
             os.close(os.open(told, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
@@ -49,21 +54,34 @@ def notify_alarms(run: RunDir, environment: Mapping[str, str] = os.environ) -> N
 
 
 def _first(path: Path) -> list[Iteration]:
-    with suppress(OSError), opened(path) as file:
-        return _whole_lines(file.read(FIRST_BYTES))
-    return []
+    return [*iterations_in(_head(path, FIRST_BYTES))]
 
 
 def _last(path: Path) -> list[Iteration]:
+    return [*iterations_in(_tail(path, LAST_BYTES))]
+
+
+def _waits(path: Path) -> list[SampleWait]:
+    """The first and the last lines, more than an hour of each; of a short file some twice."""
+    return [*lines_in(_head(path, WAIT_BYTES), SampleWait), *lines_in(_tail(path, WAIT_BYTES), SampleWait)]
+
+
+def _head(path: Path, size: int) -> bytes:
+    with suppress(OSError), opened(path) as file:
+        return _whole_lines(file.read(size))
+    return b""
+
+
+def _tail(path: Path, size: int) -> bytes:
     with suppress(OSError, RunFolderError):
-        content, cut = read_tail(path, LAST_BYTES)
+        content, cut = read_tail(path, size)
         return _whole_lines(content[content.find(b"\n") + 1 :] if cut else content)
-    return []
+    return b""
 
 
-def _whole_lines(content: bytes) -> list[Iteration]:
-    """The iterations in a text whose last line may still be being written."""
-    return [*iterations_in(content[: content.rfind(b"\n") + 1])]
+def _whole_lines(content: bytes) -> bytes:
+    """A text without its last line, if that may still be being written."""
+    return content[: content.rfind(b"\n") + 1]
 
 
 def _gpu_entries(path: Path) -> tuple[gpu_lines.GpuEntry, ...]:

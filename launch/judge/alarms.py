@@ -1,5 +1,5 @@
-"""What somebody should hear of a run that goes on: it became slow, a GPU is slowed down or has errors, or its loss
-jumped. A run in which nothing happens raises none of them."""
+"""What somebody should hear of a run that goes on: it became slow, its samples come late, a GPU is slowed down or has
+errors, or its loss jumped. A run in which nothing happens raises none of them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from types import MappingProxyType
 
 from conf.run_folder.gpu_lines import WAYS_OUT, GpuEntry, GpuReading, GpuTrouble
 from conf.visible import plural
-from launch.observe.iterations import Iteration
+from launch.observe.iterations import Iteration, SampleWait
 
 HOUR_S = 3600.0
 SLOWER = 1.04
 """Times as long as in the first hour, from which the last hour was slow: noise is less, and 5 % are more."""
+LATER = 0.04
+"""The part of an iteration by which a rank waits longer for its samples, from which somebody should hear of it."""
+CACHED_S = 300.0
+"""Seconds at the beginning in which files come into the nodes' memory, and samples later than usual."""
 CHANCE = 4.0
 """Standard errors by which the medians of two hours may differ by chance."""
 LINES = 20
@@ -43,7 +48,10 @@ class Alarm:
 
 
 def alarms(
-    first: Sequence[Iteration], last: Sequence[Iteration], gpus: Mapping[str, Sequence[GpuEntry]]
+    first: Sequence[Iteration],
+    last: Sequence[Iteration],
+    gpus: Mapping[str, Sequence[GpuEntry]],
+    waits: Mapping[str, Sequence[SampleWait]] = MappingProxyType({}),
 ) -> list[Alarm]:
     """Returns what there is to tell.
 
@@ -51,11 +59,40 @@ def alarms(
         first: lines from the beginning of the log on, at least an hour of them.
         last: the newest lines, at least of an hour.
         gpus: the newest readings of each node's GPUs.
+        waits: how long each rank, named as people know it, waited for its samples, at least in the first and the last
+            hour.
     """
     hot = next(_throttled(gpus), None)
     faults = [Alarm(kind="gpu-fault", text=text) for text in _faults(gpus)][:1]
-    slow = _slow(first, last, faults[0].text if faults else hot.text if hot else None)
-    return [alarm for alarm in (*faults, hot, slow, _spike(last)) if alarm is not None]
+    data = _data(waits, last)
+    causes = [alarm.text for alarm in (*faults, hot, data) if alarm is not None]
+    slow = _slow(first, last, causes[0] if causes else None)
+    return [alarm for alarm in (*faults, hot, data, slow, _spike(last)) if alarm is not None]
+
+
+def _data(waits: Mapping[str, Sequence[SampleWait]], last: Sequence[Iteration]) -> Alarm | None:
+    """The rank whose samples come later than before by most."""
+    worst, most = None, 0.0
+    for rank, lines in waits.items():
+        begun = [line for line in lines if line.unix > lines[0].unix + CACHED_S]
+        if not begun or begun[-1].unix - begun[0].unix < 2 * HOUR_S:
+            continue
+        before = [line.wait_ms for line in begun if line.unix <= begun[0].unix + HOUR_S]
+        since = [line.wait_ms for line in begun if line.unix > begun[-1].unix - HOUR_S]
+        times = [line.elapsed_ms for line in last if line.unix > last[-1].unix - HOUR_S]
+        if min(len(before), len(since)) < LINES or not times:
+            continue
+        usual, now, whole = median(before), median(since), median(times)
+        more = now - usual
+        if more > max(most, LATER * whole, CHANCE * math.hypot(_error(before), _error(since))):
+            most = more
+            text = (
+                f"{rank} waited {now:,.4g} ms an iteration for its samples in the last hour, and {usual:,.4g} ms in "
+                f"the first one ({now / whole:.0%} of an iteration): look at the disk or network that its data come "
+                "from, and at what else uses them"
+            )
+            worst = Alarm(kind="late-data", text=text)
+    return worst
 
 
 def _slow(first: Sequence[Iteration], last: Sequence[Iteration], cause: str | None) -> Alarm | None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from conf.errors import RunFolderError
 from conf.run_folder import run_files
@@ -32,6 +32,7 @@ _TIMES = tuple(re.compile(rb'"%s": ([-+.\dEe]+)' % key) for key in (b"iteration"
 _EVALUATED = "valid_"
 _NAMED = 3
 """So many lines that are no iterations are named."""
+_Line = TypeVar("_Line")
 Milliseconds = Annotated[float, Rule("from 0 to 1e12 ms", lambda value: 0 <= value <= 1e12)]
 
 
@@ -51,6 +52,16 @@ class Iteration:
     """How long its evaluation took, where it had one."""
     evaluation: dict[str, float | None] = field(default_factory=dict)
     """What that gave, by metric."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleWait:
+    """A minute of a rank's iterations, on average."""
+
+    iteration: Count
+    unix: Unix
+    wait_ms: Milliseconds
+    """For how long one of them waited for its samples."""
 
 
 def read_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
@@ -108,9 +119,14 @@ def _timed(text: bytes) -> Iterator[bytes]:
 
 def iterations_in(text: bytes) -> Iterator[Iteration]:
     """The logged iterations among the lines of a text; other lines are left out."""
+    return lines_in(text, Iteration)
+
+
+def lines_in(text: bytes, kind: type[_Line]) -> Iterator[_Line]:
+    """The lines of a text that are of a kind; other lines are left out."""
     for line in text.split(b"\n"):
         with suppress(RunFolderError):
-            yield typed(Iteration, run_files.parse_json(line.strip(b"\0").decode(errors="replace"), ""), "")
+            yield typed(kind, run_files.parse_json(line.strip(b"\0").decode(errors="replace"), ""), "")
 
 
 def _time(line: Iteration | IterationLine) -> LineTime:

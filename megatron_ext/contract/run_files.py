@@ -75,6 +75,10 @@ class RunFiles:
     def rank_memory(self, rank: int) -> Path:
         return self.path / "memory" / _of_rank(rank)
 
+    def rank_waits(self, rank: int) -> Path:
+        """How long a rank waited for its samples, minute by minute."""
+        return self.path / "waits" / f"rank-{rank:05d}.jsonl"
+
     def rank_trace(self, rank: int, iteration: int) -> Path:
         """torch's own trace of an iteration."""
         return self.path / "traces" / f"rank-{rank:05d}.iteration-{iteration}.json.gz"

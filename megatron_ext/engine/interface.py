@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
+from contextlib import contextmanager
 from itertools import chain
 from itertools import count as counting
-from typing import Any, Callable, ContextManager, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -40,6 +42,8 @@ class AnyEngine(ReplicaBatches):
     """The blocks that this rank's stage holds."""
     places: Mapping[str, Tuple[str, str]]
     """For each parameter's name: its block, and its name there. A copy of a tied one has the owner's."""
+    waited_s = 0.0
+    """Seconds that this rank has waited for the samples of its iterations."""
     state: Sequence[Tuple[str, str, Tensor]]
     """What is not trained, but part of a checkpoint: by block and name there."""
 
@@ -114,9 +118,16 @@ class AnyEngine(ReplicaBatches):
         """Returns the learning rate of the update after so many samples."""
         return rate_of(self._plan, self.updates, consumed, self.global_batch_size)
 
+    @contextmanager
+    def _waiting_for_samples(self) -> Iterator[None]:
+        begun = time.monotonic()
+        with self._recorder.span("batch-generator"):
+            yield
+        self.waited_s += time.monotonic() - begun
+
     def _batch(self, iteration: int) -> Dict[int, Optional[Micro]]:
         """This replica's micro-batches, by number; what they hold, where the rank has a use for it."""
         own = self.assignment.own(iteration)
-        with self._recorder.span("batch-generator") if self._loader.looks_at_samples else NOTHING:
+        with self._waiting_for_samples() if self._loader.looks_at_samples else NOTHING:
             coming = chain.from_iterable(map(self.assignment.own, counting(iteration + 1)))
             return self._loader.micros(self._samples, own, self.assignment.keys(len(own)), coming)

@@ -148,7 +148,7 @@ class StreamingEngine(Engine):
         numbers = first + np.array(keys)[:, None] * size + np.arange(size)
         replicas = self._stream.replicas[self._place.stage]
         coming = (first + m * size + np.arange(size) for m in counting(keys[-1] + replicas, replicas))
-        with self._recorder.span("batch-generator") if self._loader.looks_at_samples else NOTHING:
+        with self._waiting_for_samples() if self._loader.looks_at_samples else NOTHING:
             return self._loader.micros(self._samples, numbers, keys, coming)
 
     def _show(self, version: int) -> None:

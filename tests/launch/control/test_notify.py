@@ -219,6 +219,24 @@ def test_an_alarm_is_told_once_while_the_run_goes_on(runs: Path, tmp_path: Path,
     assert json.loads((run.path / "alarm-loss-spike.json").read_text())["failures"] == []
 
 
+def test_late_data_are_told_by_the_files_of_the_ranks(runs: Path, tmp_path: Path, hook: Hook) -> None:
+    """Also where the files are much longer than what is read of them."""
+    run = ended(runs, ["sh", "-c", 'echo "$TDPP_ALARM $TDPP_REASON" >> "$0"', str(tmp_path / "told")], "TDPP_WEBHOOK")
+    minutes = range(1, 6000)
+    lines = [{"iteration": n, "unix": 1e9 + 60 * n, "elapsed_ms": 100.0, "loss": 4.0, "nan": 0} for n in minutes]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rank = run.read_plan().nodes[1].ranks[0]
+    run.rank_waits(rank).parent.mkdir(exist_ok=True)
+    waits = [{"iteration": n, "unix": 1e9 + 60 * n, "wait_ms": 2.0 + n % 2 + 20.0 * (n > 5900)} for n in minutes]
+    run.rank_waits(rank).write_text("".join(json.dumps(line) + "\n" for line in waits) + "cut of")
+    notify_alarms(run)
+    notify_alarms(run)
+    name = run.read_plan().nodes[1].name
+    (told,) = (tmp_path / "told").read_text().splitlines()
+    assert told.startswith(f"late-data rank {rank} on {name} waited 22.")
+    assert "(22% of an iteration)" in told or "(23% of an iteration)" in told
+
+
 def test_nobody_else_than_its_owner_runs_a_command(tmp_path: Path, runs: Path, hook: Hook) -> None:
     run = RunDir(runs / "a" / "b")
     run.submitit.mkdir(parents=True)

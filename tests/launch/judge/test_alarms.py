@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,7 @@ import pytest
 
 from conf.run_folder.gpu_lines import HARDWARE_HEAT, GpuEntry, GpuReading, GpuSample, GpuTrouble
 from launch.judge.alarms import Alarm, alarms
-from launch.observe.iterations import Iteration
+from launch.observe.iterations import Iteration, SampleWait
 
 GPU = GpuSample(
     index=0, uuid="GPU-0", name="A10", utilisation=90, memory_used_mib=1, memory_total_mib=2, power_w=100,
@@ -52,15 +53,37 @@ def readings(seed: int, hot: float = 0.0, trouble: str | None = None) -> dict[st
     return found
 
 
-def raised(lines: list[Iteration], gpus: dict[str, list[GpuEntry]]) -> list[Alarm]:
-    return alarms(lines[:4000], lines[-12_000:], gpus)
+def waited(lines: list[Iteration], seed: int, later: float = 0.0) -> dict[str, list[SampleWait]]:
+    """Two ranks' waits minute by minute; from the middle on the second waits longer by a part `later` of an iteration.
+
+    Files are cold in the first minutes, the file system's speed drifts, and now and then others use it."""
+    drawn = random.Random(seed)
+    usual = drawn.choice([0.2, 0.01, 0.1]) * lines[-1].elapsed_ms
+    begin, end = lines[0].unix, lines[-1].unix
+    found: dict[str, list[SampleWait]] = {"rank 0 on n0": [], "rank 7 on n1": []}
+    for rank, of in found.items():
+        drift = 0.0
+        for minute in range(1, int((end - begin) / 60)):
+            drift = 0.9 * drift + drawn.gauss(0, 0.03)
+            ms = usual * math.exp(drift + drawn.gauss(0, 0.1)) * (5 if minute < 4 else 1)
+            ms *= drawn.uniform(2, 20) if drawn.random() < 0.05 else 1
+            late = later * lines[-1].elapsed_ms if rank == "rank 7 on n1" and minute * 60 > (end - begin) / 2 else 0.0
+            of.append(SampleWait(iteration=minute, unix=begin + 60 * minute, wait_ms=ms + late))
+    return found
+
+
+def raised(
+    lines: list[Iteration], gpus: dict[str, list[GpuEntry]], waits: dict[str, list[SampleWait]] | None = None
+) -> list[Alarm]:
+    return alarms(lines[:4000], lines[-12_000:], gpus, waits or {})
 
 
 def test_fifty_quiet_runs_raise_none_whenever_they_are_looked_at() -> None:
     for seed in range(50):
         lines, gpus = log(seed), readings(seed)
         for part in (0.05, 0.3, 0.6, 1.0):
-            assert raised(lines[: int(part * len(lines))], gpus) == [], seed
+            until = lines[: int(part * len(lines))]
+            assert raised(until, gpus, waited(until, seed)) == [], seed
 
 
 TROUBLES: dict[str, tuple[Callable[[int], list[Alarm]], str, str]] = {
@@ -72,6 +95,16 @@ TROUBLES: dict[str, tuple[Callable[[int], list[Alarm]], str, str]] = {
     ),
     "hot": (lambda seed: raised(log(seed), readings(seed, hot=0.5)), "throttled", "GPU 0 of n1 is slowed down by heat"),
     "xid": (lambda seed: raised(log(seed), readings(seed, trouble="Xid 79: off the bus")), "gpu-fault", "n1: Xid 79"),
+    "late data": (
+        lambda seed: raised(log(seed), readings(seed), waited(log(seed), seed, later=0.15)),
+        "late-data",
+        "rank 7 on n1 waited ",
+    ),
+    "slow by late data": (
+        lambda seed: raised(log(seed, slows=1.3), readings(seed), waited(log(seed), seed, later=0.3)),
+        "slower",
+        "; rank 7 on n1 waited ",
+    ),
     "loss": (lambda seed: raised(log(seed, jump=0.5), readings(seed)), "loss-spike", "the loss jumped to "),
 }
 
