@@ -184,6 +184,8 @@ class RestartRecord:
 
     unix: Unix
     reason: str
+    hosts: tuple[str, ...] = ()
+    """Those that failed, where Slurm knows which ones."""
 
 
 @dataclass(frozen=True, kw_only=True)

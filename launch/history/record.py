@@ -7,6 +7,7 @@ import json
 import os
 import re
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from conf.run_folder.json_values import Count, Unix, typed
 from conf.run_folder.run_files import opened, parse_json, read_tail
 from conf.run_folder.rundir import RunDir
 from launch.files.owner import owner_of
-from launch.files.records import Submitted
+from launch.files.records import RestartRecord, Submitted
 from launch.judge.causes import causes
 from launch.judge.state import State
 from launch.judge.verdict import Verdict
@@ -108,6 +109,10 @@ def record_of(run: RunDir, seen: Observation, verdict: Verdict) -> RunRecord:
         waited = max(0.0, max(starts) - submitted.submitted_unix)
         if submitted.expected_unix is not None:
             expected = max(0.0, submitted.expected_unix - submitted.submitted_unix)
+    hosts = [
+        replace(host, rule=first.rule, reason=first.reason) if first and first.node == host.node else host
+        for host in (_host(run, seen.plan, node) for node in nodes)
+    ]
     return RunRecord(
         waited_s=waited,
         expected_wait_s=expected,
@@ -115,11 +120,32 @@ def record_of(run: RunDir, seen: Observation, verdict: Verdict) -> RunRecord:
         state=verdict.state,
         began_unix=began,
         ended_unix=max([began, *(node.seen_unix for node in nodes)]),
-        hosts=tuple(
-            replace(host, rule=first.rule, reason=first.reason) if first and first.node == host.node else host
-            for host in (_host(run, seen.plan, node) for node in nodes)
-        ),
+        hosts=tuple(_with_lost(hosts, _restarts(run))),
     )
+
+
+def _restarts(run: RunDir) -> list[RestartRecord]:
+    """Why Slurm started the run again, each time; a file that is damaged is left out."""
+    found = []
+    for path in sorted(run.path.glob("restart-*.json")):
+        with suppress(OSError, RunFolderError):
+            found.append(typed(RestartRecord, run.read_json(path), str(path)))
+    return found
+
+
+def _with_lost(hosts: Sequence[HostRecord], restarts: Sequence[RestartRecord]) -> list[HostRecord]:
+    """The hosts with those that an earlier start lost: Slurm went on without them, or with them once they were back.
+
+    One that is no longer of the run has the kind of GPU of the host with the likest name.
+    """
+    found = {host.host: host for host in hosts}
+    for restart in restarts if hosts else ():
+        for name in restart.hosts:
+            like = max(hosts, key=lambda one: len(os.path.commonprefix([one.host, name])))  # noqa: RUF071  (names)
+            known = found.get(name, HostRecord(host=name, node="", gpu=like.gpu))
+            if not known.rule:
+                found[name] = replace(known, rule="node-failed", reason=restart.reason)
+    return [*found.values()]
 
 
 def write(run: RunDir, record: RunRecord) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from conf.errors import RunFolderError
 from conf.run_folder.run_files import appended
@@ -143,17 +144,28 @@ def _note(run: RunDir, start: Start, nodes: int, job: str, unix: float) -> None:
             print(f"why the run was started again is not known: {error}", flush=True)
             return
         if found is not None:
-            reason, failed = found
-            if failed or not run.restarted(str(start)).exists():
-                run.write_json(run.restarted(str(start)), {"unix": unix, "reason": reason})
+            if found.failed or not run.restarted(str(start)).exists():
+                record = {"unix": unix, "reason": found.reason, "hosts": found.hosts}
+                run.write_json(run.restarted(str(start)), record)
             return
         time.sleep(BETWEEN_S * (attempt < ATTEMPTS - 1))
 
 
+@dataclass(frozen=True, kw_only=True)
+class RestartCause:
+    """Why the jobs of a run were started again."""
+
+    reason: str
+    failed: bool = False
+    """Whether a host failed."""
+    hosts: tuple[str, ...] = ()
+    """Those that did, where Slurm knows which ones."""
+
+
 def restart_cause(
     ids: Iterable[str], start: Start, job: str, timeout_s: float = slurm_commands.TIMEOUT_S
-) -> tuple[str, bool] | None:
-    """Asks Slurm's accounting why jobs of a run are started again, and whether a host failed.
+) -> RestartCause | None:
+    """Asks Slurm's accounting why jobs of a run are started again.
 
     Args:
         ids: the jobs of the run.
@@ -165,11 +177,11 @@ def restart_cause(
     ended = slurm_commands.ended_starts(ids, timeout_s)
     if sum(one.id.partition("+")[0] == job for one in ended) < start.restarts:
         return None
-    reason = why(ended, _down)
-    return None if reason is None else (reason, any(one.state in FAILED for one in ended))
+    found = why(ended, _down)
+    return None if found is None else replace(found, failed=any(one.state in FAILED for one in ended))
 
 
-def why(ended: Sequence[JobState], down: Callable[[Iterable[str]], Sequence[str]]) -> str | None:
+def why(ended: Sequence[JobState], down: Callable[[Iterable[str]], Sequence[str]]) -> RestartCause | None:
     """Says why, by the ended starts of the run's jobs; None if there is none. A job that lost a node explains why the
     others had to be started again.
 
@@ -179,13 +191,14 @@ def why(ended: Sequence[JobState], down: Callable[[Iterable[str]], Sequence[str]
     last = list({job.id: job for job in ended}.values())
     culprit = next((job for job in last if job.state in FAILED), None)
     if culprit is not None:
-        absent = down(culprit.hosts)
+        absent = down(culprit.hosts) or (culprit.hosts if len(culprit.hosts) == 1 else [])
         among = "" if absent else "one of "
-        return f"{among}{compressed(absent or culprit.hosts)} {FAILED[culprit.state]}, {culprit.state}"
+        reason = f"{among}{compressed(absent or culprit.hosts)} {FAILED[culprit.state]}, {culprit.state}"
+        return RestartCause(reason=reason, failed=True, hosts=tuple(absent))
     culprit = next((job for job in last if job.state != "REQUEUED"), next(iter(last), None))
     if culprit is None:
         return None
-    return f"job {culprit.id} {_OTHERS.get(culprit.state, 'ended')}, {culprit.state}"
+    return RestartCause(reason=f"job {culprit.id} {_OTHERS.get(culprit.state, 'ended')}, {culprit.state}")
 
 
 def _down(hosts: Iterable[str]) -> list[str]:

@@ -236,7 +236,7 @@ def _restart(run: RunDir, start: Start, jobs: Sequence[Job], now: float, faults:
         cause = restart_cause([job.id for job in jobs], start, waits[0], ACCOUNTING_S)
     except LaunchError:
         return None
-    return None if cause is None else RestartRecord(unix=now, reason=cause[0])
+    return None if cause is None else RestartRecord(unix=now, reason=cause.reason)
 
 
 def _starts(states: Records) -> dict[str, Start]:

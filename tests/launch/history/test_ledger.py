@@ -138,6 +138,26 @@ def test_the_record_of_a_run_that_was_started_again_is_made_anew(template: Path,
     assert "elsewhere" in {host.host for host in again.hosts}
 
 
+def test_a_host_whose_failure_only_started_a_run_again_is_found(
+    template: Path, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not among the hosts of the run's end, or is there again; two such failures make it a failing one."""
+    names = sorted(path.stem for path in (template / "nodes").glob("*-?.json"))
+    for number in range(6):
+        hosts = [host for host in HOSTS if number != 2 or host != BROKEN][:4]
+        folder = emulated(template, runs, number, dict(zip(names, hosts, strict=True)), slow="", broken=None)
+        if number in (2, 4):
+            restart = {"unix": 1.8e9, "reason": f"{BROKEN} failed, NODE_FAIL", "hosts": [BROKEN]}
+            (folder / "restart-0.1.json").write_text(json.dumps(restart))
+            (folder / "restart-0.2.json").write_text("{")
+    assert nodes.main(["--runs-dir", str(runs), "--json"]) == 0
+    found = {host["host"]: host for host in json.loads(capsys.readouterr().out)}
+    assert {name for name, host in found.items() if host["health"] != "healthy"} == {BROKEN}
+    assert found[BROKEN]["health"] == "failing"
+    assert nodes.main(["--runs-dir", str(runs), BROKEN]) == 0
+    assert f"{BROKEN} failed, NODE_FAIL" in capsys.readouterr().out
+
+
 def test_events_that_are_cut_off_or_missing_leave_the_rest(template: Path, runs: Path) -> None:
     names = sorted(path.stem for path in (template / "nodes").glob("*-?.json"))
     folder = emulated(template, runs, 0, dict(zip(names, HOSTS, strict=False)), slow="", broken=None)

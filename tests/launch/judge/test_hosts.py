@@ -164,7 +164,11 @@ SACCT = """11|NODE_FAIL|gpu2-[001-003]|2026-11-26T13:51:43
 )
 def test_why_slurm_started_a_run_again(sacct: str, down: list[str], reason: str | None) -> None:
     found = why(parse_starts(sacct), lambda hosts: [host for host in hosts if host in down])
-    assert found is None if reason is None else (found or "").startswith(reason)
+    if reason is None or found is None:
+        assert reason is found is None
+        return
+    assert found.reason.startswith(reason)
+    assert found.hosts == tuple(down)
 
 
 def test_of_gloos_messages_what_happened_is_left() -> None:
