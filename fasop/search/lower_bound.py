@@ -80,6 +80,29 @@ class LowerBounds:
         self._nodes: dict[tuple[int, int], Nodes] = {}
         self._links: dict[tuple[int, ...], tuple[float, float, float]] = {}
 
+    def of_work(self, plans: Sequence[Training], recompute: Sequence[Recompute], kinds: Sequence[NodeKind]) -> float:
+        """Seconds below which none of these plans is with any schedule, order of the nodes or partition; infinite if
+        there are none.
+
+        Each GPU does its part of the work in the sizes in which it is fastest, and none of them waits.
+        """
+        if not plans:
+            return np.inf
+        sized = {(p.tensor_size, p.expert, p.micro_batch_size): one for one in plans for p in [one.parallel]}
+        some, (tensors, _, batches) = self._some(kinds), np.array([*sized], float).T
+        parts = [[self._of_kinds(one, way)[kind].layers for kind in some] for way in recompute for one in sized.values()]
+        times = np.array([[[part.forward + part.backward for part in layers] for layers in of] for of in parts])
+        samples = np.tile(tensors / batches, len(recompute))[:, np.newaxis, np.newaxis]
+        of_sample = (samples * times).min(axis=0)  # [kinds, kinds of layers]: seconds of a GPU
+        units = of_sample.mean(axis=0)
+        counted = units > 0
+        if not counted.any():
+            return 0.0
+        slowest = (of_sample[:, counted] / units[counted]).min(axis=1)
+        rates = np.array([kind.gpus * kind.group.count for kind in kinds]) / np.maximum(slowest, 1e-30)
+        work = float(units @ plans[0].blocks.counts[:, -1])
+        return float(plans[0].parallel.global_batch_size * work / rates.sum())
+
     def of(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> Floats:
         """[plans]: seconds below which no order of these nodes and no partition gets an iteration, proved.
 

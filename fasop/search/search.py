@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -117,19 +118,20 @@ def explore(
         until: CPU seconds of this process, from which on nothing new is begun once there is a plan. Half of what is
             left of them may go into choosing the nodes that are looked at first.
     """
-    walks = [
-        SpaceSearch(space, keep, until) for space in sorted(spaces, key=lambda one: one.bounds.min(initial=np.inf))
-    ]
+    walks = [SpaceSearch(space, keep, until) for space in sorted(spaces, key=lambda one: one.floor)]
     sketched = (time.process_time() + until) / 2
-    for number, walk in enumerate(walks):
-        if number and time.process_time() > sketched:
-            break
-        walk.sketch()
-    walks.sort(key=lambda walk: walk.lead)
-    steps = [walk.look if walk.few else walk.climb for walk in walks] + [walk.look for walk in walks if not walk.few]
+    for number, walk in enumerate(walks, 1):
+        if number == 1 or time.process_time() <= sketched:
+            walk.sketch()
+        if walk.few:  # what is found leaves out most of what other nodes could do
+            walk.look()
+        progress(number / len(walks) / 2)
+    others = sorted((walk for walk in walks if not walk.few), key=lambda walk: walk.lead)
+    steps = [*(walk.climb for walk in others), *(walk.look for walk in others)]
     for number, step in enumerate(steps, 1):
         step()
-        progress(number / len(steps))
+        progress((1 + number / len(steps)) / 2)
+    progress(1.0)
     return Coverage(
         sizes=sum(map(len, spaces)),
         searched=sum(walk.searched for walk in walks),
@@ -144,8 +146,9 @@ class SpaceSearch:
 
     def __init__(self, space: Space, keep: PlanCollector, until: float) -> None:
         self._space, self._keep, self._until = space, keep, until
-        self._proved = space.bounds.copy()
         self._first: list[int] = []
+        self._sketched: dict[int, list[Bounded]] = {}
+        """What was built of these sizes, and is needed once more."""
         self.lead = np.inf
         """Seconds of the plan that `sketch` finds."""
         self.searched = self.climbed = self.left = 0
@@ -154,9 +157,17 @@ class SpaceSearch:
     def few(self) -> bool:
         return self._space.few
 
+    @cached_property
+    def _proved(self) -> Floats:
+        """[sizes]: seconds below which no plan of them is."""
+        return self._space.bounds.copy()
+
     @property
     def least(self) -> float:
-        return float(self._proved.min(initial=np.inf))
+        """Seconds below which no plan is, proved; infinite if there is none."""
+        if not len(self._space):
+            return np.inf
+        return float(self._proved.min()) if "_proved" in vars(self) else self._space.floor
 
     def sketch(self) -> None:
         """Which sizes may have the best plan of all, those first of which the balanced partition is fastest.
@@ -170,6 +181,7 @@ class SpaceSearch:
             if self._space.bounds[number] > self.lead or (self._over() and np.isfinite(self.lead)):
                 break
             if groups := self._bounded(number):
+                self._sketched[number] = groups
                 best = min(groups, key=lambda one: float(one.proved.min()))
                 one = best.take(np.array([np.argmin(best.proved)]))
                 seconds = float(one.group.pipelines.iteration(one.balanced)[0])
@@ -229,7 +241,9 @@ class SpaceSearch:
 
     def _by_floor(self) -> list[int]:
         """The sizes that are worth it before any plan of them is known."""
-        floors = self._space.bounds
+        if not len(self._space) or not self._worth(self._space.floor):
+            return []
+        floors = self._proved
         worth = self._keep.worth(self._space.kinds, floors)
         return [number for number in np.argsort(floors, kind="stable").tolist() if worth[number]]
 
@@ -237,6 +251,8 @@ class SpaceSearch:
         return bool(self._keep.worth(self._space.kinds, np.array([seconds]))[0])
 
     def _bounded(self, number: int) -> list[Bounded]:
+        if number in self._sketched:
+            return self._sketched.pop(number)
         floor = self._space.bounds[number]
         return [Bounded.of(group, floor) for group in self._space.built(number, self._space.first)]
 

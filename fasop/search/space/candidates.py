@@ -86,16 +86,27 @@ class Space:
         self._training, self._choices = training, choices
         self._sized = [*sizes(training, self.kinds, choices, uneven=uneven)]
         self._cuts: list[tuple[int, Schedule, int]] = []
-        bounds, least = bounds or LowerBounds(self.kinds), []
+        self._bounds = bounds or LowerBounds(self.kinds)
         for schedule, chunks in choices.ways:
             some = [number for number, one in enumerate(self._sized) if self._runs(one, schedule, chunks)]
             self._cuts += [(number, schedule, chunks) for number in some]
-            plans = [self._sized[number] for number in some]
-            options = product(choices.recompute, choices.sharded_optimizer)
-            ways = [Way(schedule, chunks, recompute, sharded) for recompute, sharded in options]
-            least.append(np.min([bounds.of(plans, way, self.kinds) for way in ways], axis=0))
-        self.bounds: Floats = np.concatenate(least)
+
+    @cached_property
+    def floor(self) -> float:
+        """Seconds below which no plan is, found in much less time than `bounds`; infinite if there is none."""
+        return self._bounds.of_work(self._sized, self._choices.recompute, self.kinds)
+
+    @cached_property
+    def bounds(self) -> Floats:
         """Seconds below which no plan of each number is, on whatever order of the nodes."""
+        least = []
+        for schedule, chunks in self._choices.ways:
+            plans = [self._sized[number] for number, *way in self._cuts if way == [schedule, chunks]]
+            options = product(self._choices.recompute, self._choices.sharded_optimizer)
+            ways = [Way(schedule, chunks, recompute, sharded) for recompute, sharded in options]
+            least.append(np.min([self._bounds.of(plans, way, self.kinds) for way in ways], axis=0))
+        found: Floats = np.maximum(np.concatenate(least), self.floor)
+        return found
 
     def _runs(self, one: Training, schedule: Schedule, chunks: int) -> bool:
         return self._choices.runs(one.parallel, schedule, chunks, one.model, one.engine)
