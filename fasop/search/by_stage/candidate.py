@@ -69,19 +69,23 @@ class Candidate:
 
     def _memory(self) -> tuple[Floats, Floats]:
         """[stages]: bytes that layers may take; [stages, kinds]: what a layer of each kind takes."""
-        room, taken, parallel = [], [], self.training.parallel
+        layout, parallel, kinds = self._layout, self.training.parallel, range(len(self._blocks.kinds))
         nodes = {node.name: node for node in self._nodes}
-        for stage, one in enumerate(self._stages.trainings):
-            own = [rank for rank in range(self._layout.world_size) if self._layout.stage_dp_tp(rank)[0] == stage]
-            limit = min(room_gib(nodes[name], one) for name in {self._stages.kinds[rank] for rank in own})
-            held = in_flight(parallel, stage)
-            of_kinds = [
-                stage_memory(one, stage, None if held is None else float(held), kind)
-                for kind in range(len(self._blocks.kinds))
-            ]
-            room.append(limit * GIB - of_kinds[0].fixed)
-            taken.append([memory.layer for memory in of_kinds])
-        return np.array(room), np.array(taken)
+        names = [set[str]() for _ in range(layout.stages)]
+        for rank in range(layout.world_size):
+            names[layout.stage_dp_tp(rank)[0]].add(self._stages.kinds[rank])
+        room, taken = np.empty(layout.stages), np.empty((layout.stages, len(kinds)))
+        for size, one in dict(zip(self._stages.sizes, self._stages.trainings, strict=True)).items():
+            some = [stage for stage, other in enumerate(self._stages.sizes) if other == size]
+            limits = {name: room_gib(nodes[name], one) for name in set[str]().union(*(names[stage] for stage in some))}
+            held = [in_flight(parallel, stage) for stage in some]
+            of_layer = None if None in held else np.array(held, float)
+            of_kinds = [stage_memory(one, np.array(some, float), of_layer, kind) for kind in kinds]
+            limit = np.array([min(limits[name] for name in names[stage]) for stage in some])
+            room[some] = limit * GIB - of_kinds[0].fixed
+            for kind, memory in enumerate(of_kinds):
+                taken[some, kind] = memory.layer
+        return room, taken
 
     def _bound(self) -> float:
         """Seconds below which no partition is; infinite if none fits."""

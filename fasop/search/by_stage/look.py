@@ -189,7 +189,7 @@ class _Nodes:
                 fine = most <= min(batch // costs.micro_batch_size, MOST_REPLICAS)
                 bounds = known.get(costs[::2], np.zeros((2, len(some)))).copy()
                 lowest = bounds[sharded]  # where a sharded optimizer is tried, with that
-                for bound in (PlacedLayouts.least_seconds, PlacedLayouts.trip_seconds):
+                for bound in (PlacedLayouts.shortest_trip, PlacedLayouts.least_seconds, PlacedLayouts.trip_seconds):
                     if len(near := np.nonzero(fine & worth(lowest))[0]):
                         of_near = placed if len(near) == len(some) else placed.take(near)
                         bounds[:, near] = np.maximum(bounds[:, near], bound(of_near, one, work))

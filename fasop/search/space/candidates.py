@@ -10,7 +10,7 @@ from itertools import product
 
 import numpy as np
 
-from conf.schema.experiment import Schedule
+from conf.schema.experiment import Recompute, Schedule
 from conf.schema.values.partition import Shares
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.experts import experts_of
@@ -99,10 +99,12 @@ class Space:
     @cached_property
     def bounds(self) -> Floats:
         """Seconds below which no plan of each number is, on whatever order of the nodes."""
-        least = []
+        least, recompute = [], self._choices.recompute
+        if Recompute.none in recompute:  # to compute again takes no less
+            recompute = (Recompute.none,)
         for schedule, chunks in self._choices.ways:
             plans = [self._sized[number] for number, *way in self._cuts if way == [schedule, chunks]]
-            options = product(self._choices.recompute, self._choices.sharded_optimizer)
+            options = product(recompute, self._choices.sharded_optimizer)
             ways = [Way(schedule, chunks, recompute, sharded) for recompute, sharded in options]
             least.append(np.min([self._bounds.of(plans, way, self.kinds) for way in ways], axis=0))
         found: Floats = np.maximum(np.concatenate(least), self.floor)
