@@ -12,9 +12,10 @@ import sys
 
 import numpy as np
 
-from fasop.search.by_stage.bounds import Work
+from fasop.search.by_stage.bounds import Work, sized
 from fasop.search.by_stage.candidate import Candidate
 from fasop.search.by_stage.layout_bounds import LayoutBatch, PlacedLayouts
+from fasop.search.lower_bound import LowerBounds
 from tests.fasop.search.by_stage.test_look import fastest, small_case
 
 LAYOUTS = 8
@@ -33,6 +34,10 @@ def bounds_of(seed: int) -> list[tuple[float, dict[str, float]]]:
         placed = PlacedLayouts(LayoutBatch.of([one.parallel.layout]), plan.nodes, names)
         candidate = Candidate(one, plan.nodes, work, names)
         bounds = {
+            "work": LowerBounds(kinds).of_work(
+                [sized(one, tensor) for tensor in work.sizes], [one.parallel.recompute], kinds
+            ),
+            "shortest trip": float(placed.shortest_trip(one, work)[0]),
             "many layouts": float(placed.least_seconds(one, work)[int(one.parallel.sharded_optimizer), 0]),
             "trip": float(placed.trip_seconds(one, work)[0]),
             "one layout": candidate.bound,

@@ -90,7 +90,9 @@ class LowerBounds:
             return np.inf
         sized = {(p.tensor_size, p.expert, p.micro_batch_size): one for one in plans for p in [one.parallel]}
         some, (tensors, _, batches) = self._some(kinds), np.array([*sized], float).T
-        parts = [[self._of_kinds(one, way)[kind].layers for kind in some] for way in recompute for one in sized.values()]
+        parts = [
+            [self._of_kinds(one, way)[kind].layers for kind in some] for way in recompute for one in sized.values()
+        ]
         times = np.array([[[part.forward + part.backward for part in layers] for layers in of] for of in parts])
         samples = np.tile(tensors / batches, len(recompute))[:, np.newaxis, np.newaxis]
         of_sample = (samples * times).min(axis=0)  # [kinds, kinds of layers]: seconds of a GPU

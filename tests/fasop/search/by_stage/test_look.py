@@ -18,11 +18,12 @@ from conf.schema.values.partition import Partition, Shares
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.arguments import Arguments
-from fasop.search.by_stage.bounds import Work
+from fasop.search.by_stage.bounds import Work, sized
 from fasop.search.by_stage.candidate import Candidate
 from fasop.search.by_stage.layout_bounds import LayoutBatch, PlacedLayouts
 from fasop.search.by_stage.look import WHOLE, explore_stages
 from fasop.search.inputs import read
+from fasop.search.lower_bound import LowerBounds
 from fasop.search.run import best_plans
 from fasop.search.search import Best
 from fasop.search.space.choices import Choices
@@ -165,6 +166,9 @@ def test_no_plan_is_below_its_bounds(seed: int) -> None:
         many, taken = LayoutBatch.of([layout]), fastest(plan)
         assert many.inside_nodes([node.gpus for node in plan.nodes]).all()
         placed, sharded = PlacedLayouts(many, plan.nodes, names), one.parallel.sharded_optimizer
+        of_tensors = [sized(one, tensor) for tensor in work.sizes]
+        assert 0 < LowerBounds(kinds).of_work(of_tensors, [one.parallel.recompute], kinds) <= taken * (1 + 1e-9)
+        assert 0 < placed.shortest_trip(one, work)[0] <= taken * (1 + 1e-9)
         assert placed.least_seconds(one, work)[int(sharded), 0] <= taken * (1 + 1e-9)
         assert placed.trip_seconds(one, work)[0] <= taken * (1 + 1e-9)
         candidate = Candidate(one, plan.nodes, work, names)
