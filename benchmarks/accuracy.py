@@ -69,7 +69,7 @@ def engine(case: Case) -> Outcome:
     """A run of the engine whose layers sleep for as long as the prediction's profile says."""
     prediction = predict_plan(stood_for(case))
     with tempfile.TemporaryDirectory() as folder:
-        return _outcome(case, prediction, sleeping.run(Path(folder), case.experiment, _passes(prediction)))
+        return outcome(case, prediction, sleeping.run(Path(folder), case.experiment, _passes(prediction)))
 
 
 def computing(profile: LayerProfile) -> Callable[[Case], Outcome]:
@@ -78,7 +78,7 @@ def computing(profile: LayerProfile) -> Callable[[Case], Outcome]:
     def run(case: Case) -> Outcome:
         prediction = predict_plan(stood_for(case, profile))
         with tempfile.TemporaryDirectory() as folder:
-            return _outcome(case, prediction, sleeping.run(Path(folder), case.experiment, None))
+            return outcome(case, prediction, sleeping.run(Path(folder), case.experiment, None))
 
     return run
 
@@ -137,19 +137,19 @@ def launched(case: Case) -> Outcome:
     """A rehearsal with the clock `anchored`, or a run, launched as a user would launch it."""
     prediction = predict(case.experiment)
     with tempfile.TemporaryDirectory() as folder:
-        _tdpp(case.name, "launch", *case.overrides, f"runs_dir={folder}")
-        return _outcome(case, prediction, RunDir.find(Path(folder), None))
+        tdpp(case.name, "launch", *case.overrides, f"runs_dir={folder}")
+        return outcome(case, prediction, RunDir.find(Path(folder), None))
 
 
 def trained(case: Case) -> Outcome:
     """A run that is not rehearsed, launched as a user would; what its passes took tells computing from waiting."""
     prediction = predict(case.experiment)
     with tempfile.TemporaryDirectory() as folder:
-        _tdpp(case.name, "launch", *case.overrides, f"runs_dir={folder}")
+        tdpp(case.name, "launch", *case.overrides, f"runs_dir={folder}")
         run = RunDir.find(Path(folder), None)
         expected = sum(sum(of.forward) + sum(of.backward) for of in prediction.durations.times)
         taken = sum(sum(stage.forward) + sum(stage.backward) for stage in measure(run).stages)
-        return replace(_outcome(case, prediction, run), passes_error=expected / taken - 1)
+        return replace(outcome(case, prediction, run), passes_error=expected / taken - 1)
 
 
 def of_module(model: Sequence[str], cases: Sequence[Case], only: str) -> list[Outcome]:
@@ -160,12 +160,12 @@ def of_module(model: Sequence[str], cases: Sequence[Case], only: str) -> list[Ou
         profile = f"{folder}/measured.yaml"
         ranks = "cluster.groups.local.gpus_per_node=2"  # all measure at once: as many as the runs have
         asked = (*model, ranks, f"profile={profile}", f"micro_batches={OF_SAMPLES}", f"runs_dir={folder}")
-        _tdpp(f"the profile of {model[1]}", "profile", *asked)
+        tdpp(f"the profile of {model[1]}", "profile", *asked)
         known = f"cluster.gpus.cpu.profile={profile}"
         return measured([replace(case, overrides=(*case.overrides, known)) for case in cases], trained, only)
 
 
-def _tdpp(what: str, *words: str) -> None:
+def tdpp(what: str, *words: str) -> None:
     command = [sys.executable, "-m", "launch.cli", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -177,7 +177,7 @@ def published(known: Published) -> Outcome:
     return _compared(known.case, prediction, known.measured_s)
 
 
-def _outcome(case: Case, prediction: Prediction, run: RunDir) -> Outcome:
+def outcome(case: Case, prediction: Prediction, run: RunDir) -> Outcome:
     """With the median of all iterations but the first, by the clock on the wall."""
     log = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     return _compared(case, prediction, statistics.median(line["elapsed_ms"] for line in log[1:]) / 1e3)

@@ -14,7 +14,7 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema.experiment import Precision, Recompute
+from conf.schema.experiment import EngineKind, Precision, Recompute
 from fasop.costs.blocks import blocks_of
 from fasop.costs.experts import layer_numbers
 from fasop.costs.measured_module import MeasuredBlock, MeasuredModule
@@ -149,7 +149,8 @@ def parameter_bytes(training: Training) -> ParameterBytes:
     """What is kept for every parameter.
 
     tdpp's engine keeps 16-bit weights, gradients in fp32 and an optimizer with its moments, the average of the weights
-    and fp32 master weights, which in fp32 are the weights themselves unless the optimizer is sharded. Megatron-LM:
+    and fp32 master weights, which in fp32 are the weights themselves unless the optimizer is sharded. Megatron-Core's
+    sharded optimizer has no copy of weights in fp32 either. Megatron-LM:
     docs/source/api-guide/dist_optimizer.md, where fp16 has 16-bit gradients and an fp32 copy of them, 20 bytes in all.
     """
     precision, sharded = training.precision, training.parallel.sharded_optimizer
@@ -159,7 +160,7 @@ def parameter_bytes(training: Training) -> ParameterBytes:
         if precision is Precision.fp16:
             gradient, state = 2.0, 16.0
     else:
-        state = kept + 4.0 if sharded else state
+        state = kept + 4.0 if sharded and training.engine.kind is EngineKind.tdpp else state
         if training.parallel.data > 1 and training.reduced_bytes < gradient:
             gradient += training.reduced_bytes  # copies of the buckets, until the last one is summed
     if training.offloads:

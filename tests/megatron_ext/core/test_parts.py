@@ -6,6 +6,7 @@ make test-megatron
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,11 +18,14 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import EngineKind
+from fasop.costs.memory import parameter_bytes
 from fasop.costs.profiles import files as profiles
+from fasop.costs.training import Training
 from launch.cli import main
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan
-from megatron_ext.core.parts import tensor_group
+from megatron_ext.core.parts import ModelParts, tensor_group
+from megatron_ext.families.tasks import task_of
 from megatron_ext.measuring.core_parts import CoreParts
 from megatron_ext.measuring.passes import Parts
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -83,6 +87,25 @@ def test_what_is_kept_is_of_as_many_layers_as_there_are_and_no_weights(tmp_path:
     assert core.laps.keys() == {
         f"{kind}.{way}" for kind in ("embedding", "layer", "head") for way in ("forward", "backward")
     }
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(("precision", "copied"), [("fp32", False), ("bf16", True)])
+def test_only_16_bit_weights_have_a_copy_in_fp32_as_the_search_counts(
+    tmp_path: Path, alone: None, precision: str, copied: bool, sharded: bool
+) -> None:
+    words = ("engine=megatron_core", f"train.precision={precision}")
+    plan = replace(_plan(tmp_path, *words), sharded_optimizer=sharded)
+    task = task_of(plan)
+    optimizer = ModelParts(plan, plan.model, tensor_group(plan, 1), task).optimizer
+    for name, parameter in optimizer._named.items():
+        held = optimizer._held[name]
+        assert held is not None
+        own = held.main.untyped_storage().data_ptr() != parameter.tensor.untyped_storage().data_ptr()
+        assert own is copied, name
+    one = Training.of(compose(["parallel=single", *SMALL, *words]))
+    each = parameter_bytes(replace(one, parallel=replace(one.parallel, sharded_optimizer=sharded)))
+    assert each.optimizer == 8 + 4 * copied
 
 
 @pytest.mark.slow

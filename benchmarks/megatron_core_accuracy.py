@@ -1,0 +1,202 @@
+"""python -m benchmarks.megatron_core_accuracy: random plans of engine=megatron_core, predicted beside what they take.
+
+`tdpp profile engine=megatron_core` measures a small model, dense and with experts, on this machine's cores. Plans are
+drawn, predicted from this profile, and trained on CPU ranks. Because there are more ranks than cores, each layer also
+sleeps, in both passes, for a time that the prediction knows: so most of the time of a layer is given, and the rest of
+it, the schedule, messages, sums of gradients, all-to-alls and the optimizer are Megatron-Core's own. No time of these
+runs goes into a prediction.
+
+  --plans N   dense plans to draw (8), besides two with experts
+  --seed N    of the draw (3)
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from benchmarks import sleeping
+from benchmarks.accuracy import Outcome, outcome, summary, tdpp, told
+from benchmarks.accuracy_cases import Case
+from benchmarks.sleeping import Pass
+from conf.errors import ConfigError
+from fasop.costs.hardware import NodeKind
+from fasop.costs.profiles.files import read_profile
+from fasop.costs.profiles.profile import Cost, LayerProfile
+from fasop.costs.training import PlacedTraining, Training
+from fasop.simulation.predict import predict_plan
+from megatron_ext.core import engine
+
+LAYERS = 8
+MODEL = ("engine=megatron_core", "model=tiny", "model.sequence_length=32", f"model.layers={LAYERS}")
+EXPERTS = (
+    *("model.experts=4", "model.ffn_hidden=64", "model.swiglu=true", "model.normalization=RMSNorm"),
+    "model.add_bias_linear=false",
+)
+TRAIN = (
+    *("train=demo", "train.checkpoint=false", "train.iterations=4", "train.log_interval=1"),
+    "train.lr_warmup_iterations=1",
+)
+MICRO_BATCHES = (1, 2)
+SLEEP = Pass(forward=0.030, backward=0.045)
+"""A layer's, for each sample of a micro-batch, on a machine with a core for each rank; with fewer cores ranks wait for
+each other to compute, and layers sleep longer in proportion."""
+MOST_RANKS = 8
+
+
+def drawn(count: int, seed: int) -> Iterator[Case]:
+    """Yields `count` dense plans and two with experts, all of which the engine can run."""
+    source = random.Random(seed)
+    found: set[tuple[str, ...]] = set()
+    while len(found) < count + 2:
+        experts = len(found) >= count
+        plan = _draw(source, experts)
+        if plan is None or plan in found:
+            continue
+        case = Case(name="experts" if experts else "dense", overrides=(*MODEL, *TRAIN, *plan))
+        try:
+            _ = case.experiment
+        except ConfigError:  # a rule that the draw does not know
+            continue
+        found.add(plan)
+        yield case
+
+
+def _draw(source: random.Random, experts: bool) -> tuple[str, ...] | None:
+    """A plan's overrides; None for too many ranks, or one alone."""
+    tensor, data, pipeline = (source.choice(sizes) for sizes in ((1, 1, 2), (1, 2), (1, 2, 3, 4)))
+    if experts:
+        tensor, data = 1, 2
+    if not 1 < tensor * data * pipeline <= MOST_RANKS:
+        return None
+    chunks = source.choice((1, 2)) if pipeline > 1 else 1
+    ends = sorted(source.choices(range(LAYERS + 1), k=pipeline * chunks - 1))
+    partition = [end - begin for begin, end in zip([0, *ends], [*ends, LAYERS], strict=True)]
+    size, of_each = source.choice(MICRO_BATCHES), source.choice((1, 2))
+    own = {
+        "tensor": tensor,
+        "data": data,
+        "pipeline": pipeline,
+        "chunks": chunks,
+        "schedule": "interleaved" if chunks > 1 else "one_f_one_b",
+        "partition": "-".join(map(str, partition)),
+        "micro_batch_size": size,
+        "global_batch_size": size * data * pipeline * of_each,
+        "sharded_optimizer": str(data > 1 and source.random() < 0.5).lower(),
+        **({"expert": 2} if experts else {}),
+    }
+    return (*(EXPERTS if experts else ()), *(f"parallel.{key}={value}" for key, value in own.items()))
+
+
+def compared(case: Case, profile: LayerProfile) -> Outcome:
+    """A run whose layers compute and sleep, beside its prediction."""
+    experiment = case.experiment
+    group = next(iter(experiment.cluster.groups.values()))
+    ranks = experiment.parallel.world_size
+    factor = max(1.0, ranks / (os.cpu_count() or 1))
+    kind = NodeKind(
+        name="local",
+        group=replace(group, gpus_per_node=ranks),
+        gpu=experiment.cluster.gpus[group.gpu],
+        gpus=ranks,
+        profile=_slowed(profile, factor),
+    )
+    plan = PlacedTraining(training=Training.of(experiment), partition=experiment.partition, nodes=[kind])
+    prediction = predict_plan(plan)
+    make = engine.make_chunk  # type: ignore[attr-defined]
+    engine.make_chunk = _sleeping(make, factor * experiment.parallel.micro_batch_size)  # type: ignore[attr-defined]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return outcome(case, prediction, sleeping.run(Path(folder), experiment, None))
+    finally:
+        engine.make_chunk = make  # type: ignore[attr-defined]
+
+
+def _slowed(profile: LayerProfile, factor: float) -> LayerProfile:
+    """The same with the time that layers sleep."""
+
+    def longer(layer: Cost, samples: int) -> Cost:
+        slept = (factor * seconds * samples * 1e3 for seconds in (SLEEP.forward, SLEEP.backward))
+        forward, backward = slept
+        return replace(layer, forward=layer.forward + forward, backward=layer.backward + backward)
+
+    return replace(
+        profile,
+        costs=[
+            replace(one, layer=longer(one.layer, one.micro_batch_size))
+            for one in profile.costs
+            if one.layer is not None
+        ],
+    )
+
+
+def _sleeping(make: Callable[..., nn.Module], samples: float) -> Callable[..., nn.Module]:
+    """Makes chunks as `make` does, whose layers sleep after they have computed."""
+
+    def made(*of: Any) -> nn.Module:
+        chunk: Any = make(*of)
+        for layer in chunk.decoder.layers:
+            layer.forward = partial(_then_sleeps, layer.forward, samples)
+        return chunk  # type: ignore[no-any-return]
+
+    return made
+
+
+def _then_sleeps(forward: Callable[..., tuple[Tensor, Any]], samples: float, *given: Any, **named: Any) -> Any:
+    left, context = forward(*given, **named)
+    slept = sleeping.Sleep.apply(left, samples * SLEEP.forward, lambda: time.sleep(samples * SLEEP.backward))  # type: ignore[no-untyped-call]
+    return slept, context
+
+
+def profiled(*model: str) -> LayerProfile:
+    """What `tdpp profile` finds, on as many ranks as there are cores."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/measured.yaml"
+        sizes = f"micro_batches={','.join(map(str, MICRO_BATCHES))}"
+        tensors = "tensor_sizes=1" if model else "tensor_sizes=1,2"
+        tdpp(
+            "the profile",
+            "profile",
+            *MODEL,
+            *model,
+            tensors,
+            sizes,
+            "seconds=5",
+            f"profile={file}",
+            f"runs_dir={folder}",
+        )
+        return read_profile(file)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.megatron_core_accuracy")
+    parser.add_argument("--plans", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=3)
+    given = parser.parse_args(argv)
+    profiles = {"dense": profiled(), "experts": profiled(*EXPERTS)}
+    print("measured the parts of both models", flush=True)
+    outcomes = []
+    for case in drawn(given.plans, given.seed):
+        parallel = case.experiment.parallel
+        schedule = f"{parallel.schedule}, {parallel.micro_batches} micro-batches of {parallel.micro_batch_size}"
+        sharded = ", sharded optimizer" if parallel.sharded_optimizer else ""
+        one = compared(replace(case, name=f"{case.name}, {schedule}{sharded}", nodes="local"), profiles[case.name])
+        print(f"{one.error:+7.1%}  {one.name}, {one.sizes}, {one.partition}: load {one.load:.1f}", flush=True)
+        outcomes.append(one)
+    print("\n".join([*told(outcomes), "", f"{summary(outcomes)}, {os.cpu_count()} cores"]))
+    return int(max(abs(one.error) for one in outcomes) > 0.1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
