@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -172,6 +173,35 @@ def test_the_runs_of_a_packed_sweep_train_at_once_on_nodes_of_their_own(
     assert main([f"resume={sweep}"], preflight=no_data_needed, worker=WORKER) == 0
     assert len(made(runs)) == 4
     assert capfd.readouterr().out.count("(skipped)") == 4
+
+
+def test_what_failed_or_is_missing_of_a_packed_sweep_is_started_with_its_plan(
+    slurm: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One run was ended before it had saved, the folder of another is gone; both get the plans of before."""
+    runs = tmp_path / "runs"
+    plans = ["parallel.global_batch_size=4", "parallel.micro_batch_size=1", "parallel.schedule=one_f_one_b"]
+    given = [f"runs_dir={runs}", *NODES, *plans, "parallel.tensor=1", "train.log_interval=1"]
+    lengths = "train.iterations=100,101,102"
+    assert main(["-m", *given, lengths, "pack=true"], preflight=no_data_needed, worker=WORKER) == 0
+    (sweep,) = (runs / "sweeps").iterdir()
+    ended, gone, whole = before = made(runs)
+    assert slurm.run("scancel", *ids(ended)).returncode == 0
+    planned = {one.train.iterations: (one.partition, one.pipeline, one.nodes) for one in map(RunDir.read_plan, before)}
+    for run in (gone, whole):
+        assert verdict_of(run).state is State.succeeded
+    assert verdict_of(ended).state is not State.succeeded
+    shutil.rmtree(gone.path)
+    capfd.readouterr()
+    assert main([f"resume={sweep}"], preflight=no_data_needed, worker=WORKER) == 0
+    assert capfd.readouterr().out.count("(skipped)") == 1
+    again = [run for run in made(runs) if run.path not in (ended.path, whole.path)]
+    assert len(again) == 2
+    for run in again:
+        assert verdict_of(run).state is State.succeeded
+    found = {one.train.iterations: (one.partition, one.pipeline, one.nodes) for one in map(RunDir.read_plan, again)}
+    assert found == {length: planned[length] for length in found}
+    assert len(found) == 2
 
 
 def test_an_interrupted_sweep_has_submitted_whole_runs_and_tells_of_each(slurm: Cluster, tmp_path: Path) -> None:
