@@ -78,7 +78,7 @@ class Yardstick(ABC):
         self._flat = FlatWeights(named, torch.float32, torch.device("cpu"))
         self._tied = [] if word is None else [self._flat.gradient(word)]
         data = DataGroup(plan.data, place.dp, groups.data)
-        counted_elsewhere = self._tied if self.last else []
+        counted_elsewhere = [] if word is None or not self.last else [self._flat.where(word)]
         self._optimizer = Optimizer(self._flat, plan.train, groups.model, data, False, counted_elsewhere)
 
     @abstractmethod

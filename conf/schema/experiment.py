@@ -126,6 +126,7 @@ class Experiment:
         training.check_measured(self.model, self.parallel, self.engine, self.executor)
         training.check_recompute(self.model, self.parallel)
         training.check_offload(self.parallel, self.train)
+        training.check_zero(self.parallel, self.train, self.adapt, self.elastic)
         training.check_images(self.model, self.data, self.parallel)
         training.check_bucketing(self.model, self.data)
         training.check_adapters(self.model, self.train, self.parallel)

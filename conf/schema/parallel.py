@@ -13,7 +13,7 @@ from conf.visible import plural
 from megatron_ext.contract import parallel_config
 from megatron_ext.contract.keys import ranges_of, shown
 from megatron_ext.contract.layout import Layout, PlacedPlan
-from megatron_ext.contract.parallel_config import Recompute, broken_by_chunks, broken_by_replicas, broken_by_stream
+from megatron_ext.contract.parallel_config import SCATTERED, Recompute, broken_by_chunks, broken_by_replicas, broken_by_stream
 from megatron_ext.contract.schedule.streams import Stream
 
 AUTO = "auto"
@@ -26,6 +26,7 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
 
     def __post_init__(self) -> None:
         _read_recompute(self)
+        _read_zero(self)
         ranges.check("parallel", self)
         _check_auto(self)
         _check_by_stage(self)
@@ -106,6 +107,19 @@ def _read_recompute(parallel: Parallel) -> None:
         object.__setattr__(parallel, "recompute", Recompute(parallel.recompute))
     except ValueError as rule:
         raise ConfigError(f"parallel.recompute={parallel.recompute} must be {rule}") from rule
+
+
+def _read_zero(parallel: Parallel) -> None:
+    """Makes what `zero` and `sharded_optimizer` have in common one value; `zero` then is that of plan.json."""
+    zero = parallel.zero
+    if zero == 0 and parallel.sharded_optimizer:
+        raise ConfigError(
+            "parallel.zero=0 cannot be combined with parallel.sharded_optimizer=true, which is parallel.zero=1; leave "
+            "one of them out"
+        )
+    if type(zero) is int and zero in (0, 1, SCATTERED):
+        object.__setattr__(parallel, "sharded_optimizer", zero >= 1)
+        object.__setattr__(parallel, "zero", zero if zero == SCATTERED else None)
 
 
 def _check_auto(parallel: Parallel) -> None:

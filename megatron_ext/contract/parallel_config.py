@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Dict, Iterator, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Iterator, Optional, Union
 
 from megatron_ext.contract.keys import Get, Range, Word, option, shown
 from megatron_ext.contract.schedule.schedules import DEFAULT, OF_ANY_COUNT, SCHEDULES, PipelineSchedule
@@ -150,6 +150,12 @@ SLOTS = 3
 """Pieces that are there at once: one on its way in, one that is updated, and one on its way back."""
 
 
+BUCKETS_UNDER_WAY = 2
+"""Buckets of gradients that a rank sums at once with `zero=2`; the next one waits for the first of them."""
+SCATTERED = 2
+"""The stage of ZeRO from which on a replica keeps the sums of its share of the gradients alone."""
+
+
 @dataclass(frozen=True)
 class Parallel:
     """The plan as a user gives it."""
@@ -175,7 +181,10 @@ class Parallel:
     attention core; `full`: everything except each layer's input; `full:3`: the same in the first three layers of each
     stage, or of each of its chunks."""
     sharded_optimizer: bool = False
-    """Each replica keeps only its share of the optimizer state (ZeRO stage 1)."""
+    """Each replica keeps only its share of the optimizer state: another name of `zero=1`."""
+    zero: Optional[int] = option(None, Range(0, 2))
+    """What a replica keeps only its share of, by the stages of ZeRO. 1: the optimizer's state; 2: the sums of gradients,
+    too, which replicas add up after each micro-batch; 0: nothing; null: 1 with `sharded_optimizer`, else 0."""
     offload: Offload = Offload.none
     """What ranks keep in their host's memory. `optimizer`: the optimizer's state and its fp32 weights, which pass
     through the GPU piece by piece in each update; 12 bytes a parameter less with 16-bit weights and Adam.
@@ -307,4 +316,34 @@ def broken_by_offload(get: Get, of_train: Get, prefix: str) -> Iterator[str]:
         yield (
             f"{prefix}offload={offload} cannot be combined with train.optimizer={LAMB}, whose updates need the norms "
             f"of whole weight matrices; use {prefix}offload=none, or another optimizer"
+        )
+
+
+NOT_SCATTERED = {
+    "replicas": "replicas of unlike stages would wait for each other in every pass",
+    "schedule_file": "replicas wait for each other in backward passes, and only named schedules are known to end then",
+    "streams": "the gradients of all streams are added up first",
+    "adapt": "whole gradients tell how large a batch should be",
+    "elastic": "a GPU holds more when a node is lost",
+    "islands": "every replica keeps the optimizer's whole state, whatever the size of its island",
+}
+"""Why a key of plan.json does not go with gradients of which a replica keeps a share."""
+
+
+def broken_by_zero(get: Get, prefix: str, given: Callable[[str], str]) -> Iterator[str]:
+    """Every rule broken by what replicas keep a share of. `given` returns a key of plan.json with its value, as whoever
+    gave it knows it."""
+    zero = get("zero", None)
+    if zero is None or zero < SCATTERED:
+        return
+    for key, why in NOT_SCATTERED.items():
+        if get(key, None):
+            yield (
+                f"{prefix}zero={zero} cannot be combined with {given(key)}, for {why}; use {prefix}zero=1 or 0, or "
+                "leave that out"
+            )
+    if get("chunks", 1) > 1 and get("shares", None) is not None:
+        yield (
+            f"{prefix}zero={zero} cannot be combined with both {given('chunks')} and {given('shares')}, for replicas "
+            f"then pass their chunks in unlike orders; use {prefix}zero=1, {prefix}chunks=1 or {prefix}shares=null"
         )

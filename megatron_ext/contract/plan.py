@@ -15,7 +15,7 @@ from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, about, between, left_out
 from megatron_ext.contract.layout import Layout, PlacedPlan
 from megatron_ext.contract.models.model import ModelConfig
-from megatron_ext.contract.parallel_config import Compress, Offload, Parallel, Recompute, ReduceDtype, Schedule
+from megatron_ext.contract.parallel_config import SCATTERED, Compress, Offload, Parallel, Recompute, ReduceDtype, Schedule
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
 from megatron_ext.contract.plan_parts import (
     Augment,
@@ -102,6 +102,9 @@ class Content:
     sequence_parallel: bool
     recompute: Recompute
     sharded_optimizer: bool
+    zero: Optional[int] = field(metadata=about(between(SCATTERED, SCATTERED), written=False))
+    """2, where a replica keeps the sums of its share of the gradients alone, too, with a sharded optimizer; null: they
+    are whole."""
     offload: Optional[Offload] = field(metadata=about(written=False))
     """Null: none."""
     reduce_dtype: Optional[ReduceDtype] = field(metadata=about(written=False))

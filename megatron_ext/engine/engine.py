@@ -124,6 +124,7 @@ class Engine(AnyEngine):
             bucket_bytes=BUCKET_BYTES,
             late=late_names(plan, self.task, place, self._named, self._owned),
             parts=1 if groups.by_node is None else dist.get_world_size(groups.by_node.within),
+            scatters=shares > 1 and (plan.zero or 0) >= 2,
         )
         self._gradients = Gradients(
             plan, self.task, place, groups, self._stages, self._owned, self.flat, self._recorder
@@ -311,7 +312,7 @@ class Engine(AnyEngine):
         plan = self._plan
         if not (plan.train.compile or (self.device.type == "cuda" and plan.pipeline > 1)):
             return
-        self._gradients.begin(1 << 30)  # more than come: nothing is summed
+        self._gradients.begin_aside()
         of_replicas = None if plan.adapt is None else plan.adapt.micro_batch_sizes
         for size in [plan.micro_batch_size] if of_replicas is None else of_replicas[self._place.dp]:
             self._factory.pass_once(self._stages, size, with_gradients=True)

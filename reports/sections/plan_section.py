@@ -139,7 +139,8 @@ def _unusual(plan: Plan) -> list[str]:
     """What is not as it is by default."""
     chosen = {
         f"{plan.recompute} recomputation of activations": plan.recompute != "none",
-        "a sharded optimizer": plan.sharded_optimizer,
+        "a sharded optimizer": plan.sharded_optimizer and plan.zero is None,
+        f"ZeRO stage {plan.zero}": plan.zero is not None,
         "the optimizer's state in the host's memory": plan.offload in ("optimizer", "both"),
         "activations in the host's memory": plan.offload in ("activations", "both"),
         f"gradients summed in {plan.reduce_dtype}": plan.reduce_dtype not in (None, "fp32"),

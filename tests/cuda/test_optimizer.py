@@ -46,7 +46,7 @@ PROGRAM = """
 
         dtype = {{"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}}[train.precision]
         flat = FlatWeights([*model.named_parameters()], dtype, torch.device("cuda"))
-        elsewhere = [flat.gradient(one) for one in flat.parameters.values() if one.dim() < 2] if {shared} else []
+        elsewhere = [flat.where(one) for one in flat.parameters.values() if one.dim() < 2] if {shared} else []
         optimizer = Optimizer(flat, train, None, DataGroup(1, 0, None), False, elsewhere)
         steps(2000 + layers, lambda: optimizer.step(Recorder(None)))
         with Accesses():

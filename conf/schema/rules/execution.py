@@ -150,6 +150,7 @@ def check_engine(
             parallel.compress,
             None if parallel.compress is Compress.none else parallel.compress,
         ),
+        "zero": ("parallel.zero", parallel.zero, parallel.zero),
         "offload": ("parallel.offload", parallel.offload, None if parallel.offload is Offload.none else True),
         "hierarchical_stages": ("parallel.hierarchical_reduce", "true", parallel.hierarchical_reduce or None),
         "schedule_file": ("parallel.schedule_file", parallel.schedule_file, parallel.schedule_file),
@@ -205,6 +206,11 @@ def _schedule(parallel: Parallel) -> None:
         raise ConfigError(
             f"parallel.compress={parallel.compress}: Megatron-LM sends activations as they are; use "
             "parallel.compress=none, or engine=tdpp"
+        )
+    if parallel.zero is not None:
+        raise ConfigError(
+            f"parallel.zero={parallel.zero}: Megatron-LM's replicas share the optimizer's state out, and nothing else; use "
+            "parallel.zero=1, or engine=tdpp"
         )
     if parallel.offload is not Offload.none:
         raise ConfigError(

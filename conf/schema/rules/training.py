@@ -10,7 +10,7 @@ from dataclasses import asdict
 from functools import partial
 
 from conf.errors import ConfigError
-from conf.schema.adapt import Adapt
+from conf.schema.adapt import Adapt, Elastic
 from conf.schema.data import Augment, Data
 from conf.schema.engine import Engine, EngineKind
 from conf.schema.executor import Executor, Rehearse
@@ -19,7 +19,7 @@ from conf.schema.parallel import AUTO, Parallel
 from conf.schema.train import Optimizer, Precision, Train, check_metrics
 from megatron_ext.contract.keys import shown
 from megatron_ext.contract.models.images import ImageFamily
-from megatron_ext.contract.parallel_config import Recompute, broken_by_offload
+from megatron_ext.contract.parallel_config import Recompute, broken_by_offload, broken_by_zero
 
 
 def check(train: Train, model: Model, data: Data, executor: Executor) -> None:
@@ -128,6 +128,24 @@ def check_recompute(model: Model, parallel: Parallel) -> None:
 def check_offload(parallel: Parallel, train: Train) -> None:
     """Whether the host's memory can hold what it is to."""
     for broken in broken_by_offload(partial(getattr, parallel), partial(getattr, train), "parallel."):
+        raise ConfigError(broken)
+
+
+def check_zero(parallel: Parallel, train: Train, adapt: Adapt, elastic: Elastic) -> None:
+    """Whether replicas can keep the sums of a share of the gradients alone."""
+    given = {
+        "zero": ("parallel.zero", parallel.zero),
+        "replicas": ("parallel.replicas", None if parallel.layout.even else parallel.replicas),
+        "schedule_file": ("parallel.schedule_file", parallel.schedule_file),
+        "streams": ("parallel.streams", None if parallel.streams_of == (1,) * parallel.data else parallel.streams),
+        "adapt": ("adapt.rebalance", True) if adapt.rebalance else ("adapt.rule", str(adapt.rule) if adapt.on else None),
+        "elastic": ("elastic.enabled", elastic.enabled),
+        "islands": ("train.sync_every", train.sync_every),
+        "chunks": ("parallel.chunks", parallel.chunks),
+        "shares": ("parallel.shares", parallel.shares),
+    }
+    told = {key: f"{name}={shown(value)}" for key, (name, value) in given.items()}
+    for broken in broken_by_zero(lambda key, _: given[key][1], "parallel.", told.__getitem__):
         raise ConfigError(broken)
 
 

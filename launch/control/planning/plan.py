@@ -64,6 +64,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         sequence_parallel=parallel.sequence_parallel,
         recompute=parallel.recompute,
         sharded_optimizer=parallel.sharded_optimizer,
+        zero=parallel.zero,
         offload=None if parallel.offload is Offload.none else parallel.offload,
         reduce_dtype=None if parallel.reduce_dtype is ReduceDtype.fp32 else parallel.reduce_dtype,
         compress=None if parallel.compress is Compress.none else parallel.compress,

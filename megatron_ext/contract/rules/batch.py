@@ -6,7 +6,7 @@ from typing import Sequence
 
 from megatron_ext.contract.adaptive.config import NONE
 from megatron_ext.contract.adaptive.rules import BatchRange
-from megatron_ext.contract.parallel_config import broken_by_stream
+from megatron_ext.contract.parallel_config import broken_by_stream, broken_by_zero
 from megatron_ext.contract.plan_check import GRID, Faults, PlanFault, Rules, Values
 from megatron_ext.contract.schedule.schedules import OF_ANY_COUNT
 from megatron_ext.contract.schedule.streams import PIPEDREAM
@@ -69,6 +69,13 @@ def _streaming(plan: Values) -> Faults:
     depth = streaming.get("depth")
     if depth is not None and len(depth) != plan["pipeline"]:
         yield "streaming.depth", depth, f"of pipeline={plan['pipeline']} numbers"
+
+
+def _zero(plan: Values) -> Faults:
+    for broken in broken_by_zero(plan.get, "", lambda key: f"{key}={plan.get(key)}"):
+        yield PlanFault(broken)
+    if plan.get("zero") is not None and not plan["sharded_optimizer"]:
+        yield "sharded_optimizer", plan["sharded_optimizer"], f"true with zero={plan['zero']}"
 
 
 def _adapt(plan: Values) -> Faults:
@@ -154,4 +161,5 @@ RULES: Rules = [
     ((*GRID, "schedule", "schedule_file", "train"), _streaming),
     ((*GRID, "micro_batch_size", "global_batch_size", "schedule", "train"), _adapt),
     (("nodes", "pipeline", "tensor"), _elastic),
+    (("sharded_optimizer",), _zero),
 ]

@@ -40,6 +40,7 @@ class FlatWeights:
         bucket_bytes: float = math.inf,
         late: AbstractSet[str] = frozenset(),
         parts: int = 1,
+        scatters: bool = False,
     ) -> None:
         """`named` are fp32 parameters, first to last layer, which go to `device` in the format `dtype`.
 
@@ -47,7 +48,9 @@ class FlatWeights:
         does not keep. Gradients are summed in buckets of at least `bucket_bytes`; those of the parameters in `late`,
         which wait for more than the backward pass, have the last one to themselves. Zeros at the end of each make its
         length a multiple of `shares`, of which replica `rank` has one, and of `parts`. With `of`, whose parameters
-        these are copies of, the weights are the same memory, and the gradients are not.
+        these are copies of, the weights are the same memory, and the gradients are not. If it `scatters` gradients,
+        `grad` has those of this replica's share alone, and those of a bucket are there from the first one until
+        somebody takes them.
         """
         ordered = [pair for pair in reversed(named) if pair[0] not in late]
         ordered += [pair for pair in reversed(named) if pair[0] in late]
@@ -69,7 +72,11 @@ class FlatWeights:
         self.weight: Tensor = torch.zeros(length, dtype=dtype, device=device) if of is None else of.weight
         same = (dtype, device) == (torch.float32, before)
         self.initial = self.weight if same or of is not None else torch.zeros(length, device=before)
-        self.grad = torch.zeros(length, device=device)
+        self.scatters = scatters
+        self.grad = torch.zeros(self.share.length if scatters else length, device=device)
+        self._sums: Dict[int, Tensor] = {}
+        """By bucket, the sums that wait to be scattered; always those of a late one."""
+        self._bucket_of = {name: number for number, (_, names) in enumerate(self.buckets) for name in names}
         self._fused = fuses(dtype, device)
         self._names = {id(parameter): name for name, parameter in ordered}
         self._arrived: Optional[Callable[[str], None]] = None
@@ -82,7 +89,7 @@ class FlatWeights:
             if of is None and not same:
                 self.view(name, self.weight).copy_(parameter.data)
             parameter.data = self.view(name, self.weight)
-            if parameter.dtype == self.grad.dtype:
+            if self._adds_in_place(parameter):
                 parameter.grad = self.view(name, self.grad)
             else:
                 self._after_each_gradient(parameter, partial(self._move, name))
@@ -97,8 +104,47 @@ class FlatWeights:
         return flat[self.slices[name]].view(self.parameters[name].shape)
 
     def gradient(self, parameter: nn.Parameter) -> Tensor:
-        """The sum of a parameter's gradients so far, fp32."""
-        return self.view(self._names[id(parameter)], self.grad)
+        """The sum of a parameter's gradients so far, fp32; if it `scatters`, of those that wait for it."""
+        return self._sum(self._names[id(parameter)]).view(parameter.shape)
+
+    def where(self, parameter: nn.Parameter) -> slice:
+        """Where a parameter lies."""
+        return self.slices[self._names[id(parameter)]]
+
+    def _sum(self, name: str) -> Tensor:
+        if not self.scatters:
+            return self.grad[self.slices[name]]
+        bucket, here = self._bucket_of[name], self.slices[name]
+        first = self.buckets[bucket][0].start
+        return self.sums(bucket)[here.start - first : here.stop - first]
+
+    def sums(self, bucket: int) -> Tensor:
+        """The sums of a bucket's gradients."""
+        here = self.buckets[bucket][0]
+        if not self.scatters:
+            return self.grad[here]
+        if bucket not in self._sums:
+            self._sums[bucket] = self.grad.new_zeros(here.stop - here.start)
+        return self._sums[bucket]
+
+    def take(self, bucket: int) -> Tensor:
+        """The sums of a bucket, which begin anew, if it `scatters`."""
+        sums = self.sums(bucket)
+        del self._sums[bucket]
+        return sums
+
+    def own(self, bucket: int, sums: Tensor) -> Tensor:
+        """This replica's part of the sums of a bucket."""
+        part, first = self.share.parts[bucket][0], self.buckets[bucket][0].start
+        return sums[part.start - first : part.stop - first]
+
+    def keep(self, bucket: int, own: Tensor) -> None:
+        """Adds the sums of this replica's part of a bucket to those before, if it `scatters`."""
+        self.grad[self.share.parts[bucket][1]].add_(own)
+
+    def _adds_in_place(self, parameter: nn.Parameter) -> bool:
+        """Whether autograd itself adds to the sum."""
+        return not self.scatters and parameter.dtype == self.grad.dtype
 
     def adds(self, parameter: nn.Parameter) -> bool:
         """Whether `add` and `add_rows` are the better way for a weight's gradient than autograd's own."""
@@ -132,21 +178,22 @@ class FlatWeights:
         """Has `arrived` called with a parameter's name whenever a micro-batch's gradient of it was added."""
         self._arrived = arrived
         for name, parameter in self.parameters.items():
-            if parameter.dtype == self.grad.dtype:
+            if self._adds_in_place(parameter):
                 self._after_each_gradient(parameter, partial(arrived, name))
 
     def _move(self, name: str) -> None:
-        """Adds what autograd left in a parameter's gradient, whose number format is not the sum's."""
+        """Adds what autograd left in a parameter's gradient, if it does not add to the sum itself."""
         parameter = self.parameters[name]
         assert parameter.grad is not None
-        if parameter.is_cuda and parameter.numel() < SMALL and hasattr(torch, "_foreach_copy_"):
+        together = parameter.is_cuda and not self.scatters  # whose buckets would wait for the gradients of others
+        if together and parameter.numel() < SMALL and hasattr(torch, "_foreach_copy_"):
             if not self._waiting:  # the backward pass ends with what is then left
                 torch.autograd.Variable._execution_engine.queue_callback(self._move_together)
             self._waiting.append(name)
             if self._arrived is not None and len(self._waiting) == TOGETHER:
                 self._move_together()
             return
-        self.view(name, self.grad).add_(parameter.grad)
+        self.gradient(parameter).add_(parameter.grad)
         parameter.grad = None
         if self._arrived is not None:
             self._arrived(name)
@@ -280,7 +327,3 @@ class Share:
                 stop = max(start, min(here.stop, own.stop))
                 return slice(kept.start + start - own.start, kept.start + stop - own.start)
         return slice(0, 0)
-
-    def of_gradient(self, part: Tensor) -> slice:
-        """Do as `within` for a parameter's gradient, a view of the flat ones."""
-        return self.within(slice(part.storage_offset(), part.storage_offset() + part.numel()))

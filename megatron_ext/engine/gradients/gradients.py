@@ -13,6 +13,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.gradients.reduce import GradientReducer
+from megatron_ext.engine.gradients.scatter import ScatteringReducer
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.groups import Groups, TiedPart
 from megatron_ext.tasks.cut import ties
@@ -46,13 +47,13 @@ class HalfGradients:
     `compared`."""
 
     def __init__(
-        self, flat: FlatWeights, elsewhere: Sequence[Tensor], model: Optional[dist.ProcessGroup], copies: int
+        self, flat: FlatWeights, elsewhere: Sequence[slice], model: Optional[dist.ProcessGroup], copies: int
     ) -> None:
         """`elsewhere` are parts of the flat gradients that another rank of the `model` group has, too, and counts; each
         weight is held by `copies` ranks of that group."""
         self._gradient = flat.grad
         self._kept = slice(0, flat.share.length)
-        self._counted_elsewhere = [flat.share.of_gradient(part) for part in elsewhere]
+        self._counted_elsewhere = [flat.share.within(part) for part in elsewhere]
         self._model = model
         self._copies = copies
         self._even: Optional[Tensor] = None
@@ -129,26 +130,35 @@ class Gradients:
         """Whether late gradients are summed over other groups before they are over the replicas, as they are where a
         sharded optimizer leaves a rank its share alone; not where a rank stands for several of another stage."""
         dtype = DTYPES[plan.reduce_dtype or "fp32"]
-        self._reducer = GradientReducer(
-            flat, groups.data, recorder, uses, dtype, late_whole=not self._first, by_node=groups.by_node
-        )
+        self._reducer: GradientReducer
+        if flat.scatters:
+            rounds = [len(plan.taken_by(place.stage, dp)) for dp in range(plan.layout.replicas[place.stage])]
+            in_order = len({*rounds}) > 1
+            self._reducer = ScatteringReducer(
+                flat, groups.data, recorder, uses, dtype, groups.by_node, max(rounds), in_order
+            )
+        else:
+            self._reducer = GradientReducer(
+                flat, groups.data, recorder, uses, dtype, late_whole=not self._first, by_node=groups.by_node
+            )
         common = [parameter for name, parameter in named if task.shard(name) is None]
-        self._common = [flat.gradient(parameter) for parameter in common] if plan.sequence_parallel else []
+        several = plan.sequence_parallel and plan.layout.tensors[place.stage] > 1
+        self._common = [flat.gradient(parameter) for parameter in common] if several else []
         """Those of the weights that every rank of the tensor group has, where each computes a part of them."""
         self._tied: List[Tuple[Tensor, TiedPart]] = []
         """Parts of those of parameters of which other stages have copies, too."""
         self._owners: List[bool] = []
         """Whether this rank is the one of the owner's stage that gives such a part."""
-        elsewhere: Dict[int, Tensor] = {id(p): flat.gradient(p) for p in common} if place.tp > 0 else {}
+        elsewhere = {id(parameter) for parameter in common} if place.tp > 0 else set()
         for (owner, of_stages), parts_here in zip(ties(task, plan.partition, plan.pipeline), groups.tied):
             if place.stage in of_stages:
                 gradient = flat.gradient(owned[owner])
                 self._tied += [(gradient.chunk(part.parts)[part.part], part) for part in parts_here]
                 self._owners += [part.gives and place.stage == of_stages[0] for part in parts_here]
                 if place.stage != of_stages[0]:
-                    elsewhere[id(owned[owner])] = gradient
-        self.elsewhere = list(elsewhere.values())
-        """Those that another rank has, too, and counts in the norm."""
+                    elsewhere.add(id(owned[owner]))
+        self.elsewhere = [here for name, here in flat.slices.items() if id(flat.parameters[name]) in elsewhere]
+        """Where, in the flat weights, those lie that another rank has, too, and counts in the norm."""
         copies = plan.layout.copies_in_model_group(place.stage, plan.sharded_optimizer)
         self._halves = HalfGradients(flat, self.elsewhere, groups.model, copies)
 
@@ -162,6 +172,10 @@ class Gradients:
         """Starts an iteration of this many micro-batches on this rank; `at_once`: all are summed in `reduce`."""
         self._reducer.begin(micro_batches, at_once)
 
+    def begin_aside(self) -> None:
+        """Starts passes whose gradients are zero, and are not summed."""
+        self._reducer.begin_aside()
+
     def reduce(self, summed: Optional[Callable[[int], None]] = None) -> None:
         """Sums them over the replicas, and what the ranks of a tensor group, or several stages, have in common.
 
@@ -174,7 +188,8 @@ class Gradients:
         else:
             self._reducer.finish(summed)
             self._sum_common()
-        self._flat.share.compact(self._flat.grad)
+        if not self._flat.scatters:
+            self._flat.share.compact(self._flat.grad)
 
     def _sum_common(self) -> None:
         if self._common:

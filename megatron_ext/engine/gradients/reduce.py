@@ -77,6 +77,10 @@ class GradientReducer:
         self._left = {name: micro_batches * self._uses[name] for name in self._flat.slices}
         self._missing = [len(names) for _, names in self._flat.buckets]
 
+    def begin_aside(self) -> None:
+        """Starts passes whose gradients are zero, and are not summed."""
+        self.begin(1 << 30)  # more than come
+
     def finish(self, summed: Optional[Callable[[int], None]] = None) -> None:
         """Waits until all gradients are summed; a mean needs its factor in the loss.
 
@@ -93,7 +97,7 @@ class GradientReducer:
                 if self._late is not None:
                     self._sum(self._late).wait()
                 for _, summing, event in self._begun:
-                    _wait(summing, event)
+                    wait_for(summing, event)
         else:
             self._finish_one_by_one(summed)
         self._begun.clear()
@@ -110,7 +114,7 @@ class GradientReducer:
         under_way = {bucket for bucket, _, _ in self._begun}
         for bucket, summing, event in self._begun:
             with self._recorder.span("grads-all-reduce"):
-                _wait(summing, event)
+                wait_for(summing, event)
             under_way.discard(bucket)
             if under_way:
                 summed(self._flat.buckets[min(under_way)][0].start)
@@ -134,12 +138,14 @@ class GradientReducer:
 
     def _sum(self, bucket: int) -> UnderWaySum:
         """Begins the sum of a bucket."""
-        here, share = self._flat.buckets[bucket][0], self._flat.share
-        gradients = self._flat.grad[here]
-        if share.shares == 1 or bucket == self._whole:
+        gradients = self._flat.sums(bucket)
+        if self._flat.share.shares == 1 or bucket == self._whole:
             return self._all_reduce(gradients)
+        return self._scatter(gradients, self._flat.own(bucket, gradients))
+
+    def _scatter(self, gradients: Tensor, own: Tensor) -> UnderWaySum:
+        """Begins the sum of a bucket's gradients, of which each replica gets its `own` part."""
         with annotate_errors("all-reduce of the gradients"):
-            own = self._flat.grad[share.parts[bucket][0]]
             if self._by_node is not None:
                 return self._by_node.begin(gradients, own, self._dtype, self._recorder.traffic)
             summing = begin_reduce_scatter(gradients, own, self._group, self._dtype)
@@ -155,7 +161,7 @@ class GradientReducer:
         return summing
 
 
-def _wait(summing: UnderWaySum, event: UnderWay) -> None:
+def wait_for(summing: UnderWaySum, event: UnderWay) -> None:
     with annotate_errors("all-reduce of the gradients"):
         summing.wait()
     event.end()

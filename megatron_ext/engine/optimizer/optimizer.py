@@ -60,7 +60,7 @@ class Optimizer:
         model: Optional[dist.ProcessGroup],
         data: DataGroup,
         sharded: bool,
-        counted_elsewhere: List[Tensor],
+        counted_elsewhere: Sequence[slice],
         tensor: Optional[dist.ProcessGroup] = None,
         cut: AbstractSet[str] = frozenset(),
         copies: int = 1,
@@ -68,7 +68,7 @@ class Optimizer:
         offloads: bool = False,
     ) -> None:
         """`model` is a group of ranks in which each gradient of a weight is held by as many as the holder says: its
-        `copies`. `counted_elsewhere` are gradients, part of the flat one, of weights of which another rank of that
+        `copies`. `counted_elsewhere` are parts of the flat weights of which another rank of that
         group has a copy, and counts it in the norm. `cut` names the parameters that the `tensor` group shares. `cuts`
         are ends of buckets, up to which `step_early` is to update the weights; nothing may clip or change their
         gradients. If it `offloads`, what it keeps lies in the host's memory.
@@ -85,7 +85,7 @@ class Optimizer:
         self._model = model
         self._data = data if sharded else DataGroup(1, 0, None)
         self._share = flat.share
-        self._counted_elsewhere = [flat.share.of_gradient(part) for part in counted_elsewhere]
+        self._counted_elsewhere = [flat.share.within(part) for part in counted_elsewhere]
         self._is_weight = flat.weight.dtype == torch.float32 and not sharded
         """Whether the optimizer steps the model's weights themselves, not a copy in fp32."""
         self._gradient = flat.grad[: self._share.length]
@@ -192,21 +192,18 @@ class Optimizer:
         own = {kind: own[kind] for kind in (self.kinds if kinds is None else kinds)}
         if self._data.size == 1:
             return own
-        if self._offloaded is not None:
-            return {kind: self._gathered(share) for kind, share in own.items()}
-        state = {kind: torch.empty_like(self._flat.grad) for kind in own}
-        for kind, share in own.items():
-            self._share.put(share, state[kind])
-            self._gather(state[kind])
-        return state
+        return {kind: self._gathered(share) for kind, share in own.items()}
 
     def _gathered(self, share: Tensor) -> Tensor:
-        """Return on the host what all replicas keep; it passes through the gradients, which are zero between updates,
-        for the device may have no room for more."""
-        self._share.put(share, self._flat.grad)
-        self._gather(self._flat.grad)
-        whole = self._flat.grad.to("cpu", copy=True)
-        self._flat.grad.zero_()
+        """Return on the host what all replicas keep; it passes through the device bucket by bucket, for that may have
+        no room for more."""
+        whole = torch.empty(self._flat.numel)
+        for bucket, (here, kept) in zip(self._share.buckets, self._share.parts):
+            passing = torch.empty(bucket.stop - bucket.start, device=self._flat.weight.device)
+            own = passing[here.start - bucket.start : here.stop - bucket.start]
+            own.copy_(share[kept])
+            self._gather_bucket(own, passing)
+            whole[bucket].copy_(passing)
         return whole
 
     def move(self, weight: Tensor) -> None:
@@ -296,13 +293,16 @@ class Optimizer:
     def _gather(self, flat: Tensor, traffic: Optional[Traffic] = None) -> None:
         """Gives all replicas each other's shares of `flat`, laid out as the flat weights, bucket by bucket."""
         for bucket, (here, _) in zip(self._share.buckets, self._share.parts):
-            whole, own, by_node = flat[bucket], flat[here], self._data.by_node
-            if by_node is not None:  # each node's replicas then have a part of the bucket, one after another
-                across, number = dist.get_world_size(by_node.across), dist.get_rank(by_node.within)
-                part = whole[number * across * len(own) :][: across * len(own)]
-                self._gather_over(by_node.across, own, part, traffic)
-                own = part
-            self._gather_over(self._data.group if by_node is None else by_node.within, own, whole, traffic)
+            self._gather_bucket(flat[here], flat[bucket], traffic)
+
+    def _gather_bucket(self, own: Tensor, whole: Tensor, traffic: Optional[Traffic] = None) -> None:
+        by_node = self._data.by_node
+        if by_node is not None:  # each node's replicas then have a part of the bucket, one after another
+            across, number = dist.get_world_size(by_node.across), dist.get_rank(by_node.within)
+            part = whole[number * across * len(own) :][: across * len(own)]
+            self._gather_over(by_node.across, own, part, traffic)
+            own = part
+        self._gather_over(self._data.group if by_node is None else by_node.within, own, whole, traffic)
 
     @staticmethod
     def _gather_over(

@@ -97,7 +97,7 @@ def test_the_norm_counts_every_gradient_once(tmp_path: Path, corpus: Path) -> No
     elsewhere = flat.gradient(word)
     expected = (flat.grad.double().square().sum() - elsewhere.double().square().sum()).sqrt().item()
     assert flat.grad.numel() % NORM_ROW and elsewhere.numel() % NORM_ROW and flat.grad.numel() > 2 * NORM_ROW
-    optimizer = Optimizer(flat, plan.train, None, DataGroup(1, 0, None), False, [elsewhere])
+    optimizer = Optimizer(flat, plan.train, None, DataGroup(1, 0, None), False, [flat.where(word)])
     assert optimizer.step(Recorder(None)) == pytest.approx(expected, rel=1e-6)
 
 
