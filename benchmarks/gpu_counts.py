@@ -31,6 +31,7 @@ VIT = ("model=vit-b16", "parallel.micro_batch_size=8")
 LLAMA = ("model=llama-1b", "model.layers=4", "parallel.micro_batch_size=1")
 HIDDEN, DROPOUT = "model.hidden_dropout=0.1", "model.hidden_dropout=0.1 model.attention_dropout=0.1"
 ONE, TWO = "parallel=single", "parallel.data=2 parallel.pipeline=1 parallel.partition=12"
+HALVES = "parallel.data=2 parallel.pipeline=1 parallel.partition=4"
 MICRO_BATCHES, DOCUMENTS, TOKENS, VOCABULARY = 2, 64, 4096, 50257
 PLAIN, AUTOCAST, MEGATRON_CORE = "plain-bf16", "plain", "megatron-core"
 NAMES = {PLAIN: "a plain loop in bf16", AUTOCAST: "a plain loop under autocast", MEGATRON_CORE: "Megatron-Core"}
@@ -68,6 +69,8 @@ CASES = {
         "parallel.data=1 parallel.pipeline=2 parallel.partition=6-6 parallel.schedule=zb_h1 parallel.offload=both",
     ),
     "sharded and offloaded": Case(2, GPT, f"{TWO} parallel.sharded_optimizer=true parallel.offload=optimizer"),
+    "scattered gradients": Case(2, LLAMA, f"{HALVES} parallel.zero=2"),
+    "scattered gradients of tied words": Case(2, GPT, f"{TWO} parallel.zero=2"),
     "two stages": Case(2, GPT, "parallel.data=1 parallel.pipeline=2 parallel.partition=6-6"),
 }
 

@@ -19,11 +19,13 @@ from fasop.costs.blocks import blocks_of
 from fasop.costs.experts import layer_numbers
 from fasop.costs.measured_module import MeasuredBlock, MeasuredModule
 from fasop.costs.network.links import Number
+from fasop.costs.overlap import LARGE_PARTS
 from fasop.costs.schedules import in_flight
 from fasop.costs.sizes import activation_bytes, embedding_parameters, head_parameters, word_parameters
 from fasop.costs.training import Training
 from megatron_ext.contract.models.model import ModelConfig
-from megatron_ext.contract.parallel_config import PIECE, SLOTS
+from megatron_ext.contract.parallel_config import BUCKETS_UNDER_WAY, PIECE, SLOTS
+from megatron_ext.contract.plan import BUCKET_BYTES
 
 GIB = 2**30
 
@@ -161,7 +163,9 @@ def parameter_bytes(training: Training) -> ParameterBytes:
             gradient, state = 2.0, 16.0
     else:
         state = kept + 4.0 if sharded and training.engine.kind is EngineKind.tdpp else state
-        if training.parallel.data > 1 and training.reduced_bytes < gradient:
+        if training.scatters:
+            gradient /= training.parallel.data
+        elif training.parallel.data > 1 and training.reduced_bytes < gradient:
             gradient += training.reduced_bytes  # copies of the buckets, until the last one is summed
     if training.offloads:
         state = 0.0
@@ -172,6 +176,27 @@ def parameter_bytes(training: Training) -> ParameterBytes:
 def _pieces(training: Training) -> float:
     """Count the bytes in which an offloaded optimizer's state passes through a GPU."""
     return 4.0 * SLOTS * PIECE * training.offloaded_values if training.offloads else 0.0
+
+
+def _scattered(training: Training, first: Number, last: Number, largest: float) -> Number:
+    """Count the bytes of gradients that wait to be summed, or are, where a rank keeps the sums of its share alone: those
+    of the buckets under way, and of the one that is filled. Of words they are a bucket by themselves: there while those
+    of layers are summed, where they are tied in one stage, and at one end of the pass of a stage that has them alone;
+    where stages share them, always, until the iteration ends.
+
+    `largest` are the parameters of the largest layer.
+    """
+    if not training.scatters:
+        return 0.0 * first
+    each = max(float(BUCKET_BYTES), 4.0 * largest / LARGE_PARTS)
+    layers = (BUCKETS_UNDER_WAY + 1) * each
+    if isinstance(training.model, MeasuredModule):
+        return layers + 0.0 * first
+    model, tensor, several = training.model, training.parallel.tensor_size, training.parallel.pipeline > 1
+    words = 4.0 * word_parameters(model, tensor)
+    tied = head_parameters(model, tensor, own_word=False) < head_parameters(model, tensor, own_word=True)
+    at_ends = words if tied else max(0.0, words - each)
+    return layers + (np.maximum(first, last) if several else 1.0) * at_ends + 0.0 * first
 
 
 def layer_activations(training: Training, kind: int = 0, *, fused: bool = False) -> float:
@@ -345,6 +370,7 @@ def stage_memory(
     # A message each way, being received and being sent, to each neighbour; one stage has only its loss's gradient.
     messages = (1.0 if stages == 1 else 4.0 * (2 - first - last)) * message
     buffers = WORKSPACE_BYTES + _pieces(training) + messages + passing + held_scores(training, triton=True)
+    buffers = buffers + _scattered(training, first, last, max(numbers.held))
     ends = 1 - (1 - first) * (1 - last)
     return StageMemory(
         weights=Amount(layer=versions * state.weight * layer, fixed=versions * state.weight * fixed),
@@ -412,7 +438,13 @@ def _of_module(
             fixed=moment + entering + here + in_all * beside(lambda block: each[block.name]),
             spared=spared,
         ),
-        buffers=Amount(layer=none, fixed=WORKSPACE_BYTES + _pieces(training) + 4.0 * message + none),
+        buffers=Amount(
+            layer=none,
+            fixed=WORKSPACE_BYTES
+            + _pieces(training)
+            + 4.0 * message
+            + _scattered(training, first, last, max(block.parameters for block in model.sequence)),
+        ),
         fragments=Amount(layer=none, fixed=FRAGMENT_BYTES + none),
     )
 

@@ -32,6 +32,7 @@ class Parallelism(PlacedPlan):
     sequence_parallel: bool = False
     recompute: Recompute = Recompute.none
     sharded_optimizer: bool = False
+    zero: int | None = None
     offload: Offload = Offload.none
     reduce_dtype: ReduceDtype = ReduceDtype.fp32
     compress: Compress = Compress.none
@@ -64,6 +65,7 @@ class Parallelism(PlacedPlan):
             sequence_parallel=parallel.sequence_parallel,
             recompute=parallel.recompute,
             sharded_optimizer=parallel.sharded_optimizer,
+            zero=parallel.zero,
             offload=parallel.offload,
             reduce_dtype=parallel.reduce_dtype,
             compress=parallel.compress,
@@ -96,6 +98,7 @@ class Parallelism(PlacedPlan):
             sequence_parallel=self.sequence_parallel,
             recompute=self.recompute,
             sharded_optimizer=self.sharded_optimizer,
+            zero=self.zero,
             offload=self.offload,
             reduce_dtype=self.reduce_dtype,
             compress=self.compress,

@@ -76,6 +76,11 @@ class Training:
         return self.parallel.offload.takes_activations
 
     @property
+    def scatters(self) -> bool:
+        """Whether replicas sum gradients after each micro-batch, and keep the sums of their share alone."""
+        return self.parallel.zero is not None and self.parallel.data > 1
+
+    @property
     def offloaded_values(self) -> int:
         """Count the numbers in fp32 that the optimizer keeps of a parameter beside the model's weights; an update
         brings them to the GPU and takes them back if it offloads."""

@@ -104,7 +104,7 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         engine = replace(engine, kind=EngineKind.megatron_core if core else EngineKind.tdpp)
     allowed = runnable(engine, train, model)
     _require_engine(engine, model)
-    choices = tried(allowed, given, engine, parallel.sequence_parallel)
+    choices = _scattering(tried(allowed, given, engine, parallel.sequence_parallel), parallel.zero)
     if experts_of(model) is not None and "sequence_parallel" not in given:  # tensor groups have to, the rest does not
         choices = replace(choices, sequence_parallel=(True, False))
     plain = replace(
@@ -143,6 +143,11 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
     for broken in _broken(parallel.offload, parallel, train, choices):
         raise SearchError(broken)
     return offloading(inputs, parallel.offload)
+
+
+def _scattering(choices: Choices, zero: int | None) -> Choices:
+    """The same, but with replicas that share out gradients only plans that share out the optimizer's state."""
+    return choices if zero is None else replace(choices, sharded_optimizer=(True,))
 
 
 def _require_engine(engine: Engine, model: Model) -> None:
@@ -214,8 +219,10 @@ def of_experiment(experiment: Experiment) -> Inputs:
     kinds = [replace(kind, group=replace(kind.group, count=used[kind.name])) for kind in placed.kinds]
     own, train, engine = placed.training.parallel, experiment.train, experiment.engine
     choices = tried(runnable(engine, train, experiment.model), {}, engine, own.sequence_parallel)
+    choices = _scattering(choices, own.zero)
     plain = Parallelism(
         global_batch_size=own.global_batch_size,
+        zero=own.zero,
         offload=own.offload,
         reduce_dtype=own.reduce_dtype,
         compress=own.compress,

@@ -79,7 +79,8 @@ def options(parallel: Parallel) -> str:
     chunks = f" x{parallel.chunks}" if parallel.chunks > 1 else ""
     given = [f"{parallel.schedule.label}{chunks}"]
     given += [f"recompute {parallel.recompute}"] if parallel.recompute is not Recompute.none else []
-    given += ["sharded optimizer"] if parallel.sharded_optimizer else []
+    zero = f"ZeRO stage {parallel.zero}" if parallel.zero else "sharded optimizer"
+    given += [zero] if parallel.sharded_optimizer else []
     given += [f"offload {parallel.offload}"] if parallel.offload is not Offload.none else []
     given += [f"sums in {parallel.reduce_dtype}"] if parallel.reduce_dtype is not ReduceDtype.fp32 else []
     given += [f"messages in {parallel.compress}"] if parallel.compress is not Compress.none else []
@@ -176,7 +177,8 @@ def _values(parallel: Parallel) -> dict[str, str]:
         "partition": parallel.partition,
         "sequence_parallel": parallel.sequence_parallel,
         "recompute": parallel.recompute,
-        "sharded_optimizer": parallel.sharded_optimizer,
+        "sharded_optimizer": None if parallel.zero else parallel.sharded_optimizer,
+        "zero": parallel.zero,
         "offload": parallel.offload,
         "reduce_dtype": parallel.reduce_dtype,
         "compress": parallel.compress,

@@ -40,9 +40,10 @@ def assert_memory_as_predicted(case: Case, run: EngineRun) -> None:
 
 MEASURED = ("sharded optimizer", "two stages", "recomputed", "some layers recomputed", "offloaded")
 OFFLOADED = ("activations offloaded", "two stages, activations offloaded")
+SCATTERED = ("scattered gradients", "scattered gradients of tied words")
 
 
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("name", [*MEASURED, *SCATTERED])
 def test_memory_of_a_layout_is_predicted(name: str, tmp_path: Path) -> None:
     case, counter = CASES[name], Counter(tmp_path)
     run = counter.run_of(case)

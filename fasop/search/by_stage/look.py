@@ -250,6 +250,8 @@ def why_not(training: Training, kinds: Sequence[NodeKind], choices: Choices, eff
     """Why no plan can have stages that differ, and what to do about it; None if some can."""
     if training.equal_only:
         return "Megatron's stages are all alike; use engine=tdpp, or leave it out"
+    if training.parallel.zero is not None:
+        return f"stages that differ cannot have parallel.zero={training.parallel.zero}; use 1, or leave it out"
     if not any(schedule in SCHEDULES for schedule in choices.schedule):
         return (
             f"stages that differ cannot have parallel.schedule={','.join(choices.schedule)}; try one of "

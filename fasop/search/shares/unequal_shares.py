@@ -82,6 +82,8 @@ def _looked_at(
         for schedule, chunks in choices.ways:
             if not choices.runs(parallel, schedule, chunks, one.model, one.engine):
                 continue
+            if chunks > 1 and parallel.zero is not None:
+                continue
             for variant in choices.variants(replace(parallel, schedule=schedule, chunks=chunks)):
                 wanted = replace(one, parallel=variant)
                 yield least_seconds(wanted, present), wanted, order

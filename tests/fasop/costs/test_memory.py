@@ -36,7 +36,7 @@ from fasop.simulation.predict import predict
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.parallel_config import PIECE, SLOTS, Offload
-from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.contract.schedule.iteration import schedule
 from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.families.tasks import stage_of
@@ -65,6 +65,20 @@ from tests.support.fasop.random_pipelines import FLUSHING
 def test_a_parameter_takes_what_its_engine_keeps(overrides: tuple[str, ...], plain: float, sharded: float) -> None:
     assert parameter_bytes(training(*overrides)).all == plain
     assert parameter_bytes(training(*overrides, sharded_optimizer=True)).all == sharded
+
+
+@pytest.mark.parametrize(
+    ("words", "each"), [((), 4 + 16 / 4), (("train.precision=bf16",), 2 + 16 / 4)], ids=["fp32", "bf16"]
+)
+def test_of_gradients_that_are_scattered_a_share_is_kept_and_a_few_buckets(words: tuple[str, ...], each: float) -> None:
+    sharded = training(*words, sharded_optimizer=True)
+    scattered = replace(sharded, parallel=replace(sharded.parallel, zero=2))
+    assert parameter_bytes(scattered).all == each
+    assert parameter_bytes(replace(scattered, parallel=replace(scattered.parallel, data=1))).gradient == 4
+    first, middle = (stage_memory(scattered, s).buffers.fixed - stage_memory(sharded, s).buffers.fixed for s in (0, 1))
+    layer = 4 * layer_parameters(scattered.model, 1)
+    assert middle == pytest.approx(max(layer, 3 * BUCKET_BYTES), rel=1e-3)
+    assert first - middle == 4 * scattered.model.padded_vocab(1) * scattered.model.hidden, "the words wait for the last"
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,17 @@ def test_on_a_slow_network_messages_in_8_bits_are_faster_as_the_search_says_too(
     assert predict(one).iteration_s < predict(mixed("train.precision=fp16", *SLOW)).iteration_s
 
 
+def test_gradients_that_are_summed_after_each_micro_batch_take_a_slow_network_as_often() -> None:
+    slow, quick = (*SLOW, "train.precision=fp16", "parallel.data=2", "parallel.pipeline=16"), ("train.precision=fp16",)
+    for words, longer in ((slow, True), (("parallel.data=2", "parallel.pipeline=16", *quick), False)):
+        sharded, scattered = (experiment(*words, f"parallel.zero={zero}", "parallel.partition=null") for zero in (1, 2))
+        one, other = predict(sharded).iteration_s, predict(scattered).iteration_s
+        searched = built(scattered, [0] * 8).iteration(column(*scattered.partition.layers))[0]
+        assert other == pytest.approx(searched, rel=1e-12)
+        assert (other > 1.01 * one) == longer
+        assert longer or other == pytest.approx(one, rel=1e-12)
+
+
 def test_more_micro_batches_take_a_slow_link_as_much_longer_as_it_needs_for_them() -> None:
     few, many = (
         predict(experiment("parallel.schedule=gpipe", "train.precision=fp16", *SLOW, f"parallel.global_batch_size={n}"))

@@ -125,6 +125,18 @@ def test_a_sharded_optimizer_scatters_gradients_in_fp32_and_gathers_weights(
     assert sent(run) == [only(all_reduce=FP32 * of_a_rank, weights=width * of_a_rank)] * replicas
 
 
+@pytest.mark.parametrize("shares", ["1-1", "3-1"], ids=["equal", "unequal"])
+def test_scattered_gradients_travel_once_for_each_micro_batch(
+    engine_run: Engine, shares: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the replica that has the most."""
+    monkeypatch.setattr(engine, "BUCKET_BYTES", 1e4)
+    run = engine_run("parallel.data=2", "parallel.pipeline=1", f"parallel.shares={shares}", "parallel.zero=2")
+    of_a_rank = run.plan.train.iterations * parameter_count(run.plan.model) // 2
+    rounds = max(run.plan.micro_batches)
+    assert sent(run) == [only(all_reduce=FP32 * rounds * of_a_rank, weights=FP32 * of_a_rank)] * 2
+
+
 def test_replicas_of_stages_with_a_tied_embedding_scatter_its_gradients_too(engine_run: Engine) -> None:
     sizes = ("parallel.data=2", "parallel.pipeline=2", "parallel.partition=1-2", "parallel.micro_batch_size=2")
     run = engine_run(*sizes, "parallel.sharded_optimizer=true")
