@@ -13,7 +13,13 @@ from conf.visible import plural
 from megatron_ext.contract import parallel_config
 from megatron_ext.contract.keys import ranges_of, shown
 from megatron_ext.contract.layout import Layout, PlacedPlan
-from megatron_ext.contract.parallel_config import SCATTERED, Recompute, broken_by_chunks, broken_by_replicas, broken_by_stream
+from megatron_ext.contract.parallel_config import (
+    SCATTERED,
+    Recompute,
+    broken_by_chunks,
+    broken_by_replicas,
+    broken_by_stream,
+)
 from megatron_ext.contract.schedule.streams import Stream
 
 AUTO = "auto"

@@ -179,10 +179,10 @@ def _pieces(training: Training) -> float:
 
 
 def _scattered(training: Training, first: Number, last: Number, largest: float) -> Number:
-    """Count the bytes of gradients that wait to be summed, or are, where a rank keeps the sums of its share alone: those
-    of the buckets under way, and of the one that is filled. Of words they are a bucket by themselves: there while those
-    of layers are summed, where they are tied in one stage, and at one end of the pass of a stage that has them alone;
-    where stages share them, always, until the iteration ends.
+    """Count the bytes of gradients that are summed, or wait for it, where a rank keeps the sums of its share alone:
+    those of the buckets under way, and of the one that is filled. Of words they are a bucket by themselves: there while
+    those of layers are summed, where they are tied in one stage, and at one end of the pass of a stage that has them
+    alone; where stages share them, always, until the iteration ends.
 
     `largest` are the parameters of the largest layer.
     """

@@ -66,20 +66,29 @@ class Hidden:
     """The time of the pass after the first bucket was complete; negative where none is."""
     last: Floats
     """[stages, pipelines]: what the last bucket takes, which nothing hides."""
+    behind: Linear | None = None
+    """Where gradients are summed after each micro-batch: by how much, before the last one, sums fall behind passes;
+    negative where they do not."""
 
     def take(self, columns: Integers) -> Hidden:
-        return Hidden(time=self.time.take(columns), last=self.last[:, columns])
+        behind = None if self.behind is None else self.behind.take(columns)
+        return Hidden(time=self.time.take(columns), last=self.last[:, columns], behind=behind)
 
     def left(self, sums: Linear, held: Layers) -> Floats:
         """[stages, pipelines]: seconds of the sums that are not hidden; `held` are the layers of each stage."""
+        left = self._left_of_one(sums, held)
+        return left if self.behind is None else left + np.maximum(0.0, self.behind.of(held))
+
+    def _left_of_one(self, sums: Linear, held: Layers) -> Floats:
         whole = sums.of(held)
         return np.minimum(whole, np.maximum(whole - self.time.of(held), self.last))
 
     def slopes(self, sums: Linear, held: Layers) -> Floats:
         """Seconds that `left` gains with a layer, of the shape of `sums.layer`."""
-        left, whole = self.left(sums, held), sums.of(held)
+        left, whole = self._left_of_one(sums, held), sums.of(held)
         beyond = np.where(left == self.last, 0.0, sums.layer - self.time.layer)
-        return np.where(left == whole, sums.layer, beyond)
+        slopes = np.where(left == whole, sums.layer, beyond)
+        return slopes if self.behind is None else slopes + np.where(self.behind.of(held) > 0, self.behind.layer, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

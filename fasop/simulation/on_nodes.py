@@ -56,9 +56,9 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
         hidden = Hidden(time=time, last=exchanged.last)
         if training.overlaps_optimizer:
             hidden = _beside_steps(hidden, training, stepping)
-    forward, sums = pass_times(training, slowest.forward), exchanged.sums
-    if training.scatters:
-        sums = _after_each(sums, training, forward, backward)
+    forward = pass_times(training, slowest.forward)
+    if hidden is not None and training.scatters:
+        hidden = replace(hidden, behind=_behind(exchanged.sums, training, forward, backward))
     return Pipelines(
         schedule=parallel.schedule,
         micro_batches=parallel.micro_batches,
@@ -68,7 +68,7 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
         busy=min(training.messages) * where.hops.link.s_per_byte,
         one_way_out=where.one_way_out,
         blocking=training.blocking,
-        sums=sums,
+        sums=exchanged.sums,
         optimizer=optimizer,
         embedding=exchanged.embedding,
         capacity=capacity,
@@ -81,18 +81,12 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     )
 
 
-def _after_each(sums: Linear, training: Training, forward: Linear, backward: Linear) -> Linear:
-    """What sums of gradients after each micro-batch take: those of the last one, and of each before it what they take
-    longer than its passes, beside which they go on."""
+def _behind(sums: Linear, training: Training, forward: Linear, backward: Linear) -> Linear:
+    """`Hidden.behind`: sums of a micro-batch's gradients go on beside its passes."""
     stages, before = training.parallel.pipeline, training.parallel.micro_batches - 1
-
-    def with_others(of_one: Floats, passes: Floats) -> Floats:
-        longer: Floats = of_one + before * np.maximum(0.0, of_one - passes)
-        return longer
-
     fixed = (forward.fixed + backward.fixed).reshape(-1, stages, forward.fixed.shape[-1]).sum(axis=0)
     layer = (forward.layer + backward.layer)[..., :stages, :]
-    return Linear(fixed=with_others(sums.fixed, fixed), layer=with_others(sums.layer, layer))
+    return Linear(fixed=before * (sums.fixed - fixed), layer=before * (sums.layer - layer))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -183,8 +183,9 @@ class Parallel:
     sharded_optimizer: bool = False
     """Each replica keeps only its share of the optimizer state: another name of `zero=1`."""
     zero: Optional[int] = option(None, Range(0, 2))
-    """What a replica keeps only its share of, by the stages of ZeRO. 1: the optimizer's state; 2: the sums of gradients,
-    too, which replicas add up after each micro-batch; 0: nothing; null: 1 with `sharded_optimizer`, else 0."""
+    """What a replica keeps only its share of, by the stages of ZeRO. 1: the optimizer's state; 2: the sums of
+    gradients, too, which replicas add up after each micro-batch; 0: nothing; null: 1 with `sharded_optimizer`, else
+    0."""
     offload: Offload = Offload.none
     """What ranks keep in their host's memory. `optimizer`: the optimizer's state and its fp32 weights, which pass
     through the GPU piece by piece in each update; 12 bytes a parameter less with 16-bit weights and Adam.

@@ -15,7 +15,15 @@ from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, about, between, left_out
 from megatron_ext.contract.layout import Layout, PlacedPlan
 from megatron_ext.contract.models.model import ModelConfig
-from megatron_ext.contract.parallel_config import SCATTERED, Compress, Offload, Parallel, Recompute, ReduceDtype, Schedule
+from megatron_ext.contract.parallel_config import (
+    SCATTERED,
+    Compress,
+    Offload,
+    Parallel,
+    Recompute,
+    ReduceDtype,
+    Schedule,
+)
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
 from megatron_ext.contract.plan_parts import (
     Augment,

@@ -209,8 +209,8 @@ def _schedule(parallel: Parallel) -> None:
         )
     if parallel.zero is not None:
         raise ConfigError(
-            f"parallel.zero={parallel.zero}: Megatron-LM's replicas share the optimizer's state out, and nothing else; use "
-            "parallel.zero=1, or engine=tdpp"
+            f"parallel.zero={parallel.zero}: Megatron-LM's replicas share the optimizer's state out, and nothing else; "
+            "use parallel.zero=1, or engine=tdpp"
         )
     if parallel.offload is not Offload.none:
         raise ConfigError(

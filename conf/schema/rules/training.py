@@ -138,7 +138,9 @@ def check_zero(parallel: Parallel, train: Train, adapt: Adapt, elastic: Elastic)
         "replicas": ("parallel.replicas", None if parallel.layout.even else parallel.replicas),
         "schedule_file": ("parallel.schedule_file", parallel.schedule_file),
         "streams": ("parallel.streams", None if parallel.streams_of == (1,) * parallel.data else parallel.streams),
-        "adapt": ("adapt.rebalance", True) if adapt.rebalance else ("adapt.rule", str(adapt.rule) if adapt.on else None),
+        "adapt": ("adapt.rebalance", True)
+        if adapt.rebalance
+        else ("adapt.rule", str(adapt.rule) if adapt.on else None),
         "elastic": ("elastic.enabled", elastic.enabled),
         "islands": ("train.sync_every", train.sync_every),
         "chunks": ("parallel.chunks", parallel.chunks),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import AbstractSet, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import AbstractSet, Callable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist

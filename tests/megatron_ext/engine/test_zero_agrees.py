@@ -88,9 +88,7 @@ def test_every_layout_equals_the_textbook(
     [["train.precision=bf16"], ["parallel.compress=int8"], ["parallel.reduce_dtype=bf16"]],
     ids=["bf16", "compressed", "summed-in-bf16"],
 )
-def test_what_rounds_trains_as_with_a_sharded_optimizer(
-    words: list[str], engine_run: Callable[..., EngineRun]
-) -> None:
+def test_what_rounds_trains_as_with_a_sharded_optimizer(words: list[str], engine_run: Callable[..., EngineRun]) -> None:
     """But for the order of sums."""
     sharded = engine_run(*STAGES, *words, "parallel.zero=1", name="sharded")
     scattered = engine_run(*STAGES, *words, SCATTERED, name="scattered")
@@ -146,7 +144,10 @@ def test_no_rank_holds_the_gradients_of_its_stage(
     ("words", "told"),
     [
         (["train.sync_every=4"], "zero=2 cannot be combined with train.sync_every=4"),
-        (["parallel.streams=2", "parallel.pipeline=1"], "zero=2 cannot be combined with parallel.streams=2"),
+        (
+            ["parallel.partition=4", "parallel.pipeline=1", "parallel.streams=2"],
+            "zero=2 cannot be combined with parallel.streams=2",
+        ),
         (["adapt.rebalance=true"], "zero=2 cannot be combined with adapt.rebalance=true"),
         (["elastic.enabled=true"], "zero=2 cannot be combined with elastic.enabled=true"),
         (
