@@ -32,7 +32,7 @@ from fasop.search.search import Best, explore
 from fasop.search.space.candidates import Space, sizes
 from fasop.search.space.node_sets import MOST as MOST_CLUSTERS
 from fasop.search.space.node_sets import clusters, step
-from fasop.tables.plans import plan_yaml
+from fasop.tables.plans import options, plan_yaml
 from tests.support.cases import drawn
 from tests.support.fasop.plans import FP32, MEGATRON, experiment, kinds, mixed, pipelines
 from tests.support.fasop.searches import search, space
@@ -198,6 +198,19 @@ def test_offloaded_activations_take_their_time_and_nothing_is_computed_again() -
     assert slowed.total > 8 * 2 * layers * kept > 1.5 * quick.total
     with pytest.raises(SearchError, match=r"activations cannot be combined with parallel\.recompute=full"):
         read([*words, "parallel.recompute=full"])
+
+
+def test_plans_that_scatter_gradients_are_searched_where_they_are_asked_for() -> None:
+    words = ["cluster=a10x8", "cluster.groups.gpu2.count=1", "model=xl", "parallel.global_batch_size=8"]
+    words += ["parallel.data=4", "parallel.tensor=1", "parallel.micro_batch_size=1", "train.precision=bf16"]
+    args = Arguments(top=1, by_stage=False)
+    plain, found = (best_plans(read([*words, *more]), args).plans[0] for more in ([], ["parallel.zero=2"]))
+    assert (plain.parallel.zero, found.parallel.zero, found.parallel.sharded_optimizer) == (None, 2, True)
+    text = plan_yaml(found, "")
+    assert "zero: 2" in text and "sharded_optimizer" not in text and "zero" not in plan_yaml(plain, "")
+    assert "ZeRO stage 2" in options(found.training.parallel)
+    with pytest.raises(SearchError, match=r"stages that differ cannot have parallel.zero=2"):
+        best_plans(read([*words, "parallel.zero=2"]), Arguments(top=1, by_stage=True))
 
 
 def test_a_batch_that_no_replicas_divide_is_told_with_near_ones() -> None:
