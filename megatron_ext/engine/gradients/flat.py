@@ -75,7 +75,7 @@ class FlatWeights:
         self.scatters = scatters
         self.grad = torch.zeros(self.share.length if scatters else length, device=device)
         self._sums: Dict[int, Tensor] = {}
-        """By bucket, the sums that wait to be scattered; always those of a late one."""
+        """The sums that wait to be scattered, by bucket; always those of a late one."""
         self._bucket_of = {name: number for number, (_, names) in enumerate(self.buckets) for name in names}
         self._fused = fuses(dtype, device)
         self._names = {id(parameter): name for name, parameter in ordered}

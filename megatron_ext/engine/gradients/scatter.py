@@ -46,7 +46,7 @@ class ScatteringReducer(GradientReducer):
         rounds: int,
         in_order: bool,
     ) -> None:
-        """As that of `GradientReducer`. `rounds` are the micro-batches of the replica with the most. `in_order` has
+        """Takes what `GradientReducer` takes. `rounds` are the micro-batches of the replica with the most. `in_order` has
         buckets of a micro-batch summed in their order, not in that in which they are full, which replicas with zeros
         do not know.
         """
