@@ -46,9 +46,9 @@ class ScatteringReducer(GradientReducer):
         rounds: int,
         in_order: bool,
     ) -> None:
-        """Takes what `GradientReducer` takes. `rounds` are the micro-batches of the replica with the most. `in_order` has
-        buckets of a micro-batch summed in their order, not in that in which they are full, which replicas with zeros
-        do not know.
+        """Takes what `GradientReducer` takes, too. `rounds` are the micro-batches of the replica with the most.
+        `in_order` has buckets of a micro-batch summed in their order, not in that in which they are full, which
+        replicas with zeros do not know.
         """
         super().__init__(flat, group, recorder, uses, dtype, by_node=by_node)
         self._rounds = rounds

@@ -129,7 +129,7 @@ def test_a_sharded_optimizer_scatters_gradients_in_fp32_and_gathers_weights(
 def test_scattered_gradients_travel_once_for_each_micro_batch(
     engine_run: Engine, shares: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the replica that has the most."""
+    """All replicas send as often as the one that has the most."""
     monkeypatch.setattr(engine, "BUCKET_BYTES", 1e4)
     run = engine_run("parallel.data=2", "parallel.pipeline=1", f"parallel.shares={shares}", "parallel.zero=2")
     of_a_rank = run.plan.train.iterations * parameter_count(run.plan.model) // 2
