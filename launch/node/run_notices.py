@@ -189,11 +189,11 @@ def why(ended: Sequence[JobState], down: Callable[[Iterable[str]], Sequence[str]
         down: those of some hosts that are down now.
     """
     last = list({job.id: job for job in ended}.values())
-    culprit = next((job for job in last if job.state in FAILED), None)
-    if culprit is not None:
-        absent = down(culprit.hosts) or (culprit.hosts if len(culprit.hosts) == 1 else [])
+    if failed := [job for job in last if job.state in FAILED]:  # of a heterogeneous job all components do at once
+        hosts = list(dict.fromkeys(host for job in failed for host in job.hosts))
+        absent = down(hosts) or (hosts if len(hosts) == 1 else [])
         among = "" if absent else "one of "
-        reason = f"{among}{compressed(absent or culprit.hosts)} {FAILED[culprit.state]}, {culprit.state}"
+        reason = f"{among}{compressed(absent or hosts)} {FAILED[failed[0].state]}, {failed[0].state}"
         return RestartCause(reason=reason, failed=True, hosts=tuple(absent))
     culprit = next((job for job in last if job.state != "REQUEUED"), next(iter(last), None))
     if culprit is None:

@@ -11,6 +11,7 @@ import pytest
 
 from launch.commands.launch import main
 from launch.errors import LaunchError
+from launch.history import ledger
 from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.node.worker_command import WORKER as ENGINE
@@ -56,6 +57,9 @@ def test_a_node_that_fails_starts_the_run_again_where_it_was_saved(
     assert verdict.state is State.succeeded, verdict
     assert 991 in iterations(run)
     assert {run.read_json(path)["start"] for path in run.nodes.glob("*-?.json")} == {"0.1"}
+    (record,) = ledger.records(run.runs)
+    blamed = {host.host for host in record.hosts if host.rule == "node-failed"}
+    assert blamed == {node} or (het == "hetjob" and not blamed)  # which of several failed is not known once all are up
 
 
 def test_a_heterogeneous_job_whose_first_node_fails_is_resumed_by_hand(slurm: Cluster, tmp_path: Path) -> None:

@@ -154,13 +154,25 @@ SACCT = """11|NODE_FAIL|gpu2-[001-003]|2026-11-26T13:51:43
     [
         (SACCT, ["gpu2-002"], "gpu2-002 failed, NODE_FAIL"),
         (SACCT, [], "one of gpu2-[001-003] failed, NODE_FAIL"),
+        (SACCT.replace("REQUEUED", "NODE_FAIL"), ["hgx-001"], "hgx-001 failed, NODE_FAIL"),
+        ("11|NODE_FAIL|a|2026-11-26T13:00:00\n12|NODE_FAIL|b|2026-11-26T13:00:00\n", [], "one of "),
         (SACCT.replace("NODE_FAIL", "BOOT_FAIL"), ["gpu2-001"], "gpu2-001 did not boot, BOOT_FAIL"),
         (SACCT.replace("NODE_FAIL", "PREEMPTED"), [], "job 11 made room for another job, PREEMPTED"),
         (SACCT.replace("NODE_FAIL", "CANCELLED by 0"), [], "job 11 ended, CANCELLED"),
         ("11|NODE_FAIL|a|2026-11-26T13:00:00\n11|TIMEOUT|b|2026-11-26T14:00:00\n", [], "job 11 had reached its time"),
         ("11|RUNNING|gpu2-001|Unknown\n", [], None),
     ],
-    ids=["a host that is down", "back by now", "boot", "preempted", "other", "the last start counts", "none ended"],
+    ids=[
+        "a host that is down",
+        "back by now",
+        "all components",
+        "of two",
+        "boot",
+        "preempted",
+        "other",
+        "the last start counts",
+        "none ended",
+    ],
 )
 def test_why_slurm_started_a_run_again(sacct: str, down: list[str], reason: str | None) -> None:
     found = why(parse_starts(sacct), lambda hosts: [host for host in hosts if host in down])
