@@ -240,10 +240,12 @@ class Ranks:
 
 def _uses_compiler(plan: Plan) -> bool:
     """Whether every rank would import torch's compiler at its first step: torch.utils.checkpoint does, which computes
-    again what a layer or dropped attention does not keep. Other ranks do without it, and start sooner."""
+    again what a layer, or dropped or capped attention, does not keep. Other ranks do without it, and start sooner."""
     if plan.rehearsal is not None:
         return False
-    again = plan.recompute != "none" or plan.model.attention_dropout > 0 or plan.model.traits.always_recomputes
+    capped = getattr(plan.model, "attention_softcap", None) is not None
+    held = plan.model.attention_dropout > 0 or capped  # weights of attention
+    again = plan.recompute != "none" or held or plan.model.traits.always_recomputes
     return again or plan.train.compile or plan.device == "cuda"
 
 

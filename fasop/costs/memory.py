@@ -243,17 +243,21 @@ def _loss_memory(training: Training, logits: float) -> _LossMemory:
     """
     if training.megatron_lm:
         return _LossMemory(kept=4 * logits, passing=(training.width + 4) * logits)
-    return _LossMemory(kept=training.width * logits, passing=0.0)
+    capped = getattr(training.model.sized(1), "logits_softcap", None) is not None  # their tanh is kept, too
+    return _LossMemory(kept=(2 if capped else 1) * training.width * logits, passing=0.0)
 
 
 def held_scores(training: Training, *, triton: bool) -> float:
-    """Bytes of a micro-batch in one layer, while tdpp's engine drops some of the attention's weights: never kept.
-    `triton`: whether the GPU has kernels for that."""
+    """Bytes of a micro-batch in one layer, while tdpp's engine drops some of the attention's weights or caps its scores:
+    never kept. `triton`: whether the GPU has kernels for the former."""
     model = training.model
-    if training.megatron_lm or isinstance(model, MeasuredModule) or not model.attention_dropout:
+    if training.megatron_lm or isinstance(model, MeasuredModule):
         return 0.0
     sized = model.sized(1)
-    if triton and sized.head_width <= WIDEST_HEAD:
+    capped = getattr(sized, "attention_softcap", None) is not None
+    if not model.attention_dropout and not capped:
+        return 0.0
+    if triton and not capped and sized.head_width <= WIDEST_HEAD:
         return 0.0
     scores = max(stack.tokens * max(stack.tokens, stack.context) for stack in sized.stacks())
     of_each = SCORE_BYTES if training.precision is Precision.fp32 else SCORE_BYTES_OF_16_BITS

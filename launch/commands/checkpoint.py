@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             checkpoint = checkpoint_of(run.path, arguments.checkpoint)
             found, kind = checkpoint.folder, kind_of(checkpoint, arguments.weights)
-            if traits.published and arguments.to == HUGGINGFACE:
+            if arguments.to == HUGGINGFACE:
                 source = publish(plan, checkpoint, out, kind, arguments.adapter)
             else:
                 convert(checkpoint, arguments.to, out, kind)

@@ -73,7 +73,7 @@ def parser() -> Parser:
     made = Parser(
         prog="tdpp init model",
         description="Write a model into your folder of configurations, from a Hugging Face config.json: GPT-2, Llama, "
-        "Mistral, Qwen 2 and 3, StableLM, BERT, T5, ViT or ResNet. Other causal models, and those that tdpp would "
+        "Mistral, Qwen 2 and 3, Gemma 2 and 3, StableLM, BERT, T5, ViT or ResNet. Other causal models, and those that tdpp would "
         "compute differently, are trained with the layers of transformers; it refuses any other model that tdpp would "
         "compute differently.",
     )

@@ -8,7 +8,8 @@ from typing import Dict, Iterator, Optional
 
 from torch import Tensor
 
-from megatron_ext.checkpoints.converting import new_folder
+from megatron_ext.checkpoints.converting import new_folder, weights_of
+from megatron_ext.checkpoints.foreign import hf_weights
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.checkpoints.part_files import part_name
 from megatron_ext.checkpoints.part_tensors import read_part
@@ -37,14 +38,19 @@ def publish(plan: Plan, checkpoint: Checkpoint, out: Path, kind: str, adapters: 
         EngineError: the checkpoint is damaged, the model's config.json has changed since the run, or `out` is there
             or cannot be written. Nothing is then left of it.
     """
-    _require_config(plan)
+    published = plan.model.traits.published
+    if published:
+        _require_config(plan)
 
     def content(block: str) -> Dict[str, Tensor]:
         part = read_part(checkpoint, part_name(block)).items()
         return {name.partition("/")[2]: one for name, one in part if name.partition("/")[0] in (kind, STATE)}
 
     with new_folder(out) as partial:
-        task_of(plan).publish(content, partial, adapters)
+        if published:
+            task_of(plan).publish(content, partial, adapters)
+        else:  # tdpp's own GPT
+            hf_weights.save(partial, checkpoint.meta.config(), lambda part: weights_of(checkpoint, part, kind))
         return _copied(plan, partial)
 
 
@@ -79,4 +85,5 @@ def _sources(plan: Plan) -> Iterator[Path]:
     if plan.train.load is not None and is_published(Path(plan.train.load)):
         folder = Path(plan.train.load)
         yield folder if folder.is_dir() else folder.parent
-    yield Path(config_file(str(plan.model.config))).parent
+    if plan.model.config is not None:
+        yield Path(config_file(plan.model.config)).parent

@@ -34,6 +34,8 @@ class Twin(NamedTuple):
     names: Tuple[str, ...]
     transposed: bool = False
     """Whether it lies there as [inputs, outputs]."""
+    less: float = 0.0
+    """How much smaller its numbers are there."""
 
     def within(self, prefix: str) -> Twin:
         return self._replace(names=tuple(prefix + name for name in self.names))
@@ -42,6 +44,7 @@ class Twin(NamedTuple):
         """Their tensors from ours."""
         lengths = self._lengths(len(tensor), parameter)
         for name, part in zip(self.names, tensor.split(lengths)):  # type: ignore[no-untyped-call]
+            part = part - self.less if self.less else part
             yield name, part.t() if self.transposed else part
 
     def require(self, path: Path, found: Mapping[str, Any], parameter: Parameter) -> None:
@@ -63,7 +66,8 @@ class Twin(NamedTuple):
         self.require(path, found, parameter)
         theirs = [found[name] for name in self.names]
         parts = [(tensor.t() if self.transposed else tensor).float() for tensor in theirs]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return whole + self.less if self.less else whole
 
     def _lengths(self, rows: int, parameter: Parameter) -> List[int]:
         """Rows of each of theirs, of so many together."""

@@ -1,4 +1,4 @@
-"""How Hugging Face's Llama, Mistral, Mixtral, Qwen 2, Qwen 3 and StableLM call their tensors, and their config.json."""
+"""How Hugging Face's Llama, Mistral, Mixtral, Qwen 2 and 3, StableLM and Gemma 2 and 3 call their tensors, and their config.json."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from megatron_ext.contract.models.hf_config import HfConfig
 from megatron_ext.contract.models.keys import DEFAULT, RMS_NORM, ROTARY
 from megatron_ext.contract.models.model import ModelConfig, family_named
 from megatron_ext.contract.plan_check import PlanFault, build, check_object
-from megatron_ext.families.gpt import STABLELM
-from megatron_ext.families.gpt.options import GptOptions, window_of
+from megatron_ext.families.gpt import FULL, GEMMA2, GEMMA3, GEMMAS, SLIDING, STABLELM
+from megatron_ext.families.gpt.options import GptOptions, slides
 
 _LAYER = {
     **{f"attention_norm.{kind}": Twin((f"input_layernorm.{kind}",)) for kind in ("weight", "bias")},
@@ -31,6 +31,16 @@ _LAYER = {
         }.items()
     },
 }
+_GEMMA = {
+    **_LAYER,
+    "attention_norm.weight": Twin(("input_layernorm.weight",), less=1.0),
+    "attention_post_norm.weight": Twin(("post_attention_layernorm.weight",), less=1.0),
+    "mlp_norm.weight": Twin(("pre_feedforward_layernorm.weight",), less=1.0),
+    "mlp_post_norm.weight": Twin(("post_feedforward_layernorm.weight",), less=1.0),
+    "query_norm.weight": Twin(("self_attn.q_norm.weight",), less=1.0),
+    "key_norm.weight": Twin(("self_attn.k_norm.weight",), less=1.0),
+}
+"""Whose norms multiply by 1 + w, and keep w."""
 _ROUTER = Twin(("block_sparse_moe.gate.weight",))
 _EXPERT = {"mlp_in.weight": ("w1.weight", "w3.weight"), "mlp_out.weight": ("w2.weight",)}
 """Where an expert's parameters are in a Mixtral."""
@@ -38,6 +48,7 @@ MIXTRAL = "mixtral"
 _CLASSES = {
     MIXTRAL: "MixtralForCausalLM",
     **{"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"},
+    **{GEMMA2: "Gemma2ForCausalLM", GEMMA3: "Gemma3ForCausalLM"},
     **{"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", STABLELM: "StableLmForCausalLM"},
 }
 _SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -45,7 +56,7 @@ _SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_posit
 
 
 def fits(model: ModelConfig) -> bool:
-    """Whether the layout of a Llama, a Mistral, a Mixtral, a Qwen 2 or 3, or a StableLM can hold it."""
+    """Whether the layout of a Llama or of another model of this module can hold it."""
     return (
         model.traits.megatron_lm
         and model.position_embedding_type == ROTARY
@@ -57,6 +68,12 @@ def fits(model: ModelConfig) -> bool:
 def _kind(model: ModelConfig) -> Optional[str]:
     """The `model_type` that computes it; None: there is none."""
     own, biases = model.own(GptOptions), model.add_bias_linear
+    if own.post_norms or own.scale_embedding or own.geglu:
+        return _gemma_kind(model)
+    if any(one is not None for one in (own.attention_softcap, own.logits_softcap, own.query_scalar)):
+        return None
+    if own.sliding_rotary_base is not None:
+        return None
     if model.normalization != RMS_NORM:
         others = own.experts is not None or own.qk_layernorm or own.sliding_window is not None
         return None if biases or others or model.head_width * model.heads != model.hidden else STABLELM
@@ -73,6 +90,15 @@ def _kind(model: ModelConfig) -> Optional[str]:
     return None if biases or own.full_attention_every is not None else "mistral"
 
 
+def _gemma_kind(model: ModelConfig) -> Optional[str]:
+    own = model.own(GptOptions)
+    others = model.add_bias_linear or own.add_qkv_bias or own.experts is not None or model.rotary_percent != 1.0
+    scaled = model.rope_scaling_factor is not None or model.normalization != RMS_NORM
+    if others or scaled or not (own.post_norms and own.scale_embedding and own.geglu):
+        return None
+    return GEMMA3 if own.qk_layernorm else GEMMA2 if own.sliding_rotary_base is None else None
+
+
 def twins(model: ModelConfig, part: str) -> Dict[str, Twin]:
     """The parameters of a part of a checkpoint."""
     if part == "embedding":
@@ -80,9 +106,11 @@ def twins(model: ModelConfig, part: str) -> Dict[str, Twin]:
     if part == "head":
         own = {"word": Twin(("lm_head.weight",))} if model.untie_embeddings_and_output_weights else {}
         norms = [name for name in model.traits.parameters(model, "head") if name.startswith("norm.")]
-        return {**{name: Twin((f"model.{name}",)) for name in norms}, **own}
+        less = 1.0 if _kind(model) in GEMMAS else 0.0
+        return {**{name: Twin((f"model.{name}",), less=less) for name in norms}, **own}
     names = model.traits.parameters(model, "layer")
-    return {ours: _of_layer(ours).within(f"model.layers.{int(part[len('layer-') :])}.") for ours in names}
+    of_layer = _GEMMA.__getitem__ if _kind(model) in GEMMAS else _of_layer
+    return {ours: of_layer(ours).within(f"model.layers.{int(part[len('layer-') :])}.") for ours in names}
 
 
 def _of_layer(ours: str) -> Twin:
@@ -100,7 +128,7 @@ def config_of(model: ModelConfig) -> Dict[str, Any]:
     return {
         "architectures": [_CLASSES[kind]],
         "model_type": kind,
-        "hidden_act": "silu",
+        **(_gemma(model, kind) if kind in GEMMAS else {"hidden_act": "silu"}),
         "num_hidden_layers": model.layers,
         "hidden_size": model.hidden,
         "intermediate_size": model.inner,
@@ -110,7 +138,7 @@ def config_of(model: ModelConfig) -> Dict[str, Any]:
         "max_position_embeddings": model.sequence_length,
         "vocab_size": model.vocab_size,
         "layer_norm_eps" if kind == STABLELM else "rms_norm_eps": model.norm_epsilon,
-        "rope_theta": model.rotary_base,
+        **({} if kind == GEMMA3 else {"rope_theta": model.rotary_base}),
         "rope_scaling": None if factor is None else {"rope_type": "llama3", "factor": factor, **_SCALING},
         **({"attention_bias": model.add_bias_linear, "mlp_bias": model.add_bias_linear} if kind == "llama" else {}),
         **({} if kind in ("llama", STABLELM) else _windows(model, kind)),
@@ -120,6 +148,20 @@ def config_of(model: ModelConfig) -> Dict[str, Any]:
         "attention_dropout": 0.0,
         "bos_token_id": None,
         "eos_token_id": None,
+    }
+
+
+def _gemma(model: ModelConfig, kind: str) -> Dict[str, Any]:
+    own = model.own(GptOptions)
+    local = model.rotary_base if own.sliding_rotary_base is None else own.sliding_rotary_base
+    bases = {FULL: model.rotary_base, SLIDING: local}
+    positions = {of: {"rope_type": "default", "rope_theta": base} for of, base in bases.items()}
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attn_logit_softcapping": own.attention_softcap,
+        "final_logit_softcapping": own.logits_softcap,
+        "query_pre_attn_scalar": model.head_width if own.query_scalar is None else own.query_scalar,
+        **({"rope_parameters": positions} if kind == GEMMA3 else {}),
     }
 
 
@@ -134,10 +176,12 @@ def _stablelm(model: ModelConfig) -> Dict[str, Any]:
 
 def _windows(model: ModelConfig, kind: str) -> Dict[str, Any]:
     own = model.own(GptOptions)
-    if kind == "mistral" or own.sliding_window is None:
+    if kind == "mistral" or (own.sliding_window is None and kind not in GEMMAS):
         return {"sliding_window": own.sliding_window}
-    layers = [window_of(own, number, own.sliding_window + 1) for number in range(model.layers)]
-    types = ["full_attention" if window is None else "sliding_attention" for window in layers]
+    types = [SLIDING if slides(own, number) else FULL for number in range(model.layers)]
+    if kind in GEMMAS:
+        window = model.sequence_length if own.sliding_window is None else own.sliding_window
+        return {"sliding_window": window, "layer_types": types}
     return {
         "use_sliding_window": True,
         "sliding_window": own.sliding_window,

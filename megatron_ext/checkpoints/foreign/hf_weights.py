@@ -17,14 +17,14 @@ from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.models.counts import checkpoint_parameter
 from megatron_ext.contract.models.model import OPTIONS, ModelConfig
 from megatron_ext.data.indexed_dataset import replacing
-from megatron_ext.families.gpt import STABLELM
+from megatron_ext.families.gpt import GEMMAS, STABLELM
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _KINDS = {
     "gpt2": hf_gpt2,
-    **dict.fromkeys(("llama", "mistral", hf_llama.MIXTRAL, "qwen2", "qwen3", STABLELM), hf_llama),
+    **dict.fromkeys(("llama", "mistral", hf_llama.MIXTRAL, "qwen2", "qwen3", STABLELM, *GEMMAS), hf_llama),
 }
 """How tensors are called, for each `model_type` of config.json."""
 FAMILIES = (hf_gpt2, hf_llama)
@@ -112,7 +112,8 @@ def save(out: Path, model: ModelConfig, content: Callable[[str], Dict[str, Tenso
     if family is None:
         options = ", ".join(f"model.{key}={value}" for key, value in model.identity().items() if key in OPTIONS)
         raise EngineError(
-            f"no GPT-2, Llama, Mistral, Mixtral, Qwen 2 or 3 or StableLM: {options}; only these are exported"
+            f"no GPT-2, Llama, Mistral, Mixtral, Qwen 2 or 3, StableLM or Gemma 2 or 3: {options}; only these are "
+            f"exported"
         )
     prefix = hf_gpt2.PREFIX if family is hf_gpt2 else ""
     tensors: Dict[str, Tensor] = {}

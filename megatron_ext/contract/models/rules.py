@@ -57,6 +57,12 @@ def _broken_window(get: Get) -> Iterator[str]:
     if every is not None and get("sliding_window", None) is None:
         yield f"model.full_attention_every={every} says nothing without model.sliding_window; set that, or leave it out"
 
+    base = get("sliding_rotary_base", None)
+    if base is not None and get("sliding_window", None) is None:
+        yield f"model.sliding_rotary_base={base:g} says nothing without model.sliding_window; set that, or leave it out"
+    if get("geglu", False) and not get("swiglu", False):
+        yield "model.geglu=true says nothing without model.swiglu=true, the gate; set that, or leave it out"
+
 
 def _broken_positions(get: Get, family: Family) -> Iterator[str]:
     key = "position_embedding_type"
@@ -73,6 +79,8 @@ def _broken_positions(get: Get, family: Family) -> Iterator[str]:
                 f"model.rope_scaling_factor={scaling} is only for model.{key}=rope, not for {positions}; use null, or "
                 "rope"
             )
+        if (base := get("sliding_rotary_base", None)) is not None:
+            yield f"model.sliding_rotary_base={base:g} is only for model.{key}=rope, not for {positions}; leave it out"
         if percent != 1.0:
             yield f"model.rotary_percent={percent} is only for model.{key}=rope, not for {positions}; use 1.0, or rope"
         return

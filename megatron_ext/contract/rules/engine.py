@@ -57,7 +57,11 @@ def _experts(plan: Values) -> Faults:
         yield "sequence_parallel", False, f"true with model.experts and tensor={plan['tensor']}"
 
 
-_OWN_LAYERS = {"add_qkv_bias": False, "qk_layernorm": False, "sliding_window": None}
+_OWN_LAYERS = {
+    **{"add_qkv_bias": False, "qk_layernorm": False, "sliding_window": None, "query_scalar": None},
+    **{"attention_softcap": None, "logits_softcap": None, "post_norms": False, "scale_embedding": False},
+    **{"geglu": False},
+}
 """Options of layers that only tdpp's own engine computes, and their values without it."""
 
 

@@ -1,4 +1,4 @@
-"""GPT-2, Llama, Mistral, Qwen 2 and 3: decoders that predict the next token."""
+"""GPT-2, Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3: decoders that predict the next token."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 """The scaled rotary embedding that the engine computes."""
 
 
-SLIDING = "sliding_attention"
-"""In `layer_types`, a layer with a sliding window."""
+SLIDING, FULL = "sliding_attention", "full_attention"
+"""In `layer_types`, a layer with a sliding window, and one without."""
 STABLELM = "stablelm"
 """A Llama with LayerNorms, of whose heads a part is rotated."""
-_GROUPS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
-_POSITIONS = {"mistral": 131072, "qwen2": 32768, "qwen3": 32768}
-"""What transformers takes where config.json lacks `num_key_value_heads` and `max_position_embeddings`."""
+GEMMA2, GEMMA3 = "gemma2", "gemma3_text"
+GEMMAS = (GEMMA2, GEMMA3)
+_GROUPS = {"mistral": 8, "qwen2": 32, "qwen3": 32, GEMMA2: 4, GEMMA3: 4}
+_POSITIONS = {"mistral": 131072, "qwen2": 32768, "qwen3": 32768, GEMMA2: 8192, GEMMA3: 131072}
+_WIDTHS = {"qwen3": 128, GEMMA2: 256, GEMMA3: 256}
+"""What transformers takes where config.json lacks `num_key_value_heads`, `max_position_embeddings` and `head_dim`."""
 _MLP = ("mlp_in.", "mlp_out.")
 
 
@@ -31,7 +34,7 @@ class _Gpt(TransformerFamily):
     name = "gpt"
     summary = "A decoder that predicts the next token; with Llama's options, a Llama."
     order = 1
-    model_types = ("gpt2", "llama", "mistral", "qwen2", "qwen3", STABLELM)
+    model_types = ("gpt2", "llama", "mistral", "qwen2", "qwen3", STABLELM, *GEMMAS)
     running_text = True
     packs = True
     metrics = ("loss", "perplexity")
@@ -45,6 +48,8 @@ class _Gpt(TransformerFamily):
             found.update(linear_parameters("qkv", found["qkv.weight"], True))
         if own.qk_layernorm:
             found.update({**norm(model, "query_norm", model.head_width), **norm(model, "key_norm", model.head_width)})
+        if own.post_norms:
+            found.update({**norm(model, "attention_post_norm"), **norm(model, "mlp_post_norm")})
         if own.experts is None:
             return found
         mlp = {name: one for name, one in found.items() if name.startswith(_MLP)}
@@ -61,6 +66,11 @@ class _Gpt(TransformerFamily):
         normed = before * model.sequence_length if own.qk_layernorm and turned and kind == "layer" else 0
         working = 1 if own.experts is None else own.experts_per_token
         return normed + super().inside_activations(replace(model, ffn_hidden=working * model.inner), kind, fused)
+
+    def outside_activations(self, model: ModelConfig, kind: str) -> int:
+        """Count the inputs of the norms behind attention and MLP, too."""
+        behind = 2 * model.sequence_length * model.hidden if model.own(GptOptions).post_norms and kind == "layer" else 0
+        return behind + super().outside_activations(model, kind)
 
     def operations(self, model: ModelConfig, kind: str) -> int:
         """Count, of the experts, those that work on a token."""
@@ -86,6 +96,8 @@ class _Gpt(TransformerFamily):
         if config.kind == STABLELM:
             values.update(_stablelm(config))
             del values["normalization"]
+        if config.kind in GEMMAS:
+            values.update(_gemma(config))
         return values
 
 
@@ -114,7 +126,9 @@ def _gpt2(config: HfConfig) -> Dict[str, object]:
 
 
 def _llama(config: HfConfig) -> Dict[str, object]:
-    config.must("hidden_act", "silu", "tdpp's gated MLP uses SiLU")
+    gemma = config.kind in GEMMAS
+    if not gemma:
+        config.must("hidden_act", "silu", "tdpp's gated MLP uses SiLU")
     config.must("pretraining_tp", 1, "tdpp does not split matrix products")
     bias = config.flag("attention_bias", False)
     config.must("mlp_bias", bias, f"all or no linear layers have biases in tdpp, and attention_bias={json.dumps(bias)}")
@@ -122,7 +136,9 @@ def _llama(config: HfConfig) -> Dict[str, object]:
         config.must("partial_rotary_factor", 1.0, f"transformers rotates whole heads of a {config.kind}")
     rope = config.table("rope_parameters")  # where transformers 5 keeps base and scaling
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    width = config.given("head_dim", 128 if config.kind == "qwen3" else None)
+    if config.kind == GEMMA3:  # a table for each kind of layer
+        rope = _rotary_of(rope, FULL)
+    width = config.given("head_dim", _WIDTHS.get(config.kind))
     return {
         "layers": config.size("num_hidden_layers"),
         "hidden": hidden,
@@ -138,11 +154,11 @@ def _llama(config: HfConfig) -> Dict[str, object]:
         "normalization": "RMSNorm",
         "norm_epsilon": config.number("rms_norm_eps", 1e-6),
         "position_embedding_type": "rope",
-        "rotary_base": config.number("rope_theta", rope.get("rope_theta", 10000.0)),
+        "rotary_base": config.number("rope_theta", rope.get("rope_theta", 1e6 if config.kind == GEMMA3 else 1e4)),
         **_scaling(config, rope),
         "swiglu": True,
         **({} if bias else {"add_bias_linear": False}),
-        **config.untied(False),
+        **config.untied(gemma),
         **dropouts(0.0, config.number("attention_dropout", 0.0)),
     }
 
@@ -160,14 +176,47 @@ def _stablelm(config: HfConfig) -> Dict[str, object]:
     }
 
 
+def _gemma(config: HfConfig) -> Dict[str, object]:
+    """What is not as in a Llama. Its norms multiply by 1 + w: `hf_llama` adds the 1."""
+    config.must("hidden_activation", "gelu_pytorch_tanh", "the gate of tdpp's MLP is SiLU or the tanh GELU")
+    if behind := config.given("use_bidirectional_attention", False):
+        raise config.differs("use_bidirectional_attention", behind, "no token of tdpp's GPT sees those after it")
+    found: Dict[str, object] = {"post_norms": True, "scale_embedding": True, "geglu": True}
+    usual = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0} if config.kind == GEMMA2 else {}
+    for key, ours in (("attn_logit_softcapping", "attention_softcap"), ("final_logit_softcapping", "logits_softcap")):
+        if config.content.get(key, usual.get(key)) is not None:
+            found[ours] = config.number(key, usual.get(key, 0.0))
+    scalar = config.size("query_pre_attn_scalar", 256)
+    if scalar != config.given("head_dim", _WIDTHS[config.kind]):
+        found["query_scalar"] = scalar
+    if config.kind == GEMMA3:
+        found["qk_layernorm"] = True
+        local = _rotary_of(config.table("rope_parameters"), SLIDING)
+        if (kind := local.get("rope_type", "default")) != "default":
+            raise config.differs(f"rope_parameters.{SLIDING}.rope_type", kind, "tdpp does not scale these positions")
+        found["sliding_rotary_base"] = config.number("rope_local_base_freq", local.get("rope_theta", 1e4))
+    return found
+
+
+def _rotary_of(rope: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """What a Gemma 3 says of the positions of its layers of a kind."""
+    found = rope.get(kind)
+    return found if isinstance(found, dict) else {}
+
+
 def _windows(config: HfConfig, layers: int, length: int) -> Dict[str, object]:
     """Which layers see how far; nothing where no token of a sequence looks beyond a window."""
-    slides = config.kind == "mistral" or (config.kind.startswith("qwen") and config.flag("use_sliding_window", False))
+    gemma = config.kind in GEMMAS
+    slides = (
+        gemma
+        or config.kind == "mistral"
+        or (config.kind.startswith("qwen") and config.flag("use_sliding_window", False))
+    )
     if not slides or config.content.get("sliding_window", 4096) is None:
         return {}
     window = config.size("sliding_window", 4096)
     full = [number for number, kind in enumerate(_layer_types(config, layers), 1) if kind != SLIDING]
-    if window >= length or len(full) == layers:
+    if (window >= length and not gemma) or len(full) == layers:  # a Gemma's kinds of layers differ otherwise, too
         return {}
     if not full:
         return {"sliding_window": window}
@@ -183,9 +232,12 @@ def _layer_types(config: HfConfig, layers: int) -> Sequence[object]:
     given = config.content.get("layer_types")
     if config.kind == "mistral":
         return [SLIDING] * layers
+    if given is None and config.kind in GEMMAS:
+        every = 2 if config.kind == GEMMA2 else config.size("sliding_window_pattern", 6)
+        return [FULL if number % every == 0 else SLIDING for number in range(1, layers + 1)]
     if given is None:
         first = config.given("max_window_layers", 28)
-        return [SLIDING if isinstance(first, int) and number >= first else "full_attention" for number in range(layers)]
+        return [SLIDING if isinstance(first, int) and number >= first else FULL for number in range(layers)]
     if not isinstance(given, list) or len(given) != layers:
         raise config.refuse("layer_types", given, f"must be a list of num_hidden_layers={layers} words")
     return given

@@ -46,13 +46,15 @@ def attend(
     dropped: Optional[Dropped],
     positions: Optional[Tensor] = None,
     window: Optional[int] = None,
+    cap: Optional[float] = None,
 ) -> Tensor:
     """query [batch, heads, sequence, width], the others [batch, groups, tokens, width] -> [batch, sequence, heads,
     width]. `mask` [batch, tokens] is 0 where no token stands. With `positions` [batch, sequence], of causal attention,
     documents that share a sequence do not see each other. With a `window`, of causal attention too, a place attends to
-    so many tokens at most, itself among them."""
+    so many tokens at most, itself among them. `cap` is the scores' soft cap, for which all of them are held at once."""
     heads, groups = query.shape[1], key.shape[1]
-    if positions is not None and dropped is None and window is None and attends_apart(query):
+    plain = cap is not None or _plainly(query)
+    if positions is not None and dropped is None and window is None and cap is None and attends_apart(query):
         return attend_apart(query, key, value, positions)
     seen = None if mask is None else mask.bool()
     if dropped is not None and not dropped.holding:
@@ -60,7 +62,7 @@ def attend(
 
         return dropped_flash(query, key, value, seen, causal, dropped.rate, dropped.rows)
     shared: Dict[str, bool] = {}
-    if groups < heads and dropped is None and GROUPED and query.is_cuda:
+    if groups < heads and dropped is None and cap is None and GROUPED and query.is_cuda:
         shared["enable_gqa"] = True
     elif groups < heads:
         key, value = (x.repeat_interleave(heads // groups, 1) for x in (key, value))
@@ -71,9 +73,10 @@ def attend(
         near = _near(query.shape[-2], window, query.device)
         causal, seen = False, near if seen is None else seen & near
     if dropped is not None:
-        attended = _dropped_weights(query @ key.transpose(-1, -2), query.shape[-1], causal, seen, *dropped[:2]) @ value
-    elif _plainly(query):
-        attended = _weights(query, key, causal, seen) @ value
+        products = query @ key.transpose(-1, -2)
+        attended = _dropped_weights(products, query.shape[-1], causal, seen, *dropped[:2], cap) @ value
+    elif plain:
+        attended = _weights(query, key, causal, seen, cap) @ value
     else:
         attended = F.scaled_dot_product_attention(query, key, value, seen, is_causal=causal, **shared)
     return attended.transpose(1, 2)
@@ -117,15 +120,17 @@ def _plainly(query: Tensor) -> bool:
     return short and query.requires_grad and query.device.type == "cpu" and query.dtype != torch.float32
 
 
-def _weights(query: Tensor, key: Tensor, causal: bool, seen: Optional[Tensor]) -> Tensor:
+def _weights(query: Tensor, key: Tensor, causal: bool, seen: Optional[Tensor], cap: Optional[float] = None) -> Tensor:
     """query [batch, heads, sequence, width], key [batch, heads, tokens, width] -> how much each place attends to each
     token, [batch, heads, sequence, tokens]."""
-    return _softmax(query @ key.transpose(-1, -2), query.shape[-1], causal, seen)
+    return _softmax(query @ key.transpose(-1, -2), query.shape[-1], causal, seen, cap)
 
 
-def _softmax(products: Tensor, width: int, causal: bool, seen: Optional[Tensor]) -> Tensor:
+def _softmax(products: Tensor, width: int, causal: bool, seen: Optional[Tensor], cap: Optional[float]) -> Tensor:
     """The products of queries and keys of this width -> the weights."""
     scores = products / math.sqrt(width)
+    if cap is not None:
+        scores = softly_capped(scores, cap)
     if causal:
         places = torch.arange(products.shape[-2], device=products.device)
         scores = scores.masked_fill(places > places.unsqueeze(-1), -math.inf)
@@ -134,17 +139,34 @@ def _softmax(products: Tensor, width: int, causal: bool, seen: Optional[Tensor])
     return F.softmax(scores, -1, dtype=torch.float32).to(products.dtype)
 
 
+def softly_capped(x: Tensor, cap: float) -> Tensor:
+    """Numbers within `cap` on either side of 0, small ones nearly as they are (Bello et al. 2016)."""
+    return cap * torch.tanh(x / cap)
+
+
 def _dropped_weights(
-    products: Tensor, width: int, causal: bool, seen: Optional[Tensor], rate: float, rows: Tensor
+    products: Tensor,
+    width: int,
+    causal: bool,
+    seen: Optional[Tensor],
+    rate: float,
+    rows: Tensor,
+    cap: Optional[float],
 ) -> Tensor:
     """The same with some of the weights dropped; `rows` as for `dropout`."""
     if _dropped_softmax.fuses(products):
-        return _dropped_softmax(products, width, causal, seen, rate, rows)
-    return dropout(_softmax(products, width, causal, seen), rate, rows)
+        return _dropped_softmax(products, width, causal, seen, rate, rows, cap)
+    return dropout(_softmax(products, width, causal, seen, cap), rate, rows)
 
 
 @Fused
 def _dropped_softmax(
-    products: Tensor, width: int, causal: bool, seen: Optional[Tensor], rate: float, rows: Tensor
+    products: Tensor,
+    width: int,
+    causal: bool,
+    seen: Optional[Tensor],
+    rate: float,
+    rows: Tensor,
+    cap: Optional[float],
 ) -> Tensor:
-    return masked(_softmax(products, width, causal, seen), rate, rows)
+    return masked(_softmax(products, width, causal, seen, cap), rate, rows)

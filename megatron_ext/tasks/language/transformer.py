@@ -56,6 +56,8 @@ class Embedding(nn.Module):
         self.later: Optional[WeightGradients] = None
         self.begins_at = 0
         """Where the first token stands, for a search that has computed those before it."""
+        self.factor: Optional[float] = None
+        """What the words' vectors are multiplied by; None: nothing."""
         self.dropout = Dropout(config.hidden_dropout, key_of(seed, name), tensor)
         self.word = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size, config.hidden))
         added = config.traits.parameters(config, "embedding")
@@ -82,6 +84,8 @@ class Embedding(nn.Module):
         """The same; `positions` [batch, sequence], where they are not those of the sequence."""
         x = vocab_embedding(tokens, self.word, self.tensor, partial(embedding, later=self.later))
         here = self.tensor.positions(tokens.shape[1])
+        if self.factor is not None:
+            x = x * self.factor
         if self.waves:
             waves = sinusoids(self.begins_at + tokens.shape[1], x.shape[-1], x.device)[self.begins_at :]
             placed = waves[here] if positions is None else waves[positions[:, here]]
@@ -120,6 +124,12 @@ class TransformerLayer(nn.Module):
         """Instead of GELU, and dropped in training, as Vaswani et al. 2017's successors do."""
         self.window: Optional[int] = None
         """The tokens that one attends to at most, itself among them; None: all before it."""
+        self.softcap: Optional[float] = None
+        """Soft cap of the attention's scores; None: they have none."""
+        self.gate: Callable[[Tensor], Tensor] = _gated
+        """What a gated MLP makes of gate and input, which lie one after the other."""
+        self.turned = config
+        """The model whose angles its rotary positions have."""
         self.angles: Optional[Tuple[Tensor, Tensor]] = None
         """Angles of rotary positions, once the layer is where it stays."""
         self.holds_weights = True
@@ -182,11 +192,17 @@ class TransformerLayer(nn.Module):
     ) -> Tensor:
         mask_of_own = None if self.crosses else mask
         attended = self._attention(self.tensor.enter(self.attention_norm(x)), number, mask_of_own, positions)
+        attended = self.given(attended, "attention")
         x = self.attention_dropout(attended, number, self.training, x)
         if context is not None:
             crossed = self._cross(self.tensor.enter(self.cross_norm(x)), self.tensor.enter(context), number, mask)
             x = self.cross_dropout(crossed, number, self.training, x)
-        return self.mlp_dropout(self._mlp(self.tensor.enter(self.mlp_norm(x)), number), number, self.training, x)
+        given = self.given(self._mlp(self.tensor.enter(self.mlp_norm(x)), number), "mlp")
+        return self.mlp_dropout(given, number, self.training, x)
+
+    def given(self, y: Tensor, part: str) -> Tensor:
+        """What the attention or MLP adds to its input."""
+        return y
 
     def _attention(
         self, x: Tensor, number: Optional[Tensor], mask: Optional[Tensor], positions: Optional[Tensor]
@@ -212,8 +228,9 @@ class TransformerLayer(nn.Module):
 
     @property
     def _core_again(self) -> bool:
-        """Whether the attention's core is computed again: weights that dropout holds are too large to be kept."""
-        return self.recompute == "selective" or (self._drops and self.holds_weights)
+        """Whether the attention's core is computed again: weights that dropout or a cap holds are too large to keep."""
+        held = self.training if self.softcap is not None else self._drops and self.holds_weights
+        return self.recompute == "selective" or held
 
     def _core(
         self, qkv: Tensor, number: Optional[Tensor], mask: Optional[Tensor], positions: Optional[Tensor]
@@ -249,13 +266,13 @@ class TransformerLayer(nn.Module):
             self.holds_weights = holds_weights(device, self.config.head_width)
         if self.config.position_embedding_type == ROTARY:
             longest = max(self.config.sequence_length, self.config.decoder_tokens)
-            self.angles = rotary(self.config, longest, device, dtype)
+            self.angles = rotary(self.turned, longest, device, dtype)
 
     def _angles(self, sequence: int, like: Tensor) -> Tuple[Tensor, Tensor]:
         """Cosines and sines of at least so many places."""
         if self.angles is not None and len(self.angles[0]) >= sequence and self.angles[0].dtype == like.dtype:
             return self.angles
-        return rotary(self.config, sequence, like.device, like.dtype)
+        return rotary(self.turned, sequence, like.device, like.dtype)
 
     def _cross_core(self, query: Tensor, kv: Tensor, number: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
         """query [batch, sequence, heads x width], kv [batch, context, keys and values of the heads]."""
@@ -284,10 +301,11 @@ class TransformerLayer(nn.Module):
             first, device = self.tensor.rank * self.heads, query.device
             heads = numbers(first, first + self.heads, device)
             rows = rows_of(dropout_key, number, heads, numbers(0, query.shape[-2], device))
-            holding = self.holds_weights or positions is not None or self.window is not None
+            restricted = positions is not None or self.window is not None or self.softcap is not None
+            holding = self.holds_weights or restricted
             dropped = Dropped(self.config.attention_dropout, rows, holding)
         window = self.window if causal else None
-        return attend(query, key, value, causal, mask, dropped, positions, window).flatten(2)
+        return attend(query, key, value, causal, mask, dropped, positions, window, self.softcap).flatten(2)
 
     def _mlp(self, x: Tensor, number: Optional[Tensor]) -> Tensor:
         inner = linear(x, self.mlp_in.weight, self.mlp_in.bias, self.later)
@@ -295,7 +313,7 @@ class TransformerLayer(nn.Module):
             return self._joined(self.mlp_out, self._inner_dropped(F.relu(inner), number))
         if not self.config.swiglu:
             return self._joined(self.mlp_out, F.gelu(inner, approximate="tanh"))
-        return self._joined(self.mlp_out, _gated(inner))
+        return self._joined(self.mlp_out, self.gate(inner))
 
     def _inner_dropped(self, x: Tensor, number: Optional[Tensor]) -> Tensor:
         """x [batch, sequence, inner width / tensor size], of which every rank drops what one rank alone would."""
@@ -342,6 +360,13 @@ def _gated(inner: Tensor) -> Tensor:
     """[…, 2 x width] -> [..., width]: SwiGLU (Shazeer 2020)."""
     gate, up = inner.chunk(2, -1)
     return F.silu(gate) * up
+
+
+@Fused
+def gelu_gated(inner: Tensor) -> Tensor:
+    """[…, 2 x width] -> [..., width]: GEGLU, with the tanh GELU."""
+    gate, up = inner.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * up
 
 
 def empty_linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:

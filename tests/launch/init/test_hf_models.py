@@ -39,6 +39,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Mistral": ("MistralConfig", "MistralForCausalLM", {"sliding_window": None}),
     "Qwen 2": ("Qwen2Config", "Qwen2ForCausalLM", {"num_key_value_heads": 8}),
     "Qwen 3": ("Qwen3Config", "Qwen3ForCausalLM", {"num_key_value_heads": 8, "tie_word_embeddings": True}),
+    "Gemma 2": ("Gemma2Config", "Gemma2ForCausalLM", {}),
+    "Gemma 3": ("Gemma3TextConfig", "Gemma3ForCausalLM", {"query_pre_attn_scalar": 100}),
     "StableLM": ("StableLmConfig", "StableLmForCausalLM", {"num_key_value_heads": 8, "use_qkv_bias": True}),
     "Mamba": ("MambaConfig", "MambaForCausalLM", {"num_hidden_layers": 2, "time_step_rank": 40, "expand": 3}),
     "BERT": ("BertConfig", "BertForPreTraining", {}),

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 
+from launch import cli
 from megatron_ext import hf
 from megatron_ext.checkpoints import safetensors
 from megatron_ext.contract.models.counts import parameter_count
@@ -27,6 +28,7 @@ LLAMA = (
     *("model.num_query_groups=2", "model.ffn_hidden=44", "model.normalization=RMSNorm", "model.norm_epsilon=1e-6"),
     *("model.swiglu=true", "model.position_embedding_type=rope"),
 )
+GEMMA = ("model.post_norms=true", "model.scale_embedding=true", "model.geglu=true")
 MODELS = {
     "llama-2": (*LLAMA, "model.add_bias_linear=false", "model.untie_embeddings_and_output_weights=true"),
     "llama-3": (
@@ -39,6 +41,14 @@ MODELS = {
     "qwen3": (
         *(*LLAMA, "model.add_bias_linear=false", "model.qk_layernorm=true", "model.kv_channels=12"),
         *("model.sliding_window=7", "model.full_attention_every=2"),
+    ),
+    "gemma2": (
+        *(*LLAMA, "model.add_bias_linear=false", *GEMMA, "model.sliding_window=7", "model.full_attention_every=2"),
+        *("model.attention_softcap=0.5", "model.logits_softcap=2", "model.query_scalar=5"),
+    ),
+    "gemma3": (
+        *(*LLAMA, "model.add_bias_linear=false", *GEMMA, "model.qk_layernorm=true", "model.kv_channels=12"),
+        *("model.sliding_window=40", "model.full_attention_every=2", "model.sliding_rotary_base=100"),
     ),
     "stablelm": (
         *("model.swiglu=true", "model.position_embedding_type=rope", "model.rotary_percent=0.5"),
@@ -83,7 +93,7 @@ def test_what_is_exported_computes_the_same_in_transformers(
     run = trained(model)
     stage = whole_model(run)
     assert hf.main(["export", str(run.run.path), str(tmp_path / "theirs")]) == 0
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", attn_implementation="eager")
     assert sum(p.numel() for p in theirs.parameters()) == parameter_count(run.plan.model)
     ours, expected = stage({"tokens": TOKENS})["logits"], theirs(TOKENS).logits
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
@@ -117,6 +127,22 @@ def test_exported_saved_by_transformers_and_imported_again_it_is_the_same(
             assert torch.equal(tensor, run.state()[name.replace("/", f"/{part}.")]), (part, name)
     going_on = engine_run(*ONE, *MODELS[model], f"train.load={tmp_path / 'made'}", name="going-on")
     assert going_on.go() == 0, going_on.stderr()
+
+
+def test_what_is_converted_has_the_tokenizer_of_the_model_that_the_run_began_with(
+    trained: Callable[[str], EngineRun], engine_run: Callable[..., EngineRun], tmp_path: Path
+) -> None:
+    theirs, out = tmp_path / "theirs", tmp_path / "out"
+    assert cli.main(["checkpoint", "convert", str(trained("gemma2").run.path), "--to", "huggingface", str(theirs)]) == 0
+    assert sorted(path.name for path in theirs.iterdir()) == ["config.json", "model.safetensors"]
+    for name in ("tokenizer.json", "generation_config.json"):
+        (theirs / name).write_text(name)
+    run = engine_run(*ONE, *MODELS["gemma2"], f"train.load={theirs}", name="going-on")
+    assert run.go() == 0, run.stderr()
+    assert cli.main(["checkpoint", "convert", str(run.run.path), "--to", "huggingface", str(out)]) == 0
+    assert {path.name: path.read_text() for path in out.glob("*en*.json")} == {
+        name: name for name in ("tokenizer.json", "generation_config.json")
+    }
 
 
 def config_of(folder: Path, **changes: Any) -> Path:

@@ -16,10 +16,16 @@ from megatron_ext.families.tasks import task_of
 from tests.support.megatron_ext.engine_run import TINY, make_run
 from tests.support.megatron_ext.known_sizes import assert_sizes_known
 
+ROPE = "model.position_embedding_type=rope"
+BASE = "model.sliding_rotary_base=100"
 MODELS = {
     "stablelm": ("model.normalization=LayerNorm", "model.rotary_percent=0.25"),
     "qwen2": ("model.add_qkv_bias=true",),
-    "qwen3 with windows": ("model.qk_layernorm=true", "model.sliding_window=7", "model.full_attention_every=2"),
+    "gemma2": (
+        *("model.post_norms=true", "model.scale_embedding=true", "model.geglu=true", "model.query_scalar=5"),
+        *("model.attention_softcap=0.5", "model.logits_softcap=2", "model.attention_dropout=0.1"),
+    ),
+    "qwen3 with windows": ("model.qk_layernorm=true", "model.sliding_window=7", "model.full_attention_every=2", BASE),
 }
 COMMON = (
     *("model.add_bias_linear=false", "model.normalization=RMSNorm", "model.position_embedding_type=rope"),
@@ -63,10 +69,20 @@ def test_a_layer_has_a_window(window: int | None, every: int | None, expected: l
     ("words", "told"),
     [
         (("model.full_attention_every=2",), "model.full_attention_every=2 says nothing without model.sliding_window"),
+        (
+            (ROPE, "model.sliding_rotary_base=9"),
+            "model.sliding_rotary_base=9 says nothing without model.sliding_window",
+        ),
+        (("model.sliding_rotary_base=9", "model.sliding_window=8"), "is only for model.position_embedding_type=rope"),
+        (("model.geglu=true",), "model.geglu=true says nothing without model.swiglu=true"),
+        (
+            ("model.attention_softcap=50", "engine=megatron_core"),
+            "model.attention_softcap=50.0 must be null with engine=megatron_core; use engine=tdpp",
+        ),
         (("model.sliding_window=8", "model.family=bert"), "model.sliding_window=8 is only for model.family=gpt"),
         (("model.rotary_percent=0.5",), "model.rotary_percent=0.5 is only for model.position_embedding_type=rope"),
         (
-            ("model.position_embedding_type=rope", "model.rotary_percent=0.4"),
+            (ROPE, "model.rotary_percent=0.4"),
             "model.rotary_percent=0.4 rotates 3 of a head's 8 numbers",
         ),
         (
