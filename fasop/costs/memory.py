@@ -248,7 +248,7 @@ def _loss_memory(training: Training, logits: float) -> _LossMemory:
 
 
 def held_scores(training: Training, *, triton: bool) -> float:
-    """Bytes of a micro-batch in one layer, while tdpp's engine drops some of the attention's weights or caps its scores:
+    """Bytes of a micro-batch in one layer, while tdpp's engine drops some of attention's weights or caps its scores:
     never kept. `triton`: whether the GPU has kernels for the former."""
     model = training.model
     if training.megatron_lm or isinstance(model, MeasuredModule):

@@ -73,9 +73,9 @@ def parser() -> Parser:
     made = Parser(
         prog="tdpp init model",
         description="Write a model into your folder of configurations, from a Hugging Face config.json: GPT-2, Llama, "
-        "Mistral, Qwen 2 and 3, Gemma 2 and 3, StableLM, BERT, T5, ViT or ResNet. Other causal models, and those that tdpp would "
-        "compute differently, are trained with the layers of transformers; it refuses any other model that tdpp would "
-        "compute differently.",
+        "Mistral, Qwen 2 and 3, Gemma 2 and 3, StableLM, BERT, T5, ViT or ResNet. Other causal models, and those that "
+        "tdpp would compute differently, are trained with the layers of transformers; it refuses any other model that "
+        "tdpp would compute differently.",
     )
     made.add_argument("source", metavar="FILE_OR_DIR", type=Path, help="a config.json, or the folder that has it")
     made.add_argument("name", metavar="NAME", nargs="?", help="the model's name (default: the folder's name)")

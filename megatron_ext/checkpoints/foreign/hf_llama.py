@@ -1,4 +1,5 @@
-"""How Hugging Face's Llama, Mistral, Mixtral, Qwen 2 and 3, StableLM and Gemma 2 and 3 call their tensors, and their config.json."""
+"""How Hugging Face's Llama, Mistral, Mixtral, Qwen 2 and 3, StableLM and Gemma 2 and 3 call their tensors, and their
+config.json."""
 
 from __future__ import annotations
 
