@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,15 +106,15 @@ class Counter:
             write_indexed(data, np.split(tokens, DOCUMENTS), np.dtype(np.uint16))
         return make_run(folder, data, *given, base=())
 
-    def ours(self, run: EngineRun, gpus: int) -> list[Counts]:
+    def ours(self, run: EngineRun, gpus: int, **environment: str) -> list[Counts]:
         """The third iteration, of each rank."""
-        return self._third(gpus, WORKER, run.run.plan, "0", "fused")
+        return self._third(gpus, WORKER, run.run.plan, "0", "fused", environment=environment)
 
     def other(self, run: EngineRun, contender: str) -> list[Counts]:
         """The same of `NAMES`."""
         return self._third(1, COUNTED, contender, run.run.plan)
 
-    def _third(self, gpus: int, *words: str | Path) -> list[Counts]:
+    def _third(self, gpus: int, *words: str | Path, environment: Mapping[str, str] | None = None) -> list[Counts]:
         machine = Machine(gpus, Path(tempfile.mkdtemp(dir=self.folder)))
         paths = [ROOT] if self.megatron_core is None else [ROOT, self.megatron_core]
         own = {
@@ -122,6 +122,7 @@ class Counter:
             "PYTHONPATH": ":".join(map(str, paths)),
             "TRITON_CACHE_DIR": str(self.folder / "triton"),
             "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
+            **(environment or {}),
         }
         ended = machine.run(*words, environment=own)
         if ended.returncode:

@@ -60,7 +60,7 @@ FLOORS = {
     "megatron_ext": [
         *("contract", "timeline", "data", "parallel", "tasks", "families", "engine", "core", "checkpoints"),
         *("inference measuring learning", "rank_processes", "train", "worker"),
-        "doctor profile hf schedule blocks translate",
+        "doctor profile hf schedule blocks translate memory",
     ],
     "megatron_ext/engine": [
         *("goal gradients results", "batches executor optimizer", "interface islands workers"),

@@ -7,22 +7,38 @@ from dataclasses import replace
 
 from conf.blocks_of_module import digest_of
 from conf.schema.experiment import Model, Precision
+from fasop.costs.counted_blocks import counted
 from fasop.costs.hardware import NodeKind
 from fasop.costs.measured_module import LOSS, MeasuredBlock, MeasuredModule, MeasuredWire
 from fasop.costs.profiles.profile import OTHER_16_BIT, ModelCosts, Module, SequenceBytes
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 
+COUNTED = (1, 4)
+"""Micro-batch sizes for which bytes are counted: between and beyond them they grow evenly."""
+
 
 def with_known_blocks(training: Training, kinds: Sequence[NodeKind]) -> Training:
     """The same, whose model is a `MeasuredModule` if it is a user's module, or of another family that is measured.
 
+    What no profile knows of a model of transformers is counted without a GPU.
+
     Raises:
-        SearchError: a GPU's profile does not know the module as it is now, or not in this number format.
+        SearchError: a GPU's profile does not know the module as it is now, or not in this number format; or it cannot
+            be counted.
     """
-    if not training.model.measured:
+    model, parallel = training.model, training.parallel
+    if not model.measured:
         return training
+    if model.config is not None and not _in_any_profile(kinds, model):
+        sizes = tuple(sorted({*COUNTED, parallel.micro_batch_size}))
+        return replace(training, model=counted(model, training.precision, parallel.tensor_size, sizes))
     return replace(training, model=measured(training.model, training.precision, kinds))
+
+
+def _in_any_profile(kinds: Sequence[NodeKind], model: Model) -> bool:
+    profiles = [kind.profile for kind in kinds if kind.profile is not None]
+    return any(module.code == model.code_name for one in profiles for module in one.modules.values())
 
 
 def measured(model: Model, precision: Precision, kinds: Sequence[NodeKind]) -> MeasuredModule:

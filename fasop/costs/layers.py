@@ -17,7 +17,7 @@ from fasop.costs.blocks import Kinds
 from fasop.costs.measured_module import LOSS, MeasuredModule
 from fasop.costs.network.links import Link, Number
 from fasop.costs.profiles.profile import OTHER_16_BIT, LayerProfile, ModelCosts
-from fasop.costs.roofline import Time, roofline
+from fasop.costs.roofline import Time, roofline, roofline_of_counts
 from fasop.costs.sizes import BYTES
 from fasop.costs.training import Training
 from fasop.errors import SearchError
@@ -92,7 +92,9 @@ def layer_times(gpu: Gpu, profile: LayerProfile | None, training: Training, with
         basis = max(of_sizes, of_format)
     else:
         sizes = training.parallel.tensor_size, training.parallel.micro_batch_size
-        times = roofline(gpu, training.model, training.precision, *sizes, within)
+        times = (roofline_of_counts if isinstance(training.model, MeasuredModule) else roofline)(
+            gpu, training.model, training.precision, *sizes, within
+        )
         basis = Basis.NOT_MEASURED
     blocks, again = training.blocks, 0.0
     if training.parallel.recompute.layers is not None:
@@ -142,6 +144,8 @@ def _computed_again(training: Training, times: Mapping[str, Time]) -> Mapping[st
 def measured_tensor_sizes(gpu: Gpu, profile: LayerProfile | None, training: Training) -> set[int] | None:
     """Those that a profile has for a model; None where it has no times for it: a roofline serves for any."""
     points, _ = _known(gpu, profile, training)
+    if not points and isinstance(training.model, MeasuredModule):
+        return {training.model.tensor}
     return {costs.tensor for costs in points} or None
 
 

@@ -14,6 +14,23 @@ LOSS = "loss()"
 
 
 @dataclass(frozen=True, kw_only=True)
+class BlockCounts:
+    """What is known of a block whose bytes were counted without a GPU, by `MeasuredModule.sizes`."""
+
+    passing: tuple[int, ...]
+    """Bytes that are there for a moment of its passes, beside what it and those before it keep."""
+    passing_again: tuple[int, ...]
+    """The same if it is computed again."""
+    dropped: tuple[int, ...]
+    """Bytes that it gives and that no block behind it keeps."""
+    operations: tuple[int, ...]
+    """Operations of its forward pass, of which the next two are, too."""
+    traffic: tuple[int, ...]
+    """Bytes that kernels read and write."""
+    kernels: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class MeasuredBlock:
     name: str
     kind: str
@@ -27,6 +44,8 @@ class MeasuredBlock:
     """Bytes that autograd keeps of a micro-batch, by `MeasuredModule.sizes`."""
     given: tuple[int, ...]
     """Bytes that are kept of it where it is computed again."""
+    counts: BlockCounts | None = None
+    """None: the block was measured, which says nothing of this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +71,8 @@ class MeasuredModule(Model):
         wires: Sequence[MeasuredWire],
         tied_parameters: int,
         tied_blocks: int,
+        tensor: int = 1,
+        always: int | None = None,
     ) -> None:
         """
         Args:
@@ -63,6 +84,8 @@ class MeasuredModule(Model):
             wires: that lead from a block to others; none: they are not known.
             tied_parameters: that several blocks have copies of.
             tied_blocks: that have copies of one parameter, at most.
+            tensor: the size of the tensor group of which all this is a rank's.
+            always: bytes of a stage, whatever its blocks and micro-batches; None: the blocks were measured.
         """
         layers = sum(block.held is None for block in sequence)
         for key in fields(Model):
@@ -74,6 +97,8 @@ class MeasuredModule(Model):
         self.wires = tuple(wires)
         self.tied_parameters = tied_parameters
         self.tied_blocks = tied_blocks
+        self.tensor = tensor
+        self.always = always
         self._by_name = {block.name: block for block in sequence}
 
     __eq__ = object.__eq__
@@ -89,6 +114,18 @@ class MeasuredModule(Model):
     def given(self, name: str, micro_batch_size: int) -> float:
         """The same if it is computed again."""
         return between(self.sizes, self.block(name).given, micro_batch_size)
+
+    def passing(self, name: str, micro_batch_size: int, *, again: bool) -> float:
+        """Bytes of a counted block that are there for a moment."""
+        counts = self.block(name).counts
+        assert counts is not None
+        return between(self.sizes, counts.passing_again if again else counts.passing, micro_batch_size)
+
+    def dropped(self, name: str, micro_batch_size: int) -> float:
+        """Bytes that a counted block gives and that no other keeps."""
+        counts = self.block(name).counts
+        assert counts is not None
+        return between(self.sizes, counts.dropped, micro_batch_size)
 
     def messages(self, micro_batch_size: int) -> list[int]:
         """Bytes that cross a cut behind so many counted blocks."""

@@ -5,7 +5,7 @@ A stage's memory is linear in its layers, so the GPUs of a stage allow it a larg
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import add
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.schema.experiment import EngineKind, Precision, Recompute
-from fasop.costs.blocks import blocks_of
+from fasop.costs.blocks import Blocks, blocks_of
 from fasop.costs.experts import layer_numbers
 from fasop.costs.measured_module import MeasuredBlock, MeasuredModule
 from fasop.costs.network.links import Number
@@ -414,14 +414,23 @@ def _of_module(
 
     layer = [model.block(name) for name in blocks.kinds[kind]]
     parameters, fixed = sum(block.parameters for block in layer), beside(lambda block: block.parameters)
+    if stages == 1:  # one copy of what several blocks share
+        fixed = fixed - model.tied_parameters * max(0, model.tied_blocks - 1)
     untrained = none + sum(block.fixed_bytes for block in layer)
     kept = max(ONE_BYTE, sum(each[block.name] for block in layer))
-    # For a moment: the gradients of the head's weights, when the loss has gone back; or what one layer keeps that is
-    # computed again, by when all of the head is gone.
-    of_head = training.width * sum(model.block(name).parameters for name in blocks.last)
-    gone = sum(each[name] for name in blocks.last)
     most = max(sum(model.kept(name, batch) for name in kinds) for kinds in blocks.kinds) if again else 0.0
-    moment = (1.0 - last) * most + last * max(of_head, most - gone)
+    if model.always is None:
+        # The gradients of the head's weights, when the loss has gone back; or what one layer keeps that is computed
+        # again, by when all of the head is gone.
+        of_head = training.width * sum(model.block(name).parameters for name in blocks.last)
+        gone = sum(each[name] for name in blocks.last)
+        moment = (1.0 - last) * most + last * max(of_head, most - gone)
+        messages, leaving = 4.0 * message + none, none
+    else:
+        moment = model.always + _moment(model, blocks, batch, again, first, last, each)
+        # A message each way, being received and being sent, to each neighbour.
+        messages = 4.0 * (2 - first - last) * message
+        leaving = (1.0 - last) * max(model.dropped(kinds[-1], batch) for kinds in blocks.kinds) * in_all
     spared, here = None, none
     if training.offloads_activations:
         here = LAYERS_HERE * kept + none
@@ -439,18 +448,47 @@ def _of_module(
         optimizer=Amount(layer=state.optimizer * parameters + none, fixed=state.optimizer * fixed),
         activations=Amount(
             layer=held * kept,
-            fixed=moment + entering + here + in_all * beside(lambda block: each[block.name]),
+            fixed=moment + entering + leaving + here + in_all * beside(lambda block: each[block.name]),
             spared=spared,
         ),
         buffers=Amount(
             layer=none,
             fixed=WORKSPACE_BYTES
             + _pieces(training)
-            + 4.0 * message
+            + messages
             + _scattered(training, first, last, max(block.parameters for block in model.sequence)),
         ),
         fragments=Amount(layer=none, fixed=FRAGMENT_BYTES + none),
     )
+
+
+def _moment(
+    model: MeasuredModule,
+    blocks: Blocks,
+    batch: int,
+    again: bool,
+    first: Number,
+    last: Number,
+    each: Mapping[str, float],
+) -> Number:
+    """Count the bytes of counted blocks that are there at the fullest moment, beside all that is kept by then; when a
+    backward pass comes to a block, what those behind it kept is gone.
+
+    Of the first stage, all layers are gone when it comes to the embedding: at least one.
+    """
+
+    def at_most(names: Sequence[str], behind: Number) -> Number:
+        found: Number = 0.0 * first
+        for name in reversed(names):
+            found = np.maximum(found, model.passing(name, batch, again=again) - behind)
+            behind = behind + each[name]
+        return found
+
+    head = sum(each[name] for name in blocks.last)
+    a_layer = min(sum(each[name] for name in kinds) for kinds in blocks.kinds)
+    found = [last * at_most(blocks.last, 0.0 * first), first * at_most(blocks.first, last * head + a_layer)]
+    found += [at_most(kinds, last * head) for kinds in blocks.kinds]
+    return reduce(np.maximum, found)
 
 
 def memory_of_streams(one: StageMemory[float], streams: int) -> StageMemory[float]:

@@ -8,8 +8,10 @@ from functools import lru_cache
 from math import hypot
 
 from conf.schema.experiment import Gpu, Model, Precision
+from fasop.costs.measured_module import MeasuredModule, between
 from fasop.costs.network.links import Link
 from fasop.costs.sizes import BYTES
+from fasop.errors import SearchError
 from megatron_ext.contract.models.counts import block_numel
 from megatron_ext.contract.models.pieces import Stack
 
@@ -44,7 +46,7 @@ def roofline(
     2019).
     """
     sizes, width = model.sized(tensor), BYTES[precision]
-    rate = {"fp32": gpu.fp32_tflops, "fp16": gpu.fp16_tflops, "bf16": gpu.bf16_tflops}[precision] * 1e12
+    rate = _rate(gpu, precision)
     traffic = gpu.memory_gb_per_s * 1e9
     group = within.all_reduce(tensor)
     family = sizes.traits
@@ -85,6 +87,37 @@ def roofline(
         found["encoder_norm"] = Time(forward=normed, backward=2 * normed)
         found["decoder_embedding"] = embedding(stack.tokens)
     return found
+
+
+@lru_cache(maxsize=1024)
+def roofline_of_counts(
+    gpu: Gpu, model: MeasuredModule, precision: Precision, tensor: int, batch: int, within: Link[float]
+) -> Mapping[str, Time]:
+    """Estimate as `roofline`, by block, with the operations, bytes and kernels that were counted of a model; a tensor
+    group all-reduces what a layer gives twice in its forward pass and twice in its backward pass.
+
+    Raises:
+        SearchError: they are those of a rank in a tensor group of another size.
+    """
+    if tensor != model.tensor:
+        raise SearchError(
+            f"{model.said}: its blocks were counted for parallel.tensor={model.tensor}, not {tensor}; give "
+            f"parallel.tensor={tensor}"
+        )
+    traffic, group, size = gpu.memory_gb_per_s * 1e9, within.all_reduce(tensor), max(model.messages(batch))
+    found = {}
+    for block in model.sequence:
+        counts = block.counts
+        assert counts is not None, "what was measured has times"
+        operations, moved = (between(model.sizes, of, batch) for of in (counts.operations, counts.traffic))
+        work = hypot(max(operations / _rate(gpu, precision), moved / traffic), counts.kernels * START_S)
+        reduce = 2 * group.takes(float(size)) if block.held is None else 0.0
+        found[block.name] = Time(forward=work + reduce, backward=2 * work + reduce)
+    return found
+
+
+def _rate(gpu: Gpu, precision: Precision) -> float:
+    return {"fp32": gpu.fp32_tflops, "fp16": gpu.fp16_tflops, "bf16": gpu.bf16_tflops}[precision] * 1e12
 
 
 def starts_s(model: Model, stack: Stack) -> float:

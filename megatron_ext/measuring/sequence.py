@@ -11,18 +11,20 @@ from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import block_of
 from megatron_ext.tasks.task import Block, Placement, Task, Tensors
 
+ALONE = TensorGroup()
 LOSS = "loss()"
 """The kind of the loss, which no class is called."""
 
 
-def described(task: Task) -> Dict[str, object]:
-    """What a profile says of a task's blocks, whatever the micro-batch (docs/formats.md)."""
+def described(task: Task, tensor: TensorGroup = ALONE) -> Dict[str, object]:
+    """What a profile says of a task's blocks, whatever the micro-batch (docs/formats.md), as a rank of a tensor group
+    has them."""
     owners: Dict[str, Set[str]] = {}
     for copy, owner in task.tied.items():
         owners.setdefault(owner, set()).update(block_of(task.blocks, name).name for name in (owner, copy))
     blocks, tied_parameters = [], 0
     for block in task.blocks:  # one after another: all of them may be more than a machine has room for
-        module = block.make(TensorGroup())
+        module = block.make(tensor)
         blocks.append(_described(block, module))
         named = module.named_parameters()
         tied_parameters += sum(one.numel() for name, one in named if f"{block.name}.{name}" in owners)

@@ -21,11 +21,20 @@ class Fused(Generic[T]):
         self._compiled: Optional[Callable[..., T]] = None
 
     def __call__(self, first: Tensor, *others: Any) -> T:
+        if first.is_meta:
+            return self._as_one_kernel(first, *others)
         if compiling() or not self.fuses(first):
             return self.plain(first, *others)
         if self._compiled is None:
             self._compiled = torch.compile(self.plain)
         return self._compiled(first, *others)
+
+    def _as_one_kernel(self, *taken: Any) -> T:
+        """Calls the function where memory is counted on the device meta: not what a kernel has within itself."""
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        with _disable_current_modes():
+            return self.plain(*taken)
 
     @staticmethod
     def fuses(first: Tensor) -> bool:
@@ -42,7 +51,10 @@ def compiling() -> bool:
 @lru_cache(maxsize=None)
 def fuses(device: torch.device) -> bool:
     """Whether torch.compile makes kernels for this GPU: it needs Triton, a C compiler and a recent GPU, and can be
-    switched off (TORCH_COMPILE_DISABLE=1). It is tried, for nothing tells; what it lacks is printed once."""
+    switched off (TORCH_COMPILE_DISABLE=1). It is tried, for nothing tells; what it lacks is printed once. The device
+    meta stands for a GPU that has all this."""
+    if device.type == "meta":
+        return True
     if device.type != "cuda" or not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return False
     from torch._dynamo import config

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +106,13 @@ class Anatomy:
         key = (shape, like.device, like.dtype, training)
         if tokens is None and key in self._known:
             return self._known[key]
+        if like.is_meta or (like.is_cuda and tokens is None):
+            # Families ask for the content of positions, for which a host waits for a GPU, and the device meta has none.
+            there: Dict[Any, Tensor] = {}
+            on_host = torch.zeros(1, dtype=like.dtype).expand(like.shape)
+            given = None if tokens is None else torch.zeros(shape, dtype=torch.int64)
+            found = [call.on(like.device, there) for call in self.calls(on_host, given, training)]
+            return found if tokens is not None else self._known.setdefault(key, found)
         if tokens is None:
             zeros = torch.zeros(shape, dtype=torch.int64, device=like.device)
             with torch.no_grad():
@@ -174,15 +181,30 @@ class Anatomy:
         del found.__dict__["forward"]
         return found
 
-    def zeros(self, model: nn.Module, dtype: torch.dtype, device: torch.device, trained: bool = False) -> None:
-        """Puts zeros that take no memory in the place of weights outside the layers that are on the device meta."""
+    def release(self, model: nn.Module, held: Set[str]) -> None:
+        """Leaves parameters of a copy to its modules of these names alone, where others are tied to them."""
+        for name, module in model.named_modules():
+            if id(module) not in self.inside and name not in held:
+                for key, one in module.named_parameters(recurse=False):
+                    module._parameters[key] = nn.Parameter(torch.empty_like(one, device="meta"))
+
+    def zeros(
+        self,
+        model: nn.Module,
+        dtype: torch.dtype,
+        device: torch.device,
+        held: AbstractSet[str] = frozenset(),
+        trained: bool = False,
+    ) -> None:
+        """Puts zeros that take no memory in the place of weights outside the layers that are on the device meta, but
+        for those of the modules `held`."""
         made: Dict[int, nn.Parameter] = {}
-        for module in model.modules():
+        for path, module in model.named_modules():
             if id(module) in self.inside:
                 continue
             for name, one in list(module.named_parameters(recurse=False)):
                 known = made.get(id(one))
-                if known is None and (one.is_meta or getattr(one, "stands_in", False)):
+                if path not in held and known is None and (one.is_meta or getattr(one, "stands_in", False)):
                     zeros = torch.zeros(1, dtype=dtype, device=device).expand(one.shape)
                     made[id(one)] = known = nn.Parameter(zeros, requires_grad=trained)
                     known.stands_in = True  # type: ignore[attr-defined]

@@ -32,13 +32,15 @@ class Frame(nn.Module):
         for name, module in model.named_modules():
             if name in held and not any(name.startswith(f"{other}.") for other in held):
                 _register(self, name, module)
+        self._held = held
+        anatomy.release(model, held)
         _keep_formats(self)
         self._outside: Tuple[Any, ...] = (anatomy, model)
         """Not registered: only what is held here has weights."""
 
     def _model(self, like: Tensor) -> Tuple[Anatomy, nn.Module]:
         anatomy, model = self._outside
-        anatomy.zeros(model, like.dtype, like.device)
+        anatomy.zeros(model, like.dtype, like.device, self._held)
         if model.training != self.training:
             model.train(self.training)
         return anatomy, model

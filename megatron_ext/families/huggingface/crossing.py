@@ -47,6 +47,17 @@ class Call(NamedTuple):
         args, kwargs = pytree.tree_unflatten(flat, self.spec)
         return args, kwargs
 
+    def on(self, device: torch.device, there: Dict[Any, Tensor]) -> Call:
+        """Return the same with all its tensors on a device; `there` are those that already are, so that several layers
+        share what they did before."""
+
+        def moved(one: Any) -> Any:
+            if not isinstance(one, Tensor):
+                return one
+            return there.setdefault((one.data_ptr(), one.shape, one.stride(), one.dtype), one.to(device))
+
+        return Call([moved(one) for one in self.flat], self.spec)
+
 
 def _fresh(value: Any) -> Any:
     """Some families give their layers keys and values to add to in training, too, though no later layer reads them."""

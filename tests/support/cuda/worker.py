@@ -3,7 +3,8 @@
 Runs with the CUDA build of torch, and so has torch and numpy alone. JOB is `profile` or `doctor`; without one the ranks
 train, and the log has a mark before and after each iteration and each pass of a micro-batch. With JOB `fused` they do
 so, too, and torch.compile makes kernels with Triton, which takes longer. With JOB `watched` the log also has what each
-kernel reads and writes, gradients are summed in several buckets, and an offloaded optimizer has several pieces.
+kernel reads and writes, gradients are summed in several buckets, and an offloaded optimizer has several pieces. BESIDE
+in the environment names a folder of more packages, such as transformers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import math
+import os
 import sys
 from collections.abc import Callable
 from functools import cache, partial
@@ -28,6 +30,7 @@ from megatron_ext.engine.streams.streaming import StreamingEngine
 from tests.support.cuda.accesses import watched
 
 MACHINE = ctypes.CDLL(None)
+sys.path += filter(None, [os.environ.get("BESIDE")])  # behind the CUDA build's own, of which torch is one
 
 
 def marked(of: type) -> None:

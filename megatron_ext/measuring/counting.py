@@ -1,0 +1,107 @@
+"""What a micro-batch takes in each block of a task, counted by passing one on torch's device meta."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, Dict, List, NamedTuple, Sequence
+
+import torch
+
+from megatron_ext.contract.parallel_config import Recompute
+from megatron_ext.contract.plan import Plan
+from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.families.tasks import task_of
+from megatron_ext.measuring.live_bytes import LiveBytes, attention_as_on_gpu
+from megatron_ext.measuring.sequence import bytes_of, crossing, described, wires_of
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.cut import cut_between
+from megatron_ext.tasks.stage import Stage, backward
+from megatron_ext.tasks.task import DTYPES, Task
+
+META = torch.device("meta")
+
+
+class Traced(NamedTuple):
+    """Bytes by block, and behind them those of the loss."""
+
+    kept: List[int]
+    """From a block's forward to its backward pass: every storage once, with the block that made it."""
+    passing: List[int]
+    """At most at once in its forward or its backward pass, beside what it and those before it keep."""
+    dropped: List[int]
+    """What it gives, as far as the blocks behind it do not keep it."""
+    work: List[List[int]]
+    """Operations of its forward pass, bytes that kernels read and write, and kernels."""
+    always: int
+    """What all blocks together hold, however many micro-batches there are, such as masks."""
+    wires: Dict[str, int]
+    """Bytes of each wire."""
+
+
+def counted(plan: Plan, sizes: Sequence[int], tensor: int) -> Dict[str, Any]:
+    """Counts what a profile says of a model's blocks (docs/profile.md, `modules` and `sequence`), and `Traced`, for
+    micro-batches of these sizes, of a rank in a tensor group of this size, with and without recomputation."""
+    group = TensorGroup(tensor, 0, None)
+    plain, again = (task_of(replace(plan, recompute=way)) for way in (Recompute.none, Recompute.full))
+    with META:
+        found = described(plain, group)
+    columns: Dict[str, List[Any]] = {}
+    for size in sizes:
+        one, two = (traced(task, size, plan.train.precision, group) for task in (plain, again))
+        for name, values in (
+            *(("kept", one.kept), ("given", two.kept), ("passing", one.passing), ("passing_again", two.passing)),
+            *(("dropped", one.dropped), ("work", one.work), ("always", [one.always])),
+            *(("crossing", crossing(plain, one.wires)), ("wires", [one.wires[name] for name in wires_of(plain)])),
+        ):
+            columns.setdefault(name, []).append(values)
+    return {"module": found, "sizes": list(sizes), "bytes": columns}
+
+
+def traced(task: Task, micro_batch_size: int, precision: str, tensor: TensorGroup) -> Traced:
+    """Counts what torch's allocator would give on a GPU, in one forward and one backward pass."""
+    with META:
+        (part,) = cut_between(task, [list(task.blocks)])
+        stage = Stage(task, part, tensor, {})
+    weights = FlatWeights(stage.parameters_by_name(), DTYPES[precision], META)
+    stage.place(META, DTYPES[precision])
+    micro = task.example(micro_batch_size, torch.Generator().manual_seed(0)).to(META)
+    live, behind, wires = LiveBytes(), len(task.blocks), {}
+    given: List[Dict[int, int]] = [{} for _ in range(behind)]
+    for number, (block, module) in enumerate(zip(task.blocks, stage.blocks)):
+
+        def left(_: Any, args: Any, out: Any, number: int = number, names: Sequence[str] = block.gives) -> None:
+            outs = dict(zip(names, out if isinstance(out, tuple) else (out,)))
+            wires.update(bytes_of(outs))
+            given[number] = {id(one.untyped_storage()): one.untyped_storage().nbytes() for one in outs.values()}
+            for one in outs.values():
+                if one.requires_grad:  # whose gradient comes first when the backward pass comes to the block
+                    one.register_hook(lambda gradient: live.begin(number))
+
+        module.register_forward_pre_hook(partial(_begins, live, number))
+        module.register_forward_hook(left)
+    with attention_as_on_gpu(), live:
+        outputs = stage({name: micro.inputs[name] for name in stage.inputs})
+        live.begin(behind)
+        loss = task.loss(outputs, micro, tensor)
+        del outputs
+        kept, forward = live.kept(), dict(live.peaks)
+        dropped = [sum(size for key, size in of.items() if not live.holds(key)) for of in given]
+        live.peaks.clear()
+        live.counts_work = False
+        live.begin(behind)
+        backward({"loss": loss}, {})
+        del loss
+    always = live.kept()
+    del weights
+    own = [kept.get(number, 0) - always.get(number, 0) for number in range(behind + 1)]
+    passing, there = [], sum(always.values())
+    for number, size in enumerate(own):
+        there += size
+        passing.append(max(0, forward.get(number, 0) - there, live.peaks.get(number, 0) - there))
+    work = [live.work.get(number, [0, 0, 0]) for number in range(behind + 1)]
+    return Traced(own, passing, [*dropped, 0], work, sum(always.values()), wires)
+
+
+def _begins(live: LiveBytes, number: int, *_: Any) -> None:
+    live.begin(number)

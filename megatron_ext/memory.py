@@ -1,0 +1,37 @@
+"""python -m megatron_ext.memory: what the blocks of a model keep and send, for a prediction without a GPU.
+
+A request comes as JSON on the standard input (fasop/costs/counted_blocks.py), the answer goes as a line of JSON to the
+standard output. The model takes no memory here: it lies on torch's device meta.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any, Dict
+
+import torch
+
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.plan import Plan
+from megatron_ext.measuring.counting import counted
+
+
+def main() -> int:
+    request: Dict[str, Any] = json.load(sys.stdin)
+    sizes, tensor = request.pop("sizes"), request.pop("tensor")
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what a library prints
+            found = counted(Plan.of(request, Path()), sizes, tensor)
+    except EngineError as error:
+        print(json.dumps({"error": str(error)}))
+        return 1
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(main())
