@@ -44,7 +44,7 @@ def described(
     config = _config(path.parent / "config.json")
     kind = config.get("model_type") if config else "gpt2"
     if kind not in _KINDS:
-        expected = " or ".join(map(repr, _KINDS))
+        expected = " or ".join(map(repr, sorted(_KINDS)))
         raise EngineError(f"{path.parent / 'config.json'}: expected model_type={expected}, found {kind!r}")
     if _KINDS[kind] is hf_llama:
         return hf_llama, tensors, hf_llama.model_of(path, config, sequence_length)

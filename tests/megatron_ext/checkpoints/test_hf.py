@@ -165,8 +165,8 @@ def test_a_run_trains_from_imported_weights(trained: EngineRun, exported: Path, 
         ({"activation_function": "relu"}, "expected activation_function='gelu_new', found 'relu'"),
         (
             {"model_type": "bert"},
-            "expected model_type='gpt2' or 'llama' or 'mistral' or 'mixtral' or 'qwen2' or 'qwen3' or 'stablelm', "
-            "found 'bert'",
+            "expected model_type='gemma2' or 'gemma3_text' or 'gpt2' or 'llama' or 'mistral' or 'mixtral' or 'qwen2' "
+            "or 'qwen3' or 'stablelm', found 'bert'",
         ),
         ({"n_inner": 100}, "n_inner=100, but the engine's models have 4 x n_embd"),
         ({"n_head": 5}, "5 attention heads do not divide the hidden size 32"),
