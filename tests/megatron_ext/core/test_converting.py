@@ -5,9 +5,6 @@ make test-megatron
 
 from __future__ import annotations
 
-import os
-import sys
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
@@ -23,6 +20,7 @@ import transformers
 
 from launch import cli
 from megatron_ext.contract.plan import Plan
+from tests.support.megatron_ext.another_process import in_another_process
 from tests.support.megatron_ext.core_layouts import LAYOUTS, MEGATRON, MODELS
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 
@@ -62,22 +60,6 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 def converted(run: EngineRun, to: str, folder: Path) -> Path:
     assert cli.main(["checkpoint", "convert", str(run.run.path), str(folder), "--to", to]) == 0
     return folder
-
-
-def in_another_process(compute: Callable[[], Any], path: Path) -> Any:
-    """What `compute` gives in a fork: megatron.core changes torch for the rest of a process."""
-    sys.stdout.flush()
-    if (pid := os.fork()) == 0:
-        code = 1
-        try:
-            torch.save(compute(), path)
-            code = 0
-        finally:
-            if code:
-                traceback.print_exc()
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    return torch.load(path)
 
 
 def a_model_of_theirs(plan: Plan, folder: Path) -> tuple[Any, Any]:

@@ -5,10 +5,12 @@ make test-megatron
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +31,7 @@ from megatron_ext.families.tasks import task_of
 from megatron_ext.measuring.core_parts import CoreParts
 from megatron_ext.measuring.passes import Parts
 from megatron_ext.parallel.tensor_parallel import TensorGroup
+from tests.support.megatron_ext.another_process import in_another_process
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 
@@ -40,12 +43,19 @@ LLAMA = (
 )
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """One rank, whose groups are megatron.core's."""
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=60))
-    yield
-    dist.destroy_process_group()
+def alone(test: Callable[..., None]) -> Callable[..., None]:
+    """Has a test be one rank of its own, whose groups are megatron.core's."""
+
+    @wraps(test)
+    def call(*, tmp_path: Path, **fixtures: Any) -> None:
+        def work() -> None:
+            timeout = timedelta(seconds=60)
+            dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1, timeout=timeout)
+            test(tmp_path=tmp_path, **fixtures)
+
+        in_another_process(work, tmp_path / "found")
+
+    return call
 
 
 def _plan(folder: Path, *overrides: str) -> Plan:
@@ -57,10 +67,9 @@ def _plan(folder: Path, *overrides: str) -> Plan:
     return Plan.read(run.plan)
 
 
+@alone
 @pytest.mark.parametrize("model", {"GPT-2": (), "Llama": LLAMA}.items(), ids=lambda one: one[0])
-def test_the_parts_together_are_the_model_that_tdpp_has_too(
-    tmp_path: Path, alone: None, model: tuple[str, tuple[str, ...]]
-) -> None:
+def test_the_parts_together_are_the_model_that_tdpp_has_too(tmp_path: Path, model: tuple[str, tuple[str, ...]]) -> None:
     """The loss of the same micro-batch, with the weights with which both begin."""
     plan = _plan(tmp_path, "engine=megatron_core", *model[1])
     core = CoreParts(plan, plan.model, tensor_group(plan, 1), 2, CPU)
@@ -76,7 +85,8 @@ def test_the_parts_together_are_the_model_that_tdpp_has_too(
     assert core.updates().numel == own.updates().numel + (0 if model[1] else plan.model.padded_vocab_size * 32)
 
 
-def test_what_is_kept_is_of_as_many_layers_as_there_are_and_no_weights(tmp_path: Path, alone: None) -> None:
+@alone
+def test_what_is_kept_is_of_as_many_layers_as_there_are_and_no_weights(tmp_path: Path) -> None:
     plan = _plan(tmp_path, "engine=megatron_core")
     core = CoreParts(plan, plan.model, tensor_group(plan, 1), 2, CPU)
     kept = core.kept_bytes()
@@ -89,10 +99,11 @@ def test_what_is_kept_is_of_as_many_layers_as_there_are_and_no_weights(tmp_path:
     }
 
 
+@alone
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize(("precision", "copied"), [("fp32", False), ("bf16", True)])
 def test_only_16_bit_weights_have_a_copy_in_fp32_as_the_search_counts(
-    tmp_path: Path, alone: None, precision: str, copied: bool, sharded: bool
+    tmp_path: Path, precision: str, copied: bool, sharded: bool
 ) -> None:
     words = ("engine=megatron_core", f"train.precision={precision}")
     plan = replace(_plan(tmp_path, *words), sharded_optimizer=sharded)
