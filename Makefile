@@ -1,5 +1,5 @@
 # make demo: train a small GPT over four ranks on this machine and write its report
-# make test: all quick tests, and of the slow ones another quarter each day (PART=0 to 3 chooses one); make test-fast: the
+# make test: all quick tests, and of the slow ones another eighth each day (PART=0 to 7 chooses one); make test-fast: the
 # quick ones; make test-thorough: everything, with every case of the products from which the others draw some
 # make test-megatron: the engine megatron_core, and BERT, T5 and their samples beside megatron-core's own, which it installs
 # make test-mutations: mistakes in the engine, the search and the judge that the tests are to catch
@@ -17,7 +17,7 @@ demo: .venv/train.installed
 	@echo "The report of this run:"
 	@$(BIN)/tdpp report
 
-PART ?= $(shell expr $$(date +%j) % 4)
+PART ?= $(shell expr $$(date +%j) % 8)
 WHICH = $(if $(PART),--part=$(PART))
 PARALLEL = $(BIN)/pytest $(THOROUGH) $(WHICH) --dist=worksteal --numprocesses
 

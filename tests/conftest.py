@@ -48,7 +48,7 @@ SLOW = {"slurm", "fleet", "browser", "engine_run", "runs"}
 """Fixtures."""
 
 
-PARTS = 4
+PARTS = 8
 """Parts of the slow tests; `make test` runs another one each day, and `make test-thorough` all."""
 
 
