@@ -10,7 +10,7 @@ import resource
 import time
 
 from fasop.search.arguments import Arguments, First
-from fasop.search.front import step_cost
+from fasop.search.front import COST
 from fasop.search.inputs import read
 from fasop.search.run import front
 
@@ -28,7 +28,7 @@ def main() -> None:
     print(*found.summary, sep="\n")
     print(f"{cpu:.1f} CPU s on one core, {wall:.1f} s, {mib:.0f} MiB")
     for name, plan in (("fastest", fastest), ("cheapest", cheapest)):
-        cost = 1000 * step_cost(plan)
+        cost = 1000 * COST.known(plan)
         print(f"  {name}: {plan.total * 1e3:.0f} ms, ${cost:.2f} for 1000 iterations, {plan.parallel.node_order}")
 
 

@@ -19,7 +19,7 @@ from conf.blocks_of_module import digest_of
 from conf.schema.experiment import Model, Precision
 from fasop.costs.measured_module import LOSS, BlockCounts, MeasuredBlock, MeasuredModule, MeasuredWire
 from fasop.errors import SearchError
-from megatron_ext.contract.files import digest_of_file, read_regular_text, write_atomic
+from megatron_ext.contract.files import digest_of_file, read_regular_text, user_cache, write_atomic
 
 PROJECT = Path(__file__).resolve().parents[2]
 COUNTER = "megatron_ext.memory"
@@ -91,7 +91,11 @@ def _answer(content: str, precision: str, tensor: int, sizes: tuple[int, ...], d
     """What the process prints, which is kept in the user's cache; `digest` is of what `model.config` names."""
     train = {"seed": 1, "precision": precision}
     request = {"model": json.loads(content), "train": train, "sizes": sizes, "tensor": tensor}
-    kept = _cache() / f"{hashlib.sha256(json.dumps([request, digest, _versions()]).encode()).hexdigest()}.json"
+    kept = (
+        user_cache()
+        / "counted"
+        / f"{hashlib.sha256(json.dumps([request, digest, _versions()]).encode()).hexdigest()}.json"
+    )
     try:
         return read_regular_text(kept)
     except (OSError, ValueError):  # it was not counted before
@@ -101,12 +105,6 @@ def _answer(content: str, precision: str, tensor: int, sizes: tuple[int, ...], d
             kept.parent.mkdir(0o700, parents=True, exist_ok=True)
             write_atomic(kept, found)
     return found
-
-
-def _cache() -> Path:
-    """A folder in the user's cache, as freedesktop.org's base directories say."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "tdpp" / "counted"
 
 
 def _versions() -> list[str]:

@@ -56,11 +56,6 @@ COST = Expense(what="cost", per_hour=price_per_hour, unit="$", rate="$/hour", le
 ENERGY = Expense(what="energy", per_hour=kilowatts, unit="kWh", rate="kW", least="most frugal")
 
 
-def step_cost(plan: Plan) -> float:
-    """Returns the US dollars of an iteration on nodes whose prices are known."""
-    return COST.known(plan)
-
-
 def check_known(kinds: Sequence[NodeKind], expense: Expense) -> None:
     """Raises SearchError if there is a group of which the expense is not known."""
     without = [kind for kind in kinds if expense.per_hour([kind]) is None]

@@ -90,20 +90,9 @@ class Run:
     def days(self, plan: Plan) -> float:
         return self.iterations * plan.total / DAY
 
-    def cost(self, plan: Plan) -> float | None:
-        """US dollars; None if the price of a node is not known."""
-        step = cost_of_step(plan)
-        return None if step is None else self.iterations * step
-
 
 def price_per_hour(nodes: Sequence[NodeKind]) -> float | None:
     """US dollars, of these nodes; None if that of one is not known."""
     prices = [node.group.price_per_hour for node in nodes]
     known = [price for price in prices if price is not None]
     return sum(known) if len(known) == len(prices) else None
-
-
-def cost_of_step(plan: Plan) -> float | None:
-    """US dollars of an iteration."""
-    price = price_per_hour(plan.nodes)
-    return None if price is None else price * plan.total / HOUR

@@ -11,7 +11,7 @@ from conf.reading.words import with_values
 from conf.schema.experiment import Compress, Offload, Parallel, Recompute, ReduceDtype
 from fasop.search.findings.idle_gpus import idle, marked
 from fasop.search.front import COST, ENERGY, Expense
-from fasop.search.plan import Plan, Run, cost_of_step, price_per_hour
+from fasop.search.plan import Plan, Run, price_per_hour
 from fasop.search.space.choices import split
 from fasop.tables.explain import Table
 
@@ -104,7 +104,7 @@ def csv_text(plans: Sequence[Plan], run: Run) -> str:
 def _record(plan: Plan, run: Run) -> dict[str, object]:
     """Return a plan's values by column. The first ones have the names of the public FASOP's CSV files; its time is
     seconds a step."""
-    p, parts, idle_gpus = plan.parallel, plan.parts, idle(plan)
+    p, parts, idle_gpus, price = plan.parallel, plan.parts, idle(plan), COST.of_step(plan)
     return {
         "mbs": p.micro_batch_size,
         "tp": p.tensor,
@@ -116,8 +116,8 @@ def _record(plan: Plan, run: Run) -> dict[str, object]:
         "pipeline time": float(parts.pipeline[0]),
         "DP all-reduce time": float(parts.sums[0]),
         "embedding layer all-reduce time": float(parts.embedding[0]),
-        "price_per_step": cost_of_step(plan),
-        "train_cost": run.cost(plan) if run.known else None,
+        "price_per_step": price,
+        "train_cost": run.iterations * price if run.known and price is not None else None,
         "gpus": p.world_size,
         "global_batch_size": p.global_batch_size,
         "schedule": p.schedule,

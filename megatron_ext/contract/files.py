@@ -143,3 +143,9 @@ def why(error: BaseException) -> str:
     if isinstance(error, ValueError) and "int_max_str_digits" in str(error):
         return "a whole number has too many digits"
     return "too deep" if isinstance(error, RecursionError) else str(error)
+
+
+def user_cache() -> Path:
+    """tdpp's part of the user's cache, as freedesktop.org's base directories say."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(given if os.path.isabs(given) else os.path.expanduser("~/.cache")) / "tdpp"  # noqa: PTH111, PTH117

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import List, Optional, Sequence, Union
 
 from megatron_ext.contract.errors import DataError
+from megatron_ext.contract.files import user_cache
 
 
 def places(prefix: Union[str, Path], cache: Optional[str]) -> List[Path]:
@@ -20,12 +21,6 @@ def places(prefix: Union[str, Path], cache: Optional[str]) -> List[Path]:
     if cache is not None:
         return [Path(cache) / Path(prefix).name]
     return [Path(prefix), user_cache() / Path(prefix).name]
-
-
-def user_cache() -> Path:
-    """tdpp's part of the user's cache, as freedesktop.org's base directories say."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(given if os.path.isabs(given) else os.path.expanduser("~/.cache")) / "tdpp"  # noqa: PTH111, PTH117
 
 
 def first_there(candidates: Sequence[List[Path]]) -> Optional[List[Path]]:

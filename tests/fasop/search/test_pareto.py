@@ -15,7 +15,7 @@ import pytest
 from conf.compose import compose
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments, First, parse
-from fasop.search.front import ENERGY, Front, Limits, kilowatts, step_cost
+from fasop.search.front import COST, ENERGY, Front, Limits, kilowatts
 from fasop.search.inputs import Inputs, read
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import DAY, HOUR, Run
@@ -44,7 +44,7 @@ def few() -> Inputs:
 
 def told(plans: object) -> list[tuple[float, float]]:
     assert isinstance(plans, list)
-    return [(plan.total, step_cost(plan)) for plan in plans]
+    return [(plan.total, COST.known(plan)) for plan in plans]
 
 
 def test_a_front_is_what_looking_at_every_plan_finds() -> None:
@@ -125,7 +125,8 @@ def test_no_search_on_any_of_its_sets_of_nodes_beats_a_front(
             for plan in best.plans:
                 slack = 1 + 1e-9
                 assert any(
-                    one.total <= slack * plan.total and step_cost(one) <= slack * step_cost(plan) for one in kept.plans
+                    one.total <= slack * plan.total and COST.known(one) <= slack * COST.known(plan)
+                    for one in kept.plans
                 )
             compared += len(best.plans)
     assert compared > fewer(30, 100)
@@ -181,8 +182,8 @@ def test_limits_that_nothing_keeps_are_told_with_what_would() -> None:
     assert "no plan for 50 iterations meets max_cost=0.001 and max_days=7: the cheapest takes" in text
     (days, cost), (_, most) = re.findall(r"([\d.e-]+) days for \$([\d.]+)", text)
     assert float(days) == pytest.approx(inputs.run.days(cheapest), rel=0.01)
-    assert float(cost) == pytest.approx(step_cost(cheapest) * 50, rel=0.01)
-    assert float(most) == pytest.approx(step_cost(fastest) * 50, rel=0.01)
+    assert float(cost) == pytest.approx(COST.known(cheapest) * 50, rel=0.01)
+    assert float(most) == pytest.approx(COST.known(fastest) * 50, rel=0.01)
 
 
 def test_a_front_is_a_table_a_file_and_a_plan(
