@@ -52,9 +52,9 @@ test-fast: .venv/dev.installed
 
 # Not a part of `make test`, which installs nothing that neither the project nor its other tests need.
 test-megatron: .venv/dev,megatron.installed
-	$(BIN)/pytest tests/megatron_ext/tasks/language/test_megatron_core.py tests/megatron_ext/data/test_megatron_core.py \
-	  tests/megatron_ext/core
-	$(BIN)/pytest --engine=megatron_core tests/megatron_ext/test_worker.py
+	$(PARALLEL)=auto --maxprocesses=4 tests/megatron_ext/tasks/language/test_megatron_core.py \
+	  tests/megatron_ext/data/test_megatron_core.py tests/megatron_ext/core
+	$(PARALLEL)=auto --maxprocesses=4 --engine=megatron_core tests/megatron_ext/test_worker.py
 
 # What the tests are worth: each mistake is made in a copy of the project, where its test must fail.
 test-mutations: .venv/dev.installed

@@ -51,7 +51,7 @@ def first_row(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out.splitlines()[1]
 
 
-@pytest.mark.parametrize("het", ["jobs", "hetjob"])
+@pytest.mark.parametrize("het", ["jobs", pytest.param("hetjob", marks=pytest.mark.slow)])
 def test_a_short_training_starts_on_what_is_free_and_a_long_one_waits(
     capsys: pytest.CaptureFixture[str], het: str
 ) -> None:

@@ -144,7 +144,9 @@ MIXED = (
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("parallel.node_order=a100+a10", "parallel.pipeline=1", "parallel.shares=3*4-1*4"),
+        pytest.param(
+            ("parallel.node_order=a100+a10", "parallel.pipeline=1", "parallel.shares=3*4-1*4"), marks=pytest.mark.slow
+        ),
         ("parallel.node_order=a100+a10*3", "parallel.pipeline=2", "parallel.shares=5*4-3*4"),
         ("parallel.node_order=a100+a10+a100+a10", "parallel.pipeline=2", "parallel.shares=15-11*3-4*4"),
         (
@@ -246,7 +248,13 @@ def test_every_option_that_can_be_searched_is_rehearsed_below() -> None:
         assert values == {options[number] for options in SEARCHED.values()}
 
 
-@pytest.mark.parametrize("options", SEARCHED.values(), ids=SEARCHED)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, id=name, marks=() if name in {"one_f_one_b", "interleaved"} else pytest.mark.slow)
+        for name, options in SEARCHED.items()
+    ],
+)
 def test_the_plan_that_a_search_recommends_takes_what_it_says(
     rehearse: Callable[..., EngineRun], tmp_path: Path, options: tuple[str, ...]
 ) -> None:

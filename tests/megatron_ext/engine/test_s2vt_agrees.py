@@ -168,8 +168,8 @@ def test_a_run_goes_on_under_another_layout(
 @pytest.mark.parametrize(
     ("model", "replicas", "partition", "semantics", "others"),
     [
-        ("one", "2-1-1", "0-1-1", "stashing", SGD),
-        ("two", "1-1-1", "1-2-1", "vertical", ADAM),
+        pytest.param("one", "2-1-1", "0-1-1", "stashing", SGD, marks=pytest.mark.slow),
+        pytest.param("two", "1-1-1", "1-2-1", "vertical", ADAM, marks=pytest.mark.slow),
         ("two", "1-2", "3-1", "stashing", (*ADAM, "parallel.recompute=full")),
     ],
 )

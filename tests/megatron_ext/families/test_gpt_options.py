@@ -38,7 +38,7 @@ UNEVEN = (
 TENSOR = ("parallel.tensor=2", "parallel.pipeline=2", "parallel.partition=2-1")
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("sequence_parallel", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", MODELS)
 def test_it_trains_as_in_one_process(model: str, sequence_parallel: bool, tmp_path: Path, corpus: Path) -> None:
     words = (*COMMON, *MODELS[model])
