@@ -97,8 +97,8 @@ class Training:
 
     @property
     def blocking(self) -> bool:
-        """Whether stages wait until what they send has arrived: Megatron's do, but for interleaved ones."""
-        return self.equal_only and not self.parallel.schedule.definition.has_chunks
+        """Whether stages wait until what they send has arrived, as Megatron's do."""
+        return self.equal_only
 
     @property
     def reduces_by_node(self) -> bool:

@@ -4,6 +4,8 @@ A message is a meeting of two neighbours, and so are the two that they exchange 
 both have come and the messages have gone over. With n stages, stage s does n - 1 - s forward passes before it
 alternates. Between two passes it first sends and then receives, but for exchanges; so meetings of neighbours follow
 one another along the pipeline.
+
+Interleaved stages, which have several chunks, wait as in `fasop.simulation.rendezvous`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats
+from fasop.simulation import rendezvous
 from fasop.simulation.vectorised import Longest, Times, last_of
 
 
@@ -88,6 +91,8 @@ def _slices(numbers: Sequence[int]) -> Iterator[slice]:
 
 def ends(micro_batches: int, times: Times) -> Floats:
     """[stages, pipelines]: when each stage has done its last action."""
+    if len(times.forward) > len(times.start):
+        return rendezvous.ends(micro_batches, times)
     return _run(micro_batches, times)
 
 
@@ -109,6 +114,8 @@ def _run(micro_batches: int, times: Times, second_last: list[NDArray[np.bool_]] 
 
 def longest(micro_batches: int, times: Times, after: Floats) -> Longest:
     """Why the iteration takes so long, if `after` [stages, pipelines] comes after each stage's last action."""
+    if len(times.forward) > len(times.start):
+        return rendezvous.longest(micro_batches, times, after)
     second_last: list[NDArray[np.bool_]] = []
     now = _run(micro_batches, times, second_last) + after
     end = last_of(now)

@@ -8,7 +8,7 @@ from the longest path, action by action. Links send in both directions at once.
 Ranks are those of a layout; `simulate` has one a stage.
 
 Megatron-LM's 1F1B (`blocking`) has no messages under way: who sends and who receives wait for each other, and for the
-whole transfer.
+whole transfer. Its interleaved stages wait as in `fasop.simulation.rendezvous`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fasop.errors import SearchError
+from fasop.simulation import rendezvous
+from fasop.simulation.vectorised import Times
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.schedule.replay import RECEIVES, SENDS, Replay
 from megatron_ext.contract.schedule.schedules import PARTS
@@ -99,11 +103,25 @@ def simulate(
         SearchError: the stages wait for each other for ever.
     """
     actions = schedule["actions"]
+    begins = begin or [0.0] * len(actions)
+    if blocking and schedule["chunks"] > 1:
+        every = rendezvous.events(schedule["micro_batches"], _as_arrays(times, begins))
+        return [Event(stage, *one) for stage, own in enumerate(every) for one in own]
     one_each = (1,) * len(actions)
-    replay = (_Blocking if blocking else TimedReplay)(
-        Layout(one_each, one_each), actions, times, begin or [0.0] * len(actions)
-    )
+    replay = (_Blocking if blocking else TimedReplay)(Layout(one_each, one_each), actions, times, begins)
     return [event for events in replay.run() for event in events]
+
+
+def _as_arrays(times: Sequence[StageTimes], begins: Sequence[float]) -> Times:
+    """The same of one pipeline."""
+    columns = (
+        [one.forward[chunk] for chunk in range(len(times[0].forward)) for one in times],
+        [one.backward[chunk] for chunk in range(len(times[0].forward)) for one in times],
+        [one.send_forward for one in times],
+        [one.send_backward for one in times],
+        begins,
+    )
+    return Times(*(np.array([column], float).T for column in columns))
 
 
 class TimedReplay(Replay):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.schema.experiment import Schedule
-from fasop.simulation import blocking, vectorised
+from fasop.simulation import blocking, rendezvous, vectorised
 from fasop.simulation.ranks.replay import StageTimes, simulate
 from fasop.simulation.steps import steps
 from fasop.simulation.vectorised import Times, Traffic, ends
@@ -127,6 +127,73 @@ def test_stages_that_wait_for_what_they_send_end_when_the_replay_says(
     slower = times._replace(backward=times.backward + random.random((stages, 2)))
     path = why.total + (why.backward * (slower.backward - times.backward)).sum(axis=0)
     assert ((blocking.ends(micro_batches, slower) + after).max(axis=0) >= path * (1 - 1e-11)).all()
+
+
+@given(st.integers(2, 6), st.integers(1, 3), st.integers(2, 3), st.integers(0, 2**32 - 1))
+def test_megatrons_interleaved_stages_wait_for_both_ends_of_a_message(
+    stages: int, groups: int, chunks: int, seed: int
+) -> None:
+    """Beside a replay of one pipeline in plain Python, and in the order of passes of the schedule."""
+    random, parts = np.random.default_rng(seed), stages * chunks
+    micro_batches = groups * stages
+    passes, hops = random.random((2, parts, 2)), 10.0 ** random.integers(-2, 2) * random.random((2, stages, 2))
+    times, after = Times(*passes, *hops, random.random((stages, 2))), random.random((stages, 2))
+    found, why = blocking.ends(micro_batches, times), blocking.longest(micro_batches, times, after)
+    lists = as_json(schedule("interleaved", stages, chunks, micro_batches), chunks, micro_batches)
+    for number in range(2):
+        assert found[:, number] == pytest.approx(_replayed(times, chunks, micro_batches, number))
+        stage_times = [
+            StageTimes(
+                forward=passes[0, s::stages, number].tolist(),
+                backward=passes[1, s::stages, number].tolist(),
+                send_forward=hops[0, s, number],
+                send_backward=hops[1, s, number],
+            )
+            for s in range(stages)
+        ]
+        events = simulate(lists, stage_times, times.start[:, number].tolist(), blocking=True)
+        for s, actions in enumerate(lists["actions"]):
+            own = [event for event in events if event.stage == s]
+            assert own[-1].end == found[s, number]
+            done = sorted((event.kind, event.micro_batch, event.chunk) for event in own)
+            assert done == sorted((kind, m, chunk) for kind, m, chunk in actions)
+            order = [(e.kind, e.micro_batch, e.chunk) for e in own if e.kind.endswith("compute")]
+            assert order == [tuple(action) for action in actions if action[0].endswith("compute")]
+    assert why.total == pytest.approx((found + after).max(axis=0))
+    slower = times._replace(backward=times.backward + random.random((parts, 2)))
+    path = why.total + (why.backward * (slower.backward - times.backward)).sum(axis=0)
+    assert ((blocking.ends(micro_batches, slower) + after).max(axis=0) >= path * (1 - 1e-11)).all()
+
+
+def _replayed(times: Times, chunks: int, micro_batches: int, column: int) -> list[float]:
+    """When each stage ends: sweeps over all stages until no operation moves, each as late as what it waits for."""
+    stages = len(times.start)
+    lists = rendezvous.operations(stages, chunks, micro_batches)
+    came: dict[tuple[object, bool], float] = {}
+    over: dict[rendezvous.Message, float] = {}
+    queues = {
+        (stage, way): [one.of for one in own if one.do.name == "SEND" and one.of.way == way]
+        for stage, own in enumerate(lists)
+        for way in (0, 1)
+    }
+    while True:
+        ends, known = [], (dict(came), dict(over))
+        for stage, own in enumerate(lists):
+            now = float(times.start[stage, column])
+            for do, of in own:
+                if do.name in ("FORWARD", "BACKWARD"):
+                    now += (times.forward if do.name == "FORWARD" else times.backward)[of[1] * stages + stage, column]
+                elif do.name in ("SEND", "RECEIVE"):
+                    came[of, do.name == "SEND"] = now
+                else:
+                    now = max(now, over.get(of, 0.0))
+            ends.append(now)
+        for (stage, way), messages in queues.items():
+            takes, free = (times.send_forward, times.send_backward)[way][stage, column], 0.0
+            for message in messages:
+                free = over[message] = max(came[message, True], came[message, False], free) + takes
+        if known == (came, over):
+            return ends
 
 
 @given(st.integers(1, 6), st.integers(1, 8), st.lists(TIMES, min_size=6, max_size=6))

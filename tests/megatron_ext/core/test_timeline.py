@@ -9,9 +9,12 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from fasop.simulation import rendezvous
+from fasop.simulation.vectorised import Times
 from megatron_ext.contract.events import ACTIVATIONS, ALL_REDUCE, GRADIENTS
 from reports.readers.events import read_run
 from tests.support.megatron_ext.core_layouts import LAYOUTS, MEGATRON, MODELS
@@ -72,3 +75,29 @@ def test_a_rank_is_alone_with_its_messages_and_passes(tmp_path: Path, corpus: Pa
     table = table_of(run)
     for _, own in table[table.name.isin(COMPARED[:7])].sort_values("start_ns").groupby("rank"):
         assert (own.start_ns[1:].to_numpy() >= own.end_ns[:-1].to_numpy()).all()
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_interleaved_stages_wait_for_messages_when_the_simulation_says(
+    tmp_path: Path, corpus: Path, stages: int
+) -> None:
+    partition = {2: "1-1-1-1", 3: "1-1-1-1-0-0"}[stages]
+    own = (
+        *LAYOUTS["interleaved"],
+        *(f"parallel.pipeline={stages}", f"parallel.partition={partition}", f"parallel.global_batch_size={2 * stages}"),
+        *("parallel.micro_batch_size=1", "train.iterations=2"),
+    )
+    run = make_run(tmp_path / "run", corpus, MEGATRON, *MODELS["gpt2"], *own)
+    assert run.go() == 0, run.stderr()
+    table = table_of(run)
+    table = table[table.name.isin([*COMPARED[:2], *COMPARED[3:7]]) & (table.iteration == 2)]
+    for stage, (_, rows) in enumerate(table.sort_values(["start_ns", "end_ns"], kind="stable").groupby("rank")):
+        found = list(zip(rows.name, rows.micro_batch, rows.chunk, strict=True))
+        assert found == _simulated(stages, 2, 2 * stages)[stage]
+
+
+def _simulated(stages: int, chunks: int, micro_batches: int) -> list[list[tuple[str, int, int]]]:
+    """The events of each stage of a simulated iteration."""
+    times = Times(*(np.ones((count, 1)) for count in (*2 * [stages * chunks], *3 * [stages])))
+    every = rendezvous.events(micro_batches, times)
+    return [[(event.kind, event.micro_batch, event.chunk) for event in own] for own in every]

@@ -82,6 +82,21 @@ def test_with_megatron_lm_both_stages_wait_for_the_whole_message() -> None:
     assert pipeline_time(two) == 1 + 3 + (1 + 2 + 3) * 4 + 2
 
 
+def test_an_interleaved_stage_of_megatron_waits_until_a_busy_one_takes_what_it_sends() -> None:
+    """The second stage begins to receive micro-batch 1 once it has passed micro-batch 0."""
+    slow = StageTimes(forward=[10.0, 10.0], backward=[1.0, 1.0], send_forward=0.5, send_backward=0.5)
+    events = simulate(lists("interleaved", 2, 2, 2), [*alike(1, 0.5, 1.0, 1.0), slow], blocking=True)
+    first = [(e.kind, e.micro_batch, e.chunk, e.start, e.end, e.sent) for e in events if e.stage == 0]
+    assert first[:6] == [
+        ("forward-compute", 0, 0, 0.0, 1.0, None),
+        ("forward-send", 0, 0, 1.0, 1.5, 1.0),
+        ("forward-compute", 1, 0, 1.5, 2.5, None),
+        ("forward-recv", 0, 1, 2.5, 12.0, 11.5),
+        ("forward-send", 1, 0, 12.0, 12.0, 11.5),
+        ("forward-compute", 0, 1, 12.0, 13.0, None),
+    ]
+
+
 def test_megatron_lms_stages_wait_for_each_other_along_the_pipeline() -> None:
     """While it is filled, every stage sends before it takes the next one's message."""
     events = simulate(lists("one_f_one_b", 4, 8), alike(4, 1.0, 10.0, 10.0), blocking=True)
