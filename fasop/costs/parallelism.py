@@ -47,6 +47,8 @@ class Parallelism(PlacedPlan):
     """Micro-batches of each replica; None: equal."""
     streams: Numbers | None = None
     """Streams of each replica; None: one each."""
+    islands: Numbers | None = None
+    """Replicas of each island, where there are islands."""
     semantics: Semantics = Semantics.stashing
     update_every: int = 1
     depth: Numbers | None = None
@@ -110,6 +112,7 @@ class Parallelism(PlacedPlan):
             replicas=None if self.replicas is None else run_length_text(self.replicas, "-"),
             shares=None if self.shares is None else str(Shares(self.shares)),
             streams=None if self.streams is None else streams_text(self.streams),
+            islands=None if self.islands is None else run_length_text(self.islands, "-"),
             semantics=self.semantics,
             update_every=self.update_every,
             depth=None if self.depth is None else "-".join(map(str, self.depth)),

@@ -11,6 +11,7 @@ from conf.schema.values.partition import Partition
 from fasop.costs.blocks import Blocks, blocks_of
 from fasop.costs.hardware import NodeKind
 from fasop.costs.measured_module import MeasuredModule, between
+from fasop.costs.network.links import Link
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.sizes import BYTES
 from megatron_ext.contract.models.pieces import Wire
@@ -29,27 +30,35 @@ class Training:
     """`Train.kept_values`."""
     overlaps_optimizer: bool = False
     """`Experiment.overlaps_optimizer`; a search compares plans without it."""
-    islands: tuple[int, ...] = ()
-    """Replicas of each island, where replicas do not sum their gradients together."""
     sync_every: int = 1
     """Iterations after which islands meet."""
+    meeting: Link[float] | None = None
+    """Of one island by itself: latency, and seconds for each byte of a rank's weights, until the islands have summed
+    them."""
     in_streams: bool = False
     """Whether any replica has several streams."""
 
     @classmethod
     def of(cls, experiment: Experiment) -> Training:
         every = experiment.train.sync_every
+        parallel = Parallelism.of(experiment.parallel)
+        if every is not None:
+            parallel = replace(parallel, islands=experiment.parallel.islands_of)
         return cls(
             model=experiment.model,
-            parallel=Parallelism.of(experiment.parallel),
+            parallel=parallel,
             precision=experiment.train.precision,
             engine=experiment.engine,
             kept_values=experiment.train.kept_values,
             overlaps_optimizer=experiment.overlaps_optimizer,
-            islands=() if every is None else experiment.parallel.islands_of,
             sync_every=every or 1,
             in_streams=max(experiment.parallel.streams_of) > 1,
         )
+
+    @property
+    def islands(self) -> tuple[int, ...]:
+        """Replicas of each island; empty where all replicas sum their gradients together."""
+        return self.parallel.islands or ()
 
     @property
     def width(self) -> int:

@@ -33,6 +33,7 @@ from fasop.search.space.candidates import sizes
 from fasop.search.space.choices import Choices, runnable, split, tried
 from fasop.simulation.predict import planned
 from megatron_ext.contract.parallel_config import Recompute, broken_by_offload
+from megatron_ext.contract.rules.islands import WHY_NOT
 
 PLAIN = (
     *("parallel.tensor=1", "parallel.data=1", "parallel.pipeline=1", "parallel.expert=1", "parallel.partition=null"),
@@ -54,6 +55,10 @@ class Inputs:
     choices: Choices
     run: Run
     """The training, whole."""
+    islands: bool = False
+    """Whether plans have islands, which step together every `training.sync_every` iterations."""
+    may_propose_islands: bool = False
+    """Whether plans with islands could be launched instead."""
     executor: Executor = field(default_factory=Executor)
     """What would start it."""
     may_offload: tuple[Offload, ...] = ()
@@ -93,11 +98,6 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         to_object(cfg, Train, "train"),
         to_object(cfg, Engine, "engine"),
     )
-    if train.sync_every is not None:
-        raise SearchError(
-            f"train.sync_every={train.sync_every}: a search compares plans that sum gradients in every iteration; use "
-            "train.sync_every=null, and set it for the launch of the plan that is found"
-        )
     model = to_object(cfg, Model, "model")
     if engine.kind is EngineKind.auto:  # tdpp's engine runs the more plans
         core = experts_of(model) is not None or bool(engine.options)
@@ -107,6 +107,9 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
     choices = _scattering(tried(allowed, given, engine, parallel.sequence_parallel), parallel.zero)
     if experts_of(model) is not None and "sequence_parallel" not in given:  # tensor groups have to, the rest does not
         choices = replace(choices, sequence_parallel=(True, False))
+    why_no_islands = _why_no_islands(parallel, train, engine, choices)
+    if train.sync_every is not None and why_no_islands is not None:
+        raise SearchError(f"{why_no_islands}, or train.sync_every=null")
     plain = replace(
         parallel,
         recompute=choices.recompute[0],
@@ -121,6 +124,7 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         precision=train.precision,
         engine=engine,
         kept_values=train.kept_values,
+        sync_every=train.sync_every or 1,
     )
     training = with_known_blocks(training, kinds)
     if of_module:
@@ -137,12 +141,33 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         executor=to_object(cfg, Executor, "executor"),
         by_default="; ".join(filter(None, (defaults_taken(overrides, cfg, SEARCHED), assumed))) or None,
         run=_whole(train, parallel, others),
+        islands=train.sync_every is not None,
+        may_propose_islands=train.sync_every is None and why_no_islands is None,
     )
     if parallel.offload is Offload.none:
         return inputs
     for broken in _broken(parallel.offload, parallel, train, choices):
         raise SearchError(broken)
     return offloading(inputs, parallel.offload)
+
+
+def _why_no_islands(parallel: Parallel, train: Train, engine: Engine, choices: Choices) -> str | None:
+    """Says which rule plans with islands would break, and what to use."""
+    if engine.kind is not EngineKind.tdpp:
+        return f"engine={engine.kind} cannot be combined with train.sync_every: it has no islands; use engine=tdpp"
+    try:
+        replace(train, sync_every=train.sync_every or 1)
+    except ConfigError as error:
+        return str(error)
+    for rule, key, value, wanted in (
+        ("sharded_optimizer", "sharded_optimizer", False not in choices.sharded_optimizer, "false"),
+        ("hierarchical_stages", "hierarchical_reduce", parallel.hierarchical_reduce, "false"),
+        ("offload", "offload", parallel.offload.takes_optimizer, "none"),
+    ):
+        if value:
+            why = WHY_NOT.get(rule, "islands step a copy of all weights on the GPU")
+            return f"parallel.{key} cannot be combined with train.sync_every: {why}; use parallel.{key}={wanted}"
+    return None
 
 
 def _scattering(choices: Choices, zero: int | None) -> Choices:

@@ -24,6 +24,7 @@ from fasop.search.findings.idle_gpus import idle, left, notes, within
 from fasop.search.findings.no_plan import why_no_plan
 from fasop.search.front import COST, ENERGY, Expense, Front, Limits, check_known, nothing_within
 from fasop.search.inputs import Inputs, offloading
+from fasop.search.islands import in_words, island_plans, proposed
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import Fault, Plan, by_time, no_fault
 from fasop.search.search import Best, Coverage, ShowProgress, explore, no_progress
@@ -66,6 +67,8 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
     Raises:
         SearchError: there are none, with what would help.
     """
+    if inputs.islands:
+        return _with_islands(inputs, args)
     outcome = _ranked(inputs, args)
     if outcome is not None:
         return outcome
@@ -117,6 +120,7 @@ def _ranked(inputs: Inputs, args: Arguments) -> Outcome | None:
         words.nodes_used(inputs, plans[0]),
         words.looked_at(inputs, seen, where, looked),
         words.proved(least, plans[0], looked, closer=not args.prove),
+        _proposal(inputs, plans[0], begun + LIMIT_S),
     )
     return Outcome(
         plans=plans,
@@ -125,6 +129,30 @@ def _ranked(inputs: Inputs, args: Arguments) -> Outcome | None:
         even=even[0] if even else None,
         looked=looked,
     )
+
+
+def _proposal(inputs: Inputs, best: Plan, until: float) -> str:
+    """What islands would gain where slow links join rooms of nodes."""
+    if not inputs.may_propose_islands or (plan := proposed(inputs, WORTH * best.total, until)) is None:
+        return ""
+    every = plan.training.sync_every
+    return (
+        f"With train.sync_every={every} an iteration would take {plan.total * 1e3:.1f} ms: {in_words(plan)}. Islands "
+        f"learn a little less from as many samples, which 'tdpp rehearse learning' shows; a search with "
+        f"train.sync_every={every} ranks such plans."
+    )
+
+
+def _with_islands(inputs: Inputs, args: Arguments) -> Outcome:
+    every = inputs.training.sync_every
+    plans = island_plans(inputs, max(args.top, args.explain or 0), time.process_time() + LIMIT_S)
+    if not plans:
+        raise SearchError(
+            f"train.sync_every={every}: no plan with islands has the same stages in each of them, fits into memory and "
+            "gives every replica a micro-batch; islands are groups of nodes, or equal parts of a single group; use "
+            "train.sync_every=null, or other cluster.groups"
+        )
+    return Outcome(plans=plans, summary=[f"In the first plan {in_words(plans[0])}."], notes=notes(plans))
 
 
 def _by_stage(

@@ -26,6 +26,7 @@ from fasop.costs.parallelism import Parallelism
 from fasop.costs.schedules import chunks_in_flight
 from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError
+from fasop.simulation.islands import by_island
 from fasop.simulation.iteration import (
     GRADIENTS,
     NORM,
@@ -183,6 +184,9 @@ def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None
             schedule_check.parsed(schedule, parallel.pipeline, parallel.chunks, parallel.micro_batches)
         except EngineError as error:
             raise SearchError(f"parallel.schedule_file: {error}") from error
+    islands = by_island(plan)
+    if len(islands) > 1:
+        return _slowest([predict_plan(island, schedule) for island in islands])
     replicas = Replicas(plan)
     pipelines = replicas.pipelines(layers, schedule)
     iteration_s, events, slowest = replay_together(pipelines)
@@ -196,6 +200,39 @@ def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None
         basis=replicas.basis,
         pipelines=pipelines,
         slowest=slowest,
+        by_rank=len({one.schedule["micro_batches"] for one in pipelines}) > 1,
+    )
+
+
+def _slowest(islands: Sequence[Prediction]) -> Prediction:
+    """Islands step together, so that all wait for the slowest, of which events are. A stage has the memory of the
+    island that has least room for it."""
+    number = max(range(len(islands)), key=lambda one: islands[one].iteration_s)
+    slowest, before = islands[number], islands[:number]
+    pipelines, first = [], 0
+    for island in islands:
+        pipelines += [
+            one._replace(replicas=tuple(first + replica for replica in one.replicas)) for one in island.pipelines
+        ]
+        first += sum(len(one.replicas) for one in island.pipelines)
+    stages = []
+    for own, every in zip(slowest.stages, zip(*(island.stages for island in islands), strict=True), strict=True):
+        fullest = min(every, key=lambda stage: stage.limit_gib - stage.memory_gib)
+        stages.append(
+            replace(
+                own,
+                groups=tuple(dict.fromkeys(name for stage in every for name in stage.groups)),
+                gpus=tuple(dict.fromkeys(name for stage in every for name in stage.gpus)),
+                memory=fullest.memory,
+                limit_gib=fullest.limit_gib,
+            )
+        )
+    return replace(
+        slowest,
+        stages=stages,
+        basis=max(island.basis for island in islands),
+        pipelines=pipelines,
+        slowest=sum(len(island.pipelines) for island in before) + slowest.slowest,
         by_rank=len({one.schedule["micro_batches"] for one in pipelines}) > 1,
     )
 

@@ -24,8 +24,8 @@ from fasop.errors import SearchError
 from fasop.partition.exact_shares import Units, least_time
 from fasop.search.shares.micro_batch_memory import fits, rooms_of_replicas
 from fasop.search.space.candidates import MOST_MICRO_BATCHES, divisors
+from fasop.simulation.islands import durations_of
 from fasop.simulation.predict import Prediction, planned, predict_plan
-from fasop.simulation.ranks.replicas import Replicas
 from fasop.simulation.ranks.shares import best_shares, replicas_of
 
 SIZE, SHARES = "micro_batch_size", "shares"
@@ -153,7 +153,7 @@ def best_counts(placed: PlacedTraining) -> tuple[int, ...] | None:
     """The micro-batches of each replica with which an iteration takes least, in the streams of the plan; None where
     these cannot share the batch evenly."""
     parallel = placed.training.parallel
-    replicas = replicas_of(parallel, Replicas(placed).with_streams(placed.partition.layers))
+    replicas = replicas_of(parallel, durations_of(placed)(placed.partition.layers))
     total = parallel.global_batch_size // parallel.micro_batch_size
     if max(parallel.streams_of) == 1:
         return best_shares(replicas, total).counts

@@ -1,0 +1,234 @@
+"""Plans with islands: rooms of nodes that train by themselves and take a common step every so many iterations.
+
+All islands have the same stages, since they sum the same weights, but as many pipelines as their own nodes make, and
+shares of the batch with which they end together. The stages are those that are best for one of the rooms alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, combinations
+
+import numpy as np
+
+from conf.schema.values.partition import Partition, Shares
+from fasop.costs.hardware import NodeKind, gpus_of
+from fasop.costs.network.link_table import LinkTable
+from fasop.costs.training import PlacedTraining
+from fasop.errors import SearchError
+from fasop.search.inputs import Inputs
+from fasop.search.plan import Plan, by_time
+from fasop.search.search import Best, explore
+from fasop.search.shares.unequal_shares import MOST_PASSES, BestShares, moved
+from fasop.search.space.candidates import Space, divisors
+from fasop.simulation.islands import durations_of
+from fasop.simulation.predict import predict_plan
+from megatron_ext.contract.plan import BUCKET_BYTES
+
+Rooms = Sequence[Sequence[NodeKind]]
+
+STAGES = 16
+"""Plans of each room whose stages are tried in all rooms."""
+MOVED = 3
+"""Plans of which single layers are moved."""
+SLOW = 4.0
+"""How many times as long bytes take between rooms as within them where islands are proposed unasked."""
+EVERY = (10, 20, 50, 100, 200, 500)
+"""Iterations between two common steps that are proposed; rarer ones cost more quality."""
+STEP = 0.05
+"""The part of an iteration that common steps may add, so that fewer of them gain little."""
+
+
+def island_plans(inputs: Inputs, top: int, until: float, *, slow_only: bool = False) -> list[Plan]:
+    """Returns the fastest plans with islands that step together every `inputs.training.sync_every` iterations.
+
+    Args:
+        until: CPU seconds of this process, from which on nothing new is begun.
+        slow_only: only rooms with links between them that are much slower than those within.
+    """
+    found: list[tuple[float, BestShares, PlacedTraining]] = []
+    for rooms in parted(inputs.kinds, slow_only=slow_only):
+        for placed in _placed(inputs, rooms, until):
+            if time.process_time() > until and found:
+                break
+            shares = _shares(placed)
+            found.append((shares.best(placed.partition.layers).seconds, shares, placed))
+    found.sort(key=lambda row: row[0])
+    plans = []
+    for number, (_, shares, placed) in enumerate(found):
+        if len(plans) == top:
+            break
+        layers = placed.partition.layers
+        better = moved(shares, layers, until) if number < MOVED else layers
+        tried = [_plan(placed, shares, one) for one in dict.fromkeys([better, layers])]
+        plan = next((one for one in tried if one is not None and inputs.fault(one) is None), None)
+        if plan is not None and all(plan.training.parallel != one.training.parallel for one in plans):
+            plans.append(plan)
+    return sorted(plans, key=by_time)
+
+
+def proposed(inputs: Inputs, than: float, until: float) -> Plan | None:
+    """Returns the fastest plan with islands in rooms that slow links join, with as few iterations between two common
+    steps as these allow; None if it takes as long as `than` seconds or there are no such rooms."""
+    every = [replace(inputs, training=replace(inputs.training, sync_every=number)) for number in EVERY]
+    best = island_plans(every[len(EVERY) // 2], 1, until, slow_only=True)
+    for one in best:
+        alone = _again(one, 10**9).total
+        plans = [_again(one, number) for number in EVERY]
+        plan = next((plan for plan in plans if plan.total <= (1 + STEP) * alone), plans[-1])
+        return plan if plan.total < than else None
+    return None
+
+
+def parted(kinds: Sequence[NodeKind], *, slow_only: bool = False) -> Iterator[Rooms]:
+    """Yields ways to part nodes into rooms: groups that only slower links join, or equal parts of a single group."""
+    present = [kind for kind in kinds if kind.group.count]
+    if len(present) == 1:
+        (kind,) = present
+        for rooms in [] if slow_only else divisors(kind.group.count)[1:]:
+            yield [[replace(kind, group=replace(kind.group, count=kind.group.count // rooms))]] * rooms
+        return
+    table = LinkTable.of(present, [1.0] * len(present), float(BUCKET_BYTES))
+    rate = np.maximum(table.leaving, table.entering)
+    rate = np.maximum(rate, rate.T)
+    seen = set()
+    for slow in sorted({float(rate[pair]) for pair in combinations(range(len(present)), 2)}):
+        rooms = _joined(len(present), [pair for pair in combinations(range(len(present)), 2) if rate[pair] < slow])
+        apart = [(a, b) for one, other in combinations(rooms, 2) for a in one for b in other]
+        if len(rooms) == 1 or tuple(rooms) in seen:
+            continue
+        seen.add(tuple(rooms))
+        if slow_only and min(rate[a, b] / max(rate[a, a], rate[b, b]) for a, b in apart) < SLOW:
+            continue
+        yield [[present[number] for number in room] for room in rooms]
+
+
+def _joined(count: int, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
+    """The numbers up to `count`, those together that pairs join."""
+    room = [*range(count)]
+    for a, b in pairs:
+        room = [room[a] if one == room[b] else one for one in room]
+    return [tuple(number for number in range(count) if room[number] == one) for one in dict.fromkeys(room)]
+
+
+def _placed(inputs: Inputs, rooms: Rooms, until: float) -> Iterator[PlacedTraining]:
+    """Yield what is tried of these rooms, with about equal shares."""
+    alone = [_best_alone(inputs, room, rooms, until) for room in rooms]
+    if not all(alone):
+        return
+    seen = set()
+    for plan in chain.from_iterable(alone):
+        own = plan.training.parallel
+        cut = replace(own, data=1, shares=None, node_order=None, global_batch_size=own.micro_batch_size)
+        width, batch = own.tensor_size * own.pipeline, inputs.training.parallel.global_batch_size
+        islands = tuple(gpus_of(room) // width for room in rooms)
+        count = batch // own.micro_batch_size
+        if (
+            cut in seen
+            or batch % own.micro_batch_size
+            or sum(islands) > count
+            or own.pipeline * count > MOST_PASSES * sum(islands)
+        ):
+            continue
+        seen.add(cut)
+        if any(gpus_of(room) % width or any(kind.gpus % own.tensor_size for kind in room) for room in rooms):
+            continue
+        if inputs.choices.data is not None and sum(islands) not in inputs.choices.data:
+            continue
+        nodes = [node for plans in alone for node in _order(plans, plan)]
+        parallel = replace(
+            cut,
+            data=sum(islands),
+            islands=islands,
+            shares=None if count % sum(islands) == 0 else Shares.even(count, sum(islands)).numbers,
+            node_order=tuple(node.name for node in nodes),
+            global_batch_size=batch,
+        )
+        yield PlacedTraining(
+            training=replace(inputs.training, parallel=parallel), partition=plan.partition, nodes=nodes
+        )
+
+
+def _best_alone(inputs: Inputs, room: Sequence[NodeKind], rooms: Rooms, until: float) -> list[Plan]:
+    """The fastest plans of a room for its part of the batch."""
+    every = [sum(kind.gpus * kind.group.count * kind.gpu.bf16_tflops for kind in one) for one in rooms]
+    own = sum(kind.gpus * kind.group.count * kind.gpu.bf16_tflops for kind in room)
+    batch = inputs.training.parallel.global_batch_size
+    unit = max(one for one in divisors(batch) if one & (one - 1) == 0 and (one == 1 or 8 * one <= batch))
+    part = max(1, round(batch * own / sum(every) / unit)) * unit
+    training = replace(inputs.training, parallel=replace(inputs.training.parallel, global_batch_size=part))
+    choices = replace(inputs.choices, data=None, sharded_optimizer=(False,))
+    best = Best(STAGES)
+    try:
+        explore([Space(training, room, choices, uneven=uneven) for uneven in (False, True)], best, until=until)
+    except SearchError:  # a profile has no costs of it
+        return []
+    return [plan for plan in best.plans if all(plan.partition.layers[1:-1])]
+
+
+def _order(plans: Sequence[Plan], like: Plan) -> Sequence[NodeKind]:
+    """The nodes of a room in the order of its best plan with as many stages."""
+    p = like.training.parallel
+
+    def unlike(plan: Plan) -> bool:
+        q = plan.training.parallel
+        return (q.tensor_size, q.pipeline) != (p.tensor_size, p.pipeline)
+
+    return min(plans, key=unlike).nodes
+
+
+def _shares(placed: PlacedTraining) -> BestShares:
+    return BestShares(placed.training.parallel, durations_of(placed))
+
+
+def _plan(placed: PlacedTraining, shares: BestShares, layers: tuple[int, ...]) -> Plan | None:
+    """Return the plan with the best shares; None if it does not fit into memory."""
+    counts = shares.best(layers).counts
+    parallel = replace(placed.training.parallel, partition=layers, shares=counts if len({*counts}) > 1 else None)
+    whole = replace(placed, training=replace(placed.training, parallel=parallel), partition=Partition(layers))
+    return _predicted(whole)
+
+
+def _predicted(placed: PlacedTraining) -> Plan | None:
+    predicted = predict_plan(placed)
+    if any(stage.memory_gib > stage.limit_gib for stage in predicted.stages):
+        return None
+    return Plan(
+        training=placed.training,
+        partition=placed.partition,
+        nodes=placed.nodes,
+        total=predicted.iteration_s,
+        parts=predicted.parts,
+        bound=0.0,
+        basis=predicted.basis,
+        pipelines=None,
+    )
+
+
+def _again(plan: Plan, every: int) -> Plan:
+    """The plan with common steps every so many iterations."""
+    placed = replace(plan, training=replace(plan.training, sync_every=every))
+    again = _predicted(placed)
+    assert again is not None
+    return again
+
+
+def in_words(plan: Plan) -> str:
+    """Says what islands a plan has."""
+    islands = plan.training.islands
+    names: list[str] = []
+    rank = 0
+    node_of = [node.name for node in plan.nodes for _ in range(node.gpus)]
+    width = plan.training.parallel.tensor_size * plan.training.parallel.pipeline
+    for size in islands:
+        names.append("+".join(dict.fromkeys(node_of[rank : rank + size * width])))
+        rank += size * width
+    step = plan.total - _again(plan, 10**9).total
+    sent = 2 * (len(islands) - 1) * 4 * plan.training.model.parameters() / plan.training.sync_every
+    return (
+        f"{len(islands)} islands ({', '.join(names)}) train by themselves and take a common step every "
+        f"{plan.training.sync_every} iterations, which adds {step * 1e3:.1f} ms to each; they send each other "
+        f"{sent / 1e6:,.1f} MB an iteration"
+    )
