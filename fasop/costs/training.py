@@ -33,8 +33,8 @@ class Training:
     sync_every: int = 1
     """Iterations after which islands meet."""
     meeting: Link[float] | None = None
-    """Of one island by itself: latency, and seconds for each byte of a rank's weights, until the islands have summed
-    them."""
+    """Latency, and seconds for each byte of a rank's weights, until the islands have summed them, where this is one
+    island by itself."""
     in_streams: bool = False
     """Whether any replica has several streams."""
 

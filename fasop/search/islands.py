@@ -7,32 +7,33 @@ shares of the batch with which they end together. The stages are those that are 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, combinations
 
 import numpy as np
 
-from conf.schema.values.partition import Partition, Shares
+from conf.schema.values.partition import Shares
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.network.link_table import LinkTable
 from fasop.costs.training import PlacedTraining
 from fasop.errors import SearchError
 from fasop.search.inputs import Inputs
-from fasop.search.plan import Plan, by_time
+from fasop.search.plan import Plan
 from fasop.search.search import Best, explore
-from fasop.search.shares.unequal_shares import MOST_PASSES, BestShares, moved
+from fasop.search.shares.unequal_shares import MOST_PASSES
 from fasop.search.space.candidates import Space, divisors
 from fasop.simulation.islands import durations_of
 from fasop.simulation.predict import predict_plan
+from fasop.simulation.ranks.shares import best_shares, replicas_of
 from megatron_ext.contract.plan import BUCKET_BYTES
 
 Rooms = Sequence[Sequence[NodeKind]]
 
-STAGES = 16
-"""Plans of each room whose stages are tried in all rooms."""
-MOVED = 3
-"""Plans of which single layers are moved."""
+KEPT, TRIED = 30, 12
+"""Plans that are kept of each room by itself, and those whose stages are tried in all rooms: of each tensor size,
+pipeline, micro-batch and schedule the fastest first, for common steps may take another one less time."""
 SLOW = 4.0
 """How many times as long bytes take between rooms as within them where islands are proposed unasked."""
 EVERY = (10, 20, 50, 100, 200, 500)
@@ -48,25 +49,13 @@ def island_plans(inputs: Inputs, top: int, until: float, *, slow_only: bool = Fa
         until: CPU seconds of this process, from which on nothing new is begun.
         slow_only: only rooms with links between them that are much slower than those within.
     """
-    found: list[tuple[float, BestShares, PlacedTraining]] = []
+    best = Best(top, inputs.fault)
     for rooms in parted(inputs.kinds, slow_only=slow_only):
         for placed in _placed(inputs, rooms, until):
-            if time.process_time() > until and found:
+            if time.process_time() > until and best.plans:
                 break
-            shares = _shares(placed)
-            found.append((shares.best(placed.partition.layers).seconds, shares, placed))
-    found.sort(key=lambda row: row[0])
-    plans = []
-    for number, (_, shares, placed) in enumerate(found):
-        if len(plans) == top:
-            break
-        layers = placed.partition.layers
-        better = moved(shares, layers, until) if number < MOVED else layers
-        tried = [_plan(placed, shares, one) for one in dict.fromkeys([better, layers])]
-        plan = next((one for one in tried if one is not None and inputs.fault(one) is None), None)
-        if plan is not None and all(plan.training.parallel != one.training.parallel for one in plans):
-            plans.append(plan)
-    return sorted(plans, key=by_time)
+            best.add([plan for plan in [_plan(placed)] if plan is not None])
+    return best.plans
 
 
 def proposed(inputs: Inputs, than: float, until: float) -> Plan | None:
@@ -160,12 +149,20 @@ def _best_alone(inputs: Inputs, room: Sequence[NodeKind], rooms: Rooms, until: f
     part = max(1, round(batch * own / sum(every) / unit)) * unit
     training = replace(inputs.training, parallel=replace(inputs.training.parallel, global_batch_size=part))
     choices = replace(inputs.choices, data=None, sharded_optimizer=(False,))
-    best = Best(STAGES)
+    best = Best(KEPT)
     try:
         explore([Space(training, room, choices, uneven=uneven) for uneven in (False, True)], best, until=until)
     except SearchError:  # a profile has no costs of it
         return []
-    return [plan for plan in best.plans if all(plan.partition.layers[1:-1])]
+    shapes: Counter[tuple[object, ...]] = Counter()
+    found: list[tuple[int, Plan]] = []
+    for plan in best.plans:
+        p = plan.training.parallel
+        shape = (p.tensor_size, p.pipeline, p.micro_batch_size, p.schedule)
+        if all(plan.partition.layers[1:-1]):
+            found.append((shapes[shape], plan))
+            shapes[shape] += 1
+    return [plan for _, plan in sorted(found, key=lambda row: row[0])[:TRIED]]
 
 
 def _order(plans: Sequence[Plan], like: Plan) -> Sequence[NodeKind]:
@@ -179,16 +176,15 @@ def _order(plans: Sequence[Plan], like: Plan) -> Sequence[NodeKind]:
     return min(plans, key=unlike).nodes
 
 
-def _shares(placed: PlacedTraining) -> BestShares:
-    return BestShares(placed.training.parallel, durations_of(placed))
-
-
-def _plan(placed: PlacedTraining, shares: BestShares, layers: tuple[int, ...]) -> Plan | None:
+def _plan(placed: PlacedTraining) -> Plan | None:
     """Return the plan with the best shares; None if it does not fit into memory."""
-    counts = shares.best(layers).counts
-    parallel = replace(placed.training.parallel, partition=layers, shares=counts if len({*counts}) > 1 else None)
-    whole = replace(placed, training=replace(placed.training, parallel=parallel), partition=Partition(layers))
-    return _predicted(whole)
+    parallel = placed.training.parallel
+    durations, count = durations_of(placed)(placed.partition.layers), sum(parallel.micro_batches_of)
+    if parallel.shares is None and all(one == durations[0] for one in durations):
+        return _predicted(placed)
+    counts = best_shares(replicas_of(parallel, durations), count).counts
+    parallel = replace(parallel, shares=counts if len({*counts}) > 1 else None)
+    return _predicted(replace(placed, training=replace(placed.training, parallel=parallel)))
 
 
 def _predicted(placed: PlacedTraining) -> Plan | None:

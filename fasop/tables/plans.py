@@ -88,6 +88,7 @@ def options(parallel: Parallel) -> str:
     given += ["sequence parallel"] if parallel.sequence_parallel else []
     given += [f"experts over {parallel.expert}"] if parallel.expert > 1 else []
     given += [f"shares {parallel.shares}"] if parallel.shares else []
+    given += [f"islands {parallel.islands}"] if parallel.islands else []
     return ", ".join(given)
 
 
@@ -188,13 +189,14 @@ def _values(parallel: Parallel) -> dict[str, str]:
         "schedule": parallel.schedule,
         "chunks": parallel.chunks,
         "shares": parallel.shares,
+        "islands": parallel.islands,
         "node_order": parallel.node_order,
     }
     return {key: _text(value) for key, value in values.items()}
 
 
 def _yaml(key: str, value: str) -> str:
-    return f'"{value}"' if key in ("replicas", "partition", "shares", "node_order") else value
+    return f'"{value}"' if key in ("replicas", "partition", "shares", "islands", "node_order") else value
 
 
 def launch_words(overrides: Sequence[str], plans: Sequence[Plan], length: Mapping[str, str]) -> list[list[str]]:

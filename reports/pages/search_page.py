@@ -126,7 +126,8 @@ def _answer(command: str, plans: Sequence[Plan], run: Run, length: Length, searc
     remarks = [*doubts(plan.training, plan.kinds, {one.basis for one in plans}), *searched]
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in remarks)
     layers = best_layers(plan.gap)
-    proved = "" if any(layers in note for note in remarks) else f" {layers}"
+    known = any(layers in note for note in remarks) or not plan.bound
+    proved = "" if known else f" {layers}"
     return (
         f'<section class="verdict good"><h2>{virtue}: {escape(_sizes(plan))}</h2>'
         f'<p class="reason">{plan.total * 1e3:,.1f} ms per iteration, {rate:,.0f} {unit}{whole}.</p>'

@@ -8,7 +8,7 @@ those that are best without shares, then moved one by one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -16,14 +16,12 @@ import numpy as np
 
 from conf.schema.values.partition import Partition
 from fasop.costs.hardware import NodeKind
-from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.order_search import Bounded, search_partitions
 from fasop.search.plan import Plan
 from fasop.search.search import PlanCollector
 from fasop.search.space.candidates import MOST_REPLICAS, Candidates, fitting, sizes
 from fasop.search.space.choices import Choices
-from fasop.simulation.iteration import Durations
 from fasop.simulation.on_nodes import Nodes, times_on
 from fasop.simulation.predict import predict_plan
 from fasop.simulation.ranks.replicas import Replicas
@@ -155,9 +153,8 @@ def _plans(group: Candidates, least: float, until: float) -> Iterator[Plan]:
         training = group.training(column)
         order = tuple(kind.name for kind in nodes)
         training = replace(training, parallel=replace(training.parallel, node_order=order))
-        placed = PlacedTraining(training=training, partition=Partition(()), nodes=nodes)
-        shares = BestShares(training.parallel, Replicas(placed).of)
-        layers = moved(shares, partitions[:, column].tolist(), until)
+        shares = _Shares(PlacedTraining(training=training, partition=Partition(()), nodes=nodes))
+        layers = _moved(shares, partitions[:, column].tolist(), until)
         counts = shares.best(layers).counts
         if len(set(counts)) > 1:
             parallel = replace(training.parallel, partition=layers, shares=counts)
@@ -169,24 +166,23 @@ def _plans(group: Candidates, least: float, until: float) -> Iterator[Plan]:
                 yield plan
 
 
-class BestShares:
-    """The best shares of a plan with each partition, of which `durations` says what each replica takes."""
+class _Shares:
+    """The best shares of a plan with each partition."""
 
-    def __init__(self, parallel: Parallelism, durations: Callable[[Sequence[int]], Sequence[Durations]]) -> None:
-        self._durations, self._parallel = durations, parallel
+    def __init__(self, placed: PlacedTraining) -> None:
+        self._replicas, self._parallel = Replicas(placed), placed.training.parallel
         self._known: dict[tuple[int, ...], Shared] = {}
 
     def best(self, layers: tuple[int, ...]) -> Shared:
-        """Returns the shares with which an iteration takes least."""
         if layers not in self._known:
-            parallel, durations = self._parallel, self._durations(layers)
+            parallel, durations = self._parallel, self._replicas.of(layers)
             kinds = {id(one): Replica(str(parallel.schedule), parallel.chunks, one) for one in durations}
             self._known[layers] = best_shares([kinds[id(one)] for one in durations], sum(parallel.micro_batches_of))
         return self._known[layers]
 
 
-def moved(shares: BestShares, layers: Sequence[int], until: float) -> tuple[int, ...]:
-    """Returns the layers of each part from which no move of one to a neighbour gains, if there is the time for it."""
+def _moved(shares: _Shares, layers: Sequence[int], until: float) -> tuple[int, ...]:
+    """The layers of each part from which no move of one to a neighbour gains, if there is the time for it."""
     best, moved = tuple(layers), True
     while moved:
         moved = False

@@ -44,6 +44,8 @@ def rank(args: Arguments, command: str) -> int:
 
         args = replace(args, overrides=tuple(with_limits(args.export, args.overrides)))
     inputs, notes = _inputs(args)
+    if inputs.islands:
+        _check_words(args, inputs.training.sync_every)
     if args.start is not None:
         return _by_end(args, inputs, command)
     if args.robust is not None:
@@ -59,6 +61,18 @@ def rank(args: Arguments, command: str) -> int:
         notes.append(line.strip("()"))
         print(line, file=sys.stderr)
     return _finish(args, inputs, plans, [*outcome.notes, *outcome.summary, *notes], command)
+
+
+def _check_words(args: Arguments, every: int) -> None:
+    """Raises SearchError for what a search of plans with islands does not do."""
+    asked = {"start": args.start, "pareto": args.pareto, "by_stage": args.by_stage, "prove": args.prove}
+    for word, value in asked.items():
+        if value:
+            raise SearchError(
+                f"{word}={str(value).lower()} cannot be combined with train.sync_every={every}: plans with islands "
+                f"have equal stages, use all nodes and come without bounds; leave {word}= out, or use "
+                "train.sync_every=null"
+            )
 
 
 CANDIDATES = 30
