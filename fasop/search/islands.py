@@ -82,24 +82,24 @@ def parted(kinds: Sequence[NodeKind], *, slow_only: bool = False) -> Iterator[Ro
     table = LinkTable.of(present, [1.0] * len(present), float(BUCKET_BYTES))
     rate = np.maximum(table.leaving, table.entering)
     rate = np.maximum(rate, rate.T)
-    seen = set()
-    for slow in sorted({float(rate[pair]) for pair in combinations(range(len(present)), 2)}):
-        rooms = _joined(len(present), [pair for pair in combinations(range(len(present)), 2) if rate[pair] < slow])
-        apart = [(a, b) for one, other in combinations(rooms, 2) for a in one for b in other]
-        if len(rooms) == 1 or tuple(rooms) in seen:
+    pairs, seen = [*combinations(range(len(present)), 2)], set[tuple[tuple[int, ...], ...]]()
+    for slow in sorted({float(rate[pair]) for pair in pairs}):
+        joined = _joined(len(present), [pair for pair in pairs if rate[pair] < slow])
+        apart = [(a, b) for one, other in combinations(joined, 2) for a in one for b in other]
+        if len(joined) == 1 or joined in seen:
             continue
-        seen.add(tuple(rooms))
+        seen.add(joined)
         if slow_only and min(rate[a, b] / max(rate[a, a], rate[b, b]) for a, b in apart) < SLOW:
             continue
-        yield [[present[number] for number in room] for room in rooms]
+        yield [[present[number] for number in room] for room in joined]
 
 
-def _joined(count: int, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
-    """The numbers up to `count`, those together that pairs join."""
+def _joined(count: int, pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+    """Return the numbers up to `count`, those together that pairs join."""
     room = [*range(count)]
     for a, b in pairs:
         room = [room[a] if one == room[b] else one for one in room]
-    return [tuple(number for number in range(count) if room[number] == one) for one in dict.fromkeys(room)]
+    return tuple(tuple(number for number in range(count) if room[number] == one) for one in dict.fromkeys(room))
 
 
 def _placed(inputs: Inputs, rooms: Rooms, until: float) -> Iterator[PlacedTraining]:

@@ -29,7 +29,8 @@ CLUSTER = (
     "cluster.groups.gpu2.gpus_per_node=2",
 )  # fmt: skip
 WORDS = (
-    *CLUSTER, "model=xl", "model.layers=4", "train.precision=bf16", "parallel.global_batch_size=8", "parallel.sequence_parallel=false"
+    *CLUSTER, "model=xl", "model.layers=4", "train.precision=bf16", "parallel.global_batch_size=8",
+    "parallel.sequence_parallel=false",
 )  # fmt: skip
 TRAIN = ("data.prefix=none", "container=none")
 
@@ -81,8 +82,8 @@ def test_a_single_group_is_parted_into_equal_numbers_of_nodes() -> None:
 
 def test_the_common_step_adds_the_time_of_its_bytes_once_in_so_many_iterations() -> None:
     words = (
-        *CLUSTER, "model=tiny", "model.vocab_multiple=1", *TRAIN, "parallel=single", "parallel.data=4", "parallel.islands=2-2",
-        "parallel.global_batch_size=8", "parallel.partition=null",
+        *CLUSTER, "model=tiny", "model.vocab_multiple=1", *TRAIN, "parallel=single", "parallel.data=4",
+        "parallel.islands=2-2", "parallel.global_batch_size=8", "parallel.partition=null",
     )  # fmt: skip
     often, seldom = (predict(compose([*words, f"train.sync_every={every}"])).iteration_s for every in (1, 10**9))
     parameters = compose([*words, "train.sync_every=1"]).model.parameters()
