@@ -259,7 +259,8 @@ def _weight_bytes(small: Experiment) -> int:
     stream, versions = small.parallel.stream, 1
     if stream is not None:
         versions = 2 + max(prove(stream, 2 * stream.in_flight + 2 * stream.period).versions)
-    return 4 * small.model.parameters() * (versions + 1 + small.train.kept_values)
+    islands = 1 if small.train.sync_every is None else len(small.parallel.islands_of)
+    return 4 * small.model.parameters() * (versions + 1 + small.train.kept_values) * islands
 
 
 def _peak() -> str:

@@ -62,10 +62,13 @@ def compared(words: Sequence[str], composed: Callable[[Sequence[str]], Experimen
         try:
             experiment = composed([*dirs, *chosen])
             _check_plan(experiment)
+            layout = layout_of(experiment.parallel)
+            if (every := experiment.train.sync_every) is not None:
+                layout += f", {len(experiment.parallel.islands_of)} islands every {every}"
             found.append(
                 Compared(
-                    name=name or layout_of(experiment.parallel),
-                    layout=layout_of(experiment.parallel),
+                    name=name or layout,
+                    layout=layout,
                     experiment=experiment,
                     small=small_of(experiment, dirs, chosen, small),
                 )
@@ -149,13 +152,18 @@ def small_of(experiment: Experiment, dirs: Sequence[str], chosen: Sequence[str],
     model, train, data = (to_object(cfg, Model, "model"), to_object(cfg, Train, "train"), to_object(cfg, Data, "data"))
     batch = next((word.partition("=")[2] for word in reversed(small) if word.startswith(f"{BATCH}=")), None)
     samples = _samples(experiment.parallel, batch)
+    train, own = trained(train), experiment.train
+    if train.sync_every is None and not any(word.startswith("train.sync_every=") for word in small):
+        train = replace(  # a group that `small` chooses does not make a plan another one
+            train, sync_every=own.sync_every, outer_lr=own.outer_lr, outer_momentum=own.outer_momentum
+        )
     return replace(
         compose(),
         name="rehearsal",
         model=model,
-        train=trained(train),
+        train=train,
         data=data,
-        parallel=delays(experiment, model, samples),
+        parallel=_in_islands(experiment.parallel, samples) if train.sync_every else delays(experiment, model, samples),
         adapt=_adapting(experiment, samples[0]),
     )
 
@@ -246,6 +254,17 @@ def delays(experiment: Experiment, model: Model, samples: tuple[int, int]) -> Pa
         recompute=parallel.recompute if latest else Recompute.none,
         micro_batch_size=micro,
         global_batch_size=whole,
+    )
+
+
+def _in_islands(parallel: Parallel, samples: tuple[int, int]) -> Parallel:
+    """The plan of islands as far as it decides what they learn: who takes which samples."""
+    return Parallel(
+        micro_batch_size=samples[0],
+        global_batch_size=samples[1],
+        data=parallel.layout.replicas[0],
+        islands=parallel.islands,
+        shares=parallel.shares,
     )
 
 

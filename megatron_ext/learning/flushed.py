@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from megatron_ext.contract.adaptive.controller import Controller
 from megatron_ext.contract.adaptive.noise import Halves
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.run_files import ISLAND
 from megatron_ext.data.samples import Position, Samples
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.gradients.gradients import HalfGradients, RunningStatistics
@@ -85,8 +86,12 @@ class FlushedTraining:
     """A plan's training with the whole model in this process; how it is laid out counts for nothing, but for the cuts
     where messages are rounded (`parallel.compress`)."""
 
-    def __init__(self, plan: Plan, task: Task, samples: Samples) -> None:
+    def __init__(
+        self, plan: Plan, task: Task, samples: Samples, micro_batches: Optional[NDArray[np.int64]] = None
+    ) -> None:
+        """`micro_batches` are the numbers of those of each global batch that it takes; None: all."""
         self._plan = plan
+        self._taken = micro_batches
         self._task = task
         self._samples = samples
         parts = cut_between(task, [task.blocks]) if plan.compress is None else cut(task, plan.partition)
@@ -111,7 +116,8 @@ class FlushedTraining:
         plan, scaler, batches = self._plan, self._optimizer.scaler, self.batches
         scale, count = scaler.scale, batches.count
         start = Position(iteration - 1, batches.consumed)
-        rows = start.share(iteration, np.arange(count), batches.samples, plan.micro_batch_size)
+        numbers = np.arange(count) if self._taken is None else self._taken
+        rows = start.share(iteration, numbers, batches.samples, plan.micro_batch_size)
         micros = [self._micro(row) for row in rows]
         factor = scale / self._weight(micros)
         self._running.begin()
@@ -127,7 +133,7 @@ class FlushedTraining:
         skipped = not math.isfinite(norm)
         if skipped and not scaler.dynamic:
             raise not_finite(iteration, "gradient's norm", norm)
-        self._running.finish(count, skipped)
+        self._running.finish(len(rows), skipped)
         batches.after(iteration, halves)
         return loss / scale
 
@@ -152,6 +158,15 @@ class FlushedTraining:
         if any(micro.weight is not None for micro in micros):
             part = self._weight(micros[::2]) / self._weight(micros)
         return loss, Halves(even, whole, product, part, *sizes)
+
+    @property
+    def weights(self) -> Tensor:
+        """Return the weights that it steps, fp32 and flat."""
+        return self._optimizer.state([ISLAND])[ISLAND]
+
+    def meet(self, mean: Tensor) -> None:
+        """Takes the common step of islands, whose weights have this mean."""
+        self._optimizer.step_outer(Recorder(None), 1.0, lambda flat: flat.copy_(mean))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -1,5 +1,5 @@
 """Trains a plan's model in this process with the delays of the plan: `DelayedTraining` where its stages update by
-themselves, `FlushedTraining` where they do not."""
+themselves, `IslandTraining` where islands do, `FlushedTraining` elsewhere."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from megatron_ext.engine.streams.streaming import require_untied
 from megatron_ext.families.tasks import task_of
 from megatron_ext.learning.delayed import DelayedTraining
 from megatron_ext.learning.flushed import Batches, FlushedTraining
+from megatron_ext.learning.islands import IslandTraining
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import check
 from megatron_ext.tasks.task import Task
+
+Training = Union[DelayedTraining, FlushedTraining, IslandTraining]
 
 
 class Learned(NamedTuple):
@@ -54,18 +57,20 @@ def learn(plan: Plan) -> Iterator[Learned]:
     task = task_of(plan)
     check(task)
     samples = task.samples("train", train.samples or train.iterations * plan.global_batch_size)
-    training: Union[DelayedTraining, FlushedTraining]
-    if stream is None:
+    training: Training
+    if plan.islands is not None:
+        training = IslandTraining(plan, task, samples)
+    elif stream is None:
         training = FlushedTraining(plan, task, samples)
     else:
         require_untied(task, plan)
         training = DelayedTraining(plan, task, samples)
     held_out = None if train.eval_interval is None else _held_out(plan, task)
-    batches = training.batches if isinstance(training, FlushedTraining) else Batches(plan)
+    batches = Batches(plan) if isinstance(training, DelayedTraining) else training.batches
     for iteration in range(1, train.iterations + 1):
         count, measured = batches.count, batches.measures(iteration)
         loss = training.step(iteration)
-        if not isinstance(training, FlushedTraining):
+        if isinstance(training, DelayedTraining):
             batches.after(iteration, None)
         last = batches.over or iteration == train.iterations
         metrics: Mapping[str, float] = {}
@@ -84,7 +89,11 @@ def _held_out(plan: Plan, task: Task) -> Tuple[Samples, int]:
 
 
 def _evaluated(
-    plan: Plan, task: Task, training: Union[DelayedTraining, FlushedTraining], samples: Samples, count: int
+    plan: Plan,
+    task: Task,
+    training: Union[DelayedTraining, FlushedTraining, IslandTraining],
+    samples: Samples,
+    count: int,
 ) -> Mapping[str, float]:
     tally = Tally(task, TensorGroup())
     with training.evaluating():

@@ -198,6 +198,18 @@ def test_what_is_left_open_is_chosen_as_for_a_launch(words: list[str], capsys: p
     assert "parallel.micro_batch_size=auto: " in capsys.readouterr().err
 
 
+def test_islands_are_compared_with_synchronous_training_also_by_a_small_one(words: list[str]) -> None:
+    every = ["parallel.data=2", "train.sync_every=null,2", "small.train=demo", *DATA]
+    plain, islands = compared([*words, *every, "small.train.eval_interval=2"], compose)
+    assert (plain.small.train.sync_every, islands.small.train.sync_every) == (None, 2)
+    assert islands.layout == f"{plain.layout}, 2 islands every 2"
+    assert make_plan(islands.small, "rehearsal").islands == [1, 1]
+    assert make_plan(plain.small, "rehearsal").data == 1
+    losses = [[one.loss for one in learn(make_plan(one.small, "rehearsal"))] for one in (plain, islands)]
+    assert losses[0][0] == pytest.approx(losses[1][0])
+    assert losses[0][1:4] != pytest.approx(losses[1][1:4])
+
+
 @pytest.mark.slow
 def test_the_commands_of_the_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -222,7 +234,7 @@ def test_the_commands_of_the_page_run(
             ran += 1
         elif words[1] == "data":
             assert cli.main(words[1:]) == 0
-    assert ran == 3
+    assert ran == 4
     assert "3-1" in capsys.readouterr().out
     assert Path("plans.html").is_file()
 

@@ -82,6 +82,21 @@ def test_a_plan_that_flushes(engine_run: Callable[..., EngineRun], layout: Seque
     assert_same(engine_run(*FLUSHED, *layout, *EVALUATED))
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("parallel.data=3", "parallel.islands=2-1", "parallel.shares=5-4-3", *DROPOUT, *CLIPPED),
+        ("parallel.data=2", "parallel.pipeline=2", "parallel.partition=1-3", *SGD),
+    ],
+    ids=["of-unequal-sizes", "of-pipelines"],
+)
+def test_islands_with_the_weights_of_their_last_common_step(
+    engine_run: Callable[..., EngineRun], layout: Sequence[str]
+) -> None:
+    words = ("model.layers=4", "parallel.micro_batch_size=1", "parallel.global_batch_size=12", "train.sync_every=3")
+    assert_same(engine_run(*words, *layout, *EVALUATED))
+
+
 @pytest.mark.parametrize("layout", ["three replicas", pytest.param("zb_h1", marks=pytest.mark.slow)])
 def test_a_batch_that_adapts(engine_run: Callable[..., EngineRun], layout: str) -> None:
     """It grows and, at the end of the samples, shrinks; the number of replicas decides how far."""
