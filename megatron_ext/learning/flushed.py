@@ -166,7 +166,11 @@ class FlushedTraining:
 
     def meet(self, mean: Tensor) -> None:
         """Takes the common step of islands, whose weights have this mean."""
-        self._optimizer.step_outer(Recorder(None), 1.0, lambda flat: flat.copy_(mean))
+
+        def average(flat: Tensor) -> None:
+            flat.copy_(mean)
+
+        self._optimizer.step_outer(Recorder(None), 1.0, average)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Iterator
 
 import numpy as np
+import torch
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import Samples
@@ -35,7 +36,7 @@ class IslandTraining:
         """
         loss = sum(part * island.step(iteration) for part, island in zip(self._parts, self._islands))
         if iteration % self._every == 0 or iteration == self._last:
-            mean = sum(part * island.weights for part, island in zip(self._parts, self._islands))
+            mean = torch.stack([part * island.weights for part, island in zip(self._parts, self._islands)]).sum(0)
             for island in self._islands:
                 island.meet(mean)
         return loss
