@@ -241,6 +241,19 @@ class RunDir(RunFiles):
         return self.path / f"change-{start}.json"
 
     @property
+    def joins(self) -> Path:
+        """The jobs that were submitted for nodes that an elastic run had lost."""
+        return self.path / "joins"
+
+    def join(self, start: str, node: str) -> Path:
+        """The job that one of them, lost by this start, was given."""
+        return self.joins / f"{start}-{node}.json"
+
+    def join_script(self, submission: int, node: str) -> Path:
+        """The script of such a job."""
+        return self.submitit / f"join-{submission}-{node}.sh"
+
+    @property
     def sbatch(self) -> Path:
         """What was submitted to Slurm."""
         return self.path / "sbatch"

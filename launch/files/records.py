@@ -55,6 +55,8 @@ class JobRecord:
     """The start of a host that ssh reaches (random/boot_id): machines may share a name."""
     ssh: str | None = None
     """The name by which ssh reaches it."""
+    joins: bool = False
+    """Whether it is of joins/: it brings a node back that an elastic run had lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +177,17 @@ class ChangeRecord:
     nodes: tuple[Count, ...]
     """Node ranks of those to go on with."""
     reason: str
+    unix: Unix
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinRecord:
+    """joins/<start>-<node>.json."""
+
+    id: JobId | None
+    """None as long as it is being submitted, and where Slurm refused it."""
+    node: Count
+    start: StartText
     unix: Unix
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ from conf.errors import ClosedError, RunFolderError
 from conf.run_folder.run_files import entries, read_tail
 from conf.run_folder.rundir import RunDir
 from launch.files.locks import is_launching
-from launch.files.records import NodeRecord, Start, Submitted
+from launch.files.records import JobRecord, JoinRecord, NodeRecord, Start, Submitted
 from megatron_ext.contract.plan import Plan
 
 T = TypeVar("T")
@@ -143,7 +143,15 @@ def read_submitted(run: RunDir, nodes: int) -> Submitted:
             raise RunFolderError(
                 f"{run.jobs} is damaged: jobs[{number}].nodes={list(job.nodes)} must be nodes between 0 and {nodes - 1}"
             )
-    return submitted
+    joins = (JobRecord(id=one.id, nodes=(one.node,), joins=True) for one in read_joins(run, submitted.submission) if one.node < nodes)
+    return replace(submitted, jobs=(*submitted.jobs, *(job for job in joins if job.id is not None)))
+
+
+def read_joins(run: RunDir, submission: int) -> list[JoinRecord]:
+    """The jobs that an elastic run's agents submitted for lost nodes, in the order of their starts."""
+    found = [run.read(path, JoinRecord) for path in entries(run.joins) if path.suffix == ".json"]
+    own = [one for one in found if one is not None and Start.parse(one.start).submission == submission]
+    return sorted(own, key=lambda one: (Start.parse(one.start), one.node))
 
 
 def states_of(run: RunDir, plan: Plan, faults: Faults) -> dict[str, NodeRecord | None]:

@@ -243,14 +243,14 @@ def test(script: str) -> float | None:
     return max(starts, default=None)
 
 
-def submit(script: str) -> str:
-    """Submits a job, which outlives this process; returns its id.
+def submit(script: str, given: Mapping[str, str] | None = None) -> str:
+    """Submits a job, which outlives this process; returns its id. It inherits an environment, this process's or `given`.
 
     Raises:
         SlurmSilent: Slurm does not answer.
         LaunchError: it refuses the job.
     """
-    done = _run(["sbatch", script], timeout_s=None)
+    done = _run(["sbatch", script], timeout_s=None, given=given)
     message = done.stderr.strip() or done.stdout.strip() or "no message"
     if done.returncode != 0 and _SILENT.search(message):
         raise SlurmSilent(f"Slurm does not answer: {message}")
@@ -317,7 +317,10 @@ def _shown(command: Sequence[str]) -> str:
 
 
 def _run(
-    command: Sequence[str], timeout_s: float | None = TIMEOUT_S, cwd: str | None = None
+    command: Sequence[str],
+    timeout_s: float | None = TIMEOUT_S,
+    cwd: str | None = None,
+    given: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
@@ -328,7 +331,7 @@ def _run(
             errors="replace",
             timeout=timeout_s,
             check=False,
-            env=environment(os.environ),
+            env=environment(os.environ if given is None else given),
             cwd=cwd,
             start_new_session=True,  # a terminal sends Ctrl-C to all of a session's foreground group
         )

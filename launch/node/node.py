@@ -21,6 +21,7 @@ from launch.files.records import BEAT_S, REQUEUED, NodeState, Start
 from launch.machine.container_runtimes import Command
 from launch.machine.gpu_sampler import gpu_sampling
 from launch.node.elastic.elastic_node import TOLD_TO_END, ElasticNode
+from launch.node.elastic.joins import Joins, cancel_joins
 from launch.node.elastic.peer_status import PARKED
 from launch.node.own_caches import with_own_caches
 from launch.node.peers import SILENCE_S, Finding, Peers, watched
@@ -90,6 +91,7 @@ class NodeAgent:
             if self._elastic is None
             else self._elastic.company
         )
+        self._joins = Joins(settings.run, plan, start, group=settings.group_writes)
         self._finding: Finding | None = None
         self._found_unix: float | None = None
         self.reason: str | None = None
@@ -154,6 +156,8 @@ class NodeAgent:
         # After SIGTERM Slurm may be about to start this job again, and the others with it.
         may_come_back = self._signals.end is not None and self._settings.resumable
         for_good = code != 0 and not may_come_back and not self._settings.for_itself
+        if self._slurm is not None and self._elastic is not None and (for_good or self._trained(code)):
+            cancel_joins(self._run, self._start.submission)
         self._state.publish(
             state="ended",
             exit_code=code,
@@ -168,6 +172,9 @@ class NodeAgent:
         notify_if_last(self._run, self._name, self._start, code)
         if self._slurm is not None and self._elastic is not None:
             self._slurm.end_without_script()
+
+    def _trained(self, code: int) -> bool:
+        return code == 0 and self._elastic is not None and self._elastic.takes_part
 
     def _work(self) -> int:
         if self._elastic is None and self._start.restarts > self._settings.max_requeues:
@@ -338,6 +345,8 @@ class NodeAgent:
         """Asks for other nodes of an elastic run, and gives back those that were not chosen."""
         if self._elastic is not None:
             self._elastic.choose()
+            if self._slurm is not None and self._node_rank == self._plan.used[0] and not self._elastic.releases:
+                self._joins.look(self._elastic.company)
             if self._elastic.releases and self._slurm is not None:
                 self._slurm.give_back([self._plan.node_names[rank] for rank in self._plan.used])
 
@@ -411,6 +420,10 @@ class NodeAgent:
     def _started_again(self, slurm: SlurmJob) -> bool:
         """Asks Slurm to start the job again, and waits to be ended for that; False, and `reason`, if it does not."""
         why = self._finding.reason if self._finding is not None else _SAVED_IN_TIME
+        if self._elastic is not None:
+            cancel_joins(self._run, self._start.submission, self._settings.nodes)
+            if self._taken_back(slurm):
+                return False
         note_requeue(self._run, self._start.next, why)
         self._state.publish(state=REQUEUED)
         try:
@@ -426,3 +439,18 @@ class NodeAgent:
             time.sleep(_POLL_S)
         self.reason = self.reason or f"was not started again by Slurm within {REQUEUE_S:g} s"
         return False
+
+    def _taken_back(self, slurm: SlurmJob) -> bool:
+        """Whether the job that had this node at first decides whether it is started again, with all its nodes. Does not
+        return where it is."""
+        until = time.monotonic() + REQUEUE_S
+        lent = False
+        while time.monotonic() < until and (first := slurm.first_job_of(self._name)) is not None and not first.over:
+            lent = True
+            if first.pending:
+                self._state.publish(state=REQUEUED)
+            if first.pending or self._signals.end:
+                os._exit(0)
+            self._state.beat()
+            time.sleep(_LOOK_S)
+        return lent

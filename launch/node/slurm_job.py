@@ -237,6 +237,19 @@ class SlurmJob:
         except LaunchError as error:
             print(f"the job could not be ended: {error}", flush=True)
 
+    def first_job_of(self, name: str) -> JobState | None:
+        """The job that had a node at first, where this one has brought it back; None where it is the same, or Slurm does
+        not know it or does not answer."""
+        jobs, node = self._submitted(), self._names.index(name)
+        if self.id not in jobs or not jobs[self.id].joins:
+            return None
+        first = next(job for job, record in jobs.items() if node in record.nodes)
+        try:
+            return slurm_commands.job_states([first], ANSWER_S).get(first)
+        except LaunchError as error:
+            print(f"Slurm was asked about job {first}: {error}", flush=True)
+            return None
+
     def _beats(self) -> dict[str, float]:
         """The last signs of life of this job's nodes, but of those that have ended."""
         states = {name: self._run.read(self._run.node_state(name), NodeRecord) for name in self._own}

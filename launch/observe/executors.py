@@ -118,7 +118,9 @@ class SlurmJobs:
         """Where Slurm knows no job of the node, which may be because it shows users their own jobs only, signs of life
         must do. A node that never came is thought of last: its job may have been cancelled because another one failed.
         """
-        job = next((job for job in self.jobs if name in job.nodes), None)
+        own = [job for job in self.jobs if name in job.nodes]
+        # An elastic run's node may have come back in a job of its own.
+        job = next((job for job in own if record is not None and job.id == record.job), own[0] if own else None)
         beats = record is not None and now - record.beat_unix < SILENCE_S
         alive = launch.submitting if job is None else not job.over
         if record is not None and record.of == start:
@@ -152,6 +154,8 @@ def _jobs(files: RunFiles, answers: Answers) -> Iterator[Job]:
         else:
             state = answers.get(job.id or slurm_commands.comment_of(files.submitted.token))
         known = job.id or (state.id if state else None)
+        if job.joins and (state is None or state.pending):  # the run does not wait for it
+            continue
         if known is not None:
             yield Job(id=known, nodes=tuple(files.names[rank] for rank in job.nodes), state=state)
 

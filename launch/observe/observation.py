@@ -181,7 +181,8 @@ class Observation:
     """What of the run's files cannot be read."""
 
     def job_of(self, node: SeenNode) -> Job | None:
-        return next((job for job in self.jobs if node.name in job.nodes), None)
+        own = [job for job in self.jobs if node.name in job.nodes]
+        return next((job for job in own if job.id == node.job), own[0] if own else None)
 
     @property
     def over(self) -> bool:

@@ -3,13 +3,19 @@ conftest)."""
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
+import pytest
+
 from conf.run_folder.rundir import RunDir
+from launch.commands.stop import main as stop
 from launch.judge.state import State
+from launch.node.elastic.joins import LOST_S
 from tests.support.slurm.cluster import Cluster
-from tests.support.slurm.seed import MASTER, SLAVE, endless, ids, iterations, verdict_of, wait_for
+from tests.support.slurm.configuration import SCAVENGE
+from tests.support.slurm.seed import MASTER, SLAVE, endless, ids, iterations, occupied, verdict_of, wait_for
 
 ELASTIC = (
     "executor.max_requeues=0",
@@ -102,3 +108,83 @@ def test_at_its_time_limit_a_job_saves_and_all_its_nodes_go_on_when_slurm_starts
     verdict = verdict_of(run)
     assert verdict.state is State.interrupted, verdict
     assert once in verdict.reason
+
+
+def losses(run: RunDir) -> list[tuple[int, float]]:
+    """The iterations and losses of a run's log."""
+    return [(line["iteration"], line["loss"]) for line in map(json.loads, run.metrics.read_text().splitlines())]
+
+
+@pytest.mark.parametrize("stages", [(), ("parallel.pipeline=3", "parallel.data=1", "parallel.partition=1-2-1")])
+def test_a_run_takes_its_node_back_when_it_is_there_again(
+    slurm: Cluster, tmp_path: Path, stages: tuple[str, ...]
+) -> None:
+    """Slurm has no other node for the job that asks for it: the rest of the cluster is busy."""
+    wide = (*ELASTIC, "parallel.data=3", *stages)
+    run = endless(tmp_path, "parallel.node_order=gpu2*3", *wide)
+    lost = host(run, "gpu2-1")
+    with occupied(slurm, "--partition=gpu2", f"--nodes=4"):
+        slurm.kill_node(lost)
+        try:
+            wait_for(run.plan_of("0.1").exists)
+            wait_for(lambda: slurm.states()[lost].startswith("down"))
+            wait_for(lambda: [job for job in slurm.jobs() if job.state == "PENDING"])
+        finally:
+            slurm.start_node(lost)
+            slurm.run("scontrol", "update", f"nodename={lost}", "state=resume")
+        began = time.monotonic()
+        trains_on(run, "0.2", ["gpu2-0", "gpu2-1", "gpu2-2"])
+        print(f"grown again after {time.monotonic() - began:.1f} s")
+    assert host(run, "gpu2-1") == lost
+    decided = [line for line in map(json.loads, run.decisions.read_text().splitlines()) if "nodes" in line]
+    assert decided[-1]["reason"] == "1 node came back: gpu2-1"
+    assert stop([str(run.path)]) == 0
+
+
+def asks_again(slurm: Cluster, run: RunDir, node: str) -> None:
+    """Waits until a job for a lost node is in the queue, or has been."""
+    wait_for(lambda: any(json.loads(path.read_text())["id"] for path in run.joins.glob(f"*-{node}.json")))
+
+
+def test_nodes_that_came_back_go_on_after_a_time_limit(slurm: Cluster, tmp_path: Path) -> None:
+    """The master's job has ended with its only node: the job that brought this back is started again itself. The one
+    that brought a node of the slave back is not, for Slurm starts the slave again with all its nodes."""
+    words = ("parallel.node_order=hgx+gpu2*2", "parallel.data=3", *ELASTIC[1:], "executor.max_requeues=1")
+    run = endless(tmp_path, *words)
+    lost = [host(run, "hgx-0"), host(run, "gpu2-1")]
+    slave = ids(run)[SLAVE]
+    for node in lost:
+        slurm.set_node(node, "down")
+    try:
+        asks_again(slurm, run, "hgx-0")
+        asks_again(slurm, run, "gpu2-1")
+    finally:
+        slurm.resume(*lost)
+    wait_for(lambda: len(run.read_plan().used) == 3)
+    wait_for(lambda: all(run.read_json(run.node_state(name))["state"] == "running" for name in run.read_plan().node_names))
+    before = run.metrics.read_text().count("\n")
+    wait_for(lambda: run.metrics.read_text().count("\n") > before + 3)
+    last = max(int(path.stem.split(".")[1]) for path in (run.path / "plans").glob("0.*.json"))
+    assert slurm.run("scancel", "--signal=USR2", slave).returncode == 0
+    trains_on(run, f"0.{last + 1}", ["hgx-0", "gpu2-0", "gpu2-1"])
+    assert run.read_json(run.node_state("gpu2-1"))["job"] == slave
+    assert len(slurm.jobs()) == 2
+    assert slurm.run("scancel", "--signal=USR2", slave).returncode == 0
+    verdict = verdict_of(run)
+    assert verdict.state is State.interrupted, verdict
+    assert not slurm.jobs()
+
+
+def test_nodes_of_a_preempted_job_come_back_and_those_of_a_cancelled_one_do_not(slurm: Cluster, tmp_path: Path) -> None:
+    wide = ("parallel.node_order=hgx+gpu2", "parallel.data=2", *ELASTIC)
+    run = endless(tmp_path, *wide, f"cluster.groups.gpu2.partition={SCAVENGE}")
+    with occupied(slurm, "--partition=gpu2", "--nodes=7"):
+        trains_on(run, "0.1", ["hgx-0"])
+        asks_again(slurm, run, "gpu2-0")
+    trains_on(run, "0.2", ["hgx-0", "gpu2-0"])
+    (joined,) = (json.loads(path.read_text())["id"] for path in run.joins.glob("*.json"))
+    assert slurm.run("scancel", joined).returncode == 0
+    trains_on(run, "0.3", ["hgx-0"])
+    time.sleep(LOST_S + 10)
+    assert len([*run.joins.glob("*.json")]) == 1
+    assert stop([str(run.path)]) == 0

@@ -172,11 +172,28 @@ def _submit_all(
         write(*jobs, {"id": None, **entry})  # first: if this process is killed now, the job's comment leads to its id
         jobs.append({"id": _submit(run, script), **entry})
         write(*jobs)
+    if submission.keep:
+        _prepare_joins(run, requests, submission, settings)
     for submitted in jobs:  # now that none of them can be refused: links to a run that is taken back would stay
         run.link_job(submitted["id"])
     for request, submitted in zip(requests, jobs, strict=True):  # Slurm numbers components one after the other
         for number in range(1, len(request.components) if submitted["id"].isdecimal() else 0):
             run.link_job(str(int(submitted["id"]) + number))
+
+
+def _prepare_joins(
+    run: RunDir, requests: Sequence[JobRequest], submission: Submission, settings: MakeSettings
+) -> None:
+    """Writes for each node what its agents submit when an elastic run has lost it: a job of one node."""
+    alone = replace(submission, behind=(), after=(), mail=None)
+    names = run.read_plan().node_names
+    for request in requests:
+        for part in request.components:
+            for rank in part.nodes:
+                role = f"join-{names[rank]}"
+                own = JobRequest(role=role, components=(replace(part, nodes=(rank,)),))
+                write_atomic(run.join_script(submission.number, names[rank]), sbatch_text(alone, own, after=None))
+                write_atomic(run.agent(submission.number, role), settings(own).to_json())
 
 
 def requested(request: JobRequest) -> str:

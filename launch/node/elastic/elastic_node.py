@@ -9,6 +9,7 @@ import time
 from conf.run_folder.rundir import RunDir
 from launch.files.records import NodeState, Start
 from launch.node.elastic.epochs import EpochEnds
+from launch.node.elastic.growth import Growth
 from launch.node.elastic.peer_status import REGROUPS
 from launch.node.elastic.regroup import Company
 from launch.node.peers import Finding
@@ -57,6 +58,11 @@ class ElasticNode:
             if choosing is not None and node_rank == plan.used[0]
             else None
         )
+        self._growth = (
+            Growth(run, plan, self.company, state.started_unix)
+            if choosing is None and node_rank == plan.used[0]
+            else None
+        )
 
     @property
     def takes_part(self) -> bool:
@@ -67,9 +73,13 @@ class ElasticNode:
         self.changes = self.changes or self._run.change_request(str(self._start)).exists()
 
     def choose(self) -> None:
-        """Asks for other nodes at the end of an epoch, if it is this node that does."""
-        if self._epochs is not None and not (self.changes or self._signals.save):
+        """Asks for other nodes, if it is this node that does: at the end of an epoch, or when a lost one is back."""
+        if self.changes or self._signals.save:
+            return
+        if self._epochs is not None:
             self._epochs.look()
+        if self._growth is not None:
+            self._growth.look()
 
     def fails_again(self, code: int, finding: Finding | None, reason: str | None) -> bool:
         """Whether the node ended by something that would come again.

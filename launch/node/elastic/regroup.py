@@ -111,6 +111,21 @@ class Company:
         there = [rank for rank, one in found.items() if one in (Standing.working, Standing.parked)]
         return sorted([self._node_rank, *there])
 
+    @property
+    def lost(self) -> list[int]:
+        """Nodes that take no part and show no sign of life."""
+        found = self._standings()
+        return sorted(rank for rank, one in found.items() if one is Standing.gone and rank not in self._plan.used)
+
+    def losses(self, rank: int) -> int:
+        """How often a node was left out since the run was submitted, having trained before."""
+        name = self._plan.node_names[rank]
+        return sum(
+            name in line["nodes_before"] and name not in line["nodes"]
+            for line in _decided(self._run)
+            if "nodes" in line and Start.parse(line["start"]).submission == self._start.submission
+        )
+
     def next_plan(self) -> tuple[Start, Plan] | None:
         """The next start and its plan, once there is one.
 
