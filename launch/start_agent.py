@@ -19,7 +19,7 @@ from conf.run_folder.rundir import RunDir
 from conf.utf8 import enter_utf8_mode
 from launch.errors import LaunchError
 from launch.files.records import Start, Submitted
-from launch.node.elastic.regroup import newest
+from launch.node.elastic.regroup import newest, others_train
 from launch.node.node import NodeAgent
 from launch.node.settings import NodeSettings
 from launch.node.slurm_job import SlurmJob
@@ -75,6 +75,8 @@ def run_node(settings: NodeSettings) -> None:
     start = Start(settings.submission, slurm.restarts if slurm else 0)
     following: tuple[Start, Plan] | None = (start, plan) if plan.elastic is None else newest(run, settings.submission)
     restarted = slurm is not None and slurm.restarts > 0
+    if restarted and plan.elastic is not None and following is not None:
+        restarted = not others_train(run, *following)
     while following is not None:
         node = NodeAgent(settings, job.global_rank, slurm, signals, *following, restarted=restarted)
         code, following = node.run(), node.following

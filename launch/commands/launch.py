@@ -21,10 +21,11 @@ from conf.compose import command_line, read_experiment, register
 from conf.errors import TdppError
 from conf.origins import TRAINED, defaults_taken, what_counts, with_origins
 from conf.pipedream import WORD as PIPEDREAM
+from conf.reading import values
 from conf.reading.files import Scratch
 from conf.reading.own_folders import SUFFIX
 from conf.reading.user_files import config_dirs
-from conf.reading.values import flag, name_of, parse_key_values
+from conf.reading.values import name_of, parse_key_values
 from conf.reading.words import FULL, check_options
 from conf.run_folder.run_folders import stamp
 from conf.run_folder.rundir import RunDir
@@ -58,6 +59,8 @@ COMPLETION = ("-sc", "--shell-completion")
 """Hydra's own."""
 METRIC = "sweep_metric="
 PACK = "pack"
+NO_PACKING, BY_COST = "", "cost"
+_PACKINGS = {"true": "true", "false": NO_PACKING, BY_COST: BY_COST}
 CONFIG_FOLDER = Path(conf.__file__).resolve().parent
 
 
@@ -134,8 +137,8 @@ def main(argv: Sequence[str], *, preflight: Preflight = before_launch, worker: s
 def _launched(argv: Sequence[str], preflight: Preflight, worker: str, *, resumes: SweepWords | None = None) -> int:
     """Starts what the words say; with `resumes`, those of a sweep, runs that ended early go on."""
     typed = tuple(argv)
-    own, argv = parse_key_values(argv, {**OWN, "start": str, PACK: flag}, LaunchError)
-    packs = own.get(PACK, False)
+    own, argv = parse_key_values(argv, {**OWN, "start": str, PACK: _packing}, LaunchError)
+    packs = own.get(PACK, NO_PACKING)
     if packs:
         _check_packs(argv)
     if "start" in own:
@@ -153,7 +156,7 @@ def _launched(argv: Sequence[str], preflight: Preflight, worker: str, *, resumes
     try:
         with interruptible():
             _run_hydra(argv, session, run_batch)
-            waits = _pack(argv, session, resumes) if packs else None
+            waits = _pack(argv, session, resumes, packs) if packs else None
             wanted = _agreed(argv, session, preflight)
             if waits is not None:
                 wanted = {number: wanted[number] for number in [*waits, *wanted] if number in wanted}
@@ -177,7 +180,15 @@ def _check_packs(argv: Sequence[str]) -> None:
             raise LaunchError(f"{PACK}=true decides which runs train side by side, and {word} does too; leave out one")
 
 
-def _pack(argv: Sequence[str], session: Session, resumes: SweepWords | None) -> Mapping[int, Sequence[int]]:
+def _packing(text: str) -> str:
+    if text.lower() not in _PACKINGS:
+        raise values.NoValue("must be true, false or cost")
+    return _PACKINGS[text.lower()]
+
+
+def _pack(
+    argv: Sequence[str], session: Session, resumes: SweepWords | None, packs: str
+) -> Mapping[int, Sequence[int]]:
     """Gives each combination its plan; returns after which other ones it starts, in the order of starts."""
     from launch.commands.launching.packed import packed, with_words  # few launches search
 
@@ -186,7 +197,7 @@ def _pack(argv: Sequence[str], session: Session, resumes: SweepWords | None) -> 
         own = [skipping(words) for words in resumes.packed]
         session.combinations = with_words(session.combinations, own, folders, session.hosts)
         return {}
-    found = packed(session.combinations, folders, session.hosts)
+    found = packed(session.combinations, folders, session.hosts, by_cost=packs == BY_COST)
     session.combinations = found.combinations
     return {number: found.waits[number] for number in found.order}
 

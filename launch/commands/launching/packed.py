@@ -1,5 +1,5 @@
 """`pack=true`: the runs of a sweep share the cluster, each with the best plan for some of its nodes, so that the last
-one ends as early as possible."""
+one ends as early as possible. With `pack=cost` each one trains where it costs least."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from launch.sweep.outcomes import differing
 from launch.sweep.start import Combination
 
 if TYPE_CHECKING:
+    from fasop.costs.hardware import NodeKind
     from fasop.search.inputs import Inputs
     from fasop.search.plan import Plan
     from launch.commands.launching.excluded import Known
@@ -29,6 +30,8 @@ SEARCH_S = 20.0
 """CPU seconds in which the plans for all sets of nodes are searched, of all the sweep's trainings together."""
 LEAST_S = 3.0
 """The least of these for one training."""
+SAME_COST = 1e-6
+"""Costs that differ by so little of them are the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,16 +45,20 @@ class Packed:
     """The combinations whose runs must have ended before that of a combination starts, by its number."""
 
 
-def packed(combinations: Sequence[Combination], folders: Sequence[str], hosts: Known) -> Packed:
+def packed(
+    combinations: Sequence[Combination], folders: Sequence[str], hosts: Known, *, by_cost: bool = False
+) -> Packed:
     """Chooses nodes, plan and start of each run, and prints them.
 
     Args:
         combinations: as composed without a plan of the packing's.
         folders: the words that name folders of configurations.
         hosts: as of `resolve_auto`.
+        by_cost: whether each run is to cost as little as it can; the last one then ends as early as that allows.
 
     Raises:
         LaunchError: runs are not those of one Slurm cluster, or the length of one is not known.
+        SearchError: with `by_cost`, the price of a node is not known.
     """
     inputs: dict[int, Inputs] = {}
     failed: dict[int, TdppError] = {}
@@ -69,7 +76,10 @@ def packed(combinations: Sequence[Combination], folders: Sequence[str], hosts: K
     if plans:
         numbers = [*plans]
         ways = [[_way(plan, inputs[number]) for plan in plans[number]] for number in numbers]
-        found = pack(ways, [*nodes.values()])
+        found = soonest = pack(ways, [*nodes.values()])
+        prices = _prices(inputs[numbers[0]].kinds) if by_cost else None
+        if prices is not None:
+            found = pack([_cheapest(of_run, prices) for of_run in ways], [*nodes.values()])
         chosen = [plans[n][ways[i].index(found.slots[i].way)] for i, n in enumerate(numbers)]
         for number, plan in zip(numbers, chosen, strict=True):
             made[number] = _with_plan(combinations[number], plan, folders, hosts)
@@ -79,7 +89,8 @@ def packed(combinations: Sequence[Combination], folders: Sequence[str], hosts: K
         names = differing([one.overrides for one in combinations])
         _show(found, [names[number] for number in numbers], [*nodes])
         alone = sum(min(way.seconds for way in of_run) for of_run in ways)
-        print(f"({_gain(found, alone)})", file=sys.stderr, flush=True)
+        said = _gain(found, alone) if prices is None else _saving(found, soonest, prices)
+        print(f"({said})", file=sys.stderr, flush=True)
     return Packed(combinations=made, order=order, waits=waits)
 
 
@@ -150,6 +161,25 @@ def _way(plan: Plan, inputs: Inputs) -> Way:
     return Way(nodes=counts, seconds=plan.total * inputs.run.iterations)
 
 
+def _prices(kinds: Sequence[NodeKind]) -> list[float]:
+    """US dollars a second of a node, by group."""
+    from fasop.search.front import COST, check_known
+    from fasop.search.plan import HOUR
+
+    check_known(kinds, COST)
+    return [(kind.group.price_per_hour or 0.0) / HOUR for kind in kinds]
+
+
+def _cost(way: Way, prices: Sequence[float]) -> float:
+    return way.seconds * sum(count * price for count, price in zip(way.nodes, prices, strict=True))
+
+
+def _cheapest(ways: Sequence[Way], prices: Sequence[float]) -> list[Way]:
+    """The ways that cost least, and those that cost hardly more."""
+    most = min(_cost(way, prices) for way in ways) * (1 + SAME_COST)
+    return [way for way in ways if _cost(way, prices) <= most]
+
+
 def _with_plan(combination: Combination, plan: Plan, folders: Sequence[str], hosts: Known) -> Combination:
     from fasop.tables.plans import launch_words
 
@@ -174,6 +204,17 @@ def _show(found: Packing, names: Sequence[str], groups: Sequence[str]) -> None:
         nodes = "+".join(f"{name}*{count}" if count > 1 else name for name, count in counts if count)
         rows.append([str(number), names[run], nodes, *(span(s, 3) for s in (slot.start, slot.way.seconds, slot.end))])
     print_table(["run", "overrides", "nodes", "starts after", "trains", "ends after"], rows)
+
+
+def _saving(found: Packing, soonest: Packing, prices: Sequence[float]) -> str:
+    """What the runs cost where each one costs least, and beside the packing that ends soonest, in words."""
+    cost, other = (sum(_cost(slot.way, prices) for slot in one.slots) for one in (found, soonest))
+    less = f"{1 - cost / other:.0%} less" if other > cost else "as much"
+    return (
+        f"pack=cost: by the prediction the {plural(len(found.slots), 'run')} cost ${cost:,.2f}, {less} than with "
+        f"pack=true (${other:,.2f}); the last one has trained after {span(found.seconds, 3)} instead of "
+        f"{span(soonest.seconds, 3)}"
+    )
 
 
 def _gain(found: Packing, alone: float) -> str:

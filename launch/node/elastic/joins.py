@@ -64,7 +64,7 @@ class Joins:
         state = self._run.read(self._run.node_state(name), NodeRecord)
         if state is None or state.job is None or state.of.submission < self._start.submission:
             return  # it never came: its own job may still bring it
-        if self._is_cancelled(state.job):
+        if not self._may_replace(state.job):
             return
         path = self._run.join(str(self._start), name)
         record = {"id": None, "node": rank, "start": str(self._start), "unix": time.time()}
@@ -79,15 +79,17 @@ class Joins:
         self._run.write_json(path, {**record, "id": job})
         print(f"node {name} is asked for again by job {job}", flush=True)
 
-    def _is_cancelled(self, job: str) -> bool:
-        if job not in self._cancelled:
-            try:
-                found = slurm_commands.job_states([job], ANSWER_S).get(job)
-            except LaunchError:  # asked again at the next look
-                return True
-            if found is not None and found.state == "CANCELLED":
-                self._cancelled.add(job)
-        return job in self._cancelled
+    def _may_replace(self, job: str) -> bool:
+        """Whether a job is to have another one for its node: not one that somebody cancelled or Slurm starts again."""
+        if job in self._cancelled:
+            return False
+        try:
+            found = slurm_commands.job_states([job], ANSWER_S).get(job)
+        except LaunchError:  # asked again at the next look
+            return False
+        if found is not None and found.state == "CANCELLED":
+            self._cancelled.add(job)
+        return found is None or not (found.pending or job in self._cancelled)
 
     def _free(self, name: str, job: str, host: str | None) -> None:
         """Gives back the host that was lost, where Slurm still has it in its job."""

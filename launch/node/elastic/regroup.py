@@ -20,15 +20,17 @@ from conf.run_folder.run_files import parse_json, read_text
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural
 from launch.errors import LaunchError
-from launch.files.records import ChangeRecord, Start
+from launch.files.records import ChangeRecord, NodeRecord, Start
 from launch.files.run_files import planned_start
-from launch.node.elastic.peer_status import Fellow, Standing
+from launch.node.elastic.peer_status import SILENCE_S, Fellow, Standing
 from launch.node.elastic.replan import of_start, replanned, with_measured
 from launch.node.peers import Finding
 from megatron_ext.contract.files import json_line, write_atomic
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import checkpoint_iteration
 
+RESTART_S = 60.0
+"""A node whose job Slurm starts again waits for the others' jobs so long; those that come later are taken in then."""
 MOST_IN_VAIN = 3
 """Starts in a row with the same nodes and from the same checkpoint; one more would end as they did."""
 
@@ -37,6 +39,13 @@ def newest(run: RunDir, submission: int) -> tuple[Start, Plan]:
     """The newest start of a submission that has a plan, and that plan."""
     start = planned_start(run, submission)
     return start, _read(run, start) or run.read_plan()
+
+
+def others_train(run: RunDir, start: Start, plan: Plan) -> bool:
+    """Whether nodes are at work in a start: one whose job Slurm starts again later waits until they take it in."""
+    records = (run.read(run.node_state(plan.node_names[rank]), NodeRecord) for rank in plan.used)
+    there = (one for one in records if one is not None and one.of == start and one.state == "running")
+    return any(time.time() - one.beat_unix < SILENCE_S for one in there)
 
 
 def _read(run: RunDir, start: Start) -> Plan | None:
@@ -59,6 +68,7 @@ class Company:
         self._start = start
         self._plan = plan
         self._restarted = restarted
+        meet_s = min(meet_s, RESTART_S) if restarted else meet_s
         self._fellows = {
             rank: Fellow(run, name, start.submission, meet_s)
             for rank, name in enumerate(plan.node_names)

@@ -22,7 +22,7 @@ SWEEP = ["-m", *WORDS, "train.lr=1e-4,2e-4,3e-4"]
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, str]:
-    assert main([*SWEEP, "pack=true", *words], preflight=lambda experiment: ()) == 0
+    assert main([*SWEEP, *([] if "pack=cost" in words else ["pack=true"]), *words], preflight=lambda experiment: ()) == 0
     told = capsys.readouterr()
     return told.out, told.err
 
@@ -45,6 +45,15 @@ def test_runs_that_follow_one_another_wait_for_those_that_had_their_nodes(capsys
     assert "--dependency=afterany:<jobs of runs 1-2>" in out.replace("'", "")
 
 
+def test_each_run_gets_the_nodes_on_which_it_costs_least(capsys: pytest.CaptureFixture[str]) -> None:
+    """A node of A100 for the price of one of A10 is the cheapest, whatever it delays."""
+    prices = ["cluster.groups.hgx.price_per_hour=1", "cluster.groups.gpu2.price_per_hour=1"]
+    out, err = shown(capsys, "train.iterations=1000", *prices, "pack=cost")
+    rows = [line.split() for line in out.splitlines()[1:4]]
+    assert [row[2] for row in rows] == ["hgx"] * 3
+    assert re.search(r"pack=cost: by the prediction the 3 runs cost \$[\d.]+, \d+% less than with pack=true", err)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -53,12 +62,14 @@ def test_runs_that_follow_one_another_wait_for_those_that_had_their_nodes(capsys
         ([*SWEEP, "train.iterations=9", "executor=local"], "add executor=slurm"),
         ([*SWEEP, "train.iterations=null", "train.epochs=2"], "needs the length of each run"),
         ([*SWEEP, "train.iterations=9", "cluster.groups.gpu2.count=1,2"], "packs runs on one cluster"),
+        ([*SWEEP, "train.iterations=9", "cluster.groups.gpu2.price_per_hour=null", "pack=cost"], "gpu2 has none"),
+        ([*SWEEP, "train.iterations=9", "pack=money"], "pack=money: must be true, false or cost"),
     ],
-    ids=["one run", "another limit", "no Slurm", "unknown length", "two clusters"],
+    ids=["one run", "another limit", "no Slurm", "unknown length", "two clusters", "no price", "no packing"],
 )
 def test_what_it_cannot_do_it_says(words: list[str], message: str) -> None:
     with pytest.raises(TdppError, match=message):
-        main([*words, "pack=true"], preflight=lambda experiment: ())
+        main([*words, *([] if any(word.startswith("pack=") for word in words) else ["pack=true"])], preflight=lambda experiment: ())
 
 
 MINUTES = {"s": 1 / 60, "min": 1.0, "h": 60.0}
