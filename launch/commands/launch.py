@@ -186,9 +186,7 @@ def _packing(text: str) -> str:
     return _PACKINGS[text.lower()]
 
 
-def _pack(
-    argv: Sequence[str], session: Session, resumes: SweepWords | None, packs: str
-) -> Mapping[int, Sequence[int]]:
+def _pack(argv: Sequence[str], session: Session, resumes: SweepWords | None, packs: str) -> Mapping[int, Sequence[int]]:
     """Gives each combination its plan; returns after which other ones it starts, in the order of starts."""
     from launch.commands.launching.packed import packed, with_words  # few launches search
 

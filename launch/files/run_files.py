@@ -143,8 +143,9 @@ def read_submitted(run: RunDir, nodes: int) -> Submitted:
             raise RunFolderError(
                 f"{run.jobs} is damaged: jobs[{number}].nodes={list(job.nodes)} must be nodes between 0 and {nodes - 1}"
             )
-    joins = (JobRecord(id=one.id, nodes=(one.node,), joins=True) for one in read_joins(run, submitted.submission) if one.node < nodes)
-    return replace(submitted, jobs=(*submitted.jobs, *(job for job in joins if job.id is not None)))
+    known = (one for one in read_joins(run, submitted.submission) if one.id is not None and one.node < nodes)
+    joins = (JobRecord(id=one.id, nodes=(one.node,), joins=True) for one in known)
+    return replace(submitted, jobs=(*submitted.jobs, *joins))
 
 
 def read_joins(run: RunDir, submission: int) -> list[JoinRecord]:

@@ -244,7 +244,7 @@ def test(script: str) -> float | None:
 
 
 def submit(script: str, given: Mapping[str, str] | None = None) -> str:
-    """Submits a job, which outlives this process; returns its id. It inherits an environment, this process's or `given`.
+    """Submits a job, which outlives this process; returns its id. It inherits this process's environment, or `given`.
 
     Raises:
         SlurmSilent: Slurm does not answer.

@@ -238,8 +238,8 @@ class SlurmJob:
             print(f"the job could not be ended: {error}", flush=True)
 
     def first_job_of(self, name: str) -> JobState | None:
-        """The job that had a node at first, where this one has brought it back; None where it is the same, or Slurm does
-        not know it or does not answer."""
+        """The job that had a node at first, where this one has brought it back; None where it is the same, or Slurm
+        does not know it or does not answer."""
         jobs, node = self._submitted(), self._names.index(name)
         if self.id not in jobs or not jobs[self.id].joins:
             return None

@@ -123,7 +123,7 @@ def test_a_run_takes_its_node_back_when_it_is_there_again(
     wide = (*ELASTIC, "parallel.data=3", *stages)
     run = endless(tmp_path, "parallel.node_order=gpu2*3", *wide)
     lost = host(run, "gpu2-1")
-    with occupied(slurm, "--partition=gpu2", f"--nodes=4"):
+    with occupied(slurm, "--partition=gpu2", "--nodes=4"):
         slurm.kill_node(lost)
         try:
             wait_for(run.plan_of("0.1").exists)
@@ -161,7 +161,8 @@ def test_nodes_that_came_back_go_on_after_a_time_limit(slurm: Cluster, tmp_path:
     finally:
         slurm.resume(*lost)
     wait_for(lambda: len(run.read_plan().used) == 3)
-    wait_for(lambda: all(run.read_json(run.node_state(name))["state"] == "running" for name in run.read_plan().node_names))
+    names = run.read_plan().node_names
+    wait_for(lambda: all(run.read_json(run.node_state(name))["state"] == "running" for name in names))
     before = run.metrics.read_text().count("\n")
     wait_for(lambda: run.metrics.read_text().count("\n") > before + 3)
     last = max(int(path.stem.split(".")[1]) for path in (run.path / "plans").glob("0.*.json"))

@@ -57,8 +57,8 @@ def packed(
         by_cost: whether each run is to cost as little as it can; the last one then ends as early as that allows.
 
     Raises:
-        LaunchError: runs are not those of one Slurm cluster, or the length of one is not known.
-        SearchError: with `by_cost`, the price of a node is not known.
+        LaunchError: runs are not those of one Slurm cluster, the length of one is not known, or with `by_cost` the
+            price of a node.
     """
     inputs: dict[int, Inputs] = {}
     failed: dict[int, TdppError] = {}
@@ -163,10 +163,13 @@ def _way(plan: Plan, inputs: Inputs) -> Way:
 
 def _prices(kinds: Sequence[NodeKind]) -> list[float]:
     """US dollars a second of a node, by group."""
-    from fasop.search.front import COST, check_known
     from fasop.search.plan import HOUR
 
-    check_known(kinds, COST)
+    if unpriced := [kind.name for kind in kinds if kind.group.price_per_hour is None]:
+        raise LaunchError(
+            f"pack=cost needs the price of every node: give cluster.groups.{unpriced[0]}.price_per_hour, in US dollars "
+            "per node, or use pack=true"
+        )
     return [(kind.group.price_per_hour or 0.0) / HOUR for kind in kinds]
 
 

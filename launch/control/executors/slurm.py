@@ -181,9 +181,7 @@ def _submit_all(
             run.link_job(str(int(submitted["id"]) + number))
 
 
-def _prepare_joins(
-    run: RunDir, requests: Sequence[JobRequest], submission: Submission, settings: MakeSettings
-) -> None:
+def _prepare_joins(run: RunDir, requests: Sequence[JobRequest], submission: Submission, settings: MakeSettings) -> None:
     """Writes for each node what its agents submit when an elastic run has lost it: a job of one node."""
     alone = replace(submission, behind=(), after=(), mail=None)
     names = run.read_plan().node_names

@@ -69,7 +69,7 @@ class Joins:
         path = self._run.join(str(self._start), name)
         record = {"id": None, "node": rank, "start": str(self._start), "unix": time.time()}
         self._run.joins.mkdir(exist_ok=True)
-        self._run.write_json(path, record)  # before there is a job: one that is refused is not submitted again and again
+        self._run.write_json(path, record)  # before there is a job: what is refused is not submitted again
         try:
             self._free(name, state.job, state.host)
             job = self._submit(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,12 @@ WORDS += ["dry_run=true"]
 SWEEP = ["-m", *WORDS, "train.lr=1e-4,2e-4,3e-4"]
 
 
+def packing(words: Sequence[str]) -> list[str]:
+    return [] if any(word.startswith("pack=") for word in words) else ["pack=true"]
+
+
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, str]:
-    assert main([*SWEEP, *([] if "pack=cost" in words else ["pack=true"]), *words], preflight=lambda experiment: ()) == 0
+    assert main([*SWEEP, *packing(words), *words], preflight=lambda experiment: ()) == 0
     told = capsys.readouterr()
     return told.out, told.err
 
@@ -62,14 +67,14 @@ def test_each_run_gets_the_nodes_on_which_it_costs_least(capsys: pytest.CaptureF
         ([*SWEEP, "train.iterations=9", "executor=local"], "add executor=slurm"),
         ([*SWEEP, "train.iterations=null", "train.epochs=2"], "needs the length of each run"),
         ([*SWEEP, "train.iterations=9", "cluster.groups.gpu2.count=1,2"], "packs runs on one cluster"),
-        ([*SWEEP, "train.iterations=9", "cluster.groups.gpu2.price_per_hour=null", "pack=cost"], "gpu2 has none"),
+        ([*SWEEP, "train.iterations=9", "cluster.groups.hgx.price_per_hour=2", "pack=cost"], r"gpu2\.price_per_hour"),
         ([*SWEEP, "train.iterations=9", "pack=money"], "pack=money: must be true, false or cost"),
     ],
     ids=["one run", "another limit", "no Slurm", "unknown length", "two clusters", "no price", "no packing"],
 )
 def test_what_it_cannot_do_it_says(words: list[str], message: str) -> None:
     with pytest.raises(TdppError, match=message):
-        main([*words, *([] if any(word.startswith("pack=") for word in words) else ["pack=true"])], preflight=lambda experiment: ())
+        main([*words, *packing(words)], preflight=lambda experiment: ())
 
 
 MINUTES = {"s": 1 / 60, "min": 1.0, "h": 60.0}
