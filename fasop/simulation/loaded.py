@@ -56,10 +56,15 @@ class PartitionedPipelines:
 
     def iteration(self, limit: Floats | None = None) -> Floats:
         """[pipelines]: seconds. What is not below its `limit` may come out too low, but not below the limit."""
-        if self.blocking or limit is None:
+        if limit is None or (self.blocking and not self.schedule.definition.has_chunks):
             return self._summed(self._done())[1]
         schedule, count, times, traffic = self.schedule, self.micro_batches, self.times, self.traffic
-        return self._summed(ends(schedule, count, times, traffic, lambda done: self._summed(done)[1] < limit))[1]
+        if not self.blocking:
+            return self._summed(ends(schedule, count, times, traffic, lambda done: self._summed(done)[1] < limit))[1]
+        done = ends(schedule, count, times, traffic, lambda done: np.zeros(done.shape[1], bool))  # nothing waits
+        if (some := np.nonzero(self._summed(done)[1] < limit)[0]).size:
+            done[:, some] = blocking.ends(count, times.take(some))
+        return self._summed(done)[1]
 
     def parts(self) -> Parts:
         done = self._done()

@@ -23,8 +23,8 @@ import numpy as np
 from fasop.costs.arrays import Floats, Integers
 from fasop.simulation.vectorised import Longest, Times, last_of
 
-COLUMNS = 256
-"""Pipelines that are simulated together, so that their messages stay in a processor's cache."""
+COLUMNS = 512
+"""Pipelines that are simulated together, by which the memory for their messages stays small."""
 
 
 class Do(IntEnum):
@@ -60,13 +60,12 @@ class Step(NamedTuple):
 
     do: Do
     stages: Integers
-    """Those that do them; where messages go over, their senders."""
+    """Those that do them; where messages go over, rows of their links: forward by sender, then backward."""
     of: Integers
     """Numbers of messages, or of parts."""
     before: Integers
     """Where messages go over, those that their senders sent the same way before, or else one that is there from the
     beginning."""
-    way: int
 
 
 @dataclass
@@ -161,45 +160,40 @@ def operations(stages: int, chunks: int, micro_batches: int) -> tuple[tuple[Oper
 
 @lru_cache(maxsize=1024)
 def _steps(stages: int, chunks: int, micro_batches: int) -> tuple[list[Step], dict[Message, int]]:
-    """Everything of an iteration, as early as what it waits for allows, and a number for each message."""
+    """Everything of an iteration, as many operations of a kind at once as are ready, and a number for each message."""
     lists = operations(stages, chunks, micro_batches)
-    numbers = {one.of: 0 for own in lists for one in own if one.do is Do.SEND}
-    numbers = {message: number for number, message in enumerate(numbers)}
-    found: defaultdict[tuple[int, Do, int], list[tuple[int, int, int]]] = defaultdict(list)
-    level, taken = [0] * stages, [0] * stages
-    came: dict[Message, list[int]] = {}
-    over: dict[Message, int] = {}
-    last: dict[tuple[int, int], Message] = {}
-    ready = deque(range(stages))
-    while ready:
-        stage = ready.popleft()
-        while taken[stage] < len(lists[stage]):
-            do, of = lists[stage][taken[stage]]
-            if do < Do.SEND:
-                at, way, number = level[stage] + 1, 0, of[1] * stages + stage
-            else:
-                way, number, at = of.way, numbers[of], level[stage] + 1
-                if do in (Do.WAIT_SENT, Do.WAIT_RECEIVED):
-                    if of not in over:
-                        break
-                    at = max(level[stage], over[of]) + 1
-            found[at, do, way].append((stage, number, 0))
-            level[stage] = at
-            taken[stage] += 1
-            if do in (Do.SEND, Do.RECEIVE):
-                came.setdefault(of, []).append(at)
-                if len(came[of]) == 2:  # what was sent the same way before has both its ends, too
-                    sender = of.sender % stages
-                    before = last.get((sender, way))
-                    last[sender, way] = of
-                    over[of] = max(*came[of], 0 if before is None else over[before]) + 1
-                    place = len(numbers) if before is None else numbers[before]
-                    found[over[of], Do.GO_OVER, way].append((sender, number, place))
-                    ready += [sender, (sender + (-1 if way else 1)) % stages]
-    steps = []
-    for (_, do, way), rows in sorted(found.items()):
-        at_stages, of, before = np.array(rows).T
-        steps.append(Step(do, at_stages, of, before, way))
+    messages = [one.of for own in lists for one in own if one.do is Do.SEND]
+    numbers = {message: number for number, message in enumerate(messages)}
+    left = [deque(own) for own in lists]
+    queues = defaultdict[int, deque[Message]](deque)
+    """Messages that have not gone over, in their order, by way and sender."""
+    for message in messages:
+        queues[message.way * stages + message.sender % stages].append(message)
+    before = dict.fromkeys(queues, len(messages))
+    came: defaultdict[Message, int] = defaultdict(int)
+    over: set[Message] = set()
+    steps: list[Step] = []
+    while any(left):
+        for do in Do:
+            rows = []
+            if do is Do.GO_OVER:
+                for link in [link for link, queue in queues.items() if queue and came[queue[0]] == 2]:
+                    message = queues[link].popleft()
+                    over.add(message)
+                    rows.append((link, numbers[message], before[link]))
+                    before[link] = numbers[message]
+            for stage in [stage for stage, own in enumerate(left) if own and own[0].do is do]:
+                of = left[stage][0].of
+                if do < Do.SEND:
+                    rows.append((stage, of[1] * stages + stage, 0))
+                elif do < Do.GO_OVER or of in over:
+                    came[of] += do < Do.GO_OVER
+                    rows.append((stage, numbers[of], 0))
+                else:
+                    continue
+                left[stage].popleft()
+            if rows:
+                steps.append(Step(do, *np.array(rows).T))
     return steps, numbers
 
 
@@ -218,9 +212,10 @@ class _Run:
 
     def ends(self, waited: list[Any] | None = None) -> Floats:
         """When stages have done all. Appends of each step what its operations waited for longest."""
-        passes, sends = (self.times.forward, self.times.backward), (self.times.send_forward, self.times.send_backward)
+        passes = self.times.forward, self.times.backward
+        sends = np.concatenate([self.times.send_forward, self.times.send_backward])
         now, came, over = self.now, self.came, self.over
-        for do, stages, of, before, way in self.steps:
+        for do, stages, of, before in self.steps:
             why: Any = None
             if do < Do.SEND:
                 now[stages] += passes[do][of]
@@ -230,7 +225,7 @@ class _Run:
                 begin = np.maximum(came[0, of], came[1, of])
                 if waited is not None:
                     why = np.where(over[before] > begin, 2, came[1, of] > came[0, of])
-                over[of] = np.maximum(begin, over[before]) + sends[way][stages]
+                over[of] = np.maximum(begin, over[before]) + sends[stages]
             else:
                 own, there = now[stages], over[of]
                 if waited is not None:
@@ -247,7 +242,7 @@ class _Run:
         end = last_of(now)
         here, passes = end.copy(), np.zeros((2, *self.times.forward.shape))
         came, over = np.zeros_like(self.came), np.zeros_like(self.over)
-        for (do, stages, of, before, _), why in zip(reversed(self.steps), reversed(waited), strict=True):
+        for (do, stages, of, before), why in zip(reversed(self.steps), reversed(waited), strict=True):
             if do < Do.SEND:
                 passes[do, of] += here[stages]
             elif do < Do.GO_OVER:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from conf.schema.experiment import Experiment
@@ -96,8 +97,11 @@ def test_megatron_lm_waits_for_what_it_sends(name: str) -> None:
         assert all(e.end - e.start >= found.stages[1].times.send_forward * (1 - 1e-9) for e in sends)
     freely = replay(found.schedule, replace(found.durations, blocking=False))[0]
     assert freely < found.iteration_s
-    searched = built(one, [0] + [1] * 7).iteration(column(*one.partition.layers))[0]
-    assert found.iteration_s == pytest.approx(searched, rel=1e-12)
+    lines, layers = built(one, [0] + [1] * 7), column(*one.partition.layers)
+    for limit in (None, np.array([found.iteration_s * 1.01])):
+        assert lines.iteration(layers, limit)[0] == pytest.approx(found.iteration_s, rel=1e-12)
+    low = lines.iteration(layers, np.array([freely / 2]))[0]
+    assert freely / 2 <= low <= found.iteration_s * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(
