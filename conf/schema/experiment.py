@@ -129,7 +129,7 @@ class Experiment:
         training.check_zero(self.parallel, self.train, self.adapt, self.elastic)
         training.check_images(self.model, self.data, self.parallel)
         training.check_bucketing(self.model, self.data)
-        training.check_adapters(self.model, self.train, self.parallel)
+        training.check_adapters(self.model, self.train)
         training.check_packing(self.model, self.data, self.engine)
         placement.check_tensor_groups(self.parallel, self.model, self.cluster, order.groups, ranks)
         training.check_compile(self.train, self.parallel)

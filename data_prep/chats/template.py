@@ -26,6 +26,9 @@ NOW = "strftime_now"
 BEGIN, END = "\U000fdd01", "\U000fdd02"
 """Around what a template marks as generated, until its places are known: characters that no text has."""
 
+FAULTS = (TypeError, ValueError, LookupError, AttributeError, RecursionError, ArithmeticError)
+"""What Python raises when a template computes with messages that it was not written for."""
+
 Span = tuple[int, int]
 """Characters from the first up to the second."""
 
@@ -103,7 +106,7 @@ class ChatTemplate:
         given = {"messages": messages, "tools": conversation.tools, "documents": None, "add_generation_prompt": asks}
         try:
             return self._compiled.render(**self.tokens, **{**conversation.options, **given})
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+        except (TemplateError, *FAULTS) as error:
             raise BadDocument(0, f"the chat template refuses these messages: {error}") from error
 
     @cached_property

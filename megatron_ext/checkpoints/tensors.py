@@ -60,7 +60,8 @@ def parts(engine: AnyEngine, state: Dict[str, Tensor]) -> Iterator[Tuple[str, Di
         }
         for holder, inner, tensor in engine.state:
             if holder == block and not island:
-                content[f"{STATE}/{inner}"] = _kept(tensor)
+                whole = _whole(f"{block}.{inner}", tensor, engine.tensor, engine.task)
+                content[f"{STATE}/{inner}"] = whole.to(_kept_in(tensor))
         if engine.stage_updates is not None:
             content[UPDATES] = torch.tensor([engine.stage_updates])
             scaler = engine.optimizer.scaler.state()
@@ -152,8 +153,7 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: AnyEngine) -> None:
             scalers.append(dict(zip(STATE_OF_SCALER, numbers.tolist())))
         for holder, inner, kept in engine.state:
             if holder == block:
-                like = _kept(kept)
-                kept.data.copy_(_tensor(path, content, f"{STATE}/{inner}", list(like.shape), like.dtype))
+                _read(path, content, f"{STATE}/{inner}", f"{block}.{inner}", kept.data, engine, _kept_in(kept))
         there = {name.partition("/")[0] for name in content}
         for kind in kinds if checkpoint.meta.updates else {WEIGHTS, EMA, ISLAND}.intersection(kinds):
             if kind == OUTER and kind not in there:
@@ -161,12 +161,7 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: AnyEngine) -> None:
             # An average, or an island, begins with the weights that are there.
             held = WEIGHTS if kind in (EMA, ISLAND) and kind not in there else kind
             for name in members:
-                target = flat.view(name, state[kind])
-                padded = _whole_shape(name, target, engine.tensor, engine.task)
-                rows = engine.task.rows(name)
-                shape = padded if rows is None else [rows, *padded[1:]]
-                whole = _tensor(path, content, f"{held}/{engine.places[name][1]}", shape)
-                target.copy_(_share(name, whole, padded, engine.tensor, engine.task))
+                _read(path, content, f"{held}/{engine.places[name][1]}", name, flat.view(name, state[kind]), engine)
     own = checkpoint.meta.updates if engine.stage_updates is None else max(steps.values(), default=0)
     if checkpoint.meta.updates:
         for block, count in steps.items():
@@ -208,7 +203,8 @@ def _whole(name: str, share: Tensor, group: TensorGroup, task: Task) -> Tensor:
         shares = share.new_empty(group.size, *share.shape)
         all_gather(share.contiguous(), shares, group.group, "gathering the checkpoint")
         share = shard.whole(list(shares))
-    return share[: task.rows(name)].detach().to("cpu", copy=True)
+    rows = task.rows(name)
+    return (share if rows is None else share[:rows]).detach().to("cpu", copy=True)
 
 
 def _whole_shape(name: str, share: Tensor, group: TensorGroup, task: Task) -> List[int]:
@@ -227,9 +223,24 @@ def _share(name: str, whole: Tensor, padded: List[int], group: TensorGroup, task
     return whole if shard is None else shard.part(whole, group.size, group.rank)
 
 
-def _kept(tensor: Tensor) -> Tensor:
-    """A copy on the CPU; of floating-point numbers in fp32."""
-    return tensor.detach().to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
+def _read(
+    path: Path,
+    content: Dict[str, Tensor],
+    key: str,
+    name: str,
+    share: Tensor,
+    engine: AnyEngine,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Fills this rank's share of what has this name in the model from what a part holds as `key`."""
+    padded, rows = _whole_shape(name, share, engine.tensor, engine.task), engine.task.rows(name)
+    whole = _tensor(path, content, key, padded if rows is None else [rows, *padded[1:]], dtype)
+    share.copy_(_share(name, whole, padded, engine.tensor, engine.task))
+
+
+def _kept_in(tensor: Tensor) -> torch.dtype:
+    """The format in which checkpoints have what is not trained: of floating-point numbers fp32."""
+    return torch.float32 if tensor.is_floating_point() else tensor.dtype
 
 
 def _tensor(

@@ -173,7 +173,7 @@ def check_packing(model: Model, data: Data, engine: Engine) -> None:
         raise ConfigError(f"data.packing=true cannot be combined with engine.kind={engine.kind}; use engine=tdpp")
 
 
-def check_adapters(model: Model, train: Train, parallel: Parallel) -> None:
+def check_adapters(model: Model, train: Train) -> None:
     """Whether the model can have adapters."""
     if train.lora_rank is None:
         return
@@ -181,12 +181,6 @@ def check_adapters(model: Model, train: Train, parallel: Parallel) -> None:
         raise ConfigError(
             f"train.lora_rank={train.lora_rank} trains adapters, which model.family={model.family} cannot have; use "
             "model.family=huggingface (docs/fine-tuning.md), or leave it out"
-        )
-    tensor = max(parallel.layout.tensors)
-    if tensor != 1:
-        raise ConfigError(
-            f"train.lora_rank={train.lora_rank} cannot be combined with parallel.tensor={tensor}; use "
-            "parallel.tensor=1, and more stages where memory is short"
         )
 
 

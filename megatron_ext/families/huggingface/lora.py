@@ -17,7 +17,9 @@ from torch.nn import functional as F
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.train_config import TrainConfig
+from megatron_ext.families.huggingface.shares import Shares
 from megatron_ext.families.huggingface.weights import save_adapters
+from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup, reduce
 
 LAYERS = "layers"
 """What the names of blocks that are layers begin with."""
@@ -25,13 +27,16 @@ A, B = "lora_A", "lora_B"
 """The names of an adapter's matrices beside `weight`, as in files of peft."""
 PEFT = "base_model.model."
 """What names in such files begin with."""
+OF_EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+"""Where transformers holds experts in one tensor, peft 0.21 takes layers of these names for theirs, from when each was
+a layer (`_MOE_TARGET_MODULE_MAPPING`). A weight is what it is called."""
 
 
 class Adapters:
     """Which linear layers of a model have adapters, and how these begin and end."""
 
-    def __init__(self, train: TrainConfig, layers: List[nn.Module], name: str) -> None:
-        """`name` is the model's, for messages.
+    def __init__(self, train: TrainConfig, layers: List[nn.Module], name: str, shares: Shares) -> None:
+        """`name` is the model's, for messages; `shares` is what a tensor group shares out of it.
 
         Raises:
             EngineError: a target is in no layer.
@@ -39,6 +44,7 @@ class Adapters:
         assert train.lora_rank is not None
         self._rank = train.lora_rank
         self._seed = train.seed
+        self._shares = shares
         self._alpha = 2.0 * train.lora_rank if train.lora_alpha is None else train.lora_alpha
         self.scale = self._alpha / self._rank
         linear = [[name for name, one in layer.named_modules() if _is_linear(one)] for layer in layers]
@@ -54,20 +60,43 @@ class Adapters:
             )
         self.targets = [[name for name in of if any(_ends(name, one) for one in targets)] for of in linear]
         """For each layer, the names of the linear layers in it that have adapters."""
+        experts = any(one.dim() == 3 for layer in layers for one in layer.parameters())
+        by_weight = [one for one in targets if experts and one.rpartition(".")[2] in OF_EXPERTS]
+        self._named = {"target_modules": sorted({*targets}.difference(by_weight))}
+        """The same for peft."""
+        if by_weight:
+            self._named["target_parameters"] = sorted(f"{one}.weight" for one in by_weight)
 
-    def attach(self, block: str, module: nn.Module) -> None:
-        """Freezes a block and gives it its adapters."""
+    def attach(self, block: str, module: nn.Module, tensor: TensorGroup) -> None:
+        """Freezes a block, or a rank's share of it, and gives it its adapters."""
         module.requires_grad_(False)
         for name in self.of(block):
             linear: Any = module.get_submodule(name)
             for key, one in self.initial(f"{block}.{name}", linear.weight).items():
-                linear.register_parameter(key, nn.Parameter(one.to(linear.weight.device)))
+                parameter = nn.Parameter(one.to(linear.weight.device))
+                linear.register_parameter(key, parameter)
+                if tensor.size > 1 and self._is_partial(block, name, key):
+                    parameter.register_hook(lambda gradient: reduce(gradient, tensor))  # type: ignore[no-untyped-call]
             linear.forward = _Adapted(linear, self.scale)
 
     def of(self, block: str) -> List[str]:
         """The linear layers of a block that have adapters."""
         row, _, number = block.partition(".")
         return self.targets[int(number)] if row == LAYERS else []
+
+    def shard(self, layer: int, name: str) -> Optional[Shard]:
+        """How a tensor group shares out an adapter's matrix, by its name in a layer: B with its layer's rows, A with
+        its columns."""
+        module, _, key = name.rpartition(".")
+        found = self._shares.layers[layer].get(f"{module}.weight")
+        return found if found is not None and found.dim == (key == A) else None
+
+    def _is_partial(self, block: str, name: str, key: str) -> bool:
+        """Whether each rank has a part of the gradient of a matrix: of one that it has whole, where it has a share of
+        the other one or of what the layer's output is for."""
+        layer = int(block.partition(".")[2])
+        shards = [self.shard(layer, f"{name}.{one}") for one in (key, B if key == A else A)]
+        return shards[0] is None and (shards[1] is not None or self._shares.sums_gradients(name))
 
     def beside(self, block: str, tensors: Mapping[str, Tensor]) -> Dict[str, Tensor]:
         """The adapters of a block as they begin, with whose `tensors` they stand."""
@@ -107,7 +136,7 @@ class Adapters:
         config = {
             **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base},
             **{"r": self._rank, "lora_alpha": self._alpha, "lora_dropout": 0.0, "bias": "none"},
-            "target_modules": sorted({name.rpartition(".")[2] for of in self.targets for name in of}),
+            **self._named,
             **{"fan_in_fan_out": False, "inference_mode": True},
         }
         save_adapters(own, config, folder)

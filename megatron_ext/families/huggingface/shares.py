@@ -114,6 +114,10 @@ class Shares:
         if names[id(head)] in held:
             head.register_forward_pre_hook(lambda module, args: (tensor.enter(args[0]),))
 
+    def sums_gradients(self, name: str) -> bool:
+        """Whether each rank computes a part of the gradients of this module in a layer, which it has whole."""
+        return self._style(name) == PARTIAL_GRADIENT
+
     def _style(self, name: str) -> Optional[str]:
         return self.styles.get(re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name))
 
@@ -135,7 +139,8 @@ class Shares:
         if style == ROWS_SPLIT:
             module.register_forward_pre_hook(lambda _, args: (tensor.split(args[0]), *args[1:]))
         if style in (ROWS, ROWS_SPLIT, PACKED_ROWS) and isinstance(getattr(module, "bias", None), nn.Parameter):
-            module.forward = partial(_rows_with_bias, module, tensor)
+            module.forward = partial(_without_bias, module)
+            module.register_forward_hook(lambda _, args, out: tensor.leave(out) + module.bias)
         elif style in (ROWS, ROWS_SPLIT, PACKED_ROWS, EXPERTS, SUMMED):
             module.register_forward_hook(lambda _, args, out: tensor.leave(out))
         if style == NO_EXPERT:
@@ -164,10 +169,9 @@ class Shares:
             raise ValueError(f"{list(found.shape)} instead of {list(x.shape)}")
 
 
-def _rows_with_bias(module: Any, tensor: TensorGroup, x: Tensor) -> Tensor:
-    """The bias is added once, to the sum."""
-    out: Tensor = tensor.leave(F.linear(x, module.weight)) + module.bias
-    return out
+def _without_bias(module: Any, x: Tensor) -> Tensor:
+    """What is summed over ranks; the bias is added once, to the sum."""
+    return F.linear(x, module.weight)
 
 
 def _number(config: Any, key: str) -> Optional[int]:

@@ -14,7 +14,7 @@ from megatron_ext.families.huggingface.anatomy import Anatomy
 from megatron_ext.families.huggingface.apart import require_positions
 from megatron_ext.families.huggingface.blocks import Embedding, Head, layer_of
 from megatron_ext.families.huggingface.library import made
-from megatron_ext.families.huggingface.lora import Adapters
+from megatron_ext.families.huggingface.lora import Adapters, is_adapter
 from megatron_ext.families.huggingface.routing import BALANCE, BALANCED, TABLE, Routing
 from megatron_ext.families.huggingface.shares import Shares
 from megatron_ext.families.huggingface.weights import Published, save
@@ -53,7 +53,7 @@ class HuggingFaceTask(NextTokenTask):
             self._shares.require(size)
         self._adapters: Optional[Adapters] = None
         if plan.train.lora_rank is not None:
-            self._adapters = Adapters(plan.train, list(anatomy.layers), anatomy.name)
+            self._adapters = Adapters(plan.train, list(anatomy.layers), anatomy.name, self._shares)
         names = [f"hidden.{number}" for number in range(layers + 1)]
         self.inputs = (TOKENS, POSITIONS) if self.packs else (TOKENS,)
         placed = [POSITIONS] if self.packs else []
@@ -174,6 +174,8 @@ class HuggingFaceTask(NextTokenTask):
         if block in (FIRST, LAST):
             return None if self.rows(name) is None else Shard(0)
         number, _, inner = inner.partition(".")
+        if self._adapters is not None and is_adapter(inner):
+            return self._adapters.shard(int(number), inner)
         return self._shares.layers[int(number)].get(inner)
 
     def rows(self, name: str) -> Optional[int]:
@@ -189,7 +191,7 @@ def _weight(micro: Micro) -> Any:
 def _made(name: str, make: Any, tensor: TensorGroup, seed: Any, again: bool, adapters: Optional[Adapters]) -> nn.Module:
     module: nn.Module = make(tensor)
     if adapters is not None:
-        adapters.attach(name, module)
+        adapters.attach(name, module, tensor)
     return module if seed is None and not again else repeatable(module, name, seed, again)
 
 

@@ -199,6 +199,9 @@ def test_a_template_that_refuses_says_why(folder: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "a.jsonl", [{"messages": TURNS}])
     with pytest.raises(DataPrepError, match=r"a\.jsonl:1: the chat template refuses .*: no system prompts here"):
         made(folder, source, "--template", str(tmp_path / "strict.jinja"))
+    (tmp_path / "divides.jinja").write_text("{{ 1 // 0 }}")
+    with pytest.raises(DataPrepError, match=r"a\.jsonl:1: the chat template refuses these messages: integer division"):
+        made(folder, source, "--template", str(tmp_path / "divides.jinja"))
     (tmp_path / "broken.jinja").write_text("{% for %}")
     with pytest.raises(
         DataPrepError, match=r"--template .*broken\.jinja: the chat template is not one of Jinja \(line 1"

@@ -6,7 +6,7 @@ import os
 import pickle
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,10 @@ def trained(config: Any, folder: Path, tensor: TensorGroup) -> list[float]:
     """The losses of a rank."""
     folder.mkdir(parents=True, exist_ok=True)
     task = HuggingFaceTask(plan_of(config, folder, "parallel.pipeline=1", f"parallel.tensor={tensor.size}"))
-    stage = Stage(task, cut_between(task, [task.blocks])[0], tensor)
+    return losses_of(task, Stage(task, cut_between(task, [task.blocks])[0], tensor), tensor)
+
+
+def losses_of(task: HuggingFaceTask, stage: Stage, tensor: TensorGroup) -> list[float]:
     parameters = [one for _, one in stage.parameters_by_name()]
     optimizer = torch.optim.AdamW(parameters, lr=1e-3)
     losses = []
@@ -62,7 +65,9 @@ def trained(config: Any, folder: Path, tensor: TensorGroup) -> list[float]:
     return losses
 
 
-def on_ranks(kinds: Sequence[str], folder: Path) -> dict[str, Any]:
+def on_ranks(
+    kinds: Sequence[str], folder: Path, trained: Callable[[Any, Path, TensorGroup], list[float]] = trained
+) -> dict[str, Any]:
     """By family, the losses of all ranks, or what a rank raised."""
     pids = []
     for rank in range(RANKS):

@@ -29,6 +29,7 @@ from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between
 from megatron_ext.tasks.stage import Stage
 from tests.megatron_ext.families.test_huggingface import NAMED, plan_of
+from tests.megatron_ext.families.test_huggingface_shares import config_of, losses_of, on_ranks
 from tests.megatron_ext.families.test_huggingface_weights import logits, theirs
 from tests.megatron_ext.families.test_packing import assert_same, chats, folder, losses_alone, words
 from tests.support.chat_model import save_model
@@ -47,6 +48,8 @@ LAYOUTS = {
     "shards and stages": (
         *("parallel.data=2", "parallel.pipeline=2", "parallel.partition=2-1", "parallel.sharded_optimizer=true"),
     ),
+    "tensor groups and stages": ("parallel.tensor=2", "parallel.pipeline=2", "parallel.partition=2-1"),
+    "shards of tensor groups": ("parallel.tensor=2", "parallel.data=2", "parallel.sharded_optimizer=true"),
 }
 TOKENS = torch.arange(32).reshape(2, 16)
 
@@ -119,7 +122,7 @@ def test_adapters_go_to_transformers_and_peft_and_on_under_another_layout(
     assert "for peft, as an adapter" in capsys.readouterr().out
     config = json.loads((out / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", RANK, ALPHA)
-    assert config["target_modules"] == ["down_proj", "q_proj"]
+    assert config["target_modules"] == ["mlp.down_proj", "q_proj"]
     assert config["base_model_name_or_path"] == str(source)
     own = load_file(out / "adapter_model.safetensors")
     assert len(own) == 3 * 2 * 2
@@ -136,6 +139,50 @@ def test_adapters_go_to_transformers_and_peft_and_on_under_another_layout(
     assert [line["iteration"] for line in rest.metrics()] == [1, 2, 3, 4]
 
 
+SAVED = {
+    "a dense model": (
+        *("llama", "q_proj,mlp.down_proj", {"target_modules": ["mlp.down_proj", "q_proj"]}),
+        {"self_attn.q_proj": (range(4), 32, 32), "mlp.down_proj": (range(4), 64, 32)},
+    ),
+    "experts in one tensor": (
+        *("deepseek_v3", "o_proj,shared_experts.up_proj"),
+        {"target_modules": ["o_proj"], "target_parameters": ["shared_experts.up_proj.weight"]},
+        {"self_attn.o_proj": (range(4), 32, 32), "mlp.shared_experts.up_proj": ([3], 32, 32)},
+    ),
+}
+"""A family, targets, and what peft 0.21.2 saves of the tiny model with `get_peft_model` and `save_pretrained`: layers,
+and the numbers that a matrix takes and gives."""
+USUAL = {
+    **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 4, "lora_dropout": 0.0, "bias": "none"},
+    **{"fan_in_fan_out": False, "inference_mode": True},
+}
+"""What it writes of all of them."""
+
+
+@pytest.mark.parametrize("saved", SAVED)
+def test_an_adapters_files_are_those_that_peft_saves(saved: str, tmp_path: Path) -> None:
+    kind, targets, named, matrices = SAVED[saved]
+    words = ("train.lora_rank=2", "train.load=x", f"train.lora_targets=[{targets}]")
+    plan = plan_of(working(kind), tmp_path, *words)
+    task = HuggingFaceTask(plan)
+    stage = Stage(task, cut_between(task, [task.blocks])[0], TensorGroup())
+    content: dict[str, dict[str, torch.Tensor]] = {block.name: {} for block in task.blocks}
+    for name, parameter in stage.parameters_by_name():
+        block, inner = stage.places[name]
+        content[block][inner] = parameter.detach()
+    task.publish(lambda block: content[block], tmp_path, adapters=True)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config.pop("base_model_name_or_path") == plan.train.load
+    assert config == {**USUAL, **named}
+    found = {name: tuple(one.shape) for name, one in load_file(tmp_path / "adapter_model.safetensors").items()}
+    expected = {}
+    for inner, (layers, taken, given) in matrices.items():
+        for layer in layers:
+            name = f"base_model.model.model.layers.{layer}.{inner}"
+            expected |= {f"{name}.lora_A.weight": (2, taken), f"{name}.lora_B.weight": (given, 2)}
+    assert found == expected
+
+
 @pytest.mark.slow
 def test_peft_loads_an_adapter(chats: Path, folder: Path, tmp_path: Path) -> None:
     peft: Any = pytest.importorskip("peft")
@@ -148,6 +195,34 @@ def test_peft_loads_an_adapter(chats: Path, folder: Path, tmp_path: Path) -> Non
     found = peft.PeftModel.from_pretrained(theirs(folder), tmp_path / "adapter").eval()
     expected = logits(theirs(tmp_path / "merged"), TOKENS)
     torch.testing.assert_close(logits(found, TOKENS), expected, rtol=0, atol=1e-5)
+
+
+def trained_adapters(config: Any, folder: Path, tensor: TensorGroup) -> list[float]:
+    """The losses of a rank whose adapters are random numbers at first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = ("parallel.pipeline=1", f"parallel.tensor={tensor.size}", "train.lora_rank=2", "train.load=x")
+    task = HuggingFaceTask(plan_of(config, folder, *words))
+    stage = Stage(task, cut_between(task, [task.blocks])[0], tensor)
+    source = torch.Generator().manual_seed(5)
+    for name, parameter in stage.parameters_by_name():
+        shard = task.shard(".".join(stage.places[name]))
+        shape = [size * (tensor.size if shard and at == shard.dim else 1) for at, size in enumerate(parameter.shape)]
+        drawn = torch.randn(shape, generator=source) / 4
+        parameter.data = drawn if shard is None else shard.part(drawn, tensor.size, tensor.rank)
+    return losses_of(task, stage, tensor)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["llama biases", "phi3", "deepseek_v3", "qwen2_moe"],
+    ids=["biases of rows", "several matrices in one", "latent attention", "an expert for all tokens"],
+)
+def test_a_tensor_group_trains_adapters_as_one_process(kind: str, tmp_path: Path) -> None:
+    (found,) = on_ranks([kind], tmp_path, trained_adapters).values()
+    expected = trained_adapters(config_of(kind), tmp_path / "alone", TensorGroup())
+    assert expected[0] - expected[-1] > 1e-3
+    for losses in found:
+        assert losses == pytest.approx(expected, abs=1e-5), losses
 
 
 @pytest.mark.parametrize("kind", NAMED)
@@ -167,10 +242,9 @@ def test_what_is_frozen_has_the_models_number_format(kind: str, tmp_path: Path) 
         (["train.lora_rank=4"], r"train\.lora_rank=4 trains adapters .*set train\.load"),
         (["train.lora_alpha=4"], r"train\.lora_alpha=4\.0 needs adapters; set train\.lora_rank"),
         (["train.lora_rank=4", "train.load=x", "train.lora_targets=[]"], r"lora_targets=\[\] must name matrices"),
-        (["train.lora_rank=4", "train.load=x", "parallel.tensor=2"], r"cannot be combined with parallel\.tensor=2"),
         (["train.lora_rank=4", "train.load=x", "model=tiny"], r"which model\.family=gpt cannot have"),
     ],
-    ids=["of no model", "alpha alone", "no targets", "a tensor group", "another family"],
+    ids=["of no model", "alpha alone", "no targets", "another family"],
 )
 def test_adapters_that_cannot_be_are_refused(given: list[str], told: str, folder: Path) -> None:
     with pytest.raises(ConfigError, match=told):
