@@ -140,7 +140,7 @@ class Shares:
             module.register_forward_pre_hook(lambda _, args: (tensor.split(args[0]), *args[1:]))
         if style in (ROWS, ROWS_SPLIT, PACKED_ROWS) and isinstance(getattr(module, "bias", None), nn.Parameter):
             module.forward = partial(_without_bias, module)
-            module.register_forward_hook(lambda _, args, out: tensor.leave(out) + module.bias)
+            module.register_forward_hook(partial(_summed, tensor))
         elif style in (ROWS, ROWS_SPLIT, PACKED_ROWS, EXPERTS, SUMMED):
             module.register_forward_hook(lambda _, args, out: tensor.leave(out))
         if style == NO_EXPERT:
@@ -172,6 +172,11 @@ class Shares:
 def _without_bias(module: Any, x: Tensor) -> Tensor:
     """What is summed over ranks; the bias is added once, to the sum."""
     return F.linear(x, module.weight)
+
+
+def _summed(tensor: TensorGroup, module: Any, args: Any, out: Tensor) -> Tensor:
+    total: Tensor = tensor.leave(out) + module.bias
+    return total
 
 
 def _number(config: Any, key: str) -> Optional[int]:
