@@ -12,9 +12,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fasop.costs.training import PlacedTraining
 from fasop.search.arguments import Arguments
 from fasop.search.inputs import read
+from fasop.search.plan import Plan
 from fasop.search.run import best_plans
 
 XL = ("model=xl", "train.precision=fp16")
@@ -29,13 +29,13 @@ CASES = {
 }
 
 
-def named(plan: PlacedTraining) -> str:
-    p = plan.training.parallel
+def named(plan: Plan) -> str:
+    p = plan.parallel
     return f"tensor {p.tensor}, replicas {p.replicas or p.data}, {p.partition}, {p.schedule}, {p.node_order}"
 
 
 def of_case(words: Sequence[str]) -> dict[str, object]:
-    outcome = best_plans(read(words), Arguments(top=1, by_stage=True))
+    outcome = best_plans(read(words), Arguments(top=2, by_stage=True))
     plans, even, looked = outcome.plans, outcome.even, outcome.looked
     assert looked is not None
     found: dict[str, object] = {

@@ -84,8 +84,8 @@ def _ranked(inputs: Inputs, args: Arguments) -> Outcome | None:
     """Do as `best_plans`; None if nothing fits."""
     if args.by_stage and (why := why_not(inputs.training, inputs.kinds, inputs.choices, WHOLE)):
         raise SearchError(f"by_stage=true: {why}")
-    begun = time.process_time()
-    best = Best(max(args.top, args.explain or 0), inputs.fault)
+    begun, rows = time.process_time(), max(args.top, args.explain or 0)
+    best = Best(rows, inputs.fault)
     sets = node_sets.clusters(inputs.kinds) if args.leave_out else [inputs.kinds]
     bounds = LowerBounds(inputs.kinds)
     with bar("searching", phases=4 if args.prove else 2) as progress:
@@ -122,10 +122,11 @@ def _ranked(inputs: Inputs, args: Arguments) -> Outcome | None:
         words.proved(least, plans[0], looked, closer=not args.prove),
         _proposal(inputs, plans[0], begun + LIMIT_S),
     )
+    shown = _first(plans, rows)
     return Outcome(
-        plans=plans,
+        plans=shown,
         summary=[*filter(None, summary)],
-        notes=notes(plans, others),
+        notes=notes(shown, others),
         even=even[0] if even else None,
         looked=looked,
     )
@@ -153,6 +154,16 @@ def _with_islands(inputs: Inputs, args: Arguments) -> Outcome:
             "train.sync_every=null, or other cluster.groups"
         )
     return Outcome(plans=plans, summary=[f"In the first plan {in_words(plans[0])}."], notes=notes(plans))
+
+
+def _first(plans: Sequence[Plan], rows: int) -> list[Plan]:
+    """The first of these plans, so many; and where they leave nodes idle, the first one without these nodes."""
+    shown = [*plans[:rows]]
+    for plan in shown:  # which grows
+        nodes = left(plan)
+        if idle(plan).whole and within(shown, nodes) is None and (better := within(plans, nodes)) is not None:
+            shown.append(better)
+    return [plan for plan in plans if any(plan is one for one in shown)]
 
 
 def _by_stage(

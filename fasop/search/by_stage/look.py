@@ -63,7 +63,7 @@ class Effort:
     """How many bounds are raised, at most."""
 
 
-QUICK = Effort(layouts=2500, work=100_000, gpus=256, near=0.95, raised=60)
+QUICK = Effort(layouts=2500, work=400_000, gpus=256, near=0.95, raised=60)
 WHOLE = Effort(layouts=40_000, work=2_500_000, gpus=1024, near=1.0, raised=600)
 
 
