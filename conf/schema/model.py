@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from enum import StrEnum
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from omegaconf import MISSING
@@ -89,6 +89,11 @@ class Model(keys.Model):
 
     def sized(self, tensor: int) -> ModelConfig:
         """What the engine is given, with the vocabulary padded for this tensor size."""
+        of_files = self.code is not None or self.config is not None  # whose paths depend on the working directory
+        return self.newly_sized(tensor) if of_files else _sized(self, tensor)
+
+    def newly_sized(self, tensor: int) -> ModelConfig:
+        """Do as `sized`, which keeps what this returns."""
         options: dict[str, Any] = {key: getattr(self, key, default) for key, default in OPTIONS.items()}
         if self.code is not None:
             options["code"] = ":".join((os.path.abspath(self.code_file), self.code.rpartition(":")[2]))  # noqa: PTH100
@@ -154,6 +159,11 @@ class Model(keys.Model):
     def parameters(self) -> int:
         """Weights of the model without vocabulary padding; a tied embedding counts once."""
         return parameter_count(self.sized(1))
+
+
+@lru_cache(maxsize=1024)
+def _sized(model: Model, tensor: int) -> ModelConfig:
+    return model.newly_sized(tensor)
 
 
 def check_code(code: str | None) -> None:

@@ -40,8 +40,6 @@ class Way(NamedTuple):
 class _Alone:
     """What a plan takes beside its layers if all nodes are of one kind: seconds, by kind."""
 
-    hops: Floats
-    """[stages, kinds]: as in `Pipelines`."""
     first: Floats
     """From the first stage's last backward pass until its gradients are summed, but for its layers'; and what any
     stage hands out of new weights."""
@@ -239,7 +237,9 @@ class LowerBounds:
         self, one: Training, way: Way, some: Sequence[int], nodes: Sequence[int], gpus: int
     ) -> tuple[float, float, float]:
         p, alone = one.parallel, self._of_one_kind(one, way, sum(nodes), gpus)
-        width, hops = p.tensor_size * p.data, alone.hops[:, some]
+        # As `exchanged_on` has them: [stages, kinds].
+        link = self._nodes_of_one_kind(sum(nodes), gpus).links_of(one).hops.link
+        width, hops = p.tensor_size * p.data, link.takes(np.array(float(min(one.messages))))[:, some]
         ends = sorted(zip(alone.embedding[some].tolist(), nodes, strict=True))
         first_and_last, fast = 2 * max(width, gpus), 0
         embedding = ends[0][0]
@@ -252,7 +252,7 @@ class LowerBounds:
 
     def _of_one_kind(self, one: Training, way: Way, nodes: int, gpus: int) -> _Alone:
         p = one.parallel
-        key = way.sharded, nodes, gpus, p.tensor_size, p.data, p.expert, p.micro_batch_size
+        key = way.sharded, nodes, gpus, p.tensor_size, p.data, p.expert
         if key not in self._alone:
             if p.sharded_optimizer != way.sharded:
                 one = replace(one, parallel=replace(p, sharded_optimizer=way.sharded))
@@ -262,7 +262,6 @@ class LowerBounds:
             amount = np.arange(one.blocks.layers + 1.0).reshape(-1, 1, 1)
             of_layers = [part.of(amount).min(axis=1) if one.blocks.alike else part.fixed for part in (sums, handing)]
             self._alone[key] = _Alone(
-                hops=exchanged.hop,
                 first=exchanged.least_exposed[0] + handing.fixed.min(axis=0),
                 sums=of_layers[0],
                 last=np.zeros(len(self._kinds)) if last is None else last.min(axis=0),

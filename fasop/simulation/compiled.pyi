@@ -22,3 +22,16 @@ def longest(
     after: Floats,
     shares: Floats,
 ) -> tuple[Floats, Floats, Floats, Floats, Floats]: ...
+def rank_steps(
+    lists: Sequence[Numbers], places: Numbers, tensors: Numbers, replicas: Numbers, micro_batches: int
+) -> Numbers: ...
+def column_ends(
+    steps: Numbers,
+    messages: int,
+    compute: Floats,
+    send: Floats,
+    busy: Floats,
+    start: Floats,
+    row: Numbers,
+    link: Numbers,
+) -> Floats: ...

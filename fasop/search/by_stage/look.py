@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.schema.values.partition import NodeOrder, Shares
-from fasop.costs.arrays import Floats
+from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
 from fasop.costs.parallelism import Parallelism
@@ -265,8 +265,8 @@ def why_not(training: Training, kinds: Sequence[NodeKind], choices: Choices, eff
 def explore_stages(
     training: Training, sets: Sequence[Sequence[NodeKind]], choices: Choices, keep: Best, effort: Effort, until: float
 ) -> Looked | None:
-    """Hands plans whose stages differ to `keep`, on these sets of nodes, the first being the largest; None if there can
-    be none, or nothing is looked at.
+    """Hands the fastest plans whose stages differ to `keep`, which keeps one plan, on these sets of nodes, the first
+    being the largest; None if there can be none, or nothing is looked at.
 
     Args:
         until: CPU seconds of this process, from which on nothing new is begun.
@@ -285,12 +285,13 @@ def explore_stages(
     first = [node.name for node in keep.plans[0].nodes] if keep.plans else []
     rows.sort(key=lambda row: ([node.name for node in nodes[row.kinds].orders[row.order]] != first, row))
     work, put_off = 0, list[tuple[float, _Row, int]]()
+    fastest, fast = _fastest(keep), list[tuple[Candidate, Integers]]()
     for row in rows:
         some = nodes[row.kinds]
         shares = {option: some.options[option].parallel.sharded_optimizer for option in row.options}
         for option in sorted(row.options, key=lambda option: not shares[option]):  # in less time, and less memory
             bound = row.of_sharded if shares[option] else row.bound
-            if not _worth(keep, some.kinds, bound):
+            if bound > fastest:
                 least = min(least, bound)
                 continue
             if work > effort.work or time.process_time() > until:
@@ -298,17 +299,18 @@ def explore_stages(
                 continue
             one = some.candidate(row, option)
             work += BUILT
-            fastest = _fastest(keep)
             one.tighten(fastest)
-            if not _worth(keep, some.kinds, one.bound):
+            if one.bound > fastest:
                 least = min(least, one.bound)
                 continue
             partition, seconds, steps = one.search(NEAR * fastest)
             work += steps
             least = min(least, seconds if one.exhausted else one.bound)
-            if math.isfinite(seconds) and _worth(keep, some.kinds, seconds):
-                keep.add([one.plan(partition)])
-    enough = min(least, effort.near * _fastest(keep))
+            if math.isfinite(seconds) and seconds <= fastest:
+                fast = [*(fast if seconds == fastest else ()), (one, partition)]
+                fastest = seconds
+    keep.add([one.plan(partition) for one, partition in fast])
+    enough = min(least, effort.near * fastest)
     least = min(least, _raised(nodes, put_off, enough, effort.raised, until))
     said = " and ".join(dict.fromkeys(some.every.said for some in nodes if some.wanted))
     count = sum(len(some.wanted) for some in nodes)
@@ -347,7 +349,3 @@ def _raised(
 
 def _fastest(keep: Best) -> float:
     return min((plan.total for plan in keep.plans), default=math.inf)
-
-
-def _worth(keep: Best, kinds: Sequence[NodeKind], seconds: float) -> bool:
-    return bool(keep.worth(kinds, np.array([seconds]))[0])

@@ -20,7 +20,7 @@ from fasop.costs.training import PlacedTraining, Training
 from fasop.simulation.linear import Linear
 from fasop.simulation.on_nodes import Nodes, handing_out, on_nodes
 from fasop.simulation.pipelines import Pipelines
-from fasop.simulation.placed_links import PlacedLinks, on_pairs
+from fasop.simulation.placed_links import Messages, PlacedLinks, on_pairs
 from fasop.simulation.ranks.replay import RankDurations, StageTimes
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.schedule.iteration import replicated, schedule
@@ -117,18 +117,19 @@ class HeterogeneousStages:
         self.sizes: list[Size] = [*zip(self._layout.tensors, self._layout.replicas, strict=True)]
         """The size of each stage."""
         self._trained = {size: _like(plan.training, *size) for size in dict.fromkeys(self.sizes)}
-        self.whole = {size: self._lines(one, plan.nodes) for size, one in self._trained.items()}
+        placed = _UnlikeNodes(plan.nodes, self._layout)
+        self.whole = self._lines(self._trained, placed)
         """For each size, each stage as slow as its slowest GPU."""
         self.alone = (
             {plan.kinds[0].name: self.whole}
             if len(plan.kinds) == 1
             else {
-                kind.name: {size: self._lines(one, _all_of(plan.nodes, kind)) for size, one in self._trained.items()}
+                kind.name: self._lines(self._trained, _UnlikeNodes(_all_of(plan.nodes, kind), self._layout))
                 for kind in plan.kinds
             }
         )
         """For each kind of node and size, as if all nodes were of that kind."""
-        self._gathered = {size: self._lines(_unshared(one), plan.nodes) for size, one in self._unshared.items()}
+        self._gathered = self._lines({size: _unshared(one) for size, one in self._unshared.items()}, placed)
 
     @property
     def _unshared(self) -> Mapping[Size, Training]:
@@ -146,10 +147,11 @@ class HeterogeneousStages:
         """The worst of what their times rest on."""
         return Basis(max(int(lines.pipelines.basis[0]) for lines in self.whole.values()))
 
-    def _lines(self, training: Training, nodes: Sequence[NodeKind]) -> Lines:
-        """Work out the lines as if all stages had the sizes of `training`, on the links that they have in the plan."""
-        placed = _UnlikeNodes(nodes, self._layout)
-        return Lines(on_nodes(training, placed), handing_out(training, placed))
+    @staticmethod
+    def _lines(trainings: Mapping[Size, Training], nodes: _UnlikeNodes) -> dict[Size, Lines]:
+        """Work out the lines as if all stages had the sizes of each training, on the links that they have in the
+        plan."""
+        return {size: Lines(on_nodes(one, nodes), handing_out(one, nodes)) for size, one in trainings.items()}
 
     @cached_property
     def kinds(self) -> list[str]:
@@ -232,9 +234,17 @@ class _UnlikeNodes(Nodes):
         super().__init__(kinds, np.array([[names.index(node.name) for node in nodes]]))
         self._layout = layout
 
+        self._known: dict[Messages | None, PlacedLinks] = {}
+        """Links by the sizes of messages, where they depend on them."""
+
     def links_of(self, training: Training) -> PlacedLinks:
-        gpus = tuple(self.kinds[kind].gpus for kind in self.orders[0])
-        return on_pairs(self.kinds, self.orders, training, place_heterogeneous(gpus, self._layout))
+        messages = Messages.of(training)
+        key = messages if self._by_size or messages.longest > messages.shortest else None
+        if key not in self._known:
+            gpus = tuple(self.kinds[kind].gpus for kind in self.orders[0])
+            placed = place_heterogeneous(gpus, self._layout)
+            self._known[key] = on_pairs(self.kinds, self.orders, training, placed)
+        return self._known[key]
 
 
 def _like(training: Training, tensor: int, replicas: int) -> Training:
