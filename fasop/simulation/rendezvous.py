@@ -154,8 +154,18 @@ class _Stage:
 
 @lru_cache(maxsize=1024)
 def operations(stages: int, chunks: int, micro_batches: int) -> tuple[tuple[Operation, ...], ...]:
-    """What each stage does in an iteration, in its order."""
-    return tuple(tuple(_Stage(stage, stages, chunks, micro_batches).operations()) for stage in range(stages))
+    """What each stage does in an iteration, in its order.
+
+    A last group of fewer micro-batches than stages is made whole, and what belongs to none of them is left out, as in
+    `megatron_ext.contract.schedule.schedules.Interleaved`.
+    """
+    whole = -(-micro_batches // stages) * stages
+    lists = (_Stage(stage, stages, chunks, whole).operations() for stage in range(stages))
+    return tuple(tuple(one for one in own if _micro_batch(one) < micro_batches) for own in lists)
+
+
+def _micro_batch(one: Operation) -> int:
+    return int(one.of[0] if one.do < Do.SEND else one.of.micro_batch)
 
 
 @lru_cache(maxsize=1024)

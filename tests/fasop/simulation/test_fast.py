@@ -129,13 +129,12 @@ def test_stages_that_wait_for_what_they_send_end_when_the_replay_says(
     assert ((blocking.ends(micro_batches, slower) + after).max(axis=0) >= path * (1 - 1e-11)).all()
 
 
-@given(st.integers(2, 6), st.integers(1, 3), st.integers(2, 3), st.integers(0, 2**32 - 1))
+@given(st.integers(2, 6), st.integers(1, 13), st.integers(2, 3), st.integers(0, 2**32 - 1))
 def test_megatrons_interleaved_stages_wait_for_both_ends_of_a_message(
-    stages: int, groups: int, chunks: int, seed: int
+    stages: int, micro_batches: int, chunks: int, seed: int
 ) -> None:
     """Beside a replay of one pipeline in plain Python, and in the order of passes of the schedule."""
     random, parts = np.random.default_rng(seed), stages * chunks
-    micro_batches = groups * stages
     passes, hops = random.random((2, parts, 2)), 10.0 ** random.integers(-2, 2) * random.random((2, stages, 2))
     times, after = Times(*passes, *hops, random.random((stages, 2))), random.random((stages, 2))
     found, why = blocking.ends(micro_batches, times), blocking.longest(micro_batches, times, after)
