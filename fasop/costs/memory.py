@@ -427,7 +427,9 @@ def _of_module(
         moment = (1.0 - last) * most + last * max(of_head, most - gone)
         messages, leaving = 4.0 * message + none, none
     else:
-        moment = model.always + _moment(model, blocks, batch, again, first, last, each)
+        # Of a tied embedding in one stage autograd holds the head's gradient until it has the embedding's.
+        waiting = training.width * model.tied_parameters * (model.tied_blocks > 1) if stages == 1 else 0.0
+        moment = model.always + _moment(model, blocks, batch, again, first, last, each, waiting)
         # A message each way, being received and being sent, to each neighbour.
         messages = 4.0 * (2 - first - last) * message
         leaving = (1.0 - last) * max(model.dropped(kinds[-1], batch) for kinds in blocks.kinds) * in_all
@@ -470,11 +472,13 @@ def _moment(
     first: Number,
     last: Number,
     each: Mapping[str, float],
+    waiting: float,
 ) -> Number:
     """Count the bytes of counted blocks that are there at the fullest moment, beside all that is kept by then; when a
     backward pass comes to a block, what those behind it kept is gone.
 
-    Of the first stage, all layers are gone when it comes to the embedding: at least one.
+    Of the first stage, all layers are gone when it comes to the embedding: at least one. `waiting` are bytes that the
+    head's backward pass leaves to the embedding's.
     """
 
     def at_most(names: Sequence[str], behind: Number) -> Number:
@@ -486,8 +490,9 @@ def _moment(
 
     head = sum(each[name] for name in blocks.last)
     a_layer = min(sum(each[name] for name in kinds) for kinds in blocks.kinds)
-    found = [last * at_most(blocks.last, 0.0 * first), first * at_most(blocks.first, last * head + a_layer)]
-    found += [at_most(kinds, last * head) for kinds in blocks.kinds]
+    behind = last * head - waiting
+    found = [last * at_most(blocks.last, 0.0 * first), first * at_most(blocks.first, behind + a_layer)]
+    found += [at_most(kinds, behind) for kinds in blocks.kinds]
     return reduce(np.maximum, found)
 
 

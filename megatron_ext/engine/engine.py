@@ -301,16 +301,16 @@ class Engine(AnyEngine):
         return Halves(even, whole, product, part, *samples)
 
     def pass_once(self) -> None:
-        """Runs each chunk once with gradients that are zero, where the first pass takes long.
+        """Runs each chunk once with gradients that are zero, where the first pass takes longer or more memory.
 
         Stages exchange nothing, but the ranks of a tensor group do: all call it when all have their weights.
 
         torch.compile works at the first call, for minutes: in the first iteration one stage after another would, while
         the others wait for its message. CUDA loads kernels at their first call, and waits there for all that the GPU
-        has begun, a receive among it.
+        has begun, a receive among it; and torch tunes those that it makes in memory of their own.
         """
         plan = self._plan
-        if not (plan.train.compile or (self.device.type == "cuda" and plan.pipeline > 1)):
+        if not (plan.train.compile or self.device.type == "cuda"):
             return
         self._gradients.begin_aside()
         of_replicas = None if plan.adapt is None else plan.adapt.micro_batch_sizes

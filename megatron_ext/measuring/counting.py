@@ -59,7 +59,12 @@ def counted(plan: Plan, sizes: Sequence[int], tensor: int) -> Dict[str, Any]:
 
 
 def traced(task: Task, micro_batch_size: int, precision: str, tensor: TensorGroup) -> Traced:
-    """Counts what torch's allocator would give on a GPU, in one forward and one backward pass."""
+    """Counts what torch's allocator would give on a GPU, in one forward and one backward pass.
+
+    Parameters that several blocks share are counted as on several stages, each of which has a copy: on one stage the
+    first gradient of them waits for the others (`fasop.costs.memory`).
+    """
+    task.tied = {}
     with META:
         (part,) = cut_between(task, [list(task.blocks)])
         stage = Stage(task, part, tensor, {})

@@ -59,8 +59,11 @@ class MemoryReport:
     """What a rank takes, for memory/rank-*.json and for the log."""
 
     def __init__(self, plan: Plan, place: Place) -> None:
+        """Peaks are those of training: what torch took to tune kernels before is gone."""
         self._plan = plan
         self._place = place
+        if plan.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         self._peaks: Dict[str, float] = {}
         self._series = PeakSeries()
         self._written = time.monotonic()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +22,7 @@ from fasop.simulation.predict import predict
 from launch.commands.launching.preflight import with_length
 from megatron_ext.data.indexed_dataset import write_indexed
 from tests.cuda.test_stand_in import HEADER
+from tests.megatron_ext.families.test_huggingface import NAMED
 from tests.support.megatron_ext.engine_run import EngineRun
 
 pytestmark = [
@@ -30,14 +34,7 @@ LEAST, MOST = -0.01, 0.03
 """By how much of what was given out at most a prediction may be off."""
 COUNTED = 0.05
 """The same of a model whose blocks are counted on the device meta."""
-SIZES = {
-    **{"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64},
-    **{"intermediate_size": 1536, "moe_intermediate_size": 512, "num_experts": 8, "num_local_experts": 8},
-    **{"num_experts_per_tok": 2, "vocab_size": 16384, "max_position_embeddings": 2048, "sliding_window": 256},
-    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
-}
-"""Sizes by the names of transformers; large enough that it hardly counts that the allocator gives up to 1 MiB more than
-is asked for."""
+NO_TENSOR_PLAN = ("gpt_oss",)
 
 
 def assert_memory_as_predicted(words: Sequence[str], run: EngineRun, least: float = LEAST, most: float = MOST) -> None:
@@ -65,8 +62,8 @@ def test_memory_of_a_layout_is_predicted(name: str, tmp_path: Path) -> None:
     ranks = counter.ours(run, case.gpus)
     assert_memory_as_predicted(words_of(case), run)
     for rank in ranks:
-        before_training, after_one, *_ = rank.peaks
-        assert before_training < 1.01 * after_one, "the pass that loads kernels takes more memory than training"
+        loading, _, after_one, *_ = rank.peaks
+        assert loading < 1.01 * after_one, "the pass that loads kernels takes more memory than training"
 
 
 @pytest.mark.parametrize("name", OFFLOADED)
@@ -85,25 +82,45 @@ def test_offloaded_activations_leave_as_much_memory_as_is_predicted(name: str, t
         assert sum(rank.waits.values()) <= 3
 
 
-@pytest.mark.parametrize(
-    ("kind", "layout"),
-    [
-        pytest.param("mistral", "parallel.partition=2-4", id="masks by layer"),
-        pytest.param("qwen3_moe", "parallel.partition=4-2 parallel.recompute=full", id="experts, recomputed"),
-    ],
-)
+def drawn(kind: str, number: int) -> tuple[dict[str, int], tuple[str, ...], Case]:
+    """Sizes by the names of transformers, the data's words, and a layout: others with another `TDPP_SEED`."""
+    source = random.Random(f"{kind} {number} {os.environ.get('TDPP_SEED', '0')}")
+    hidden, heads, layers = source.choice([192, 256, 512, 768]), source.choice([4, 8]), source.choice([2, 4, 6])
+    experts, stages = source.choice([4, 8]), source.choice([1, 2])
+    tensor = 1 if kind in NO_TENSOR_PLAN else source.choice([1, 2])
+    sizes = {
+        **{"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": 2},
+        **{"head_dim": hidden // heads, "intermediate_size": source.choice([2, 3]) * hidden},
+        **{"moe_intermediate_size": hidden, "num_experts": experts, "num_local_experts": experts},
+        **{"num_experts_per_tok": 2, "vocab_size": source.choice([4096, 10000, 32000]), "sliding_window": 128},
+        **{"max_position_embeddings": 2048, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    }
+    first = source.randint(1, layers - 1)
+    length, micro = source.choice([128, 256, 384, 512]), source.choice([1, 2])
+    model = (f"model.sequence_length={length}", f"parallel.micro_batch_size={micro}")
+    layout = (
+        f"parallel=single parallel.pipeline={stages} parallel.tensor={tensor}",
+        f"parallel.partition={layers if stages == 1 else f'{first}-{layers - first}'}",
+        f"parallel.recompute={source.choice(['none', 'full'])}",
+    )
+    precision = f"train.precision={source.choice(['fp32', 'bf16'])}"
+    return sizes, (precision,), Case(stages * tensor, model, " ".join(layout))
+
+
+@pytest.mark.parametrize("number", range(2))
+@pytest.mark.parametrize("kind", NAMED)
 def test_memory_of_models_of_transformers_is_predicted_without_a_profile(
-    kind: str, layout: str, tmp_path: Path
+    kind: str, number: int, tmp_path: Path
 ) -> None:
+    sizes, precision, case = drawn(kind, number)
     usual = CONFIG_MAPPING[kind]().to_dict()
-    config = CONFIG_MAPPING[kind](**{key: value for key, value in SIZES.items() if key in usual})
+    config = CONFIG_MAPPING[kind](**{key: value for key, value in sizes.items() if key in usual})
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**config.to_dict(), "model_type": kind}, default=str))
-    model = ("model=huggingface", f"model.config={file}", "model.sequence_length=1024", "parallel.micro_batch_size=4")
-    case = Case(2, model, f"parallel=single parallel.pipeline=2 {layout}")
+    case = replace(case, model=("model=huggingface", f"model.config={file}", *case.model))
     counter = Counter(tmp_path)
     tokens = np.random.default_rng(0).integers(3, config.vocab_size, DOCUMENTS * TOKENS, dtype=np.uint16)
     write_indexed(tmp_path / "data", np.split(tokens, DOCUMENTS), np.dtype(np.uint16))
-    run = counter.run_of(case)
+    run = counter.run_of(case, *precision)
     counter.ours(run, case.gpus, BESIDE=str(Path(transformers.__file__).parents[1]))
-    assert_memory_as_predicted(words_of(case), run, -COUNTED, COUNTED)
+    assert_memory_as_predicted([*words_of(case), *precision], run, -COUNTED, COUNTED)

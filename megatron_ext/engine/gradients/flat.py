@@ -20,6 +20,10 @@ SMALL, TOGETHER = 2**16, 16
 """Numbers of a weight below which a GPU adds its gradient with those of others, and how many these are at most where
 somebody waits for them: such an addition takes less time than the launch of its kernel."""
 
+ALIGNED_BYTES = 16
+"""At multiples of which the weights lie: products of groups of matrices, as experts have them, refuse other ones on a
+GPU."""
+
 
 class FlatWeights:
     """Lays all parameters of a rank out in one tensor, last layer first.
@@ -46,8 +50,9 @@ class FlatWeights:
 
         `initial` keeps their values in fp32, where they were: a GPU need not have room for what a sharded optimizer
         does not keep. Gradients are summed in buckets of at least `bucket_bytes`; those of the parameters in `late`,
-        which wait for more than the backward pass, have the last one to themselves. Zeros at the end of each make its
-        length a multiple of `shares`, of which replica `rank` has one, and of `parts`. With `of`, whose parameters
+        which wait for more than the backward pass, have the last one to themselves. Zeros between parameters
+        align them, and zeros at the end of each bucket make its length a multiple of `shares`, of which replica `rank`
+        has one, and of `parts`. With `of`, whose parameters
         these are copies of, the weights are the same memory, and the gradients are not. If it `scatters` gradients,
         `grad` has those of this replica's share alone, and those of a bucket are there from the first one until
         somebody takes them.
@@ -55,8 +60,9 @@ class FlatWeights:
         ordered = [pair for pair in reversed(named) if pair[0] not in late]
         ordered += [pair for pair in reversed(named) if pair[0] in late]
         self.parameters = dict(ordered)
+        step = ALIGNED_BYTES // torch.empty(0, dtype=dtype).element_size()
         self.buckets: List[Bucket] = (
-            _buckets(ordered, bucket_bytes, late, lcm([shares, parts])) if of is None else of.buckets
+            _buckets(ordered, bucket_bytes, late, lcm([shares, parts, step]), step) if of is None else of.buckets
         )
         """Neighbouring parameters, and where they lie."""
         self.slices: Dict[str, slice] = {}
@@ -64,7 +70,7 @@ class FlatWeights:
             start = here.start
             for name in names:
                 self.slices[name] = slice(start, start + self.parameters[name].numel())
-                start = self.slices[name].stop
+                start = _aligned(self.slices[name].stop, step)
         self.has_late = bool(late)
         self.share: Share = Share(self.buckets, shares, rank) if of is None else of.share
         length = self.buckets[-1][0].stop if self.buckets else 0
@@ -224,20 +230,25 @@ class FlatWeights:
 
 
 def _buckets(
-    ordered: Sequence[Tuple[str, nn.Parameter]], least_bytes: float, late: AbstractSet[str], multiple: int
+    ordered: Sequence[Tuple[str, nn.Parameter]], least_bytes: float, late: AbstractSet[str], multiple: int, step: int
 ) -> List[Bucket]:
     found: List[Bucket] = []
     names: List[str] = []
     start = stop = 0
     for number, (name, parameter) in enumerate(ordered, 1):
         names.append(name)
-        stop += parameter.numel()
+        stop = _aligned(stop + parameter.numel(), step)
         ends = number == len(ordered) or (ordered[number][0] in late and name not in late)
         if ends or ((stop - start) * GRADIENT_BYTES >= least_bytes and name not in late):
-            stop += -stop % multiple
+            stop = _aligned(stop, multiple)
             found.append((slice(start, stop), names))
             start, names = stop, []
     return found
+
+
+def _aligned(number: int, step: int) -> int:
+    """The first multiple of `step` that is not less."""
+    return number + -number % step
 
 
 def fuses(dtype: torch.dtype, device: torch.device) -> bool:

@@ -61,7 +61,8 @@ class Counts:
     priorities: dict[str, int] = field(default_factory=dict)
     """Of streams that were made until the span's end; high ones are below 0."""
     peaks: list[int] = field(default_factory=list)
-    """Bytes that torch had given out at most, before and after each iteration until the span's end."""
+    """Bytes that torch had given out at most when kernels were loaded, and before and after each iteration, until the
+    span's end."""
     traffic: int = 0
     """Bytes that kernels read and wrote, where the log has it (`tests.support.cuda.accesses`)."""
     mallocs: int = 0

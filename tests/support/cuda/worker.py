@@ -48,6 +48,17 @@ def marked(of: type) -> None:
     of.step = between_marks
 
 
+def marked_loading() -> None:
+    """A mark with the peak of the pass that loads kernels."""
+    pass_once = engine.Engine.pass_once
+
+    def with_mark(self: Any) -> None:
+        pass_once(self)
+        MACHINE.standin_mark(f"peak {torch.cuda.max_memory_allocated()}".encode())
+
+    engine.Engine.pass_once = with_mark
+
+
 def marked_pass(name: str) -> None:
     """A mark before and after this pass of a micro-batch, `_forward` or `_backward`."""
     pass_ = getattr(Executor, name)
@@ -95,6 +106,7 @@ def finite(read: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]
 def main(plan: str, node: str, job: str | None = None) -> int:
     for each in (engine.Engine, StreamingEngine):
         marked(each)
+    marked_loading()
     for name in ("_forward", "_backward"):
         marked_pass(name)
     for name in ("item", "tolist"):
