@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,3 +67,11 @@ def test_late_parameters_have_the_last_bucket_to_themselves(sizes: list[int], la
     _, names = flat.buckets[-1]
     assert set(names) == (expected or set(flat.slices))
     assert len(flat.buckets) == 1 + (0 < len(expected) < len(sizes))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_weights_lie_where_products_of_experts_on_a_gpu_take_them(dtype: torch.dtype) -> None:
+    named = [(str(size), nn.Parameter(torch.ones(size))) for size in (4, 3, 40, 1, 8)]
+    flat = FlatWeights(named, dtype, torch.device("cpu"), 3, bucket_bytes=100)
+    assert len(flat.buckets) > 1
+    assert all(one.data_ptr() % 16 == 0 for one in flat.parameters.values())

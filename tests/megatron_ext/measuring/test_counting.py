@@ -60,6 +60,14 @@ def test_a_model_is_counted_as_it_is(kind: str, tmp_path: Path) -> None:
     assert all(size > 4 * hidden for size in by_size["kept"][0][layers])
 
 
+def test_the_gradients_of_tied_words_do_not_wait_for_each_other_where_stages_have_copies(tmp_path: Path) -> None:
+    config = working("gemma3_text")
+    assert config.tie_word_embeddings
+    passing = counted(plan_of(config, tmp_path), [1], 1)["bytes"]["passing"][0]
+    words = 4 * config.vocab_size * config.hidden_size
+    assert words <= passing[0] < 1.5 * words
+
+
 def test_a_head_holds_no_second_copy_of_a_tied_embedding(tmp_path: Path) -> None:
     """On a GPU it would stay on the host, and the head could not compute."""
     from megatron_ext.parallel.tensor_parallel import TensorGroup
