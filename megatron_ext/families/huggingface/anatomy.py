@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import AbstractSet, Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.families.huggingface.crossing import (
@@ -111,7 +112,9 @@ class Anatomy:
             there: Dict[Any, Tensor] = {}
             on_host = torch.zeros(1, dtype=like.dtype).expand(like.shape)
             given = None if tokens is None else torch.zeros(shape, dtype=torch.int64)
-            found = [call.on(like.device, there) for call in self.calls(on_host, given, training)]
+            with _disable_current_modes() if like.is_meta else nullcontext():  # which would count what is on the host
+                calls = self.calls(on_host, given, training)
+            found = [call.on(like.device, there) for call in calls]
             return found if tokens is not None else self._known.setdefault(key, found)
         if tokens is None:
             zeros = torch.zeros(shape, dtype=torch.int64, device=like.device)

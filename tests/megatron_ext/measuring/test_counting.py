@@ -68,6 +68,14 @@ def test_the_gradients_of_tied_words_do_not_wait_for_each_other_where_stages_hav
     assert words <= passing[0] < 1.5 * words
 
 
+def test_what_the_host_works_out_once_is_not_counted(tmp_path: Path) -> None:
+    """Positions and masks, by a copy of the model that is made when the first layer asks for them."""
+    config = working("qwen2")
+    config.vocab_size = 4096
+    first, second, *_ = counted(plan_of(config, tmp_path), [1], 1)["bytes"]["passing_again"][0][1:]
+    assert first == pytest.approx(second, rel=0.1)
+
+
 def test_a_head_holds_no_second_copy_of_a_tied_embedding(tmp_path: Path) -> None:
     """On a GPU it would stay on the host, and the head could not compute."""
     from megatron_ext.parallel.tensor_parallel import TensorGroup
