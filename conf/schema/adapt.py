@@ -88,6 +88,10 @@ class Adapt(contract.Adapt):
         return AdaptConfig(**{**own, **found}, micro_batch_sizes=micro_batch_sizes, streams=streams)
 
 
+NOW = "now"
+"""As `elastic.start`: the nodes that are free when the run is launched."""
+
+
 @config
 class Elastic:
     enabled: bool = False
@@ -97,7 +101,7 @@ class Elastic:
     """The run ends if fewer nodes are left."""
     start: str | None = None
     """The nodes to start on, as a JSON file of JABAS's scheduler: {"0": 4, "1": 4} are the GPUs of nodes 0 and 1 of the
-    plan. null: all nodes."""
+    plan; now: those that Slurm would start at once, and the others join when they are free. null: all nodes."""
     by: By | None = None
     """At the end of each epoch, continue on the nodes with the least predicted time or cost for the next one. null:
     only a lost node changes the nodes."""

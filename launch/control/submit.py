@@ -17,9 +17,11 @@ from conf.compose import config_text, read_experiment
 from conf.errors import RunFolderError
 from conf.identity import identity
 from conf.run_folder.rundir import CODE, RunDir, is_full
+from conf.schema.adapt import NOW
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, RunsMode
 from launch.control import megatron_lm
 from launch.control.executors import hosts, local, slurm
+from launch.control.executors.free_nodes import free_now
 from launch.control.notify import settings_of
 from launch.control.planning.checks import check, check_supported, profiler_of, require_exported
 from launch.control.planning.plan import make_plan
@@ -203,7 +205,7 @@ def _resume(run: RunDir, experiment: Experiment, worker: str, sound: Callable[[P
     require_ready(experiment.log, {**os.environ, **experiment.cluster.environment})
     before, stopped, planned = run.read_json(run.jobs), run.read_json(run.stop_request), plan
     if plan.elastic is not None:
-        plan = replanned(plan, range(len(plan.nodes)))
+        plan = replanned(plan, free_now(experiment) if experiment.elastic.start == NOW else range(len(plan.nodes)))
     with _report_unwritable(run):
         run.write_json(run.jobs, {**before, "submission": seen.start.submission + 1, "jobs": []})
         if plan.elastic is not None:

@@ -244,6 +244,8 @@ class SlurmJob:
         if self.id not in jobs or not jobs[self.id].joins:
             return None
         first = next(job for job, record in jobs.items() if node in record.nodes)
+        if first == self.id:
+            return None
         try:
             return slurm_commands.job_states([first], ANSWER_S).get(first)
         except LaunchError as error:

@@ -191,3 +191,16 @@ def test_nodes_of_a_preempted_job_come_back_and_those_of_a_cancelled_one_do_not(
     time.sleep(LOST_S + 10)
     assert not run.joins.exists()
     assert stop([str(run.path)]) == 0
+
+
+def test_a_run_starts_on_the_nodes_that_are_free_and_grows(slurm: Cluster, tmp_path: Path) -> None:
+    with occupied(slurm, "--partition=gpu2", "--nodes=5"):
+        run = endless(tmp_path, "parallel.node_order=gpu2*3", "parallel.data=3", *ELASTIC, "elastic.start=now")
+        assert run.read_plan().used == [0, 1]
+        assert sorted(job.state for job in slurm.jobs() if job.id not in ids(run))[0] == "PENDING"
+    trains_on(run, "0.1", ["gpu2-0", "gpu2-1", "gpu2-2"])
+    (decided,) = [line for line in map(json.loads, run.decisions.read_text().splitlines()) if "nodes" in line]
+    assert decided["reason"] == "1 node joined: gpu2-2"
+    steps = iterations(run)
+    assert steps == list(range(1, len(steps) + 1)), "nothing was trained twice"
+    assert stop([str(run.path)]) == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conf.errors import ConfigError
-from conf.schema.adapt import Adapt, By, Elastic, Rule
+from conf.schema.adapt import NOW, Adapt, By, Elastic, Rule
 from conf.schema.engine import Engine, EngineKind
 from conf.schema.executor import Executor, ExecutorKind, Het, Rehearse
 from conf.schema.parallel import Parallel, check_data_parallel
@@ -162,6 +162,12 @@ def check_elastic(
             "one; use executor=slurm or executor=local, or leave elastic.by out"
         )
     on_slurm = executor.kind is ExecutorKind.slurm
+    if elastic.start == NOW and not on_slurm:
+        raise ConfigError("elastic.start=now asks Slurm which nodes are free; use executor=slurm, or leave it out")
+    if elastic.start == NOW and elastic.release:
+        raise ConfigError(
+            "elastic.start=now queues for the other nodes, and elastic.release=true gives them back; use one"
+        )
     if elastic.enabled and on_slurm and executor.het is Het.hetjob and groups > 1:
         raise ConfigError(
             "executor.het=hetjob cannot be combined with elastic.enabled=true: Slurm ends a whole heterogeneous job "
@@ -221,7 +227,7 @@ def _check_cut_anew(elastic: Elastic, parallel: Parallel, adapt: Adapt, executor
             "executor=slurm or executor=local, or parallel.pipeline=1"
         )
     for key, value in (("elastic.by", elastic.by), ("elastic.start", elastic.start)):
-        if value is not None:
+        if value not in (None, NOW):
             raise ConfigError(
                 f"{key}={value} chooses nodes with whole replicas, but parallel.pipeline={parallel.pipeline} "
                 f"parallel.tensor={parallel.tensor} lays one on several nodes; leave {key} out, or use "

@@ -22,13 +22,12 @@ from conf.schema.cluster import Cluster
 from conf.schema.executor import ExecutorKind, Het
 from conf.visible import plural, span
 from fasop.errors import SearchError
-from launch.control.executors.sbatch import JobRequest, Submission, component, sbatch_text
+from launch.control.executors.free_nodes import NOW_S, expected_start
+from launch.control.executors.sbatch import JobRequest, component
 from launch.errors import LaunchError
 from launch.history.ledger import announcement, records
-from launch.machine import slurm_commands
 from launch.machine.slurm_commands import SlurmSilent
 from launch.screen import clock, print_table
-from megatron_ext.contract.files import write_atomic
 
 if TYPE_CHECKING:
     from fasop.search.arguments import Arguments
@@ -39,8 +38,6 @@ Counts = Mapping[str, int]
 """Nodes by the name of their group."""
 MOST_SETS = 64
 """So many sets of nodes Slurm is asked about; of more, in larger steps of a group's count."""
-NOW_S = 60.0
-"""What starts within this time starts now, and of two times that differ by less the earlier one."""
 RUNS = 50
 """So many runs, the newest, show how right Slurm's estimates are."""
 SEARCHES = 6
@@ -135,7 +132,7 @@ def waiting(cluster: Cluster, het: Het) -> Iterator[Waiting]:
     with tempfile.TemporaryDirectory() as folder:
         for counts in sets_of(cluster):
             try:
-                start = max(_start(request, Path(folder)) for request in _requests(cluster, counts, het))
+                start = max(expected_start(request, Path(folder)) for request in _requests(cluster, counts, het))
             except SlurmSilent as error:
                 raise SearchError(f"start=now: Slurm does not answer: {error}; try again") from error
             except LaunchError:  # more nodes than are up now
@@ -160,18 +157,6 @@ def _requests(cluster: Cluster, counts: Counts, het: Het) -> list[JobRequest]:
     if het is Het.hetjob:
         return [JobRequest(role="job", components=tuple(parts))]
     return [JobRequest(role="job", components=(part,)) for part in parts]
-
-
-def _start(request: JobRequest, folder: Path) -> float:
-    submission = Submission(
-        name="tdpp", comment="tdpp start=now", python=sys.executable, folder=folder, path="", save_s=120, requeue=False
-    )
-    script = folder / "job.sh"
-    write_atomic(script, sbatch_text(submission, request, after=None))
-    start = slurm_commands.test(str(script))
-    if start is None:
-        raise LaunchError("Slurm says no time")
-    return start
 
 
 def _to_search(known: Sequence[Waiting]) -> Iterator[Counts]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -164,12 +164,13 @@ class JobRequest:
         return tuple(component.asked.cpus_per_task for component in self.components for _ in component.nodes)
 
 
-def job_requests(experiment: Experiment) -> tuple[JobRequest, ...]:
-    """The jobs in the order of their submission: the first has node rank 0, and the others wait for its start."""
-    groups = experiment.node_order.groups
+def job_requests(experiment: Experiment, nodes: Collection[int] | None = None) -> tuple[JobRequest, ...]:
+    """The jobs in the order of their submission: the first has the first node, and the others wait for its start.
+    `nodes` are the ranks of those that get jobs now; None: all."""
+    groups = {rank: name for rank, name in enumerate(experiment.node_order.groups) if nodes is None or rank in nodes}
     components = tuple(
-        component(name, experiment.cluster, tuple(rank for rank, of in enumerate(groups) if of == name))
-        for name in dict.fromkeys(groups)
+        component(name, experiment.cluster, tuple(rank for rank, of in groups.items() if of == name))
+        for name in dict.fromkeys(groups.values())
     )
     if len(components) == 1 or experiment.executor.het is Het.hetjob:
         return (JobRequest(role="job", components=components),)

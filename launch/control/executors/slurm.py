@@ -7,19 +7,21 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from conf.run_folder.rundir import RunDir
+from conf.schema.adapt import NOW
 from conf.schema.experiment import Experiment, RunsMode
 from conf.schema.values.sbatch import EXCLUDE, KEYS
 from conf.visible import plural
 from launch.control.executors.sbatch import Component, JobRequest, Submission, job_requests, sbatch_text
 from launch.errors import LaunchError
 from launch.files.owner import owner_of
+from launch.files.records import Start
 from launch.machine import slurm_commands
 from launch.machine.job_states import expanded
 from launch.machine.provenance import path_of_agents
@@ -101,13 +103,17 @@ def start(experiment: Experiment, run: RunDir, submission: Submission, settings:
     Raises:
         LaunchError: Slurm refuses one, or does not answer. What was submitted already is taken back.
     """
-    requests = job_requests(experiment)
+    plan = run.read_plan()
+    later = [rank for rank in range(len(plan.nodes)) if experiment.elastic.start == NOW and rank not in plan.used]
+    requests = job_requests(experiment, {*range(len(plan.nodes))} - {*later})
     run.sbatch.mkdir(exist_ok=True)
     starts = [ask(submission, request, run.sbatch) for request in requests]
     estimate = {"submitted_unix": time.time(), "expected_unix": max(filter(None, starts), default=None)}
     slurm_commands.end(submission.comment, owner_of(run))  # what an earlier start may have left waiting
     try:
         _submit_all(run, requests, submission, settings, estimate)
+        if submission.keep:
+            _prepare_joins(experiment, run, submission, settings, later)
     except BaseException:  # Ctrl-C too
         slurm_commands.end(submission.comment, owner_of(run))
         raise
@@ -172,8 +178,6 @@ def _submit_all(
         write(*jobs, {"id": None, **entry})  # first: if this process is killed now, the job's comment leads to its id
         jobs.append({"id": _submit(run, script), **entry})
         write(*jobs)
-    if submission.keep:
-        _prepare_joins(run, requests, submission, settings)
     for submitted in jobs:  # now that none of them can be refused: links to a run that is taken back would stay
         run.link_job(submitted["id"])
     for request, submitted in zip(requests, jobs, strict=True):  # Slurm numbers components one after the other
@@ -181,17 +185,27 @@ def _submit_all(
             run.link_job(str(int(submitted["id"]) + number))
 
 
-def _prepare_joins(run: RunDir, requests: Sequence[JobRequest], submission: Submission, settings: MakeSettings) -> None:
-    """Writes for each node what its agents submit when an elastic run has lost it: a job of one node."""
+def _prepare_joins(
+    experiment: Experiment, run: RunDir, submission: Submission, settings: MakeSettings, later: Collection[int]
+) -> None:
+    """Writes for each node the job by which it joins the run when it has been lost, and submits those of the nodes that
+    come later."""
     alone = replace(submission, behind=(), after=(), mail=None)
     names = run.read_plan().node_names
-    for request in requests:
+    for request in job_requests(experiment):
         for part in request.components:
             for rank in part.nodes:
                 role = f"join-{names[rank]}"
                 own = JobRequest(role=role, components=(replace(part, nodes=(rank,)),))
-                write_atomic(run.join_script(submission.number, names[rank]), sbatch_text(alone, own, after=None))
+                script = run.join_script(submission.number, names[rank])
+                write_atomic(script, sbatch_text(alone, own, after=None))
                 write_atomic(run.agent(submission.number, role), settings(own).to_json())
+    for rank in later:
+        start = str(Start(submission.number, 0))
+        job = slurm_commands.submit(str(run.join_script(submission.number, names[rank])))
+        run.joins.mkdir(exist_ok=True)
+        record = {"id": job, "node": rank, "start": start, "unix": time.time()}
+        run.write_json(run.join(start, names[rank]), record)
 
 
 def requested(request: JobRequest) -> str:

@@ -12,11 +12,12 @@ from pathlib import Path
 from conf.blocks_of_module import digest_of, known_blocks
 from conf.errors import ConfigError
 from conf.run_folder.rundir import SCHEDULE
-from conf.schema.adapt import Rule
+from conf.schema.adapt import NOW, Rule
 from conf.schema.cluster import Gpu
 from conf.schema.experiment import Compress, EngineKind, Experiment, Offload, ReduceDtype, Rehearse
 from conf.schema.model import Model
 from conf.schema.rules.adaptation import whole_replicas
+from launch.control.executors.free_nodes import free_now
 from launch.control.planning.predictions import elastic_of, rehearsal_times, started_on, times_in_streams
 from launch.history.failures import mean_time_between_failures
 from launch.node.elastic.replan import replanned
@@ -121,9 +122,20 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
 
         plan = replace(plan, elastic=replace(plan.elastic, plans=node_set_plans(experiment, make_plan)))
     if experiment.elastic.start is not None:
-        counts = experiment.ranks_per_node()
-        plan = replanned(plan, started_on(experiment.elastic.start, counts, experiment.elastic.min_nodes))
+        plan = replanned(plan, first_nodes(experiment))
     return plan if experiment.executor.rehearse is Rehearse.none else _rehearsed(plan, experiment)
+
+
+def first_nodes(experiment: Experiment) -> Sequence[int]:
+    """The nodes that an elastic run starts on, by node rank.
+
+    Raises:
+        TdppError: `elastic.start` names none that it could start on.
+    """
+    counts, elastic = experiment.ranks_per_node(), experiment.elastic
+    if elastic.start == NOW:
+        return free_now(experiment)
+    return range(len(counts)) if elastic.start is None else started_on(elastic.start, counts, elastic.min_nodes)
 
 
 def _run_nodes(experiment: Experiment) -> list[RunNode]:

@@ -8,6 +8,7 @@ from conf.run_folder.run_files import read_tail
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural
 from launch.errors import LaunchError
+from launch.files.run_files import read_joins
 from launch.node.elastic.regroup import Company
 from launch.node.elastic.replan import replanned
 from megatron_ext.contract.files import json_line
@@ -31,6 +32,8 @@ class Growth:
         self._company = company
         self._began_unix = began_unix
         self._looked = 0.0
+        self._later = {one.node for one in read_joins(run, company.submission)}
+        """Nodes that were not free when the run was launched, or were lost."""
         self._back: dict[int, float] = {}
         """Since when each node that was lost is there again, on the monotonic clock."""
 
@@ -46,8 +49,10 @@ class Growth:
             return
         back = []
         for rank, since in self._back.items():
-            losses = self._company.losses(rank)  # none: the launch left it out, and nodes that are lost bring it in
-            if losses and now - since >= STEADY_S * 4 ** (losses - 1):
+            losses = self._company.losses(rank)
+            if not losses and rank not in self._later:  # the launch left it out, and a lost node brings it in
+                continue
+            if now - since >= STEADY_S * 4 ** max(0, losses - 1):
                 back.append(rank)
         if not back:
             return
@@ -59,7 +64,9 @@ class Growth:
         more = [rank for rank in plan.used if rank not in self._plan.used]
         if more and self._left_s() * (1.0 - len(self._plan.ranks) / len(plan.ranks)) > COST_S:
             names = ", ".join(self._plan.node_names[rank] for rank in more)
-            self._company.ask_for(nodes, f"{plural(len(more), 'node')} came back: {names}")
+            back_again = all(self._company.losses(rank) for rank in more)
+            how = "came back" if back_again else "joined"
+            self._company.ask_for(nodes, f"{plural(len(more), 'node')} {how}: {names}")
 
     def _left_s(self) -> float:
         """Seconds that these nodes would still train; 0 as long as this start has logged nothing."""

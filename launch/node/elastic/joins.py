@@ -54,7 +54,8 @@ class Joins:
         self._looked = now
         self._since = {rank: self._since.get(rank, now) for rank in company.lost}
         due = [rank for rank, since in self._since.items() if now - since >= LOST_S]
-        asked = Counter(one.node for one in read_joins(self._run, self._start.submission)) if due else {}
+        joins = read_joins(self._run, self._start.submission) if due else ()
+        asked = Counter(one.node for one in joins if Start.parse(one.start).restarts)  # not those of the launch
         for rank in due:
             if asked.get(rank, 0) < company.losses(rank):
                 self._ask(rank)

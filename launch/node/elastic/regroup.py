@@ -68,6 +68,7 @@ class Company:
         self._start = start
         self._plan = plan
         self._restarted = restarted
+        self.submission = start.submission
         meet_s = min(meet_s, RESTART_S) if restarted else meet_s
         self._fellows = {
             rank: Fellow(run, name, start.submission, meet_s)
