@@ -78,10 +78,11 @@ TWO = ("cluster.groups.local.count=2",)
     ("words", "named"),
     [
         (["elastic.by=time", "elastic.epoch=100", *TWO], "elastic.by=time chooses nodes with whole replicas"),
+        (["elastic.start=now", *TWO], "elastic.start=now asks Slurm which nodes are free"),
         (["adapt.rebalance=true", "parallel.data=2", "cluster.groups.local.count=4"], "adapt.rebalance=true"),
         (["parallel.schedule=pipedream", *TWO], "parallel.schedule=pipedream"),
     ],
-    ids=["chosen nodes", "shares that adapt", "no flush"],
+    ids=["chosen nodes", "free nodes without Slurm", "shares that adapt", "no flush"],
 )
 def test_what_is_chosen_or_adapts_by_node_is_refused(words: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
