@@ -89,7 +89,7 @@ class Adapt(contract.Adapt):
 
 
 NOW = "now"
-"""As `elastic.start`: the nodes that are free when the run is launched."""
+"""The value of `elastic.start` that stands for the nodes that are free when the run is launched."""
 
 
 @config
