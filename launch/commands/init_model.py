@@ -202,6 +202,12 @@ def _of_transformers(config: HfConfig, why: str) -> tuple[dict[str, object], lis
     try:
         config.must("is_encoder_decoder", False, "tdpp cuts causal models of transformers, which have no encoder")
         config.must("add_cross_attention", False, "tdpp has no cross-attention to another model")
+        parts = [key for key, value in config.content.items() if key.endswith("_config") and isinstance(value, dict)]
+        if "text_config" in parts and "num_hidden_layers" not in config.content:
+            raise LaunchError(
+                f"{config.path}: a {config.kind} consists of several models ({', '.join(parts)}), and tdpp trains one "
+                "of text alone; give a config.json that has what text_config has, with its model_type"
+            )
         values = family.from_hf(config)
     except HfConfigError as error:
         raise LaunchError(str(error)) from error

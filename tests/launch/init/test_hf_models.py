@@ -100,6 +100,10 @@ def test_a_llama_keeps_its_positions_and_norms() -> None:
     ("content", "told"),
     [
         ({"model_type": "qwen2_moe"}, "num_hidden_layers is missing; a qwen2_moe needs it"),
+        (
+            {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}, "vision_config": {}},
+            "a gemma3 consists of several models (text_config, vision_config), and tdpp trains one of text alone",
+        ),
         (LLAMA | {"hidden_size": "64"}, 'hidden_size="64": must be a whole number'),
         ({k: v for k, v in LLAMA.items() if k != "vocab_size"}, "vocab_size is missing; a llama needs it"),
         (LLAMA | {"is_encoder_decoder": True}, "the model has another architecture than tdpp's"),
