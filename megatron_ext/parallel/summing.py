@@ -1,7 +1,8 @@
 """Sums of gradients over a group that go on beside the backward pass, in the format in which they travel.
 
-gloo has no reduce-scatter: on a CPU each rank hands the others their shares and adds up its own, in fp32 and in the
-order of the ranks, which sends as few bytes.
+A ring that sums in 16 bits rounds at every hop. So where gradients travel in 16 bits each rank hands the others their
+shares, adds up its own in fp32 and in the order of the ranks, and hands out the sum, which sends as few bytes. gloo has
+no reduce-scatter: on a CPU fp32 goes the same way.
 """
 
 from __future__ import annotations
@@ -37,10 +38,22 @@ class Summing(NamedTuple):
 
 def begin_all_reduce(gradients: Tensor, group: Optional[dist.ProcessGroup], dtype: torch.dtype) -> Summing:
     """Sums `gradients`, fp32, in place on all ranks."""
-    sent = gradients.to(dtype)
-    work = dist.all_reduce(sent, group=group, async_op=True)
-    assert work is not None
-    return Summing(work, sent, None if sent is gradients else lambda: gradients.copy_(sent))
+    if dtype == gradients.dtype:
+        work = dist.all_reduce(gradients, group=group, async_op=True)
+        assert work is not None
+        return Summing(work, gradients, None)
+    ranks, numbers = dist.get_world_size(group), len(gradients)
+    sent = gradients.new_zeros(-(-numbers // ranks) * ranks, dtype=dtype)
+    sent[:numbers].copy_(gradients)
+    shares = torch.empty_like(sent)
+    work = dist.all_to_all_single(shares, sent, group=group, async_op=True)
+
+    def finish() -> None:
+        own = torch.sum(shares.view(ranks, -1), 0, dtype=gradients.dtype).to(dtype)
+        all_gather(own, sent.view(ranks, -1), group, "all-gather of the gradients")
+        gradients.copy_(sent[:numbers])
+
+    return Summing(work, sent[:numbers], finish)
 
 
 def begin_reduce_scatter(
@@ -48,17 +61,27 @@ def begin_reduce_scatter(
 ) -> Summing:
     """Sums of `gradients`, fp32, this rank's share: `own`, which is its part of them."""
     sent = gradients.to(dtype)
-    if sent.is_cuda:
-        share = own if sent is gradients else sent[_offset(gradients, own) :][: len(own)]
-        work = dist.reduce_scatter_tensor(share, sent, group=group, async_op=True)
-        return Summing(work, sent, None if share is own else lambda: own.copy_(share))
+    if sent.is_cuda and sent is gradients:
+        return Summing(dist.reduce_scatter_tensor(own, sent, group=group, async_op=True), sent, None)
     shares = torch.empty_like(sent)
     work = dist.all_to_all_single(shares, sent, group=group, async_op=True)
     return Summing(work, sent, lambda: torch.sum(shares.view(-1, len(own)), 0, dtype=own.dtype, out=own))
 
 
-def _offset(whole: Tensor, part: Tensor) -> int:
-    return int(part.storage_offset() - whole.storage_offset())
+def side_stream(device: torch.device) -> Optional[torch.cuda.Stream]:
+    """Returns a stream for sums in several steps, so that nothing else waits for these; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+
+
+def on_stream(stream: torch.cuda.Stream, begin: Callable[[], Summing]) -> OnStream:
+    """Makes a sum on another stream, behind what the current one has done so far."""
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        summing = begin()
+        summing.wait()
+        return OnStream(summing)
 
 
 class SumsByNode:
@@ -75,9 +98,7 @@ class SumsByNode:
         self._ranks, self._number = dist.get_world_size(groups.within), dist.get_rank(groups.within)
         self._inside: Deque[NodeSum] = deque()
         """Sums on a CPU whose first step is under way, in the order in which all ranks began them."""
-        self._stream: Optional[torch.cuda.Stream] = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._stream = side_stream(device)
 
     def begin(
         self, gradients: Tensor, own: Optional[Tensor], dtype: torch.dtype, traffic: Traffic
@@ -94,7 +115,7 @@ class SumsByNode:
             first.wait()
             for step in later:
                 step.wait()
-            return OnStream(first.sent)
+            return OnStream(first)
 
     def _later(
         self, gradients: Tensor, part: Tensor, own: Optional[Tensor], dtype: torch.dtype, traffic: Traffic
@@ -119,19 +140,24 @@ class SumsByNode:
         while self._inside and self._inside[0].ended_within:
             self._inside.popleft().cross()
 
-    def go_on_until(self, wanted: NodeSum) -> None:
-        """Begins those of all sums up to this one, for ranks must send across nodes in the same order."""
-        while wanted in self._inside:
+    def cross_all(self) -> None:
+        """Begins those of all sums, for ranks must send across nodes in the same order, steps of the first sums that
+        follow included."""
+        while self._inside:
             self._inside.popleft().cross()
 
 
 class OnStream:
     """A sum under way on a GPU, for which the current stream had to do the rest."""
 
-    def __init__(self, sent: Tensor) -> None:
-        self._sent = sent  # another stream's, which may have its memory again when it has waited
+    def __init__(self, summing: Summing) -> None:
+        self._summing = summing  # its memory is another stream's, which may have it again when that has waited
         self._ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._ended.record()
+
+    @property
+    def sent(self) -> Tensor:
+        return self._summing.sent
 
     def wait(self) -> None:
         """Has the current stream wait until the sum is in its place."""
@@ -157,6 +183,6 @@ class NodeSum:
 
     def wait(self) -> None:
         """Returns when the sum is in its place."""
-        self._sums.go_on_until(self)
+        self._sums.cross_all()
         self._step.wait()
         assert next(self._later, None) is None

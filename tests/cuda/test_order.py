@@ -74,7 +74,7 @@ WATCHED = {
     "overlapped": OPTIONS["overlapped"],
     "by-node": (4, "parallel.data=4 parallel.pipeline=1 parallel.partition=3 parallel.reduce_dtype=bf16"),
 }
-EACH_NEEDED = ("streams-bf16", "shares", "sharded-in-bf16")
+EACH_NEEDED = ("streams-bf16", "shares")
 """Where torch's own calls of NCCL have no wait that others make idle either."""
 
 

@@ -19,6 +19,8 @@ from megatron_ext.parallel.summing import (
     SumsByNode,
     begin_all_reduce,
     begin_reduce_scatter,
+    on_stream,
+    side_stream,
 )
 from megatron_ext.timeline.recorder import Recorder, UnderWay
 
@@ -53,6 +55,9 @@ class GradientReducer:
         self._by_node = None if by_node is None else SumsByNode(by_node, flat.grad.device)
         self._recorder = recorder
         self._dtype = dtype
+        self._stream = None
+        if group is not None and by_node is None and dtype != flat.grad.dtype:
+            self._stream = side_stream(flat.grad.device)
         self._bucket_of = {name: number for number, (_, names) in enumerate(flat.buckets) for name in names}
         self._late = len(flat.buckets) - 1 if flat.has_late else None
         self._whole = self._late if late_whole else None
@@ -148,7 +153,7 @@ class GradientReducer:
         with annotate_errors("all-reduce of the gradients"):
             if self._by_node is not None:
                 return self._by_node.begin(gradients, own, self._dtype, self._recorder.traffic)
-            summing = begin_reduce_scatter(gradients, own, self._group, self._dtype)
+            summing = self._begun_sum(lambda: begin_reduce_scatter(gradients, own, self._group, self._dtype))
         self._recorder.traffic.reduce_scattered(summing.sent, self._group, ALL_REDUCE)
         return summing
 
@@ -156,9 +161,12 @@ class GradientReducer:
         with annotate_errors("all-reduce of the gradients"):
             if self._by_node is not None:
                 return self._by_node.begin(gradients, None, self._dtype, self._recorder.traffic)
-            summing = begin_all_reduce(gradients, self._group, self._dtype)
+            summing = self._begun_sum(lambda: begin_all_reduce(gradients, self._group, self._dtype))
         self._recorder.traffic.all_reduced(summing.sent, self._group)
         return summing
+
+    def _begun_sum(self, begin: Callable[[], Summing]) -> Union[Summing, OnStream]:
+        return begin() if self._stream is None else on_stream(self._stream, begin)
 
 
 def wait_for(summing: UnderWaySum, event: UnderWay) -> None:

@@ -157,7 +157,8 @@ void log(const char* call, Communicator* own, uint64_t count, int type, int peer
 int collective(const char* call, void* communicator, const void* given, uint64_t count, Buffer gets, int type, int op,
                cudaStream_t stream, Combine combine) {
   auto* own = static_cast<Communicator*>(communicator);
-  log(call, own, strcmp(call, "reduce_scatter") ? count : count / own->ranks, type, -1, stream, {given, count}, gets);
+  bool dealt = !strcmp(call, "reduce_scatter") || !strcmp(call, "all_to_all");
+  log(call, own, dealt ? count / own->ranks : count, type, -1, stream, {given, count}, gets);
   uint64_t turn = own->collectives++;
   Note note = {{}, count, type, op};
   strncpy(note.call, call, sizeof note.call - 1);
@@ -271,6 +272,14 @@ int ncclAllGather(const void* from, void* to, size_t count, int type, void* comm
   return collective("all_gather", communicator, from, count, {to, count * own->ranks}, type, 0, stream, [=](auto& all) {
     for (size_t rank = 0; rank < all.size(); rank++)
       memcpy(static_cast<char*>(to) + rank * all[rank].size(), all[rank].data(), all[rank].size());
+  });
+}
+int ncclAlltoAll(const void* from, void* to, size_t count, int type, void* communicator, cudaStream_t stream) {
+  auto* own = static_cast<Communicator*>(communicator);
+  size_t all_counts = count * own->ranks, size = count * SIZES[type];
+  return collective("all_to_all", communicator, from, all_counts, {to, all_counts}, type, 0, stream, [=](auto& all) {
+    for (size_t rank = 0; rank < all.size(); rank++)
+      memcpy(static_cast<char*>(to) + rank * size, all[rank].data() + own->rank * size, size);
   });
 }
 int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, void* communicator, cudaStream_t stream) {
