@@ -14,6 +14,7 @@ from megatron_ext.contract import parallel_config
 from megatron_ext.contract.keys import ranges_of, shown
 from megatron_ext.contract.layout import Layout, PlacedPlan
 from megatron_ext.contract.parallel_config import (
+    GATHERED,
     SCATTERED,
     Recompute,
     broken_by_chunks,
@@ -123,9 +124,9 @@ def _read_zero(parallel: Parallel) -> None:
             "parallel.zero=0 cannot be combined with parallel.sharded_optimizer=true, which is parallel.zero=1; leave "
             "one of them out"
         )
-    if type(zero) is int and zero in (0, 1, SCATTERED):
+    if type(zero) is int and 0 <= zero <= GATHERED:
         object.__setattr__(parallel, "sharded_optimizer", zero >= 1)
-        object.__setattr__(parallel, "zero", zero if zero == SCATTERED else None)
+        object.__setattr__(parallel, "zero", zero if zero >= SCATTERED else None)
 
 
 def _check_auto(parallel: Parallel) -> None:

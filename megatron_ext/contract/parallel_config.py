@@ -154,6 +154,8 @@ BUCKETS_UNDER_WAY = 2
 """Buckets of gradients that a rank sums at once with `zero=2`; the next one waits for the first of them."""
 SCATTERED = 2
 """The stage of ZeRO from which on a replica keeps the sums of its share of the gradients alone."""
+GATHERED = 3
+"""The stage of ZeRO in which it keeps its share of the weights alone, too."""
 
 
 @dataclass(frozen=True)
@@ -182,10 +184,10 @@ class Parallel:
     stage, or of each of its chunks."""
     sharded_optimizer: bool = False
     """Each replica keeps only its share of the optimizer state: another name of `zero=1`."""
-    zero: Optional[int] = option(None, Range(0, 2))
+    zero: Optional[int] = option(None, Range(0, 3))
     """What a replica keeps only its share of, by the stages of ZeRO. 1: the optimizer's state; 2: the sums of
-    gradients, too, which replicas add up after each micro-batch; 0: nothing; null: 1 with `sharded_optimizer`, else
-    0."""
+    gradients, too, which replicas add up after each micro-batch; 3: the weights, too, which replicas gather block by
+    block in each pass; 0: nothing; null: 1 with `sharded_optimizer`, else 0."""
     offload: Offload = Offload.none
     """What ranks keep in their host's memory. `optimizer`: the optimizer's state and its fp32 weights, which pass
     through the GPU piece by piece in each update; 12 bytes a parameter less with 16-bit weights and Adam.
@@ -329,6 +331,11 @@ NOT_SCATTERED = {
     "islands": "every replica keeps the optimizer's whole state, whatever the size of its island",
 }
 """Why a key of plan.json does not go with gradients of which a replica keeps a share."""
+NOT_GATHERED = {
+    "shares": "replicas gather the weights of a block together, in as many passes each",
+    "hierarchical_stages": "weights are gathered over all replicas at once, and lie in another order then",
+}
+"""The same of weights."""
 
 
 def broken_by_zero(get: Get, prefix: str, given: Callable[[str], str]) -> Iterator[str]:
@@ -343,7 +350,13 @@ def broken_by_zero(get: Get, prefix: str, given: Callable[[str], str]) -> Iterat
                 f"{prefix}zero={zero} cannot be combined with {given(key)}, for {why}; use {prefix}zero=1 or 0, or "
                 "leave that out"
             )
-    if get("chunks", 1) > 1 and get("shares", None) is not None:
+    for key, why in NOT_GATHERED.items() if zero >= GATHERED else ():
+        if get(key, None):
+            yield (
+                f"{prefix}zero={zero} cannot be combined with {given(key)}, for {why}; use {prefix}zero={SCATTERED}, "
+                "or leave that out"
+            )
+    if zero < GATHERED and get("chunks", 1) > 1 and get("shares", None) is not None:
         yield (
             f"{prefix}zero={zero} cannot be combined with both {given('chunks')} and {given('shares')}, for replicas "
             f"then pass their chunks in unlike orders; use {prefix}zero=1, {prefix}chunks=1 or {prefix}shares=null"

@@ -16,6 +16,7 @@ from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, about, between, left
 from megatron_ext.contract.layout import Layout, PlacedPlan
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.parallel_config import (
+    GATHERED,
     SCATTERED,
     Compress,
     Offload,
@@ -110,9 +111,9 @@ class Content:
     sequence_parallel: bool
     recompute: Recompute
     sharded_optimizer: bool
-    zero: Optional[int] = field(metadata=about(between(SCATTERED, SCATTERED), written=False))
-    """2, where a replica keeps the sums of its share of the gradients alone, too, with a sharded optimizer; null: they
-    are whole."""
+    zero: Optional[int] = field(metadata=about(between(SCATTERED, GATHERED), written=False))
+    """2, where a replica keeps the sums of its share of the gradients alone, too, with a sharded optimizer; 3, where it
+    does so with weights, too; null: they are whole."""
     offload: Optional[Offload] = field(metadata=about(written=False))
     """Null: none."""
     reduce_dtype: Optional[ReduceDtype] = field(metadata=about(written=False))

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron_ext.contract.adaptive.noise import Halves
+from megatron_ext.contract.parallel_config import GATHERED, SCATTERED
 from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.check import actions_of
@@ -25,6 +26,7 @@ from megatron_ext.data.samples import BEGINNING, Position, Samples
 from megatron_ext.engine.batches import BatchAssignment, BatchLoader
 from megatron_ext.engine.executor.executor import Executor, Factor
 from megatron_ext.engine.executor.factory import ExecutorFactory
+from megatron_ext.engine.executor.gathering import BlockWeights
 from megatron_ext.engine.executor.host_activations import HostActivations
 from megatron_ext.engine.executor.messages import Channels, channels, warm_up
 from megatron_ext.engine.gradients.flat import FlatWeights
@@ -115,6 +117,7 @@ class Engine(AnyEngine):
         plan, place, groups = self._plan, self._place, self._groups
         replicas = plan.layout.replicas[place.stage]
         shares = replicas if plan.sharded_optimizer else 1
+        gathers = shares > 1 and plan.zero == GATHERED
         self.flat = FlatWeights(
             self._named,
             DTYPES[plan.train.precision],
@@ -124,7 +127,8 @@ class Engine(AnyEngine):
             bucket_bytes=BUCKET_BYTES,
             late=late_names(plan, self.task, place, self._named, self._owned),
             parts=1 if groups.by_node is None else dist.get_world_size(groups.by_node.within),
-            scatters=shares > 1 and (plan.zero or 0) >= 2,
+            scatters=shares > 1 and (plan.zero or 0) >= SCATTERED,
+            blocks={name: block for name, (block, _) in self.places.items()} if gathers else None,
         )
         self._gradients = Gradients(
             plan, self.task, place, groups, self._stages, self._owned, self.flat, self._recorder
@@ -169,6 +173,9 @@ class Engine(AnyEngine):
             self._executor.host = HostActivations(self.device)
             for stage in self._stages:
                 self._executor.host.keep(stage.counted)
+        if self.flat.whole is not None:
+            factory.weights = BlockWeights(self.flat, self._stages, self._groups.data, self._recorder)
+            self._executor.weights = factory.weights
         first = Worker(self._executor, self.flat, self._stages[0])
         self._workers = Workers(first, self._scheduled, self.device)
         self._workers.resize(self.assignment.streams, self._make_replica_copy)
@@ -330,12 +337,24 @@ class Engine(AnyEngine):
         waits for is one, too. All ranks call it, within `evaluating`; on the last stage `take` is given what leaves it.
         """
         own = self.assignment.taken[self.assignment.taken < count]
-        if not len(own):
+        most = 0
+        if self._executor.weights is not None:  # which all replicas gather for a pass of any of them
+            place, data = self._place, self._groups.data
+            of_each = [self._plan.taken_by(place.stage, dp) for dp in range(dist.get_world_size(data))]
+            most = max(sum(m < count for m in taken) for taken in of_each)
+        if not len(own) and not most:
             return
-        numbers = first + own[:, None] * size + np.arange(size)
-        coming = chain.from_iterable(numbers + after * count * size for after in counting(1))
-        micros = self._loader.micros(samples, numbers, self.assignment.keys(len(own)), coming)
-        actions = [action for action in self._actions if action.kind in FORWARD and action.micro_batch in micros]
+        micros: Dict[int, Optional[Micro]] = {}
+        if len(own):
+            numbers = first + own[:, None] * size + np.arange(size)
+            coming = chain.from_iterable(numbers + after * count * size for after in counting(1))
+            micros = self._loader.micros(samples, numbers, self.assignment.keys(len(own)), coming)
+        actions = [
+            action
+            for action in self._actions
+            if (action.kind in FORWARD and action.micro_batch in micros)
+            or (action.kind is Kind.FORWARD and action.micro_batch < most)
+        ]
         self._executor_of(size).run_forward(actions, micros, take)
 
     @contextmanager

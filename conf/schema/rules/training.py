@@ -145,6 +145,7 @@ def check_zero(parallel: Parallel, train: Train, adapt: Adapt, elastic: Elastic)
         "islands": ("train.sync_every", train.sync_every),
         "chunks": ("parallel.chunks", parallel.chunks),
         "shares": ("parallel.shares", parallel.shares),
+        "hierarchical_stages": ("parallel.hierarchical_reduce", parallel.hierarchical_reduce),
     }
     told = {key: f"{name}={shown(value)}" for key, (name, value) in given.items()}
     for broken in broken_by_zero(lambda key, _: given[key][1], "parallel.", told.__getitem__):

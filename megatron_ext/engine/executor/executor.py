@@ -11,6 +11,7 @@ from torch import Tensor
 from megatron_ext.contract.events import ACTIVATIONS, GRADIENTS
 from megatron_ext.contract.schedule.replay import AnyAction
 from megatron_ext.contract.schedule.schedules import Action, Kind
+from megatron_ext.engine.executor.gathering import BlockWeights, Pass
 from megatron_ext.engine.executor.host_activations import HostActivations
 from megatron_ext.engine.executor.messages import Channels, Content, Message, actions_by_channel
 from megatron_ext.engine.executor.pace import Pace
@@ -63,6 +64,8 @@ class Executor:
     """What is to know when it waits for other stages."""
     host: Optional[HostActivations] = None
     """What has activations where the plan keeps them in the host's memory."""
+    weights: Optional[BlockWeights] = None
+    """What has the weights of blocks where replicas keep a share of them."""
 
     def __init__(
         self,
@@ -124,6 +127,7 @@ class Executor:
         products on the last stage, else None.
         """
         self._expect(actions, micro_batches)
+        self._expect_passes(actions)
         for kind, m, chunk in actions:
             key = m, chunk
             self._recorder.micro_batch, self._recorder.chunk = key
@@ -143,6 +147,8 @@ class Executor:
         self._flush()
         if self.host is not None:
             self.host.end()
+        if self.weights is not None:
+            self.weights.end()
         losses, self._losses = self._losses, []
         return torch.stack(losses).sum() if losses else None
 
@@ -167,9 +173,11 @@ class Executor:
     ) -> None:
         """Forward passes and their messages alone: `actions` are those of a schedule, without all others.
 
-        On the last stage `take` is given what leaves it.
+        On the last stage `take` is given what leaves it. Passes of micro-batches that are not there are those of other
+        replicas.
         """
         self._expect(actions, micro_batches)
+        self._expect_passes(actions)
         entered: Dict[Key, Tensors] = {}
         left: Dict[Key, Tensors] = {}
         for kind, m, chunk in actions:
@@ -178,6 +186,9 @@ class Executor:
                 entered[key] = self._receive(kind, key)
             elif kind is Kind.SEND_FORWARD:
                 self._send(kind, key, left.pop(key))
+            elif m not in micro_batches:
+                assert self.weights is not None
+                self.weights.pass_aside(chunk)
             else:
                 stage, micro = self._chunks[chunk].stage, micro_batches[m]
                 assert micro is not None
@@ -188,8 +199,21 @@ class Executor:
                     take(given, micro)
                 else:
                     left[key] = given
-                self._pace.passed(kind.value, m)
+                self._passed(kind.value, m)
         self._flush()
+        if self.weights is not None:
+            self.weights.end()
+
+    def _expect_passes(self, actions: Sequence[AnyAction]) -> None:
+        """Announces the passes that need weights."""
+        if self.weights is not None:
+            backward = {Kind.FORWARD: False, Kind.BACKWARD: True, Kind.BACKWARD_INPUT: True}
+            self.weights.expect(Pass(a.chunk, backward[a.kind]) for a in actions if a.kind in backward)
+
+    def _passed(self, name: str, m: int) -> None:
+        self._pace.passed(name, m)
+        if self.weights is not None:
+            self.weights.passed()
 
     def _expect(self, actions: Sequence[AnyAction], micro_batches: Mapping[int, Optional[Micro]]) -> None:
         """Announces the messages that they receive."""
@@ -235,7 +259,7 @@ class Executor:
             self._losses.append(loss.detach())
             left = {LOSS: loss}
         self._left[key] = left
-        self._pace.passed("forward-compute", m)
+        self._passed("forward-compute", m)
 
     def _backward(self, kind: Kind, key: Key) -> None:
         m, chunk = key
@@ -251,7 +275,7 @@ class Executor:
                 for name, tensor in entered.items()
                 if tensor.requires_grad
             }
-        self._pace.passed(kind.value, m)
+        self._passed(kind.value, m)
 
     def _received_forward(self, key: Key) -> Tensors:
         entered = self._receive(Kind.RECV_FORWARD, key)

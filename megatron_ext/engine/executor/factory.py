@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable, List, Sequence, Type
+from typing import Callable, List, Optional, Sequence, Type
 
 import torch
 from torch import Tensor
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.executor.executor import LOSS, Chunk, Executor, Sizes
+from megatron_ext.engine.executor.gathering import BlockWeights
 from megatron_ext.engine.executor.messages import Channels, Message, message_of
 from megatron_ext.engine.executor.pace import Pace
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -44,11 +45,15 @@ class ExecutorFactory:
         self._loss = loss
         self._kind = kind
         self._device = torch.device(plan.device)
+        self.weights: Optional[BlockWeights] = None
+        """What has the weights of blocks where replicas keep a share of them."""
 
     def executor(self, stages: Sequence[Stage], size: int, recorder: Recorder, later: WeightGradients) -> Executor:
         """Makes one for micro-batches of `size` samples; `stages` are the rank's own, or copies of them."""
         pace = Pace(self._device, self._plan.train.comm_timeout_s)
-        return self._kind(self.chunks_of(stages, size), self._peers, later, recorder, self._loss, pace)
+        executor = self._kind(self.chunks_of(stages, size), self._peers, later, recorder, self._loss, pace)
+        executor.weights = self.weights
+        return executor
 
     def chunks_of(self, stages: Sequence[Stage], size: int) -> Callable[..., List[Chunk]]:
         """What gives the chunks for micro-batches of `size` samples, or for one of them that has `sizes` of its own."""
@@ -92,6 +97,8 @@ class ExecutorFactory:
                 self._pass(chunk, values, micro, with_gradients, alone=True)
                 torch.cuda.empty_cache()  # for the same blocks as in training
             self._pass(chunk, values, micro, with_gradients)
+        if self.weights is not None:
+            self.weights.end()
 
     def _pass(self, chunk: Chunk, values: Tensors, micro: Micro, with_gradients: bool, alone: bool = False) -> None:
         """`alone`: gradients go back through the loss only, for which nothing else is kept."""

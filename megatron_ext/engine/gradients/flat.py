@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import AbstractSet, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import AbstractSet, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from megatron_ext.contract.layout import lcm
+from megatron_ext.engine.gradients.share import Bucket, Share
+from megatron_ext.engine.gradients.whole import WholeWeights
 
 GRADIENT_BYTES = 4
 """Bytes of a sum of gradients, which is in fp32."""
@@ -45,6 +47,7 @@ class FlatWeights:
         late: AbstractSet[str] = frozenset(),
         parts: int = 1,
         scatters: bool = False,
+        blocks: Optional[Mapping[str, str]] = None,
     ) -> None:
         """`named` are fp32 parameters, first to last layer, which go to `device` in the format `dtype`.
 
@@ -55,14 +58,15 @@ class FlatWeights:
         has one, and of `parts`. With `of`, whose parameters
         these are copies of, the weights are the same memory, and the gradients are not. If it `scatters` gradients,
         `grad` has those of this replica's share alone, and those of a bucket are there from the first one until
-        somebody takes them.
+        somebody takes them. With `blocks`, the block of each parameter, so has `weight`: the parameters are views of
+        `whole`, where a bucket has those of one block alone.
         """
         ordered = [pair for pair in reversed(named) if pair[0] not in late]
         ordered += [pair for pair in reversed(named) if pair[0] in late]
         self.parameters = dict(ordered)
         step = ALIGNED_BYTES // torch.empty(0, dtype=dtype).element_size()
         self.buckets: List[Bucket] = (
-            _buckets(ordered, bucket_bytes, late, lcm([shares, parts, step]), step) if of is None else of.buckets
+            _buckets(ordered, bucket_bytes, late, lcm([shares, parts, step]), step, blocks) if of is None else of.buckets
         )
         """Neighbouring parameters, and where they lie."""
         self.slices: Dict[str, slice] = {}
@@ -73,10 +77,14 @@ class FlatWeights:
                 start = _aligned(self.slices[name].stop, step)
         self.has_late = bool(late)
         self.share: Share = Share(self.buckets, shares, rank) if of is None else of.share
-        length = self.buckets[-1][0].stop if self.buckets else 0
+        self.kept = self.share if blocks is None else Share([(slice(0, self.share.length), [])])
+        """Where what this replica keeps lies in `weight`."""
+        self.numel = length = self.buckets[-1][0].stop if self.buckets else 0
+        """The length of a tensor laid out like all weights."""
         before = ordered[0][1].device if ordered else device
-        self.weight: Tensor = torch.zeros(length, dtype=dtype, device=device) if of is None else of.weight
-        same = (dtype, device) == (torch.float32, before)
+        kept = length if blocks is None else self.share.length
+        self.weight: Tensor = torch.zeros(kept, dtype=dtype, device=device) if of is None else of.weight
+        same = (dtype, device) == (torch.float32, before) and blocks is None
         self.initial = self.weight if same or of is not None else torch.zeros(length, device=before)
         self.scatters = scatters
         self.grad = torch.zeros(self.share.length if scatters else length, device=device)
@@ -89,21 +97,23 @@ class FlatWeights:
         self._waiting: List[str] = []
         """Whose gradients autograd has left, to be added together."""
         self._hooked: List[object] = []
-        for name, parameter in ordered:
-            if of is None:
+        self.whole: Optional[WholeWeights] = None
+        """All weights of a bucket while it is needed, where `weight` has this replica's share alone."""
+        if of is None:
+            for name, parameter in ordered:
                 self.view(name, self.initial).copy_(parameter.data)
-            if of is None and not same:
-                self.view(name, self.weight).copy_(parameter.data)
-            parameter.data = self.view(name, self.weight)
+        if blocks is not None:
+            self.whole = WholeWeights(self.buckets, self.parameters, self.has_late, dtype, device)
+            self.weight.copy_(self.share.of(self.initial))
+        elif of is None and not same:
+            self.weight.copy_(self.initial)
+        for name, parameter in ordered:
+            if self.whole is None:
+                parameter.data = self.view(name, self.weight)
             if self._adds_in_place(parameter):
                 parameter.grad = self.view(name, self.grad)
             else:
                 self._after_each_gradient(parameter, partial(self._move, name))
-
-    @property
-    def numel(self) -> int:
-        """The length of a tensor laid out like `weight`."""
-        return self.weight.numel()
 
     def view(self, name: str, flat: Tensor) -> Tensor:
         """The part of a tensor laid out like `weight` that belongs to the parameter `name`."""
@@ -224,13 +234,19 @@ class FlatWeights:
         """Has `call` called whenever autograd has added to a parameter's gradient, in the order of registration."""
         # The node that adds to .grad has no public name; it runs its hooks after the addition in every torch
         # since 1.0, where register_post_accumulate_grad_hook needs torch 2.1.
-        accumulate = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        nothing = parameter.new_empty(0, *parameter.shape)  # for which no memory of the weight is asked for
+        accumulate = (parameter * nothing).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
         accumulate.register_hook(lambda *_: call())  # type: ignore[union-attr]
         self._hooked.append(accumulate)
 
 
 def _buckets(
-    ordered: Sequence[Tuple[str, nn.Parameter]], least_bytes: float, late: AbstractSet[str], multiple: int, step: int
+    ordered: Sequence[Tuple[str, nn.Parameter]],
+    least_bytes: float,
+    late: AbstractSet[str],
+    multiple: int,
+    step: int,
+    blocks: Optional[Mapping[str, str]],
 ) -> List[Bucket]:
     found: List[Bucket] = []
     names: List[str] = []
@@ -239,6 +255,7 @@ def _buckets(
         names.append(name)
         stop = _aligned(stop + parameter.numel(), step)
         ends = number == len(ordered) or (ordered[number][0] in late and name not in late)
+        ends = ends or (blocks is not None and name not in late and blocks[name] != blocks[ordered[number][0]])
         if ends or ((stop - start) * GRADIENT_BYTES >= least_bytes and name not in late):
             stop = _aligned(stop, multiple)
             found.append((slice(start, stop), names))
@@ -266,75 +283,3 @@ def fuses(dtype: torch.dtype, device: torch.device) -> bool:
     except (TypeError, RuntimeError):
         return False
     return bool((total == 17.0).all())
-
-
-Bucket = Tuple[slice, List[str]]
-"""A slice of the flat weights, and the names of the parameters in it."""
-
-
-class Share:
-    """An equal part of every bucket, so that a bucket is reduce-scattered as soon as its gradients are there.
-
-    What a replica keeps of its share alone, in fp32, lies together: the parts of all buckets, one after another.
-    """
-
-    def __init__(self, buckets: Sequence[Bucket], shares: int = 1, rank: int = 0) -> None:
-        """`buckets` cover the flat weights; their lengths are multiples of `shares`."""
-        self.shares = shares
-        self.buckets = [here for here, _ in buckets]
-        self.parts: List[Tuple[slice, slice]] = []
-        """For each bucket, this rank's part in the flat weights, and where it lies among what the rank keeps."""
-        for here in self.buckets:
-            length, rest = divmod(here.stop - here.start, shares)
-            assert rest == 0 and here.start % shares == 0, "a bucket cannot be shared out evenly"
-            start, kept = here.start + rank * length, here.start // shares
-            self.parts.append((slice(start, start + length), slice(kept, kept + length)))
-        if shares == 1:  # of all buckets together, which no copy takes apart
-            whole = slice(0, self.buckets[-1].stop if self.buckets else 0)
-            self.parts = [(whole, whole)]
-
-    @property
-    def length(self) -> int:
-        """Count the numbers that this rank keeps."""
-        return self.parts[-1][1].stop if self.parts else 0
-
-    def of(self, flat: Tensor) -> Tensor:
-        """This rank's share of a tensor that is laid out like the flat weights: a view of it where it is all of it."""
-        if self.shares == 1 or not self.parts:  # a stage may have no parameters
-            return flat
-        return torch.cat([flat[here] for here, _ in self.parts])
-
-    def put(self, kept: Tensor, flat: Tensor, part: slice = slice(None)) -> None:
-        """Copies what this rank keeps to its places in `flat`; with `part`, which needs a single share, that alone."""
-        if self.shares == 1:
-            flat[part].copy_(kept[part])
-            return
-        for here, own in self.parts:
-            flat[here].copy_(kept[own])
-
-    def places(self, part: slice) -> List[Tuple[slice, slice]]:
-        """Return where a part of what this rank keeps belongs in the flat weights, each with where that lies in it."""
-        found = []
-        for here, own in self.parts:
-            start, stop = max(own.start, part.start), min(own.stop, part.stop)
-            if start < stop:
-                shift = here.start - own.start
-                found.append((slice(start + shift, stop + shift), slice(start - part.start, stop - part.start)))
-        return found
-
-    def compact(self, flat: Tensor) -> None:
-        """Moves this rank's parts of `flat` to its beginning, one after another; the rest then has no meaning."""
-        for here, own in self.parts:
-            if here != own:
-                part = flat[here]
-                # Parts only move down, past what has moved already; near the beginning both places can overlap.
-                flat[own].copy_(part.clone() if here.start < own.stop else part)
-
-    def within(self, here: slice) -> slice:
-        """Where a parameter's part of this share lies among what the rank keeps; empty where it has none of it."""
-        for (own, kept), bucket in zip(self.parts, self.buckets if self.shares > 1 else [self.parts[0][0]]):
-            if bucket.start <= here.start < bucket.stop:
-                start = min(max(here.start, own.start), own.stop)
-                stop = max(start, min(here.stop, own.stop))
-                return slice(kept.start + start - own.start, kept.start + stop - own.start)
-        return slice(0, 0)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from megatron_ext.contract import parallel_config
 from megatron_ext.contract.run_files import EMA, WEIGHTS
 from megatron_ext.contract.train_config import KINDS, TrainConfig
-from megatron_ext.engine.gradients.flat import Share
+from megatron_ext.engine.gradients.share import Share
 from megatron_ext.engine.optimizer.update_rules import Piece, TorchRule, Unscaled, UpdateRule, kept_kinds
 from megatron_ext.parallel.comm import mark
 

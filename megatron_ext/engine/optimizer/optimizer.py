@@ -86,7 +86,7 @@ class Optimizer:
         self._data = data if sharded else DataGroup(1, 0, None)
         self._share = flat.share
         self._counted_elsewhere = [flat.share.within(part) for part in counted_elsewhere]
-        self._is_weight = flat.weight.dtype == torch.float32 and not sharded
+        self._is_weight = flat.weight.dtype == torch.float32 and (not sharded or flat.whole is not None)
         """Whether the optimizer steps the model's weights themselves, not a copy in fp32."""
         self._gradient = flat.grad[: self._share.length]
         pieces = [
@@ -100,7 +100,7 @@ class Optimizer:
         self._offloaded: Optional[OffloadedRule] = None
         if offloads:
             at_once = updates_at_once(flat.weight.device, train)
-            places = flat.weight, self._share, self._is_weight, self._gradient
+            places = flat.weight, flat.kept, self._is_weight, self._gradient
             self._offloaded = OffloadedRule(*places, pieces, train, self._cuts, at_once)
             self._rule: UpdateRule = self._offloaded
             self._offloaded.begin(self._share.of(flat.initial))
@@ -237,12 +237,13 @@ class Optimizer:
             return
         kept = self._flat.weight.clone()
         try:
-            self._share.put(average, self._flat.weight)
-            if self._data.size > 1:
-                self._gather(self._flat.weight)
+            self._flat.kept.put(average, self._flat.weight)
+            self._gather()
             yield
         finally:
             self._flat.weight.copy_(kept)
+            if self._flat.whole is not None:
+                self._gather()
 
     def step_outer(self, recorder: Recorder, part: float, average: Callable[[Tensor], None]) -> None:
         """Goes on with the weights after a step of the outer optimizer, after `step`; all islands call it together.
@@ -282,18 +283,23 @@ class Optimizer:
 
     def _hand_out(self, recorder: Recorder, here: slice) -> None:
         """Gives the model the updated weights: those `here` of this rank's own, and from the others theirs."""
-        if self._is_weight:
-            return
-        if self._master is not None:  # an offloaded rule has given its own already
-            self._share.put(self._master.data, self._flat.weight, here)
+        if not self._is_weight and self._master is not None:  # an offloaded rule has given its own already
+            self._flat.kept.put(self._master.data, self._flat.weight, here)
         if self._data.size > 1:
             with recorder.span("params-all-gather"):
-                self._gather(self._flat.weight, recorder.traffic)
+                self._gather(recorder.traffic)
 
-    def _gather(self, flat: Tensor, traffic: Optional[Traffic] = None) -> None:
-        """Gives all replicas each other's shares of `flat`, laid out as the flat weights, bucket by bucket."""
-        for bucket, (here, _) in zip(self._share.buckets, self._share.parts):
-            self._gather_bucket(flat[here], flat[bucket], traffic)
+    def _gather(self, traffic: Optional[Traffic] = None) -> None:
+        """Gives all replicas each other's shares of the weights, bucket by bucket; where passes gather them, of those
+        alone that are always there."""
+        whole, flat = self._flat.whole, self._flat.weight
+        if self._data.size == 1:
+            return
+        if whole is None:
+            for bucket, (here, _) in zip(self._share.buckets, self._share.parts):
+                self._gather_bucket(flat[here], flat[bucket], traffic)
+        elif whole.late is not None:
+            self._gather_bucket(flat[self._share.parts[whole.late][1]], whole.of(whole.late), traffic)
 
     def _gather_bucket(self, own: Tensor, whole: Tensor, traffic: Optional[Traffic] = None) -> None:
         by_node = self._data.by_node

@@ -20,7 +20,7 @@ from tests.support.megatron_ext.engine_run import EngineRun, make_run
 from tests.support.megatron_ext.pretended_gpus import pretended_gpus
 from tests.support.megatron_ext.textbook import textbook
 
-SCATTERED = "parallel.zero=2"
+SCATTERED, GATHERED = "parallel.zero=2", "parallel.zero=3"
 TWO = ["parallel.data=2", "parallel.pipeline=1", "parallel.micro_batch_size=2"]
 STAGES = ["parallel.data=2", "parallel.pipeline=2", "parallel.partition=1-2", "parallel.micro_batch_size=1"]
 TENSOR = ["parallel.tensor=2", "parallel.sequence_parallel=true", "model.vocab_multiple=8"]
@@ -79,6 +79,30 @@ def test_every_layout_equals_the_textbook(
 ) -> None:
     run = engine_run(*words, SCATTERED)
     assert (run.plan.zero, run.plan.sharded_optimizer) == (2, True)
+    assert run.go() == 0, run.stderr()
+    assert_equal(run, *reference(*of_reference(words)), 1e-5, 1e-5)
+
+
+GATHERED_CASES = {
+    **{name: words for name, words in CASES.items() if not any("shares" in word for word in words)},
+    "three": [*TWO, "parallel.data=3", "parallel.global_batch_size=12"],
+    "without-recompute": [*STAGES, "parallel.schedule=gpipe", "parallel.recompute=full"],
+    "interleaved-tied": [
+        *(*STAGES, "parallel.schedule=interleaved", "parallel.chunks=3", "parallel.partition=1-1-1-1-1-1", "model.layers=6", "parallel.recompute=full:1"),
+    ],
+    "offloaded-activations": [*STAGES, "parallel.offload=activations"],
+    "offloaded-both": [*TWO, "parallel.offload=both"],
+    "averaged": [*STAGES, "train.ema=0.9"],
+    "lamb": [*STAGES, "train.optimizer=lamb", "train.lr=0.02"],
+}
+
+
+@pytest.mark.parametrize("words", GATHERED_CASES.values(), ids=GATHERED_CASES.keys())
+def test_replicas_that_keep_a_share_of_the_weights_equal_the_textbook(
+    words: list[str], reference: Callable[..., Found], engine_run: Callable[..., EngineRun]
+) -> None:
+    run = engine_run(*words, GATHERED)
+    assert (run.plan.zero, run.plan.sharded_optimizer) == (3, True)
     assert run.go() == 0, run.stderr()
     assert_equal(run, *reference(*of_reference(words)), 1e-5, 1e-5)
 

@@ -1,0 +1,79 @@
+"""The part of a rank's flat weights that it keeps, where replicas share them out."""
+
+from __future__ import annotations
+
+from typing import List, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+Bucket = Tuple[slice, List[str]]
+"""A slice of the flat weights, and the names of the parameters in it."""
+
+
+class Share:
+    """An equal part of every bucket, so that a bucket is reduce-scattered as soon as its gradients are there.
+
+    What a replica keeps of its share alone, in fp32, lies together: the parts of all buckets, one after another.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], shares: int = 1, rank: int = 0) -> None:
+        """`buckets` cover the flat weights; their lengths are multiples of `shares`."""
+        self.shares = shares
+        self.buckets = [here for here, _ in buckets]
+        self.parts: List[Tuple[slice, slice]] = []
+        """For each bucket, this rank's part in the flat weights, and where it lies among what the rank keeps."""
+        for here in self.buckets:
+            length, rest = divmod(here.stop - here.start, shares)
+            assert rest == 0 and here.start % shares == 0, "a bucket cannot be shared out evenly"
+            start, kept = here.start + rank * length, here.start // shares
+            self.parts.append((slice(start, start + length), slice(kept, kept + length)))
+        if shares == 1:  # of all buckets together, which no copy takes apart
+            whole = slice(0, self.buckets[-1].stop if self.buckets else 0)
+            self.parts = [(whole, whole)]
+
+    @property
+    def length(self) -> int:
+        """Count the numbers that this rank keeps."""
+        return self.parts[-1][1].stop if self.parts else 0
+
+    def of(self, flat: Tensor) -> Tensor:
+        """This rank's share of a tensor that is laid out like the flat weights: a view of it where it is all of it."""
+        if self.shares == 1 or not self.parts:  # a stage may have no parameters
+            return flat
+        return torch.cat([flat[here] for here, _ in self.parts])
+
+    def put(self, kept: Tensor, flat: Tensor, part: slice = slice(None)) -> None:
+        """Copies what this rank keeps to its places in `flat`; with `part`, which needs a single share, that alone."""
+        if self.shares == 1:
+            flat[part].copy_(kept[part])
+            return
+        for here, own in self.parts:
+            flat[here].copy_(kept[own])
+
+    def places(self, part: slice) -> List[Tuple[slice, slice]]:
+        """Return where a part of what this rank keeps belongs in the flat weights, each with where that lies in it."""
+        found = []
+        for here, own in self.parts:
+            start, stop = max(own.start, part.start), min(own.stop, part.stop)
+            if start < stop:
+                shift = here.start - own.start
+                found.append((slice(start + shift, stop + shift), slice(start - part.start, stop - part.start)))
+        return found
+
+    def compact(self, flat: Tensor) -> None:
+        """Moves this rank's parts of `flat` to its beginning, one after another; the rest then has no meaning."""
+        for here, own in self.parts:
+            if here != own:
+                part = flat[here]
+                # Parts only move down, past what has moved already; near the beginning both places can overlap.
+                flat[own].copy_(part.clone() if here.start < own.stop else part)
+
+    def within(self, here: slice) -> slice:
+        """Where a parameter's part of this share lies among what the rank keeps; empty where it has none of it."""
+        for (own, kept), bucket in zip(self.parts, self.buckets if self.shares > 1 else [self.parts[0][0]]):
+            if bucket.start <= here.start < bucket.stop:
+                start = min(max(here.start, own.start), own.stop)
+                stop = max(start, min(here.stop, own.stop))
+                return slice(kept.start + start - own.start, kept.start + stop - own.start)
+        return slice(0, 0)
