@@ -71,6 +71,8 @@ CASES = {
     "sharded and offloaded": Case(2, GPT, f"{TWO} parallel.sharded_optimizer=true parallel.offload=optimizer"),
     "scattered gradients": Case(2, LLAMA, f"{HALVES} parallel.zero=2"),
     "scattered gradients of tied words": Case(2, GPT, f"{TWO} parallel.zero=2"),
+    "gathered weights": Case(2, LLAMA, f"{HALVES} parallel.zero=3"),
+    "gathered weights of tied words": Case(2, GPT, f"{TWO} parallel.zero=3"),
     "two stages": Case(2, GPT, "parallel.data=1 parallel.pipeline=2 parallel.partition=6-6"),
 }
 

@@ -250,13 +250,20 @@ def _islands_met(link: Link[Number], training: Training) -> Link[Number]:
 
 
 def weights_handed_out(link: Link[Number], training: Training) -> Link[Number]:
-    """Seconds per parameter, and latency, until replicas with a sharded optimizer have each other's new weights, or an
-    island's part of a common step: the weights, fp32, go across islands in shares and then through each island."""
+    """Seconds per parameter, and latency, until replicas with a sharded optimizer have each other's new weights, but
+    for those that gather them in each pass, or an island's part of a common step: the weights, fp32, go across islands
+    in shares and then through each island."""
     if training.meeting is not None:
         through, width = link.all_gather(training.parallel.data), BYTES[Precision.fp32]
         return Link(
             latency_s=(through.latency_s + training.meeting.latency_s) / training.sync_every,
             s_per_byte=width * (through.s_per_byte + training.meeting.s_per_byte) / training.sync_every,
         )
-    gathered = link.all_gather(training.parallel.data if training.parallel.sharded_optimizer else 1)
+    hands_out = training.parallel.sharded_optimizer and not training.gathers
+    return weights_gathered(link, training, training.parallel.data if hands_out else 1)
+
+
+def weights_gathered(link: Link[Number], training: Training, replicas: int) -> Link[Number]:
+    """Seconds per parameter, and latency, until so many replicas have each other's shares of the weights."""
+    gathered = link.all_gather(replicas)
     return Link(latency_s=gathered.latency_s, s_per_byte=training.width * gathered.s_per_byte)

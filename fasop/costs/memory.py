@@ -167,10 +167,13 @@ def parameter_bytes(training: Training) -> ParameterBytes:
             gradient /= training.parallel.data
         elif training.parallel.data > 1 and training.reduced_bytes < gradient:
             gradient += training.reduced_bytes  # copies of the buckets, until the last one is summed
+    shares = training.parallel.data if sharded else 1
+    weight = training.width / (shares if training.gathers else 1)
+    if training.gathers and precision is Precision.fp32:
+        state -= 4.0  # the share of the weights is what the optimizer steps
     if training.offloads:
         state = 0.0
-    shares = training.parallel.data if sharded else 1
-    return ParameterBytes(weight=float(training.width), gradient=gradient, optimizer=state / shares)
+    return ParameterBytes(weight=weight, gradient=gradient, optimizer=state / shares)
 
 
 def _pieces(training: Training) -> float:
@@ -197,6 +200,27 @@ def _scattered(training: Training, first: Number, last: Number, largest: float) 
     tied = head_parameters(model, tensor, own_word=False) < head_parameters(model, tensor, own_word=True)
     at_ends = words if tied else max(0.0, words - each)
     return layers + (np.maximum(first, last) if several else 1.0) * at_ends + 0.0 * first
+
+
+def _gathered(training: Training, first: Number, last: Number, largest: float) -> Number:
+    """Count the bytes of whole weights that are there beside a rank's share: those of two neighbouring blocks. Words
+    are a block's, or a whole copy is always there where stages share them.
+
+    `largest` are the parameters of the largest layer.
+    """
+    if not training.gathers:
+        return 0.0 * first
+    layer = training.width * largest
+    if isinstance(training.model, MeasuredModule):
+        return 2 * layer + 0.0 * first
+    model, tensor, several = training.model, training.parallel.tensor_size, training.parallel.pipeline > 1
+    words = float(training.width * word_parameters(model, tensor))
+    tied = head_parameters(model, tensor, own_word=False) < head_parameters(model, tensor, own_word=True)
+    if tied and several:
+        whole: Number = 2 * layer + np.maximum(first, last) * words
+    else:
+        whole = 2 * layer + (np.maximum(first, last) if several else 1.0) * max(0.0, words - layer) + 0.0 * first
+    return whole
 
 
 def layer_activations(training: Training, kind: int = 0, *, fused: bool = False) -> float:
@@ -375,6 +399,7 @@ def stage_memory(
     messages = (1.0 if stages == 1 else 4.0 * (2 - first - last)) * message
     buffers = WORKSPACE_BYTES + _pieces(training) + messages + passing + held_scores(training, triton=True)
     buffers = buffers + _scattered(training, first, last, max(numbers.held))
+    buffers = buffers + _gathered(training, first, last, max(numbers.held))
     ends = 1 - (1 - first) * (1 - last)
     return StageMemory(
         weights=Amount(layer=versions * state.weight * layer, fixed=versions * state.weight * fixed),
@@ -458,7 +483,8 @@ def _of_module(
             fixed=WORKSPACE_BYTES
             + _pieces(training)
             + messages
-            + _scattered(training, first, last, max(block.parameters for block in model.sequence)),
+            + _scattered(training, first, last, max(block.parameters for block in model.sequence))
+            + _gathered(training, first, last, max(block.parameters for block in model.sequence)),
         ),
         fragments=Amount(layer=none, fixed=FRAGMENT_BYTES + none),
     )

@@ -15,7 +15,7 @@ from fasop.costs.network.links import Link
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.sizes import BYTES
 from megatron_ext.contract.models.pieces import Wire
-from megatron_ext.contract.parallel_config import compressed_bytes
+from megatron_ext.contract.parallel_config import GATHERED, compressed_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +90,15 @@ class Training:
         return self.parallel.zero is not None and self.parallel.data > 1
 
     @property
+    def gathers(self) -> bool:
+        """Whether replicas keep a share of the weights alone, and gather those of a block for each of its passes."""
+        return self.scatters and self.parallel.zero == GATHERED
+
+    @property
     def offloaded_values(self) -> int:
         """Count the numbers in fp32 that the optimizer keeps of a parameter beside the model's weights; an update
         brings them to the GPU and takes them back if it offloads."""
-        steps_weights = self.precision is Precision.fp32 and not self.parallel.sharded_optimizer
+        steps_weights = self.precision is Precision.fp32 and (not self.parallel.sharded_optimizer or self.gathers)
         return self.kept_values + (not steps_weights)
 
     @property

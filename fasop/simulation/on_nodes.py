@@ -14,7 +14,7 @@ from fasop.costs.arrays import Floats, Integers
 from fasop.costs.experts import layer_numbers, with_exchanges
 from fasop.costs.hardware import NodeKind
 from fasop.costs.host_activations import through_host
-from fasop.costs.layers import LayerTimes, gradients_summed, layer_times, weights_handed_out
+from fasop.costs.layers import LayerTimes, gradients_summed, layer_times, weights_gathered, weights_handed_out
 from fasop.costs.measured_module import MeasuredModule
 from fasop.costs.memory import GIB, stage_memory
 from fasop.costs.network import links
@@ -58,7 +58,10 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
             hidden = _beside_steps(hidden, training, stepping)
     forward = pass_times(training, slowest.forward)
     if hidden is not None and training.scatters:
-        hidden = replace(hidden, behind=_behind(exchanged.sums, training, forward, backward))
+        behind = _behind(exchanged.sums, training, forward, backward)
+        if training.gathers:
+            behind = behind.plus(_gathered(where.sums, training, forward, backward))
+        hidden = replace(hidden, behind=behind)
     return Pipelines(
         schedule=parallel.schedule,
         micro_batches=parallel.micro_batches,
@@ -83,10 +86,27 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
 
 def _behind(sums: Linear, training: Training, forward: Linear, backward: Linear) -> Linear:
     """`Hidden.behind`: sums of a micro-batch's gradients go on beside its passes."""
-    stages, before = training.parallel.pipeline, training.parallel.micro_batches - 1
+    before, passes = training.parallel.micro_batches - 1, _both_passes(training, forward, backward)
+    return Linear(fixed=before * (sums.fixed - passes.fixed), layer=before * (sums.layer - passes.layer))
+
+
+def _gathered(link: Link[Floats], training: Training, forward: Linear, backward: Linear) -> Linear:
+    """What weights that are gathered for each pass add to `Hidden.behind`: twice those of all blocks for each
+    micro-batch, of which the last one's go on beside its passes, too."""
+    gathering = weights_gathered(link, training, training.parallel.data)
+    weights = by_parameters(training, gathering, layer_numbers(training).summed)
+    passes, times = _both_passes(training, forward, backward), 2 * training.parallel.micro_batches
+    return Linear(
+        fixed=times * weights.fixed - passes.fixed,
+        layer=times * (weights.layer + gathering.latency_s) - passes.layer,
+    )
+
+
+def _both_passes(training: Training, forward: Linear, backward: Linear) -> Linear:
+    """What both passes of a micro-batch take, through all chunks of each stage."""
+    stages = training.parallel.pipeline
     fixed = (forward.fixed + backward.fixed).reshape(-1, stages, forward.fixed.shape[-1]).sum(axis=0)
-    layer = (forward.layer + backward.layer)[..., :stages, :]
-    return Linear(fixed=before * (sums.fixed - fixed), layer=before * (sums.layer - layer))
+    return Linear(fixed=fixed, layer=(forward.layer + backward.layer)[..., :stages, :])
 
 
 @dataclass(frozen=True, kw_only=True)

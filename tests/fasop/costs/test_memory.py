@@ -68,6 +68,19 @@ def test_a_parameter_takes_what_its_engine_keeps(overrides: tuple[str, ...], pla
 
 
 @pytest.mark.parametrize(
+    ("words", "each", "width"), [((), 16 / 4, 4), (("train.precision=bf16",), 18 / 4, 2)], ids=["fp32", "bf16"]
+)
+def test_of_weights_that_are_gathered_a_share_is_kept_and_two_layers(
+    words: tuple[str, ...], each: float, width: int
+) -> None:
+    sharded = training(*words, sharded_optimizer=True)
+    scattered, gathered = (replace(sharded, parallel=replace(sharded.parallel, zero=zero)) for zero in (2, 3))
+    assert parameter_bytes(gathered).all == each
+    beside = stage_memory(gathered, 1).buffers.fixed - stage_memory(scattered, 1).buffers.fixed
+    assert beside == pytest.approx(2 * width * layer_parameters(gathered.model, 1), rel=1e-3)
+
+
+@pytest.mark.parametrize(
     ("words", "each"), [((), 4 + 16 / 4), (("train.precision=bf16",), 2 + 16 / 4)], ids=["fp32", "bf16"]
 )
 def test_of_gradients_that_are_scattered_a_share_is_kept_and_a_few_buckets(words: tuple[str, ...], each: float) -> None:

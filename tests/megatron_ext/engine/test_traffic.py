@@ -137,6 +137,22 @@ def test_scattered_gradients_travel_once_for_each_micro_batch(
     assert sent(run) == [only(all_reduce=FP32 * rounds * of_a_rank, weights=FP32 * of_a_rank)] * 2
 
 
+@pytest.mark.parametrize("evaluated", [[], EVALUATED], ids=["trained", "evaluated, too"])
+def test_gathered_weights_travel_for_each_pass(
+    engine_run: Engine, evaluated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for those of the last block, which begins the backward pass, and of the first one, which begins the next
+    forward pass: these are there."""
+    monkeypatch.setattr(engine, "BUCKET_BYTES", 1e4)
+    run = engine_run("parallel.data=2", "parallel.pipeline=1", "parallel.zero=3", UNTIED, *evaluated)
+    model, iterations, rounds = run.plan.model, run.plan.train.iterations, max(run.plan.micro_batches)
+    whole, words = parameter_count(model), model.padded_vocab_size * model.hidden
+    last, first = words + 2 * model.hidden, words + model.sequence_length * model.hidden
+    gathered = 2 * rounds * whole - rounds * last - (rounds - 1) * first
+    half = iterations * FP32 // 2
+    assert sent(run) == [only(all_reduce=half * rounds * whole, weights=half * gathered)] * 2
+
+
 def test_replicas_of_stages_with_a_tied_embedding_scatter_its_gradients_too(engine_run: Engine) -> None:
     sizes = ("parallel.data=2", "parallel.pipeline=2", "parallel.partition=1-2", "parallel.micro_batch_size=2")
     run = engine_run(*sizes, "parallel.sharded_optimizer=true")

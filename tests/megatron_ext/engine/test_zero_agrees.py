@@ -15,6 +15,7 @@ from conf.errors import ConfigError
 from megatron_ext.contract.models.counts import parameter_count
 from megatron_ext.engine import engine as engine_module
 from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.engine.gradients.whole import WholeWeights
 from tests.megatron_ext.engine.optimizer.test_optimizers_agree import ONE, assert_equal
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 from tests.support.megatron_ext.pretended_gpus import pretended_gpus
@@ -70,7 +71,7 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of_reference(words: list[str]) -> list[str]:
-    return [word for word in words if not word.startswith("parallel.")]
+    return [word for word in words if not word.startswith("parallel.") or "global_batch_size" in word]
 
 
 @pytest.mark.parametrize("words", CASES.values(), ids=CASES.keys())
@@ -85,14 +86,14 @@ def test_every_layout_equals_the_textbook(
 
 GATHERED_CASES = {
     **{name: words for name, words in CASES.items() if not any("shares" in word for word in words)},
-    "three": [*TWO, "parallel.data=3", "parallel.global_batch_size=12"],
-    "without-recompute": [*STAGES, "parallel.schedule=gpipe", "parallel.recompute=full"],
-    "interleaved-tied": [
-        *(*STAGES, "parallel.schedule=interleaved", "parallel.chunks=3", "parallel.partition=1-1-1-1-1-1", "model.layers=6", "parallel.recompute=full:1"),
+    "three": [*TWO, "parallel.data=3", "parallel.global_batch_size=24"],
+    "gpipe-recomputed": [*STAGES, "parallel.schedule=gpipe", "parallel.recompute=full"],
+    "interleaved-recomputed": [
+        *(*STAGES, "parallel.schedule=interleaved", "parallel.chunks=2", "parallel.partition=1-0-1-1"),
+        "parallel.recompute=full:1",
     ],
     "offloaded-activations": [*STAGES, "parallel.offload=activations"],
     "offloaded-both": [*TWO, "parallel.offload=both"],
-    "averaged": [*STAGES, "train.ema=0.9"],
     "lamb": [*STAGES, "train.optimizer=lamb", "train.lr=0.02"],
 }
 
@@ -112,22 +113,44 @@ def test_replicas_that_keep_a_share_of_the_weights_equal_the_textbook(
     [["train.precision=bf16"], ["parallel.compress=int8"], ["parallel.reduce_dtype=bf16"]],
     ids=["bf16", "compressed", "summed-in-bf16"],
 )
-def test_what_rounds_trains_as_with_a_sharded_optimizer(words: list[str], engine_run: Callable[..., EngineRun]) -> None:
+@pytest.mark.parametrize("kept", [SCATTERED, GATHERED])
+def test_what_rounds_trains_as_with_a_sharded_optimizer(
+    kept: str, words: list[str], engine_run: Callable[..., EngineRun]
+) -> None:
     """But for the order of sums."""
     sharded = engine_run(*STAGES, *words, "parallel.zero=1", name="sharded")
-    scattered = engine_run(*STAGES, *words, SCATTERED, name="scattered")
+    scattered = engine_run(*STAGES, *words, kept, name="scattered")
     for run in (sharded, scattered):
         assert run.go() == 0, run.stderr()
     np.testing.assert_allclose(scattered.losses(), sharded.losses(), rtol=2e-3)
 
 
+@pytest.mark.parametrize("layout", [TWO, STAGES], ids=["replicas", "stages"])
+def test_evaluations_of_gathered_weights_and_their_average_are_those_of_whole_ones(
+    layout: list[str], engine_run: Callable[..., EngineRun]
+) -> None:
+    """Also where a replica has fewer micro-batches to evaluate than another one."""
+    words = [*layout, "train.ema=0.9", "train.eval_interval=2", "data.split='80,20,0'"]
+    whole, gathered = (engine_run(*words, f"parallel.zero={zero}", name=f"zero-{zero}") for zero in (1, 3))
+    for run in (whole, gathered):
+        assert run.go() == 0, run.stderr()
+    one, other = ([line for line in run.metrics() if "valid_loss" in line] for run in (whole, gathered))
+    assert [line["valid_loss"] for line in other] == pytest.approx([line["valid_loss"] for line in one], rel=1e-5)
+    assert len(one) == 2
+    before, after = whole.state(), gathered.state()
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kept", [SCATTERED, GATHERED])
 def test_a_run_goes_on_in_any_other_layout(
-    reference: Callable[..., Found], engine_run: Callable[..., EngineRun]
+    kept: str, reference: Callable[..., Found], engine_run: Callable[..., EngineRun]
 ) -> None:
     options = ["train.lr_decay_iterations=4"]
-    half = engine_run(*STAGES, *options, SCATTERED, "train.iterations=2", name="half")
+    half = engine_run(*STAGES, *options, kept, "train.iterations=2", name="half")
     assert half.go() == 0, half.stderr()
-    for name, words in {"plain": TWO, "sharded": [*TWO, "parallel.zero=1"], "scattered": [*TWO, SCATTERED]}.items():
+    for name, words in {"plain": TWO, "sharded": [*TWO, "parallel.zero=1"], "kept": [*TWO, kept]}.items():
         run = half.replan(*words, *options)
         assert run.go() == 0, (name, run.stderr())
         assert_equal(run, *reference(), 1e-5, 1e-5)
@@ -164,6 +187,27 @@ def test_no_rank_holds_the_gradients_of_its_stage(
     assert max(held) < whole / 3
 
 
+def test_no_rank_holds_the_weights_of_its_stage(
+    engine_run: Callable[..., EngineRun], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It keeps its share and, of the rest, two blocks at most."""
+    make = WholeWeights.make
+
+    def counted(self: WholeWeights, bucket: int) -> torch.Tensor:
+        made = make(self, bucket)
+        with (tmp_path / "held").open("a", encoding="ascii") as file:
+            file.write(f"{sum(one.untyped_storage().nbytes() for one in self._weights)}\n")
+        return made
+
+    monkeypatch.setattr(WholeWeights, "make", counted)
+    run = engine_run(*TWO, "model.layers=8", "model.untie_embeddings_and_output_weights=true", GATHERED)
+    assert run.go() == 0, run.stderr()
+    model = run.plan.model
+    layer = 12 * model.hidden**2 + 13 * model.hidden
+    held = [int(line) for line in (tmp_path / "held").read_text().split()]
+    assert max(held) == pytest.approx(4 * 2 * layer, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -182,7 +226,12 @@ def test_no_rank_holds_the_gradients_of_its_stage(
         (["engine=megatron_core"], "parallel.zero=2 must be at most 1 with engine=megatron_core"),
         (["engine=megatron_lm", "engine.checkout=/tmp"], "parallel.zero=2: Megatron-LM"),
         (["parallel.schedule=pipedream"], "cannot be combined with parallel.schedule=pipedream"),
-        (["parallel.zero=4"], "parallel.zero=4 must be at most 2"),
+        (["parallel.zero=4"], "parallel.zero=4 must be at most 3"),
+        (["parallel.zero=3", "parallel.shares=3-1"], "zero=3 cannot be combined with parallel.shares=3-1.*zero=2"),
+        (
+            ["parallel.zero=3", "parallel.hierarchical_reduce=true"],
+            "zero=3 cannot be combined with parallel.hierarchical_reduce=true",
+        ),
         (["parallel.zero=0", "parallel.sharded_optimizer=true"], "parallel.zero=0 cannot be combined with"),
         (
             [
