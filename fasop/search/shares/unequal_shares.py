@@ -26,6 +26,7 @@ from fasop.simulation.on_nodes import Nodes, times_on
 from fasop.simulation.predict import predict_plan
 from fasop.simulation.ranks.replicas import Replicas
 from fasop.simulation.ranks.shares import Replica, Shared, best_shares
+from megatron_ext.contract.parallel_config import GATHERED
 
 MOST_PASSES = 2**11
 """Micro-batches of a replica, times stages: every one of them is simulated, many times."""
@@ -44,7 +45,7 @@ def explore_shares(
     Raises:
         SearchError: a profile has no costs for a tensor size.
     """
-    if training.equal_only:
+    if training.equal_only or training.parallel.zero == GATHERED:
         return
     until = min(until, time.process_time() + MOST_S)
     looked: list[tuple[float, int, Training, Nodes]] = []

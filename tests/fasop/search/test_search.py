@@ -200,17 +200,18 @@ def test_offloaded_activations_take_their_time_and_nothing_is_computed_again() -
         read([*words, "parallel.recompute=full"])
 
 
-def test_plans_that_scatter_gradients_are_searched_where_they_are_asked_for() -> None:
+@pytest.mark.parametrize("zero", [2, 3])
+def test_plans_that_scatter_gradients_are_searched_where_they_are_asked_for(zero: int) -> None:
     words = ["cluster=a10x8", "cluster.groups.gpu2.count=1", "model=xl", "parallel.global_batch_size=8"]
     words += ["parallel.data=4", "parallel.tensor=1", "parallel.micro_batch_size=1", "train.precision=bf16"]
     args = Arguments(top=1, by_stage=False)
-    plain, found = (best_plans(read([*words, *more]), args).plans[0] for more in ([], ["parallel.zero=2"]))
-    assert (plain.parallel.zero, found.parallel.zero, found.parallel.sharded_optimizer) == (None, 2, True)
+    plain, found = (best_plans(read([*words, *more]), args).plans[0] for more in ([], [f"parallel.zero={zero}"]))
+    assert (plain.parallel.zero, found.parallel.zero, found.parallel.sharded_optimizer) == (None, zero, True)
     text = plan_yaml(found, "")
-    assert "zero: 2" in text and "sharded_optimizer" not in text and "zero" not in plan_yaml(plain, "")
-    assert "ZeRO stage 2" in options(found.training.parallel)
-    with pytest.raises(SearchError, match=r"stages that differ cannot have parallel.zero=2"):
-        best_plans(read([*words, "parallel.zero=2"]), Arguments(top=1, by_stage=True))
+    assert f"zero: {zero}" in text and "sharded_optimizer" not in text and "zero" not in plan_yaml(plain, "")
+    assert f"ZeRO stage {zero}" in options(found.training.parallel)
+    with pytest.raises(SearchError, match=f"stages that differ cannot have parallel.zero={zero}"):
+        best_plans(read([*words, f"parallel.zero={zero}"]), Arguments(top=1, by_stage=True))
 
 
 def test_a_batch_that_no_replicas_divide_is_told_with_near_ones() -> None:

@@ -69,12 +69,18 @@ def test_gradients_that_are_summed_after_each_micro_batch_take_a_slow_network_as
     for gbit_per_s, longer in ((20, True), (4000, False)):
         links = [f"cluster.groups.{group}.intra_gbit_per_s={gbit_per_s}" for group in ("hgx", "gpu2")]
         sizes = ("parallel.data=2", "parallel.pipeline=16", "parallel.partition=null")
-        sharded, scattered = (mixed("train.precision=fp16", *links, *sizes, f"parallel.zero={zero}") for zero in (1, 2))
+        sharded, scattered, gathered = (
+            mixed("train.precision=fp16", *links, *sizes, f"parallel.zero={zero}") for zero in (1, 2, 3)
+        )
         one, other = predict(sharded).iteration_s, predict(scattered).iteration_s
         searched = built(scattered, [0] + [1] * 7).iteration(column(*scattered.partition.layers))[0]
         assert other == pytest.approx(searched, rel=1e-12)
         assert (other > 2 * one) == longer
         assert longer or other == pytest.approx(one, rel=1e-12)
+        third = predict(gathered).iteration_s
+        searched = built(gathered, [0] + [1] * 7).iteration(column(*gathered.partition.layers))[0]
+        assert third == pytest.approx(searched, rel=1e-12)
+        assert (third > 1.3 * other) == longer
 
 
 def test_more_micro_batches_take_a_slow_link_as_much_longer_as_it_needs_for_them() -> None:
