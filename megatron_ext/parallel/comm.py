@@ -209,17 +209,18 @@ def all_reduce(tensor: Tensor, group: Optional[dist.ProcessGroup], what: str) ->
 def all_gather(own: Tensor, whole: Tensor, group: Optional[dist.ProcessGroup], what: str) -> None:
     """Lays the tensors of a group's ranks out in `whole` [ranks, …]; `own` […] may be this rank's part of it."""
     with annotate_errors(what):
-        begin_all_gather(own, whole, group, beside=False)
+        if own.is_cuda:  # given a list, nccl's ranks copy all of it once more
+            dist.all_gather_into_tensor(whole, own, group=group)
+        else:  # gloo knows lists alone in torch 2.0
+            dist.all_gather(list(whole), own, group=group)
 
 
-def begin_all_gather(
-    own: Tensor, whole: Tensor, group: Optional[dist.ProcessGroup], beside: bool = True
-) -> Optional[dist.Work]:
-    """Begins what `all_gather` does; it goes on `beside` other work, until somebody waits for what this returns."""
-    if own.is_cuda:  # given a list, nccl's ranks copy all of it once more
-        work: Optional[dist.Work] = dist.all_gather_into_tensor(whole, own, group=group, async_op=beside)
-    else:  # gloo knows lists alone in torch 2.0
-        work = dist.all_gather(list(whole), own, group=group, async_op=beside)
+def begin_all_gather(own: Tensor, whole: Tensor, group: Optional[dist.ProcessGroup]) -> Optional[dist.Work]:
+    """Begins what `all_gather` does."""
+    if own.is_cuda:
+        work: Optional[dist.Work] = dist.all_gather_into_tensor(whole, own, group=group, async_op=True)
+    else:
+        work = dist.all_gather(list(whole), own, group=group, async_op=True)
     return work
 
 
