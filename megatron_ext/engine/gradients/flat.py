@@ -103,7 +103,7 @@ class FlatWeights:
             for name, parameter in ordered:
                 self.view(name, self.initial).copy_(parameter.data)
         if blocks is not None:
-            self.whole = WholeWeights(self.buckets, self.parameters, self.has_late, dtype, device)
+            self.whole = WholeWeights(self.buckets, self.parameters, self.slices, self.has_late, dtype, device)
             self.weight.copy_(self.share.of(self.initial))
         elif of is None and not same:
             self.weight.copy_(self.initial)

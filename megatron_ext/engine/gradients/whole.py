@@ -19,11 +19,13 @@ class WholeWeights:
         self,
         buckets: Sequence[Bucket],
         parameters: Mapping[str, nn.Parameter],
+        slices: Mapping[str, slice],
         has_late: bool,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`parameters` have their values, and then are views of the memory of their buckets."""
+        """`parameters`, which lie at `slices` of the flat weights, have their values, and then are views of the memory of
+        their buckets."""
         self.late = len(buckets) - 1 if has_late else None
         self._weights: List[Tensor] = []
         self.buckets: Dict[int, int] = {}
@@ -31,11 +33,9 @@ class WholeWeights:
         for number, (here, names) in enumerate(buckets):
             weights = torch.zeros(here.stop - here.start, dtype=dtype, device=device)
             self._weights.append(weights)
-            start = 0
             for name in names:
-                parameter = parameters[name]
-                view = weights[start : start + parameter.numel()].view(parameter.shape)
-                start += parameter.numel()
+                parameter, place = parameters[name], slices[name]
+                view = weights[place.start - here.start : place.stop - here.start].view(parameter.shape)
                 if number == self.late:
                     view.copy_(parameter.data)
                 else:

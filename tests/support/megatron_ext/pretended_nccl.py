@@ -66,7 +66,7 @@ class Nccl:
     def _names() -> tuple[str, ...]:
         return (
             *("init_process_group", "isend", "irecv", "send", "recv", "all_reduce", "broadcast"),
-            *("all_gather_into_tensor", "reduce_scatter_tensor", "barrier", "all_gather_object"),
+            *("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "barrier", "all_gather_object"),
             "broadcast_object_list",
         )
 
@@ -94,12 +94,33 @@ class Nccl:
     def broadcast(self, tensor: Tensor, src: int, group: Any = None) -> None:
         self._begin("broadcast", tensor, True, src, group, True).wait()
 
-    def all_gather_into_tensor(self, output_tensor: Tensor, input_tensor: Tensor, group: Any = None) -> None:
+    def all_gather_into_tensor(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False
+    ) -> Any:
         for part in (output_tensor, input_tensor):
             self._fit("all_gather_into_tensor", part)
         with self._gpus.trust():
-            shares = output_tensor.view(dist.get_world_size(group), *input_tensor.shape)
-            dist.all_gather(list(shares), input_tensor.clone(), group)
+            ranks = dist.get_world_size(group)
+            shares = [torch.empty_like(input_tensor) for _ in range(ranks)]
+            work = dist.all_gather(shares, input_tensor.clone(), group, True)
+        message = Message(*extent(output_tensor), True, "all_gather_into_tensor")
+
+        def put() -> None:
+            for own, share in zip(output_tensor.view(ranks, *input_tensor.shape), shares, strict=True):
+                own.copy_(share)
+
+        begun = UnderWay(self._gpus, work, output_tensor, message, put)
+        return begun if async_op else begun.wait() and None
+
+    def all_to_all_single(self, output: Tensor, input: Tensor, group: Any = None, async_op: bool = False) -> Any:
+        for part in (input, output):
+            self._fit("all_to_all_single", part)
+        with self._gpus.trust():
+            got, given = torch.empty_like(output), input.clone()
+        work = self._call("all_to_all_single", got, given, None, None, group, True)
+        message = Message(*extent(output), True, "all_to_all_single")
+        begun = UnderWay(self._gpus, work, output, message, lambda: output.copy_(got))
+        return begun if async_op else begun.wait() and None
 
     def reduce_scatter_tensor(self, output: Tensor, input: Tensor, group: Any = None, async_op: bool = False) -> Any:
         for part in (input, output):
