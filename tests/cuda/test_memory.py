@@ -53,9 +53,10 @@ def assert_memory_as_predicted(words: Sequence[str], run: EngineRun, least: floa
 MEASURED = ("sharded optimizer", "two stages", "recomputed", "some layers recomputed", "offloaded")
 OFFLOADED = ("activations offloaded", "two stages, activations offloaded")
 SCATTERED = ("scattered gradients", "scattered gradients of tied words")
+GATHERED = ("gathered weights", "gathered weights of tied words")
 
 
-@pytest.mark.parametrize("name", [*MEASURED, *SCATTERED])
+@pytest.mark.parametrize("name", [*MEASURED, *SCATTERED, *GATHERED])
 def test_memory_of_a_layout_is_predicted(name: str, tmp_path: Path) -> None:
     case, counter = CASES[name], Counter(tmp_path)
     run = counter.run_of(case)

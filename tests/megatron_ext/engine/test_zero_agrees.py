@@ -160,9 +160,11 @@ def test_pretended_gpus_train_the_same(engine_run: Callable[..., EngineRun]) -> 
     words = ["cluster.gpus.cpu.name=GPU", *STAGES]
     sharded = engine_run(*words, "parallel.zero=1", name="sharded")
     scattered = engine_run(*words, SCATTERED, name="scattered")
-    for run in (sharded, scattered):
+    gathered = engine_run(*words, GATHERED, name="gathered")
+    for run in (sharded, scattered, gathered):
         assert run.go(pretended_gpus()) == 0, run.stderr()
     np.testing.assert_allclose(scattered.losses(), sharded.losses(), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(gathered.losses(), sharded.losses(), rtol=0, atol=1e-5)
 
 
 def test_no_rank_holds_the_gradients_of_its_stage(
