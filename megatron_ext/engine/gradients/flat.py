@@ -65,8 +65,9 @@ class FlatWeights:
         ordered += [pair for pair in reversed(named) if pair[0] in late]
         self.parameters = dict(ordered)
         step = ALIGNED_BYTES // torch.empty(0, dtype=dtype).element_size()
+        multiple = lcm([shares, parts, step])
         self.buckets: List[Bucket] = (
-            _buckets(ordered, bucket_bytes, late, lcm([shares, parts, step]), step, blocks) if of is None else of.buckets
+            _buckets(ordered, bucket_bytes, late, multiple, step, blocks) if of is None else of.buckets
         )
         """Neighbouring parameters, and where they lie."""
         self.slices: Dict[str, slice] = {}

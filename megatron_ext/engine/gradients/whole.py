@@ -24,8 +24,8 @@ class WholeWeights:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`parameters`, which lie at `slices` of the flat weights, have their values, and then are views of the memory of
-        their buckets."""
+        """`parameters`, which lie at `slices` of the flat weights, have their values, and then are views of their
+        buckets' memory."""
         self.late = len(buckets) - 1 if has_late else None
         self._weights: List[Tensor] = []
         self.buckets: Dict[int, int] = {}
