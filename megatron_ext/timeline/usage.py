@@ -63,6 +63,7 @@ class MemoryReport:
         self._plan = plan
         self._place = place
         if plan.device == "cuda":
+            torch.cuda.empty_cache()  # or training would find what it freed in pieces
             torch.cuda.reset_peak_memory_stats()
         self._peaks: Dict[str, float] = {}
         self._series = PeakSeries()
