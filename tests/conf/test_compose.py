@@ -14,6 +14,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from conf.compose import compose, config_text, read_experiment
 from conf.errors import ConfigError
@@ -31,7 +32,12 @@ SHIPPED = {
 
 
 def read(group: str, choice: str) -> dict:
-    return yaml.safe_load((ROOT / "conf" / group / f"{choice}.yaml").read_text(encoding="utf-8"))
+    """A file's keys, above those of the files of its group on which it rests."""
+    own = yaml.safe_load((ROOT / "conf" / group / f"{choice}.yaml").read_text(encoding="utf-8"))
+    for base in own.get("defaults", []):
+        if isinstance(base, str) and base != "_self_" and "/" not in base and "@" not in base:
+            own = OmegaConf.to_container(OmegaConf.merge(read(group, base), own))
+    return own
 
 
 def compatible(group: str, choice: str) -> list[str]:
