@@ -22,10 +22,9 @@ from fasop.errors import SearchError
 from fasop.search.inputs import Inputs
 from fasop.search.plan import Plan
 from fasop.search.search import Best, explore
-from fasop.search.shares.unequal_shares import MOST_PASSES
+from fasop.search.shares.unequal_shares import MOST_PASSES, plan_if_it_fits
 from fasop.search.space.candidates import Space, divisors
 from fasop.simulation.islands import durations_of
-from fasop.simulation.predict import predict_plan
 from fasop.simulation.ranks.shares import best_shares, replicas_of
 from megatron_ext.contract.plan import BUCKET_BYTES
 
@@ -181,32 +180,16 @@ def _plan(placed: PlacedTraining) -> Plan | None:
     parallel = placed.training.parallel
     durations, count = durations_of(placed)(placed.partition.layers), sum(parallel.micro_batches_of)
     if parallel.shares is None and all(one == durations[0] for one in durations):
-        return _predicted(placed)
+        return plan_if_it_fits(placed, 0.0)
     counts = best_shares(replicas_of(parallel, durations), count).counts
     parallel = replace(parallel, shares=counts if len({*counts}) > 1 else None)
-    return _predicted(replace(placed, training=replace(placed.training, parallel=parallel)))
-
-
-def _predicted(placed: PlacedTraining) -> Plan | None:
-    predicted = predict_plan(placed)
-    if any(stage.memory_gib > stage.limit_gib for stage in predicted.stages):
-        return None
-    return Plan(
-        training=placed.training,
-        partition=placed.partition,
-        nodes=placed.nodes,
-        total=predicted.iteration_s,
-        parts=predicted.parts,
-        bound=0.0,
-        basis=predicted.basis,
-        pipelines=None,
-    )
+    return plan_if_it_fits(replace(placed, training=replace(placed.training, parallel=parallel)), 0.0)
 
 
 def _again(plan: Plan, every: int) -> Plan:
     """The plan with common steps every so many iterations."""
     placed = replace(plan, training=replace(plan.training, sync_every=every))
-    again = _predicted(placed)
+    again = plan_if_it_fits(placed, 0.0)
     assert again is not None
     return again
 

@@ -162,7 +162,7 @@ def _plans(group: Candidates, least: float, until: float) -> Iterator[Plan]:
             placed = PlacedTraining(
                 training=replace(training, parallel=parallel), partition=Partition(layers), nodes=nodes
             )
-            plan = _plan(placed, least)
+            plan = plan_if_it_fits(placed, least)
             if plan is not None:
                 yield plan
 
@@ -198,7 +198,7 @@ def _moved(shares: _Shares, layers: Sequence[int], until: float) -> tuple[int, .
     return best
 
 
-def _plan(placed: PlacedTraining, least: float) -> Plan | None:
+def plan_if_it_fits(placed: PlacedTraining, least: float) -> Plan | None:
     """Return the plan as a search shows it; None if it does not fit into memory with these shares."""
     predicted = predict_plan(placed)
     if any(stage.memory_gib > stage.limit_gib for stage in predicted.stages):
