@@ -139,10 +139,11 @@ class Cluster(LoginNode):
         self._broken.discard(name)
 
     def start_node(self, name: str) -> None:
-        """Power on, after `kill_node`."""
+        """Power on, after `kill_node`, until Slurm can reach it: one that was soon back never was down to Slurm."""
         node = next(node for node in self._site.nodes if node.name == name)
         self._boot(node)
         self._slurmd(node)
+        self._wait(f"slurmd of {name}", partial(_listens, node.address, node.port))
 
     def cut(self, name: str) -> None:
         """Pulls the node's network cable; its processes go on. Isolated clusters only."""
