@@ -91,11 +91,8 @@ def _answer(content: str, precision: str, tensor: int, sizes: tuple[int, ...], d
     """What the process prints, which is kept in the user's cache; `digest` is of what `model.config` names."""
     train = {"seed": 1, "precision": precision}
     request = {"model": json.loads(content), "train": train, "sizes": sizes, "tensor": tensor}
-    kept = (
-        user_cache()
-        / "counted"
-        / f"{hashlib.sha256(json.dumps([request, digest, _versions()]).encode()).hexdigest()}.json"
-    )
+    key = hashlib.sha256(json.dumps([request, digest, _versions()]).encode()).hexdigest()
+    kept = user_cache() / "counted" / f"{key}.json"
     try:
         return read_regular_text(kept)
     except (OSError, ValueError):  # it was not counted before

@@ -88,13 +88,7 @@ def _held_out(plan: Plan, task: Task) -> Tuple[Samples, int]:
     return task.samples(SPLIT, count), count
 
 
-def _evaluated(
-    plan: Plan,
-    task: Task,
-    training: Union[DelayedTraining, FlushedTraining, IslandTraining],
-    samples: Samples,
-    count: int,
-) -> Mapping[str, float]:
+def _evaluated(plan: Plan, task: Task, training: Training, samples: Samples, count: int) -> Mapping[str, float]:
     tally = Tally(task, TensorGroup())
     with training.evaluating():
         for first in range(0, count, plan.micro_batch_size):
