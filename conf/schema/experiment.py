@@ -145,7 +145,13 @@ class Experiment:
         containers.check_environment(self.container.kind, self.cluster, order.groups)
         if self.engine.kind is EngineKind.megatron_lm:
             execution.check_megatron_lm(
-                self.model, self.parallel, self.train, self.cluster, order.groups, self.executor.rehearse
+                self.engine,
+                self.model,
+                self.parallel,
+                self.train,
+                self.cluster,
+                order.groups,
+                self.executor.rehearse,
             )
             execution.check_megatron_lm_log(self.log)
         execution.check_engine(

@@ -93,7 +93,13 @@ MEGATRON_LM_SCHEDULES = [name for name, one in SCHEDULES.items() if one.megatron
 
 
 def check_megatron_lm(
-    model: Model, parallel: Parallel, train: Train, cluster: Cluster, groups: Iterable[str], rehearse: Rehearse
+    engine: Engine,
+    model: Model,
+    parallel: Parallel,
+    train: Train,
+    cluster: Cluster,
+    groups: Iterable[str],
+    rehearse: Rehearse,
 ) -> None:
     """Whether Megatron-LM can do what the rest of the configuration says; `groups` are those of its nodes."""
     if not model.traits.megatron_lm:
@@ -101,7 +107,7 @@ def check_megatron_lm(
             f"model.family={model.family}: Megatron-LM trains only model.family=gpt here, with its pretrain_gpt.py; "
             f"use engine=tdpp"
         )
-    _schedule(parallel)
+    _schedule(parallel, any(one.startswith("--microbatch-group-size") for one in engine.arguments))
     _devices(cluster, groups)
     _without_equal(train, rehearse)
     if train.load is not None:
@@ -184,7 +190,8 @@ def check_megatron_lm_log(log: list[Tracker]) -> None:
         )
 
 
-def _schedule(parallel: Parallel) -> None:
+def _schedule(parallel: Parallel, regrouped: bool) -> None:
+    """`regrouped`: interleaved stages take micro-batches in groups of another size than Megatron-LM's usual one."""
     if not parallel.alike:
         unlike = "replicas" if parallel.replicas is not None else "tensor"
         raise ConfigError(
@@ -232,11 +239,11 @@ def _schedule(parallel: Parallel) -> None:
             f"parallel.schedule={parallel.schedule}: Megatron-LM has {' and '.join(MEGATRON_LM_SCHEDULES)} only; use "
             "one of them, or engine=tdpp"
         )
-    if parallel.chunks > 1 and parallel.micro_batches < parallel.pipeline:
+    if parallel.chunks > 1 and parallel.micro_batches % parallel.pipeline and not regrouped:
         raise ConfigError(
             f"parallel.schedule={parallel.schedule} with {plural(parallel.micro_batches, 'micro-batch', 'es')} "
-            "(global_batch_size / (data * micro_batch_size)): Megatron-LM needs at least as many as "
-            f"parallel.pipeline={parallel.pipeline}"
+            "(global_batch_size / (data * micro_batch_size)): Megatron-LM takes them in groups, and needs a multiple "
+            f"of parallel.pipeline={parallel.pipeline}; change parallel.global_batch_size, or use engine=tdpp"
         )
 
 

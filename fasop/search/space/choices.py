@@ -61,17 +61,16 @@ class Choices:
     def runs(self, sized: Parallelism, schedule: Schedule, chunks: int, model: Model, engine: Engine) -> bool:
         """Whether such a pipeline can run a schedule, and needs to be tried with it.
 
-        Every chunk of an interleaved schedule can have a layer. Megatron-LM needs as many micro-batches as stages.
+        Every chunk of an interleaved schedule can have a layer. Megatron's takes micro-batches in groups of as many as
+        stages, and refuses a last group that is not whole.
         A single stage takes as long with every schedule; with 1F1B it holds one micro-batch at a time, as few as any.
         """
         if sized.pipeline == 1 and Schedule.one_f_one_b in self.schedule:
             return schedule is Schedule.one_f_one_b
         if not schedule.definition.has_chunks:
             return True
-        groups = engine.kind is EngineKind.tdpp or sized.micro_batches >= sized.pipeline
-        if engine.kind is EngineKind.megatron_core:  # megatron_ext.contract.rules.engine
-            groups = sized.micro_batches % sized.pipeline == 0
-        return groups and sized.pipeline > 1 and sized.pipeline * chunks <= blocks_of(model).layers
+        whole = engine.kind is EngineKind.tdpp or sized.micro_batches % sized.pipeline == 0
+        return whole and sized.pipeline > 1 and sized.pipeline * chunks <= blocks_of(model).layers
 
     def variants(self, sized: Parallelism) -> Iterator[Parallelism]:
         """A plan's sizes and schedule with each option that changes anything; those that save memory come last."""

@@ -340,6 +340,19 @@ def test_a_schedule_that_no_pipeline_can_run_is_told() -> None:
         space_of(inputs, 8)
 
 
+@pytest.mark.parametrize("engine", [["engine=megatron_core"], [*MEGATRON]], ids=["megatron_core", "megatron_lm"])
+def test_interleaved_plans_for_megatron_have_groups_that_are_whole(engine: list[str]) -> None:
+    given = ["experiment=seed_a10x8", *engine, "parallel.schedule=interleaved", "parallel.global_batch_size=24"]
+    inputs = read(given)
+    counts = {
+        (one.parallel.pipeline, one.parallel.micro_batches)
+        for one in sizes(inputs.training, few(inputs.kinds, 8), inputs.choices)
+        if inputs.choices.runs(one.parallel, Schedule.interleaved, 2, one.model, one.engine)
+    }
+    assert {micro_batches % pipeline for pipeline, micro_batches in counts} == {0}
+    assert any(micro_batches > pipeline for pipeline, micro_batches in counts)
+
+
 def test_a_search_whose_time_is_up_has_a_plan_and_says_what_it_left_out() -> None:
     inputs = read(["experiment=seed_a100x1_a10x7", *MEGATRON, *PLAIN])
     spaces = [Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)]

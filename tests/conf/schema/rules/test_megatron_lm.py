@@ -41,15 +41,15 @@ BROKEN = {
         ],
         "parallel.replicas=24-8: in Megatron-LM all stages have the same numbers of replicas",
     ),
-    "interleaved, with few micro-batches": (
+    "interleaved, with a last group of few micro-batches": (
         [
             "parallel.schedule=interleaved",
             "parallel.chunks=2",
             "parallel.partition=null",
-            "parallel.global_batch_size=16",
+            "parallel.global_batch_size=48",
         ],
-        "parallel.schedule=interleaved with 4 micro-batches (global_batch_size / (data * micro_batch_size)): "
-        "Megatron-LM needs at least as many as parallel.pipeline=8",
+        "parallel.schedule=interleaved with 12 micro-batches (global_batch_size / (data * micro_batch_size)): "
+        "Megatron-LM takes them in groups, and needs a multiple of parallel.pipeline=8; change",
     ),
     "no GPU": (
         ["cluster.gpus.a10.name=CPU"],
@@ -88,8 +88,12 @@ def test_what_megatron_lm_cannot_do_is_refused(overrides: list[str], message: st
         ["parallel.partition=0-11-8-8-0-8-13-0"],
         ["parallel.schedule=interleaved", "parallel.chunks=2", "parallel.partition=null"],
         ["engine.vocab_file=v.json", "engine.merge_file=m.txt", "engine.arguments=[--swiglu]"],
+        [
+            *("parallel.schedule=interleaved", "parallel.chunks=2", "parallel.partition=null"),
+            *("parallel.global_batch_size=48", "engine.arguments=[--microbatch-group-size-per-vp-stage,12]"),
+        ],
     ],
-    ids=["the seed", "an empty stage", "interleaved", "tokenizer and arguments"],
+    ids=["the seed", "an empty stage", "interleaved", "tokenizer and arguments", "groups of one's own size"],
 )
 def test_what_it_can_do_is_accepted(overrides: list[str]) -> None:
     assert compose([*SEED, *overrides]).engine.kind == "megatron_lm"
