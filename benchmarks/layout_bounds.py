@@ -39,7 +39,7 @@ def bounds_of(seed: int) -> list[tuple[float, dict[str, float]]]:
             ),
             "shortest trip": float(placed.shortest_trip(one, work)[0]),
             "many layouts": float(placed.least_seconds(one, work)[int(one.parallel.sharded_optimizer), 0]),
-            "trip": float(placed.trip_seconds(one, work)[0]),
+            "trip": float(placed.trip_seconds(one, work)[int(one.parallel.sharded_optimizer), 0]),
             "one layout": candidate.bound,
         }
         candidate.tighten(ROOM * taken)

@@ -277,7 +277,7 @@ class Nodes:
         rows = []
         for kind, time in zip(self.kinds, times, strict=True):
             parts = (time.embedding, time.head, *time.layers)
-            step = kind.factors.optimizer * _step(kind, training)
+            step = step_s_per_parameter(kind, training)
             rows.append([*(part.forward for part in parts), *(part.backward for part in parts), step, time.again])
         return np.array(rows).T
 
@@ -295,12 +295,12 @@ class Nodes:
         return Link(latency_s=reduced[..., 0], s_per_byte=reduced[..., 1])
 
 
-def _step(kind: NodeKind, training: Training) -> float:
+def step_s_per_parameter(kind: NodeKind, training: Training) -> float:
     """Return the seconds in which such a node's GPU updates a parameter. What is offloaded comes and goes meanwhile."""
     computed = optimizer_s_per_parameter(kind.gpu, kind.profile, training.precision)
-    if not training.offloads:
-        return computed
-    return max(computed, 4.0 * training.offloaded_values / (kind.gpu.host_gb_per_s * 1e9))
+    if training.offloads:
+        computed = max(computed, 4.0 * training.offloaded_values / (kind.gpu.host_gb_per_s * 1e9))
+    return kind.factors.optimizer * computed
 
 
 def stages_summing_by_node(placed: PlacedTraining) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -27,6 +27,7 @@ from fasop.search.by_stage.bounds import (
     ways,
 )
 from fasop.simulation.linear import Linear
+from fasop.simulation.on_nodes import step_s_per_parameter
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import Schedule
 
@@ -114,7 +115,8 @@ class PlacedLayouts:
         count = one.parallel.global_batch_size // one.parallel.micro_batch_size
         fewest, most = count // layouts.replicas, -(-count // layouts.replicas)  # of a replica
         lag, first = self._lag, self._number == 0
-        costs, hop, scattered = [*self._costs(work)], self._hop(work), self._scattered(work)
+        costs, hops, scattered = [*self._costs(work)], self._hops(work), self._scattered(work)
+        before = np.cumsum(hops, axis=1) - hops
         found = np.zeros((2, len(layouts.tensors)))
         for way in ways(schedule):
             own, hidden = np.zeros(layouts.tensors.shape), np.zeros(layouts.tensors.shape)
@@ -130,7 +132,7 @@ class PlacedLayouts:
             trip = self._trip([(kind.forward, kind.backward) for kind in costs], costs, way.back)
             embedding = self._trip([kind.embedding for kind in costs], costs, way.back)
             after = 0.0 if way.sums else self._ending(one)[:, np.newaxis]
-            fixed = ends + (1 if way.sums else 2) * hop * number + np.where(number > 0, embedding[:, :1], 0.0) + after
+            fixed = ends + (1 if way.sums else 2) * before + np.where(number > 0, embedding[:, :1], 0.0) + after
             chains = Chains(
                 own=own,
                 trip=np.where(layouts.exists, trip, 0.0),
@@ -143,24 +145,51 @@ class PlacedLayouts:
             for sharded, rounds in enumerate((2, 1)):  # an all-reduce, or a reduce-scatter
                 exposed = np.maximum(0.0, rounds * scattered - hidden * one.overlaps)
                 found[sharded] = np.maximum(found[sharded], least(replace(chains, own=own + exposed), work.whole))
-        return found
+        return found + self._start(one)
 
     def trip_seconds(self, one: Training, work: Work) -> Floats:
-        """[layouts]: a bound like `least_seconds` from another chain (`TripBound`), which takes longer to find."""
+        """[2, layouts]: a bound like `least_seconds` from another chain (`TripBound`), which takes longer to find."""
         layouts, schedule = self._layouts, one.parallel.schedule
         half, shape = schedule.definition.input_share, layouts.tensors.shape
-        ahead, back = self._passes_left(schedule, one.parallel.global_batch_size // one.parallel.micro_batch_size)
-        layer, fixed = np.full(shape, np.inf), np.full(shape, np.inf)
+        count = one.parallel.global_batch_size // one.parallel.micro_batch_size
+        fewest, most = count // layouts.replicas, -(-count // layouts.replicas)  # of a replica
+        layer, fixed = np.full(shape, -np.inf), np.zeros(shape)
         costs = [*self._costs(work)]
         trip = self._trip([(kind.forward, kind.backward) for kind in costs], costs, half)
         ends = self._trip([kind.ends for kind in costs], costs, half)
+        there, there_ends = self._quickest(costs, lambda kind: kind.forward, lambda kind: kind.ends[0])
+        any_replica = (~layouts.even)[:, np.newaxis] & (schedule is Schedule.gpipe)
         for kind in costs:
-            layer = _smallest(layer, ahead * kind.forward + back * kind.backward, kind.present)
-            fixed = _smallest(fixed, ahead * kind.ends[0] + back * kind.ends[1], kind.present)
-        messages = 2 * self._hop(work) * layouts.last
+            ahead, back = self._passes_left(schedule, np.where(self._first == kind.number, most, fewest), count)
+            forward, beside = np.where(any_replica, [there, there_ends], [kind.forward, kind.ends[0]])
+            of_kind = ahead * forward + back * kind.backward
+            longer = kind.present & (of_kind > layer)
+            layer = np.where(longer, of_kind, layer)
+            fixed = np.where(longer, ahead * beside + back * kind.ends[1], fixed)
+        messages = 2 * self._hops(work).sum(axis=1)
         constant = messages + np.where(layouts.exists, ends, 0.0).sum(axis=1) + self._ending(one)
         chain = TripBound(trip, Linear(fixed=fixed, layer=layer), layouts.exists, constant)
-        return chain.least(work.whole, np.full(shape, one.blocks.layers), alike=len(work.units) == 1)
+        room = np.full(shape, one.blocks.layers)
+        found: Floats = chain.least(work.whole, room, alike=len(work.units) == 1) + self._start(one)
+        return found
+
+    @staticmethod
+    def _quickest(costs: Sequence[_KindCosts], *parts: Callable[[_KindCosts], Floats]) -> list[Floats]:
+        """[layouts, stages]: the least of all kinds that a stage lies on, of each part."""
+        every = [[np.where(kind.present, part(kind), np.inf) for kind in costs] for part in parts]
+        return [np.where(np.isfinite(least_of := np.min(of_part, axis=0)), least_of, 0.0) for of_part in every]
+
+    def _start(self, one: Training) -> Floats:
+        """[2, layouts], without and with a sharded optimizer: seconds of the first stage's step, at least, for which
+        its first micro-batch waits: that of the embedding."""
+        layouts, kinds = self._layouts, [*self._kinds.values()]
+        step = min(step_s_per_parameter(kind, one) for kind in kinds)
+        tensors = layouts.tensors[:, 0]
+        parameters = np.zeros(tensors.max(initial=0) + 1)
+        for tensor in np.unique(tensors):
+            parameters[tensor] = sizes.embedding_parameters(one.model, int(tensor))
+        whole = step * parameters[tensors]
+        return np.array([whole, whole / layouts.replicas[:, 0]])
 
     def _trip(self, times: Sequence[tuple[Floats, Floats]], costs: Sequence[_KindCosts], share: float) -> Floats:
         """[layouts, stages]: as `bounds.least_trip`, of the kinds of nodes that each stage lies on."""
@@ -221,17 +250,15 @@ class PlacedLayouts:
                     embedding=(embedding[..., 0], embedding[..., 1]),
                 )
 
-    def _passes_left(self, schedule: Schedule, count: int) -> tuple[Floats, Floats]:
-        """[layouts, stages]: what `bounds.left` says of each stage, for `count` micro-batches of the iteration."""
-        replicas, lag = self._layouts.replicas, self._lag
-        after = np.cumsum((self._layouts.exists * replicas)[:, ::-1], axis=1)[:, ::-1]
-        ahead: Integers = (after - 1) // replicas
-        fewest = count // replicas
+    def _passes_left(self, schedule: Schedule, each: Integers, total: int) -> tuple[Floats, Floats]:
+        """[layouts, stages]: what `bounds.left` says of replicas with `each` of all `total` micro-batches."""
+        replicas = self._layouts.replicas
+        backward: Floats = backward_left(schedule, self._lag, each)
         if schedule is Schedule.gpipe:
             last = replicas[np.arange(len(replicas)), self._layouts.last][:, np.newaxis]
-            forward = forward_in_gpipe(replicas, last, count)
-            return np.asarray(forward, float), np.asarray(backward_left(schedule, lag, fewest))
-        return np.asarray(forward_left(schedule, ahead, fewest)), np.asarray(backward_left(schedule, lag, fewest))
+            return np.asarray(forward_in_gpipe(replicas, last, total), float), backward
+        after = np.cumsum((self._layouts.exists * replicas)[:, ::-1], axis=1)[:, ::-1]
+        return np.asarray(forward_left(schedule, (after - 1) // replicas, each), float), backward
 
     @cached_property
     def _lag(self) -> Integers:
@@ -263,15 +290,34 @@ class PlacedLayouts:
         found: Floats = slowest * (layouts.replicas - 1) / layouts.replicas
         return found
 
-    def _hop(self, work: Work) -> float:
-        """Seconds of a message, at least."""
-        if has_pairs(self._nodes):
-            return 0.0
-        return min(
-            kind.factors.messages * link.takes(work.message)
-            for kind in self._kinds.values()
-            for link in (links.within(kind.group), links.between(kind.group, 1))
-        )
+    def _hops(self, work: Work) -> Floats:
+        """[layouts, stages]: seconds of a message from each stage to the next one, at least; 0 behind the last one.
+
+        Peers of ranks in a stage's first node lie in no earlier node than the next stage begins in, and peers of ranks
+        in the next stage's last node in no later one than this stage ends in. So all ranks of such a node that have
+        their peers elsewhere share its link.
+        """
+        layouts, nodes = self._layouts, self._nodes
+        if has_pairs(nodes):
+            return np.zeros(layouts.tensors.shape)
+        node = _node_of_gpus(nodes)
+        starts, last = np.searchsorted(node, np.arange(len(nodes) + 1)), len(node) - 1
+        following = np.roll(layouts.ends, -1, axis=1)
+        following[:, -1] = len(node)
+        first, begun = node[np.minimum(layouts.begins, last)], node[np.minimum(layouts.ends, last)]
+        ended, final = node[layouts.ends - 1], node[following - 1]
+        own, theirs = layouts.tensors, np.roll(layouts.tensors, -1, axis=1)
+        sending = (starts[first + 1] - layouts.begins) // own * np.minimum(own, theirs)
+        receiving = following - np.maximum(layouts.ends, starts[final])
+        of_nodes = [(kind.factors.messages, links.within(kind.group), links.between(kind.group, 1)) for kind in nodes]
+        inside = np.array([factor * link.takes(work.message) for factor, link, _ in of_nodes])
+        latency = np.array([factor * link.latency_s for factor, _, link in of_nodes])
+        seconds = np.array([factor * link.s_per_byte * work.message for factor, _, link in of_nodes])
+        out = np.where(first < begun, latency[first] + sending * seconds[first], 0.0)
+        into = np.where(ended < final, latency[final] + receiving * seconds[final], 0.0)
+        found = np.maximum(np.where(first == final, inside[first], 0.0), np.maximum(out, into))
+        hops: Floats = np.where(self._number < layouts.last[:, np.newaxis], found, 0.0)
+        return hops
 
     def _ending(self, one: Training) -> Floats:
         """[layouts]: seconds in which the first and the last stage sum the embedding's gradients, at least: nothing

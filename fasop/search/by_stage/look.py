@@ -94,11 +94,23 @@ class _Row(NamedTuple):
     kinds: int
     """Number of the set of nodes."""
     order: int
-    options: tuple[int, ...]
-    """Their numbers: all have this bound, but for those with a sharded optimizer."""
+    numbers: tuple[int, ...]
+    """Those of its options: all have this bound, but for those with a sharded optimizer."""
     layout: int
     of_sharded: float
     """The bound of these, whose sums take half the time."""
+
+
+class _Option(NamedTuple):
+    """One option of a row; of two, the one that is looked at first is less."""
+
+    elsewhere: bool
+    """Whether its node order is not the one of the best plan."""
+    later: bool
+    """Whether it has a sibling with a sharded optimizer, which takes less time and less memory."""
+    bound: float
+    row: _Row
+    number: int
 
 
 class _Rows(NamedTuple):
@@ -202,8 +214,8 @@ class _Nodes:
                     [_Row(bound, number, order, options, place, other) for bound, place, other in rows],
                 )
 
-    def candidate(self, row: _Row, option: int) -> Candidate:
-        one, layout = self.options[option], self.wanted[row.layout]
+    def candidate(self, option: _Option) -> Candidate:
+        one, layout = self.options[option.number], self.wanted[option.row.layout]
         parallel = one.parallel
         count = parallel.global_batch_size // parallel.micro_batch_size
         alike = len(set(layout.tensors)) == 1
@@ -217,7 +229,7 @@ class _Nodes:
             shares=shares,
         )
         work = self.works[parallel.micro_batch_size, parallel.recompute]
-        return Candidate(replace(one, parallel=staged), self.orders[row.order], work, self.names)
+        return Candidate(replace(one, parallel=staged), self.orders[option.row.order], work, self.names)
 
 
 def _more(parallel: Parallelism, size: int) -> int:
@@ -283,32 +295,27 @@ def explore_stages(
             rows += found.every
             least = min(least, found.least)
     first = [node.name for node in keep.plans[0].nodes] if keep.plans else []
-    rows.sort(key=lambda row: ([node.name for node in nodes[row.kinds].orders[row.order]] != first, row))
-    work, put_off = 0, list[tuple[float, _Row, int]]()
+    work, put_off = 0, list[_Option]()
     fastest, fast = _fastest(keep), list[tuple[Candidate, Integers]]()
-    for row in rows:
-        some = nodes[row.kinds]
-        shares = {option: some.options[option].parallel.sharded_optimizer for option in row.options}
-        for option in sorted(row.options, key=lambda option: not shares[option]):  # in less time, and less memory
-            bound = row.of_sharded if shares[option] else row.bound
-            if bound > fastest:
-                least = min(least, bound)
-                continue
-            if work > effort.work or time.process_time() > until:
-                put_off.append((bound, row, option))
-                continue
-            one = some.candidate(row, option)
-            work += BUILT
-            one.tighten(fastest)
-            if one.bound > fastest:
-                least = min(least, one.bound)
-                continue
-            partition, seconds, steps = one.search(NEAR * fastest)
-            work += steps
-            least = min(least, seconds if one.exhausted else one.bound)
-            if math.isfinite(seconds) and seconds <= fastest:
-                fast = [*(fast if seconds == fastest else ()), (one, partition)]
-                fastest = seconds
+    for option in sorted(_options(nodes, rows, first)):
+        if option.bound > fastest:
+            least = min(least, option.bound)
+            continue
+        if work > effort.work or time.process_time() > until:
+            put_off.append(option)
+            continue
+        one = nodes[option.row.kinds].candidate(option)
+        work += BUILT
+        one.tighten(fastest)
+        if one.bound > fastest:
+            least = min(least, one.bound)
+            continue
+        partition, seconds, steps = one.search(NEAR * fastest)
+        work += steps
+        least = min(least, seconds if one.exhausted else one.bound)
+        if math.isfinite(seconds) and seconds <= fastest:
+            fast = [*(fast if seconds == fastest else ()), (one, partition)]
+            fastest = seconds
     keep.add([one.plan(partition) for one, partition in fast])
     enough = min(least, effort.near * fastest)
     least = min(least, _raised(nodes, put_off, enough, effort.raised, until))
@@ -332,18 +339,26 @@ def explore_stages(
     )
 
 
-def _raised(
-    nodes: Sequence[_Nodes], rows: Sequence[tuple[float, _Row, int]], enough: float, most: int, until: float
-) -> float:
-    """Seconds below which no plan of these rows and options is, which come with their bounds. Those with the lowest
-    ones, so many at most, are bounded by all their own costs, until the least is `enough`."""
+def _options(nodes: Sequence[_Nodes], rows: Sequence[_Row], first: Sequence[str]) -> Iterator[_Option]:
+    """All options of rows; those in the node order `first` are the first ones."""
+    for row in rows:
+        some = nodes[row.kinds]
+        elsewhere = [node.name for node in some.orders[row.order]] != first
+        shares = [some.options[number].parallel.sharded_optimizer for number in row.numbers]
+        for number, shared in zip(row.numbers, shares, strict=True):
+            yield _Option(elsewhere, any(shares) and not shared, row.of_sharded if shared else row.bound, row, number)
+
+
+def _raised(nodes: Sequence[_Nodes], options: Sequence[_Option], enough: float, most: int, until: float) -> float:
+    """Seconds below which no plan of these options is. Those with the lowest bounds, so many at most, are bounded by
+    all their own costs, until the least is `enough`."""
     least = math.inf
-    for number, (bound, row, option) in enumerate(sorted(rows)):
-        if bound >= min(enough, least) or number == most or time.process_time() > until:
-            return min(least, bound)
-        one = nodes[row.kinds].candidate(row, option)
+    for number, option in enumerate(sorted(options, key=lambda option: option[2:])):
+        if option.bound >= min(enough, least) or number == most or time.process_time() > until:
+            return min(least, option.bound)
+        one = nodes[option.row.kinds].candidate(option)
         one.tighten(enough)
-        least = min(least, max(bound, one.bound))
+        least = min(least, max(option.bound, one.bound))
     return least
 
 
