@@ -253,7 +253,7 @@ class PlacedLayouts:
     def _passes_left(self, schedule: Schedule, each: Integers, total: int) -> tuple[Floats, Floats]:
         """[layouts, stages]: what `bounds.left` says of replicas with `each` of all `total` micro-batches."""
         replicas = self._layouts.replicas
-        backward: Floats = backward_left(schedule, self._lag, each)
+        backward = np.asarray(backward_left(schedule, self._lag, each), float)
         if schedule is Schedule.gpipe:
             last = replicas[np.arange(len(replicas)), self._layouts.last][:, np.newaxis]
             return np.asarray(forward_in_gpipe(replicas, last, total), float), backward
