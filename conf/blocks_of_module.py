@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -18,11 +16,11 @@ from conf.errors import ConfigError
 from conf.schema.experiment import Experiment
 from conf.schema.model import Model, check_code
 from conf.schema.parallel import AUTO
+from conf.torch_answers import run
 from megatron_ext.contract.files import digest_of_file, why
 from megatron_ext.contract.models.hf_config import config_file
 from megatron_ext.contract.models.model import defined_by_user
 
-PROJECT = Path(__file__).resolve().parents[1]
 LOOK = "megatron_ext.blocks"
 
 
@@ -151,11 +149,8 @@ def _said_of(asked: Asked, *options: str) -> dict[str, Any]:
     return found
 
 
-def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
-    paths = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-m", LOOK, *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+def _run(words: list[str]) -> CompletedProcess[str]:
+    return run(LOOK, words)
 
 
 def is_user_code(model: DictConfig) -> bool:

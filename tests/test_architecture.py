@@ -39,7 +39,7 @@ FLOORS = {
         *(
             "visible",
             "errors",
-            "utf8",
+            "utf8 torch_answers",
             "run_folder",
             "reading",
             "schema",
@@ -60,7 +60,7 @@ FLOORS = {
     "megatron_ext": [
         *("contract", "timeline", "data", "parallel", "tasks", "families", "engine", "core", "checkpoints"),
         *("inference measuring learning", "rank_processes", "train", "worker"),
-        "doctor profile hf schedule blocks translate memory",
+        "doctor profile hf schedule blocks translate memory check",
     ],
     "megatron_ext/engine": [
         *("goal gradients results", "batches executor optimizer", "interface islands workers"),

@@ -213,6 +213,6 @@ def _of_transformers(config: HfConfig, why: str) -> tuple[dict[str, object], lis
         raise LaunchError(str(error)) from error
     note = (
         f"{why}: this {config.kind} is trained with transformers' own layers (model.family={TRANSFORMERS}), so its "
-        "ranks need transformers; what cannot be cut is refused when a run starts (docs/models.md)"
+        "ranks need transformers; what cannot be cut is refused before a run starts (docs/models.md)"
     )
     return {"family": TRANSFORMERS, **values, "config": str(Path(config.path).absolute())}, [note]

@@ -14,6 +14,7 @@ from conf.schema.adapt import Rule
 from conf.schema.experiment import ContainerKind, ExecutorKind, Experiment, Rehearse
 from conf.schema.train import LrPolicy, Train
 from conf.visible import plural
+from launch.commands.launching.model_check import check_model
 from launch.errors import LaunchError
 from megatron_ext.contract.cores import usable_cores
 from megatron_ext.contract.goal import BLEU, SPLIT, names_metric
@@ -69,7 +70,8 @@ def preflight(experiment: Experiment) -> Sequence[str]:
     """Returns what is odd about what the run would read; a rehearsal reads nothing.
 
     Raises:
-        TdppError: the data, `train.load` or `parallel.schedule_file` do not fit the experiment.
+        TdppError: the data, `train.load` or `parallel.schedule_file` do not fit the experiment, or its model of
+            transformers cannot be trained so.
     """
     # Only a launch needs these, and help and resume do not wait for numpy.
     from data_prep.training import check_for_training
@@ -79,9 +81,11 @@ def preflight(experiment: Experiment) -> Sequence[str]:
     from megatron_ext.contract.schedule import iteration
     from megatron_ext.contract.schedule.stream_check import prove
 
+    of_model = check_model(experiment)
     if experiment.executor.rehearse is not Rehearse.none:
-        return ()
+        return of_model
     doubts = _check_module(experiment) if experiment.model.traits.user_code else check_for_training(experiment)
+    doubts = [*of_model, *doubts]
     train = experiment.train
     if train.lr_policy is LrPolicy.constant and train.min_lr not in (0.0, Train.min_lr):
         text = f"train.min_lr={train.min_lr:g} has no effect: train.lr_policy=constant never lowers the rate"

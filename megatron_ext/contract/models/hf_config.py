@@ -13,6 +13,8 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from megatron_ext.contract.errors import EngineError
 
+OLDEST = 5
+"""The oldest major version of transformers whose models can be trained as they are."""
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
 _MISSING = object()
 

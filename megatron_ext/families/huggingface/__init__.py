@@ -11,8 +11,6 @@ from megatron_ext.contract.models.hf_config import HfConfig, HfConfigError, conf
 from megatron_ext.contract.models.model import Family, ModelConfig
 from megatron_ext.contract.models.pieces import Stack
 
-OLDEST = 5
-"""The oldest major version of transformers whose models can be made here."""
 NAMES = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "hidden": ("hidden_size", "n_embd", "d_model", "dim"),

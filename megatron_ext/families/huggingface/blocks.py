@@ -18,6 +18,11 @@ from megatron_ext.families.huggingface.shares import Shares
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.task import Wire
 
+OF_EXPERTS = 3
+"""Dimensions of a tensor that has the matrices of all experts."""
+MOST_TRIED = 1 << 28
+"""Numbers of a layer that are drawn to try it on the machine from which a run starts: 1 GiB."""
+
 
 class Frame(nn.Module):
     """Modules outside the layers, under their names in the model, whose forward pass is the model's own."""
@@ -176,6 +181,32 @@ def layer_of(
         forward.keep_apart()
     shares.layer(layer, number, tensor)
     return layer
+
+
+def keeps_apart(anatomy: Anatomy, number: int, seed: int) -> bool:
+    """Has a layer by itself try to keep documents apart; False: it is too large for that. Its experts, each of which
+    takes a token by itself, have the same weights here, and take no more memory than one.
+
+    Raises:
+        EngineError: they would see each other.
+    """
+    layer = anatomy.layer(number, torch.device("cpu"))  # takes memory when it is written to
+    experts = [(name, one.shape) for name, one in layer.named_parameters() if one.dim() == OF_EXPERTS]
+    for name, _ in experts:
+        _put(layer, name, layer.get_parameter(name)[:1])
+    if sum(one.numel() for one in layer.parameters()) > MOST_TRIED:
+        return False
+    fill(layer, f"{anatomy.path}.{number}", anatomy.owner, seed)
+    for name, shape in experts:
+        _put(layer, name, layer.get_parameter(name).expand(shape))
+    _Layer(anatomy, number, layer, True, None).keep_apart()
+    return True
+
+
+def _put(root: nn.Module, name: str, value: Tensor) -> None:
+    """Takes this for a parameter."""
+    module, _, key = name.rpartition(".")
+    root.get_submodule(module)._parameters[key] = nn.Parameter(value.detach())
 
 
 def _register(root: nn.Module, name: str, module: nn.Module) -> None:

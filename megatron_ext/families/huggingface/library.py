@@ -14,9 +14,8 @@ from torch import nn
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular_text, why
-from megatron_ext.contract.models.hf_config import config_file
+from megatron_ext.contract.models.hf_config import OLDEST, config_file
 from megatron_ext.contract.models.model import ModelConfig
-from megatron_ext.families.huggingface import OLDEST
 
 CODE = "_implementation"
 """In keys that say by which kernels layers compute, as attn_implementation. A value may name code on a server, which

@@ -12,7 +12,7 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.families.huggingface.anatomy import Anatomy
 from megatron_ext.families.huggingface.apart import require_positions
-from megatron_ext.families.huggingface.blocks import Embedding, Head, layer_of
+from megatron_ext.families.huggingface.blocks import Embedding, Head, keeps_apart, layer_of
 from megatron_ext.families.huggingface.library import made
 from megatron_ext.families.huggingface.lora import Adapters, is_adapter
 from megatron_ext.families.huggingface.routing import BALANCE, BALANCED, TABLE, Routing
@@ -96,6 +96,15 @@ class HuggingFaceTask(NextTokenTask):
         self.wires = {wire.name: wire for wire in (*wires, *routing.wires, logits)}
         self.outputs = (LOGITS, *routing.last.values())
         self.tied = _tied(anatomy) if self._adapters is None else {}
+
+    def keeps_apart(self) -> bool:
+        """Tries, before a run, whether layers keep documents apart that share a sample; False: some are too large.
+
+        Raises:
+            EngineError: they do not.
+        """
+        kinds = self.anatomy.kinds if self.packs else []
+        return all(keeps_apart(self.anatomy, kinds.index(kind), self._plan.train.seed) for kind in {*kinds})
 
     def initialise(self, name: str, parameter: Tensor, tensor: TensorGroup) -> None:
         """Nothing: blocks are made with their weights."""
