@@ -21,7 +21,9 @@ PROJECT = Path(__file__).resolve().parents[1]
 RANKS = "megatron_ext"
 """The folder with all that computes."""
 ERROR = "error"
-"""The key of an answer that says why there is none."""
+"""The key of an answer that says what is wrong with the request."""
+FAILED = "failed"
+"""The key of what stands for an answer where the process gave none."""
 
 
 def has_transformers() -> bool:
@@ -43,9 +45,9 @@ def run(module: str, words: Sequence[str] = (), given: str | None = None) -> sub
 
 
 def answer(module: str, request: Mapping[str, Any], digest: str) -> dict[str, Any]:
-    """Returns what a module answers to a request, or `ERROR` alone.
+    """Returns what a module answers to a request, or `ERROR` or `FAILED` alone.
 
-    Answers without an error are kept in the user's cache. They are found again as long as the code of the ranks, torch
+    Answers without either are kept in the user's cache. They are found again as long as the code of the ranks, torch
     and transformers are the same, and the `digest` of what the request names.
     """
     found: dict[str, Any] = json.loads(_answer(module, json.dumps(request, default=str, sort_keys=True), digest))
@@ -63,7 +65,7 @@ def _answer(module: str, request: str, digest: str) -> str:
     *_, last = ["", *done.stdout.strip().splitlines()]
     if not last.startswith("{"):
         why = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        return json.dumps({ERROR: f"python -m {module} exited with {done.returncode}: {why[0]}"})
+        return json.dumps({FAILED: f"python -m {module} exited with {done.returncode}: {why[0]}"})
     if ERROR not in json.loads(last):
         with contextlib.suppress(OSError):
             kept.parent.mkdir(0o700, parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from conf.blocks_of_module import digest_of
 from conf.schema.experiment import Model, Precision
-from conf.torch_answers import ERROR, answer, has_transformers
+from conf.torch_answers import ERROR, FAILED, answer, has_transformers
 from fasop.costs.measured_module import LOSS, BlockCounts, MeasuredBlock, MeasuredModule, MeasuredWire
 from fasop.errors import SearchError
 
@@ -26,9 +26,9 @@ def counted(model: Model, precision: Precision, tensor: int, sizes: Sequence[int
     found = answer(COUNTER, request, digest)
     if ERROR in found and has_transformers():
         raise SearchError(f"{model.said}: {found[ERROR]}")
-    if ERROR in found:
+    if why := found.get(ERROR, found.get(FAILED)):
         measure = f"measure its blocks with 'tdpp profile {model.said} profile=NAME', and add profile=NAME"
-        raise SearchError(f"{model.said}: the memory of its blocks cannot be counted here: {found[ERROR]}; {measure}")
+        raise SearchError(f"{model.said}: the memory of its blocks cannot be counted here: {why}; {measure}")
     module, by_name = found["module"], found["bytes"]
     blocks = [*module["blocks"], {"name": LOSS, "kind": LOSS, "held": "last", "parameters": 0, "fixed_bytes": 0}]
 

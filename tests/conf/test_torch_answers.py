@@ -52,5 +52,5 @@ def test_an_error_is_not_kept(asked: list[str]) -> None:
     assert len(asked) == 2
 
 
-def test_a_process_that_answers_nothing_is_an_error_with_its_last_line(asked: list[str]) -> None:
-    assert ask(silent=1) == {"error": "python -m some.module exited with 0: no module named so"}
+def test_a_process_that_answers_nothing_has_failed_with_its_last_line(asked: list[str]) -> None:
+    assert ask(silent=1) == {"failed": "python -m some.module exited with 0: no module named so"}

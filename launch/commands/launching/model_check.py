@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from conf.blocks_of_module import digest_of
 from conf.schema.experiment import ContainerKind, Experiment
-from conf.torch_answers import ERROR, answer, has_transformers
+from conf.torch_answers import ERROR, FAILED, answer, has_transformers
 from launch.errors import LaunchError
 
 CHECK = "megatron_ext.check"
@@ -37,6 +37,8 @@ def check_model(experiment: Experiment) -> list[str]:
     found = answer(CHECK, request, digest_of(model))
     if ERROR in found:
         raise LaunchError(found[ERROR])
+    if FAILED in found:
+        return [f"model.config={model.config} is checked when the run starts, on its nodes: {found[FAILED]}"]
     if not found["tried"]:
         return [f"data.packing=true: whether model.config={model.config} keeps documents apart is tried on the nodes"]
     return []
