@@ -14,7 +14,8 @@ import numpy as np
 
 from fasop.search.by_stage.bounds import Work, sized
 from fasop.search.by_stage.candidate import Candidate
-from fasop.search.by_stage.layout_bounds import LayoutBatch, PlacedLayouts
+from fasop.search.by_stage.layout_batch import LayoutBatch
+from fasop.search.by_stage.layout_bounds import PlacedLayouts
 from fasop.search.lower_bound import LowerBounds
 from tests.fasop.search.by_stage.test_look import fastest, small_case
 

@@ -237,19 +237,24 @@ def whole_of(trip: Floats, left: Linear, capacity: Integers, layers: int) -> Flo
     sorted_trip = np.take_along_axis(trip, order, axis=0)
     most = np.minimum(capacity, layers)
     amount = left.of(least_largest(left, capacity, layers)).max(axis=0)
-    least: Floats = np.full(trip.shape[1], np.inf)
+    found, every = np.full(trip.shape[1], np.inf), np.arange(trip.shape[1])
+    fixed, layer = left.fixed, left.layer
     for _ in range(LEVELS):
-        room = np.minimum(np.floor((amount - left.fixed) / left.layer + ROUNDING), most)
+        room = np.minimum(np.floor((amount - fixed) / layer + ROUNDING), most)
         held = np.minimum(np.cumsum(np.take_along_axis(np.maximum(room, 0), order, axis=0), axis=0), layers)
-        taken = (np.diff(held, axis=0, prepend=0) * sorted_trip).sum(axis=0)
-        least = np.minimum(least, amount + taken)
-        following = np.where(room < most, left.fixed + (room + 1) * left.layer, np.inf).min(axis=0)
-        if (following + layers * sorted_trip[0] >= least).all():
-            break
+        held[1:] -= held[:-1].copy()
+        found[every] = np.minimum(found[every], amount + (held * sorted_trip).sum(axis=0))
+        following = np.where(room < most, fixed + (room + 1) * layer, np.inf).min(axis=0)
         amount = np.maximum(amount, following)
-    else:
-        least = np.minimum(least, amount + layers * sorted_trip[0])
-    return least
+        open_ = following + layers * sorted_trip[0] < found[every]
+        if not open_.any():
+            return found
+        if 2 * open_.sum() < len(every):
+            fixed, layer, most = (np.broadcast_to(part, room.shape)[:, open_] for part in (fixed, layer, most))
+            order, sorted_trip = order[:, open_], sorted_trip[:, open_]
+            every, amount = every[open_], amount[open_]
+    found[every] = np.minimum(found[every], amount + layers * sorted_trip[0])
+    return found
 
 
 def mean_of(trip: Floats, left: Linear, layers: int | Floats) -> Floats:

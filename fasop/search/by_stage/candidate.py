@@ -132,14 +132,24 @@ class Candidate:
         self._own, self._fixed = np.array(own), np.array(fixed)
         return max(found, self._through(empty, 2 * sum(ahead[:-1]), ending))
 
+    def rule_out(self, limit: float) -> None:
+        """Raise the bound beyond `limit` if whole layers allow no partition within it, where all are alike."""
+        if self._can_tighten(limit) and not self._tables.can_share_out(limit):
+            self.bound = math.nextafter(limit, math.inf)
+
     def tighten(self, limit: float) -> None:
         """Raise the bound, beyond `limit` at most, by what whole layers allow where all are alike."""
-        if len(self._blocks.kinds) > 1 or not self.bound < limit < math.inf:
-            return
+        if self._can_tighten(limit):
+            self.bound = max(self.bound, self._tables.least(self.bound, limit))
+
+    def _can_tighten(self, limit: float) -> bool:
+        return len(self._blocks.kinds) == 1 and self.bound < limit < math.inf
+
+    @cached_property
+    def _tables(self) -> StageTables:
         amounts = np.tile(np.arange(self._blocks.layers + 1), (self._layout.stages, 1))
         columns, schedule = self._stages.columns(amounts), self.training.parallel.schedule
-        tables = StageTables.of(columns, schedule, self._layout, self._counts, self._layers_at_most)
-        self.bound = max(self.bound, tables.least(self.bound, limit))
+        return StageTables.of(columns, schedule, self._layout, self._counts, self._layers_at_most)
 
     @property
     def _layers_at_most(self) -> Integers:

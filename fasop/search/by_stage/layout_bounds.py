@@ -26,45 +26,10 @@ from fasop.search.by_stage.bounds import (
     until_returned,
     ways,
 )
+from fasop.search.by_stage.layout_batch import LayoutBatch
 from fasop.simulation.linear import Linear
 from fasop.simulation.on_nodes import step_s_per_parameter
-from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import Schedule
-
-
-class LayoutBatch:
-    """Layouts with as many GPUs, in arrays [layouts, stages]."""
-
-    def __init__(self, tensors: Integers, replicas: Integers, exists: NDArray[np.bool_]) -> None:
-        self.tensors, self.replicas, self.exists = tensors, replicas, exists
-        widths = tensors * replicas * exists
-        self.ends = np.cumsum(widths, axis=1)
-        self.begins = self.ends - widths
-        self.last = exists.sum(axis=1) - 1
-        self.even: NDArray[np.bool_] = ((replicas == replicas[:, :1]) | ~exists).all(axis=1)
-        """[layouts]: whether all stages have as many replicas."""
-
-    @classmethod
-    def of(cls, every: Sequence[Layout]) -> LayoutBatch:
-        shape = len(every), max((layout.stages for layout in every), default=1)
-        tensors, replicas, exists = np.ones(shape, np.int64), np.ones(shape, np.int64), np.zeros(shape, bool)
-        for row, layout in enumerate(every):
-            tensors[row, : layout.stages] = layout.tensors
-            replicas[row, : layout.stages] = layout.replicas
-            exists[row, : layout.stages] = True
-        return cls(tensors, replicas, exists)
-
-    def take(self, rows: Integers) -> LayoutBatch:
-        most = int(self.last[rows].max(initial=0)) + 1
-        return LayoutBatch(self.tensors[rows, :most], self.replicas[rows, :most], self.exists[rows, :most])
-
-    def inside_nodes(self, gpus: Sequence[int]) -> NDArray[np.bool_]:
-        """[layouts]: whether every tensor group lies inside one of nodes of so many GPUs."""
-        fine = np.ones(len(self.tensors), bool)
-        for end in [*accumulate(gpus)][:-1]:
-            inside = (self.begins < end) & (end < self.ends)
-            fine &= ~(inside & ((end - self.begins) % self.tensors > 0)).any(axis=1)
-        return fine
 
 
 @dataclass(frozen=True)
@@ -86,14 +51,34 @@ class _KindCosts:
 class PlacedLayouts:
     """Layouts on nodes in their order. `kinds` are the names of those of `Work`, which has the sizes of all layouts."""
 
-    def __init__(self, layouts: LayoutBatch, nodes: Sequence[NodeKind], kinds: Sequence[str]) -> None:
-        self._layouts, self._nodes, self._names = layouts, nodes, kinds
+    def __init__(
+        self,
+        layouts: LayoutBatch,
+        nodes: Sequence[NodeKind],
+        kinds: Sequence[str],
+        among: tuple[PlacedLayouts, Integers] | None = None,
+    ) -> None:
+        """`among`: others that have these in such rows, which know what does not change."""
+        self._layouts, self._nodes, self._names, self._among = layouts, nodes, kinds, among
         self._kinds = {node.name: node for node in nodes}
         self._number = np.arange(layouts.tensors.shape[1])
+        self._known: dict[tuple[str, float], Floats] = {}
 
     def take(self, rows: Integers) -> PlacedLayouts:
         """Some of them."""
-        return PlacedLayouts(self._layouts.take(rows), self._nodes, self._names)
+        return PlacedLayouts(self._layouts.take(rows), self._nodes, self._names, (self, rows))
+
+    def _kept(self, name: str, of: float, find: Callable[[PlacedLayouts], Floats]) -> Floats:
+        """[layouts] or [layouts, stages]: what `find` returns, which depends on the name and the number alone; of all
+        among which these are it is found once."""
+        if (name, of) not in self._known:
+            if self._among is None:
+                self._known[name, of] = find(self)
+            else:
+                others, rows = self._among
+                of_these = others._kept(name, of, find)[rows]
+                self._known[name, of] = of_these if of_these.ndim == 1 else of_these[:, : len(self._number)]
+        return self._known[name, of]
 
     def shortest_trip(self, one: Training, work: Work) -> Floats:
         """[layouts]: a bound like `least_seconds` that takes hardly any time: all work lies on the stage that a
@@ -147,8 +132,15 @@ class PlacedLayouts:
                 found[sharded] = np.maximum(found[sharded], least(replace(chains, own=own + exposed), work.whole))
         return found + self._start(one)
 
+    def trip_in_parts(self, one: Training, work: Work) -> Floats:
+        """[2, layouts]: a bound like `least_seconds` from another chain (`TripBound`), if layers have parts."""
+        return self._of_trip(one, work, alike=False)
+
     def trip_seconds(self, one: Training, work: Work) -> Floats:
-        """[2, layouts]: a bound like `least_seconds` from another chain (`TripBound`), which takes longer to find."""
+        """[2, layouts]: the same of whole layers, where all are alike, which takes longer to find."""
+        return self._of_trip(one, work, alike=len(work.units) == 1)
+
+    def _of_trip(self, one: Training, work: Work, *, alike: bool) -> Floats:
         layouts, schedule = self._layouts, one.parallel.schedule
         half, shape = schedule.definition.input_share, layouts.tensors.shape
         count = one.parallel.global_batch_size // one.parallel.micro_batch_size
@@ -170,7 +162,7 @@ class PlacedLayouts:
         constant = messages + np.where(layouts.exists, ends, 0.0).sum(axis=1) + self._ending(one)
         chain = TripBound(trip, Linear(fixed=fixed, layer=layer), layouts.exists, constant)
         room = np.full(shape, one.blocks.layers)
-        found: Floats = chain.least(work.whole, room, alike=len(work.units) == 1) + self._start(one)
+        found: Floats = chain.least(work.whole, room, alike=alike) + self._start(one)
         return found
 
     @staticmethod
@@ -291,6 +283,9 @@ class PlacedLayouts:
         return found
 
     def _hops(self, work: Work) -> Floats:
+        return self._kept("hops", work.message, lambda every: every._hops_of(work.message))
+
+    def _hops_of(self, message: float) -> Floats:
         """[layouts, stages]: seconds of a message from each stage to the next one, at least; 0 behind the last one.
 
         Peers of ranks in a stage's first node lie in no earlier node than the next stage begins in, and peers of ranks
@@ -310,9 +305,9 @@ class PlacedLayouts:
         sending = (starts[first + 1] - layouts.begins) // own * np.minimum(own, theirs)
         receiving = following - np.maximum(layouts.ends, starts[final])
         of_nodes = [(kind.factors.messages, links.within(kind.group), links.between(kind.group, 1)) for kind in nodes]
-        inside = np.array([factor * link.takes(work.message) for factor, link, _ in of_nodes])
+        inside = np.array([factor * link.takes(message) for factor, link, _ in of_nodes])
         latency = np.array([factor * link.latency_s for factor, _, link in of_nodes])
-        seconds = np.array([factor * link.s_per_byte * work.message for factor, _, link in of_nodes])
+        seconds = np.array([factor * link.s_per_byte * message for factor, _, link in of_nodes])
         out = np.where(first < begun, latency[first] + sending * seconds[first], 0.0)
         into = np.where(ended < final, latency[final] + receiving * seconds[final], 0.0)
         found = np.maximum(np.where(first == final, inside[first], 0.0), np.maximum(out, into))
@@ -320,6 +315,9 @@ class PlacedLayouts:
         return hops
 
     def _ending(self, one: Training) -> Floats:
+        return self._kept("ending", one.gradient_bytes, lambda every: every._ending_of(one))
+
+    def _ending_of(self, one: Training) -> Floats:
         """[layouts]: seconds in which the first and the last stage sum the embedding's gradients, at least: nothing
         where they may lie on one node. All ranks of a stage that are on one node share its link."""
         layouts, nodes = self._layouts, self._nodes

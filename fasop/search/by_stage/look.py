@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from heapq import heapify, heapreplace
 from itertools import pairwise, product
 from typing import NamedTuple
 
@@ -27,7 +28,8 @@ from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import Training
 from fasop.search.by_stage.bounds import Work, sized
 from fasop.search.by_stage.candidate import Candidate
-from fasop.search.by_stage.layout_bounds import LayoutBatch, PlacedLayouts
+from fasop.search.by_stage.layout_batch import LayoutBatch
+from fasop.search.by_stage.layout_bounds import PlacedLayouts
 from fasop.search.by_stage.layouts import Layouts, layouts
 from fasop.search.search import Best
 from fasop.search.space import node_orders
@@ -41,6 +43,11 @@ SCHEDULES = tuple(schedule for schedule in SEARCHED if not schedule.definition.h
 """Those of stages with unlike numbers of replicas."""
 STAGES = (0, 5, 10, 20, 2**31)
 """Layouts of which bounds are found together have numbers of stages between these."""
+BOUNDS = (
+    *(PlacedLayouts.shortest_trip, PlacedLayouts.trip_in_parts),
+    *(PlacedLayouts.least_seconds, PlacedLayouts.trip_seconds),
+)
+"""Of many layouts, each of those that the ones before leave."""
 BUILT = 4000
 """Work that it takes to find the costs of a layout, in steps of a replay."""
 NEAR = 1.2
@@ -191,9 +198,12 @@ class _Nodes:
             one = first.get(False) or first[True]
             self.works[costs[:2]] = self.works.get(costs[:2]) or Work(one, self.kinds, self.tensors)
             every.append((costs, tuple(numbers), one, int(min(first)), int(max(first))))
+        inside = {
+            gpus: self.many.inside_nodes(gpus) for gpus in {tuple(n.gpus for n in nodes) for nodes in self.orders}
+        }
         for (order, nodes), (low, high) in product(enumerate(self.orders), pairwise(STAGES)):
-            inside = self.many.inside_nodes([node.gpus for node in nodes])
-            some = np.nonzero(inside & (self.many.last >= low) & (self.many.last < high))[0]
+            fits = inside[tuple(node.gpus for node in nodes)]
+            some = np.nonzero(fits & (self.many.last >= low) & (self.many.last < high))[0]
             placed, most = PlacedLayouts(self.many.take(some), nodes, self.names), self.many.replicas[some].max(axis=1)
             known: dict[tuple[object, ...], Floats] = {}
             for costs, options, one, whole, sharded in every:
@@ -201,7 +211,7 @@ class _Nodes:
                 fine = most <= min(batch // costs.micro_batch_size, MOST_REPLICAS)
                 bounds = known.get(costs[::2], np.zeros((2, len(some)))).copy()
                 lowest = bounds[sharded]  # where a sharded optimizer is tried, with that
-                for bound in (PlacedLayouts.shortest_trip, PlacedLayouts.least_seconds, PlacedLayouts.trip_seconds):
+                for bound in BOUNDS:
                     if len(near := np.nonzero(fine & worth(lowest))[0]):
                         of_near = placed if len(near) == len(some) else placed.take(near)
                         bounds[:, near] = np.maximum(bounds[:, near], bound(of_near, one, work))
@@ -296,7 +306,7 @@ def explore_stages(
             least = min(least, found.least)
     first = [node.name for node in keep.plans[0].nodes] if keep.plans else []
     work, put_off = 0, list[_Option]()
-    fastest, fast = _fastest(keep), list[tuple[Candidate, Integers]]()
+    fastest, fast, unproved = _fastest(keep), list[tuple[Candidate, Integers]](), list[Candidate]()
     for option in sorted(_options(nodes, rows, first)):
         if option.bound > fastest:
             least = min(least, option.bound)
@@ -306,17 +316,23 @@ def explore_stages(
             continue
         one = nodes[option.row.kinds].candidate(option)
         work += BUILT
-        one.tighten(fastest)
+        one.rule_out(fastest)
         if one.bound > fastest:
             least = min(least, one.bound)
             continue
         partition, seconds, steps = one.search(NEAR * fastest)
         work += steps
-        least = min(least, seconds if one.exhausted else one.bound)
+        if one.exhausted:
+            least = min(least, seconds)
+        else:
+            unproved.append(one)
         if math.isfinite(seconds) and seconds <= fastest:
             fast = [*(fast if seconds == fastest else ()), (one, partition)]
             fastest = seconds
+    for one, _ in fast:
+        one.tighten(fastest)
     keep.add([one.plan(partition) for one, partition in fast])
+    least = min(least, _tightened(unproved, fastest))
     enough = min(least, effort.near * fastest)
     least = min(least, _raised(nodes, put_off, enough, effort.raised, until))
     said = " and ".join(dict.fromkeys(some.every.said for some in nodes if some.wanted))
@@ -347,6 +363,19 @@ def _options(nodes: Sequence[_Nodes], rows: Sequence[_Row], first: Sequence[str]
         shares = [some.options[number].parallel.sharded_optimizer for number in row.numbers]
         for number, shared in zip(row.numbers, shares, strict=True):
             yield _Option(elsewhere, any(shares) and not shared, row.of_sharded if shared else row.bound, row, number)
+
+
+def _tightened(unproved: Sequence[Candidate], limit: float) -> float:
+    """Seconds below which none of these candidates is. Only those with the lowest bounds are tightened: they decide."""
+    bounds = [(one.bound, number) for number, one in enumerate(unproved)]
+    heapify(bounds)
+    tightened = set[int]()
+    while bounds and bounds[0][1] not in tightened:
+        number = bounds[0][1]
+        tightened.add(number)
+        unproved[number].tighten(limit)
+        heapreplace(bounds, (unproved[number].bound, number))
+    return bounds[0][0] if bounds else math.inf
 
 
 def _raised(nodes: Sequence[_Nodes], options: Sequence[_Option], enough: float, most: int, until: float) -> float:

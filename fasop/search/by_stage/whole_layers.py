@@ -103,14 +103,14 @@ class StageTables:
     def least(self, low: float, high: float) -> float:
         """Seconds from `low` to `high`: no way to share out all layers takes less; more than `high` if none takes up
         to that."""
-        if not self._can_share_out(high):
+        if not self.can_share_out(high):
             return math.nextafter(high, math.inf)
         for _ in range(HALVED):
             middle = (low + high) / 2
-            low, high = (low, middle) if self._can_share_out(middle) else (middle, high)
+            low, high = (low, middle) if self.can_share_out(middle) else (middle, high)
         return low
 
-    def _can_share_out(self, seconds: float) -> bool:
+    def can_share_out(self, seconds: float) -> bool:
         """Whether there may be a partition all chains of which keep within these seconds."""
         seconds *= 1 + 1e-9
         allowed = self.fits & (self.alone <= seconds)

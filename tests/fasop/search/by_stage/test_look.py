@@ -20,7 +20,8 @@ from fasop.costs.training import PlacedTraining, Training
 from fasop.search.arguments import Arguments
 from fasop.search.by_stage.bounds import Work, sized
 from fasop.search.by_stage.candidate import Candidate
-from fasop.search.by_stage.layout_bounds import LayoutBatch, PlacedLayouts
+from fasop.search.by_stage.layout_batch import LayoutBatch
+from fasop.search.by_stage.layout_bounds import PlacedLayouts
 from fasop.search.by_stage.look import WHOLE, explore_stages
 from fasop.search.inputs import read
 from fasop.search.lower_bound import LowerBounds

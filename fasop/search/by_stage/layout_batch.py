@@ -1,0 +1,47 @@
+"""Many layouts at once, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasop.costs.arrays import Integers
+from megatron_ext.contract.layout import Layout
+
+
+class LayoutBatch:
+    """Layouts with as many GPUs, in arrays [layouts, stages]."""
+
+    def __init__(self, tensors: Integers, replicas: Integers, exists: NDArray[np.bool_]) -> None:
+        self.tensors, self.replicas, self.exists = tensors, replicas, exists
+        widths = tensors * replicas * exists
+        self.ends = np.cumsum(widths, axis=1)
+        self.begins = self.ends - widths
+        self.last = exists.sum(axis=1) - 1
+        self.even: NDArray[np.bool_] = ((replicas == replicas[:, :1]) | ~exists).all(axis=1)
+        """[layouts]: whether all stages have as many replicas."""
+
+    @classmethod
+    def of(cls, every: Sequence[Layout]) -> LayoutBatch:
+        shape = len(every), max((layout.stages for layout in every), default=1)
+        tensors, replicas, exists = np.ones(shape, np.int64), np.ones(shape, np.int64), np.zeros(shape, bool)
+        for row, layout in enumerate(every):
+            tensors[row, : layout.stages] = layout.tensors
+            replicas[row, : layout.stages] = layout.replicas
+            exists[row, : layout.stages] = True
+        return cls(tensors, replicas, exists)
+
+    def take(self, rows: Integers) -> LayoutBatch:
+        most = int(self.last[rows].max(initial=0)) + 1
+        return LayoutBatch(self.tensors[rows, :most], self.replicas[rows, :most], self.exists[rows, :most])
+
+    def inside_nodes(self, gpus: Sequence[int]) -> NDArray[np.bool_]:
+        """[layouts]: whether every tensor group lies inside one of nodes of so many GPUs."""
+        fine = np.ones(len(self.tensors), bool)
+        for end in [*accumulate(gpus)][:-1]:
+            inside = (self.begins < end) & (end < self.ends)
+            fine &= ~(inside & ((end - self.begins) % self.tensors > 0)).any(axis=1)
+        return fine
