@@ -21,7 +21,7 @@ from fasop.simulation.ranks.heterogeneous_stages import RankColumns
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import Schedule
 
-HALVED = 7
+HALVED = 9
 """How often `StageTables.least` halves what is open."""
 
 
