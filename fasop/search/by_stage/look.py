@@ -47,7 +47,7 @@ BOUNDS = (
     *(PlacedLayouts.shortest_trip, PlacedLayouts.trip_in_parts),
     *(PlacedLayouts.least_seconds, PlacedLayouts.trip_seconds),
 )
-"""Of many layouts, each of those that the ones before leave."""
+"""Bound many layouts, each of them those that the ones before leave."""
 BUILT = 4000
 """Work that it takes to find the costs of a layout, in steps of a replay."""
 NEAR = 1.2
