@@ -36,6 +36,7 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
         _read_zero(self)
         ranges.check("parallel", self)
         _check_auto(self)
+        _check_context(self)
         _check_by_stage(self)
         _check_islands(self)
         if not self.undecided:
@@ -73,7 +74,7 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
     def layout(self) -> Layout:
         """Where ranks stand."""
         tensors = (self.tensor,) * self.pipeline if isinstance(self.tensor, int) else numbers_in(self.tensor)
-        replicas = (self.data,) * self.pipeline if self.replicas is None else numbers_in(self.replicas)
+        replicas = (self.data * self.context,) * self.pipeline if self.replicas is None else numbers_in(self.replicas)
         return Layout(tensors, replicas)
 
     @property
@@ -89,12 +90,12 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
         layout = self.layout  # made anew each time, and searches ask for thousands of plans
         if not layout.even or not self.schedule.definition.flushes:
             return -(-self.global_batch_size // self.micro_batch_size // min(layout.replicas))
-        return self.global_batch_size // (layout.replicas[0] * self.micro_batch_size)
+        return self.global_batch_size // (layout.replicas[0] // self.context * self.micro_batch_size)
 
     @property
     def micro_batches_of(self) -> tuple[int, ...]:
         """Micro-batches of each replica, where all stages have as many replicas."""
-        shares = Shares.parse(self.shares) if self.shares else Shares((1,) * self.layout.replicas[0])
+        shares = Shares.parse(self.shares) if self.shares else Shares((1,) * (self.layout.replicas[0] // self.context))
         return shares.of(self.global_batch_size // self.micro_batch_size)
 
     @property
@@ -102,8 +103,9 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
         """The product, or sum of products, that is the number of ranks, in words."""
         layout = self.layout
         if self.alike:
-            sizes = f"{self.tensor_size} * {layout.replicas[0]} * {self.pipeline}"
-            return f"parallel.tensor * parallel.data * parallel.pipeline = {sizes}"
+            sizes = {"tensor": self.tensor_size, "data": layout.replicas[0] // self.context, "pipeline": self.pipeline}
+            sizes |= {"context": self.context} if self.context > 1 else {}
+            return f"{' * '.join(f'parallel.{key}' for key in sizes)} = {' * '.join(map(str, sizes.values()))}"
         products = " + ".join(f"{t} * {r}" for t, r in zip(layout.tensors, layout.replicas, strict=True))
         return f"tensor size * replicas, stage by stage, = {products}"
 
@@ -139,6 +141,16 @@ def _check_auto(parallel: Parallel) -> None:
             f"parallel.schedule_file={parallel.schedule_file}, "
             "which is for a fixed number of micro-batches; use a named parallel.schedule"
         )
+
+
+def _check_context(parallel: Parallel) -> None:
+    """Ranks share sequences where all replicas are alike; which engines can, `contract/rules/engine.py` says."""
+    for key in ("replicas", "shares", "streams", "islands", "schedule_file"):
+        if parallel.context > 1 and getattr(parallel, key) is not None:
+            raise ConfigError(
+                f"parallel.{key}={getattr(parallel, key)} cannot be combined with parallel.context={parallel.context}; "
+                f"use parallel.{key}=null, or parallel.context=1"
+            )
 
 
 def _check_by_stage(parallel: Parallel) -> None:
@@ -242,7 +254,7 @@ def _check_batch(parallel: Parallel) -> None:
     if parallel.shares is not None:
         return
     streams = parallel.stream is not None
-    data = parallel.layout.replicas[0] if parallel.layout.even and not streams else 1
+    data = parallel.layout.replicas[0] // parallel.context if parallel.layout.even and not streams else 1
     size, batch = parallel.micro_batch_size, parallel.global_batch_size
     step = data * size
     if batch % step:

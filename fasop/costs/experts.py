@@ -89,7 +89,7 @@ def exchange_s(kind: NodeKind, training: Training) -> float:
     expert, tensor = parallel.expert, parallel.tensor_size
     if expert == 1:
         return 0.0
-    tokens = parallel.micro_batch_size * model.sequence_length / tensor  # the sequence is shared, too
+    tokens = parallel.own_samples * model.sequence_length / tensor  # the sequence is shared, too
     size = tokens * model.hidden * getattr(model, "experts_per_token", 2) * training.width
     inside = expert if kind.gpus % (expert * tensor) == 0 else min(expert, max(1, kind.gpus // tensor))
     within, between = links.within(kind.group), links.between(kind.group, kind.gpus)

@@ -235,7 +235,7 @@ def layer_activations(training: Training, kind: int = 0, *, fused: bool = False)
     """
     model, parallel = training.model, training.parallel
     tensor = parallel.tensor_size
-    size = parallel.micro_batch_size * model.sequence_length * model.hidden * training.width
+    size = parallel.own_samples * model.sequence_length * model.hidden * training.width
     if training.megatron_lm and not model.traits.decoder:
         scores = (
             0.0
@@ -285,7 +285,7 @@ def held_scores(training: Training, *, triton: bool) -> float:
         return 0.0
     scores = max(stack.tokens * max(stack.tokens, stack.context) for stack in sized.stacks())
     of_each = SCORE_BYTES if training.precision is Precision.fp32 else SCORE_BYTES_OF_16_BITS
-    return of_each * training.parallel.micro_batch_size * model.heads / training.parallel.tensor_size * scores
+    return of_each * training.parallel.own_samples * model.heads / training.parallel.tensor_size * scores
 
 
 def _passing(
@@ -309,7 +309,7 @@ def _passing(
     """
     model, parallel = training.model, training.parallel
     tensor = parallel.tensor_size
-    rows = parallel.micro_batch_size * max(max(stack.tokens, stack.context) for stack in sized.stacks())
+    rows = parallel.own_samples * max(max(stack.tokens, stack.context) for stack in sized.stacks())
     scratch = min(SUM_BYTES * rows * (_widest(sized) // tensor), SUM_MOST) if sized.add_bias_linear else 0.0
     tied = parallel.pipeline == 1 and head_parameters(model, tensor, own_word=False) < head_parameters(
         model, tensor, own_word=True
@@ -328,10 +328,10 @@ def _widest(sized: ModelConfig) -> int:
     return sized.inner * (2 if sized.swiglu else 1)
 
 
-def _context_bytes(training: Training, sized: ModelConfig) -> int:
+def _context_bytes(training: Training, sized: ModelConfig) -> float:
     """Count the bytes of a micro-batch that layers attend to beside what passes through them."""
     tokens = max(stack.context for stack in sized.stacks())
-    return training.parallel.micro_batch_size * tokens * sized.hidden * training.width
+    return training.parallel.own_samples * tokens * sized.hidden * training.width
 
 
 def stage_memory(
@@ -350,7 +350,7 @@ def stage_memory(
     tensor, stages = parallel.tensor_size, parallel.pipeline
     first, last, none = stage == 0, stage == stages - 1, 0.0 * stage
     state = parameter_bytes(training)
-    message = float(activation_bytes(model, parallel.micro_batch_size, training.precision))
+    message = float(activation_bytes(model, parallel.own_samples, training.precision))
     if (held := of_layer) is None:
         held = in_flight(parallel.schedule, stage, stages, parallel.micro_batches)
     again, kept, put_off = 0.0, layer_activations(training, kind, fused=True), none
@@ -367,7 +367,7 @@ def stage_memory(
             spared = Spared(most=number, layer=held * (kept - message) - put_off, beyond=again + none)
             put_off = none
     sized = model.sized(tensor)
-    predicting = float(parallel.micro_batch_size * sized.predicting)
+    predicting = float(parallel.own_samples * sized.predicting)
     logits = predicting * (model.padded_vocab(tensor) // tensor)
     numbers = layer_numbers(training)
     layer, updated = numbers.held[kind] + none, numbers.stepped[kind] + none

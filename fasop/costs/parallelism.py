@@ -21,13 +21,15 @@ Numbers = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Parallelism(PlacedPlan):
-    """A plan without its model; every field means what the key of `conf.schema.parallel.Parallel` means."""
+    """A plan without its model; every field but `data` means what the key of `conf.schema.parallel.Parallel` means."""
 
     tensor: int | Numbers = 1
     """One size for all stages, or by stage."""
     data: int = 1
+    """Ranks of a stage that have the same weights: replicas times `context`."""
     pipeline: int = 1
     expert: int = 1
+    context: int = 1
     partition: Numbers | None = None
     sequence_parallel: bool = False
     recompute: Recompute = Recompute.none
@@ -60,9 +62,10 @@ class Parallelism(PlacedPlan):
         """The plan of a configuration; values that are still to be chosen (`auto`) count as not given."""
         return cls(
             tensor=parallel.tensor if isinstance(parallel.tensor, int) else numbers_in(parallel.tensor),
-            data=parallel.data,
+            data=parallel.data * parallel.context,
             pipeline=parallel.pipeline,
             expert=parallel.expert,
+            context=parallel.context,
             partition=None if parallel.partition is None else Partition.parse(parallel.partition).layers,
             sequence_parallel=parallel.sequence_parallel,
             recompute=parallel.recompute,
@@ -93,9 +96,10 @@ class Parallelism(PlacedPlan):
         """
         return Parallel(
             tensor=self.tensor if isinstance(self.tensor, int) else run_length_text(self.tensor, "-"),
-            data=self.data,
+            data=self.data // self.context,
             pipeline=self.pipeline,
             expert=self.expert,
+            context=self.context,
             partition=None if self.partition is None else str(Partition(self.partition)),
             sequence_parallel=self.sequence_parallel,
             recompute=self.recompute,
@@ -131,6 +135,11 @@ class Parallelism(PlacedPlan):
         return self.replicas[0] if self.replicas else self.data
 
     @property
+    def own_samples(self) -> float:
+        """What a rank has of a micro-batch: its samples, or as many tokens of those that ranks share."""
+        return self.micro_batch_size if self.context == 1 else self.micro_batch_size / self.context
+
+    @property
     def stream(self) -> Stream | None:
         """How micro-batches stream through the stages; None with a schedule that flushes."""
         if self.schedule.definition.flushes:
@@ -150,12 +159,14 @@ class Parallelism(PlacedPlan):
             return max(self.micro_batches_of)
         if len({*(self.replicas or ())}) > 1 or not self.schedule.definition.flushes:
             return -(-count // min(self.replicas or (self.data,)))
-        return count // self.first_replicas
+        return count // (self.first_replicas // self.context)
 
     @cached_property
     def micro_batches_of(self) -> Numbers:
-        """Count the micro-batches of each replica, where all stages have as many."""
-        return Shares(self.shares or (1,) * self.first_replicas).of(self.global_batch_size // self.micro_batch_size)
+        """Count the micro-batches of each of the ranks with the same weights, where all stages have as many."""
+        shares = Shares(self.shares or (1,) * (self.first_replicas // self.context))
+        counts = shares.of(self.global_batch_size // self.micro_batch_size)
+        return counts if self.context == 1 else tuple(count for count in counts for _ in range(self.context))
 
 
 def streams_text(streams: Numbers) -> str:

@@ -91,7 +91,7 @@ def longest_message(model: Model) -> int:
     return max(blocks_of(model).crossing)
 
 
-def activation_bytes(model: Model, micro_batch_size: int, precision: Precision) -> int:
+def activation_bytes(model: Model, samples: float, precision: Precision) -> float:
     """Count the bytes of the largest message between stages for a micro-batch. Every rank of a tensor group has, and
     sends, all of it."""
-    return micro_batch_size * longest_message(model) * BYTES[precision]
+    return samples * longest_message(model) * BYTES[precision]

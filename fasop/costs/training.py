@@ -176,7 +176,7 @@ class Training:
 
     def _bytes_crossing(self, numbers: int) -> int:
         """Return the bytes of so many numbers of a sample, which a rank has of a micro-batch."""
-        whole = self.parallel.micro_batch_size * numbers * self.width
+        whole = int(self.parallel.own_samples * numbers * self.width)
         return whole // self.parallel.tensor_size if self.parallel.sequence_parallel else whole
 
 

@@ -36,8 +36,14 @@ from megatron_ext.contract.parallel_config import Recompute, broken_by_offload
 from megatron_ext.contract.rules.islands import WHY_NOT
 
 PLAIN = (
-    *("parallel.tensor=1", "parallel.data=1", "parallel.pipeline=1", "parallel.expert=1", "parallel.partition=null"),
-    *("parallel.micro_batch_size=1", "parallel.schedule=one_f_one_b", "parallel.chunks=1", "parallel.node_order=null"),
+    *("parallel.tensor=1", "parallel.data=1", "parallel.pipeline=1", "parallel.expert=1", "parallel.context=1"),
+    *(
+        "parallel.partition=null",
+        "parallel.micro_batch_size=1",
+        "parallel.schedule=one_f_one_b",
+        "parallel.chunks=1",
+        "parallel.node_order=null",
+    ),
     *("parallel.shares=null", "parallel.replicas=null"),
 )
 """In the place of a configured plan, so that nothing of it can contradict the batch."""
@@ -100,10 +106,10 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
     )
     model = to_object(cfg, Model, "model")
     if engine.kind is EngineKind.auto:  # tdpp's engine runs the more plans
-        core = experts_of(model) is not None or bool(engine.options)
+        core = experts_of(model) is not None or bool(engine.options) or max(given.get("context", (1,))) > 1
         engine = replace(engine, kind=EngineKind.megatron_core if core else EngineKind.tdpp)
     allowed = runnable(engine, train, model)
-    _require_engine(engine, model)
+    _require_engine(engine, model, given.get("context", (1,)))
     choices = _scattering(tried(allowed, given, engine, parallel.sequence_parallel), parallel.zero)
     if experts_of(model) is not None and "sequence_parallel" not in given:  # tensor groups have to, the rest does not
         choices = replace(choices, sequence_parallel=(True, False))
@@ -175,8 +181,8 @@ def _scattering(choices: Choices, zero: int | None) -> Choices:
     return choices if zero is None else replace(choices, sharded_optimizer=(True,))
 
 
-def _require_engine(engine: Engine, model: Model) -> None:
-    """Raises SearchError for a model that the engine does not train (`megatron_ext.contract.rules.engine`)."""
+def _require_engine(engine: Engine, model: Model, context: Sequence[int]) -> None:
+    """Raises SearchError for a model or a context size that the engine does not have (`contract/rules/engine.py`)."""
     if engine.kind is EngineKind.megatron_core and not model.traits.megatron_lm:
         raise SearchError(
             f"model.family={model.family} cannot be searched with engine={engine.kind}, which trains GPT-2, Llama and "
@@ -184,6 +190,8 @@ def _require_engine(engine: Engine, model: Model) -> None:
         )
     if engine.kind is EngineKind.tdpp and (experts := experts_of(model)) is not None:
         raise SearchError(f"model.experts={experts} must be null with engine=tdpp; use engine=megatron_core")
+    if engine.kind is EngineKind.tdpp and (most := max(context)) > 1:
+        raise SearchError(f"parallel.context={most} must be 1 with engine=tdpp; use engine=megatron_core")
 
 
 def _may_offload(

@@ -73,7 +73,7 @@ class LowerBounds:
     def __init__(self, kinds: Sequence[NodeKind]) -> None:
         self._kinds = kinds
         self._names = [kind.name for kind in kinds]
-        self._times: dict[tuple[int, int, int, Recompute], Sequence[LayerTimes]] = {}
+        self._times: dict[tuple[int, int, int, int, Recompute], Sequence[LayerTimes]] = {}
         self._alone: dict[tuple[int, ...], _Alone] = {}
         self._nodes: dict[tuple[int, int], Nodes] = {}
         self._links: dict[tuple[int, ...], tuple[float, float, float]] = {}
@@ -86,13 +86,17 @@ class LowerBounds:
         """
         if not plans:
             return np.inf
-        sized = {(p.tensor_size, p.expert, p.micro_batch_size): one for one in plans for p in [one.parallel]}
-        some, (tensors, _, batches) = self._some(kinds), np.array([*sized], float).T
+        sized = {
+            (p.tensor_size * p.context, p.context, p.expert, p.micro_batch_size): one
+            for one in plans
+            for p in [one.parallel]
+        }
+        some, (ranks, _, _, batches) = self._some(kinds), np.array([*sized], float).T
         parts = [
             [self._of_kinds(one, way)[kind].layers for kind in some] for way in recompute for one in sized.values()
         ]
         times = np.array([[[part.forward + part.backward for part in layers] for layers in of] for of in parts])
-        samples = np.tile(tensors / batches, len(recompute))[:, np.newaxis, np.newaxis]
+        samples = np.tile(ranks / batches, len(recompute))[:, np.newaxis, np.newaxis]
         of_sample = (samples * times).min(axis=0)  # [kinds, kinds of layers]: seconds of a GPU
         units = of_sample.mean(axis=0)
         counted = units > 0
@@ -202,7 +206,7 @@ class LowerBounds:
 
     def _of_kinds(self, one: Training, recompute: Recompute) -> Sequence[LayerTimes]:
         parallel = one.parallel
-        key = parallel.tensor_size, parallel.expert, parallel.micro_batch_size, recompute
+        key = parallel.tensor_size, parallel.context, parallel.expert, parallel.micro_batch_size, recompute
         if key not in self._times:
             sized = replace(one, parallel=replace(parallel, recompute=recompute))
             self._times[key] = [times_on(kind, sized) for kind in self._kinds]
@@ -228,7 +232,8 @@ class LowerBounds:
         if len({kind.gpus for kind in kinds}) > 1:
             return 0.0, 0.0, 0.0
         p, nodes = one.parallel, [kind.group.count for kind in kinds]
-        key = way.sharded, p.tensor_size, p.data, p.expert, p.micro_batch_size, *some, *nodes
+        sizes = p.tensor_size, p.data, p.context, p.expert, p.micro_batch_size
+        key = way.sharded, *sizes, *some, *nodes
         if key not in self._links:
             self._links[key] = self._on_known_links(one, way, some, nodes, kinds[0].gpus)
         return self._links[key]
@@ -252,7 +257,7 @@ class LowerBounds:
 
     def _of_one_kind(self, one: Training, way: Way, nodes: int, gpus: int) -> _Alone:
         p = one.parallel
-        key = way.sharded, nodes, gpus, p.tensor_size, p.data, p.expert
+        key = way.sharded, nodes, gpus, p.tensor_size, p.data, p.context, p.expert
         if key not in self._alone:
             if p.sharded_optimizer != way.sharded:
                 one = replace(one, parallel=replace(p, sharded_optimizer=way.sharded))
@@ -291,7 +296,7 @@ def _micro_batches(one: Training, kinds: Sequence[NodeKind]) -> int:
     parallel = one.parallel
     if parallel.shares is None or not _has_heterogeneous_replicas(one, kinds):
         return parallel.micro_batches
-    return parallel.global_batch_size // parallel.micro_batch_size // parallel.data
+    return parallel.global_batch_size // parallel.micro_batch_size // (parallel.data // parallel.context)
 
 
 def _least(classes: Classes, beside: _Beside, count: Integers, way: Way, units: Floats, *, whole: bool) -> Floats:

@@ -62,7 +62,7 @@ def by_time(plan: Plan) -> tuple[float, tuple[object, ...]]:
     p = plan.training.parallel
     options = (RECOMPUTES.index(p.recompute.way), p.recompute.layers or 0, p.sharded_optimizer, p.sequence_parallel)
     schedule = (list(Schedule).index(p.schedule), p.chunks)
-    sizes = (p.tensor_size, p.data, p.pipeline, p.expert, p.micro_batch_size)
+    sizes = (p.tensor_size, p.data, p.pipeline, p.expert, p.context, p.micro_batch_size)
     return plan.total, (
         p.world_size,
         *options,

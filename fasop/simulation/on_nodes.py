@@ -11,6 +11,7 @@ import numpy as np
 from fasop.costs import overlap, sizes
 from fasop.costs.allowance import room_gib
 from fasop.costs.arrays import Floats, Integers
+from fasop.costs.context import with_shared_sequences
 from fasop.costs.experts import layer_numbers, with_exchanges
 from fasop.costs.hardware import NodeKind
 from fasop.costs.host_activations import through_host
@@ -198,7 +199,8 @@ def times_on(kind: NodeKind, training: Training) -> LayerTimes:
     """What the parts of the model take on a GPU of such a node, calibrated."""
     found = layer_times(kind.gpu, kind.profile, training, links.within(kind.group))
     found = through_host(found, kind.gpu, training)
-    return with_exchanges(found.multiplied(kind.factors.forward, kind.factors.backward), kind, training)
+    found = found.multiplied(kind.factors.forward, kind.factors.backward)
+    return with_exchanges(with_shared_sequences(found, kind, training), kind, training)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,6 +87,7 @@ def options(parallel: Parallel) -> str:
     given += ["sums within nodes first"] if parallel.hierarchical_reduce else []
     given += ["sequence parallel"] if parallel.sequence_parallel else []
     given += [f"experts over {parallel.expert}"] if parallel.expert > 1 else []
+    given += [f"context {parallel.context}"] if parallel.context > 1 else []
     given += [f"shares {parallel.shares}"] if parallel.shares else []
     given += [f"islands {parallel.islands}"] if parallel.islands else []
     return ", ".join(given)
@@ -175,6 +176,7 @@ def _values(parallel: Parallel) -> dict[str, str]:
         "replicas": parallel.replicas,
         "pipeline": parallel.pipeline,
         "expert": parallel.expert if parallel.expert > 1 else None,
+        "context": parallel.context if parallel.context > 1 else None,
         "partition": parallel.partition,
         "sequence_parallel": parallel.sequence_parallel,
         "recompute": parallel.recompute,
@@ -217,13 +219,16 @@ def launched_with(plan: Plan, configured: Mapping[str, object]) -> dict[str, str
     Args:
         configured: the configuration's own `parallel`; what of its options the plan has, too, is left out.
     """
+    counts = {key: str(getattr(plan.parallel, key)) for key in _COUNTS}
     return {
         f"parallel.{key}": value
-        for key, value in {**_values(plan.parallel), "expert": str(plan.parallel.expert)}.items()
+        for key, value in {**_values(plan.parallel), **counts}.items()
         if key in ALWAYS or value != _text(configured.get(key))
     }
 
 
+_COUNTS = ("expert", "context")
+"""Sizes that are left out where they are 1, and that a launch is told where its configuration has others."""
 ALWAYS = ("tensor", "data", "pipeline", "partition", "micro_batch_size", "node_order")
 """The keys that say what a plan is, as people read it."""
 

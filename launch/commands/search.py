@@ -37,7 +37,7 @@ Ranks all ways to split the model over the nodes of the cluster: tensor, data an
 recomputation, sharded optimizer, node order and layers per stage. GROUP, KEY and --config-dir DIR are those of 'tdpp
 launch'. parallel.global_batch_size is the global batch. Other keys of parallel limit the search if you give
 them: parallel.recompute=full tries only that, parallel.recompute=none,full tries both. The same holds for tensor, data,
-pipeline, expert, micro_batch_size, schedule, chunks, sharded_optimizer and
+pipeline, expert, context, micro_batch_size, schedule, chunks, sharded_optimizer and
 sequence_parallel.
 
   tdpp search experiment=seed_a100x1_a10x7

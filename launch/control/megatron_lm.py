@@ -113,6 +113,7 @@ def layout_options(parallel: Parallel, layers: Sequence[int]) -> Options:
         "pipeline-model-parallel-size": parallel.pipeline,
         "pipeline-model-parallel-layout": megatron_layout(layers, parallel.pipeline),
         **({"expert-model-parallel-size": parallel.expert} if parallel.expert > 1 else {}),
+        **({"context-parallel-size": parallel.context} if parallel.context > 1 else {}),
         "sequence-parallel": _flag(parallel.sequence_parallel),
         "use-distributed-optimizer": _flag(parallel.sharded_optimizer),
         "recompute-granularity": None if again is Recompute.none else str(again.way),

@@ -175,6 +175,9 @@ class Parallel:
     """
     expert: int = option(1, Range(1, 1024))
     """Expert parallel size: replicas that share the experts of each layer out (model.experts), of parallel.data."""
+    context: int = option(1, Range(1, 1024))
+    """Context parallel size: ranks of each replica that share its sequences; each has two of 2 x `context` pieces, one
+    from either end, and all keys and values in turn. For long sequences, with engine=megatron_core or megatron_lm."""
     sequence_parallel: bool = False
     """Sequence parallelism: split the sequence over the tensor group outside its parallel regions. Less memory, the
     same communication volume."""

@@ -100,12 +100,14 @@ class Content:
     tensor: int
     """Ranks of a tensor group; where stages differ, of the largest."""
     data: int
-    """Replicas of a stage; where stages differ, of the one with the most."""
+    """Ranks of a stage that have the same weights: replicas times `context`; where stages differ, of the largest."""
     pipeline: int
     chunks: int
     partition: List[int] = field(metadata=about(NOT_NEGATIVE))
     expert: Optional[int] = field(metadata=about(COUNT, written=False))
     """Ranks that share the experts of a stage out, replicas that follow each other; null: each has all of them."""
+    context: Optional[int] = field(metadata=about(COUNT, written=False))
+    """Ranks of a replica that share its sequences, which follow each other among the `data`; null: 1."""
     engine_options: Optional[Dict[str, object]] = field(metadata=about(written=False))
     """Fields of megatron.core's TransformerConfig, beside what the plan says."""
     sequence_parallel: bool
@@ -278,8 +280,13 @@ class Plan(PlacedPlan, Content):
         if self.replicas is not None or self.streaming is not None:
             count = self.global_batch_size // self.micro_batch_size
             return [len(range(replica, count, self.data)) for replica in range(self.data)]
-        step = self.data * self.micro_batch_size
-        return [self.global_batch_size // step if step else 0] * self.data
+        step = self.taking * self.micro_batch_size
+        return [self.global_batch_size // step if step else 0] * self.taking
+
+    @property
+    def taking(self) -> int:
+        """Replicas that take micro-batches of their own: ranks that share sequences take the same ones."""
+        return self.data // (self.context or 1)
 
     @property
     def sizes(self) -> Dict[str, str]:
@@ -301,7 +308,7 @@ class Plan(PlacedPlan, Content):
         """The numbers of a replica's micro-batches among those of the iteration, rising."""
         if self.replicas is not None or self.streaming is not None:
             return range(dp, self.global_batch_size // self.micro_batch_size, self.layout.replicas[stage])
-        return dealt_to(dp, tuple(self.micro_batches))
+        return dealt_to(dp // (self.context or 1), tuple(self.micro_batches))
 
     @property
     def node_names(self) -> List[str]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from itertools import chain
 from itertools import count as counting
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.run_files import WEIGHTS
 from megatron_ext.core import library
+from megatron_ext.core.context import OwnTokens
 from megatron_ext.core.model import make_chunk, parameters
 from megatron_ext.core.optimizer import CoreOptimizer
 from megatron_ext.core.settings import make_groups, model_config, replicas_config
@@ -68,8 +69,9 @@ class CoreEngine(AnyEngine):
         self._plan, self._place, self._samples, self._recorder = plan, place, samples, recorder
         self.task = task
         self.device = torch.device(plan.device)
+        self._own = OwnTokens(plan, place, self.device)
         self.assignment = BatchAssignment(plan, place, start)
-        self._data = parallel_state.get_data_parallel_group() if plan.data > 1 else None
+        self._data = parallel_state.get_data_parallel_group(with_context_parallel=True) if plan.data > 1 else None
         tensor_group = parallel_state.get_tensor_model_parallel_group() if plan.tensor > 1 else None
         self.tensor = TensorGroup(plan.tensor, place.tp, tensor_group, plan.sequence_parallel, recorder)
         self._virtual_stages = [chunk * plan.pipeline + place.stage for chunk in range(plan.chunks)]
@@ -130,8 +132,6 @@ class CoreEngine(AnyEngine):
         self._messages: Dict[str, Any] = {}
         if plan.pipeline > 1:
             self._messages = communicator(self._recorder, self._timers, config)
-        positions = torch.arange(plan.model.sequence_length, device=self.device)
-        self._positions = positions.unsqueeze(0)
 
     def pass_once(self) -> None:
         """megatron.core compiles and connects in its first iteration."""
@@ -149,12 +149,13 @@ class CoreEngine(AnyEngine):
         for replica in self._replicas:
             replica.zero_grad_buffer()
         self.optimizer.inner.zero_grad()
-        micros = self._batch(iteration)
+        micros = {key: None if one is None else self._own.of(one) for key, one in self._batch(iteration).items()}
+        share = self._share(list(micros.values()))
         self._draw(iteration)
         losses: List[Tensor] = []
         self._timers.turns = Turns(self._plan, self._place, list(micros))
         try:
-            self._run(micros, lambda left, micro: self._loss(left, micro, losses))
+            self._run(micros, lambda left, micro: self._loss(left, micro, share, losses))
             with Wait("reading the loss"):
                 own = torch.stack(losses).mean() if losses else None
                 if own is not None and not math.isfinite(own.item()):
@@ -172,7 +173,7 @@ class CoreEngine(AnyEngine):
         mean = math.nan
         if own is not None:
             all_reduce(own, self._data, "all-reduce of the loss")
-            mean = own.item() / self._plan.data
+            mean = own.item() / self._plan.taking
         return StepResult(mean, math.inf if norm is None else norm, scale, skipped=norm is None)
 
     def forward(self, samples: Samples, first: int, size: int, count: int, take: Take) -> None:
@@ -188,12 +189,13 @@ class CoreEngine(AnyEngine):
         numbers = first + (own if len(own) else np.zeros(1, np.int64))[:, None] * size + np.arange(size)
         coming = chain.from_iterable(numbers + after * count * size for after in counting(1))
         micros = self._loader.micros(samples, numbers, range(len(numbers)), coming)
-        repeated = {number: micros[min(number, len(numbers) - 1)] for number in range(passes)}
+        known = [None if (one := micros[number]) is None else self._own.of(one) for number in range(len(numbers))]
+        repeated = {number: known[min(number, len(known) - 1)] for number in range(passes)}
         passed = counting()
 
         def of_own(left: Tensors, micro: Micro) -> Tensor:
             if next(passed) < len(own):
-                take(left, micro)
+                take(left, micro)  # of ranks that share sequences, each its own tokens
             return torch.zeros((), device=self.device)
 
         self._run(repeated, of_own, forward_only=True, size=size)
@@ -202,7 +204,7 @@ class CoreEngine(AnyEngine):
         """How many micro-batches a replica passes, if `own` of these are its own: ranks that share experts out pass as
         many as the others, and interleaved stages take them in groups of as many as there are stages."""
         plan = self._plan
-        least = -(-count // plan.data) if plan.expert is not None else own
+        least = -(-count // plan.taking) if plan.expert is not None else own
         group = plan.pipeline if plan.chunks > 1 else 1
         return -(-least // group) * group
 
@@ -228,7 +230,7 @@ class CoreEngine(AnyEngine):
         def forward(turns: Iterator[int], chunk: nn.Module) -> Tuple[Tensor, Callable[[Tensor], Any]]:
             micro = micros[next(turns)]
             tokens = None if micro is None else micro.inputs.get("tokens")
-            left = chunk(tokens, self._positions, None, **self._options)
+            left = chunk(tokens, self._own.positions.unsqueeze(0), None, **self._options)
 
             def loss(logits: Tensor) -> Tuple[Tensor, Dict[str, Tensor]]:
                 assert micro is not None
@@ -250,9 +252,20 @@ class CoreEngine(AnyEngine):
         )
         self._timers.finish()
 
-    def _loss(self, left: Tensors, micro: Micro, losses: List[Tensor]) -> Tensor:
+    def _share(self, micros: Sequence[Optional[Micro]]) -> Union[float, Tensor]:
+        """What each micro-batch's loss is multiplied by, so that the mean over micro-batches and replicas, of sums over
+        ranks that share sequences, is that of the global batch."""
+        plan = self._plan
+        weights = [one.weight for one in micros if one is not None and one.weight is not None]
+        if not weights or self._virtual_stages[-1] < len(plan.partition) - 1:
+            return 1 / (plan.context or 1)
+        whole = torch.stack(weights).sum().float()
+        all_reduce(whole, self._data, "all-reduce of the batch's weight")
+        return len(micros) * plan.taking / whole
+
+    def _loss(self, left: Tensors, micro: Micro, share: Union[float, Tensor], losses: List[Tensor]) -> Tensor:
         with self._timers.loss():
-            loss = self.task.loss(left, micro, self.tensor)
+            loss = self.task.loss(left, micro, self.tensor) * share
         losses.append(loss.detach().clone())  # megatron.core divides it in its place
         return loss
 

@@ -28,6 +28,8 @@ class _OnCpu(TorchFunctionMode):
             return args[0]
         if func is Tensor.type and len(args) == 1 and not kwargs:
             return func(*args).replace("torch.", _CUDA)  # by which an optimizer knows fp32 from 16 bits
+        if kwargs and kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}  # which there is none of without a GPU
         if kwargs and "device" in kwargs and _cuda(kwargs["device"]):
             kwargs = {**kwargs, "device": _CPU}
         if func is Tensor.to and len(args) > 1 and _cuda(args[1]):

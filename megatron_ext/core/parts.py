@@ -68,6 +68,7 @@ class ModelParts:
             model=model,
             tensor=tensor.size,
             data=1,
+            context=None,
             pipeline=1,
             chunks=1,
             partition=[model.layers],

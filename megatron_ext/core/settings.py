@@ -48,6 +48,7 @@ def make_groups(plan: Plan, timeout: timedelta) -> None:
             pipeline_model_parallel_size=plan.pipeline,
             virtual_pipeline_model_parallel_size=plan.chunks if plan.chunks > 1 else None,
             distributed_timeout_minutes=timeout.total_seconds() / 60,
+            context_parallel_size=plan.context or 1,
             expert_model_parallel_size=plan.expert or 1,
             create_gloo_process_groups=False,
         )
@@ -147,6 +148,7 @@ def _layout(plan: Plan) -> Dict[str, Any]:
         recompute = {"recompute_granularity": "selective"}
     return {
         "tensor_model_parallel_size": plan.tensor,
+        "context_parallel_size": plan.context or 1,
         "sequence_parallel": plan.sequence_parallel,
         "pipeline_model_parallel_size": plan.pipeline,
         "virtual_pipeline_model_parallel_size": plan.chunks if plan.chunks > 1 else None,

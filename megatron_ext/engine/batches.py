@@ -35,7 +35,7 @@ class BatchAssignment:
         """How replicas share the samples of the iterations to come."""
         self.taken: NDArray[np.int64] = np.array(plan.taken_by(place.stage, place.dp))
         """The numbers of this replica's micro-batches among those of the iteration."""
-        self._replica = place.dp
+        self._replica = place.dp // (plan.context or 1)
         self._even = plan.layout.even
 
     @property

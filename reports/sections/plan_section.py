@@ -52,8 +52,9 @@ def _sentences(plan: Plan) -> list[str]:
 
 def _product(plan: Plan) -> str:
     if plan.tensors is None and plan.replicas is None:
-        stages, replicas = plural(plan.pipeline, "pipeline stage"), plural(plan.data, "data-parallel replica")
-        return f"= {stages} × {replicas} × {plan.tensor} tensor-parallel"
+        stages, replicas = plural(plan.pipeline, "pipeline stage"), plural(plan.taking, "data-parallel replica")
+        context = f" × {plan.context} that share sequences" if plan.context else ""
+        return f"= {stages} × {replicas}{context} × {plan.tensor} tensor-parallel"
     sizes = plan.sizes
     replicas = f"{sizes['data']} data-parallel replicas{' by stage' * (plan.replicas is not None)}"
     tensor = f"{sizes['tensor']} tensor-parallel{' by stage' * (plan.tensors is not None)}"

@@ -125,7 +125,7 @@ def check_megatron_lm(
         )
 
 
-_PLAIN = ("chunks", "data", "expert", "global_batch_size", "micro_batch_size", "pipeline", "sequence_parallel")
+_PLAIN = ("chunks", "context", "expert", "global_batch_size", "micro_batch_size", "pipeline", "sequence_parallel")
 
 
 def check_engine(
@@ -171,6 +171,7 @@ def check_engine(
         **{key: value for key, (_, _, value) in given.items()},
         **{key: getattr(parallel, key) for key in _PLAIN},
         "tensor": parallel.tensor_size,
+        "data": parallel.layout.replicas[0],
         "model": {**vars(model), "family": str(model.family)},
         "train": {**vars(train), "overlap_optimizer": overlaps_optimizer},
     }

@@ -28,6 +28,8 @@ from fasop.simulation.replica_pipelines import by_replica
 
 MOST_MICRO_BATCHES = 2**12
 """Micro-batches of a replica in an iteration, at most: every one of them is simulated."""
+LONG = 4096
+"""Tokens that each of the ranks that share sequences has at least, where nobody asks for others."""
 MOST_REPLICAS = 1024
 """Replicas, at most: each may have a share of its own."""
 
@@ -185,9 +187,10 @@ def sizes(
             pipeline = gpus // tensor // data
             if pipeline > most_stages:
                 continue
-            for micro_batch_size, expert in product(divisors(parallel.global_batch_size), expert_sizes(training, data)):
-                count = parallel.global_batch_size // micro_batch_size
-                if (count % data > 0) != uneven or data > (min(count, MOST_REPLICAS) if uneven else count):
+            of_ranks = expert_sizes(training, data), context_sizes(training, data, choices)
+            for micro_batch_size, expert, context in product(divisors(parallel.global_batch_size), *of_ranks):
+                count, taking = parallel.global_batch_size // micro_batch_size, data // context
+                if (count % taking > 0) != uneven or taking > (min(count, MOST_REPLICAS) if uneven else count):
                     continue
                 sized = replace(
                     parallel,
@@ -195,6 +198,7 @@ def sizes(
                     data=data,
                     pipeline=pipeline,
                     expert=expert,
+                    context=context,
                     micro_batch_size=micro_batch_size,
                     shares=Shares.even(count, data).numbers if uneven else None,
                     partition=None,
@@ -222,6 +226,19 @@ def expert_sizes(training: Training, data: int) -> list[int]:
     return divisors(math.gcd(data, experts_of(training.model) or 1))
 
 
+def context_sizes(training: Training, ranks: int, choices: Choices | None) -> list[int]:
+    """How many of so many ranks with the same weights may share sequences: none where each had fewer than `LONG`
+    tokens, unless that is asked for."""
+    length, given = training.model.sequence_length, choices is not None and choices.context is not None
+    if not training.equal_only:
+        return [1]
+    return [
+        size
+        for size in divisors(ranks)
+        if size == 1 or (length % (2 * size) == 0 and (given or length // size >= LONG))
+    ]
+
+
 def divisors(number: int) -> list[int]:
     """In increasing order."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
@@ -233,7 +250,8 @@ def _shares_sequence(training: Training) -> bool:
     parallel = training.parallel
     if experts_of(training.model) is not None and parallel.tensor_size > 1 and not parallel.sequence_parallel:
         return False
-    return not parallel.sequence_parallel or training.model.sequence_length % parallel.tensor_size == 0
+    sharing = parallel.tensor_size * parallel.context
+    return not parallel.sequence_parallel or training.model.sequence_length % sharing == 0
 
 
 def fitting(options: Sequence[Training], nodes: Nodes) -> Candidates | None:

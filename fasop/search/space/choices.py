@@ -18,7 +18,7 @@ from fasop.costs.parallelism import Parallelism
 from fasop.errors import SearchError
 from megatron_ext.contract.parallel_config import RECOMPUTES
 
-SIZES = ("tensor", "data", "pipeline", "expert", "micro_batch_size")
+SIZES = ("tensor", "data", "pipeline", "expert", "context", "micro_batch_size")
 FOUND = ("partition", "node_order", "shares", "replicas")
 """What nobody can give: finding it is what a search is for."""
 SEARCHED = tuple(schedule for schedule in Schedule if schedule.definition.searched)
@@ -35,6 +35,7 @@ class Choices:
     data: tuple[int, ...] | None = None
     pipeline: tuple[int, ...] | None = None
     expert: tuple[int, ...] | None = None
+    context: tuple[int, ...] | None = None
     micro_batch_size: tuple[int, ...] | None = None
     schedule: tuple[Schedule, ...] = (Schedule.one_f_one_b,)
     chunks: tuple[int, ...] = (2,)
@@ -50,7 +51,8 @@ class Choices:
 
     def tries(self, parallel: Parallelism) -> bool:
         """Whether the sizes of a plan are to be tried."""
-        return all(getattr(parallel, key) in values for key, values in self.sizes.items())
+        replicas = {"data": parallel.data // parallel.context}  # as `parallel.data` counts them
+        return all(replicas.get(key, getattr(parallel, key)) in values for key, values in self.sizes.items())
 
     @property
     def ways(self) -> Iterator[tuple[Schedule, int]]:

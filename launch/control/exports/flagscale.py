@@ -58,7 +58,7 @@ def text(plan: Plan) -> str:
     types, meshes = [], list[int]()
     for kind, stages in groupby(kinds[0] for kinds in _kinds_by_stage(plan)):
         types.append(kind)
-        meshes += [plan.parallel.tensor_size, 1, 1, plan.parallel.data, len([*stages])]
+        meshes += [plan.parallel.tensor_size, plan.parallel.context, 1, plan.parallel.data, len([*stages])]
     return "\n".join(
         [
             "# Each node's hostfile line names its GPUs' type: type=" + " or type=".join(dict.fromkeys(types)),

@@ -45,7 +45,7 @@ def text(plan: Plan) -> str:
         "account_for_loss_in_pipeline_split": False,
         "num_layers_in_first_pipeline_stage": None,
         "num_layers_in_last_pipeline_stage": None,
-        "context_parallel_size": 1,
+        "context_parallel_size": parallel.context,
         "expert_model_parallel_size": parallel.expert,
         "sequence_parallel": parallel.sequence_parallel,
         "ddp.use_distributed_optimizer": parallel.sharded_optimizer,

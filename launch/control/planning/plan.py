@@ -61,6 +61,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         chunks=parallel.chunks,
         partition=list(experiment.partition.layers),
         expert=parallel.expert if parallel.expert > 1 else None,
+        context=parallel.context if parallel.context > 1 else None,
         engine_options=dict(experiment.engine.options) or None,
         sequence_parallel=parallel.sequence_parallel,
         recompute=parallel.recompute,

@@ -30,9 +30,10 @@ def _batch(plan: Values) -> Faults:
         return
     if plan.get("shares") is not None:
         return
-    step = plan["data"] * plan["micro_batch_size"]
+    shared = plan.get("context") or 1  # by ranks that take the same micro-batches
+    step = plan["data"] // shared * plan["micro_batch_size"]
     if plan["global_batch_size"] % step:
-        what = f"data * micro_batch_size = {plan['data']} * {plan['micro_batch_size']} = {step}"
+        what = f"data * micro_batch_size = {plan['data'] // shared} * {plan['micro_batch_size']} = {step}"
         yield "global_batch_size", plan["global_batch_size"], f"a multiple of {what}"
 
 

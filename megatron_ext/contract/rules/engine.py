@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Iterator, List, Tuple
 
 from megatron_ext.contract.keys import shown
+from megatron_ext.contract.layout import lcm
 from megatron_ext.contract.models.keys import DEFAULT
 from megatron_ext.contract.models.model import family_named
 from megatron_ext.contract.plan_check import Values
@@ -57,6 +58,24 @@ def _experts(plan: Values) -> Faults:
         yield "sequence_parallel", False, f"true with model.experts and tensor={plan['tensor']}"
 
 
+def _context(plan: Values) -> Faults:
+    shared, length = plan.get("context") or 1, plan["model"].get("sequence_length")
+    if shared == 1:
+        return
+    if plan["engine"] == "tdpp":
+        yield "context", shared, f"1 with engine=tdpp; engine={MEGATRON_CORE} has ranks that share sequences"
+    if plan["data"] % shared:
+        yield "data", plan["data"], f"a multiple of context={shared}"
+    pieces = lcm([2 * shared, shared * plan["tensor"] if plan["sequence_parallel"] else 1])
+    if length is not None and length % pieces:
+        near = " or ".join(str(n) for n in (length // pieces * pieces, (length // pieces + 1) * pieces) if n)
+        yield (
+            "model.sequence_length",
+            length,
+            f"a multiple of {pieces} with context={shared}, whose ranks take two pieces each; use {near}",
+        )
+
+
 _OWN_LAYERS = {
     **{"add_qkv_bias": False, "qk_layernorm": False, "sliding_window": None, "query_scalar": None},
     **{"attention_softcap": None, "logits_softcap": None, "post_norms": False, "scale_embedding": False},
@@ -103,7 +122,7 @@ def _groups(plan: Values) -> Faults:
     """Interleaved stages take micro-batches in groups of as many as there are stages."""
     if plan["engine"] != MEGATRON_CORE or plan["chunks"] == 1 or plan.get("shares"):
         return
-    step = plan["data"] * plan["micro_batch_size"] * plan["pipeline"]
+    step = plan["data"] // (plan.get("context") or 1) * plan["micro_batch_size"] * plan["pipeline"]
     if plan["global_batch_size"] % step:
         yield (
             "global_batch_size",
@@ -115,6 +134,7 @@ def _groups(plan: Values) -> Faults:
 RULES: List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]] = [
     (("engine",), _megatron_core),
     (("engine", "model", "data", "tensor", "sequence_parallel"), _experts),
+    (("engine", "model", "data", "tensor", "sequence_parallel"), _context),
     (("engine", "model"), _own_layers),
     (("engine", "chunks", "data", "micro_batch_size", "pipeline", "global_batch_size"), _groups),
 ]

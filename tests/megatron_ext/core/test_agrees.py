@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from megatron_ext.contract.plan_parts import ANSWERS
+from megatron_ext.data.indexed_dataset import data_file, write_indexed
 from tests.support.megatron_ext.core_layouts import LAYOUTS, MEGATRON, MODELS, SINGLE
-from tests.support.megatron_ext.engine_run import make_run
+from tests.support.megatron_ext.engine_run import VOCAB, make_run
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 
@@ -63,6 +65,29 @@ def test_positions_rotate_the_same_part_of_each_head(tmp_path: Path, corpus: Pat
     np.testing.assert_allclose(*both, rtol=0, atol=1e-5)
 
 
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Conversations of which only some tokens are learned, in each another number of them."""
+    prefix, rng = tmp_path_factory.mktemp("answers") / "data", np.random.RandomState(0)
+    documents = [rng.randint(0, VOCAB, size).astype(np.uint16) for size in rng.randint(8, 40, 64)]
+    write_indexed(prefix, documents, np.dtype(np.uint16))
+    data_file(prefix, ANSWERS).write_bytes(b"".join((rng.rand(len(one)) < 0.4).tobytes() for one in documents))
+    return prefix
+
+
+@pytest.mark.parametrize("layout", ["single", "uneven", "all", "context, data"])
+def test_answers_are_learned_over_the_weight_of_the_whole_batch(tmp_path: Path, answers: Path, layout: str) -> None:
+    words = (*MODELS["llama"], "train.iterations=6", "train.log_interval=1", 'data.split="80,20,0"')
+    words = (*words, "train.eval_interval=3")
+    found = []
+    for one in (SINGLE, (MEGATRON, *LAYOUTS[layout])):
+        run = make_run(tmp_path / f"run{len(found)}", answers, *one, *words)
+        assert run.go() == 0, run.stderr()
+        found.append([(line.get("loss"), line.get("valid_loss")) for line in run.metrics()])
+    assert len(found[0]) >= 6
+    np.testing.assert_allclose(*(np.array(one, float) for one in found), rtol=0, atol=1e-5)
+
+
 FP16 = ("train.precision=fp16", "train.iterations=24", "train.log_interval=1")
 
 
@@ -79,7 +104,7 @@ def test_fp16_skips_the_same_iterations_and_has_the_same_loss_scale(tmp_path: Pa
 EVALUATED = ("train.iterations=4", "train.eval_interval=2", 'data.split="80,20,0"', "train.best=loss")
 
 
-@pytest.mark.parametrize("layout", ["single", "data", "interleaved", "all"])
+@pytest.mark.parametrize("layout", ["single", "data", "interleaved", "all", "context, interleaved", "context, data"])
 def test_evaluations_agree(tmp_path: Path, corpus: Path, layout: str) -> None:
     found = []
     for one in (SINGLE, (MEGATRON, *LAYOUTS[layout])):
@@ -94,6 +119,8 @@ WAYS = {
     "tdpp to sharded": ((), (MEGATRON, *LAYOUTS["all"])),
     "sharded to tdpp": ((MEGATRON, *LAYOUTS["all"]), ()),
     "pipeline to interleaved": ((MEGATRON, *LAYOUTS["uneven"]), (MEGATRON, *LAYOUTS["interleaved"])),
+    "context to tdpp": ((MEGATRON, *LAYOUTS["context, data"]), ()),
+    "tdpp to context": ((), (MEGATRON, *LAYOUTS["context, tensor"])),
     "data to single": ((MEGATRON, *LAYOUTS["data"]), (MEGATRON,)),
 }
 

@@ -33,6 +33,8 @@ LAYOUTS = {
         *("parallel.data=2", "parallel.expert=2", "parallel.tensor=2", "parallel.sequence_parallel=true"),
     ),
     "all": ("parallel.data=2", "parallel.expert=2", "parallel.pipeline=2", "parallel.sharded_optimizer=true"),
+    "context": ("parallel.context=2",),
+    "context and expert": ("parallel.context=2", "parallel.data=2", "parallel.expert=4"),
     "interleaved": (
         *("parallel.data=2", "parallel.expert=2", "parallel.pipeline=2", "parallel.schedule=interleaved"),
         "parallel.chunks=2",

@@ -27,6 +27,18 @@ LAYOUTS = {
     "sharded": (*SINGLE, "parallel.data=2", "parallel.sharded_optimizer=true", "parallel.pipeline=2"),
     "recomputed": (*SINGLE, "parallel.recompute=full"),
     "core-recomputed": (*SINGLE, "parallel.recompute=selective"),
+    "context": (*SINGLE, "parallel.context=2"),
+    "context, pipeline": (*SINGLE, "parallel.context=2", "parallel.pipeline=2", "parallel.partition=1-3"),
+    "context, interleaved": (
+        *SINGLE,
+        *("parallel.context=2", "parallel.pipeline=2", "parallel.schedule=interleaved", "parallel.chunks=2"),
+    ),
+    "context, tensor": (
+        *SINGLE,
+        *("parallel.context=2", "parallel.tensor=2", "parallel.sequence_parallel=true"),
+    ),
+    "context, data": (*SINGLE, "parallel.context=3", "parallel.data=2", "parallel.sharded_optimizer=true"),
+    "context, recomputed": (*SINGLE, "parallel.context=2", "parallel.recompute=selective"),
     "all": (
         *("parallel=single", "parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.partition=3-1"),
         *("parallel.sharded_optimizer=true", "parallel.sequence_parallel=true"),

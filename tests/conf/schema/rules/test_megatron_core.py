@@ -75,6 +75,30 @@ REFUSED = {
         ["model=mixtral-tiny", "parallel.tensor=2"],
         "parallel.sequence_parallel=False must be true with model.experts and tensor=2",
     ),
+    "context of tdpp's engine": (
+        ["engine=tdpp", "parallel.context=2"],
+        "parallel.context=2 must be 1 with engine=tdpp; engine=megatron_core has ranks that share sequences",
+    ),
+    "context and the sequence": (
+        ["parallel.context=3", "model.sequence_length=32"],
+        "model.sequence_length=32 must be a multiple of 6 with context=3, whose ranks take two pieces each; use 30 or",
+    ),
+    "context, tensor and the sequence": (
+        ["parallel.context=2", "parallel.tensor=4", "parallel.sequence_parallel=true", "model.sequence_length=20"],
+        "model.sequence_length=20 must be a multiple of 8 with context=2, whose ranks take two pieces each; use 16 or",
+    ),
+    "context and shares": (
+        ["parallel.context=2", "parallel.data=2", "parallel.shares=3-1", "parallel.global_batch_size=8"],
+        "parallel.shares=3-1 cannot be combined with parallel.context=2; use parallel.shares=null",
+    ),
+    "context and the batch": (
+        ["parallel.context=2", "parallel.data=3", "parallel.global_batch_size=8", "parallel.micro_batch_size=1"],
+        "parallel.global_batch_size=8 is not divisible by parallel.data * parallel.micro_batch_size = 3 * 1 = 3",
+    ),
+    "context and the ranks": (
+        ["parallel.context=2", "parallel.data=2", "cluster=local", "cluster.groups.local.gpus_per_node=2"],
+        "parallel.tensor * parallel.data * parallel.pipeline * parallel.context = 1 * 2 * 1 * 2 = 4 ranks",
+    ),
     "too few experts": (
         ["model=mixtral-tiny", "model.experts_per_token=5"],
         "model.experts_per_token=5 must be at most model.experts=4",
@@ -96,6 +120,11 @@ def test_a_rank_refuses_the_same_in_a_plan() -> None:
     assert (content["engine"], content["expert"]) == ("megatron_core", 2)
     assert content["engine_options"] == {"moe_z_loss_coeff": 0.001}
     assert Plan.parse(content, plan.folder) == plan
+    shared = make_plan(compose([*CORE, "parallel.data=2", "parallel.context=2"]), "test/run")
+    assert (shared.data, shared.context, len(shared.ranks), len(shared.micro_batches)) == (4, 2, 4, 2)
+    assert [shared.taken_by(0, rank) for rank in range(4)] == [shared.taken_by(0, rank // 2 * 2) for rank in range(4)]
+    with pytest.raises(PlanFault, match="data=4 must be a multiple of context=3"):
+        Plan.parse({**shared.as_json(), "context": 3}, plan.folder)
     for change, message in (
         ({"shares": [5, 3]}, "shares=\\[5, 3\\] must be null with engine=megatron_core"),
         ({"engine": "tdpp"}, "model.experts=4 must be null with engine=tdpp"),

@@ -1,0 +1,45 @@
+"""What layers take where ranks share sequences: their part of the tokens, and what keys and values take on their way.
+
+Ranks of a context group lie beside each other. In a layer's forward pass the keys and values of each come to all
+others, in its backward pass once more, with their gradients. Causal attention is divided evenly, as each rank has a
+piece from either end of a sequence. What Transformer Engine sends while it computes counts in full, an upper bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from conf.schema.experiment import Recompute
+from fasop.costs.hardware import NodeKind
+from fasop.costs.layers import LayerTimes
+from fasop.costs.network import links
+from fasop.costs.roofline import Time
+from fasop.costs.training import Training
+
+
+def with_shared_sequences(times: LayerTimes, kind: NodeKind, training: Training) -> LayerTimes:
+    """Returns a rank's times on such nodes from those of whole sequences."""
+    parallel = training.parallel
+    if parallel.context == 1:
+        return times
+    own, seconds = times.multiplied(1 / parallel.context, 1 / parallel.context), exchange_s(kind, training)
+    recompute = parallel.recompute
+    ways = 2 + (recompute.way is Recompute.full and recompute.layers is None)
+    return replace(
+        own,
+        layers=tuple(Time(forward=one.forward + seconds, backward=one.backward + ways * seconds) for one in own.layers),
+        again=own.again + (seconds if recompute.layers is not None else 0.0),
+    )
+
+
+def exchange_s(kind: NodeKind, training: Training) -> float:
+    """Seconds in which the keys and values of a layer come to all ranks that share a sequence, round a ring: as fast as
+    its slowest link."""
+    parallel, model = training.parallel, training.model.sized(training.parallel.tensor_size)
+    context, tensor = parallel.context, parallel.tensor_size
+    tokens = parallel.own_samples * training.model.sequence_length
+    size = 2 * tokens * model.query_groups * model.head_width / tensor * training.width
+    link = links.within(kind.group)
+    if kind.gpus % (context * tensor):  # some group lies on several nodes
+        link = links.between(kind.group, min(kind.gpus, tensor))
+    return (context - 1) * link.takes(size)
