@@ -1,20 +1,22 @@
-"""python -m benchmarks.lost_nodes [--rounds N] [--nodes N] [--seed N]: how long a lost rank, agent or node costs.
+"""python -m benchmarks.lost_nodes [--rounds N] [--seed N]: how long a lost rank, agent or node costs.
 
-Each round launches an elastic run on local nodes of one rank each, in a layout drawn at random, and after its first
-checkpoint kills a rank, an agent, or an agent and its ranks at once. A row has the seconds from the kill to the new
-plan and to the next logged iteration; a run that does not go on ends the benchmark. Nodes that start at once share this
-machine's cores, so times are larger than on a cluster.
+Each round launches an elastic run on local nodes, in a layout drawn at random (stages, tensor groups, replicas), and
+after its first checkpoint kills a rank, an agent, or an agent and its ranks at once. A row has the seconds from the
+kill to the new plan and to the next logged iteration. In the end one process trains as long, and the largest
+difference of a loss is printed. A run that does not go on, or whose losses differ by more than 1e-5, ends the
+benchmark. Nodes that start at once share this machine's cores, so times are larger than on a cluster.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,13 +31,21 @@ from megatron_ext.data.indexed_dataset import write_indexed
 WAIT_S = 300.0
 LAYERS = 4
 KILLS = ("rank", "agent", "node")
+SIZES = ((2, 1), (3, 1), (4, 1), (2, 2), (3, 2))
+"""Nodes, and ranks on each."""
+MOST_APART = 1e-5
 
 
-def layouts(nodes: int) -> Iterator[tuple[str, ...]]:
-    """Words of the layouts with one rank on each of so many nodes."""
-    for stages in range(1, min(nodes, LAYERS) + 1):
-        if nodes % stages == 0:
-            yield f"parallel.pipeline={stages}", f"parallel.data={nodes // stages}"
+def layouts() -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yields the number of nodes and the words of every layout."""
+    for nodes, gpus in SIZES:
+        for tensor in range(1, gpus + 1):
+            for stages in range(1, LAYERS + 1):
+                replicas, rest = divmod(nodes * gpus, tensor * stages)
+                if rest == 0:
+                    cut = (f"parallel.pipeline={stages}", f"parallel.tensor={tensor}", f"parallel.data={replicas}")
+                    cluster = (f"cluster.groups.local.count={nodes}", f"cluster.groups.local.gpus_per_node={gpus}")
+                    yield nodes, (*cut, *cluster)
 
 
 def wait_for(done: Callable[[], object], what: str) -> None:
@@ -46,29 +56,37 @@ def wait_for(done: Callable[[], object], what: str) -> None:
         time.sleep(0.05)
 
 
-def one_round(runs: Path, corpus: Path, words: tuple[str, ...], nodes: int, kind: str, victim: int) -> str:
-    """Launches a run, kills, and returns what that took as a row."""
+def started(runs: Path, corpus: Path, words: Iterable[str]) -> RunDir:
     settings = [
         *(f"runs_dir={runs}", f"data.prefix={corpus}", "model.sequence_length=32", "parallel=single"),
         *("parallel.micro_batch_size=1", "parallel.global_batch_size=24", "train.iterations=1000000"),
-        *("train.log_interval=1", "train.save_interval=2", "train.keep_checkpoints=2", "elastic.enabled=true"),
-        *(f"cluster.groups.local.count={nodes}", "cluster.groups.local.gpus_per_node=1", *words),
+        *("train.lr=3e-4", "train.min_lr=3e-5", "train.lr_warmup_iterations=0", "train.lr_decay_iterations=100"),
+        *("train.log_interval=1", "train.save_interval=2", "train.keep_checkpoints=2", *words),
     ]
-    run = submit(with_length(compose(settings)), settings)
+    return submit(with_length(compose(settings)), settings)
+
+
+def stopped(run: RunDir, start: str) -> dict[int, float]:
+    """Ends a run, and returns its losses by iteration."""
+    run.write_json(run.save_request(start), {})
+    wait_for(lambda: observe(run).over, "the end")
+    lines = (json.loads(line) for line in run.metrics.read_text().splitlines())
+    return {line["iteration"]: line["loss"] for line in lines}
+
+
+def one_round(run: RunDir, label: str, kind: str, victim: int) -> str:
+    """Kills, and returns what that took as a row."""
     wait_for(run.latest_checkpoint.exists, "the first checkpoint")
     name = run.read_plan().node_names[victim]
     agent = run.read_json(run.node_state(name))["pid"]
     ranks = [entry["pid"] for entry in run.read_json(run.nodes / f"{name}.ranks.json")]
     killed = time.time()
-    for pid in (*ranks, agent) if kind == "node" else ranks if kind == "rank" else (agent,):
+    for pid in (*ranks, agent) if kind == "node" else ranks[:1] if kind == "rank" else (agent,):
         os.kill(pid, signal.SIGKILL)
     wait_for(run.plan_of("0.1").exists, "the new plan")
     planned = time.time()
-    wait_for(lambda: newest(run) > planned, f"{' '.join(words)}, {kind} {victim}: the next iteration")
-    row = f"{' '.join(words):45} {kind:6} {victim}  {planned - killed:5.1f}  {newest(run) - killed:5.1f}"
-    run.write_json(run.save_request("0.1"), {})
-    wait_for(lambda: observe(run).over, "the end")
-    return row
+    wait_for(lambda: newest(run) > planned, f"{label}, {kind} {victim}: the next iteration")
+    return f"{label:30} {kind:6} {victim}  {planned - killed:5.1f}  {newest(run) - killed:5.1f}"
 
 
 def newest(run: RunDir) -> float:
@@ -80,7 +98,6 @@ def newest(run: RunDir) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     drawn = random.Random(args.seed)
@@ -89,10 +106,22 @@ def main() -> None:
         corpus = Path(folder) / "text_document"
         tokens = np.random.default_rng(0)
         write_indexed(corpus, (tokens.integers(0, 257, 200, dtype=np.uint16) for _ in range(200)), np.dtype(np.uint16))
+        found: list[dict[int, float]] = []
         for _ in range(args.rounds):
-            words = drawn.choice([*layouts(args.nodes)])
-            kind, victim = drawn.choice(KILLS), drawn.randrange(args.nodes)
-            print(one_round(Path(folder) / "runs", corpus, words, args.nodes, kind, victim), flush=True)
+            nodes, words = drawn.choice([*layouts()])
+            kind, victim = drawn.choice(KILLS), drawn.randrange(nodes)
+            label = " ".join(word.rpartition(".")[2] for word in words)
+            run = started(Path(folder) / "runs", corpus, ["elastic.enabled=true", *words])
+            print(one_round(run, label, kind, victim), flush=True)
+            found.append(stopped(run, "0.1"))
+        one = started(Path(folder) / "runs", corpus, [])
+        last = max(max(losses) for losses in found)
+        wait_for(lambda: one.metrics.exists() and f'"iteration": {last},' in one.metrics.read_text(), "one process")
+        expected = stopped(one, "0.0")
+        apart = max(abs(loss / expected[of] - 1.0) for losses in found for of, loss in losses.items())
+    print(f"losses beside those of one process: at most {apart:.1e} apart, over up to {last} iterations")
+    if apart > MOST_APART:
+        raise SystemExit(f"more than {MOST_APART:g}")
     print(f"load {os.getloadavg()[0]:.1f}")
 
 

@@ -19,6 +19,7 @@ from conf.run_folder.rundir import RunDir
 from conf.utf8 import enter_utf8_mode
 from launch.errors import LaunchError
 from launch.files.records import Start, Submitted
+from launch.node.elastic.claim import Claim, Replaced
 from launch.node.elastic.regroup import newest, others_train
 from launch.node.node import NodeAgent
 from launch.node.settings import NodeSettings
@@ -32,6 +33,8 @@ def main(argv: Sequence[str]) -> int:
     os.umask(os.umask(0o022) | 0o022)
     try:
         run_node(settings_of(argv))
+    except Replaced as replaced:  # nothing is wrong with the node
+        print(replaced, flush=True)
     except TdppError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
@@ -54,6 +57,7 @@ def run_node(settings: NodeSettings) -> None:
     """Runs this node's worker to its end.
 
     Raises:
+        Replaced: another agent runs the node, or does since.
         LaunchError: the worker ended with another exit code than 0, so that the job's own state says it, too.
     """
     from submitit import JobEnvironment
@@ -72,13 +76,17 @@ def run_node(settings: NodeSettings) -> None:
     name = plan.nodes[settings.nodes[job.global_rank]].name
     here = f"on {socket.gethostname()}, task {job.global_rank} of job {job.raw_job_id}"
     print(f"agent of node {name} of {run.name}: process {os.getpid()} {here}", flush=True)
+    claim = None
+    if plan.elastic is not None:
+        claim = Claim(run, name, settings.submission, slurm.id if slurm else None)
+        claim.take(at_once=slurm is not None and slurm.restarts > 0)
     start = Start(settings.submission, slurm.restarts if slurm else 0)
     following: tuple[Start, Plan] | None = (start, plan) if plan.elastic is None else newest(run, settings.submission)
     restarted = slurm is not None and slurm.restarts > 0
     if restarted and plan.elastic is not None and following is not None:
         restarted = not others_train(run, *following)
     while following is not None:
-        node = NodeAgent(settings, job.global_rank, slurm, signals, *following, restarted=restarted)
+        node = NodeAgent(settings, job.global_rank, slurm, signals, *following, claim, restarted=restarted)
         code, following = node.run(), node.following
         restarted = False
     if code != 0:

@@ -249,6 +249,10 @@ class RunDir(RunFiles):
         """The job that one of them, lost by this start, was given."""
         return self.joins / f"{start}-{node}.json"
 
+    def claim(self, submission: int, node: str, number: int) -> Path:
+        """The right of an agent to run a node of an elastic run."""
+        return self.path / "claims" / f"{submission}-{node}-{number}.json"
+
     def join_script(self, submission: int, node: str) -> Path:
         """The script of such a job."""
         return self.submitit / f"join-{submission}-{node}.sh"

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -192,6 +193,16 @@ class JoinRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClaimRecord:
+    """claims/<submission>-<node>-<number>.json."""
+
+    host: str
+    pid: Count
+    job: str | None
+    unix: Unix
+
+
+@dataclass(frozen=True, kw_only=True)
 class RestartRecord:
     """restart-<start>.json: why Slurm started the run again."""
 
@@ -235,8 +246,19 @@ REQUEUED = "requeued"
 class NodeState:
     """The file of this process's node, written anew with every change and every sign of life."""
 
-    def __init__(self, run: RunDir, name: str, node_rank: int, start: Start, job: str | None) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        name: str,
+        node_rank: int,
+        start: Start,
+        job: str | None,
+        *,
+        holds: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`holds`: whether the node is still this process's; another one's file is left alone."""
         self._run = run
+        self._holds = holds
         self._path = run.node_state(name)
         self.started_unix = time.time()
         self._content: dict[str, Any] = {
@@ -274,7 +296,8 @@ class NodeState:
             self._content |= {"clock_set_unix": unix, "clock_set_by_s": clock_s - self._clock_s}
         self._clock_s = clock_s
         self._content |= {"beat_unix": unix, **changes}
-        self._run.write_json(self._path, self._content)
+        if self._holds():
+            self._run.write_json(self._path, self._content)
         self._next_beat = time.monotonic() + BEAT_S
 
     def prepares(self, doing: str | None) -> None:

@@ -20,6 +20,7 @@ from launch.errors import LaunchError
 from launch.files.records import BEAT_S, REQUEUED, NodeState, Start
 from launch.machine.container_runtimes import Command
 from launch.machine.gpu_sampler import gpu_sampling
+from launch.node.elastic.claim import Claim
 from launch.node.elastic.elastic_node import TOLD_TO_END, ElasticNode
 from launch.node.elastic.joins import Joins, cancel_joins
 from launch.node.elastic.peer_status import PARKED
@@ -61,10 +62,12 @@ class NodeAgent:
         signals: StopSignals,
         start: Start,
         plan: Plan,
+        claim: Claim | None = None,
         *,
         restarted: bool,
     ) -> None:
-        """`restarted`: Slurm has started the node's job again."""
+        """`restarted`: Slurm has started the node's job again. `claim`: of a node of an elastic run."""
+        self._claim = claim
         self._run = settings.run
         self._settings = settings
         self._node_rank = node_rank = settings.nodes[task]
@@ -76,14 +79,15 @@ class NodeAgent:
         names = self._plan.node_names
         self._name = names[node_rank]
         ask = slurm.other if slurm else lambda _name, _time: None
-        self._state = NodeState(settings.run, self._name, node_rank, self._start, slurm.id if slurm else None)
+        job_id, holds = slurm.id if slurm else None, lambda: claim is None or claim.holds
+        self._state = NodeState(settings.run, self._name, node_rank, self._start, job_id, holds=holds)
         if slurm is not None and restarted and node_rank == plan.used[0]:
             note_restart(settings.run, start, len(names), slurm.id)
         self._elastic = (
             None
             if plan.elastic is None
             else ElasticNode(
-                settings.run, node_rank, start, plan, settings.meet_s, self._state, signals, restarted=restarted
+                settings.run, node_rank, start, plan, settings.meet_s, self._state, signals, claim, restarted=restarted
             )
         )
         self._peers = (
@@ -114,6 +118,9 @@ class NodeAgent:
 
         Beside its worker, three causes end a node: it is told to (`_signals.end`), time runs out (`_signals.save`), or
         another node failed (`_finding`). Only after the last two is a job started again.
+
+        Raises:
+            Replaced: another agent runs the node; nothing of this one runs on.
         """
         try:
             code = TOLD_TO_END if self._elastic is not None and self._elastic.restarted else self._work()
@@ -129,6 +136,10 @@ class NodeAgent:
             code = TOLD_TO_END
         self._end(code)
         return code
+
+    def _check_claim(self) -> None:
+        if self._claim is not None:
+            self._claim.check()
 
     def _follow_others(self, elastic: ElasticNode, code: int) -> int:
         """Agrees with the other nodes of an elastic run on the start that follows, if one does.
@@ -150,6 +161,7 @@ class NodeAgent:
 
     def _end(self, code: int) -> None:
         """Says how the node ended, and has the jobs that only wait for it end, too, where it ended for good."""
+        self._check_claim()
         saves = signal.SIGUSR2 if self._signals.save else None
         failed = self._finding is not None and self.reason is not None
         stopped = self._signals.end or (signal.SIGTERM if failed else saves)
@@ -258,6 +270,7 @@ class NodeAgent:
             with appended(run.node_out(name)) as out, appended(run.node_err(name)) as err:
                 out.write(job_info(self._plan, self._settings.model, rank).encode())
                 out.flush()
+                self._check_claim()
                 worker = WorkerProcess(command, rank, out, err, group_writes=self._settings.group_writes)
         except FileNotFoundError:  # for example a profiler, which only its nodes can have
             self._complain(f"{command.argv[0]}: no such command on {socket.gethostname()}")
@@ -373,6 +386,7 @@ class NodeAgent:
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _LOOK_S
+        self._check_claim()
         self._signals.look_for_stop(self._run)
         self._signals.save = self._signals.save or self._run.save_request(str(self._start)).exists()
         if self._elastic is not None:

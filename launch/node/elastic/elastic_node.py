@@ -8,6 +8,7 @@ import time
 
 from conf.run_folder.rundir import RunDir
 from launch.files.records import NodeState, Start
+from launch.node.elastic.claim import Claim
 from launch.node.elastic.epochs import EpochEnds
 from launch.node.elastic.growth import Growth
 from launch.node.elastic.peer_status import REGROUPS
@@ -34,6 +35,7 @@ class ElasticNode:
         meet_s: float,
         state: NodeState,
         signals: StopSignals,
+        claim: Claim | None = None,
         *,
         restarted: bool = False,
     ) -> None:
@@ -46,6 +48,7 @@ class ElasticNode:
         self._plan = plan
         self._state = state
         self._signals = signals
+        self._claim = claim
         self.company = Company(run, node_rank, start, plan, meet_s, restarted=restarted)
         choosing = plan.elastic.choosing
         self.releases = choosing is not None and choosing.release
@@ -98,6 +101,7 @@ class ElasticNode:
         """The start that follows, once the nodes have agreed on it; None where this node ends for good.
 
         Raises:
+            Replaced: another agent runs this node.
             LaunchError: the nodes cannot go on.
         """
         changes = code == SAVED and self.company.change is not None
@@ -110,6 +114,8 @@ class ElasticNode:
 
     def _agreed(self) -> tuple[Start, Plan] | None:
         while self._signals.end is None and not self._signals.save:
+            if self._claim is not None:
+                self._claim.check()
             out_of_time = self.company.out_of_time
             following = None if out_of_time else self.company.next_plan()
             if following is not None:

@@ -8,7 +8,6 @@ link, which fails where there is one), and all follow what it wrote, also one th
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from conf.run_folder.run_files import parse_json, read_text
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural
 from launch.errors import LaunchError
+from launch.files.exclusive import created
 from launch.files.records import ChangeRecord, NodeRecord, Start
 from launch.files.run_files import planned_start
 from launch.node.elastic.peer_status import SILENCE_S, Fellow, Standing
@@ -163,7 +163,7 @@ class Company:
         self._check(plan.used)
         if self._restarted:  # all were to save in whichever start they were, and have
             self._run.save_request(str(start)).unlink(missing_ok=True)
-        if not _make(self._run, start, plan):
+        if not created(self._run.plan_of(str(start)), _text(plan)):
             return None  # what another one made is read at the next look
         self._show(plan)
         self._note(start, plan, change.reason if change is not None and nodes == sorted(change.nodes) else None)
@@ -238,21 +238,6 @@ class Company:
 
 
 _HERE = (Standing.waits, Standing.ready, Standing.parked)
-
-
-def _make(run: RunDir, start: Start, plan: Plan) -> bool:
-    """Writes the plan of a start; False if another node has."""
-    path = run.plan_of(str(start))
-    path.parent.mkdir(exist_ok=True)
-    own = path.with_name(f".{start}.{os.uname().nodename}.{os.getpid()}")
-    write_atomic(own, _text(plan))
-    try:
-        os.link(own, path)
-    except FileExistsError:
-        return False
-    finally:
-        own.unlink()
-    return True
 
 
 def _text(plan: Plan) -> str:
