@@ -17,6 +17,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +83,8 @@ def one_round(run: RunDir, label: str, kind: str, victim: int) -> str:
     ranks = [entry["pid"] for entry in run.read_json(run.nodes / f"{name}.ranks.json")]
     killed = time.time()
     for pid in (*ranks, agent) if kind == "node" else ranks[:1] if kind == "rank" else (agent,):
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # the other ranks of the node end with the first
+            os.kill(pid, signal.SIGKILL)
     wait_for(run.plan_of("0.1").exists, "the new plan")
     planned = time.time()
     wait_for(lambda: newest(run) > planned, f"{label}, {kind} {victim}: the next iteration")
