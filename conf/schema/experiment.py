@@ -28,7 +28,7 @@ from conf.schema.values import ranges
 from conf.schema.values.partition import NodeOrder, Partition
 from conf.schema.values.ranges import config
 from megatron_ext.contract.keys import Range, from_0, option
-from megatron_ext.contract.parallel_config import Compress, Offload, Recompute, ReduceDtype, Schedule
+from megatron_ext.contract.parallel_config import Compress, Offload, Recompute, ReduceDtype, Schedule, Shards
 
 __all__ = [
     "Adapt",
@@ -59,6 +59,7 @@ __all__ = [
     "Rehearse",
     "RunsMode",
     "Schedule",
+    "Shards",
     "Train",
 ]
 

@@ -147,8 +147,9 @@ class ParameterBytes:
         return self.weight + self.gradient + self.optimizer
 
 
-def parameter_bytes(training: Training) -> ParameterBytes:
-    """What is kept for every parameter.
+def parameter_bytes(training: Training, part: float | None = None) -> ParameterBytes:
+    """What is kept for every parameter, by a rank that keeps such a part of what its replicas share out; None: all of
+    them keep as much.
 
     tdpp's engine keeps 16-bit weights, gradients in fp32 and an optimizer with its moments, the average of the weights
     and fp32 master weights, which in fp32 are the weights themselves unless the optimizer is sharded. Megatron-Core's
@@ -157,6 +158,7 @@ def parameter_bytes(training: Training) -> ParameterBytes:
     """
     precision, sharded = training.precision, training.parallel.sharded_optimizer
     kept = 4.0 * training.kept_values
+    part = 1 / training.parallel.data if part is None else part
     gradient, state = 4.0, kept if precision is Precision.fp32 else kept + 4.0
     if training.megatron_lm:
         if precision is Precision.fp16:
@@ -164,16 +166,15 @@ def parameter_bytes(training: Training) -> ParameterBytes:
     else:
         state = kept + 4.0 if sharded and training.engine.kind is EngineKind.tdpp else state
         if training.scatters:
-            gradient /= training.parallel.data
+            gradient *= part
         elif training.parallel.data > 1 and training.reduced_bytes < gradient:
             gradient += training.reduced_bytes  # copies of the buckets, until the last one is summed
-    shares = training.parallel.data if sharded else 1
-    weight = training.width / (shares if training.gathers else 1)
+    weight = training.width * (part if training.gathers else 1.0)
     if training.gathers and precision is Precision.fp32:
         state -= 4.0  # the share of the weights is what the optimizer steps
     if training.offloads:
         state = 0.0
-    return ParameterBytes(weight=weight, gradient=gradient, optimizer=state / shares)
+    return ParameterBytes(weight=weight, gradient=gradient, optimizer=state * (part if sharded else 1.0))
 
 
 def _pieces(training: Training) -> float:
@@ -335,21 +336,27 @@ def _context_bytes(training: Training, sized: ModelConfig) -> float:
 
 
 def stage_memory(
-    training: Training, stage: Number, of_layer: Number | None = None, kind: int = 0, versions: int = 1
+    training: Training,
+    stage: Number,
+    of_layer: Number | None = None,
+    kind: int = 0,
+    versions: int = 1,
+    part: float | None = None,
 ) -> StageMemory[Number]:
     """Work out what the ranks of a stage keep in memory, or those of each of several, with the schedule, batches and
     sizes of `training.parallel`.
 
     `of_layer` is of how many micro-batches a layer keeps its activations; without it, what follows from the schedule
     for a stage of one chunk. Of several chunks each has its own number (`chunks_in_flight`). Layers are of one kind
-    (`Blocks.kinds`). Of the weights that are trained, so many versions are held.
+    (`Blocks.kinds`). Of the weights that are trained, so many versions are held. Of what replicas share out the ranks
+    keep such a `part` (`parameter_bytes`).
     """
     if isinstance(training.model, MeasuredModule):
-        return _of_module(training, training.model, stage, of_layer, kind, versions)
+        return _of_module(training, training.model, stage, of_layer, kind, versions, part)
     model, parallel = training.model, training.parallel
     tensor, stages = parallel.tensor_size, parallel.pipeline
     first, last, none = stage == 0, stage == stages - 1, 0.0 * stage
-    state = parameter_bytes(training)
+    state = parameter_bytes(training, part)
     message = float(activation_bytes(model, parallel.own_samples, training.precision))
     if (held := of_layer) is None:
         held = in_flight(parallel.schedule, stage, stages, parallel.micro_batches)
@@ -412,14 +419,20 @@ def stage_memory(
 
 
 def _of_module(
-    training: Training, model: MeasuredModule, stage: Number, of_layer: Number | None, kind: int, versions: int
+    training: Training,
+    model: MeasuredModule,
+    stage: Number,
+    of_layer: Number | None,
+    kind: int,
+    versions: int,
+    part: float | None,
 ) -> StageMemory[Number]:
     """Do as `stage_memory` for a user's module: what enters a stage is there for all micro-batches in flight, as much
     as any cut has.
 
     Of a block that is computed again its inputs are kept, and what one layer keeps is there once more.
     """
-    parallel, blocks, state = training.parallel, blocks_of(model), parameter_bytes(training)
+    parallel, blocks, state = training.parallel, blocks_of(model), parameter_bytes(training, part)
     stages, batch = parallel.pipeline, parallel.micro_batch_size
     first, last, none = stage == 0, stage == stages - 1, 0.0 * stage
     if (held := of_layer) is None:

@@ -13,7 +13,7 @@ from conf.schema.parallel import AUTO, Parallel
 from conf.schema.values.partition import NodeOrder, Partition, Shares, numbers_in, run_length_text
 from conf.schema.values.streams import depth_in
 from megatron_ext.contract.layout import Layout, PlacedPlan
-from megatron_ext.contract.parallel_config import Compress, Offload, Recompute, ReduceDtype, Schedule
+from megatron_ext.contract.parallel_config import Compress, Offload, Recompute, ReduceDtype, Schedule, Shards
 from megatron_ext.contract.schedule.streams import Semantics, Stream
 
 Numbers = tuple[int, ...]
@@ -35,6 +35,7 @@ class Parallelism(PlacedPlan):
     recompute: Recompute = Recompute.none
     sharded_optimizer: bool = False
     zero: int | None = None
+    shards: Shards = Shards.equal
     offload: Offload = Offload.none
     reduce_dtype: ReduceDtype = ReduceDtype.fp32
     compress: Compress = Compress.none
@@ -71,6 +72,7 @@ class Parallelism(PlacedPlan):
             recompute=parallel.recompute,
             sharded_optimizer=parallel.sharded_optimizer,
             zero=parallel.zero,
+            shards=parallel.shards,
             offload=parallel.offload,
             reduce_dtype=parallel.reduce_dtype,
             compress=parallel.compress,
@@ -105,6 +107,7 @@ class Parallelism(PlacedPlan):
             recompute=self.recompute,
             sharded_optimizer=self.sharded_optimizer,
             zero=self.zero,
+            shards=self.shards,
             offload=self.offload,
             reduce_dtype=self.reduce_dtype,
             compress=self.compress,

@@ -15,7 +15,7 @@ from fasop.costs.network.links import Link
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.sizes import BYTES
 from megatron_ext.contract.models.pieces import Wire
-from megatron_ext.contract.parallel_config import GATHERED, compressed_bytes
+from megatron_ext.contract.parallel_config import GATHERED, Shards, compressed_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +93,11 @@ class Training:
     def gathers(self) -> bool:
         """Whether replicas keep a share of the weights alone, and gather those of a block for each of its passes."""
         return self.scatters and self.parallel.zero == GATHERED
+
+    @property
+    def shares_by_memory(self) -> bool:
+        """Whether replicas on unlike GPUs keep unlike parts of what they share out."""
+        return self.parallel.shards is Shards.memory and self.parallel.sharded_optimizer and self.parallel.data > 1
 
     @property
     def offloaded_values(self) -> int:

@@ -32,7 +32,7 @@ from fasop.search.plan import Fault, Run, no_fault
 from fasop.search.space.candidates import sizes
 from fasop.search.space.choices import Choices, runnable, split, tried
 from fasop.simulation.predict import planned
-from megatron_ext.contract.parallel_config import Recompute, broken_by_offload
+from megatron_ext.contract.parallel_config import Recompute, Shards, broken_by_offload
 from megatron_ext.contract.rules.islands import WHY_NOT
 
 PLAIN = (
@@ -69,6 +69,8 @@ class Inputs:
     """What would start it."""
     may_offload: tuple[Offload, ...] = ()
     """What plans may offload where nothing fits without."""
+    may_share_by_memory: bool = False
+    """Whether their replicas may keep parts by memory of what they share out, where nothing fits without."""
     by_default: str | None = None
     """In words, what of it nobody chose."""
     fault: Fault = no_fault
@@ -110,7 +112,7 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         engine = replace(engine, kind=EngineKind.megatron_core if core else EngineKind.tdpp)
     allowed = runnable(engine, train, model)
     _require_engine(engine, model, given.get("context", (1,)))
-    choices = _scattering(tried(allowed, given, engine, parallel.sequence_parallel), parallel.zero)
+    choices = _scattering(tried(allowed, given, engine, parallel.sequence_parallel), parallel)
     if experts_of(model) is not None and "sequence_parallel" not in given:  # tensor groups have to, the rest does not
         choices = replace(choices, sequence_parallel=(True, False))
     why_no_islands = _why_no_islands(parallel, train, engine, choices)
@@ -144,6 +146,7 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         training=training,
         choices=choices,
         may_offload=_may_offload(parallel, train, engine, choices, others),
+        may_share_by_memory=_may_share_by_memory(parallel, engine, choices, others),
         executor=to_object(cfg, Executor, "executor"),
         by_default="; ".join(filter(None, (defaults_taken(overrides, cfg, SEARCHED), assumed))) or None,
         run=_whole(train, parallel, others),
@@ -176,9 +179,11 @@ def _why_no_islands(parallel: Parallel, train: Train, engine: Engine, choices: C
     return None
 
 
-def _scattering(choices: Choices, zero: int | None) -> Choices:
-    """The same, but with replicas that share out gradients only plans that share out the optimizer's state."""
-    return choices if zero is None else replace(choices, sharded_optimizer=(True,))
+def _scattering(choices: Choices, parallel: Parallel | Parallelism) -> Choices:
+    """The same, but with replicas that share out gradients, or unlike parts, only plans that share out the optimizer's
+    state."""
+    plain = parallel.zero is None and parallel.shards is Shards.equal
+    return choices if plain else replace(choices, sharded_optimizer=(True,))
 
 
 def _require_engine(engine: Engine, model: Model, context: Sequence[int]) -> None:
@@ -205,6 +210,13 @@ def _may_offload(
     return tuple(way for way in ways if not [*_broken(way, parallel, train, choices)])
 
 
+def _may_share_by_memory(parallel: Parallel, engine: Engine, choices: Choices, words: Sequence[str]) -> bool:
+    """Whether replicas can keep unlike parts, if nobody says that they do not."""
+    given = any(word.lstrip("+").startswith("parallel.shards=") for word in words)
+    can = engine.kind is EngineKind.tdpp and True in choices.sharded_optimizer
+    return can and not given and not parallel.hierarchical_reduce and parallel.streams is None
+
+
 def _broken(way: Offload, parallel: Parallel, train: Train, choices: Choices) -> Iterator[str]:
     """Every rule that is broken by plans that offload so, if nothing is computed again that need not be."""
     again = Recompute.none if Recompute.none in choices.recompute else choices.recompute[0]
@@ -221,6 +233,20 @@ def offloading(inputs: Inputs, way: Offload) -> Inputs:
         training=replace(inputs.training, parallel=parallel),
         choices=replace(inputs.choices, recompute=recompute),
         may_offload=(),
+    )
+
+
+def by_memory(inputs: Inputs) -> Inputs | None:
+    """The same, with plans alone whose replicas keep parts by memory of what they share out; None if none can have
+    such."""
+    training = inputs.training
+    unlike = len({kind.gpu.memory_gib for kind in inputs.kinds}) > 1
+    if not inputs.may_share_by_memory or not unlike or training.shares_by_memory:
+        return None
+    return replace(
+        inputs,
+        training=replace(training, parallel=replace(training.parallel, shards=Shards.memory)),
+        choices=replace(inputs.choices, sharded_optimizer=(True,)),
     )
 
 
@@ -252,10 +278,11 @@ def of_experiment(experiment: Experiment) -> Inputs:
     kinds = [replace(kind, group=replace(kind.group, count=used[kind.name])) for kind in placed.kinds]
     own, train, engine = placed.training.parallel, experiment.train, experiment.engine
     choices = tried(runnable(engine, train, experiment.model), {}, engine, own.sequence_parallel)
-    choices = _scattering(choices, own.zero)
+    choices = _scattering(choices, own)
     plain = Parallelism(
         global_batch_size=own.global_batch_size,
         zero=own.zero,
+        shards=own.shards,
         offload=own.offload,
         reduce_dtype=own.reduce_dtype,
         compress=own.compress,

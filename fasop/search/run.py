@@ -23,7 +23,7 @@ from fasop.search.findings import words
 from fasop.search.findings.idle_gpus import idle, left, notes, within
 from fasop.search.findings.no_plan import why_no_plan
 from fasop.search.front import COST, ENERGY, Expense, Front, Limits, check_known, nothing_within
-from fasop.search.inputs import Inputs, offloading
+from fasop.search.inputs import Inputs, by_memory, offloading
 from fasop.search.islands import in_words, island_plans, proposed
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import Fault, Plan, by_time, no_fault
@@ -62,22 +62,28 @@ class Outcome:
 
 
 def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
-    """The fastest plans; where none fits, those of the best way to offload what they may.
+    """The fastest plans; where none fits, those whose replicas keep parts by memory or, if these do not fit either, of
+    the best way to offload what they may.
 
     Raises:
         SearchError: there are none, with what would help.
     """
     if inputs.islands:
         return _with_islands(inputs, args)
-    outcome = _ranked(inputs, args)
-    if outcome is not None:
-        return outcome
-    ways = [offloading(inputs, way) for way in inputs.may_offload]
-    outcomes = [outcome for one in ways if (outcome := _ranked(one, args)) is not None]
-    if not outcomes:
-        least = (ways or [inputs])[-1]
-        raise why_no_plan(least.training, least.kinds, least.choices)
-    return min(outcomes, key=lambda outcome: by_time(outcome.plans[0]))
+    means = _means(inputs)
+    for ways in means:
+        if outcomes := [outcome for one in ways if (outcome := _ranked(one, args)) is not None]:
+            return min(outcomes, key=lambda outcome: by_time(outcome.plans[0]))
+    least = means[-1][-1]
+    raise why_no_plan(least.training, least.kinds, least.choices)
+
+
+def _means(inputs: Inputs) -> list[list[Inputs]]:
+    """List what is searched one after another until anything fits: the plans that were asked for, and those with other
+    means to save memory."""
+    offloaded = [offloading(inputs, way) for way in inputs.may_offload]
+    found: list[list[Inputs | None]] = [[inputs], [by_memory(inputs)], [*offloaded], [*map(by_memory, offloaded)]]
+    return [some for ways in found if (some := [one for one in ways if one is not None])]
 
 
 def _ranked(inputs: Inputs, args: Arguments) -> Outcome | None:
@@ -115,6 +121,7 @@ def _ranked(inputs: Inputs, args: Arguments) -> Outcome | None:
     where = node_sets.described(inputs.kinds) if args.leave_out else "all nodes"
     summary = (
         words.offloaded(plans[0]),
+        words.parts_by_memory(plans[0]),
         words.gained_by_stage(plans[0], alike),
         words.gained(alike, even),
         words.nodes_used(inputs, plans[0]),
@@ -228,13 +235,13 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
     check_known(inputs.kinds, expense)
     limits = Limits(cost=args.max_cost, days=args.max_days)
     plans, seen = _front(inputs, limits, expense)
-    if not plans and inputs.may_offload and not _front(inputs, Limits(), expense)[0]:
-        for way in inputs.may_offload:
-            offloaded = offloading(inputs, way)
-            plans, seen = _front(offloaded, limits, expense)
+    others = [one for ways in _means(inputs)[1:] for one in ways]
+    if not plans and others and not _front(inputs, Limits(), expense)[0]:
+        for one in others:
+            plans, seen = _front(one, limits, expense)
             if plans:
                 break
-        inputs = offloaded
+        inputs = one
     if not plans:
         raise nothing_within(_front(inputs, Limits(), expense)[0], inputs.run, limits, expense)
     shown = plans if args.pareto is First.time else plans[::-1]
@@ -248,7 +255,7 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
     )
     summary = (
         words.front(plans, expense.what),
-        *filter(None, [words.offloaded(plans[0])]),
+        *filter(None, [words.offloaded(plans[0]), words.parts_by_memory(plans[0])]),
         f"{covers}; {known}.",
         words.looked_at(inputs, seen, node_sets.described(inputs.kinds)),
         f"Proved: {words.best_layers(shown[0].gap)}",
@@ -270,7 +277,7 @@ def _front(inputs: Inputs, limits: Limits, expense: Expense) -> tuple[Sequence[P
         until = max(time.process_time(), until - SHARES_S) + SHARES_S
         seen += explore(_spaces(inputs, sets, bounds, uneven=True), kept, progress, until)
         explore_shares(inputs.training, sets, inputs.choices, kept, until + SHARES_S)
-    if not kept.plans and limits == Limits() and not inputs.may_offload:
+    if not kept.plans and limits == Limits() and len(_means(inputs)) == 1:
         raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
     return kept.plans, seen
 

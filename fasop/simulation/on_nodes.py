@@ -21,9 +21,10 @@ from fasop.costs.memory import GIB, stage_memory
 from fasop.costs.network import links
 from fasop.costs.network.link_table import by_size, has_pairs
 from fasop.costs.network.links import Link
-from fasop.costs.network.placement import Uses, place
+from fasop.costs.network.placement import Uses, place, stage_nodes
 from fasop.costs.profiles.profile import optimizer_s_per_parameter
 from fasop.costs.schedules import chunks_in_flight, filling
+from fasop.costs.shards import slack
 from fasop.costs.training import PlacedTraining, Training
 from fasop.simulation.linear import Again, BackwardMessages, Hidden, LayerOrder, Linear
 from fasop.simulation.pipelines import Pipelines
@@ -43,10 +44,14 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     slowest = nodes.slowest(where.stages, training, times)
     handing, exchanged = weights_handed_out(where.sums, training), exchanged_on(training, nodes)
     stepping = slowest.step / (parallel.data if parallel.sharded_optimizer else 1)
+    if training.shares_by_memory:
+        stepping = _unlike_steps(training, nodes, times)
     step, numbers = Link(latency_s=np.zeros_like(stepping), s_per_byte=stepping), layer_numbers(training)
     backward = pass_times(training, slowest.backward, slowest.again)
     optimizer = by_parameters(training, handing, numbers.summed).plus(by_parameters(training, step, numbers.stepped))
     capacity, shares = _capacity(training, slowest.memory_gib)
+    if training.shares_by_memory:
+        capacity, shares = _capacity_together(training, nodes, slowest.memory_gib)
     alike = training.blocks.alike
     hidden = None
     if exchanged.last is not None:
@@ -158,19 +163,47 @@ def handing_out(training: Training, nodes: Nodes) -> Linear:
     return by_parameters(training, weights_handed_out(where.sums, training), layer_numbers(training).summed)
 
 
-def _capacity(training: Training, memory_gib: Floats) -> tuple[Integers, Floats | None]:
+def _capacity_together(training: Training, nodes: Nodes, least_gib: Floats) -> tuple[Integers, Floats | None]:
+    """Do as `_capacity` where replicas share out by memory: what they share fits if it fits into what all else leaves
+    of their GPUs together, and all else must fit into the smallest."""
+    replicas = training.parallel.data
+    mean_gib = np.stack([one.mean(axis=0) for one in nodes.rooms_gib(training)])
+    together, shares = _capacity(training, mean_gib, (1 + replicas * slack(replicas)) / replicas)
+    alone, _ = _capacity(training, least_gib, 0.0)
+    return np.minimum(together, alone), shares
+
+
+def _unlike_steps(training: Training, nodes: Nodes, times: Sequence[LayerTimes]) -> Floats:
+    """[stages, pipelines]: seconds of the optimizer for a parameter, of the replica that takes longest for its part of
+    them; parts are those with as many layers in each stage."""
+    layers = -(-training.blocks.layers // training.parallel.pipeline)
+    stages = np.arange(float(training.parallel.pipeline)).reshape(-1, 1)
+    held = None
+    if training.parallel.chunks > 1:
+        held = training.parallel.schedule.definition.held(stages, len(stages), training.parallel.chunks)
+    taken = stage_memory(training, stages, held, part=0.0).of(layers)
+    steps = np.array([kind.factors.optimizer * _step(kind, training) for kind in nodes.kinds])
+    found = []
+    for rooms, ranks, beside in zip(nodes.rooms_gib(training), nodes.replicas_of(training), taken, strict=True):
+        left = np.maximum(rooms * GIB - beside, 1.0)
+        found.append((left / left.sum(axis=0) * steps[nodes.orders.T[ranks]].max(axis=1)).max(axis=0))
+    return np.stack(found)
+
+
+def _capacity(training: Training, memory_gib: Floats, part: float | None = None) -> tuple[Integers, Floats | None]:
     """The most layers of each stage and, of several chunks, the `shares` of its memory (fasop/simulation/pipelines.py).
+    Of what replicas share out a rank keeps such a `part`; None: all keep as much.
 
     Layers are as evenly shared by the chunks as they can, the first ones having one more.
     """
     parallel, layers, chunks = training.parallel, training.blocks.layers, training.parallel.chunks
     stages = np.arange(float(parallel.pipeline)).reshape(-1, 1)
     if not training.blocks.alike:
-        return _capacity_by_kind(training, memory_gib, stages)
+        return _capacity_by_kind(training, memory_gib, stages, part)
     if chunks == 1:
-        return stage_memory(training, stages).capacity(memory_gib), None
+        return stage_memory(training, stages, part=part).capacity(memory_gib), None
     held = chunks_in_flight(parallel.schedule, parallel.pipeline, parallel.micro_batches, chunks)
-    memory = stage_memory(training, stages, held[..., np.newaxis].astype(float))
+    memory = stage_memory(training, stages, held[..., np.newaxis].astype(float), part=part)
     room = memory_gib * GIB - memory.fixed
     even = (np.arange(layers + 1)[:, np.newaxis] + chunks - 1 - np.arange(chunks)) // chunks
     taken = np.einsum("lc,mcs->lms", even, memory.layer[..., 0]).max(axis=1)
@@ -179,14 +212,16 @@ def _capacity(training: Training, memory_gib: Floats) -> tuple[Integers, Floats 
     return np.array(capacity), shares.reshape(len(held), -1, room.shape[1])
 
 
-def _capacity_by_kind(training: Training, memory_gib: Floats, stages: Floats) -> tuple[Integers, Floats]:
+def _capacity_by_kind(
+    training: Training, memory_gib: Floats, stages: Floats, part: float | None
+) -> tuple[Integers, Floats]:
     """Do as `_capacity`, for the smallest kind of layer; the shares are [moments, kinds, parts, pipelines]."""
     parallel, kinds = training.parallel, range(len(training.blocks.kinds))
     held = None
     if parallel.chunks > 1:
         every = chunks_in_flight(parallel.schedule, parallel.pipeline, parallel.micro_batches, parallel.chunks)
         held = every[..., np.newaxis].astype(float)
-    memory = [stage_memory(training, stages, held, kind) for kind in kinds]
+    memory = [stage_memory(training, stages, held, kind, part=part) for kind in kinds]
     room = memory_gib * GIB - memory[0].fixed
     free = np.where(room > 0, room, np.nan)
     shares = np.stack([np.broadcast_to(one.layer / free, (*one.layer.shape[:-1], free.shape[-1])) for one in memory])
@@ -243,7 +278,7 @@ class Nodes:
         parallel = training.parallel
         sizes = (parallel.tensor_size, parallel.data, parallel.pipeline)
         by_node = training.reduces_by_node and parallel.data > 1
-        key = (*sizes, by_node, *(Messages.of(training) if self._by_size else ()))
+        key = (*sizes, by_node, training.shares_by_memory, *(Messages.of(training) if self._by_size else ()))
         if self._last is None or self._last[0] != key:
             where = place(tuple(self.kinds[kind].gpus for kind in self.orders[0]), *sizes)
             if self._has_pairs:
@@ -262,8 +297,32 @@ class Nodes:
                 if by_node:
                     within, across = (self._slowest_link(where.sums, of_sums, between=way) for way in (0, 1))
                     placed = placed.with_sums_by_node(within, across, where, parallel.data, least=self._least)
+            if training.shares_by_memory:
+                placed = replace(placed, sums=self._part_by_part(placed.sums, training))
             self._last = (key, placed)
         return self._last[1]
+
+    def _part_by_part(self, sums: Link[Floats], training: Training) -> Link[Floats]:
+        """Return the links of rings where the replicas of a stage keep unlike parts: each of these is summed, or handed
+        out, by a message of its own, which passes through all replicas."""
+        unlike = np.stack([one.min(axis=0) < one.max(axis=0) for one in self.rooms_gib(training)])
+        replicas = training.parallel.data
+        return Link(
+            latency_s=sums.latency_s * np.where(unlike, replicas, 1.0),
+            s_per_byte=sums.s_per_byte * np.where(unlike, replicas / (replicas - 1), 1.0),
+        )
+
+    def replicas_of(self, training: Training) -> list[Integers]:
+        """List, for each stage, the numbers of the nodes that its replicas lie on: [replicas, tensor]."""
+        parallel = training.parallel
+        gpus = tuple(self.kinds[kind].gpus for kind in self.orders[0])
+        ranks = stage_nodes(gpus, parallel.tensor_size, parallel.data, parallel.pipeline)
+        return [np.array(of_stage).reshape(parallel.data, parallel.tensor_size) for of_stage in ranks]
+
+    def rooms_gib(self, training: Training) -> list[Floats]:
+        """List, for each stage, the GiB that each replica has for `stage_memory`: [replicas, pipelines]."""
+        memory = np.array([room_gib(kind, training) for kind in self.kinds])
+        return [memory[self.orders.T[ranks]].min(axis=1) for ranks in self.replicas_of(training)]
 
     def slowest(self, stages: Uses, training: Training, times: Sequence[LayerTimes]) -> SlowestGpus:
         """`times` are by kind."""

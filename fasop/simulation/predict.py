@@ -15,15 +15,13 @@ import numpy as np
 
 from conf.schema.experiment import Experiment
 from conf.schema.values.links import only
-from fasop.costs.allowance import room_gib, with_allowance
+from fasop.costs.allowance import with_allowance
 from fasop.costs.calibration import Calibration
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
 from fasop.costs.layers import Basis
-from fasop.costs.memory import GIB, Amount, StageMemory, memory_of_streams, stage_memory
+from fasop.costs.memory import GIB, StageMemory, memory_of_streams
 from fasop.costs.network.placement import place
-from fasop.costs.parallelism import Parallelism
-from fasop.costs.schedules import chunks_in_flight
 from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError
 from fasop.simulation.islands import by_island
@@ -40,14 +38,14 @@ from fasop.simulation.iteration import (
     waiting,
 )
 from fasop.simulation.loaded import Parts
-from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages, actions_of, in_flight
+from fasop.simulation.memory_of_stages import HeldOnKind, held_on_kinds, memory_of
+from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages, actions_of
 from fasop.simulation.ranks.replay import Event, StageTimes
 from fasop.simulation.ranks.replicas import Pipeline, Replicas
 from fasop.simulation.ranks.streams import StreamIteration, stream_iteration
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.schedule import check as schedule_check
 from megatron_ext.contract.schedule.iteration import as_json
-from megatron_ext.contract.schedule.stream_check import prove
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +66,8 @@ class Stage:
     memory: StageMemory[float]
     limit_gib: float
     """Memory of the GPU that has least room for it."""
+    held: tuple[HeldOnKind, ...] = ()
+    """The same of each kind of node, the fullest first, where its replicas keep unlike parts of what they share out."""
 
     @property
     def contents(self) -> str:
@@ -295,7 +295,7 @@ def _stages(
     if plan.training.in_streams:
         return [_in_streams(plan, events, durations)]
     holds = plan.training.blocks.contents(layers)
-    fullest = [min(nodes, key=lambda kind: room_gib(kind, own)) for nodes, own in zip(on, trainings, strict=True)]
+    held = held_on_kinds(plan, trainings)
     return [
         Stage(
             layers=layers[number :: parallel.pipeline],
@@ -304,14 +304,11 @@ def _stages(
             gpus=tuple(dict.fromkeys(kind.gpu.name for kind in nodes)),
             terms=terms([event for event in events if event.stage == number], durations.embedding),
             times=durations.times[number],
-            memory=with_allowance(
-                least,
-                training,
-                _memory(training, layers, number, in_flight(parallel, number), _versions(parallel, number)),
-            ),
-            limit_gib=least.gpu.memory_gib,
+            memory=kinds[0].memory,
+            limit_gib=kinds[0].kind.gpu.memory_gib,
+            held=tuple(kinds) if len({one.proportion for one in kinds}) > 1 else (),
         )
-        for number, (nodes, least, training) in enumerate(zip(on, fullest, trainings, strict=True))
+        for number, (nodes, kinds) in enumerate(zip(on, held, strict=True))
     ]
 
 
@@ -322,7 +319,7 @@ def _in_streams(plan: PlacedTraining, events: Sequence[Event], durations: Durati
     found = []
     kinds = {node.name: node for node in on}
     for streams, name in {*zip(training.parallel.streams_of, [node.name for node in on], strict=True)}:
-        memory = memory_of_streams(_memory(training, layers, 0, streams, 1), streams)
+        memory = memory_of_streams(memory_of(training, layers, 0, streams, 1), streams)
         memory, gib = with_allowance(kinds[name], training, memory), kinds[name].gpu.memory_gib
         found.append((gib - memory.of(sum(layers)) / GIB, gib, memory))
     _, limit_gib, memory = min(found, key=lambda row: row[:2])
@@ -336,51 +333,3 @@ def _in_streams(plan: PlacedTraining, events: Sequence[Event], durations: Durati
         memory=memory,
         limit_gib=limit_gib,
     )
-
-
-def _versions(parallel: Parallelism, stage: int) -> int:
-    """Count the versions of the weights that a stage holds at once."""
-    if parallel.stream is None:
-        return 1
-    return prove(parallel.stream, 2 * parallel.stream.in_flight + 2 * parallel.stream.period).versions[stage]
-
-
-def _memory(
-    training: Training, layers: Sequence[int], stage: int, held: int | None, versions: int
-) -> StageMemory[float]:
-    """Work out the memory of a stage, which may be known to hold so many micro-batches. Where its layers are of several
-    kinds, a layer takes their mean."""
-    parallel, blocks = training.parallel, training.blocks
-
-    def kept(of_chunks: Sequence[int]) -> float | None:
-        return _kept(parallel, of_chunks, stage) if held is None else float(held)
-
-    if len(blocks.kinds) == 1:
-        return stage_memory(training, stage, kept(layers[stage :: parallel.pipeline]), versions=versions)
-    of_parts = np.array(blocks.by_kind(layers)[stage :: parallel.pipeline])
-    kinds = [
-        stage_memory(training, stage, kept(of_parts[:, kind].tolist()), kind, versions)
-        for kind in range(len(blocks.kinds))
-    ]
-    counts = of_parts.sum(axis=0)
-    shares = (counts / max(1, counts.sum())).tolist()
-
-    def mean(name: str) -> Amount[float]:
-        amounts = [getattr(one, name) for one in kinds]
-        layer = sum(share * amount.layer for share, amount in zip(shares, amounts, strict=True))
-        spared = [amount.spared for amount in amounts if amount.spared is not None]
-        if not spared:
-            return Amount(layer=layer, fixed=amounts[0].fixed)
-        mean_spared = sum(share * one.layer for share, one in zip(shares, spared, strict=True))
-        return Amount(layer=layer, fixed=amounts[0].fixed, spared=replace(spared[0], layer=mean_spared))
-
-    return StageMemory(**{name: mean(name) for name in kinds[0].by_term()})
-
-
-def _kept(parallel: Parallelism, of_chunks: Sequence[int], stage: int) -> float | None:
-    """Return of how many micro-batches a layer of a stage keeps its activations, in the mean; None where it has one
-    chunk."""
-    if parallel.chunks == 1:
-        return None
-    held = chunks_in_flight(parallel.schedule, parallel.pipeline, parallel.micro_batches, parallel.chunks)[..., stage]
-    return float((held @ of_chunks).max()) / max(sum(of_chunks), 1)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from conf.compose import compose_unchecked
 from conf.reading.words import with_values
-from conf.schema.experiment import Compress, Offload, Parallel, Recompute, ReduceDtype
+from conf.schema.experiment import Compress, Offload, Parallel, Recompute, ReduceDtype, Shards
 from fasop.search.findings.idle_gpus import idle, marked
 from fasop.search.front import COST, ENERGY, Expense
 from fasop.search.plan import Plan, Run, price_per_hour
@@ -81,6 +81,7 @@ def options(parallel: Parallel) -> str:
     given += [f"recompute {parallel.recompute}"] if parallel.recompute is not Recompute.none else []
     zero = f"ZeRO stage {parallel.zero}" if parallel.zero else "sharded optimizer"
     given += [zero] if parallel.sharded_optimizer else []
+    given += ["parts by memory"] if parallel.shards is Shards.memory else []
     given += [f"offload {parallel.offload}"] if parallel.offload is not Offload.none else []
     given += [f"sums in {parallel.reduce_dtype}"] if parallel.reduce_dtype is not ReduceDtype.fp32 else []
     given += [f"messages in {parallel.compress}"] if parallel.compress is not Compress.none else []
@@ -126,7 +127,9 @@ def _record(plan: Plan, run: Run) -> dict[str, object]:
         "chunks": p.chunks,
         "recompute": p.recompute,
         "sharded_optimizer": p.sharded_optimizer,
+        "shards": p.shards,
         "shares": p.shares,
+        "islands": p.islands,
         "sequence_parallel": p.sequence_parallel,
         "optimizer_s": float(parts.optimizer[0]),
         "bound_s": plan.bound,
@@ -182,6 +185,7 @@ def _values(parallel: Parallel) -> dict[str, str]:
         "recompute": parallel.recompute,
         "sharded_optimizer": None if parallel.zero else parallel.sharded_optimizer,
         "zero": parallel.zero,
+        "shards": parallel.shards,
         "offload": parallel.offload,
         "reduce_dtype": parallel.reduce_dtype,
         "compress": parallel.compress,

@@ -150,6 +150,15 @@ SLOTS = 3
 """Pieces that are there at once: one on its way in, one that is updated, and one on its way back."""
 
 
+class Shards(Word):
+    """How large a part each replica of a stage keeps of what `zero` shares out."""
+
+    equal = "equal"
+    """All keep as much."""
+    memory = "memory"
+    """In proportion to the memory that is left on their GPUs, such as of 24 and of 80 GiB."""
+
+
 BUCKETS_UNDER_WAY = 2
 """Buckets of gradients that a rank sums at once with `zero=2`; the next one waits for the first of them."""
 SCATTERED = 2
@@ -191,6 +200,9 @@ class Parallel:
     """What a replica keeps only its share of, by the stages of ZeRO. 1: the optimizer's state; 2: the sums of
     gradients, too, which replicas add up after each micro-batch; 3: the weights, too, which replicas gather block by
     block in each pass; 0: nothing; null: 1 with `sharded_optimizer`, else 0."""
+    shards: Shards = Shards.equal
+    """How large a part each replica of a stage keeps of what `zero` or `sharded_optimizer` shares out. `memory`: in
+    proportion to the memory that all else leaves on its GPU, where a stage lies on unlike GPUs."""
     offload: Offload = Offload.none
     """What ranks keep in their host's memory. `optimizer`: the optimizer's state and its fp32 weights, which pass
     through the GPU piece by piece in each update; 12 bytes a parameter less with 16-bit weights and Adam.
@@ -339,6 +351,32 @@ NOT_GATHERED = {
     "hierarchical_stages": "weights are gathered over all replicas at once, and lie in another order then",
 }
 """The same of weights."""
+
+
+NOT_UNEQUAL = {
+    "hierarchical_stages": "sums within nodes leave all ranks of a node as much",
+    "streams": "each of them takes memory of its own",
+    "adapt": "what passes leave of a GPU's memory changes with the batch",
+    "elastic": "what a GPU has room for changes when a node is lost",
+    "islands": "every replica keeps the optimizer's whole state",
+    "streaming": "each replica updates versions of its own",
+}
+"""Why a key of plan.json does not go with parts by memory."""
+
+
+def broken_by_shards(get: Get, prefix: str, shards: str, given: Callable[[str], str]) -> Iterator[str]:
+    """Every rule broken by parts of unlike size, which `shards` says with its key, as `given` does other keys."""
+    if not get("sharded_optimizer", False):
+        yield (
+            f"{shards} needs {prefix}zero of at least 1: without it every replica keeps all; use {prefix}zero=1, or "
+            f"{prefix}shards={Shards.equal}"
+        )
+    for key, why in NOT_UNEQUAL.items():
+        if get(key, None):
+            yield (
+                f"{shards} cannot be combined with {given(key)}, for {why}; use {prefix}shards={Shards.equal}, or "
+                "leave that out"
+            )
 
 
 def broken_by_zero(get: Get, prefix: str, given: Callable[[str], str]) -> Iterator[str]:

@@ -116,6 +116,8 @@ class Content:
     zero: Optional[int] = field(metadata=about(between(SCATTERED, GATHERED), written=False))
     """2, where a replica keeps the sums of its share of the gradients alone, too, with a sharded optimizer; 3, where it
     does so with weights, too; null: they are whole."""
+    shards: Optional[List[List[int]]] = field(metadata=about(COUNT, written=False))
+    """Of each stage, in which proportion its replicas keep what they share out, where not all keep as much."""
     offload: Optional[Offload] = field(metadata=about(written=False))
     """Null: none."""
     reduce_dtype: Optional[ReduceDtype] = field(metadata=about(written=False))
@@ -255,6 +257,10 @@ class Plan(PlacedPlan, Content):
             return None
         depth = None if self.streaming.depth is None else tuple(self.streaming.depth)
         return Stream(self.layout.replicas, self.streaming.semantics, self.streaming.update_every, depth)
+
+    def proportions(self, stage: int) -> List[int]:
+        """In which proportion the replicas of a stage keep what they share out."""
+        return [1] * self.layout.replicas[stage] if self.shards is None else self.shards[stage]
 
     @property
     def by_node(self) -> List[List[List[int]]]:

@@ -116,18 +116,18 @@ class Engine(AnyEngine):
         """Lays weights and gradients out in flat memory, for the optimizer and the sums over replicas."""
         plan, place, groups = self._plan, self._place, self._groups
         replicas = plan.layout.replicas[place.stage]
-        shares = replicas if plan.sharded_optimizer else 1
-        gathers = shares > 1 and plan.zero == GATHERED
+        shares = plan.proportions(place.stage) if plan.sharded_optimizer else [1]
+        gathers = len(shares) > 1 and plan.zero == GATHERED
         self.flat = FlatWeights(
             self._named,
             DTYPES[plan.train.precision],
             self.device,
             shares,
-            rank=0 if shares == 1 else place.dp if groups.by_node is None else groups.by_node.number,
+            rank=0 if len(shares) == 1 else place.dp if groups.by_node is None else groups.by_node.number,
             bucket_bytes=BUCKET_BYTES,
             late=late_names(plan, self.task, place, self._named, self._owned),
             parts=1 if groups.by_node is None else dist.get_world_size(groups.by_node.within),
-            scatters=shares > 1 and (plan.zero or 0) >= SCATTERED,
+            scatters=len(shares) > 1 and (plan.zero or 0) >= SCATTERED,
             blocks={name: block for name, (block, _) in self.places.items()} if gathers else None,
         )
         self._gradients = Gradients(

@@ -224,6 +224,49 @@ def begin_all_gather(own: Tensor, whole: Tensor, group: Optional[dist.ProcessGro
     return work
 
 
+class Works:
+    """Messages of one group that go on together."""
+
+    def __init__(self, works: Sequence[dist.Work]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """Until all have ended; with NCCL only the GPU waits."""
+        for work in self._works:
+            work.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def get_future(self) -> Any:
+        """Return that of the last one; NCCL runs those of a group one after another."""
+        return self._works[-1].get_future()
+
+
+def begin_hand_out(whole: Tensor, sizes: Sequence[int], group: Optional[dist.ProcessGroup]) -> Works:
+    """Begins what `all_gather` does with parts of unlike lengths: `sizes`, in the order of the ranks. Each rank has its
+    own part of `whole` in its place there."""
+    assert group is not None, "parts belong to the ranks of a group"
+    return Works(
+        [
+            dist.broadcast(part, dist.get_global_rank(group, rank), group=group, async_op=True)
+            for rank, part in enumerate(whole.split_with_sizes(list(sizes)))
+        ]
+    )
+
+
+def begin_reduce(whole: Tensor, sizes: Sequence[int], group: Optional[dist.ProcessGroup]) -> Works:
+    """Begins to sum `whole` over a group, such that each rank then has the sum of its own part there, of which `sizes`
+    are the lengths; what is left of the others has no meaning."""
+    assert group is not None, "parts belong to the ranks of a group"
+    return Works(
+        [
+            dist.reduce(part, dist.get_global_rank(group, rank), group=group, async_op=True)
+            for rank, part in enumerate(whole.split_with_sizes(list(sizes)))
+        ]
+    )
+
+
 def exchange(own: object, ranks: int, device: torch.device, what: str) -> List[Any]:
     """Returns what each rank gives, as JSON has it; called by all ranks of the run."""
     content = torch.tensor(list(json.dumps(own).encode()), dtype=torch.uint8, device=device)

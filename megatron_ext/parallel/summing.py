@@ -8,14 +8,14 @@ no reduce-scatter: on a CPU fp32 goes the same way.
 from __future__ import annotations
 
 from collections import deque
-from typing import Callable, Deque, Iterator, NamedTuple, Optional, Union
+from typing import Callable, Deque, Iterator, NamedTuple, Optional, Sequence, Union
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from megatron_ext.contract.events import ALL_REDUCE
-from megatron_ext.parallel.comm import all_gather
+from megatron_ext.parallel.comm import Works, all_gather, begin_reduce
 from megatron_ext.parallel.groups import ByNode
 from megatron_ext.timeline.usage import Traffic
 
@@ -23,7 +23,7 @@ from megatron_ext.timeline.usage import Traffic
 class Summing(NamedTuple):
     """A sum under way."""
 
-    work: dist.Work
+    work: Union[dist.Work, Works]
     sent: Tensor
     """What travels, of all ranks of the group."""
     finish: Optional[Callable[[], object]]
@@ -57,15 +57,26 @@ def begin_all_reduce(gradients: Tensor, group: Optional[dist.ProcessGroup], dtyp
 
 
 def begin_reduce_scatter(
-    gradients: Tensor, own: Tensor, group: Optional[dist.ProcessGroup], dtype: torch.dtype
+    gradients: Tensor,
+    own: Tensor,
+    group: Optional[dist.ProcessGroup],
+    dtype: torch.dtype,
+    sizes: Optional[Sequence[int]] = None,
 ) -> Summing:
-    """Sums of `gradients`, fp32, this rank's share: `own`, which is its part of them."""
+    """Sums of `gradients`, fp32, this rank's share: `own`, which is its part of them.
+
+    `sizes` are the lengths of all ranks' parts, where they are not equal.
+    """
     sent = gradients.to(dtype)
     if sent.is_cuda and sent is gradients:
+        if sizes is not None:
+            return Summing(begin_reduce(sent, sizes, group), sent, None)
         return Summing(dist.reduce_scatter_tensor(own, sent, group=group, async_op=True), sent, None)
-    shares = torch.empty_like(sent)
-    work = dist.all_to_all_single(shares, sent, group=group, async_op=True)
-    return Summing(work, sent, lambda: torch.sum(shares.view(-1, len(own)), 0, dtype=own.dtype, out=own))
+    ranks = dist.get_world_size(group)
+    shares = sent.new_empty(ranks * len(own))
+    of_ranks = None if sizes is None else [len(own)] * ranks
+    work = dist.all_to_all_single(shares, sent, of_ranks, None if sizes is None else list(sizes), group, True)
+    return Summing(work, sent, lambda: torch.sum(shares.view(ranks, -1), 0, dtype=own.dtype, out=own))
 
 
 def side_stream(device: torch.device) -> Optional[torch.cuda.Stream]:

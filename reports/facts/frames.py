@@ -204,20 +204,26 @@ def stragglers_frame(figures: Statistics, plan: Plan) -> pd.DataFrame:
 
 
 def memory_frame(record: Record, prediction: Prediction) -> pd.DataFrame:
-    """A row for each stage, GiB: the predicted parts (MEMORY), their sum, the measured peak of its ranks, the limit
-    of its GPU that has least room, and what is left."""
-    peaks = [peak_mib(record, stage, "max_allocated") for stage in range(len(prediction.stages))]
+    """A row for each stage, or each GPU of a stage whose replicas keep unlike parts of it, GiB: the predicted parts
+    (MEMORY), their sum, the measured peak of its ranks, the limit of its GPU that has least room, and what is left."""
+    peaks = []
+    for number, stage in enumerate(prediction.stages):
+        groups: list[str | None] = [one.kind.name for one in stage.held]
+        peaks += [peak_mib(record, number, "max_allocated", group) for group in groups or [None]]
     return predicted_memory_frame(prediction, peaks)
 
 
 def predicted_memory_frame(prediction: Prediction, peaks: list[float | None] | None = None) -> pd.DataFrame:
-    """The same of a prediction alone, or beside peaks by stage, MiB."""
-    rows = []
-    for stage in prediction.stages:
-        parts = stage.memory.by_term()
-        row = {part: parts[part].of(sum(stage.layers)) / GIB for part in MEMORY}
-        rows.append(row | {"predicted": stage.memory_gib, "limit": stage.limit_gib})
-    frame = pd.DataFrame(rows)
+    """The same of a prediction alone, or beside peaks by row, MiB."""
+    rows, names = list[dict[str, float]](), list[int | str]()
+    for number, stage in enumerate(prediction.stages):
+        of_gpus = [(one.memory, one.kind.gpu.memory_gib) for one in stage.held] or [(stage.memory, stage.limit_gib)]
+        names += [f"{number}, {one.kind.gpu.name}" for one in stage.held] or [number]
+        for memory, limit in of_gpus:
+            parts = {part: amount.of(sum(stage.layers)) / GIB for part, amount in memory.by_term().items()}
+            row = {part: parts[part] for part in MEMORY}
+            rows.append(row | {"predicted": sum(parts.values()), "limit": limit})
+    frame = pd.DataFrame(rows, index=names)
     known = peaks or [None] * len(rows)
     frame["measured"] = [np.nan if peak is None else peak / 1024 for peak in known]
     frame["left"] = frame["limit"] - frame["measured"].fillna(frame["predicted"])
@@ -229,8 +235,12 @@ def peak_kind(record: Record) -> str | None:
     return next((kind for kind in PEAKS if any(kind in mib for mib in record.memory.values())), None)
 
 
-def peak_mib(record: Record, stage: int, kind: str) -> float | None:
-    """Returns the most MiB of a kind (docs/formats.md) that a rank of the stage took; None if none reported it."""
+def peak_mib(record: Record, stage: int, kind: str, group: str | None = None) -> float | None:
+    """Returns the most MiB of a kind (docs/formats.md) that a rank of the stage took, of those on nodes of a `group` if
+    it is given; None if none reported it."""
     ranks = [rank.rank for rank in record.plan.ranks if rank.stage == stage]
+    if group is not None:
+        there = {rank for node in record.plan.planned_nodes if node.group == group for rank in node.ranks}
+        ranks = [rank for rank in ranks if rank in there]
     known = [record.memory[rank][kind] for rank in ranks if kind in record.memory.get(rank, {})]
     return max(known) if known else None

@@ -142,6 +142,7 @@ def _unusual(plan: Plan) -> list[str]:
         f"{plan.recompute} recomputation of activations": plan.recompute != "none",
         "a sharded optimizer": plan.sharded_optimizer and plan.zero is None,
         f"ZeRO stage {plan.zero}": plan.zero is not None,
+        f"replicas that keep unlike parts ({_parts(plan)})": plan.shards is not None,
         "the optimizer's state in the host's memory": plan.offload in ("optimizer", "both"),
         "activations in the host's memory": plan.offload in ("activations", "both"),
         f"gradients summed in {plan.reduce_dtype}": plan.reduce_dtype not in (None, "fp32"),
@@ -152,6 +153,12 @@ def _unusual(plan: Plan) -> list[str]:
         f"precision {plan.train.precision}": plan.train.precision not in ("fp32", UNKNOWN),
     }
     return [words for words, is_so in chosen.items() if is_so]
+
+
+def _parts(plan: Plan) -> str:
+    """In which proportion the replicas of stages keep what they share out, where that is not the same."""
+    unlike = {stage: parts for stage, parts in enumerate(plan.shards or ()) if len({*parts}) > 1}
+    return "; ".join(f"stage {stage}: {dashed(parts)}" for stage, parts in unlike.items())
 
 
 def _nodes(plan: Plan) -> str:

@@ -17,7 +17,7 @@ from conf.schema.parallel import Parallel
 from conf.schema.profile import Notify, Tracker
 from conf.schema.train import Train
 from conf.visible import plural
-from megatron_ext.contract.parallel_config import Compress, Offload, ReduceDtype
+from megatron_ext.contract.parallel_config import Compress, Offload, ReduceDtype, Shards
 from megatron_ext.contract.rules.engine import RULES as RULES_OF_ENGINES
 from megatron_ext.contract.schedule.schedules import SCHEDULES
 
@@ -157,6 +157,7 @@ def check_engine(
             None if parallel.compress is Compress.none else parallel.compress,
         ),
         "zero": ("parallel.zero", parallel.zero, parallel.zero),
+        "shards": ("parallel.shards", parallel.shards, None if parallel.shards is Shards.equal else True),
         "offload": ("parallel.offload", parallel.offload, None if parallel.offload is Offload.none else True),
         "hierarchical_stages": ("parallel.hierarchical_reduce", "true", parallel.hierarchical_reduce or None),
         "schedule_file": ("parallel.schedule_file", parallel.schedule_file, parallel.schedule_file),
@@ -219,6 +220,11 @@ def _schedule(parallel: Parallel, regrouped: bool) -> None:
         raise ConfigError(
             f"parallel.zero={parallel.zero}: Megatron-LM's replicas share the optimizer's state out, and nothing else; "
             "use parallel.zero=1, or engine=tdpp"
+        )
+    if parallel.shards is not Shards.equal:
+        raise ConfigError(
+            f"parallel.shards={parallel.shards}: Megatron-LM's replicas keep as much of the optimizer's state each; "
+            "use parallel.shards=equal, or engine=tdpp"
         )
     if parallel.offload is not Offload.none:
         raise ConfigError(

@@ -19,7 +19,7 @@ from conf.schema.parallel import AUTO, Parallel
 from conf.schema.train import Optimizer, Precision, Train, check_metrics
 from megatron_ext.contract.keys import shown
 from megatron_ext.contract.models.images import ImageFamily
-from megatron_ext.contract.parallel_config import Recompute, broken_by_offload, broken_by_zero
+from megatron_ext.contract.parallel_config import Recompute, Shards, broken_by_offload, broken_by_shards, broken_by_zero
 
 
 def check(train: Train, model: Model, data: Data, executor: Executor) -> None:
@@ -146,9 +146,16 @@ def check_zero(parallel: Parallel, train: Train, adapt: Adapt, elastic: Elastic)
         "chunks": ("parallel.chunks", parallel.chunks),
         "shares": ("parallel.shares", parallel.shares),
         "hierarchical_stages": ("parallel.hierarchical_reduce", parallel.hierarchical_reduce),
+        "streaming": ("parallel.schedule", None if parallel.stream is None else str(parallel.schedule)),
+        "sharded_optimizer": ("parallel.sharded_optimizer", parallel.sharded_optimizer),
     }
     told = {key: f"{name}={shown(value)}" for key, (name, value) in given.items()}
     for broken in broken_by_zero(lambda key, _: given[key][1], "parallel.", told.__getitem__):
+        raise ConfigError(broken)
+    if parallel.shards is Shards.equal:
+        return
+    wrong = f"parallel.shards={parallel.shards}"
+    for broken in broken_by_shards(lambda key, _: given[key][1], "parallel.", wrong, told.__getitem__):
         raise ConfigError(broken)
 
 

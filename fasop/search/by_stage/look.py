@@ -37,7 +37,7 @@ from fasop.search.space.candidates import MOST_REPLICAS, divisors
 from fasop.search.space.choices import SEARCHED, Choices
 from fasop.simulation.on_nodes import times_on
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.parallel_config import Recompute
+from megatron_ext.contract.parallel_config import Recompute, Shards
 
 SCHEDULES = tuple(schedule for schedule in SEARCHED if not schedule.definition.has_chunks)
 """Those of stages with unlike numbers of replicas."""
@@ -274,6 +274,8 @@ def why_not(training: Training, kinds: Sequence[NodeKind], choices: Choices, eff
         return "Megatron's stages are all alike; use engine=tdpp, or leave it out"
     if training.parallel.zero is not None:
         return f"stages that differ cannot have parallel.zero={training.parallel.zero}; use 1, or leave it out"
+    if training.parallel.shards is Shards.memory:
+        return f"stages that differ cannot have parallel.shards={Shards.memory}; use {Shards.equal}, or leave it out"
     if not any(schedule in SCHEDULES for schedule in choices.schedule):
         return (
             f"stages that differ cannot have parallel.schedule={','.join(choices.schedule)}; try one of "

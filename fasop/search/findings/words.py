@@ -15,9 +15,12 @@ from fasop.search.plan import Plan
 from fasop.search.search import Coverage
 from fasop.search.space import node_orders
 from fasop.search.space.candidates import MOST_MICRO_BATCHES
+from fasop.simulation.memory_of_stages import shards_of
 
 OPTIMAL = 1e-5
 """A part of an iteration that nobody could measure."""
+MOST_STAGES = 4
+"""Stages of which a line has parts."""
 
 
 def nodes_used(inputs: Inputs, plan: Plan) -> str:
@@ -41,6 +44,21 @@ def offloaded(plan: Plan) -> str:
     if not kept:
         return ""
     return f"In the first plan the memory of all nodes together has {' and '.join(kept)}."
+
+
+def parts_by_memory(plan: Plan) -> str:
+    """In which proportion replicas of a stage keep what they share out, where that is not the same."""
+    shards = shards_of(plan)
+    if shards is None:
+        return ""
+    unlike = {stage: parts for stage, parts in enumerate(shards) if len({*parts}) > 1}
+    texts = [
+        f"of stage {stage} "
+        + ", ".join(f"{part / sum(parts):.1%} on replica {replica}" for replica, part in enumerate(parts))
+        for stage, parts in unlike.items()
+    ]
+    more = f"; and so on, {len(texts)} stages" if len(texts) > MOST_STAGES else ""
+    return f"In the first plan replicas keep by memory {'; '.join(texts[:MOST_STAGES])}{more}."
 
 
 def gained_by_stage(first: Plan, alike: Plan) -> str:

@@ -244,7 +244,18 @@ class _UnlikeNodes(Nodes):
             gpus = tuple(self.kinds[kind].gpus for kind in self.orders[0])
             placed = place_heterogeneous(gpus, self._layout)
             self._known[key] = on_pairs(self.kinds, self.orders, training, placed)
-        return self._known[key]
+        placed_links = self._known[key]
+        if not training.shares_by_memory:
+            return placed_links
+        return replace(placed_links, sums=self._part_by_part(placed_links.sums, training))
+
+    def replicas_of(self, training: Training) -> list[Integers]:
+        nodes = [node for node, kind in enumerate(self.orders[0]) for _ in range(self.kinds[kind].gpus)]
+        layout = self._layout
+        return [
+            np.array([[nodes[layout.rank(stage, dp, tp)] for tp in range(tensor)] for dp in range(replicas)])
+            for stage, (tensor, replicas) in enumerate(zip(layout.tensors, layout.replicas, strict=True))
+        ]
 
 
 def _like(training: Training, tensor: int, replicas: int) -> Training:

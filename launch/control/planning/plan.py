@@ -14,7 +14,7 @@ from conf.errors import ConfigError
 from conf.run_folder.rundir import SCHEDULE
 from conf.schema.adapt import NOW, Rule
 from conf.schema.cluster import Gpu
-from conf.schema.experiment import Compress, EngineKind, Experiment, Offload, ReduceDtype, Rehearse
+from conf.schema.experiment import Compress, EngineKind, Experiment, Offload, ReduceDtype, Rehearse, Shards
 from conf.schema.model import Model
 from conf.schema.rules.adaptation import whole_replicas
 from launch.control.executors.free_nodes import free_now
@@ -67,6 +67,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         recompute=parallel.recompute,
         sharded_optimizer=parallel.sharded_optimizer,
         zero=parallel.zero,
+        shards=_shards(experiment),
         offload=None if parallel.offload is Offload.none else parallel.offload,
         reduce_dtype=None if parallel.reduce_dtype is ReduceDtype.fp32 else parallel.reduce_dtype,
         compress=None if parallel.compress is Compress.none else parallel.compress,
@@ -230,6 +231,16 @@ def _hierarchical_stages(experiment: Experiment) -> list[int] | None:
     from fasop.simulation.predict import planned
 
     return stages_summing_by_node(planned(experiment)) or None
+
+
+def _shards(experiment: Experiment) -> list[list[int]] | None:
+    """Returns in which proportion replicas keep what they share out; None where all keep as much."""
+    if experiment.parallel.shards is Shards.equal:
+        return None
+    from fasop.simulation.memory_of_stages import shards_of  # numpy is slow to import
+    from fasop.simulation.predict import planned
+
+    return shards_of(planned(experiment))
 
 
 def _streaming(stream: Stream | None) -> Streaming | None:

@@ -6,7 +6,7 @@ from typing import Sequence
 
 from megatron_ext.contract.adaptive.config import NONE
 from megatron_ext.contract.adaptive.rules import BatchRange
-from megatron_ext.contract.parallel_config import broken_by_stream, broken_by_zero
+from megatron_ext.contract.parallel_config import broken_by_shards, broken_by_stream, broken_by_zero
 from megatron_ext.contract.plan_check import GRID, Faults, PlanFault, Rules, Values
 from megatron_ext.contract.schedule.schedules import OF_ANY_COUNT
 from megatron_ext.contract.schedule.streams import PIPEDREAM
@@ -77,6 +77,17 @@ def _zero(plan: Values) -> Faults:
         yield PlanFault(broken)
     if plan.get("zero") is not None and not plan["sharded_optimizer"]:
         yield "sharded_optimizer", plan["sharded_optimizer"], f"true with zero={plan['zero']}"
+
+
+def _shards(plan: Values) -> Faults:
+    shards = plan.get("shards")
+    if shards is None:
+        return
+    for broken in broken_by_shards(plan.get, "", f"shards={shards}", lambda key: f"{key}={plan.get(key)}"):
+        yield PlanFault(broken)
+    replicas = plan.get("replicas") or [plan["data"]] * plan["pipeline"]
+    if [len(of_stage) for of_stage in shards] != replicas:
+        yield "shards", shards, "a list for each stage, with a number for each of its replicas"
 
 
 def _adapt(plan: Values) -> Faults:
@@ -163,4 +174,5 @@ RULES: Rules = [
     ((*GRID, "micro_batch_size", "global_batch_size", "schedule", "train"), _adapt),
     (("nodes", "pipeline", "tensor"), _elastic),
     (("sharded_optimizer",), _zero),
+    ((*GRID, "sharded_optimizer"), _shards),
 ]

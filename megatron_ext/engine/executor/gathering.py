@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import Any, Callable, Deque, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from megatron_ext.engine.gradients.flat import FlatWeights
-from megatron_ext.parallel.comm import annotate_errors, begin_all_gather
+from megatron_ext.parallel.comm import Works, annotate_errors, begin_all_gather, begin_hand_out
 from megatron_ext.tasks.stage import Stage
 from megatron_ext.timeline.recorder import Recorder
 
@@ -42,7 +42,7 @@ class BlockWeights:
         self._kept, self._share, self._whole = flat.weight, flat.share, flat.whole
         self._group = group
         self._recorder = recorder
-        self._here: Dict[int, Optional[dist.Work]] = {}
+        self._here: Dict[int, Union[dist.Work, Works, None]] = {}
         """Buckets that are there or, with what is to be waited for, under way."""
         self._coming: Deque[Pass] = deque()
         """The pass under way, and those after it."""
@@ -120,10 +120,15 @@ class BlockWeights:
     def _begin(self, buckets: Sequence[int]) -> None:
         for bucket in buckets:
             if bucket not in self._here:
-                own = self._kept[self._share.parts[bucket][1]]
+                own, whole = self._kept[self._share.parts[bucket][1]], self._whole.make(bucket)
+                sizes = self._share.sizes(bucket)
                 with annotate_errors(_WHAT):
-                    self._here[bucket] = begin_all_gather(own, self._whole.make(bucket).view(-1, len(own)), self._group)
-                self._recorder.traffic.all_gathered(own, self._group)
+                    if sizes is None:
+                        self._here[bucket] = begin_all_gather(own, whole.view(-1, len(own)), self._group)
+                    else:
+                        whole[self._share.within_bucket(bucket)].copy_(own)
+                        self._here[bucket] = begin_hand_out(whole, sizes, self._group)
+                self._recorder.traffic.shared_out(whole, self._group)
 
     def _wait(self, bucket: int) -> None:
         work = self._here[bucket]

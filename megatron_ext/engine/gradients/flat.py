@@ -39,7 +39,7 @@ class FlatWeights:
         named: List[Tuple[str, nn.Parameter]],
         dtype: torch.dtype,
         device: torch.device,
-        shares: int = 1,
+        shares: Sequence[int] = (1,),
         of: Optional[FlatWeights] = None,
         *,
         rank: int = 0,
@@ -54,8 +54,9 @@ class FlatWeights:
         `initial` keeps their values in fp32, where they were: a GPU need not have room for what a sharded optimizer
         does not keep. Gradients are summed in buckets of at least `bucket_bytes`; those of the parameters in `late`,
         which wait for more than the backward pass, have the last one to themselves. Zeros between parameters align
-        them, and zeros at the end of each bucket make its length a multiple of `shares`, of which replica `rank` has
-        one, and of `parts`. With `of`, whose parameters these are copies of, the weights are the same memory, and the
+        them, and zeros at the end of each bucket make its length a multiple of `parts` and of the sum of `shares`: in
+        this proportion replicas keep it, of which this is number `rank`. With `of`, whose parameters these are copies
+        of, the weights are the same memory, and the
         gradients are not. If it `scatters` gradients, `grad` has those of this replica's share alone, and those of a
         bucket are there from the first one until somebody takes them. With `blocks`, the block of each parameter, so
         has `weight`: the parameters are views of `whole`, where a bucket has those of one block alone.
@@ -64,7 +65,7 @@ class FlatWeights:
         ordered += [pair for pair in reversed(named) if pair[0] in late]
         self.parameters = dict(ordered)
         step = ALIGNED_BYTES // torch.empty(0, dtype=dtype).element_size()
-        multiple = lcm([shares, parts, step])
+        multiple = lcm([sum(shares), parts, step])
         self.buckets: List[Bucket] = (
             _buckets(ordered, bucket_bytes, late, multiple, step, blocks) if of is None else of.buckets
         )
@@ -151,8 +152,7 @@ class FlatWeights:
 
     def own(self, bucket: int, sums: Tensor) -> Tensor:
         """This replica's part of the sums of a bucket."""
-        part, first = self.share.parts[bucket][0], self.buckets[bucket][0].start
-        return sums[part.start - first : part.stop - first]
+        return sums[self.share.within_bucket(bucket)]
 
     def keep(self, bucket: int, own: Tensor) -> None:
         """Adds the sums of this replica's part of a bucket to those before, if it `scatters`."""

@@ -146,14 +146,15 @@ class GradientReducer:
         gradients = self._flat.sums(bucket)
         if self._flat.share.shares == 1 or bucket == self._whole:
             return self._all_reduce(gradients)
-        return self._scatter(gradients, self._flat.own(bucket, gradients))
+        return self._scatter(bucket, gradients, self._flat.own(bucket, gradients))
 
-    def _scatter(self, gradients: Tensor, own: Tensor) -> UnderWaySum:
+    def _scatter(self, bucket: int, gradients: Tensor, own: Tensor) -> UnderWaySum:
         """Begins the sum of a bucket's gradients, of which each replica gets its `own` part."""
+        sizes = self._flat.share.sizes(bucket)
         with annotate_errors("all-reduce of the gradients"):
             if self._by_node is not None:
                 return self._by_node.begin(gradients, own, self._dtype, self._recorder.traffic)
-            summing = self._begun_sum(lambda: begin_reduce_scatter(gradients, own, self._group, self._dtype))
+            summing = self._begun_sum(lambda: begin_reduce_scatter(gradients, own, self._group, self._dtype, sizes))
         self._recorder.traffic.reduce_scattered(summing.sent, self._group, ALL_REDUCE)
         return summing
 

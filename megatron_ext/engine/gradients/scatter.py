@@ -96,7 +96,7 @@ class ScatteringReducer(GradientReducer):
             if self._late is not None:
                 sums = self._flat.sums(self._late)
                 own = self._flat.own(self._late, sums)
-                self._scatter(sums, own).wait()
+                self._scatter(self._late, sums, own).wait()
                 self._flat.keep(self._late, own)
                 sums.zero_()
 
@@ -142,7 +142,7 @@ class ScatteringReducer(GradientReducer):
         sums = self._flat.take(bucket)
         own = self._flat.own(bucket, sums)
         event = self._recorder.begin("overlapped-grads-all-reduce")
-        summing = self._scatter(sums, own)
+        summing = self._scatter(bucket, sums, own)
         if isinstance(summing, Summing):
             event.follow(summing.work)
         self._under_way.append(_Scattering(bucket, summing, event, own))

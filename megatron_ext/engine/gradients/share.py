@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -12,25 +12,42 @@ Bucket = Tuple[slice, List[str]]
 
 
 class Share:
-    """An equal part of every bucket, so that a bucket is reduce-scattered as soon as its gradients are there.
+    """The same part of every bucket, so that a bucket is reduce-scattered as soon as its gradients are there.
 
     What a replica keeps of its share alone, in fp32, lies together: the parts of all buckets, one after another.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], shares: int = 1, rank: int = 0) -> None:
-        """`buckets` cover the flat weights; their lengths are multiples of `shares`."""
-        self.shares = shares
+    def __init__(self, buckets: Sequence[Bucket], proportions: Sequence[int] = (1,), rank: int = 0) -> None:
+        """`proportions` are those of the parts that replicas have, in their order; `buckets` cover the flat weights,
+        and their lengths are multiples of the sum of these."""
+        self.shares = len(proportions)
         self.buckets = [here for here, _ in buckets]
+        self._proportions = None if len({*proportions}) == 1 else proportions
+        unit = sum(proportions)
+        before, own = sum(proportions[:rank]), proportions[rank]
         self.parts: List[Tuple[slice, slice]] = []
         """For each bucket, this rank's part in the flat weights, and where it lies among what the rank keeps."""
         for here in self.buckets:
-            length, rest = divmod(here.stop - here.start, shares)
-            assert rest == 0 and here.start % shares == 0, "a bucket cannot be shared out evenly"
-            start, kept = here.start + rank * length, here.start // shares
-            self.parts.append((slice(start, start + length), slice(kept, kept + length)))
-        if shares == 1:  # of all buckets together, which no copy takes apart
+            step, rest = divmod(here.stop - here.start, unit)
+            assert rest == 0 and here.start % unit == 0, "a bucket cannot be shared out"
+            start, kept = here.start + before * step, here.start // unit * own
+            self.parts.append((slice(start, start + own * step), slice(kept, kept + own * step)))
+        if self.shares == 1:  # of all buckets together, which no copy takes apart
             whole = slice(0, self.buckets[-1].stop if self.buckets else 0)
             self.parts = [(whole, whole)]
+
+    def sizes(self, bucket: int) -> Optional[List[int]]:
+        """Return the lengths of all replicas' parts of a bucket, one after another; None where they are equal."""
+        if self._proportions is None:
+            return None
+        here = self.buckets[bucket]
+        step = (here.stop - here.start) // sum(self._proportions)
+        return [step * number for number in self._proportions]
+
+    def within_bucket(self, bucket: int) -> slice:
+        """Return where this rank's part of a bucket lies in it."""
+        here, first = self.parts[bucket][0], self.buckets[bucket].start
+        return slice(here.start - first, here.stop - first)
 
     @property
     def length(self) -> int:

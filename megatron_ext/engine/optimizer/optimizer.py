@@ -28,11 +28,13 @@ from megatron_ext.engine.optimizer.update_rules import (
     update_rule,
     updates_at_once,
 )
-from megatron_ext.parallel.comm import all_gather, all_reduce, annotate_errors
+from megatron_ext.parallel.comm import all_gather, all_reduce, annotate_errors, begin_hand_out
 from megatron_ext.parallel.groups import ByNode
 from megatron_ext.timeline.progress import Wait
 from megatron_ext.timeline.recorder import Recorder
 from megatron_ext.timeline.usage import Traffic
+
+_GATHERING = "all-gather of the sharded optimizer"
 
 
 class DataGroup(NamedTuple):
@@ -198,11 +200,11 @@ class Optimizer:
         """Return on the host what all replicas keep; it passes through the device bucket by bucket, for that may have
         no room for more."""
         whole = torch.empty(self._flat.numel)
-        for bucket, (here, kept) in zip(self._share.buckets, self._share.parts):
+        for number, (bucket, (_, kept)) in enumerate(zip(self._share.buckets, self._share.parts)):
             passing = torch.empty(bucket.stop - bucket.start, device=self._flat.weight.device)
-            own = passing[here.start - bucket.start : here.stop - bucket.start]
+            own = passing[self._share.within_bucket(number)]
             own.copy_(share[kept])
-            self._gather_bucket(own, passing)
+            self._gather_bucket(number, own, passing)
             whole[bucket].copy_(passing)
         return whole
 
@@ -296,16 +298,26 @@ class Optimizer:
         if self._data.size == 1:
             return
         if whole is None:
-            for bucket, (here, _) in zip(self._share.buckets, self._share.parts):
-                self._gather_bucket(flat[here], flat[bucket], traffic)
+            for number, (bucket, (here, _)) in enumerate(zip(self._share.buckets, self._share.parts)):
+                self._gather_bucket(number, flat[here], flat[bucket], traffic)
         elif whole.late is not None:
-            self._gather_bucket(flat[self._share.parts[whole.late][1]], whole.of(whole.late), traffic)
+            self._gather_bucket(whole.late, flat[self._share.parts[whole.late][1]], whole.of(whole.late), traffic)
 
-    def _gather_bucket(self, own: Tensor, whole: Tensor, traffic: Optional[Traffic] = None) -> None:
-        by_node = self._data.by_node
+    def _gather_bucket(self, number: int, own: Tensor, whole: Tensor, traffic: Optional[Traffic] = None) -> None:
+        """Gives all replicas each other's parts of a bucket, of which `whole` then has all; `own` may lie there."""
+        by_node, sizes = self._data.by_node, self._share.sizes(number)
+        if sizes is not None:
+            place = whole[self._share.within_bucket(number)]
+            if place.data_ptr() != own.data_ptr():
+                place.copy_(own)
+            with annotate_errors(_GATHERING):
+                begin_hand_out(whole, sizes, self._data.group).wait()
+            if traffic is not None:
+                traffic.shared_out(whole, self._data.group)
+            return
         if by_node is not None:  # each node's replicas then have a part of the bucket, one after another
-            across, number = dist.get_world_size(by_node.across), dist.get_rank(by_node.within)
-            part = whole[number * across * len(own) :][: across * len(own)]
+            across, within = dist.get_world_size(by_node.across), dist.get_rank(by_node.within)
+            part = whole[within * across * len(own) :][: across * len(own)]
             self._gather_over(by_node.across, own, part, traffic)
             own = part
         self._gather_over(self._data.group if by_node is None else by_node.within, own, whole, traffic)
@@ -314,7 +326,7 @@ class Optimizer:
     def _gather_over(
         group: Optional[dist.ProcessGroup], own: Tensor, whole: Tensor, traffic: Optional[Traffic]
     ) -> None:
-        all_gather(own, whole.view(-1, len(own)), group, "all-gather of the sharded optimizer")
+        all_gather(own, whole.view(-1, len(own)), group, _GATHERING)
         if traffic is not None:
             traffic.all_gathered(own, group)
 

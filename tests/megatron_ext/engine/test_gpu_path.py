@@ -143,7 +143,7 @@ def test_sums_by_node_on_a_stream_of_their_own_give_a_cpus_losses(
 
 def test_fp32_values_wait_on_the_host_for_an_optimizer_that_takes_its_share_of_them(gpus: Gpus) -> None:
     layer = torch.nn.Linear(3, 5)
-    flat = FlatWeights(list(layer.named_parameters()), torch.bfloat16, torch.device("cuda"), shares=3)
+    flat = FlatWeights(list(layer.named_parameters()), torch.bfloat16, torch.device("cuda"), shares=(1, 1, 1))
     assert [tensor.device.type for tensor in (flat.initial, flat.weight, flat.grad)] == ["cpu", "cuda", "cuda"]
     assert layer.weight.device.type == "cuda"
     torch.testing.assert_close(flat.weight.cpu(), flat.initial.bfloat16())

@@ -142,7 +142,7 @@ def test_flat_weights_are_views_and_buckets_cover_them_once(tmp_path: Path, corp
     flat = FlatWeights(stage.parameters_by_name(), torch.float32, torch.device("cpu"))
     for name in before:
         assert torch.equal(flat.view(name, flat.weight), before[name])
-    shared = FlatWeights(stage.parameters_by_name(), torch.float32, torch.device("cpu"), shares=1009, rank=3)
+    shared = FlatWeights(stage.parameters_by_name(), torch.float32, torch.device("cpu"), shares=(1,) * 1009, rank=3)
     assert shared.slices == flat.slices
     assert torch.equal(shared.weight[: flat.weight.numel()], flat.weight)
     assert shared.weight.numel() % 1009 == 0
