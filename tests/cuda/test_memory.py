@@ -18,6 +18,7 @@ from benchmarks.gpu_counts import CASES, DOCUMENTS, MICRO_BATCHES, TOKENS, Case,
 from conf.compose import compose
 from fasop.costs.host_activations import kept_by_layer
 from fasop.costs.training import Training
+from fasop.simulation.memory_of_stages import memory_of
 from fasop.simulation.predict import predict
 from launch.commands.launching.preflight import with_length
 from megatron_ext.data.indexed_dataset import write_indexed
@@ -65,6 +66,21 @@ def test_memory_of_a_layout_is_predicted(name: str, tmp_path: Path) -> None:
     for rank in ranks:
         loading, _, after_one, *_ = rank.peaks
         assert loading < 1.01 * after_one, "the pass that loads kernels takes more memory than training"
+
+
+@pytest.mark.parametrize("name", ["sharded optimizer", *SCATTERED, *GATHERED])
+def test_memory_of_unlike_parts_is_predicted(name: str, tmp_path: Path) -> None:
+    """As of a GPU of 24 and one of 80 GiB."""
+    case, counter = CASES[name], Counter(tmp_path)
+    run, shards = counter.run_of(case), (3, 10)
+    run.run.write_json(run.run.plan, {**run.plan.as_json(), "shards": [[*shards]]})
+    counter.ours(run, case.gpus)
+    one = Training.of(with_length(compose([*words_of(case), f"data.prefix={run.plan.data_prefix}"])))
+    for rank, part in enumerate(shards):
+        measured = json.loads((run.run.path / "memory" / f"rank-{rank:05d}.json").read_text())["mib"]["max_allocated"]
+        terms = memory_of(one, run.plan.partition, 0, None, 1, part / sum(shards)).by_term()
+        given = sum(amount.of(run.plan.partition[0]) for key, amount in terms.items() if key != "fragments") / MIB
+        assert abs(given / measured - 1) <= COUNTED, (rank, given, measured, terms)
 
 
 @pytest.mark.parametrize("name", OFFLOADED)

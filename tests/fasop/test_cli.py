@@ -66,7 +66,8 @@ def test_plans_are_ranked_on_stdout_and_in_a_file(tmp_path: Path, capsys: pytest
     assert [*rows[0]] == [
         *("rank", "mbs", "tp", "dp", "pp", "node placement", "partition", "estimated time (step/s)", "pipeline time"),
         *("DP all-reduce time", "embedding layer all-reduce time", "price_per_step", "train_cost", "gpus"),
-        *("global_batch_size", "schedule", "chunks", "recompute", "sharded_optimizer", "shares", "sequence_parallel"),
+        *("global_batch_size", "schedule", "chunks", "recompute", "sharded_optimizer", "shards"),
+        *("shares", "islands", "sequence_parallel"),
         *("optimizer_s", "bound_s", "samples_per_s", "price_per_hour", "kwh_per_step", "train_days", "basis"),
         *("idle_gpus", "idle_nodes"),
     ]

@@ -65,7 +65,7 @@ class Nccl:
     @staticmethod
     def _names() -> tuple[str, ...]:
         return (
-            *("init_process_group", "isend", "irecv", "send", "recv", "all_reduce", "broadcast"),
+            *("init_process_group", "isend", "irecv", "send", "recv", "all_reduce", "broadcast", "reduce"),
             *("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "barrier", "all_gather_object"),
             "broadcast_object_list",
         )
@@ -91,8 +91,15 @@ class Nccl:
         begun = self._begin("all_reduce", tensor, True, op, group, True)
         return begun if async_op else begun.wait() and None
 
-    def broadcast(self, tensor: Tensor, src: int, group: Any = None) -> None:
-        self._begin("broadcast", tensor, True, src, group, True).wait()
+    def broadcast(self, tensor: Tensor, src: int, group: Any = None, async_op: bool = False) -> Any:
+        begun = self._begin("broadcast", tensor, True, src, group, True)
+        return begun if async_op else begun.wait() and None
+
+    def reduce(
+        self, tensor: Tensor, dst: int, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
+        begun = self._begin("reduce", tensor, True, dst, op, group, True)
+        return begun if async_op else begun.wait() and None
 
     def all_gather_into_tensor(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False
@@ -112,12 +119,20 @@ class Nccl:
         begun = UnderWay(self._gpus, work, output_tensor, message, put)
         return begun if async_op else begun.wait() and None
 
-    def all_to_all_single(self, output: Tensor, input: Tensor, group: Any = None, async_op: bool = False) -> Any:
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Any = None,
+        input_split_sizes: Any = None,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
         for part in (input, output):
             self._fit("all_to_all_single", part)
         with self._gpus.trust():
             got, given = torch.empty_like(output), input.clone()
-        work = self._call("all_to_all_single", got, given, None, None, group, True)
+        work = self._call("all_to_all_single", got, given, output_split_sizes, input_split_sizes, group, True)
         message = Message(*extent(output), True, "all_to_all_single")
         begun = UnderWay(self._gpus, work, output, message, lambda: output.copy_(got))
         return begun if async_op else begun.wait() and None
