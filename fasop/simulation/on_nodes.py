@@ -45,7 +45,7 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     handing, exchanged = weights_handed_out(where.sums, training), exchanged_on(training, nodes)
     stepping = slowest.step / (parallel.data if parallel.sharded_optimizer else 1)
     if training.shares_by_memory:
-        stepping = _unlike_steps(training, nodes, times)
+        stepping = _unlike_steps(training, nodes)
     step, numbers = Link(latency_s=np.zeros_like(stepping), s_per_byte=stepping), layer_numbers(training)
     backward = pass_times(training, slowest.backward, slowest.again)
     optimizer = by_parameters(training, handing, numbers.summed).plus(by_parameters(training, step, numbers.stepped))
@@ -173,7 +173,7 @@ def _capacity_together(training: Training, nodes: Nodes, least_gib: Floats) -> t
     return np.minimum(together, alone), shares
 
 
-def _unlike_steps(training: Training, nodes: Nodes, times: Sequence[LayerTimes]) -> Floats:
+def _unlike_steps(training: Training, nodes: Nodes) -> Floats:
     """[stages, pipelines]: seconds of the optimizer for a parameter, of the replica that takes longest for its part of
     them; parts are those with as many layers in each stage."""
     layers = -(-training.blocks.layers // training.parallel.pipeline)
@@ -182,7 +182,7 @@ def _unlike_steps(training: Training, nodes: Nodes, times: Sequence[LayerTimes])
     if training.parallel.chunks > 1:
         held = training.parallel.schedule.definition.held(stages, len(stages), training.parallel.chunks)
     taken = stage_memory(training, stages, held, part=0.0).of(layers)
-    steps = np.array([kind.factors.optimizer * _step(kind, training) for kind in nodes.kinds])
+    steps = np.array([step_s_per_parameter(kind, training) for kind in nodes.kinds])
     found = []
     for rooms, ranks, beside in zip(nodes.rooms_gib(training), nodes.replicas_of(training), taken, strict=True):
         left = np.maximum(rooms * GIB - beside, 1.0)
