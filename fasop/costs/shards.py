@@ -1,4 +1,4 @@
-"""In which proportion replicas on unlike GPUs keep what they share out: that of the memory that all else leaves."""
+"""The proportions in which replicas on unlike GPUs keep what they share out: those of the memory that all else leaves."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def proportions(rooms: Sequence[float]) -> list[int]:
 
 
 def slack(replicas: int) -> float:
-    """By which part of what a stage shares out a replica may have more than its share because of that rounding."""
+    """Return the part of what a stage shares out that a replica may have beyond its own because of that rounding."""
     return 1 / min(FINEST, MOST / replicas**2)

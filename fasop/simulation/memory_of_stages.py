@@ -25,7 +25,7 @@ class HeldOnKind:
 
     kind: NodeKind
     proportion: int
-    """In which its replicas keep what those of the stage share out; 1 where all keep as much."""
+    """The weight of its replicas in what those of the stage share out; 1 where all keep as much."""
     memory: StageMemory[float]
     layers: int
 
@@ -76,7 +76,7 @@ class _Stage:
 
     @cached_property
     def proportions(self) -> list[int]:
-        """In which the replicas keep what they share out."""
+        """Return the proportions in which the replicas keep what they share out."""
         if not self._training.shares_by_memory:
             return [1] * len(self._kinds)
         beside = self._memory(part=0.0).of(self._layers)

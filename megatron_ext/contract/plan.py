@@ -117,7 +117,7 @@ class Content:
     """2, where a replica keeps the sums of its share of the gradients alone, too, with a sharded optimizer; 3, where it
     does so with weights, too; null: they are whole."""
     shards: Optional[List[List[int]]] = field(metadata=about(COUNT, written=False))
-    """Of each stage, in which proportion its replicas keep what they share out, where not all keep as much."""
+    """For each stage, the proportions in which its replicas keep what they share out, where these differ; null: equal."""
     offload: Optional[Offload] = field(metadata=about(written=False))
     """Null: none."""
     reduce_dtype: Optional[ReduceDtype] = field(metadata=about(written=False))
@@ -259,7 +259,7 @@ class Plan(PlacedPlan, Content):
         return Stream(self.layout.replicas, self.streaming.semantics, self.streaming.update_every, depth)
 
     def proportions(self, stage: int) -> List[int]:
-        """In which proportion the replicas of a stage keep what they share out."""
+        """Return the proportions in which the replicas of a stage keep what they share out."""
         return [1] * self.layout.replicas[stage] if self.shards is None else self.shards[stage]
 
     @property

@@ -156,7 +156,7 @@ def _unusual(plan: Plan) -> list[str]:
 
 
 def _parts(plan: Plan) -> str:
-    """In which proportion the replicas of stages keep what they share out, where that is not the same."""
+    """Say in which proportion the replicas of stages keep what they share out, where that is not the same."""
     unlike = {stage: parts for stage, parts in enumerate(plan.shards or ()) if len({*parts}) > 1}
     return "; ".join(f"stage {stage}: {dashed(parts)}" for stage, parts in unlike.items())
 

@@ -47,7 +47,7 @@ def offloaded(plan: Plan) -> str:
 
 
 def parts_by_memory(plan: Plan) -> str:
-    """In which proportion replicas of a stage keep what they share out, where that is not the same."""
+    """Say in which proportion replicas of a stage keep what they share out, where that is not the same."""
     shards = shards_of(plan)
     if shards is None:
         return ""
