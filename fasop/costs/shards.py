@@ -1,4 +1,4 @@
-"""The proportions in which replicas on unlike GPUs keep what they share out: those of the memory that all else leaves."""
+"""The proportions in which replicas on unlike GPUs keep what they share out: those of the memory that is left."""
 
 from __future__ import annotations
 

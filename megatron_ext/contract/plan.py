@@ -117,7 +117,7 @@ class Content:
     """2, where a replica keeps the sums of its share of the gradients alone, too, with a sharded optimizer; 3, where it
     does so with weights, too; null: they are whole."""
     shards: Optional[List[List[int]]] = field(metadata=about(COUNT, written=False))
-    """For each stage, the proportions in which its replicas keep what they share out, where these differ; null: equal."""
+    """For each stage, the proportions in which its replicas keep what they share out; null: all are equal."""
     offload: Optional[Offload] = field(metadata=about(written=False))
     """Null: none."""
     reduce_dtype: Optional[ReduceDtype] = field(metadata=about(written=False))
