@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -30,6 +30,7 @@ from launch.machine.slurm_commands import SlurmSilent
 from launch.node.settings import NodeSettings
 from launch.screen import some
 from megatron_ext.contract.files import write_atomic
+from megatron_ext.contract.plan import Plan
 
 MakeSettings = Callable[[JobRequest], NodeSettings]
 """What the agents of a job are to do."""
@@ -104,7 +105,7 @@ def start(experiment: Experiment, run: RunDir, submission: Submission, settings:
         LaunchError: Slurm refuses one, or does not answer. What was submitted already is taken back.
     """
     plan = run.read_plan()
-    later = [rank for rank in range(len(plan.nodes)) if experiment.elastic.start == NOW and rank not in plan.used]
+    later = later_nodes(experiment, plan)
     requests = job_requests(experiment, {*range(len(plan.nodes))} - {*later})
     run.sbatch.mkdir(exist_ok=True)
     starts = [ask(submission, request, run.sbatch) for request in requests]
@@ -185,21 +186,39 @@ def _submit_all(
             run.link_job(str(int(submitted["id"]) + number))
 
 
+def later_nodes(experiment: Experiment, plan: Plan) -> list[int]:
+    """The nodes, by node rank, for each of which a job of its own waits, because Slurm has not enough free ones."""
+    return [rank for rank in range(len(plan.nodes)) if experiment.elastic.start == NOW and rank not in plan.used]
+
+
+def join_scripts(experiment: Experiment, submission: Submission, names: Sequence[str]) -> Iterator[JoinScript]:
+    """The jobs by which each node of an elastic run joins it, by itself; `names` are by node rank."""
+    alone = replace(submission, behind=(), after=(), mail=None)
+    for request in job_requests(experiment):
+        for part in request.components:
+            for rank in part.nodes:
+                own = JobRequest(role=f"join-{names[rank]}", components=(replace(part, nodes=(rank,)),))
+                yield JoinScript(node=rank, request=own, text=sbatch_text(alone, own, after=None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinScript:
+    """A job of one node, by its node rank."""
+
+    node: int
+    request: JobRequest
+    text: str
+
+
 def _prepare_joins(
     experiment: Experiment, run: RunDir, submission: Submission, settings: MakeSettings, later: Collection[int]
 ) -> None:
     """Writes for each node the job by which it joins the run when it has been lost, and submits those of the nodes that
     come later."""
-    alone = replace(submission, behind=(), after=(), mail=None)
     names = run.read_plan().node_names
-    for request in job_requests(experiment):
-        for part in request.components:
-            for rank in part.nodes:
-                role = f"join-{names[rank]}"
-                own = JobRequest(role=role, components=(replace(part, nodes=(rank,)),))
-                script = run.join_script(submission.number, names[rank])
-                write_atomic(script, sbatch_text(alone, own, after=None))
-                write_atomic(run.agent(submission.number, role), settings(own).to_json())
+    for join in join_scripts(experiment, submission, names):
+        write_atomic(run.join_script(submission.number, names[join.node]), join.text)
+        write_atomic(run.agent(submission.number, join.request.role), settings(join.request).to_json())
     for rank in later:
         start = str(Start(submission.number, 0))
         job = slurm_commands.submit(str(run.join_script(submission.number, names[rank])))

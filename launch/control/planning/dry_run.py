@@ -14,7 +14,7 @@ from conf.run_folder.rundir import RunDir, rank_ranges
 from conf.schema.experiment import ExecutorKind, Experiment
 from conf.visible import plural
 from launch.control.executors.sbatch import job_requests, sbatch_text
-from launch.control.executors.slurm import submission_of
+from launch.control.executors.slurm import join_scripts, later_nodes, submission_of
 from launch.control.planning.plan import make_plan
 from launch.control.submit import node_worker, run_environment
 from launch.files.records import Start
@@ -163,10 +163,16 @@ def dry_run(experiment: Experiment, worker: str, behind: Sequence[str] = ()) -> 
         stages=_stages(plan),
         ranks=_ranks(plan),
         scripts=dict(_scripts(experiment, plan, run, behind)) if on_slurm else {},
-        started=f"{plural(len(plan.nodes), 'node agent')}, started by {_STARTER[experiment.executor.kind]}",
+        started=_started(experiment, plan),
         nodes=list(_nodes(experiment, plan, run, node_worker(experiment, plan, RunDir(run), worker))),
         plan=json.dumps(plan.as_json(), indent=1),
     )
+
+
+def _started(experiment: Experiment, plan: Plan) -> str:
+    later = len(later_nodes(experiment, plan))
+    agents = f"{plural(len(plan.nodes) - later, 'node agent')}, started by {_STARTER[experiment.executor.kind]}"
+    return f"{agents}, and {later} later, each by a job of its own once Slurm has a node for it" if later else agents
 
 
 def _training(experiment: Experiment) -> str:
@@ -181,8 +187,13 @@ def _scripts(experiment: Experiment, plan: Plan, run: Path, behind: Sequence[str
     before = experiment.executor.after
     after = () if before is None else (f"<jobs of {before}>",)
     submission = submission_of(experiment, run, TOKEN, plan.resumable, behind, after)
-    for number, request in enumerate(job_requests(experiment)):
+    later = later_nodes(experiment, plan)
+    for number, request in enumerate(job_requests(experiment, {*range(len(plan.nodes))} - {*later})):
         yield f"sbatch/{request.role}.sh", sbatch_text(submission, request, after=MASTER_JOB if number else None)
+    for join in join_scripts(experiment, submission, plan.node_names) if later else ():
+        if join.node in later:
+            script = RunDir(run).join_script(submission.number, plan.node_names[join.node])
+            yield f"{script.relative_to(run)}", join.text
 
 
 def _nodes(experiment: Experiment, plan: Plan, run: Path, worker: Worker) -> Iterator[NodeCommands]:
@@ -190,7 +201,10 @@ def _nodes(experiment: Experiment, plan: Plan, run: Path, worker: Worker) -> Ite
     container = run_container(experiment, plan, run, PROJECT)
     environment = run_environment(experiment, plan, TOKEN, os.environ)
     steps = _steps(experiment)
+    later = later_nodes(experiment, plan)
     for rank, node in enumerate(plan.nodes):
+        if rank in later:
+            continue
         given = {name: f"<{name} of this shell>" for name in experiment.cluster.environment_from}
         given |= own_caches(RunDir(run), node.name) | given_environment(environment, plan, rank, FIRST_START)
         started = process_to_start(container, UNKNOWN_NAME, worker.shown(run, rank), given, {}, steps[rank])

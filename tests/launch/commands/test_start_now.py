@@ -142,3 +142,29 @@ def test_it_is_said_how_right_the_estimates_were(tmp_path: Path) -> None:
     assert estimates_so_far(tmp_path) == (
         "of the last 3 runs 1 began earlier than Slurm had expected and 1 later; at the median it was off by 12 min"
     )
+
+
+def test_a_dry_run_shows_the_job_of_the_nodes_that_are_free_and_those_of_the_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of three nodes are: the third has a job of its own, as the launch would submit it."""
+    monkeypatch.setenv("UP", "2")
+    words = [*WORDS, "parallel.node_order=gpu2*3", "parallel.pipeline=1", "parallel.partition=null"]
+    words += ["parallel.data=12", "parallel.micro_batch_size=1", "parallel.global_batch_size=48", "train.iterations=50"]
+    words += ["elastic.enabled=true", "train.save_interval=10", "dry_run=true", "parallel.tensor=1"]
+    words += ["cluster.groups.gpu2.gpus_per_node=4"]
+    assert launch([*words, "elastic.start=now"], preflight=lambda experiment: ()) == 0
+    told = capsys.readouterr().out
+    assert told.count("#SBATCH --nodes=") == 2
+    job, _, join = told.partition("submitit/join-0-gpu2-2.sh\n")
+    assert "sbatch/job.sh\n" in job
+    assert "#SBATCH --nodes=2\n" in job
+    assert "#SBATCH --nodes=1\n" in join
+    assert "agent-0-join-gpu2-2.json" in join
+    assert (
+        "2 node agents, started by sbatch, and 1 later, each by a job of its own once Slurm has a node for it" in told
+    )
+    assert "on gpu2-0, and with its own number on each of gpu2-1:" in told
+    assert launch(words, preflight=lambda experiment: ()) == 0
+    told = capsys.readouterr().out
+    assert told.count("#SBATCH --nodes=3\n") == told.count("#SBATCH --nodes=") == 1
