@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from conf.run_folder.rundir import RunDir
 from conf.schema.containers import IMAGE_SUFFIX, ImageReference, Mount, mountable, recipe_script
 from conf.schema.experiment import Container, ContainerKind, Experiment, RunsMode
 from launch.machine.container_runtimes import RUNTIMES, RunContainer
@@ -32,7 +33,8 @@ def run_container(experiment: Experiment, plan: Plan, run: Path, project: Path) 
             needed[f"data.cache={experiment.data.cache}"] = Path(plan.data_cache)
         if plan.train.load:
             needed[f"train.load={experiment.train.load}"] = Path(plan.train.load)
-    for key, path in needed.items():
+    originals = _originals(RunDir(run).code_tree)
+    for key, path in [*needed.items(), *((f"model.code={experiment.model.code}", path) for path in originals)]:
         mountable(config.kind, path, key)
     configured = [Mount.parse(text) for text in config.mounts]
     image = _image(config.kind, config.image)
@@ -42,7 +44,13 @@ def run_container(experiment: Experiment, plan: Plan, run: Path, project: Path) 
         file=image if isinstance(image, Path) else _image_file(config, image),
         recipe=recipe_script(config),
         digest=config.digest,
-        mounts=_in_order([*(Mount(path, path) for path in needed.values()), *configured]),
+        mounts=_in_order(
+            [
+                *(Mount(path, path, read_only=True) for path in originals),
+                *(Mount(path, path) for path in needed.values()),
+                *configured,
+            ]
+        ),
         folder=project,
         python=config.python,
         gpus=plan.device == "cuda",
@@ -51,6 +59,13 @@ def run_container(experiment: Experiment, plan: Plan, run: Path, project: Path) 
         run=plan.run,
         group_writes=experiment.runs_mode is RunsMode.group,
     )
+
+
+def _originals(tree: Path) -> list[Path]:
+    """The outermost folders that hold what a run's copy of the user's code has links to, which lead out of it."""
+    entries = (Path(folder) / name for folder, folders, files in os.walk(tree) for name in (*folders, *files))
+    held = {path.readlink().parent for path in entries if path.is_symlink()}
+    return sorted(folder for folder in held if folder.is_absolute() and held.isdisjoint(folder.parents))
 
 
 def found_image(config: Container) -> Path | None:

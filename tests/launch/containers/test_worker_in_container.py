@@ -15,6 +15,7 @@ import pytest
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
+from conf.schema.containers import Mount
 from conf.schema.experiment import ContainerKind
 from launch.control.planning.plan import make_plan
 from launch.machine.container_commands import run_container
@@ -73,6 +74,47 @@ def test_it_trains(enroot: Runtime, planned: tuple[RunDir, RunContainer]) -> Non
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert [json.loads(line)["iteration"] for line in run.metrics.read_text().splitlines()] == [1, 2]
     assert (run.checkpoints / "latest").exists()
+
+
+@pytest.mark.parametrize("kind", ["enroot", "pyxis", "apptainer", "docker"])
+def test_what_the_copy_of_the_code_has_links_to_is_mounted_once(tmp_path: Path, kind: str) -> None:
+    words = ["container=enroot", f"container.kind={kind}", "container.image=a/b:c"]
+    experiment = compose([f"runs_dir={tmp_path}/runs", *words, *(["executor=slurm"] if kind == "pyxis" else [])])
+    run = RunDir.create(Path(experiment.runs_dir), experiment.name, "", datetime.now())
+    linked(run, tmp_path / "work")
+    container = run_container(experiment, make_plan(experiment, run.name), run.path, PROJECT)
+    assert container is not None
+    of_work = [mount for mount in container.mounts if tmp_path / "work" in (mount.source, *mount.source.parents)]
+    assert of_work == [Mount(tmp_path / "work", tmp_path / "work", read_only=True)]
+
+
+def linked(run: RunDir, work: Path) -> Path:
+    """The copy of a folder of which two files, in it and below it, are too large; returns the link to the second."""
+    (work / "below").mkdir(parents=True)
+    (run.code_tree / "below").mkdir(parents=True)
+    for name in ("large.bin", "below/larger.bin"):
+        (work / name).write_text("large")
+        (run.code_tree / name).symlink_to(work / name)
+    return run.code_tree / name
+
+
+def test_links_of_the_copy_of_the_code_lead_to_the_originals_which_cannot_be_written(
+    enroot: Runtime, planned: tuple[RunDir, RunContainer], corpus: Path, tmp_path: Path
+) -> None:
+    """The run's folder lies among them, and can be."""
+    work = tmp_path / "work"
+    settings = [f"runs_dir={work}/runs", "container=enroot", f"container.image={planned[1].file}"]
+    experiment = compose([*settings, f"data.prefix='{corpus}'", f"cluster.scratch={tmp_path}"])
+    run = RunDir.create(Path(experiment.runs_dir), experiment.name, "", datetime.now())
+    link = linked(run, work)
+    container = run_container(experiment, make_plan(experiment, run.name), run.path, PROJECT)
+    assert container is not None
+    look = "import sys; print(open(sys.argv[1]).read()); open(sys.argv[2], 'w'); open(sys.argv[1], 'w')"
+    ended = done(container, [container.python, "-c", look, str(link), str(run.path / "written")])
+    assert ended.stdout == "large\n", ended.stderr
+    assert "Read-only file system" in ended.stderr
+    assert link.read_text() == "large"
+    assert (run.path / "written").exists()
 
 
 def test_it_finds_of_the_host_what_it_was_given(
