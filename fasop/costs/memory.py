@@ -457,6 +457,7 @@ def _of_module(
     untrained = none + sum(block.fixed_bytes for block in layer)
     kept = max(ONE_BYTE, sum(each[block.name] for block in layer))
     most = max(sum(model.kept(name, batch) for name in kinds) for kinds in blocks.kinds) if again else 0.0
+    spared: Spared[Number] | None = None
     if model.always is None:
         # The gradients of the head's weights, when the loss has gone back; or what one layer keeps that is computed
         # again, by when all of the head is gone.
@@ -467,11 +468,12 @@ def _of_module(
     else:
         # Of a tied embedding in one stage autograd holds the head's gradient until it has the embedding's.
         waiting = training.width * model.tied_parameters * (model.tied_blocks > 1) if stages == 1 else 0.0
-        moment = model.always + _moment(model, blocks, batch, again, first, last, each, waiting)
+        moment, spared = _moment(training, model, blocks, again, first, last, each, waiting)
+        moment = moment + model.always
         # A message each way, being received and being sent, to each neighbour.
         messages = 4.0 * (2 - first - last) * message
         leaving = (1.0 - last) * max(model.dropped(kinds[-1], batch) for kinds in blocks.kinds) * in_all
-    spared, here = None, none
+    here = none
     if training.offloads_activations:
         here = LAYERS_HERE * kept + none
         kept = ONE_BYTE
@@ -504,21 +506,23 @@ def _of_module(
 
 
 def _moment(
+    training: Training,
     model: MeasuredModule,
     blocks: Blocks,
-    batch: int,
     again: bool,
     first: Number,
     last: Number,
     each: Mapping[str, float],
     waiting: float,
-) -> Number:
+) -> tuple[Number, Spared[Number] | None]:
     """Count the bytes of counted blocks that are there at the fullest moment, beside all that is kept by then; when a
     backward pass comes to a block, what those behind it kept is gone.
 
-    Of the first stage, all layers are gone when it comes to the embedding: at least one. `waiting` are bytes that the
-    head's backward pass leaves to the embedding's.
+    When that of the first stage comes to the embedding, all its layers are gone: each spares a part of it, up to where
+    another moment is the fullest. Where layers already spare something, one of them is gone. `waiting` are bytes that
+    the head's backward pass leaves to the embedding's.
     """
+    parallel, batch = training.parallel, training.parallel.micro_batch_size
 
     def at_most(names: Sequence[str], behind: Number) -> Number:
         found: Number = 0.0 * first
@@ -528,11 +532,16 @@ def _moment(
         return found
 
     head = sum(each[name] for name in blocks.last)
-    a_layer = min(sum(each[name] for name in kinds) for kinds in blocks.kinds)
+    a_layer = max(ONE_BYTE, min(sum(each[name] for name in kinds) for kinds in blocks.kinds)) / parallel.chunks
     behind = last * head - waiting
-    found = [last * at_most(blocks.last, 0.0 * first), first * at_most(blocks.first, behind + a_layer)]
-    found += [at_most(kinds, behind) for kinds in blocks.kinds]
-    return reduce(np.maximum, found)
+    of_layers = [at_most(kinds, behind) for kinds in blocks.kinds]
+    others = reduce(np.maximum, [last * at_most(blocks.last, 0.0 * first), *of_layers])
+    if parallel.recompute.layers is not None or training.offloads_activations:
+        return np.maximum(others, first * at_most(blocks.first, behind + a_layer)), None
+    found = np.maximum(others, first * at_most(blocks.first, behind))
+    more = float(np.max(found - others))
+    spared = int(more // a_layer)
+    return found, Spared(most=spared, layer=first * a_layer, beyond=first * (more - spared * a_layer))
 
 
 def memory_of_streams(one: StageMemory[float], streams: int) -> StageMemory[float]:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conf.compose import compose
 from fasop.costs import counted_blocks
+from fasop.costs.measured_module import BlockCounts, MeasuredBlock, MeasuredModule
+from fasop.costs.memory import stage_memory
+from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.simulation.predict import predict
 from tests.support.megatron_ext.tiny_transformers import working
+
+MIB = 2**20
 
 
 def words(folder: Path, *others: str) -> list[str]:
@@ -53,3 +60,31 @@ def test_what_cannot_be_counted_is_one_message(tmp_path: Path, monkeypatch: pyte
         SearchError, match=r"cannot be counted here: .*nothing.*; measure its blocks with 'tdpp profile"
     ):
         predict(compose(words(tmp_path, "parallel=single", "parallel.partition=4")))
+
+
+def test_layers_are_gone_when_the_backward_pass_comes_to_the_embedding(tmp_path: Path) -> None:
+    def block(name: str, held: str | None, kept: int, passing: int) -> MeasuredBlock:
+        of: dict[str, Any] = {"parameters": 0, "fixed_bytes": 0, "kept": (kept * MIB,), "given": (kept * MIB,)}
+        of_pass = (passing * MIB,)
+        counts = BlockCounts(
+            passing=of_pass, passing_again=of_pass, dropped=(0,), operations=(1,), traffic=(1,), kernels=1
+        )
+        return MeasuredBlock(name=name, kind=name.partition(".")[0], held=held, counts=counts, **of)
+
+    layers = [block(f"layer.{number}", None, 100, 50) for number in range(4)]
+    ends = block("embedding", "first", 10, 1000), block("head", "last", 0, 10), block("loss()", "last", 0, 0)
+    training = Training.of(compose(words(tmp_path, "parallel=single", "parallel.micro_batch_size=1")))
+    module = MeasuredModule(
+        training.model,
+        digest="",
+        sequence=[ends[0], *layers, *ends[1:]],
+        sizes=(1,),
+        crossing=[(0,)] * 5,
+        wires=[],
+        tied_parameters=0,
+        tied_blocks=0,
+        always=7 * MIB,
+    )
+    activations = stage_memory(replace(training, model=module), 0).activations
+    found = [activations.of(count) / MIB for count in range(1, 13)]
+    assert found == pytest.approx([17 + max(1000, 100 * count + 50) for count in range(1, 13)], abs=1e-3)
