@@ -534,11 +534,13 @@ def _moment(
     head = sum(each[name] for name in blocks.last)
     a_layer = max(ONE_BYTE, min(sum(each[name] for name in kinds) for kinds in blocks.kinds)) / parallel.chunks
     behind = last * head - waiting
-    of_layers = [at_most(kinds, behind) for kinds in blocks.kinds]
-    others = reduce(np.maximum, [last * at_most(blocks.last, 0.0 * first), *of_layers])
-    if parallel.recompute.layers is not None or training.offloads_activations:
-        return np.maximum(others, first * at_most(blocks.first, behind + a_layer)), None
-    found = np.maximum(others, first * at_most(blocks.first, behind))
+    moments = [last * at_most(blocks.last, 0.0 * first)]
+    moments += [at_most(kinds, behind) for kinds in blocks.kinds]
+    others: Number = reduce(np.maximum, moments)
+    single = parallel.recompute.layers is not None or training.offloads_activations
+    found: Number = np.maximum(others, first * at_most(blocks.first, behind + a_layer * single))
+    if single:
+        return found, None
     more = float(np.max(found - others))
     spared = int(more // a_layer)
     return found, Spared(most=spared, layer=first * a_layer, beyond=first * (more - spared * a_layer))
