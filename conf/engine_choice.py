@@ -62,6 +62,9 @@ def _choice(made: dict[EngineKind, Made], refused: dict[EngineKind, ConfigError]
                 "take a container that has it"
             )
         return core, str(refused[own])
+    family = experiment.model.family
+    if not experiment.model.traits.megatron_lm:
+        return own, f"both can run this plan, and Megatron-Core has no faster layers of model.family={family}"
     cpu = all(experiment.cluster.gpus[group.gpu].is_cpu for group in experiment.cluster.groups.values())
     if cpu:
         return own, "both can run this plan, and Megatron-Core is slower on CPUs"

@@ -188,14 +188,16 @@ def _scattering(choices: Choices, parallel: Parallel | Parallelism) -> Choices:
 
 def _require_engine(engine: Engine, model: Model, context: Sequence[int]) -> None:
     """Raises SearchError for a model or a context size that the engine does not have (`contract/rules/engine.py`)."""
-    if engine.kind is EngineKind.megatron_core and not model.traits.megatron_lm:
+    if engine.kind is EngineKind.megatron_core and not model.traits.megatron_core:
         raise SearchError(
-            f"model.family={model.family} cannot be searched with engine={engine.kind}, which trains GPT-2, Llama and "
-            f"Mixtral here; use engine=tdpp, and leave export= out"
+            f"model.family={model.family} cannot be searched with engine={engine.kind}, which trains GPT-2, Llama, "
+            f"Mixtral, BERT and T5 here; use engine=tdpp, and leave export= out"
         )
     if engine.kind is EngineKind.tdpp and (experts := experts_of(model)) is not None:
         raise SearchError(f"model.experts={experts} must be null with engine=tdpp; use engine=megatron_core")
-    if engine.kind is EngineKind.tdpp and (most := max(context)) > 1:
+    if (most := max(context)) > 1 and not model.traits.megatron_lm:
+        raise SearchError(f"parallel.context={most} must be 1 with model.family={model.family}")
+    if engine.kind is EngineKind.tdpp and most > 1:
         raise SearchError(f"parallel.context={most} must be 1 with engine=tdpp; use engine=megatron_core")
 
 

@@ -202,6 +202,11 @@ def prepare(arguments: Arguments) -> Job:
             f"executor.rehearse={experiment.executor.rehearse}: a rehearsal measures nothing; leave this key out"
         )
     if experiment.engine.kind is EngineKind.megatron_core:
+        if not model.traits.megatron_lm:
+            raise LaunchError(
+                f"model.family={model.family}: with engine=megatron_core a profile is of GPTs; measure with "
+                "engine=tdpp, whose times a search for Megatron-Core then uses"
+            )
         tensor_sizes = _of_megatron_core(arguments, tensor_sizes, nodes)
     for word in _of_the_whole(arguments) if 1 not in tensor_sizes else ():
         raise LaunchError(f"{word} tries the whole model on one GPU: add 1 to tensor_sizes")

@@ -19,8 +19,9 @@ from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.run_files import WEIGHTS
 from megatron_ext.core import library
 from megatron_ext.core.context import OwnTokens
-from megatron_ext.core.model import make_chunk, parameters
+from megatron_ext.core.families import family_of
 from megatron_ext.core.optimizer import CoreOptimizer
+from megatron_ext.core.parameters import parameters
 from megatron_ext.core.settings import make_groups, model_config, replicas_config
 from megatron_ext.core.timeline import Timers, Turns, communicator, sums_of
 from megatron_ext.data.ahead import helpers_of
@@ -28,7 +29,7 @@ from megatron_ext.data.samples import BEGINNING, Position, Samples
 from megatron_ext.engine.batches import BatchAssignment, BatchLoader
 from megatron_ext.engine.interface import AnyEngine
 from megatron_ext.engine.results import StepResult, not_finite
-from megatron_ext.families.gpt.options import GptOptions
+from megatron_ext.families.gpt.options import experts_of
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import block_of, cut
@@ -88,8 +89,9 @@ class CoreEngine(AnyEngine):
 
         plan = self._plan
         self._config = config = model_config(plan, found)
-        self._models = [make_chunk(plan, config, found, virtual) for virtual in self._virtual_stages]
-        experts = plan.model.own(GptOptions).experts or 0
+        self._family = family_of(plan)
+        self._models = [self._family.make(config, found, virtual) for virtual in self._virtual_stages]
+        experts = experts_of(plan.model) or 0
         first_expert = parallel_state.get_expert_model_parallel_rank() * experts // (plan.expert or 1)
         self._parameters = parameters(plan, self.task, self._models, self._virtual_stages, first_expert)
         half = config.fp16 or config.bf16
@@ -227,14 +229,14 @@ class CoreEngine(AnyEngine):
     ) -> None:
         """All passes of these micro-batches; on the last stage `of_last` makes of what leaves it what is learned."""
 
-        def forward(turns: Iterator[int], chunk: nn.Module) -> Tuple[Tensor, Callable[[Tensor], Any]]:
+        def forward(turns: Iterator[int], chunk: nn.Module) -> Tuple[Any, Callable[[Any], Any]]:
             micro = micros[next(turns)]
-            tokens = None if micro is None else micro.inputs.get("tokens")
-            left = chunk(tokens, self._own.positions.unsqueeze(0), None, **self._options)
+            inputs = {} if micro is None else micro.inputs
+            left = self._family.forward(chunk, inputs, self._own.positions.unsqueeze(0), **self._options)
 
-            def loss(logits: Tensor) -> Tuple[Tensor, Dict[str, Tensor]]:
+            def loss(left: Any) -> Tuple[Tensor, Dict[str, Tensor]]:
                 assert micro is not None
-                return of_last({"logits": logits}, micro), {}
+                return of_last(self._family.named(left), micro), {}
 
             return left, loss
 

@@ -1,4 +1,4 @@
-"""The layers of megatron.core's model: Transformer Engine's where it is there, else megatron.core's own.
+"""The layers of megatron.core's models: GPT's of Transformer Engine where it is there, else megatron.core's own.
 
 Of the latter, norms take no sequence parallelism, and the attention holds all scores; tdpp's stand in their place.
 """
@@ -38,35 +38,42 @@ def _share(module: nn.Module, config: Any) -> None:
 
 
 class _Attention(nn.Module):
-    """The core of causal attention, by torch's kernel for it; of a sequence that ranks share, with the keys and values
-    of all of them."""
+    """The core of attention, by torch's kernel for it; of a sequence that ranks share, with the keys and values of all
+    of them."""
 
-    def __init__(self, config: Any, *_: object, softmax_scale: Optional[float] = None, **__: object) -> None:
+    def __init__(
+        self, config: Any, *_: object, attn_mask_type: Any, softmax_scale: Optional[float] = None, **__: object
+    ) -> None:
         super().__init__()
         self._dropout = config.attention_dropout
         self._scale = softmax_scale
+        self._causal = attn_mask_type.name == "causal"
         self._shared = config.context_parallel_size > 1
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Optional[Tensor], *_: object, **__: object
+    ) -> Tensor:
         """query [tokens, batch, heads, width], key and value with as many heads or fewer -> [tokens, batch, heads x
-        width]."""
+        width]. Unless it is causal, `mask` [batch, 1, tokens or 1, tokens] is true where one is not seen; its first row
+        tells which tokens are there, for a sequence begins with one that is."""
         from megatron.core.parallel_state import get_context_parallel_group
         from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
-        mask = None
+        there = None if mask is None or self._causal else ~mask[:, 0, 0]
+        visible = None if there is None else there[:, None, None]
         if self._shared:
             group = get_context_parallel_group()
-            mask = seen(len(query), group, query.device)
+            visible = seen(len(query), group, query.device)
             key, value = gathered(key, group), gathered(value, group)
         query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-        if (self._dropout and self.training) or self._scale is not None or mask is not None:
+        if (self._dropout and self.training) or self._scale is not None or self._shared:
             repeats = query.shape[1] // key.shape[1]
             key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-            rate = self._dropout if self.training else 0.0
+            rate, causal = self._dropout if self.training else 0.0, self._causal and not self._shared
             with get_cuda_rng_tracker().fork() if rate else nullcontext():  # each tensor rank drops other weights
-                y = F.scaled_dot_product_attention(query, key, value, mask, rate, mask is None, scale=self._scale)
+                y = F.scaled_dot_product_attention(query, key, value, visible, rate, causal, scale=self._scale)
             return y.permute(2, 0, 1, 3).flatten(2)
-        return attend(query, key, value, True, None, None).transpose(0, 1).flatten(2)
+        return attend(query, key, value, self._causal, there, None).transpose(0, 1).flatten(2)
 
 
 def layers(library: Library, config: Any, count: int) -> Any:
@@ -85,14 +92,30 @@ def layers(library: Library, config: Any, count: int) -> Any:
 
         one = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(**options)
         return TransformerBlockSubmodules(layer_specs=[one] * count, layer_norm=TENorm)
-    norm = _RmsNorm if config.normalization == RMS_NORM else _LayerNorm
     one = gpt_layer_specs.get_gpt_layer_local_spec(**options)
-    one.submodules.input_layernorm = one.submodules.pre_mlp_layernorm = norm
-    if not config.multi_latent_attention:
-        one.submodules.self_attention.submodules.core_attention = _Attention
-    elif config.context_parallel_size > 1:
+    if config.multi_latent_attention and config.context_parallel_size > 1:
         raise EngineError(
             f"context={config.context_parallel_size} with engine.options.multi_latent_attention=true needs Transformer "
             "Engine, which is not there; use parallel.context=1, or a machine or a container that has it"
         )
-    return TransformerBlockSubmodules(layer_specs=[one] * count, layer_norm=norm)
+    return stack(config, one, count, latent=config.multi_latent_attention)
+
+
+def norm_of(config: Any) -> type:
+    """The norm of a model, which takes sequence parallelism."""
+    return _RmsNorm if config.normalization == RMS_NORM else _LayerNorm
+
+
+def stack(config: Any, layer: Any, count: int, latent: bool = False) -> Any:
+    """So many of megatron.core's own layers, with tdpp's norms and, unless it is `latent`, torch's attention."""
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+    norm, parts = norm_of(config), layer.submodules
+    parts.input_layernorm = parts.pre_mlp_layernorm = norm
+    attentions = [parts.self_attention]
+    if isinstance(parts.cross_attention, type(parts.self_attention)):
+        parts.pre_cross_attn_layernorm = norm
+        attentions.append(parts.cross_attention)
+    for attention in () if latent else attentions:
+        attention.submodules.core_attention = _Attention
+    return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=norm)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import WEIGHTS
 from megatron_ext.contract.train_config import KINDS
-from megatron_ext.core.model import Parameter, shapes
+from megatron_ext.core.parameters import Parameter, shapes
 from megatron_ext.core.settings import optimizer_config
 from megatron_ext.parallel.comm import annotate_errors
 

@@ -15,8 +15,9 @@ from megatron_ext.contract.parallel_config import Recompute
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import WEIGHTS
 from megatron_ext.core import library
-from megatron_ext.core.model import make_chunk, parameters
+from megatron_ext.core.families import family_of
 from megatron_ext.core.optimizer import CoreOptimizer
+from megatron_ext.core.parameters import parameters
 from megatron_ext.core.settings import make_groups, model_config, replicas_config
 from megatron_ext.families.gpt.options import GptOptions
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -79,7 +80,8 @@ class ModelParts:
         config = model_config(whole, found)
         cut = replace(whole, pipeline=len(KINDS), partition=[0, model.layers, 0])
         stages = range(len(KINDS))
-        self._chunks: List[Any] = [make_chunk(cut, config, found, stage) for stage in stages]
+        self._family = family_of(cut)
+        self._chunks: List[Any] = [self._family.make(config, found, stage) for stage in stages]
         named = parameters(cut, task, self._chunks, stages, 0)
         half = config.fp16 or config.bf16
         self._options = {"fp32_output": False} if half else {}
@@ -97,14 +99,14 @@ class ModelParts:
         self._weights = {one.tensor.untyped_storage().data_ptr() for one in named.values()}
         self.numel = sum(one.tensor.numel() for one in named.values())
         """Weights of this rank."""
-        positions = torch.arange(model.sequence_length, device=torch.device(plan.device))
-        self._positions = positions.unsqueeze(0)
+        self._positions = torch.arange(model.sequence_length, device=torch.device(plan.device)).unsqueeze(0)
 
     def forward(self, stage: int, entered: Optional[Tensor], tokens: Optional[Tensor]) -> Tensor:
         """What leaves a part; of the last one, the logits."""
         if entered is not None:
             self._chunks[stage].set_input_tensor(entered)
-        left: Tensor = self._replicas[stage](tokens, self._positions, None, **self._options)
+        inputs = {} if tokens is None else {"tokens": tokens}
+        left: Tensor = self._family.forward(self._replicas[stage], inputs, self._positions, **self._options)
         return left
 
     def are_weights(self, address: int) -> bool:

@@ -20,12 +20,14 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.train_config import ADAMW
 from megatron_ext.core.library import Library
 from megatron_ext.engine.optimizer.precision import LossScaler
-from megatron_ext.families.gpt.options import GptOptions
+from megatron_ext.families.gpt.options import GptOptions, experts_of
 from megatron_ext.parallel.comm import annotate_errors
 from megatron_ext.tasks.task import DTYPES
 
 BALANCE = 0.01
 """Factor of the loss by which a router learns to use all experts alike (Fedus et al. 2021)."""
+OLDEST_WITH_FP8 = (8, 9)
+"""The compute capability from which GPUs multiply numbers of 8 bits (Transformer Engine's documentation)."""
 _MAY_CHANGE = (
     *("moe_aux_loss_coeff", "moe_token_dispatcher_type", "moe_ffn_hidden_size", "bias_activation_fusion"),
     *("bias_dropout_fusion", "apply_rope_fusion", "masked_softmax_fusion", "gradient_accumulation_fusion"),
@@ -60,6 +62,8 @@ def model_config(plan: Plan, library: Library) -> Any:
 
     own = {**_model(plan), **_experts(plan), **_layout(plan), **_kernels(plan, library)}
     options = _checked(plan.engine_options or {}, TransformerConfig, own)
+    if options.get("fp8"):
+        _require_fp8(plan, library, f"engine.options.fp8={options['fp8']}")
     with _refusing(options):
         return TransformerConfig(**{**own, **options})
 
@@ -92,6 +96,22 @@ def _fits(value: object, default: object) -> bool:
     return type(value) is type(default)
 
 
+def _require_fp8(plan: Plan, library: Library, shown: str) -> None:
+    """Raises EngineError where layers cannot have this format, which Transformer Engine's have on GPUs of Ada and
+    Hopper, and newer."""
+    otherwise = "leave it out: train.precision=bf16 is the next"
+    if not plan.model.traits.megatron_lm:
+        raise EngineError(f"{shown}: layers of model.family={plan.model.family} have no FP8 here; {otherwise}")
+    if not library.transformer_engine:
+        raise EngineError(f"{shown} needs a GPU and Transformer Engine, which is not here; {otherwise}")
+    capability = torch.cuda.get_device_capability()
+    if capability < OLDEST_WITH_FP8:
+        raise EngineError(
+            f"{shown}: {torch.cuda.get_device_name()} has compute capability {'.'.join(map(str, capability))}, and FP8 "
+            f"needs {'.'.join(map(str, OLDEST_WITH_FP8))} (L4, L40, H100); {otherwise}"
+        )
+
+
 @contextmanager
 def _refusing(options: Mapping[str, object]) -> Iterator[None]:
     """Has what megatron.core says of values that do not go together be one message."""
@@ -105,7 +125,7 @@ def _refusing(options: Mapping[str, object]) -> Iterator[None]:
 def _model(plan: Plan) -> Dict[str, Any]:
     model = plan.model
     return {
-        "num_layers": model.layers,
+        "num_layers": model.stacks()[-1].layers,
         "hidden_size": model.hidden,
         "num_attention_heads": model.heads,
         "num_query_groups": model.query_groups,
@@ -122,9 +142,9 @@ def _model(plan: Plan) -> Dict[str, Any]:
 
 
 def _experts(plan: Plan) -> Dict[str, Any]:
-    own = plan.model.own(GptOptions)
-    if own.experts is None:
+    if experts_of(plan.model) is None:
         return {}
+    own = plan.model.own(GptOptions)
     return {
         "num_moe_experts": own.experts,
         "moe_router_topk": own.experts_per_token,
@@ -137,6 +157,7 @@ def _experts(plan: Plan) -> Dict[str, Any]:
 
 def _layout(plan: Plan) -> Dict[str, Any]:
     recompute: Dict[str, Any] = {}
+    one = plan.model.traits.decoder  # of two stacks, which stages do not divide
     if plan.recompute.way == "full":
         method = "uniform" if plan.recompute.layers is None else "block"
         recompute = {
@@ -152,7 +173,7 @@ def _layout(plan: Plan) -> Dict[str, Any]:
         "sequence_parallel": plan.sequence_parallel,
         "pipeline_model_parallel_size": plan.pipeline,
         "virtual_pipeline_model_parallel_size": plan.chunks if plan.chunks > 1 else None,
-        "pipeline_model_parallel_layout": megatron_layout(plan.partition, plan.pipeline),
+        "pipeline_model_parallel_layout": None if one else megatron_layout(plan.partition, plan.pipeline),
         **recompute,
     }
 

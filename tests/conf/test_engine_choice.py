@@ -56,6 +56,7 @@ def test_the_engine_that_can_run_the_plan_is_taken(words: tuple[str, ...], engin
 def test_megatron_core_is_taken_where_its_kernels_are() -> None:
     assert chosen(*ON_GPUS)[0] is EngineKind.megatron_core
     assert chosen(*ON_GPUS, "parallel.shares=13-17*3")[0] is EngineKind.tdpp
+    assert chosen(*ON_GPUS, "model=bert-base", "parallel.partition=null")[0] is EngineKind.tdpp
 
 
 @pytest.mark.parametrize("installed", [set()], indirect=True)

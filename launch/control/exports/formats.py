@@ -82,6 +82,8 @@ def limited(name: ExportFormat, inputs: Inputs) -> Inputs:
     """
     one, training, model = FORMATS[name], inputs.training, inputs.training.model
     others = ", ".join(other for other in FORMATS if other != name)
+    if not model.traits.megatron_lm:
+        raise SearchError(f"model.family={model.family}: export={name} writes GPTs; leave export={name} out")
     for key, value, _ in only_own_layers(lambda key, without: getattr(model, key, without)):
         raise SearchError(f"model.{key}={value}: export={name} does not write it; leave export={name} out")
     if training.precision not in one.precisions:

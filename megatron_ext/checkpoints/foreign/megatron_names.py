@@ -97,7 +97,7 @@ class Weights:
         Raises:
             EngineError: a file is damaged.
         """
-        from megatron_ext.core.model import by_kind
+        from megatron_ext.core.parameters import by_kind, qkv_heads
 
         model = self.model
         content: Dict[str, Tensor] = {}
@@ -109,7 +109,7 @@ class Weights:
             tensor = torch.cat([read(place.name, self._index[place.name], place.at) for place in found])
             rows = checkpoint_parameter(model, part, name).rows
             if name.startswith("qkv."):
-                tensor = by_kind(tensor, model.query_groups, model.heads // model.query_groups)
+                tensor = by_kind(tensor, model.query_groups, qkv_heads(model))
             content[name] = tensor[:rows]
         return content
 
@@ -164,7 +164,7 @@ def save(folder: Path, model: ModelConfig, content: Callable[[str], Dict[str, Te
         EngineError: a part is damaged.
         OSError: it cannot be written.
     """
-    from megatron_ext.core.model import by_group
+    from megatron_ext.core.parameters import by_group, qkv_heads
 
     held: Dict[str, Dict[str, Tensor]] = {}
 
@@ -173,9 +173,7 @@ def save(folder: Path, model: ModelConfig, content: Callable[[str], Dict[str, Te
             held.clear()
             held[part] = content(part)
         found = held[part][name]
-        return (
-            by_group(found, model.query_groups, model.heads // model.query_groups) if name.startswith("qkv.") else found
-        )
+        return by_group(found, model.query_groups, qkv_heads(model)) if name.startswith("qkv.") else found
 
     experts = model.own(GptOptions).experts
     chunks = []

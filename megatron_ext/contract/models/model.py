@@ -258,6 +258,8 @@ class Family:
     """Whether the linear layers of its attention may have biases."""
     relu = False
     """Whether its MLP has ReLU instead of GELU."""
+    megatron_core = False
+    """Whether megatron.core has a model of it."""
     megatron_lm = False
     """Whether Megatron-LM's pretrain_gpt.py trains it, and Hugging Face's layouts of GPT-2 and Llama can hold it."""
 

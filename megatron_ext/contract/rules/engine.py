@@ -7,6 +7,7 @@ from typing import Any, Callable, Iterator, List, Tuple
 from megatron_ext.contract.keys import shown
 from megatron_ext.contract.layout import lcm
 from megatron_ext.contract.models.keys import DEFAULT
+from megatron_ext.contract.models.model import OPTIONS as MODEL_OPTIONS
 from megatron_ext.contract.models.model import family_named
 from megatron_ext.contract.plan_check import Values
 from megatron_ext.contract.schedule.schedules import SCHEDULES
@@ -107,8 +108,8 @@ def _megatron_core(plan: Values) -> Faults:
         if plan.get(key) is not None:
             yield key, plan[key], must
     family = plan.get("model", {}).get("family", DEFAULT)
-    if not family_named(family).megatron_lm:
-        yield "model.family", family, f"{DEFAULT} {WITH}, which trains GPT-2 and Llama here; engine=tdpp trains all"
+    if not family_named(family).megatron_core:
+        yield "model.family", family, f"gpt, bert or t5 {WITH}; engine=tdpp trains all families"
     schedule = SCHEDULES.get(plan.get("schedule", ""))
     if schedule is not None and not schedule.megatron_lm:
         known = " or ".join(name for name, one in SCHEDULES.items() if one.megatron_lm)
@@ -117,6 +118,26 @@ def _megatron_core(plan: Values) -> Faults:
         given = plan.get("train", {}).get(key, OPTIONS.get(key, values[0]))
         if given not in values:
             yield f"train.{key}", given, f"{must} {WITH}; engine=tdpp has more"
+
+
+def _other_families(plan: Values) -> Faults:
+    """What megatron.core's BERT and T5 lack."""
+    model, family = plan["model"], plan["model"].get("family", DEFAULT)
+    if plan["engine"] != MEGATRON_CORE or family == DEFAULT or not family_named(family).megatron_core:
+        return
+    for key in ("rotary_base", "rope_scaling_factor"):
+        if model.get(key, MODEL_OPTIONS[key]) != MODEL_OPTIONS[key]:
+            must = f"{shown(MODEL_OPTIONS[key])} {WITH} and model.family={family}; engine=tdpp takes others"
+            yield f"model.{key}", model[key], must
+    if (shared := plan.get("context") or 1) > 1:
+        yield "context", shared, f"1 with model.family={family}, whose tokens see those behind them, too"
+    if not family_named(family).decoder:
+        return
+    if plan["pipeline"] != 1:
+        yield "pipeline", plan["pipeline"], f"1 {WITH} and model.family={family}; engine=tdpp cuts it into stages"
+    groups = model.get("num_query_groups")
+    if groups not in (None, model["heads"]):
+        yield "model.num_query_groups", groups, f"null {WITH} and model.family={family}; engine=tdpp takes others"
 
 
 def _groups(plan: Values) -> Faults:
@@ -137,5 +158,6 @@ RULES: List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]] = [
     (("engine", "model", "data", "tensor", "sequence_parallel"), _experts),
     (("engine", "model", "data", "tensor", "sequence_parallel"), _context),
     (("engine", "model"), _own_layers),
+    (("engine", "model", "pipeline"), _other_families),
     (("engine", "chunks", "data", "micro_batch_size", "pipeline", "global_batch_size"), _groups),
 ]

@@ -16,6 +16,7 @@ class _Bert(TransformerFamily):
     order = 2
     model_types = ("bert",)
     masking_ngram = 3
+    megatron_core = True
     metrics = ("loss",)
     options = (*TransformerFamily.options, "bert_binary_head")
 

@@ -38,7 +38,7 @@ class _Gpt(TransformerFamily):
     running_text = True
     packs = True
     metrics = ("loss", "perplexity")
-    megatron_lm = True
+    megatron_core = megatron_lm = True
     options = (*TransformerFamily.options, *(one.name for one in fields(GptOptions)))
 
     def layer(self, model: ModelConfig, stack: Stack) -> Parameters:

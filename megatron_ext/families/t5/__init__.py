@@ -17,6 +17,7 @@ class _T5(TransformerFamily):
     model_types = ("t5",)
     masking_ngram = 10
     masking_geometric = True
+    megatron_core = True
     metrics = ("loss", "perplexity")
     decoder = True
     options = (*TransformerFamily.options, "decoder_layers", "decoder_sequence_length")

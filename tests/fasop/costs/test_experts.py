@@ -149,7 +149,7 @@ def table_of(plan: Any) -> list[str]:
     ("words", "message"),
     [
         (("engine=tdpp",), "model.experts=4 must be null with engine=tdpp; use engine=megatron_core"),
-        (("model=bert-tiny",), "model.family=bert cannot be searched with engine=megatron_core"),
+        (("model=vit-tiny",), "model.family=vit cannot be searched with engine=megatron_core"),
         (("model=llama-tiny", "parallel.expert=2"), "has parallel.expert=2; possible: expert 1"),
         (("parallel.expert=3",), "has parallel.expert=3; possible: expert 1, 2, 4"),
     ],

@@ -70,11 +70,11 @@ def a_model_of_theirs(plan: Plan, folder: Path) -> tuple[Any, Any]:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=0, world_size=1, timeout=timedelta(seconds=60)
     )
-    from megatron_ext.core.model import make_chunk
+    from megatron_ext.core.families import family_of
     from megatron_ext.core.settings import make_groups, model_config
 
     make_groups(plan, timedelta(seconds=60))
-    model = make_chunk(plan, model_config(plan, found), found, 0).eval()
+    model = family_of(plan).make(model_config(plan, found), found, 0).eval()
     return model, model.sharded_state_dict()
 
 

@@ -78,6 +78,10 @@ def test_experts_go_on_in_another_layout(tmp_path: Path, corpus: Path, one: Lear
             "+engine.options.hidden_size=64",
             "the plan says hidden_size=32, from keys of tdpp",
         ),
+        "FP8": (
+            "+engine.options.fp8=hybrid",
+            "fp8=hybrid needs a GPU and Transformer Engine, which is not here; leave",
+        ),
         "another type": ("+engine.options.qk_layernorm=3", "engine.options.qk_layernorm=3 must be of the type bool"),
         "a contradiction": ("+engine.options.moe_pad_expert_input_to_capacity=true", "megatron-core refuses"),
     }.values(),

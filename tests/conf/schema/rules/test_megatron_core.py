@@ -48,8 +48,20 @@ REFUSED = {
         "parallel.compress=int8 must be none with engine=megatron_core, which sends activations as they are",
     ),
     "another family": (
-        ["model=bert-tiny", "model.layers=4"],
-        "model.family=bert must be gpt with engine=megatron_core, which trains GPT-2 and Llama here; engine=tdpp",
+        ["model=mamba-tiny", "model.layers=4"],
+        "model.family=mamba must be gpt, bert or t5 with engine=megatron_core; engine=tdpp trains all families",
+    ),
+    "T5 in stages": (
+        ["model=t5-tiny", "parallel.pipeline=2"],
+        "parallel.pipeline=2 must be 1 with engine=megatron_core and model.family=t5; engine=tdpp cuts it into stages",
+    ),
+    "T5 with shared heads": (
+        ["model=t5-tiny", "model.num_query_groups=2"],
+        "model.num_query_groups=2 must be null with engine=megatron_core and model.family=t5; engine=tdpp takes others",
+    ),
+    "BERT's angles": (
+        ["model=bert-tiny", "model.position_embedding_type=rope", "model.rotary_base=500000"],
+        "model.rotary_base=500000.0 must be 10000.0 with engine=megatron_core and model.family=bert; engine=tdpp",
     ),
     "lamb": (["train.optimizer=lamb"], "train.optimizer=lamb must be adamw or adam with engine=megatron_core"),
     "an average": (["train.ema=0.9"], "train.ema=0.9 must be null with engine=megatron_core; engine=tdpp has more"),

@@ -1,52 +1,24 @@
-"""megatron.core's model of a rank, and which of its parameters is which of ours."""
+"""Which of the parameters of megatron.core's model is which of ours."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.models.keys import ROTARY
+from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
-from megatron_ext.core.layers import layers
-from megatron_ext.core.library import Library
-from megatron_ext.families.gpt.options import GptOptions
+from megatron_ext.families.gpt.options import experts_of
 from megatron_ext.tasks.task import Task
-
-
-def make_chunk(plan: Plan, config: Any, library: Library, virtual_stage: int) -> nn.Module:
-    """One virtual stage, on the rank's device and without weights that mean anything."""
-    from megatron.core.models.gpt import GPTModel
-
-    model = plan.model
-    rope: Dict[str, Any] = {}
-    if model.position_embedding_type == ROTARY:
-        rope.update(rotary_base=model.rotary_base, rotary_percent=model.rotary_percent)
-        if model.rope_scaling_factor is not None:
-            rope.update(rope_scaling=True, rope_scaling_factor=model.rope_scaling_factor)
-    chunk: nn.Module = GPTModel(
-        config,
-        layers(library, config, plan.partition[virtual_stage]),
-        model.padded_vocab_size,
-        model.sequence_length,
-        pre_process=virtual_stage == 0,
-        post_process=virtual_stage == len(plan.partition) - 1,
-        share_embeddings_and_output_weights=not model.untie_embeddings_and_output_weights,
-        position_embedding_type=str(model.position_embedding_type),
-        **rope,
-        **({"vp_stage": virtual_stage // plan.pipeline} if plan.chunks > 1 else {}),
-    )
-    device = torch.device(plan.device)
-    return chunk if device.type == "cpu" else chunk.cuda(torch.cuda.current_device())
 
 
 def shapes(plan: Plan, held: Mapping[str, Parameter]) -> Dict[str, torch.Size]:
     """Those of this rank's parameters, and of the experts of its stage that other ranks have, in its own cut."""
     found = {name: one.tensor.shape for name, one in held.items()}
-    experts = plan.model.own(GptOptions).experts
+    experts = experts_of(plan.model)
     if experts is None:
         return found
     for name, one in list(held.items()):
@@ -60,10 +32,10 @@ class Parameter(NamedTuple):
     """A parameter of ours, as megatron.core has it."""
 
     tensor: nn.Parameter
-    groups: int
+    groups: int = 0
     """For queries, keys and values, this rank's groups of heads, by which megatron.core orders them; for others 0."""
-    heads: int
-    """Query heads of each of these groups."""
+    heads: Tuple[int, ...] = ()
+    """Heads of each of these groups: of queries, of keys and of values, those of them that the parameter has."""
 
     def ours(self, theirs: Tensor) -> Tensor:
         """What there is of it in its form there, in ours."""
@@ -74,18 +46,23 @@ class Parameter(NamedTuple):
         return by_group(ours, self.groups, self.heads) if self.groups else ours
 
 
-def by_kind(qkv: Tensor, groups: int, heads: int) -> Tensor:
-    """All queries, then keys, then values, of rows that are ordered by groups of so many heads."""
-    parts = qkv.view(groups, heads + 2, -1, *qkv.shape[1:]).split([heads, 1, 1], 1)  # type: ignore[no-untyped-call]
-    return torch.cat([part.reshape(-1, *qkv.shape[1:]) for part in parts])
+def qkv_heads(model: ModelConfig) -> Tuple[int, ...]:
+    """Heads of queries, keys and values in each of a layer's groups."""
+    return (model.heads // model.query_groups, 1, 1)
 
 
-def by_group(qkv: Tensor, groups: int, heads: int) -> Tensor:
+def by_kind(rows: Tensor, groups: int, heads: Sequence[int]) -> Tensor:
+    """All queries, then keys, then values, of rows that are ordered by groups of so many heads of each."""
+    parts = rows.view(groups, sum(heads), -1, *rows.shape[1:]).split(list(heads), 1)  # type: ignore[no-untyped-call]
+    return torch.cat([part.reshape(-1, *rows.shape[1:]) for part in parts])
+
+
+def by_group(rows: Tensor, groups: int, heads: Sequence[int]) -> Tensor:
     """The inverse of `by_kind`."""
-    width = len(qkv) // (groups * (heads + 2))
-    parts = qkv.split([groups * count * width for count in (heads, 1, 1)])  # type: ignore[no-untyped-call]
-    whole = [part.view(groups, -1, width, *qkv.shape[1:]) for part in parts]
-    return torch.cat(whole, 1).reshape(qkv.shape)
+    width = len(rows) // (groups * sum(heads))
+    parts = rows.split([groups * count * width for count in heads])  # type: ignore[no-untyped-call]
+    whole = [part.view(groups, -1, width, *rows.shape[1:]) for part in parts]
+    return torch.cat(whole, 1).reshape(rows.shape)
 
 
 def parameters(
@@ -102,24 +79,37 @@ def parameters(
     for chunk, virtual_stage in zip(chunks, virtual_stages):
         first = plan.layers_of(virtual_stage).start
         for theirs, parameter in chunk.named_parameters():
-            name = our_name(theirs, first, first_expert)
+            name = our_name(theirs, first, first_expert, model.traits.decoder)
             shard = task.shard(name)
             if shard is not None:  # megatron.core says so where it draws weights itself, and counts others once
                 parameter.tensor_model_parallel, parameter.partition_dim = True, shard.dim  # type: ignore[attr-defined]
-            groups = model.query_groups // plan.tensor if ".qkv." in name else 0
-            found[name] = Parameter(parameter, groups, model.heads // model.query_groups)
+            found[name] = Parameter(parameter)
+            groups = model.query_groups // plan.tensor
+            if ".qkv." in name:
+                found[name] = Parameter(parameter, groups, qkv_heads(model))
+            elif ".cross_kv." in name:
+                found[name] = Parameter(parameter, groups, (1, 1))
     return found
 
 
 _NAMES: List[Tuple[str, str]] = [
     (r"embedding\.word_embeddings\.weight", "embedding.word"),
     (r"embedding\.position_embeddings\.weight", "embedding.position"),
-    (r"output_layer\.weight", "head.word"),
-    (r"decoder\.final_layernorm\.(weight|bias)", r"head.norm.\1"),
+    (r"embedding\.tokentype_embeddings\.weight", "embedding.types"),
+    (r"(?:lm_head\.)?output_layer\.weight", "head.word"),
+    (r"(?:lm_head\.)?output_layer\.bias", "head.bias"),
+    (r"lm_head\.dense\.(weight|bias)", r"head.dense.\1"),
+    (r"lm_head\.layer_norm\.(weight|bias)", r"head.dense_norm.\1"),
+    (r"pooler\.dense\.(weight|bias)", r"head.pooler.\1"),
+    (r"binary_head\.(weight|bias)", r"head.binary.\1"),
     (r"input_layernorm\.(weight|bias)", r"attention_norm.\1"),
     (r"self_attention\.linear_qkv\.layer_norm_(weight|bias)", r"attention_norm.\1"),
     (r"self_attention\.linear_qkv\.(weight|bias)", r"qkv.\1"),
     (r"self_attention\.linear_proj\.(weight|bias)", r"attention_out.\1"),
+    (r"pre_cross_attn_layernorm\.(weight|bias)", r"cross_norm.\1"),
+    (r"cross_attention\.linear_q\.(weight|bias)", r"cross_query.\1"),
+    (r"cross_attention\.linear_kv\.(weight|bias)", r"cross_kv.\1"),
+    (r"cross_attention\.linear_proj\.(weight|bias)", r"cross_out.\1"),
     (r"pre_mlp_layernorm\.(weight|bias)", r"mlp_norm.\1"),
     (r"mlp\.linear_fc1\.layer_norm_(weight|bias)", r"mlp_norm.\1"),
     (r"mlp\.linear_fc1\.(weight|bias)", r"mlp_in.\1"),
@@ -135,10 +125,16 @@ _GROUPED_EXPERT = re.compile(r"mlp\.experts\.linear_fc([12])\.(weight|bias)(\d+)
 """Those of Transformer Engine that are multiplied together."""
 
 
-def our_name(theirs: str, first_layer: int, first_expert: int = 0) -> str:
-    """Megatron.core counts layers from 0 in each stage, whose first one is `first_layer`, and experts on each rank."""
-    layer = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", theirs)
-    begin, rest = ("", theirs) if layer is None else (f"layers.{int(layer[1]) + first_layer}.", layer[2])
+def our_name(theirs: str, first_layer: int, first_expert: int = 0, two_stacks: bool = False) -> str:
+    """Megatron.core counts layers from 0 in each stage, whose first one is `first_layer`, and experts on each rank.
+    `two_stacks`: of an encoder and a decoder."""
+    final = re.fullmatch(r"(encoder|decoder)\.final_layernorm\.(weight|bias)", theirs)
+    if final is not None:
+        return f"{'encoder_norm' if two_stacks and final[1] == 'encoder' else 'head'}.norm.{final[2]}"
+    begin, rest = "", theirs
+    layer = re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.(.+)", theirs)
+    if layer is not None:
+        begin, rest = f"{layer[1] if two_stacks else 'layers'}.{int(layer[2]) + first_layer}.", layer[3]
     expert: Optional[Tuple[str, str, str]] = None
     if (one := _EXPERT.fullmatch(rest)) is not None:
         expert = one[1], one[2], one[3]
