@@ -230,7 +230,7 @@ def context_sizes(training: Training, ranks: int, choices: Choices | None) -> li
     """How many of so many ranks with the same weights may share sequences: none where each had fewer than `LONG`
     tokens, unless that is asked for."""
     length, given = training.model.sequence_length, choices is not None and choices.context is not None
-    if not training.equal_only:
+    if not training.equal_only or not training.model.traits.megatron_lm:
         return [1]
     return [
         size

@@ -59,6 +59,10 @@ REFUSED = {
         ["model=t5-tiny", "model.num_query_groups=2"],
         "model.num_query_groups=2 must be null with engine=megatron_core and model.family=t5; engine=tdpp takes others",
     ),
+    "BERT's tokens shared": (
+        ["model=bert-tiny", "parallel.context=2"],
+        "parallel.context=2 must be 1 with model.family=bert, whose tokens see those behind them, too",
+    ),
     "BERT's angles": (
         ["model=bert-tiny", "model.position_embedding_type=rope", "model.rotary_base=500000"],
         "model.rotary_base=500000.0 must be 10000.0 with engine=megatron_core and model.family=bert; engine=tdpp",
