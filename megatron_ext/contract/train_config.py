@@ -321,7 +321,10 @@ def _broken_learning_rate(get: Get) -> Iterator[str]:
         key = "iterations" if get("lr_decay_iterations", None) is None else "lr_decay_iterations"
         decay = get(key, None)  # null before a launch has counted its iterations
         if decay is not None and not 0 <= warmup < decay:
-            yield f"train.lr_warmup_iterations={warmup} must be at least 0 and less than train.{key}={decay}"
+            yield (
+                f"train.lr_warmup_iterations={warmup} must be at least 0 and less than train.{key}={decay}; use "
+                f"train.lr_warmup_iterations={decay // 10}, or train for longer"
+            )
     if policy == NOAM and warmup < 1:
         yield (
             f"train.lr_policy=noam needs a warm-up, but train.lr_warmup_iterations={warmup}; give it at least 1, such "

@@ -183,8 +183,8 @@ ENGINE = (
     Mutation(_SCALE, "known = 1.0 - SLOW**self.seen", "known = 1.0", _RUN + "optimizer/test_precision.py"),
     Mutation(
         _SHARE,
-        "here.start + rank * length, here.start // shares",
-        "here.start + rank * length, here.start",
+        "here.start // unit * own",
+        "here.start // unit",
         _RUN + "test_share.py",
     ),
     Mutation(_SHARE, "flat[here].copy_(kept[own])", "flat[own].copy_(kept[own])", _RUN + "test_share.py"),

@@ -110,7 +110,6 @@ def check_measured(model: Model, parallel: Parallel, engine: Engine, executor: E
     for key, value, allowed in (
         *([] if model.traits.shares_layers else [("parallel.tensor", str(parallel.tensor), "1")]),
         ("engine.kind", str(engine.kind), str(EngineKind.tdpp)),
-        ("executor.rehearse", str(executor.rehearse), str(Rehearse.none)),
     ):
         if value != allowed:
             raise ConfigError(f"{key}={value} cannot be combined with model.family={model.family}; use {key}={allowed}")

@@ -133,6 +133,7 @@ def save(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
     if lacking:
         raise EngineError(f"the checkpoint has no {lacking[0]}, which {type(root).__name__} needs")
     root.config.use_cache = True  # as it is for whoever generates; training has set it to False
+    import_module("transformers.utils.logging").disable_progress_bar()  # which would stand in the command's output
     try:
         root.save_pretrained(folder)
     except OSError as error:

@@ -103,7 +103,7 @@ BROKEN = {
     "lr is a number": (["train.lr=nan"], "train.lr=nan must be a number above 0"),
     "warm-up ends before the iterations": (
         ["train.lr_warmup_iterations=50"],
-        "train.lr_warmup_iterations=50 must be at least 0 and less than train.iterations=50",
+        "less than train.iterations=50; use train.lr_warmup_iterations=5, or train for longer",
     ),
     "warm-up ends before the decay": (
         ["train.lr_warmup_iterations=5", "train.lr_decay_iterations=5"],

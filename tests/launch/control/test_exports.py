@@ -193,7 +193,7 @@ def test_a_recipe_of_nemo_has_the_plan() -> None:
     [
         (["export=torchtitan"], "model.position_embedding_type=learned_absolute: torchtitan's decoders are Llama's"),
         (["export=torchtitan", "model=llama-7b", "train.precision=fp16"], "train.precision=fp16: torchtitan has fp32"),
-        (["export=nemo", "model=bert-base"], "use engine=tdpp, and leave export= out"),
+        (["export=nemo", "model=bert-base"], "model.family=bert: export=nemo writes GPTs; leave export=nemo out"),
         (["export=nemo", "cluster.groups.gpu2.gpus_per_node=2"], "trainer.devices is one number; give cluster.groups."),
         (
             ["export=megatron", "engine=tdpp"],

@@ -33,7 +33,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.iteration import as_json, schedule
 from tests.megatron_ext.engine.executor.test_executor_soak import random_schedule
 from tests.megatron_ext.engine.test_parts import RECORD
-from tests.support import cases
+from tests.support import ROOT, cases
 from tests.support.fasop.replays import pipeline_time
 from tests.support.megatron_ext.engine_run import EngineRun
 
@@ -165,6 +165,22 @@ def test_replicas_of_unequal_shares_take_what_is_predicted(
     assert run.metrics()[-1]["elapsed_ms"] == pytest.approx(predicted.iteration_s * 1e3, rel=1e-6)
     for stage in predicted.stages:
         assert sum(stage.terms.by_name().values()) == pytest.approx(predicted.iteration_s)
+
+
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "gpipe"])
+def test_a_model_of_transformers_takes_what_is_predicted_of_its_blocks(
+    rehearse: Callable[..., EngineRun], schedule: str
+) -> None:
+    config = ROOT / "tests" / "support" / "megatron_ext" / "qwen3.json"
+    given = (
+        *("model=huggingface", f"model.config={config}", "model.sequence_length=64", *A10X8),
+        *("parallel.data=2", "parallel.pipeline=2", "parallel.partition=3-1", "parallel.micro_batch_size=1"),
+        *("parallel.global_batch_size=8", "parallel.node_order=gpu2", "parallel.tensor=1"),
+        f"parallel.schedule={schedule}",
+    )
+    run = rehearse(*given)
+    predicted = predict(compose(["train=gpt2", *given])).iteration_s
+    assert run.metrics()[-1]["elapsed_ms"] == pytest.approx(predicted * 1e3, rel=1e-6)
 
 
 def test_a_schedule_from_a_file_runs_as_simulated_from_that_file(rehearse: Callable[..., EngineRun]) -> None:
